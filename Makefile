@@ -24,7 +24,7 @@ test: test-rust test-python
 EXAMPLES = $(TARGET)/debug/examples
 test-rust:
 	$(CARGO) test --workspace --locked
-	$(EXAMPLES)/annotate
+	$(EXAMPLES)/predict_cost
 	$(EXAMPLES)/balance
 	$(EXAMPLES)/stream
 	$(EXAMPLES)/balanced

@@ -1,4 +1,4 @@
-//! How long it takes to partition a global batch, to simulate a pipeline, and to plan the parallelism of a cluster.
+//! Times the partition of a global batch, the simulation of a pipeline, and parallelism planning.
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -14,7 +14,7 @@ use dflop_tests::plan_cases::CASES;
 
 /// Items and groups of the partition problems.
 const SIZES: [(usize, usize); 3] = [(512, 64), (2_048, 128), (8_192, 1_024)];
-/// A quick search; see `Budget`.
+/// Work units of a quick search, see `Budget`.
 const WORK: u64 = 20_000;
 /// Samples of the pipeline's global batch.
 const GLOBAL_BATCH: usize = 512;
@@ -47,7 +47,7 @@ fn bench_search(c: &mut Criterion) {
     group.finish();
 }
 
-/// The time to each target: bound, start and the fewest work units that get there.
+/// Times the search to each target: bound, start and the fewest work units that reach it.
 fn bench_targets(c: &mut Criterion) {
     let mut group = c.benchmark_group("balancer/to_gap");
     for target in Target::all() {
@@ -119,7 +119,7 @@ fn bench_simulator(c: &mut Criterion) {
     let mut compiled = CompiledSchedule::new(kind, &rows, MICROBATCHES).expect("there are stages");
     let mut group = c.benchmark_group("balancer/simulate_4_stages_16_microbatches");
     group.bench_function("timeline", |b| {
-        b.iter(|| simulate(&lists, &times).expect("1F1B never waits for ever"));
+        b.iter(|| simulate(&lists, &times).expect("1F1B never deadlocks"));
     });
     group.bench_function("makespan", |b| b.iter(|| compiled.makespan_ns(&times)));
     group.finish();
@@ -135,7 +135,7 @@ const SCHEDULES: [(ScheduleKind, usize, usize); 6] = [
     (ScheduleKind::ZeroBubble, 4, 16),
 ];
 
-/// Makespans of compiled schedules, times changing from call to call; elements are passes.
+/// Times makespans of compiled schedules, with other pass times in every call; elements are passes.
 fn bench_compiled(c: &mut Criterion) {
     let mut group = c.benchmark_group("balancer/compiled_passes");
     for (kind, ranks, microbatches) in SCHEDULES {
@@ -181,7 +181,7 @@ fn bench_layout(
     });
 }
 
-/// GPUs and global batches that are planned for; the targets are 0.1, 1 and 10 seconds.
+/// GPUs and global batches to plan for; the targets are 0.1, 1 and 10 seconds.
 const CLUSTERS: [(u32, u32); 3] = [(64, 512), (1_024, 2_048), (16_384, 8_192)];
 
 fn bench_plan(c: &mut Criterion) {

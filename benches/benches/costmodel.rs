@@ -1,4 +1,4 @@
-//! How long it takes to predict what samples cost.
+//! Times the prediction of sample costs.
 
 use std::hint::black_box;
 
@@ -8,12 +8,13 @@ use dflop_benches::shapes::{mixture, text, with_images};
 use dflop_costmodel::{CostModel, DatasetStatistics, DeviceRate, ModelSpec, ProfileOptions, SampleShape};
 
 const GLOBAL_BATCH: usize = 8_192;
-/// Samples of a data profile.
+/// Samples of the dataset statistics.
 const PROFILED: usize = 100_000;
 
-/// Cuts an image that is alone into tiles of any resolution; of several in a sample, each gets one tile.
+/// Model that cuts a single image of a sample into tiles of any resolution; of several images, each gets one
+/// tile.
 const ANY_RES: &str = "llava-ov-qwen2.5-7b";
-/// Cuts every image into tiles, however many there are.
+/// Model that cuts every image into tiles, however many images there are.
 const DYNAMIC_TILES: &str = "internvl3-8b";
 
 fn model(name: &str) -> CostModel {
@@ -23,16 +24,16 @@ fn model(name: &str) -> CostModel {
     )
 }
 
-/// The same model with times from a measured profile: one image is to take less than 0.5 us, eight images in tiles
-/// less than 3 us.
+/// Makes the same model with times from a measured profile. Targets: one image below 0.5 us, eight images in
+/// tiles below 3 us.
 fn measured(name: &str) -> CostModel {
     let spec = ModelSpec::preset(name).expect("a known model");
     CostModel::from_profile(spec, &formula(), ProfileOptions::default())
         .expect("all modules are in the profile")
 }
 
-fn bench_annotate(c: &mut Criterion) {
-    let mut group = c.benchmark_group("costmodel/annotate");
+fn bench_predict(c: &mut Criterion) {
+    let mut group = c.benchmark_group("costmodel/predict");
     group.throughput(Throughput::Elements(1));
     let samples = [
         ("text", ANY_RES, text()),
@@ -53,10 +54,10 @@ fn bench_annotate(c: &mut Criterion) {
     group.finish();
 }
 
-/// A batch of 8,192 is to take less than 5 ms.
-fn bench_annotate_batch(c: &mut Criterion) {
+/// Times batches; the target for 8,192 samples is 5 ms.
+fn bench_predict_batch(c: &mut Criterion) {
     let shapes = mixture(GLOBAL_BATCH);
-    let mut group = c.benchmark_group("costmodel/annotate_batch");
+    let mut group = c.benchmark_group("costmodel/predict_batch");
     group.throughput(Throughput::Elements(GLOBAL_BATCH as u64));
     for (source, model) in [("samples", model(ANY_RES)), ("samples_from_a_profile", measured(ANY_RES))] {
         let tokens = |shape: &SampleShape| model.predict(shape).expect("the model takes the sample").tokens;
@@ -67,22 +68,22 @@ fn bench_annotate_batch(c: &mut Criterion) {
     group.finish();
 }
 
-/// What `dflop stats` does with shapes: a million samples are to take less than 2 s on one core.
-fn bench_data_profile(c: &mut Criterion) {
+/// Times what `dflop stats` does with shapes; the target for a million samples is 2 s on one core.
+fn bench_dataset_statistics(c: &mut Criterion) {
     let (model, shapes) = (model(ANY_RES), mixture(PROFILED));
-    let mut group = c.benchmark_group("costmodel/data_profile");
+    let mut group = c.benchmark_group("costmodel/dataset_statistics");
     group.sample_size(10).throughput(Throughput::Elements(PROFILED as u64));
     group.bench_with_input(BenchmarkId::new("samples", PROFILED), &shapes, |b, shapes| {
         b.iter(|| {
-            let mut profile = DatasetStatistics::new(&model);
-            for (place, shape) in (0..).zip(shapes) {
-                profile.add(place, shape, &model.predict(shape).expect("the model takes the sample"));
+            let mut statistics = DatasetStatistics::new(&model);
+            for (number, shape) in (0..).zip(shapes) {
+                statistics.add(number, shape, &model.predict(shape).expect("the model takes the sample"));
             }
-            profile.summarize(24)
+            statistics.summarize(24)
         });
     });
     group.finish();
 }
 
-criterion_group!(benches, bench_annotate, bench_annotate_batch, bench_data_profile);
+criterion_group!(benches, bench_predict, bench_predict_batch, bench_dataset_statistics);
 criterion_main!(benches);

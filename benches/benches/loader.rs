@@ -1,4 +1,4 @@
-//! How long the steps of the loader take: headers, groups, index, order and plan, pixels.
+//! Times the steps of the loader: headers, groups, index, order and plan, pixels.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const INDEX_SAMPLES: usize = 100_000;
 const WRITTEN_SAMPLES: u64 = 1_000;
 const GLOBAL_BATCH: u64 = 2_048;
 
-/// Payloads are slices of the archive, as they are of a memory-mapped shard, and are not touched.
+/// Scans headers; payloads are slices of the archive, as in a memory-mapped shard, and are not read.
 fn bench_tar_scan(c: &mut Criterion) {
     let archive = Bytes::from(archive(ARCHIVE_SAMPLES, IMAGE_BYTES));
     let mut group = c.benchmark_group("loader/tar_scan");
@@ -58,7 +58,7 @@ fn bench_group(c: &mut Criterion) {
     group.finish();
 }
 
-/// Shards with their index, gone when the directory is dropped.
+/// Writes shards to a temporary directory, which removes them when it is dropped.
 fn indexed() -> (tempfile::TempDir, Vec<Shard>, IndexOptions) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     write_headers_only(directory.path(), INDEX_SAMPLES);
@@ -97,7 +97,7 @@ fn bench_index_and_plan(c: &mut Criterion) {
     group.finish();
 }
 
-/// The same samples with and without measuring them for the index; payloads are those of [`bench_tar_scan`].
+/// Writes samples with and without measuring them for the index; payloads are as in [`bench_tar_scan`].
 fn bench_write(c: &mut Criterion) {
     let image = jpeg(587, 520);
     let write = |is_indexed| {
@@ -129,13 +129,13 @@ fn bench_rgb224(c: &mut Criterion) {
     group.finish();
 }
 
-/// What a decode thread does after decoding, for a photo of common size and half a minute of sound.
+/// Times what a decode thread does after decoding, for a photo of common size and half a minute of sound.
 fn bench_prepare(c: &mut Criterion) {
     let photo = decode_rgb(&jpeg(1024, 768), &ImageLimits::default()).expect("a good JPEG");
     let mut group = c.benchmark_group("loader/prepare");
     for preset in ["llava-ov-qwen2.5-7b", "internvl3-8b", "qwen2-vl-7b"] {
         let model = ModelSpec::preset(preset).expect("a known model");
-        let processor = ImageProcessor::for_model(&model).expect("the model sees");
+        let processor = ImageProcessor::for_model(&model).expect("the model has a vision encoder");
         group.bench_function(format!("{preset}_1024x768"), |b| {
             b.iter(|| processor.images(black_box(&[&photo])).expect("the model takes it"));
         });

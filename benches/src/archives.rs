@@ -1,4 +1,4 @@
-//! Shards in memory and on disk.
+//! Writes shards to memory and to disk.
 
 use std::path::Path;
 
@@ -7,15 +7,15 @@ use dflop_loader::write::ShardWriter;
 use crate::random::Random;
 use crate::shapes::image_size;
 
-/// Bytes of a shard on disk.
+/// Largest size of a shard on disk, in bytes.
 const SHARD_BYTES: u64 = 10 << 20;
-/// Every so many samples is text alone.
-const TEXT_ALONE: usize = 5;
+/// Period of samples without an image: every fifth one.
+const TEXT_ONLY_PERIOD: usize = 5;
 
-/// A tar archive of `samples` samples, each a `.jpg` of `image_bytes` zeros, a `.txt` and a `.json`.
+/// Makes a tar archive of `samples` samples, each a `.jpg` of `image_bytes` zeros, a `.txt` and a `.json`.
 ///
 /// # Panics
-/// If memory cannot be written, which does not happen.
+/// Never: writes to memory succeed.
 #[must_use]
 pub fn archive(samples: usize, image_bytes: usize) -> Vec<u8> {
     let image = vec![0; image_bytes];
@@ -34,11 +34,11 @@ pub fn archive(samples: usize, image_bytes: usize) -> Vec<u8> {
     archive.into_inner().expect("memory can be written")
 }
 
-/// Writes shards of small samples: a short text and, four times of five, the header of an image without its
+/// Writes shards of small samples: a short text and, in four of five, the header of an image without its
 /// pixels, which is all that an index reads.
 ///
 /// # Panics
-/// If the directory cannot be written or holds shards already.
+/// If the directory cannot be written or already contains shards.
 pub fn write_headers_only(directory: &Path, samples: usize) {
     let mut random = Random::new(41);
     let mut writer = ShardWriter::builder(directory)
@@ -50,7 +50,7 @@ pub fn write_headers_only(directory: &Path, samples: usize) {
         let text = "a kite over the sea ".repeat(1 + random.log_normal(4.0, 0.6).min(24.0) as usize);
         let image = png_header(&mut random);
         let mut fields = vec![("txt", text.as_bytes())];
-        if sample % TEXT_ALONE != 0 {
+        if sample % TEXT_ONLY_PERIOD != 0 {
             fields.push(("png", &image));
         }
         writer.write(&format!("{sample:06}"), &fields).expect("the directory can be written");
@@ -58,7 +58,7 @@ pub fn write_headers_only(directory: &Path, samples: usize) {
     writer.finish().expect("the directory can be written");
 }
 
-/// Signature and IHDR chunk of a PNG, its checksum left at zero.
+/// Makes the signature and IHDR chunk of a PNG, with a checksum of zero.
 fn png_header(random: &mut Random) -> Vec<u8> {
     let size = image_size(random);
     let mut header = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();

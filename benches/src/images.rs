@@ -1,12 +1,12 @@
-//! Images that cost about what photos cost to decode.
+//! Makes images that cost about as much to decode as photos.
 
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 
 use crate::random::Random;
 
-/// Quality of 100 at which the texture takes about as many bytes a pixel as photos do.
+/// JPEG quality, of 100, at which the texture takes about as many bytes per pixel as photos.
 const QUALITY: u8 = 80;
-/// Pixels between the random values of the texture, and how far these go up and down.
+/// Pixels between the random values of the texture, and the amplitude of the values.
 const OCTAVES: [(usize, f64); 3] = [(48, 60.0), (12, 24.0), (3, 12.0)];
 
 /// Encodes a textured color gradient as a baseline JPEG, color at half the resolution.
@@ -31,7 +31,7 @@ pub fn jpeg(width: u16, height: u16) -> Vec<u8> {
     file
 }
 
-/// Sums octaves of random values, linear between the values along a row.
+/// Sums octaves of random values, interpolated linearly along a row.
 fn texture(width: usize, height: usize) -> Vec<f64> {
     let mut random = Random::new(31);
     let mut light = vec![0.0; width * height];

@@ -1,17 +1,18 @@
-//! Partition problems, and what a search is held to on them.
+//! Makes partition problems, and the gaps that a search has to reach on them.
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
 
 use crate::families::Family;
 use crate::random::Random;
 
-/// Longest encoder time, and longest time of a text in the LLM: contexts are finite. No item may outweigh a mean
-/// group, or its time alone would be the lower bound and a search would have nothing to do.
+/// Largest encoder time of an item. No item may exceed the mean of a group, or its time alone would be the
+/// lower bound and a search would have nothing to do.
 const ENCODER_NS_MAX: f64 = 150e6;
+/// Largest time of a text in the LLM: contexts are finite.
 const TEXT_NS_MAX: f64 = 250e6;
 
-/// A global batch of `items` samples for `groups` microbatches: encoder and LLM times, log-normal, a fifth of the
-/// samples without work for the encoder.
+/// Makes a global batch of `items` samples for `groups` microbatches: encoder and LLM times, log-normal, a
+/// fifth of the samples without work for the encoder.
 ///
 /// # Panics
 /// If there are fewer items than groups, or no group.
@@ -21,28 +22,28 @@ pub fn instance(items: usize, groups: usize) -> Instance {
     let times = |_| {
         let encoder_ns =
             if random.below(5) == 0 { 0.0 } else { random.log_normal(30e6, 0.7).min(ENCODER_NS_MAX) };
-        // The LLM reads what the encoder makes, so the two go together, but for the text.
+        // The LLM reads the encoder's tokens, so its time follows the encoder's, plus the text.
         let llm_ns = 0.8 * encoder_ns + random.log_normal(40e6, 0.9).min(TEXT_NS_MAX);
         [encoder_ns as u64, llm_ns as u64]
     };
     Instance::new(groups, 2, (0..items).flat_map(times).collect()).expect("each group gets an item")
 }
 
-/// What a search is held to: a family of problems, how large, and the gap that counts as reached.
+/// Gap that a search has to reach on a family of problems of one size.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// What the items are like.
+    /// Family of the items.
     pub family: Family,
-    /// Items.
+    /// Number of items.
     pub items: usize,
-    /// Groups.
+    /// Number of groups.
     pub groups: usize,
-    /// Makespan over lower bound, less one.
+    /// Gap to reach: makespan over lower bound, minus 1.
     pub gap: f64,
 }
 
 impl Target {
-    /// All targets; what each may take is in `benches/README.md`.
+    /// Returns all targets; `benches/README.md` lists the time that each may take.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let mut targets = Vec::new();
@@ -63,7 +64,8 @@ impl Target {
         targets
     }
 
-    /// The instance and the fewest work units, of a ladder by twos, that reach the gap; nothing if none does.
+    /// Returns the instance and the fewest work units, doubling from try to try, that reach the gap; `None`
+    /// if none does.
     #[must_use]
     pub fn reached(&self) -> Option<(Instance, u64)> {
         let instance = self.family.instance(self.items, self.groups, 0);

@@ -1,4 +1,4 @@
-//! A profile made from a formula, as large as a measured one.
+//! Makes a profile from a formula, as large as a measured one.
 
 use std::fmt::Write;
 
@@ -33,7 +33,7 @@ pub fn formula() -> Profile {
                     ("ends", 0, 20.0 + 0.1 * b * s),
                 ] {
                     let time = microseconds * factor;
-                    // writing to a string never fails
+                    // Writing to a string never fails.
                     let _ = writeln!(text, "{module},{part},{phase},1,{layers},{batch},{tokens},{time}");
                 }
             }

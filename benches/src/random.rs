@@ -1,8 +1,8 @@
-//! Pseudo-random numbers from a fixed seed.
+//! Draws pseudo-random numbers from a fixed seed.
 
 use dflop_loader::permutation::mix64;
 
-/// A generator that hashes a counter.
+/// Generator that hashes a counter.
 #[derive(Debug, Clone)]
 pub struct Random {
     seed: u64,
@@ -22,12 +22,12 @@ impl Random {
         (mix64(self.seed ^ self.draws) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Draws a whole number in `0..end`, 0 if that is empty.
+    /// Draws a whole number in `0..end`; 0 if the range is empty.
     pub fn below(&mut self, end: u32) -> u32 {
         (self.fraction() * f64::from(end)) as u32
     }
 
-    /// Draws from a log-normal distribution with this median and this deviation of the logarithm.
+    /// Draws from a log-normal distribution with this median and this standard deviation of the logarithm.
     pub fn log_normal(&mut self, median: f64, sigma: f64) -> f64 {
         // Box and Muller, 1958; 1 - fraction is never 0.
         let radius = (-2.0 * (1.0 - self.fraction()).ln()).sqrt();

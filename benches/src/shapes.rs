@@ -1,24 +1,23 @@
-//! Shapes of samples: text, images, several images.
+//! Makes shapes of samples: text, one image, several images.
 
 use dflop_costmodel::{ImageSize, SampleShape};
 
 use crate::random::Random;
 
-/// A sample of text alone.
+/// Makes a sample of text only.
 #[must_use]
 pub fn text() -> SampleShape {
     SampleShape { text_tokens: 700, target_tokens: 300, ..SampleShape::default() }
 }
 
-/// A sample with text and `images` images of different sizes.
+/// Makes a sample with text and `images` images of different sizes.
 #[must_use]
 pub fn with_images(images: usize) -> SampleShape {
     let mut random = Random::new(11);
     SampleShape { images: (0..images).map(|_| image_size(&mut random)).collect(), ..text() }
 }
 
-/// Samples as a mixture of instruction data holds them: a fifth text alone, most with one image, some with
-/// up to eight.
+/// Draws samples as instruction data has them: a fifth text only, most with one image, some with up to eight.
 #[must_use]
 pub fn mixture(samples: usize) -> Vec<SampleShape> {
     let mut random = Random::new(12);
@@ -35,7 +34,7 @@ pub fn mixture(samples: usize) -> Vec<SampleShape> {
     (0..samples).map(sample).collect()
 }
 
-/// Draws the size of an image; half of them are below 640 x 480.
+/// Draws the size of an image; half of the images are below 640 x 480.
 pub(crate) fn image_size(random: &mut Random) -> ImageSize {
     let mut side = |median| random.log_normal(median, 0.45).clamp(64.0, 2_048.0) as u32;
     ImageSize { width: side(640.0), height: side(480.0) }

@@ -1,10 +1,12 @@
-//! The data profile: how shapes, tokens and predicted costs are spread over a dataset.
+//! Summarizes the shapes, tokens and predicted costs of a dataset.
 //!
-//! Memory is bounded, whatever the number of samples: quantities go into [`QuantileSketch`]es, whose quantiles are off by at
-//! most [`crate::SKETCH_ERROR`]; of the samples themselves only the most expensive are kept. Profiles of parts add up.
+//! Memory is bounded for any number of samples: quantities go into [`QuantileSketch`]es, whose quantiles are
+//! off by at most [`crate::SKETCH_ERROR`]; of the samples themselves only the most expensive are kept.
+//! Statistics of parts merge to the statistics of the whole. The paper calls them the data profile.
 //!
 //! # Source
-//! An et al., PACMMOD 2026, arXiv:2603.25120, section 3.2.1: empirical histograms of shapes over random samples.
+//! An et al., PACMMOD 2026, arXiv:2603.25120, section 3.2.1: empirical histograms of shapes over random
+//! samples.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,12 +18,12 @@ use crate::predict::{CostModel, SampleCost};
 use crate::quantiles::{Histogram, QuantileSketch, Quantiles};
 use crate::shape::SampleShape;
 
-/// Most samples that are named as outliers.
+/// Largest number of samples that are named as outliers.
 const OUTLIERS_MAX: usize = 20;
-/// How many interquartile ranges above the third quartile an outlier begins: Tukey's "far out".
+/// Interquartile ranges above the third quartile where outliers start: Tukey's "far out".
 const FENCE_RANGES: f64 = 3.0;
 
-/// Names of the quantities in front of the costs of modules.
+/// Names of the quantities before the costs of modules; the order is the order of the columns.
 const FIXED: [&str; 12] = [
     "image_width",
     "image_height",
@@ -50,7 +52,7 @@ pub struct DatasetStatistics {
     most_expensive: BinaryHeap<Reverse<ExpensiveSample>>,
 }
 
-/// A sample among the most expensive: by cost, the earlier of two alike.
+/// Sample among the most expensive; of two with the same cost, the one with the lower number ranks higher.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct ExpensiveSample {
     total_ns: u64,
@@ -58,21 +60,21 @@ struct ExpensiveSample {
     module_ns: Vec<u64>,
 }
 
-/// A sample that costs far more than others.
+/// Sample that costs far more than others.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outlier {
-    /// Place of the sample, as it was added.
+    /// Number of the sample, as given to [`DatasetStatistics::add`].
     pub number: u64,
     /// Predicted seconds over all modules.
     pub cost_seconds: f64,
-    /// Times the median.
+    /// Cost over the median cost.
     pub times_median: f64,
     /// Predicted seconds of each module.
     pub module_seconds: Vec<f64>,
 }
 
 impl DatasetStatistics {
-    /// Starts a profile for the modules of a model.
+    /// Starts without samples, for the modules of a model.
     #[must_use]
     pub fn new(model: &CostModel) -> Self {
         let modules = model.modules().to_vec();
@@ -89,7 +91,7 @@ impl DatasetStatistics {
 
     /// Adds a sample. Widths, heights, seconds and frames are counted per medium, the rest per sample.
     ///
-    /// - `sample`: what an [`Outlier`] is named by
+    /// - `number`: identifies the sample if it is an [`Outlier`]
     pub fn add(&mut self, number: u64, shape: &SampleShape, cost: &SampleCost) {
         for image in &shape.images {
             self.columns[0].insert(f64::from(image.width));
@@ -110,7 +112,7 @@ impl DatasetStatistics {
         self.add_times(number, cost.module_ns.as_slice());
     }
 
-    /// Adds the samples of another profile of the same model.
+    /// Adds the samples of other statistics of the same model.
     pub fn merge(&mut self, other: Self) {
         self.columns.iter_mut().zip(&other.columns).for_each(|(own, added)| own.merge(added));
         self.module_ns.iter_mut().zip(&other.module_ns).for_each(|(own, added)| *own += added);
@@ -131,7 +133,8 @@ impl DatasetStatistics {
         filled.map(|(name, sketch)| (name.clone(), sketch.quantiles(), sketch.histogram(classes))).collect()
     }
 
-    /// Returns predicted seconds of all encoders over those of the LLM, over all samples; 0 where there is no LLM time.
+    /// Returns predicted seconds of all encoders over predicted seconds of the LLM, over all samples; 0
+    /// without LLM time.
     #[must_use]
     pub fn encoder_to_llm_ratio(&self) -> f64 {
         match self.module_ns.split_last() {
@@ -140,9 +143,10 @@ impl DatasetStatistics {
         }
     }
 
-    /// Returns the most expensive samples beyond the fence, the most_expensive first, at most 20; and how many are beyond it.
+    /// Returns the most expensive samples above the fence, at most 20, descending; and the number of all
+    /// above it.
     ///
-    /// The fence is 3 interquartile ranges above the third quartile of predicted cost.
+    /// The fence lies 3 interquartile ranges above the third quartile of predicted cost.
     ///
     /// # Source
     /// Tukey, "Exploratory Data Analysis", 1977: values that are "far out".
@@ -162,13 +166,15 @@ impl DatasetStatistics {
             module_seconds: sample.module_ns.iter().copied().map(seconds).collect(),
         };
         let named: Vec<Outlier> = most_expensive.iter().filter(is_out).map(outlier).collect();
-        let beyond = costs.above(fence_seconds);
+        // With fewer outliers than are kept, the kept samples are exact; the sketch counts the rest within
+        // its error.
+        let above = costs.above(fence_seconds);
         let count =
-            if named.len() < OUTLIERS_MAX { named.len() as u64 } else { beyond.max(named.len() as u64) };
+            if named.len() < OUTLIERS_MAX { named.len() as u64 } else { above.max(named.len() as u64) };
         (named, count)
     }
 
-    /// Returns the modules whose costs are kept.
+    /// Returns the modules whose costs are collected.
     #[must_use]
     pub fn modules(&self) -> &[Module] {
         &self.modules
@@ -187,12 +193,12 @@ impl DatasetStatistics {
             self.columns[RATIO].insert(encoders_ns as f64 / *llm as f64);
         }
         self.columns[COST].insert(seconds(total_ns));
-        let is_dear = self.most_expensive.len() < OUTLIERS_MAX
+        let is_expensive = self.most_expensive.len() < OUTLIERS_MAX
             || self
                 .most_expensive
                 .peek()
                 .is_some_and(|Reverse(least)| (total_ns, Reverse(number)) > (least.total_ns, least.number));
-        if is_dear {
+        if is_expensive {
             self.keep(ExpensiveSample { total_ns, number: Reverse(number), module_ns: module_ns.to_vec() });
         }
     }
@@ -225,7 +231,7 @@ mod tests {
         SampleShape { text_tokens: tokens, ..SampleShape::default() }
     }
 
-    /// A profile of texts with places from `first` on.
+    /// Collects texts with numbers from `first` on.
     fn profile(model: &CostModel, first: u64, lengths: &[u32]) -> DatasetStatistics {
         let mut profile = DatasetStatistics::new(model);
         for (number, tokens) in (first..).zip(lengths) {

@@ -1,56 +1,56 @@
-//! Why a cost could not be predicted.
+//! Lists the reasons for which a cost cannot be predicted.
 
-/// The result of everything fallible in this crate.
+/// Result of every fallible function of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a model, a device or a sample was refused.
+/// Reason for which a model, a device, a profile or a sample cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum Error {
-    /// No model preset has this name; raised before any sample is looked at.
+    /// No model preset has this name; raised before any sample is costed.
     #[error("unknown model `{name}`, known are {known}")]
     UnknownModel { name: String, known: String },
-    /// No device preset has this name; raised before any sample is looked at.
+    /// No device preset has this name; raised before any sample is costed.
     #[error("unknown device `{name}`, known are {known}")]
     UnknownDevice { name: String, known: String },
-    /// A model has no part of this name; raised before any sample is looked at.
+    /// No part of a model, or kind of recomputation, has this name; raised before any sample is costed.
     #[error("unknown part `{name}`, known are {known}")]
     UnknownPart { name: String, known: String },
-    /// A field of a configuration makes no sense, or has no counterpart here; raised before any sample is looked at.
+    /// A field of a configuration is invalid or not supported; raised before any sample is costed.
     #[error("`{file}`: `{field}` {problem}")]
     Configuration { file: &'static str, field: String, problem: String },
-    /// Parts do not make a model: no language model, or two encoders of a kind.
-    #[error("`{name}` is no model: {problem}")]
+    /// The given modules do not make a model: no language model, or two encoders of one modality.
+    #[error("`{name}` is not a model: {problem}")]
     Composition { name: String, problem: String },
-    /// The model cannot be trained, or laid out, as it was asked for.
+    /// The model does not have what is to be frozen, or cannot be laid out as requested.
     #[error("`{name}`: {problem}")]
     Incompatible { name: String, problem: String },
-    /// An image or a video frame has no pixels; the sample is bad, the next one may be good.
+    /// An image or a video frame has no pixels; skip the sample, others are not affected.
     #[error("image of {width} x {height} pixels is empty")]
     EmptyImage { width: u32, height: u32 },
-    /// The model refuses images this long and thin; the sample is bad for this model only.
+    /// The model does not take images this long and thin; skip the sample, another model may take it.
     #[error("image of {width} x {height} pixels has an aspect ratio above {aspect_max}")]
     AspectRatio { width: u32, height: u32, aspect_max: u32 },
-    /// Audio without a sample rate has no duration; the sample is bad.
+    /// Audio without a sample rate has no duration; skip the sample.
     #[error("audio of {frames} frames has a sample rate of 0 Hz")]
     SampleRate { frames: u64 },
-    /// A count of the sample does not fit into 32 bits; the sample is bad.
+    /// A count of the sample does not fit into 32 bits; skip the sample.
     #[error("sample has {count} {quantity}, more than {max}", max = u32::MAX)]
     TooLarge { quantity: &'static str, count: u64 },
-    /// A file is not a profile, or one of its rows is no measurement; nothing was predicted.
+    /// A file is not a profile, or one of its rows is not a measurement; nothing was predicted.
     #[error("{file}:{line}:{column} {reason}")]
     ProfileFormat { file: String, line: u64, column: String, reason: String },
-    /// Files that do not make one profile; nothing was predicted.
+    /// The files do not make one profile; nothing was predicted.
     #[error("not one profile: {reason}")]
     ProfileMixed { reason: String },
-    /// The profile cannot answer; says which points have to be measured.
+    /// The profile has no points for the request; the message lists the points to measure.
     #[error("the profile lacks {needed}")]
     ProfileLacks { needed: String },
-    /// Measured memory has no answer for a module; says which points to measure.
+    /// Measured memory has no answer for a module; the message lists the points to measure.
     #[error("memory of {module}: {reason}")]
     Memory { module: crate::module::Module, reason: String },
-    /// A correction table or a rule for it was refused; the one in force stays.
+    /// A correction table or a setting of corrections is invalid; the table in force stays.
     #[error("invalid correction: {reason}")]
     Correction { reason: String },
 }

@@ -1,8 +1,8 @@
-//! Which parts of a model are trained.
+//! Selects the parts of a model that are frozen.
 //!
-//! Multimodal models are often trained in stages: first the projectors alone, then the LLM with them, at last the
-//! encoders too. A frozen part runs forward as ever. Backward it computes no gradient of its weights, and none at all
-//! if nothing before it is trained.
+//! Multimodal models are often trained in stages: first the projectors alone, then the LLM with them, finally
+//! the encoders too. A frozen part runs forward as usual. In the backward pass it computes no gradient of its
+//! weights, and no gradient at all if nothing before it is trained.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use crate::flops::Gradients;
 use crate::model::ModelSpec;
 use crate::module::Module;
 
-/// Parts whose parameters stay as they are; read and written as `vision,projector` and the like.
+/// Parts whose parameters are not updated; parsed from and displayed as names like `vision,projector`.
 ///
 /// # Examples
 /// ```
@@ -41,10 +41,10 @@ impl FrozenParts {
         [self.vision, self.audio, self.projector, self.llm]
     }
 
-    /// Checks that the model has what is frozen, and that something is trained.
+    /// Checks that the model has the frozen parts, and that something is left to train.
     ///
     /// # Errors
-    /// [`Error::Incompatible`] if not.
+    /// [`Error::Incompatible`] otherwise.
     pub fn check(self, spec: &ModelSpec) -> Result<()> {
         let refuse =
             |problem: &str| Err(Error::Incompatible { name: spec.name.clone(), problem: problem.to_owned() });
@@ -64,17 +64,18 @@ impl FrozenParts {
         Ok(())
     }
 
-    /// Gradients in an encoder: of its tower, of its projector.
+    /// Returns which gradients an encoder computes: its tower, and its projector.
     pub(crate) const fn encoder_gradients(self, encoder: Module) -> [Gradients; 2] {
         match (self.is_tower_frozen(encoder), self.projector) {
             (false, false) => [Gradients::All, Gradients::All],
             (false, true) => [Gradients::All, Gradients::Inputs],
+            // Nothing before the projector is trained, so its inputs need no gradient.
             (true, false) => [Gradients::None, Gradients::Weights],
             (true, true) => [Gradients::None, Gradients::None],
         }
     }
 
-    /// Whether the tower of this encoder is frozen.
+    /// Whether the tower of this encoder, or the LLM, is frozen.
     pub(crate) const fn is_tower_frozen(self, module: Module) -> bool {
         match module {
             Module::Vision => self.vision,
@@ -83,7 +84,7 @@ impl FrozenParts {
         }
     }
 
-    /// Gradients in the LLM.
+    /// Returns which gradients the LLM computes.
     pub(crate) const fn llm_gradients(self) -> Gradients {
         if self.llm { Gradients::Inputs } else { Gradients::All }
     }

@@ -9,9 +9,9 @@
 //! **Units.** Times are whole nanoseconds of forward and backward together, for a whole module on one device;
 //! lengths are tokens, that is positions in the LLM; sizes are pixels.
 //!
-//! **Guarantees.** No I/O, no clocks, no threads, and no allocation per sample. The same sample costs the same
-//! bits on every machine, so that ranks plan alike without communication. No shape panics or hangs; a sample or
-//! model that cannot be costed is an [`Error`].
+//! **Guarantees.** No I/O, no clocks, no threads, and no allocation per sample. The same sample costs the
+//! same bits on every machine, so that ranks plan alike without communication. No shape panics or hangs; a
+//! sample or model that cannot be costed is an [`Error`].
 //!
 //! ```
 //! use dflop_costmodel::{AudioLength, CostModel, DeviceRate, ModelSpec, Module, SampleShape};

@@ -1,13 +1,13 @@
-//! The modules of a model: what has a time, and a pipeline stage, of its own.
+//! Names the modules of a model; each has its own time and pipeline stages.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Most modules of a model.
+/// Largest number of modules of a model.
 pub(crate) const MODULES_MAX: usize = 3;
 
-/// A part of a model that has a time, and a pipeline stage, of its own.
+/// Component of a model that has its own time and pipeline stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Module {

@@ -1,26 +1,28 @@
-//! Quantiles of a stream in bounded memory, with a bounded relative error.
+//! Estimates quantiles of a stream in bounded memory, with a bounded relative error.
 //!
-//! Values are counted in buckets: 256 to an octave, told by the leading bits of the number itself, so that a bucket is
-//! at most 1/256 wider than it begins. Each bucket keeps the mean of its values. A quantile is the mean of the bucket
-//! that its rank falls into: **at most [`SKETCH_ERROR`] of the value away from the exact one**, and exact where a bucket
-//! holds equal values only, as it does for whole numbers up to 512. Sketches of parts add up to that of the whole.
+//! Values are counted in buckets, 256 per octave, that the leading bits of the number select, so that a
+//! bucket is at most 1/256 of its lower edge wide. Each bucket keeps the mean of its values. A quantile is
+//! the mean of the bucket that contains its rank: **at most [`SKETCH_ERROR`] of the value away from the exact
+//! one**, and exact where a bucket holds equal values only, as it does for whole numbers up to 512. Sketches
+//! of parts merge to the sketch of the whole.
 //!
 //! # Source
-//! Buckets by leading bits: `HdrHistogram`. The guarantee is that of Masson et al., "`DDSketch`", PVLDB 2019, for buckets
-//! that are linear instead of logarithmic within an octave, which needs no logarithm and gives the same bits everywhere.
+//! Buckets by leading bits: `HdrHistogram`. Guarantee: Masson et al., "`DDSketch`", PVLDB 2019, for buckets
+//! that are linear instead of logarithmic within an octave, which needs no logarithm and gives the same bits
+//! everywhere.
 
 use serde::Serialize;
 
 /// Greatest relative error of a quantile.
 pub const SKETCH_ERROR: f64 = 1.0 / 256.0;
-/// Bits of a number that do not tell its bucket: 8 of its 52 fraction bits do.
+/// Low bits of a number that do not select its bucket: all but 8 of the 52 fraction bits.
 const IGNORED_BITS: u32 = 44;
 
-/// A stream of numbers, as counts in buckets.
+/// Stream of numbers, as counts in buckets.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct QuantileSketch {
     zeros: u64,
-    /// Number of the first bucket that is kept.
+    /// Number of the first bucket in `buckets`.
     first: usize,
     buckets: Vec<Bucket>,
     n: u64,
@@ -35,7 +37,7 @@ struct Bucket {
     sum: f64,
 }
 
-/// How one quantity is spread.
+/// Distribution of one quantity.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Quantiles {
     /// Number of values.
@@ -60,25 +62,26 @@ pub struct Quantiles {
     pub max: f64,
 }
 
-/// Values counted in classes of equal width.
+/// Counts of values in classes of equal width.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Histogram {
-    /// Where the first class begins.
+    /// Lower edge of the first class.
     pub min: f64,
-    /// Where the last class ends.
+    /// Upper edge of the last class.
     pub max: f64,
-    /// Values in each class.
+    /// Number of values in each class.
     pub counts: Vec<u64>,
 }
 
 impl QuantileSketch {
-    /// Counts a value; what is negative or no number counts as 0.
+    /// Counts a value; negative values and NaN count as 0.
     pub fn insert(&mut self, value: f64) {
         let value = if value > 0.0 { value.min(f64::MAX) } else { 0.0 };
         self.least = if self.n == 0 { value } else { self.least.min(value) };
         self.greatest = self.greatest.max(value);
         self.n += 1;
         self.sum += value;
+        // Subnormal numbers have no leading bit, so they would not select a bucket.
         if value < f64::MIN_POSITIVE {
             self.zeros += 1;
             return;
@@ -113,7 +116,7 @@ impl QuantileSketch {
         self.n
     }
 
-    /// Returns whether there is no value.
+    /// Returns whether the sketch has no value.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.n == 0
@@ -125,8 +128,9 @@ impl QuantileSketch {
         self.sum
     }
 
-    /// Returns the least value that at least this percentage of the values do not exceed; 0 without values. The least
-    /// and the greatest value, 0 % and 100 %, are exact.
+    /// Returns the least value that at least this percentage of the values do not exceed; 0 without values.
+    ///
+    /// The least and the greatest value, 0 % and 100 %, are exact.
     #[must_use]
     pub fn quantile(&self, percent: u64) -> f64 {
         let rank = (u128::from(self.n) * u128::from(percent)).div_ceil(100).max(1) as u64;
@@ -146,13 +150,13 @@ impl QuantileSketch {
         self.greatest
     }
 
-    /// Returns the number of values above a limit, off by those of the limit's own bucket at most.
+    /// Returns the number of values above a limit, exact but for the values in the limit's own bucket.
     #[must_use]
     pub fn above(&self, limit: f64) -> u64 {
         self.values().filter(|(value, _)| *value > limit).map(|(_, count)| count).sum()
     }
 
-    /// Summarizes the spread.
+    /// Summarizes the distribution.
     #[must_use]
     pub fn quantiles(&self) -> Quantiles {
         let mean = if self.n > 0 { (self.sum / self.n as f64).clamp(self.least, self.greatest) } else { 0.0 };
@@ -186,14 +190,14 @@ impl QuantileSketch {
         Histogram { min, max, counts }
     }
 
-    /// Means and counts of all buckets that hold values, from the least.
+    /// Iterates over means and counts of all buckets that hold values, ascending.
     fn values(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         let zeros = (self.zeros > 0).then_some((0.0, self.zeros));
         let filled = self.buckets.iter().filter(|bucket| bucket.count > 0);
         zeros.into_iter().chain(filled.map(|bucket| (bucket.sum / bucket.count as f64, bucket.count)))
     }
 
-    /// The bucket of this number, which is made room for.
+    /// Returns the bucket with this number; makes room for it if needed.
     fn bucket(&mut self, number: usize) -> &mut Bucket {
         if self.buckets.is_empty() {
             self.first = number;

@@ -1,11 +1,11 @@
-//! The shape of a sample: all that its cost depends on, and nothing that needs decoding.
+//! Describes the shape of a sample: everything that its cost depends on, without decoding.
 //!
 //! Shapes are read from headers (pixels, frames, sample rates) and from token counts, so a whole global
 //! batch can be planned from a few kilobytes. Token rules ([`crate::tokens`]) turn shapes into work.
 
 use serde::{Deserialize, Serialize};
 
-/// The size of an image in pixels, after it was turned as its EXIF orientation says.
+/// Size of an image in pixels, after the rotation that its EXIF orientation asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "width and height need no words")]
 pub struct ImageSize {
@@ -13,7 +13,7 @@ pub struct ImageSize {
     pub height: u32,
 }
 
-/// The length of one audio clip.
+/// Length of one audio clip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AudioLength {
     /// Sample frames: samples of one channel.
@@ -22,9 +22,9 @@ pub struct AudioLength {
     pub sample_rate_hz: u32,
 }
 
-/// The frames of one video as they are handed to the model, after frame sampling.
+/// Frames of one video as they are given to the model, after frame sampling.
 ///
-/// A token rule that takes fewer frames than given samples further, down to its own maximum.
+/// A token rule with a smaller maximum samples further, down to that maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VideoShape {
     /// Number of images.
@@ -35,7 +35,7 @@ pub struct VideoShape {
     pub height: u32,
 }
 
-/// What one sample consists of.
+/// Text and media of one sample, as sizes.
 ///
 /// # Examples
 /// ```
@@ -47,20 +47,20 @@ pub struct VideoShape {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SampleShape {
-    /// Text tokens, placeholders of media not among them.
+    /// Text tokens, without the placeholders of media.
     pub text_tokens: u32,
-    /// Those of the text tokens that the loss is taken over.
+    /// Text tokens that the loss is taken over.
     pub target_tokens: u32,
-    /// Images, in the order of the sample.
+    /// Images, in the order in which they occur.
     pub images: Vec<ImageSize>,
-    /// Audio clips, in the order of the sample.
+    /// Audio clips, in the order in which they occur.
     pub audio: Vec<AudioLength>,
-    /// Videos, in the order of the sample.
+    /// Videos, in the order in which they occur.
     pub videos: Vec<VideoShape>,
 }
 
 impl SampleShape {
-    /// Empties the shape and keeps its memory, so that one shape can serve many samples.
+    /// Empties the shape and keeps its memory, so that one shape can be filled for sample after sample.
     pub fn clear(&mut self) {
         self.text_tokens = 0;
         self.target_tokens = 0;

@@ -1,4 +1,5 @@
-//! The profiles in `costmodel/profiles`, as `benches/gpu/profile_torch.py` writes them, are read and predict.
+//! Reads the profiles in `costmodel/profiles`, as `benches/gpu/profile_torch.py` writes them, and predicts
+//! from them.
 
 use dflop_costmodel::profile::{Part, Phase};
 use dflop_costmodel::{
@@ -15,7 +16,7 @@ fn profile(name: &str, text: &str) -> Profile {
 }
 
 #[test]
-fn the_miniature_says_that_it_is_one_and_has_repeats_of_every_part() {
+fn the_miniature_is_marked_as_one_and_has_repeats_of_every_part() {
     let profile = profile("cpu-miniature.csv", MINIATURE);
     assert!(profile.files()[0].metadata("kind").unwrap().contains("miniature of a CPU"));
     let points = profile.points();
@@ -74,7 +75,7 @@ fn shapes_between_are_predicted_from_those_around_them() {
     assert!(report.unpredicted.is_empty(), "{:?}", report.unpredicted);
 }
 
-/// Layers with attention, of other layer counts, from linear work and attention measured apart.
+/// Predicts layers with attention, at other layer counts, from linear work and attention measured separately.
 #[test]
 fn whole_layers_are_predicted_from_their_parts() {
     let report = AccuracyReport::compare(

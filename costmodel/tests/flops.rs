@@ -1,4 +1,4 @@
-//! Parameters and FLOPs of models are those that PyTorch counts, as recorded by `tests/record/flops.py`.
+//! Compares parameters and FLOPs of models with PyTorch's counts, as recorded by `tests/record/flops.py`.
 
 use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::flops::{Attention, EncoderFlops, Gradients, LlmFlops, Recomputation};
@@ -6,8 +6,8 @@ use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape, Vi
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Largest difference allowed, of the recorded FLOPs: in models a few tokens wide, the product that makes the angles
-/// of rotary positions shows.
+/// Largest relative difference allowed; in models a few tokens wide, the product that makes the angles of
+/// rotary positions is visible.
 const TOLERANCE: f64 = 0.000_2;
 
 #[derive(Deserialize)]
@@ -31,7 +31,7 @@ struct Counted {
     audio: Vec<u64>,
     #[serde(default)]
     tokens: u32,
-    /// Those that are computed, where a part is frozen or all before it is.
+    /// Gradients that are computed, if a part or everything before it is frozen.
     #[serde(default)]
     gradients: Option<String>,
     forward: u64,
@@ -44,7 +44,7 @@ fn cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// The model of the recorded files; an encoder alone is given some language model.
+    /// Returns the model of the recorded files; an encoder alone is joined with a small language model.
     fn spec(&self) -> ModelSpec {
         let file = |name: &str| self.documents.get(name).cloned();
         let documents = Documents {
@@ -85,7 +85,7 @@ impl Counted {
         }
     }
 
-    /// Forward and backward FLOPs of the part by the cost model, attention in full.
+    /// Returns forward and backward FLOPs of the part by the cost model, attention in full.
     fn predicted(&self, spec: &ModelSpec) -> [u128; 2] {
         let Some((module, part)) = self.part.split_once('.') else {
             let flops = LlmFlops::new(&spec.llm).gradients(self.gradients());
@@ -102,7 +102,7 @@ impl Counted {
 }
 
 #[test]
-fn forward_and_backward_flops_are_those_of_the_counter() {
+fn forward_and_backward_flops_agree_with_the_counter() {
     let (mut worst, mut compared) = (0.0_f64, 0);
     for case in cases() {
         let spec = case.spec();

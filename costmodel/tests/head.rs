@@ -1,4 +1,5 @@
-//! A profile that tells the LM head apart: it is charged by learned tokens, everything else by all of them.
+//! Checks that a profile with a separate LM head charges it by target tokens, and everything else by all
+//! tokens.
 
 use std::fmt::Write;
 
@@ -6,7 +7,8 @@ use dflop_costmodel::{CostModel, LayerTimes, ModelSpec, Module, Profile, Profile
 
 const HEADER: &str = "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n";
 
-/// Four layers take 8 us a token, attention nothing to speak of, the embedding 1 us, the head 5 us a learned token.
+/// Writes a profile: four layers take 8 us per token, attention next to nothing, the embedding 1 us, the head
+/// 5 us per target token.
 fn profile(has_head: bool) -> Profile {
     let mut text = HEADER.to_owned();
     for phase in ["forward", "backward"] {
@@ -36,7 +38,7 @@ fn close(ns: u64, expected_us: u64) -> bool {
 }
 
 #[test]
-fn the_head_is_charged_by_learned_tokens() {
+fn the_head_is_charged_by_target_tokens() {
     let model = CostModel::from_profile(spec(), &profile(true), ProfileOptions::default()).unwrap();
     let of = |shape: &SampleShape| model.predict(shape).unwrap().module_ns.as_slice()[0];
     assert!(close(of(&shape(200, 0)), 2 * 9 * 200));
@@ -49,7 +51,7 @@ fn the_head_is_charged_by_learned_tokens() {
 }
 
 #[test]
-fn without_rows_of_the_head_learned_tokens_change_nothing() {
+fn without_rows_of_the_head_target_tokens_change_nothing() {
     let model = CostModel::from_profile(spec(), &profile(false), ProfileOptions::default()).unwrap();
     assert_eq!(
         model.predict(&shape(200, 0)).unwrap().module_ns,
@@ -59,9 +61,9 @@ fn without_rows_of_the_head_learned_tokens_change_nothing() {
 
 #[test]
 fn a_planner_charges_the_last_stage_with_the_head() {
-    let ends = |has_head| {
+    let outside_ns = |has_head| {
         let times = LayerTimes::from_profile(&spec(), &profile(has_head), Module::Llm, 1, 0).unwrap();
         times.outside_layers_ns(1.0, 200.0)
     };
-    assert!((ends(true) - ends(false) - 2_000_000.0).abs() < 1.0);
+    assert!((outside_ns(true) - outside_ns(false) - 2_000_000.0).abs() < 1.0);
 }

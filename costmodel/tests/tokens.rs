@@ -1,4 +1,4 @@
-//! Items and tokens of media are those of the Hugging Face processors, sample by sample, as recorded by
+//! Compares items and tokens of media with the Hugging Face processors, as recorded by
 //! `tests/record/tokens.py`.
 
 use std::io::Read;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokens");
 
-/// The rule that follows from the files of a family's checkpoint.
+/// Reads the token rule from the files of a family's checkpoint.
 fn rule(files: &Value) -> MediaRule {
     let file = |name: &str| files.get(name).cloned();
     let documents = Documents {
@@ -31,7 +31,7 @@ fn rule(files: &Value) -> MediaRule {
     rule
 }
 
-/// A line without its counts: `images WxH …`, `video FRAMES WxH` or `audio SAMPLES`.
+/// Parses a line without its counts: `images WxH …`, `video FRAMES WxH` or `audio SAMPLES`.
 fn shape(media: &str) -> SampleShape {
     let size = |text: &str| {
         let (width, height) = text.split_once('x').expect("a size");
@@ -55,7 +55,7 @@ fn shape(media: &str) -> SampleShape {
     shape
 }
 
-/// `items,encoder tokens,tokens`, or `None` for what the processor refuses.
+/// Parses `items,encoder tokens,tokens`; `None` for media that the processor refuses.
 fn counts(line: &str) -> (&str, Option<[u64; 3]>) {
     let (media, counted) = line.split_once(',').expect("counts");
     if counted == "refused" {
@@ -91,7 +91,7 @@ fn every_recorded_sample_has_the_tokens_of_its_processor() {
         assert!(lines.len() >= 2_000, "{family} has {} samples", lines.len());
         for line in &lines {
             let (media, mut expected) = counts(line);
-            // What is recorded are tokens of media; the rule counts the words in front of each frame as well.
+            // Only tokens of media are recorded; the rule also counts the words before each frame.
             if let (MediaRule::Vision(VisionRule::DynamicTiles(rule)), [video], Some([_, _, tokens])) =
                 (&rule, shape(media).videos.as_slice(), &mut expected)
             {
@@ -102,7 +102,8 @@ fn every_recorded_sample_has_the_tokens_of_its_processor() {
                 Err(Error::AspectRatio { .. }) => None,
                 Err(error) => panic!("{family} {media}: {error}"),
             };
-            // A clip of the recorded processor ends at 30 seconds; here it goes on, see the next test.
+            // The recorded processor cuts a clip at 30 seconds; the rule continues in further windows, see
+            // the next test.
             let is_cut = media.strip_prefix("audio ").is_some_and(|n| n.parse::<u64>().unwrap() > 480_000);
             if made != expected && !is_cut {
                 differences.push(format!("{media}: {made:?} for {expected:?}"));
@@ -113,7 +114,7 @@ fn every_recorded_sample_has_the_tokens_of_its_processor() {
     }
 }
 
-/// The feature extractor of Whisper cuts a clip off at 30 seconds; so does the rule, told to keep one window.
+/// The feature extractor of Whisper cuts a clip off at 30 seconds; so does the rule with at most one window.
 #[test]
 fn a_clip_of_one_window_is_cut_off_as_the_processor_does() {
     let MediaRule::Audio(mut rule) = rule(&families()["qwen2_audio"]) else { panic!("a rule for clips") };
@@ -128,8 +129,8 @@ fn a_clip_of_one_window_is_cut_off_as_the_processor_does() {
     assert!(long > 50);
 }
 
-/// Resampling keeps a started sample, and a started mel frame counts: so many samples at 16 kHz stand for the
-/// same time at any rate.
+/// Resampling keeps a started sample, and a started mel frame counts: the same duration gives the same tokens
+/// at any rate.
 #[test]
 fn the_rate_of_a_clip_does_not_change_its_tokens() {
     let MediaRule::Audio(rule) = rule(&families()["qwen2_audio"]) else { panic!("a rule for clips") };

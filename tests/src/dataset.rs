@@ -1,4 +1,4 @@
-//! A small multimodal dataset on disk.
+//! Writes a small multimodal dataset to disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,33 +9,35 @@ use dflop_loader::shard::expand_shards;
 use crate::media::{jpeg, wav};
 use crate::tar::TarBytes;
 
-/// Shards in a directory that vanishes with this value.
+/// Shards in a temporary directory, removed when this value is dropped.
 #[derive(Debug)]
-pub struct Dataset {
+pub struct TempDataset {
     directory: tempfile::TempDir,
     /// Keys of all samples, in shard order.
     pub keys: Vec<String>,
 }
 
-/// How the shards are stored.
+/// Compression of the shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stored {
-    /// As tar.
+pub enum Compression {
+    /// Plain tar.
     Plain,
-    /// As tar, gzipped.
+    /// Tar, compressed with gzip.
     Gzip,
-    /// As tar, compressed with Zstandard.
+    /// Tar, compressed with Zstandard.
     Zstd,
 }
 
-impl Dataset {
-    /// Writes `shards` shards of `per_shard` samples: every sample has a text, two of three an image, one of
-    /// four a clip; sizes differ from sample to sample.
+impl TempDataset {
+    /// Writes `shards` shards of `per_shard` samples.
+    ///
+    /// Every sample has a text, two of three an image, one of four an audio clip; sizes differ from sample to
+    /// sample.
     ///
     /// # Panics
     /// If the temporary directory cannot be written.
     #[must_use]
-    pub fn new(shards: usize, per_shard: usize, stored: Stored) -> Self {
+    pub fn new(shards: usize, per_shard: usize, stored: Compression) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut keys = Vec::new();
         for shard in 0..shards {
@@ -47,7 +49,7 @@ impl Dataset {
                 keys.push(key);
             }
             let path = directory.path().join(format!("shard-{shard:03}.tar"));
-            std::fs::write(path, store(&tar.finish(), stored)).expect("the directory can be written");
+            std::fs::write(path, compress(&tar.finish(), stored)).expect("the directory can be written");
         }
         Self { directory, keys }
     }
@@ -73,17 +75,17 @@ impl Dataset {
         self.directory().to_str().expect("temporary directories are UTF-8").to_owned()
     }
 
-    /// Opens the index, made on first use.
+    /// Opens the index, building it on first use.
     ///
     /// # Panics
-    /// If it cannot be made.
+    /// If the index cannot be built.
     #[must_use]
     pub fn index(&self) -> Arc<Index> {
         let shards = expand_shards(&[self.pattern()]).expect("shards are there");
         Arc::new(Index::open_or_build(shards, &IndexOptions::default()).expect("the index is made"))
     }
 
-    /// Breaks the coded data of the first `count` JPEG images behind their headers, where no index sees it;
+    /// Damages the coded data of the first `count` JPEG images after their headers, where no index reads it;
     /// returns the keys of their samples.
     ///
     /// # Panics
@@ -128,16 +130,16 @@ fn append_sample(mut tar: TarBytes, key: &str, number: u32) -> TarBytes {
 /// Compresses an archive.
 ///
 /// # Panics
-/// Never: memory can be written.
+/// Never: writes to memory succeed.
 #[must_use]
-pub fn store(tar: &[u8], stored: Stored) -> Vec<u8> {
+pub fn compress(tar: &[u8], stored: Compression) -> Vec<u8> {
     match stored {
-        Stored::Plain => tar.to_vec(),
-        Stored::Gzip => {
+        Compression::Plain => tar.to_vec(),
+        Compression::Gzip => {
             use std::io::Write;
             let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
             encoder.write_all(tar).and_then(|()| encoder.finish()).expect("memory can be written")
         }
-        Stored::Zstd => zstd::encode_all(tar, 1).expect("memory can be written"),
+        Compression::Zstd => zstd::encode_all(tar, 1).expect("memory can be written"),
     }
 }

@@ -1,4 +1,4 @@
-//! An HTTP server that misbehaves on purpose: it serves a directory, or stands in front of another server.
+//! Runs an HTTP server that injects faults: it serves a directory, or is a proxy of another server.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,87 +12,87 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Time between the beginning of a slow response and its rest.
+/// Pause in the middle of a slow response.
 const STALL: Duration = Duration::from_secs(20);
 
-/// What a response can suffer.
+/// Fault of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fault {
-    /// 503, with these seconds of `Retry-After` if any.
+    /// Status 503, with this many seconds of `Retry-After` if any.
     Unavailable(Option<u64>),
-    /// 429, with these seconds of `Retry-After` if any.
+    /// Status 429, with this many seconds of `Retry-After` if any.
     TooMany(Option<u64>),
-    /// 500.
+    /// Status 500.
     Internal,
     /// The connection is reset in the middle of the body.
     Reset,
-    /// The connection is closed in the middle of the body, whose full length was announced.
+    /// The connection is closed in the middle of the body, after its full length was announced.
     Truncated,
-    /// The body stops in the middle for longer than any timeout of a test.
+    /// The body pauses in the middle for longer than any timeout of a test.
     Slow,
-    /// The whole object instead of the range.
+    /// The whole object is sent instead of the range.
     RangeIgnored,
-    /// Another entity tag than before.
+    /// The entity tag differs from earlier ones.
     WrongEtag,
-    /// A redirect to the same object under another name.
+    /// The response redirects to the same object under another name.
     Redirect,
     /// The connection is closed without an answer.
     Refused,
 }
 
-/// How the server behaves.
+/// Latency and faults of the server.
 #[derive(Debug, Clone, Default)]
 pub struct Behavior {
-    /// Wait before every response.
+    /// Delay before every response.
     pub latency: Duration,
-    /// Share of the requests that suffer, in percent.
+    /// Share of the requests that get a fault, in percent.
     pub faulty_percent: u64,
-    /// What they suffer, in turn.
+    /// Faults, used in turn.
     pub faults: Vec<Fault>,
-    /// Only requests whose path contains this suffer; all if empty.
-    pub only: String,
-    /// Spares this many requests at first.
-    pub spared: u64,
+    /// Part of the path of requests that get faults; all requests if empty.
+    pub path_contains: String,
+    /// Number of first requests that get no fault.
+    pub faultless_first: u64,
 }
 
 impl Behavior {
-    /// One fault at a rate.
+    /// Injects one fault at a rate.
     #[must_use]
     pub fn faulty(percent: u64, fault: Fault) -> Self {
         Self { faulty_percent: percent, faults: vec![fault], ..Self::default() }
     }
 }
 
-/// What the server counted.
+/// RequestCounts of the server.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct RequestCounts {
     requests: AtomicU64,
     body_bytes: AtomicU64,
-    at_once: AtomicUsize,
-    at_once_most: AtomicUsize,
+    concurrent: AtomicUsize,
+    concurrent_max: AtomicUsize,
     faults: Mutex<BTreeMap<Fault, u64>>,
 }
 
-impl Counts {
-    /// Requests answered or refused.
+impl RequestCounts {
+    /// Returns the number of requests, answered or not.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Bytes of bodies that were meant to be sent.
+    /// Returns the bytes of bodies that were to be sent.
     #[must_use]
     pub fn body_bytes(&self) -> u64 {
         self.body_bytes.load(Ordering::Relaxed)
     }
 
-    /// Most requests that waited for their answers at the same time.
+    /// Returns the largest number of requests that waited for their answers at the same time.
     #[must_use]
-    pub fn at_once_most(&self) -> usize {
-        self.at_once_most.load(Ordering::Relaxed)
+    pub fn concurrent_max(&self) -> usize {
+        self.concurrent_max.load(Ordering::Relaxed)
     }
 
-    /// How often each fault was made.
+    /// Returns the number of times that each fault was injected.
     ///
     /// # Panics
     /// Never.
@@ -112,10 +112,10 @@ enum Backend {
 struct Shared {
     backend: Backend,
     behavior: Mutex<Behavior>,
-    counts: Counts,
+    counts: RequestCounts,
 }
 
-/// A server that runs until it is dropped.
+/// Server that runs until it is dropped.
 #[derive(Debug)]
 pub struct FaultServer {
     address: SocketAddr,
@@ -127,23 +127,24 @@ impl FaultServer {
     /// Serves the files of a directory, with ranges and entity tags.
     ///
     /// # Panics
-    /// If no port can be had.
+    /// If no port is free.
     #[must_use]
-    pub fn of_directory(directory: &Path, behavior: Behavior) -> Self {
+    pub fn serve_directory(directory: &Path, behavior: Behavior) -> Self {
         Self::start(Backend::Directory(directory.to_owned()), behavior, 0)
     }
 
-    /// Stands in front of another server; port 0 takes any.
+    /// Starts a proxy of another server; port 0 takes any free one.
     ///
     /// # Panics
-    /// If the port cannot be had.
+    /// If the port is not free.
     #[must_use]
-    pub fn in_front_of(upstream: SocketAddr, behavior: Behavior, port: u16) -> Self {
+    pub fn proxy(upstream: SocketAddr, behavior: Behavior, port: u16) -> Self {
         Self::start(Backend::Upstream(upstream), behavior, port)
     }
 
     fn start(backend: Backend, behavior: Behavior, port: u16) -> Self {
-        let shared = Arc::new(Shared { backend, behavior: Mutex::new(behavior), counts: Counts::default() });
+        let shared =
+            Arc::new(Shared { backend, behavior: Mutex::new(behavior), counts: RequestCounts::default() });
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime starts");
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", port))).expect("a port is free");
@@ -153,7 +154,7 @@ impl FaultServer {
             while let Ok((stream, _)) = listener.accept().await {
                 let shared = serving.clone();
                 tokio::spawn(async move {
-                    // A client that goes away is no concern of the server.
+                    // A client may close its connection at any time.
                     let _ = serve(stream, &shared).await;
                 });
             }
@@ -171,13 +172,13 @@ impl FaultServer {
     ///
     /// # Panics
     /// Never.
-    pub fn behave(&self, behavior: Behavior) {
+    pub fn set_behavior(&self, behavior: Behavior) {
         *self.shared.behavior.lock().expect("no holder panics") = behavior;
     }
 
-    /// Returns what was counted so far.
+    /// Returns the counts so far.
     #[must_use]
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &RequestCounts {
         &self.shared.counts
     }
 }
@@ -237,8 +238,8 @@ async fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     while let Some(request) = read_request(&mut stream).await? {
         let counts = &shared.counts;
-        let at_once = counts.at_once.fetch_add(1, Ordering::Relaxed) + 1;
-        counts.at_once_most.fetch_max(at_once, Ordering::Relaxed);
+        let concurrent = counts.concurrent.fetch_add(1, Ordering::Relaxed) + 1;
+        counts.concurrent_max.fetch_max(concurrent, Ordering::Relaxed);
         if !answer(&mut stream, &request, shared).await? {
             return Ok(());
         }
@@ -273,12 +274,12 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Re
     Ok(Some(Request { method: method.to_owned(), target: target.to_owned(), headers, body }))
 }
 
-/// Answers one request; `false` if the connection is not to be used again.
+/// Answers one request; `false` if the connection must not be used again.
 async fn answer(stream: &mut BufReader<TcpStream>, request: &Request, shared: &Shared) -> io::Result<bool> {
     let (latency, fault) = choose(request, shared);
     tokio::time::sleep(latency).await;
-    // From here on the client may have its answer and be at the next request.
-    shared.counts.at_once.fetch_sub(1, Ordering::Relaxed);
+    // From here on the client may have its answer and send the next request.
+    shared.counts.concurrent.fetch_sub(1, Ordering::Relaxed);
     if let Some(fault) = fault {
         *shared.counts.faults.lock().expect("no holder panics").entry(fault).or_default() += 1;
     }
@@ -308,13 +309,13 @@ async fn answer(stream: &mut BufReader<TcpStream>, request: &Request, shared: &S
     Ok(sent == response.body.len())
 }
 
-/// Decides what happens to a request, by its number alone.
+/// Chooses delay and fault of a request, by its number alone.
 fn choose(request: &Request, shared: &Shared) -> (Duration, Option<Fault>) {
     let number = shared.counts.requests.fetch_add(1, Ordering::Relaxed);
     let behavior = shared.behavior.lock().expect("no holder panics");
-    let is_meant = request.target.contains(&behavior.only) && !request.target.contains("moved=1");
+    let is_meant = request.target.contains(&behavior.path_contains) && !request.target.contains("moved=1");
     let hash = number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let is_faulty = (hash >> 33) % 100 < behavior.faulty_percent && number >= behavior.spared;
+    let is_faulty = (hash >> 33) % 100 < behavior.faulty_percent && number >= behavior.faultless_first;
     if !is_meant || !is_faulty || behavior.faults.is_empty() {
         return (behavior.latency, None);
     }
@@ -386,7 +387,7 @@ fn of_file(request: &Request, directory: &Path, has_ranges: bool) -> Response {
     response
 }
 
-/// Asks the server behind; a response is taken whole before it is passed on.
+/// Forwards a request to the server; a response is read whole before it is passed on.
 async fn forward(request: &Request, upstream: SocketAddr, has_ranges: bool) -> io::Result<Response> {
     let mut stream = TcpStream::connect(upstream).await?;
     let mut head = vec![format!("{} {} HTTP/1.1\r\n", request.method, request.target)];

@@ -1,4 +1,4 @@
-//! Fixtures shared by the end-to-end tests: small shards and media, made on the spot.
+//! Makes fixtures for the end-to-end tests: small shards and media.
 
 pub mod dataset;
 pub mod fault_server;
@@ -15,7 +15,7 @@ pub mod tar;
 use dflop_loader::shard::{ShardItem, expand_shards, scan_shards};
 use futures::StreamExt;
 
-/// Reads everything that a pattern names.
+/// Reads all samples of the shards that a pattern names.
 ///
 /// # Panics
 /// If a shard cannot be opened.
@@ -34,7 +34,7 @@ pub fn run<T>(future: impl Future<Output = T>) -> T {
     runtime.expect("a runtime starts").block_on(future)
 }
 
-/// The directory of real media beside the checkout, where there is one: `DFLOP_SHARED`, or `../shared`.
+/// Returns the directory of real media next to the checkout, if there is one: `DFLOP_SHARED`, or `../shared`.
 #[must_use]
 pub fn shared_data() -> Option<std::path::PathBuf> {
     let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared");

@@ -1,10 +1,10 @@
-//! Small real media.
+//! Encodes small real media.
 
 use std::io::Cursor;
 
 use image::{ImageFormat, Rgb, RgbImage};
 
-/// A JPEG of this size with a gradient that depends on `seed`.
+/// Encodes a JPEG of this size with a gradient that depends on `seed`.
 ///
 /// # Panics
 /// If a side is zero.
@@ -13,7 +13,7 @@ pub fn jpeg(width: u32, height: u32, seed: u32) -> Vec<u8> {
     image(width, height, seed, ImageFormat::Jpeg)
 }
 
-/// A JPEG of this size that does not compress well: the gradient under noise.
+/// Encodes a JPEG of this size that does not compress well: the gradient with noise.
 ///
 /// # Panics
 /// If a side is zero.
@@ -34,7 +34,7 @@ pub fn noisy_jpeg(width: u32, height: u32, seed: u32) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// A PNG of this size with the same gradient.
+/// Encodes a PNG of this size with the same gradient.
 ///
 /// # Panics
 /// If a side is zero.
@@ -51,10 +51,10 @@ fn image(width: u32, height: u32, seed: u32, format: ImageFormat) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// A mono 16-bit WAV of a tone.
+/// Encodes a mono 16-bit WAV of a tone.
 ///
 /// # Panics
-/// Never: memory can be written.
+/// Never: writes to memory succeed.
 #[must_use]
 pub fn wav(frames: u32, sample_rate_hz: u32) -> Vec<u8> {
     let spec = hound::WavSpec {

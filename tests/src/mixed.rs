@@ -1,16 +1,16 @@
-//! Shards of texts, good and bad, for tests that care about order and accounts.
+//! Writes shards of good and bad texts, for tests of order and of skipped samples.
 
 use std::path::{Path, PathBuf};
 
-use crate::dataset::{Stored, store};
+use crate::dataset::{Compression, compress};
 use crate::tar::TarBytes;
 
-/// Texts of different lengths; one of seven is no UTF-8, which decoding finds, and one of eleven has a field
-/// twice, which reading finds.
+/// Texts of different lengths; one of seven is not UTF-8, which decoding finds, and one of eleven has a
+/// repeated field, which reading finds.
 #[derive(Debug)]
 pub struct MixedTexts {
     directory: tempfile::TempDir,
-    /// Samples in each shard.
+    /// Number of samples in each shard.
     pub counts: Vec<usize>,
 }
 
@@ -20,16 +20,16 @@ impl MixedTexts {
     /// # Panics
     /// If the temporary directory cannot be written.
     #[must_use]
-    pub fn new(counts: &[usize], stored: Stored) -> Self {
+    pub fn new(counts: &[usize], stored: Compression) -> Self {
         let texts = Self { directory: tempfile::tempdir().expect("a directory"), counts: counts.to_vec() };
         for shard in 0..counts.len() {
-            let bytes = store(&texts.archive(shard, 0), stored);
+            let bytes = compress(&texts.archive(shard, 0), stored);
             std::fs::write(texts.shard(shard), bytes).expect("the directory can be written");
         }
         texts
     }
 
-    /// Returns the archive of a shard from one of its samples on.
+    /// Returns the archive of a shard, starting at one of its samples.
     #[must_use]
     pub fn archive(&self, shard: usize, from: usize) -> Vec<u8> {
         let first: usize = self.counts[..shard].iter().sum();
@@ -58,7 +58,7 @@ impl MixedTexts {
         self.directory().to_str().expect("temporary directories are UTF-8").to_owned()
     }
 
-    /// Returns shards that are commands, which cannot be read again.
+    /// Returns shards that are commands, which cannot be read a second time.
     #[must_use]
     pub fn pipes(&self) -> Vec<String> {
         (0..self.counts.len()).map(|shard| format!("pipe:cat {}", self.shard(shard).display())).collect()

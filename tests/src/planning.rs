@@ -1,4 +1,4 @@
-//! Planners over a small dataset.
+//! Builds planners over a small dataset.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use dflop_loader::index::Index;
 use dflop_loader::order::{Mixture, Tail};
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 
-/// A planner of `global_batch` samples over `dp_size` ranks with `microbatches` each, for the model with a
-/// vision and an audio encoder.
+/// Builds a planner of `global_batch` samples over `dp_size` ranks with `microbatches` each, for the model
+/// with a vision and an audio encoder.
 ///
 /// # Panics
-/// If the settings do not fit each other.
+/// If the settings contradict each other.
 #[must_use]
 pub fn planner(
     index: &Arc<Index>,
@@ -24,7 +24,7 @@ pub fn planner(
     builder.tail(tail).work(2_000).build().expect("the settings fit")
 }
 
-/// Settings of a planner over any data, for the same model, with a small search.
+/// Returns the settings of a planner over any data, for the same model, with a small search.
 ///
 /// # Panics
 /// Never: the model is known.

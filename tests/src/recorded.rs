@@ -1,4 +1,4 @@
-//! Media made by integer arithmetic, as `tests/record/processors.py` makes them, and what was recorded of them.
+//! Makes media by integer arithmetic, as `tests/record/processors.py` does, and reads the recorded results.
 
 use dflop_loader::media::{Audio, RgbImage};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 /// Reads a file of recorded cases.
 ///
 /// # Panics
-/// If it is missing or no JSON.
+/// If the file is missing or not JSON.
 #[must_use]
 pub fn recorded(name: &str) -> Value {
     let path = format!("{}/golden/processors/{name}.json", env!("CARGO_MANIFEST_DIR"));
@@ -14,7 +14,7 @@ pub fn recorded(name: &str) -> Value {
     serde_json::from_str(&text).expect("recorded cases are JSON")
 }
 
-/// 32 bits to 32 bits.
+/// Hashes 32 bits to 32 bits.
 #[must_use]
 pub const fn mix(mut value: u32) -> u32 {
     value = (value ^ (value >> 15)).wrapping_mul(0x2C1B_3C6D);
@@ -22,7 +22,8 @@ pub const fn mix(mut value: u32) -> u32 {
     value ^ (value >> 15)
 }
 
-/// Red grows to the right, green downwards, blue is a chessboard of 16 pixels; a quarter of it is noise.
+/// Draws an image: red grows to the right, green downwards, blue is a chessboard of 16 pixels; a quarter of
+/// it is noise.
 #[must_use]
 pub fn image(width: u32, height: u32, seed: u32) -> RgbImage {
     let mut pixels = Vec::with_capacity(3 * width as usize * height as usize);
@@ -43,7 +44,7 @@ pub fn image(width: u32, height: u32, seed: u32) -> RgbImage {
     RgbImage { width, height, pixels, is_truncated: false }
 }
 
-/// A rising triangle wave with an eighth of noise, mono at 16 kHz.
+/// Makes a rising triangle wave with an eighth of noise, mono at 16 kHz.
 #[must_use]
 pub fn chirp(samples: u32, seed: u32) -> Audio {
     let sample = |index: u32| {
@@ -56,7 +57,7 @@ pub fn chirp(samples: u32, seed: u32) -> Audio {
     clip((0..samples).map(sample).collect(), 16_000)
 }
 
-/// Five tones below 3.5 kHz, faded in and out over 50 ms.
+/// Makes five tones below 3.5 kHz, faded in and out over 50 ms.
 #[must_use]
 pub fn tones(samples: u32, sample_rate_hz: u32) -> Audio {
     let rate = f64::from(sample_rate_hz);
@@ -71,7 +72,7 @@ pub fn tones(samples: u32, sample_rate_hz: u32) -> Audio {
     clip((0..samples).map(sample).collect(), sample_rate_hz)
 }
 
-/// Nothing to be heard, mono at 16 kHz.
+/// Makes silence, mono at 16 kHz.
 #[must_use]
 pub fn silence(samples: u32) -> Audio {
     clip(vec![0.0; samples as usize], 16_000)

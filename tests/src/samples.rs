@@ -1,4 +1,4 @@
-//! What loaders deliver, in a form that can be compared: keys, and digests of fields.
+//! Reduces what loaders deliver to a form that can be compared: keys, and digests of fields.
 
 use std::sync::Arc;
 
@@ -16,19 +16,19 @@ use sha2::{Digest, Sha256};
 use crate::planning::planner;
 use crate::run;
 
-/// Key, and extension, length and SHA-256 of every field.
-pub type Delivered = (String, Vec<(String, usize, Vec<u8>)>);
+/// Key of a sample, and extension, length and SHA-256 of each of its fields.
+pub type DeliveredSample = (String, Vec<(String, usize, Vec<u8>)>);
 
-/// Everything that came, and the error that ended it, causes included.
+/// DeliveredSample samples, and the error that ended the run, causes included.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Run {
-    /// Samples, in order.
-    pub samples: Vec<Delivered>,
-    /// Why it ended early.
+pub struct LoaderOutput {
+    /// Samples, in the order of delivery.
+    pub samples: Vec<DeliveredSample>,
+    /// Error that ended the run early.
     pub error: Option<String>,
 }
 
-fn delivered(sample: Sample) -> Delivered {
+fn delivered(sample: Sample) -> DeliveredSample {
     let bytes = |media: &Media| match media {
         Media::Opaque(bytes) => bytes.clone(),
         other => panic!("nothing is decoded: {other:?}"),
@@ -46,12 +46,12 @@ fn shown(error: &dyn std::error::Error) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Reads `epochs` epochs through the plain loader, undecoded. Bad samples are no error.
+/// Reads `epochs` epochs with the plain loader, undecoded; bad samples do not end the run.
 ///
 /// # Panics
-/// If the settings are refused.
+/// If the settings are invalid.
 #[must_use]
-pub fn plain(shards: Vec<Shard>, epochs: u64) -> Run {
+pub fn plain(shards: Vec<Shard>, epochs: u64) -> LoaderOutput {
     let loader = Loader::builder(shards)
         .decode(Decode::Raw)
         .epochs(epochs)
@@ -70,15 +70,15 @@ pub fn plain(shards: Vec<Shard>, epochs: u64) -> Run {
             }
         }
     });
-    Run { samples, error }
+    LoaderOutput { samples, error }
 }
 
-/// Reads `steps` global batches of 8 through the balanced loader, undecoded.
+/// Reads `steps` global batches of 8 with the balanced loader, undecoded.
 ///
 /// # Panics
-/// If the settings are refused.
+/// If the settings are invalid.
 #[must_use]
-pub fn balanced(index: &Arc<Index>, steps: u64) -> Run {
+pub fn balanced(index: &Arc<Index>, steps: u64) -> LoaderOutput {
     let planner = planner(index, 8, 1, 2, Tail::Carry);
     let loader = BalancedLoader::builder(planner, 0).steps(steps).decode(Decode::Raw);
     let loader = loader.build().expect("the settings fit");
@@ -96,5 +96,5 @@ pub fn balanced(index: &Arc<Index>, steps: u64) -> Run {
             }
         }
     });
-    Run { samples, error }
+    LoaderOutput { samples, error }
 }

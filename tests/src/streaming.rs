@@ -1,4 +1,4 @@
-//! Whole global batches, as the loaders of all ranks deliver them.
+//! Joins what the loaders of all ranks deliver to whole global batches.
 
 use dflop_loader::decode::Decode;
 use dflop_loader::loader::{BalancedLoader, Step};
@@ -6,17 +6,18 @@ use dflop_loader::order::LoaderState;
 use dflop_loader::plan::StepPlanner;
 use futures::{StreamExt, TryStreamExt};
 
-/// A delivered sample: shard, key and epoch.
-pub type Delivered = (String, String, u64);
+/// DeliveredId sample: shard, key and epoch.
+pub type DeliveredId = (String, String, u64);
 
-/// Streams every rank, at most `steps` steps, and returns the samples of every global batch, sorted, with the state
-/// that all ranks have behind them.
+/// Streams every rank for at most `steps` steps.
+///
+/// Returns the samples of every global batch, sorted, and the state that all ranks have afterwards.
 ///
 /// # Panics
 /// If a rank fails, or if ranks differ in their number of steps or in their state.
 #[must_use]
-pub fn stream_all_ranks(planner: &StepPlanner, steps: usize) -> (Vec<Vec<Delivered>>, LoaderState) {
-    let mut batches: Vec<Vec<Delivered>> = Vec::new();
+pub fn stream_all_ranks(planner: &StepPlanner, steps: usize) -> (Vec<Vec<DeliveredId>>, LoaderState) {
+    let mut batches: Vec<Vec<DeliveredId>> = Vec::new();
     let mut states = Vec::new();
     for dp_rank in 0..planner.dp_size() {
         let loader = BalancedLoader::builder(planner.clone(), dp_rank).decode(Decode::Raw).workers(1).build();
@@ -26,7 +27,7 @@ pub fn stream_all_ranks(planner: &StepPlanner, steps: usize) -> (Vec<Vec<Deliver
         if dp_rank == 0 {
             batches.resize(delivered.len(), Vec::new());
         }
-        assert_eq!(delivered.len(), batches.len(), "rank {dp_rank} has other steps");
+        assert_eq!(delivered.len(), batches.len(), "rank {dp_rank} has another number of steps");
         for (batch, step) in batches.iter_mut().zip(delivered) {
             let samples = step.microbatches.into_iter().flat_map(|microbatch| microbatch.samples);
             batch.extend(samples.map(|sample| (sample.shard.to_string(), sample.key, sample.epoch)));

@@ -1,9 +1,9 @@
-//! Tar archives written byte by byte, so that they can be wrong in one place.
+//! Writes tar archives byte by byte, so that they can be wrong in one place.
 
-/// Bytes of a header and the unit of padding.
+/// Bytes of a header, and the unit of padding.
 pub const BLOCK: usize = 512;
 
-/// An archive under construction.
+/// Archive under construction.
 #[derive(Debug, Clone, Default)]
 pub struct TarBytes(Vec<u8>);
 
@@ -14,19 +14,19 @@ impl TarBytes {
         Self::default()
     }
 
-    /// Appends a regular member.
+    /// Appends a regular entry.
     #[must_use]
     pub fn file(self, name: &str, payload: &[u8]) -> Self {
         self.member(name, b'0', payload.len() as u64, payload)
     }
 
-    /// Appends an empty member of a kind, such as `5` for a directory or `2` for a symbolic link.
+    /// Appends an empty entry of a kind, such as `5` for a directory or `2` for a symbolic link.
     #[must_use]
     pub fn empty(self, name: &str, kind: u8) -> Self {
         self.member(name, kind, 0, &[])
     }
 
-    /// Appends a member whose header promises `size` bytes, whatever `payload` is.
+    /// Appends an entry whose header announces `size` bytes, regardless of `payload`.
     #[must_use]
     pub fn member(mut self, name: &str, kind: u8, size: u64, payload: &[u8]) -> Self {
         self.0.extend(header(name.as_bytes(), kind, size));
@@ -35,14 +35,14 @@ impl TarBytes {
         self
     }
 
-    /// Appends PAX records for the next member.
+    /// Appends PAX records for the next entry.
     #[must_use]
     pub fn pax(self, records: &[(&str, &str)]) -> Self {
         let payload: String = records.iter().map(|(key, value)| pax_record(key, value)).collect();
         self.member("PaxHeaders/x", b'x', payload.len() as u64, payload.as_bytes())
     }
 
-    /// Appends a GNU long name for the next member.
+    /// Appends a GNU long name for the next entry.
     #[must_use]
     pub fn gnu_long_name(self, name: &str) -> Self {
         let payload = [name.as_bytes(), b"\0"].concat();
@@ -64,7 +64,7 @@ impl TarBytes {
     }
 }
 
-/// A record of the form `LENGTH KEY=VALUE\n`, the length counting itself.
+/// Formats a record `LENGTH KEY=VALUE\n`, whose length counts itself.
 fn pax_record(key: &str, value: &str) -> String {
     let body = key.len() + value.len() + 3;
     let mut length = body + 1;
@@ -74,7 +74,7 @@ fn pax_record(key: &str, value: &str) -> String {
     format!("{length} {key}={value}\n")
 }
 
-/// A ustar header with a correct checksum; the name is cut at 100 bytes.
+/// Makes a ustar header with a correct checksum; the name is cut at 100 bytes.
 fn header(name: &[u8], kind: u8, size: u64) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
     let name = &name[..name.len().min(100)];

@@ -1,4 +1,4 @@
-//! End-to-end tests, in one program so that it links once.
+//! Runs all end-to-end tests, in one program so that it links once.
 
 mod balanced;
 mod executor;

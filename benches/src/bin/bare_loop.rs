@@ -1,10 +1,10 @@
-//! The plain loop that a loader is measured against: decode, resize, normalize, and nothing else.
+//! Runs the plain loop that a loader is compared with: decode, resize, normalize, and nothing else.
 //!
-//! All JPEG members of the shards are read into memory first; then one thread calls `zune-jpeg` and
+//! All JPEG entries of the shards are read into memory first; then one thread calls `zune-jpeg` and
 //! `fast_image_resize` directly on one after the other and writes normalized f32 planes into one buffer, over
-//! and over. What a loader costs above this loop is reading, grouping, queues and batches. It shares no code
-//! with the loader but the expansion of shard patterns, does not look at EXIF orientations, and checks nothing
-//! that the decoder does not check. Times are CPU times of the thread, so neighbors disturb them little.
+//! and over. A loader's additional cost is reading, grouping, queues and batches. The loop shares no code
+//! with the loader except the expansion of shard patterns, ignores EXIF orientations, and checks only what
+//! the decoder checks. Times are CPU times of the thread, so that other processes disturb them little.
 #![expect(clippy::print_stdout, reason = "the one JSON line is what the program is for")]
 
 use std::error::Error;
@@ -74,14 +74,14 @@ fn run(patterns: &[String], is_scaled: bool) -> Result<(), BoxError> {
         read_images(path, &mut images).map_err(|error| format!("shard `{}`: {error}", shard.url))?;
     }
     if images.is_empty() {
-        return Err("the shards hold no .jpg member".into());
+        return Err("expected `.jpg` entries, found none in the shards".into());
     }
     let report = measure(&images, is_scaled)?;
     println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
 
-/// Reads all `.jpg` members of an uncompressed shard.
+/// Reads all `.jpg` entries of an uncompressed shard.
 fn read_images(path: &Path, images: &mut Vec<Vec<u8>>) -> Result<(), BoxError> {
     let mut archive = tar::Archive::new(File::open(path)?);
     for entry in archive.entries()? {
@@ -202,7 +202,7 @@ mod codec {
     }
 }
 
-/// Scales the part of the image that a center crop leaves, so that its shorter side fills the square.
+/// Scales the center crop of the image, so that its shorter side fills the square.
 fn resize(
     resizer: &mut Resizer,
     pixels: &[u8],

@@ -1,9 +1,10 @@
-//! What an index costs at scale: bytes a sample, time to open it, and time to the first step at any position.
+//! Measures an index at scale: bytes per sample, time to open, and time to the first step at any position.
 //!
-//! Writes samples of three fields and 12-byte keys as Zstandard shards (which repeat themselves, so they are small on
-//! disk), indexes them, and prints one JSON line. Times are the shortest of several, in milliseconds. Opening verifies
-//! the file's checksum on as many threads as there are cores, so both its wall time and the CPU time of the whole process
-//! are given; plans are timed by the CPU time of their thread. Steps are of 512 samples.
+//! Writes samples of three fields and 12-byte keys as Zstandard shards (their contents repeat, so they are
+//! small on disk), indexes them, and prints one JSON line. Times are the shortest of several, in
+//! milliseconds. Opening verifies the file's checksum on as many threads as there are cores, so both its wall
+//! time and the CPU time of the whole process are given; plans are timed by the CPU time of their thread.
+//! Steps have 512 samples.
 #![expect(clippy::print_stdout, reason = "the one JSON line is what the program is for")]
 
 use std::process::ExitCode;
@@ -21,7 +22,7 @@ use serde::Serialize;
 const SAMPLES: u64 = 1_000_000;
 const ROUNDS: usize = 15;
 const GLOBAL_BATCH: u64 = 512;
-/// Steps whose first plan is timed: the start, deep in the first epoch, and far out.
+/// Steps whose first plan is timed: the start, deep in the first epoch, and after many epochs.
 const STEPS: [u64; 3] = [0, 1_500, 1_000_000_000];
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -74,7 +75,7 @@ fn run(samples: u64) -> Result<(), BoxError> {
     let open_wall_ms = shortest_ms(|| started.elapsed().as_secs_f64() * 1e3, open)?;
     let open_cpu_ms = shortest_ms(|| cpu_ms(ClockId::ProcessCPUTime), open)?;
     let index = Arc::new(index);
-    // A planner of its own for every timing: nothing is laid out before.
+    // Every timing has its own planner, so that nothing is prepared before.
     let first_plan =
         |step| shortest_ms(|| cpu_ms(ClockId::ThreadCPUTime), || planner(&index)?.plan(step).map(drop));
     let first_plan_cpu_ms = STEPS.into_iter().map(first_plan).collect::<Result<_, _>>()?;

@@ -37,6 +37,7 @@ pub(crate) struct Invocation {
 impl Invocation {
     /// Returns the file to start for the same command in another process.
     pub(crate) fn path(&self) -> std::io::Result<PathBuf> {
+        // Resolved late: only `train` starts processes, and `current_exe` can fail.
         self.program.path.clone().map_or_else(std::env::current_exe, Ok)
     }
 

@@ -39,6 +39,7 @@ pub(crate) fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyA
 
 /// Converts a batch with all its samples.
 pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<Bound<'_, PyAny>> {
+    // Resolved once, so that all arrays of a batch are of one library.
     let delivery = delivery.settled(py)?;
     let batch = class(py, "Batch")?.call0()?;
     let rows = PyList::empty(py);
@@ -54,6 +55,7 @@ pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<B
     for (place, sample) in samples.iter().enumerate() {
         for extension in sample.try_iter()? {
             let extension = extension?;
+            // A field that some samples lack gets a list with `None` in their places.
             if !batch.contains(&extension)? {
                 batch.set_item(&extension, PyList::new(py, vec![None::<bool>; samples.len()])?)?;
             }

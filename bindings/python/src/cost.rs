@@ -23,6 +23,7 @@ impl PyCost {
 
 impl CostFunction for PyCost {
     fn module_ns(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<ModuleTimes>, BoxError> {
+        // Fails when the interpreter is shutting down while the planner runs on its thread.
         let answer = Python::try_attach(|py| {
             let list = PyList::empty(py);
             for sample in samples {

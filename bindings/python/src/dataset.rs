@@ -92,6 +92,7 @@ impl PyDataset {
         foreign: &str,
     ) -> PyResult<Self> {
         let arguments = PyDict::new(py);
+        // Kept as given: `__reduce__` creates the dataset from them in another process.
         arguments.set_item("index", &index)?;
         arguments.set_item("split", &split)?;
         arguments.set_item("splits", &splits)?;
@@ -223,6 +224,7 @@ impl PyDataset {
             (self.shards.clone(), self.split.clone(), self.splits.clone(), self.repeat);
         let opened = self.opened.clone();
         runtime::run(py, move || {
+            // Held while the index is built, so that two loaders do not build it twice.
             let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some((_, dataset)) = opened.datasets.iter().find(|(of, _)| *of == digest) {
                 return Ok(dataset.clone());

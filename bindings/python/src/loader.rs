@@ -163,8 +163,10 @@ impl PyLoader {
             *pass = Pass::new(start(&self.builder.clone().first_epoch(pass.next_epoch))?, pass.next_epoch);
         }
         pass.is_begun = true;
+        // Counted when the pass starts: a pass that is left early still uses up its epochs.
         pass.next_epoch += self.epochs;
         let stream = pass.loader.get()?.stream();
+        // An async lock, because it is held across the wait for a batch.
         let stream = Threaded::new(tokio::sync::Mutex::new(stream));
         let (loader, is_ended) = (pass.loader.clone(), pass.is_ended.clone());
         Ok(BatchIterator { loader, stream, is_ended, delivery: self.delivery })

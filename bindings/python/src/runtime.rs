@@ -41,6 +41,7 @@ pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Se
     loop {
         let waited =
             || runtime.block_on(async { tokio::time::timeout(SIGNALS_SEEN_AFTER, future.as_mut()).await });
+        // The interpreter is released during the wait, and held to check for signals.
         match py.detach(waited) {
             Ok(done) => return Ok(done),
             Err(_) => py.check_signals()?,
@@ -94,6 +95,7 @@ impl<T> Threaded<T> {
 impl<T> Drop for Threaded<T> {
     fn drop(&mut self) {
         if self.process != std::process::id() {
+            // Dropping would join threads that do not exist in this process.
             std::mem::forget(self.inner.take());
         }
     }

@@ -102,6 +102,7 @@ fn tokenizer_of(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
     };
     let mut tokenizer =
         Tokenizer::from_json(text.extract::<String>()?.as_bytes()).map_err(DflopError::from)?;
+    // `transformers` keeps special tokens and the chat template outside of the backend tokenizer.
     if let Ok(special) = value.getattr("special_tokens_map") {
         for item in special.call_method0("items")?.try_iter()? {
             let (name, token): (String, Bound<'_, PyAny>) = item?.extract()?;

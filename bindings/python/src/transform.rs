@@ -169,6 +169,7 @@ impl Function {
         if value.is_instance_of::<PyBaseException>() {
             return Err(PyErr::from_value(value).into());
         }
+        // Model inputs need Rust values; otherwise the Python object passes through unchanged.
         if self.is_prepared {
             return Ok(prepared(&value)?);
         }

@@ -1,13 +1,13 @@
-//! Shape bins: eight to an octave of a module's tokens, told by integer arithmetic.
+//! Sorts sizes into shape bins, eight per octave of a module's tokens, by integer arithmetic.
 
-/// Bins between a size and its double; a bin is at most an eighth wider than it begins.
+/// Bins between a size and its double; a bin is at most 1/8 of its first size wide.
 pub const BINS_PER_OCTAVE: u32 = 8;
-/// Number of bins; sizes from 2³² on share the last.
+/// Number of bins; sizes from 2³² on share the last one.
 pub const BINS: usize = 240;
 
 const MANTISSA_BITS: u32 = BINS_PER_OCTAVE.trailing_zeros();
 
-/// Returns the bin of a size: sizes below 16 have a bin each, then eight share an octave evenly.
+/// Returns the bin of a size: sizes below 16 have a bin each, larger ones share eight per octave.
 #[must_use]
 pub fn bin(size: u64) -> usize {
     let size = size.min(u64::from(u32::MAX));
@@ -19,10 +19,10 @@ pub fn bin(size: u64) -> usize {
     (BINS_PER_OCTAVE * (exponent - MANTISSA_BITS + 1)) as usize + mantissa as usize
 }
 
-/// Returns the sizes of a bin: the first, and the first beyond it.
+/// Returns the range of sizes of a bin: the first one, and the first one after it.
 ///
 /// # Panics
-/// If there is no such bin.
+/// If `bin` is not below [`BINS`].
 #[must_use]
 pub fn bin_sizes(bin: usize) -> [u64; 2] {
     assert!(bin < BINS, "bin {bin} of {BINS}");

@@ -1,6 +1,6 @@
-//! Small symmetric positive definite systems, by Cholesky's method.
+//! Solves small symmetric positive definite systems by Cholesky factorization.
 
-/// A symmetric positive definite matrix, factored as `L Lᵀ`.
+/// Symmetric positive definite matrix, factored as `L Lᵀ`.
 #[derive(Debug)]
 pub(super) struct Cholesky {
     size: usize,
@@ -42,7 +42,7 @@ impl Cholesky {
         x
     }
 
-    /// The diagonal of the inverse.
+    /// Returns the diagonal of the inverse matrix.
     pub(super) fn inverse_diagonal(&self) -> Vec<f64> {
         let unit = |at: usize| (0..self.size).map(|k| if k == at { 1.0 } else { 0.0 }).collect::<Vec<f64>>();
         (0..self.size).map(|at| self.solve(&unit(at))[at]).collect()

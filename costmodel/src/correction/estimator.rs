@@ -1,98 +1,103 @@
-//! From measured microbatches to a factor per shape bin.
+//! Estimates a factor per shape bin from measured microbatches.
 //!
-//! **The estimator.** A microbatch `m` holds samples of several bins; `w_mb` is the share of bin `b` in its predicted
-//! time, and `t_m` its measured over its predicted time, less one. With `g_b` the factor of a bin less one,
+//! **The estimator.** A microbatch `m` holds samples of several bins; `w_mb` is the share of bin `b` in its
+//! predicted time, and `t_m` its measured over its predicted time, less one. With `g_b` the factor of a bin
+//! less one,
 //!
 //! ```text
 //! t_m = sum_b w_mb g_b + noise
 //! ```
 //!
-//! Credit is thus split by regression: a bin is charged with what microbatches take longer *because* they hold more of
-//! it. `g` minimizes
+//! Credit is split by regression: a bin is charged with what microbatches take longer *because* they contain
+//! more of it. `g` minimizes
 //!
 //! ```text
 //! sum_m huber(r_m / s)  +  sum_b (g_b / 1.0)² / 2  +  sum_(b, next seen bin c) ((g_b - g_c) / 0.5)² / 2
 //! ```
 //!
-//! with residuals `r_m = t_m - sum_b w_mb g_b` and `s` their scale, 1.4826 times their median absolute value. Huber's
-//! loss (quadratic up to 1.345 s, linear beyond) keeps stragglers from pulling: a microbatch that waited for something
-//! counts no more than one at the edge. The second term shrinks towards no correction, the third towards neighbors;
-//! both are worth one observation or less, so they decide only where little was seen. It is solved by iteratively
-//! reweighted least squares with Cholesky's method.
+//! with residuals `r_m = t_m - sum_b w_mb g_b` and `s` their scale, 1.4826 times their median absolute value.
+//! Huber's loss (quadratic up to 1.345 s, linear beyond) limits stragglers: a microbatch that waited for
+//! something counts no more than one at the edge. The second term shrinks towards no correction, the third
+//! towards neighbors; both are worth one observation or less, so they decide only where there are few
+//! observations. The minimum is found by iteratively reweighted least squares with Cholesky's method.
 //!
-//! What no bin has to itself, a machine that runs slower than when it was measured, does not show in any single bin: only
-//! their sum is well known. Therefore a **common** deviation `c` of all bins whose own is within noise is estimated in the
-//! same way from what the clear ones leave, `t_m - sum_clear w_mb g_b = c sum_other w_mb + noise`. It holds for bins that
-//! were never seen, too.
+//! A deviation that all bins share, such as a machine that is slower than the measured one, does not show in
+//! any single bin: only the sum of the bins is well known. Therefore a **common** deviation `c` of all bins
+//! whose own deviation is within noise is estimated in the same way from what the significant ones leave,
+//! `t_m - sum_significant w_mb g_b = c sum_other w_mb + noise`. It also applies to bins that were never
+//! observed.
 //!
-//! A factor is used only if it is more than 4 standard errors and more than 2 % away from one; otherwise it is one, so
-//! that noise corrects nothing.
+//! A factor is used only if it is more than 4 standard errors and more than 2 % away from one; otherwise it
+//! is one, so that noise corrects nothing.
 //!
-//! Deterministic: `+ - * / sqrt` in a fixed order, correctly rounded; the same observations in the same order give the
-//! same bits everywhere.
+//! Deterministic: `+ - * / sqrt` in a fixed order, correctly rounded; the same observations in the same order
+//! give the same bits everywhere.
 //!
 //! # Source
-//! Huber, "Robust Estimation of a Location Parameter", 1964. DFLOP (arXiv:2603.25120, section 3.4.3) corrects per
-//! input shape and leaves the form open; the form here is this project's.
+//! Huber, "Robust Estimation of a Location Parameter", 1964. DFLOP (arXiv:2603.25120, section 3.4.3) corrects
+//! per input shape and leaves the form open; the form here is this project's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::cholesky::Cholesky;
 use crate::quantiles::median_of_sorted;
 
-/// Where Huber's loss turns linear, in scales: 95 % efficient under normal noise.
+/// Residual, in scales, from which Huber's loss is linear: 95 % efficient under normal noise.
 const HUBER: f64 = 1.345;
-/// Median absolute residual to standard deviation.
+/// Ratio of standard deviation to median absolute residual of a normal distribution.
 const MAD_TO_DEVIATION: f64 = 1.4826;
-/// Scale of residuals below which a clock is not believed.
+/// Smallest scale of residuals; clocks are not more exact than this.
 const SCALE_MIN: f64 = 1e-3;
-/// Prior standard deviation of `g`, and of the difference of neighbors.
+/// Prior standard deviation of `g`.
 const PRIOR_DEVIATION: f64 = 1.0;
+/// Prior standard deviation of the difference of `g` between neighbors.
 const NEIGHBOR_DEVIATION: f64 = 0.5;
-/// Standard errors that a factor must be away from one.
+/// Standard errors by which a factor must differ from one to be used.
 const SIGNIFICANT_ERRORS: f64 = 4.0;
-/// Least deviation from one that is corrected.
+/// Smallest deviation from one that is corrected.
 const DEAD_BAND: f64 = 0.02;
-/// Reweightings, and the change of `g` that ends them.
+/// Largest number of reweightings.
 const ROUNDS_MAX: usize = 50;
+/// Change of `g` below which reweighting stops.
 const CHANGE_MIN: f64 = 1e-7;
 
-/// A microbatch as the regression sees it.
+/// Microbatch as an equation of the regression.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Equation {
     /// Measured over predicted time, less one.
     pub(super) target: f64,
-    /// Bin, and its share of the predicted time; shares add up to one.
+    /// Bins with their shares of the predicted time; shares add up to one.
     pub(super) shares: Vec<(usize, f64)>,
 }
 
-/// What is known of a bin.
+/// Estimated deviation of a bin.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Deviation {
     /// Factor less one.
     pub(super) excess: f64,
-    /// Its standard error.
+    /// Standard error of `excess`.
     pub(super) error: f64,
 }
 
 impl Deviation {
-    /// The factor, one where the deviation is within noise.
+    /// Returns the factor; one where the deviation is within noise.
     pub(super) fn factor(self) -> f64 {
-        let is_clear = self.excess.abs() > SIGNIFICANT_ERRORS * self.error && self.excess.abs() > DEAD_BAND;
-        if is_clear { 1.0 + self.excess } else { 1.0 }
+        let is_significant =
+            self.excess.abs() > SIGNIFICANT_ERRORS * self.error && self.excess.abs() > DEAD_BAND;
+        if is_significant { 1.0 + self.excess } else { 1.0 }
     }
 }
 
-/// What predicted times are multiplied with.
+/// Factors that predicted times are multiplied by.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Factors {
-    /// Of bins whose own deviation is clear.
+    /// Factors of bins whose own deviation is significant.
     pub(super) bins: BTreeMap<usize, f64>,
-    /// Of all others, seen or not.
+    /// Factor of all other bins, observed or not.
     pub(super) common: f64,
 }
 
-/// Estimates the factors that the equations are clear about.
+/// Estimates the factors that differ significantly from one.
 pub(super) fn factors(equations: &[Equation]) -> Factors {
     let own = estimate(equations).into_iter().map(|(bin, deviation)| (bin, deviation.factor()));
     let bins: BTreeMap<usize, f64> = own.filter(|(_, factor)| (factor - 1.0).abs() > 0.0).collect();
@@ -114,7 +119,7 @@ pub(super) fn factors(equations: &[Equation]) -> Factors {
     Factors { bins, common: Deviation { excess: excess[0], error: errors[0] }.factor() }
 }
 
-/// Estimates the deviation of every bin that the equations hold.
+/// Estimates the deviation of every bin that occurs in the equations.
 fn estimate(equations: &[Equation]) -> BTreeMap<usize, Deviation> {
     let bins: BTreeMap<usize, usize> = {
         let seen: BTreeSet<usize> =
@@ -135,7 +140,7 @@ fn estimate(equations: &[Equation]) -> BTreeMap<usize, Deviation> {
         .collect()
 }
 
-/// Iteratively reweighted least squares; returns `g` and its standard errors.
+/// Solves by iteratively reweighted least squares; returns `g` and its standard errors.
 fn solve(rows: &[(f64, Vec<(usize, f64)>)], bins: usize) -> (Vec<f64>, Vec<f64>) {
     let mut excess = vec![0.0; bins];
     let mut errors = vec![f64::INFINITY; bins];
@@ -171,7 +176,7 @@ fn scale(residuals: &[f64]) -> f64 {
     (MAD_TO_DEVIATION * median_of_sorted(&sizes)).max(SCALE_MIN)
 }
 
-/// Weighted normal equations with the priors.
+/// Builds the weighted normal equations, with the priors.
 fn normal_equations(
     rows: &[(f64, Vec<(usize, f64)>)],
     residuals: &[f64],

@@ -1,11 +1,11 @@
-//! Adaptive correction: what a run measures corrects what the profile predicts.
+//! Learns from the measured times of a run to correct what the profile predicts.
 //!
-//! Measured times of microbatches go into a [`CorrectionTracker`]; at the end of every interval it says whether tracking pays
-//! ([`CorrectionOptions`] states the rule) and may hand out a [`CorrectionTable`], a factor per module and shape bin,
-//! learned by the estimator that `estimator.rs` states. A table is in force from an agreed step on, on all ranks
-//! ([`Corrections`]); [`crate::CostModel::correction`] applies it.
+//! Measured times of microbatches go into a [`CorrectionTracker`]. At the end of every interval it decides
+//! whether tracking pays ([`CorrectionOptions`] states the rule) and may return a [`CorrectionTable`]: a
+//! factor per module and shape bin, learned by the estimator described in `estimator.rs`. A table is in force
+//! from an agreed step on, on all ranks ([`Corrections`]); [`crate::CostModel::correction`] applies it.
 //!
-//! No clocks and no randomness: who measures and who sends is up to the trainer.
+//! No clocks and no randomness: the trainer measures, and sends tables to the ranks.
 
 mod bins;
 mod cholesky;

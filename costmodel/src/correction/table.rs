@@ -1,4 +1,4 @@
-//! Correction tables: a factor per module and shape bin, with a version, a step and a digest.
+//! Holds correction tables: a factor per module and shape bin, with version, step and digest.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use super::bins::{BINS, BINS_PER_OCTAVE, bin};
 use crate::error::{Error, Result};
 use crate::module::Module;
 
-/// The factor that changes nothing; factors are fractions of this.
+/// Factor that changes nothing; factors are fractions of it.
 pub const FACTOR_ONE: u32 = 1 << 16;
-/// Factors are at most this many times one, and at least one over it.
+/// Largest factor; the smallest is its reciprocal.
 pub const FACTOR_MAX: u32 = 16;
 
 /// Factors on predicted times, in force on all ranks from one step on.
@@ -38,7 +38,7 @@ pub struct CorrectionTable {
     factors: Box<[[u32; BINS]; 3]>,
 }
 
-/// A table as it is written.
+/// Serialized form of a table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TableText {
@@ -54,7 +54,7 @@ impl CorrectionTable {
     /// Makes a table of factors for modules and sizes; sizes are tokens inside the module.
     ///
     /// # Errors
-    /// [`Error::Correction`] for a factor of 0 or beyond [`FACTOR_MAX`].
+    /// [`Error::Correction`] for a factor above [`FACTOR_MAX`] or below its reciprocal.
     pub fn new(
         version: u64,
         effective_step: u64,
@@ -102,9 +102,10 @@ impl CorrectionTable {
         })
     }
 
-    /// Returns the digest of version, step and all factors: ranks with equal digests correct alike.
+    /// Returns the digest of version, step and all factors; ranks with equal digests correct equally.
     #[must_use]
     pub fn digest(&self) -> u64 {
+        // Only changes are hashed, not all bins, so that the digest does not depend on the number of bins.
         let mut bytes = Vec::new();
         for number in [self.version, self.effective_step, u64::from(BINS_PER_OCTAVE), u64::from(FACTOR_ONE)] {
             bytes.extend(number.to_le_bytes());
@@ -117,7 +118,7 @@ impl CorrectionTable {
         xxh3_64(&bytes)
     }
 
-    /// A table that corrects nothing.
+    /// Returns a table that corrects nothing.
     pub(super) fn blank(version: u64, effective_step: u64) -> Self {
         Self { version, effective_step, factors: Box::new([[FACTOR_ONE; BINS]; 3]) }
     }
@@ -126,7 +127,7 @@ impl CorrectionTable {
         self.factors[module as usize][bin]
     }
 
-    /// Sets a factor that is within its limits.
+    /// Sets a factor that the caller has limited to the valid range.
     pub(super) fn put(&mut self, module: Module, bin: usize, factor: u32) {
         self.factors[module as usize][bin] = factor;
     }
@@ -166,7 +167,10 @@ impl TryFrom<TableText> for CorrectionTable {
 
     fn try_from(text: TableText) -> Result<Self> {
         if (text.bins_per_octave, text.factor_one) != (BINS_PER_OCTAVE, FACTOR_ONE) {
-            let reason = format!("bins and factors of {} and {}", text.bins_per_octave, text.factor_one);
+            let reason = format!(
+                "expected {BINS_PER_OCTAVE} bins per octave and factors of {FACTOR_ONE}, found {} and {}",
+                text.bins_per_octave, text.factor_one
+            );
             return Err(Error::Correction { reason });
         }
         let mut table = Self::blank(text.version, text.effective_step);
@@ -177,34 +181,39 @@ impl TryFrom<TableText> for CorrectionTable {
         }
         let digest = format!("{:016x}", table.digest());
         if digest != text.digest {
-            let reason = format!("the digest of table {} is {digest}, it says {}", text.version, text.digest);
+            let reason = format!(
+                "the digest of table {} is {digest}, expected {}; it was changed or damaged",
+                text.version, text.digest
+            );
             return Err(Error::Correction { reason });
         }
         Ok(table)
     }
 }
 
-/// The tables of a run, by the step from which each is in force.
+/// Tables of a run, by the step from which each is in force.
 ///
-/// A table is agreed on ahead: it may only begin at a step that no rank has planned yet, so all ranks change over at
-/// the same step.
+/// A table is agreed on in advance: its first step is one that no rank has planned yet, so that all ranks
+/// change over at the same step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Corrections {
     tables: Vec<Arc<CorrectionTable>>,
 }
 
 impl Corrections {
-    /// Takes a table that will be in force from its step on.
+    /// Adds a table that is in force from its step on.
     ///
-    /// - `planned_steps`: steps that some rank may have planned already, counted from 0
+    /// - `planned_steps`: number of steps that some rank may have planned already
     ///
     /// # Errors
-    /// [`Error::Correction`] if its step is planned already, or its version or step is not after the last table's.
+    /// [`Error::Correction`] if its step is planned already, or its version or step is not after the last
+    /// table's.
     pub fn accept(&mut self, table: CorrectionTable, planned_steps: u64) -> Result<()> {
         let (version, step) = (table.version(), table.effective_step());
         if step < planned_steps {
-            let reason =
-                format!("table {version} begins at step {step}, but {planned_steps} steps are planned");
+            let reason = format!(
+                "table {version} starts at step {step}, but {planned_steps} steps are planned already"
+            );
             return Err(Error::Correction { reason });
         }
         if let Some(last) = self.tables.last()

@@ -1,14 +1,14 @@
-//! Replays of runs in which some shapes take longer than the profile says.
+//! Replays runs in which some shapes take longer than the profile predicts.
 
 use super::*;
 use crate::error::Error;
 use crate::module::Module;
 use proptest::prelude::*;
 
-/// A generator of fixed numbers (`SplitMix64`).
-struct Dice(u64);
+/// Random numbers from a fixed seed (`SplitMix64`).
+struct SplitMix64(u64);
 
-impl Dice {
+impl SplitMix64 {
     fn fraction(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -17,28 +17,29 @@ impl Dice {
         ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// About normal, deviation 1.
+    /// Draws from an approximate normal distribution with standard deviation 1.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.fraction()).sum::<f64>() - 6.0
     }
 }
 
-/// What a run is like.
+/// Properties of a replayed run.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     seed: u64,
-    /// Share of samples of the shape that is slow, and how much slower it is than predicted.
+    /// Share of samples that have the slow shape.
     anomaly_share: f64,
+    /// Measured over predicted time of the slow shape.
     slowdown: f64,
-    /// Relative deviation of a microbatch's time.
+    /// Relative standard deviation of a microbatch's time.
     noise: f64,
-    /// Share of microbatches that wait for something, and take three times as long.
+    /// Share of microbatches that wait for something and take three times as long.
     stragglers: f64,
 }
 
 const QUIET: Run = Run { seed: 1, anomaly_share: 0.0, slowdown: 1.0, noise: 0.02, stragglers: 0.0 };
 
-/// Sizes of ordinary samples; the slow shape has one of its own between them.
+/// Sizes of ordinary samples; the size of the slow shape lies between them.
 const SIZES: [u64; 9] = [60, 200, 500, 900, 1400, 2200, 3100, 4200, 6000];
 const SLOW_SIZE: u64 = 2929;
 const MICROBATCHES: usize = 32;
@@ -48,30 +49,30 @@ fn predicted_ns(size: u64) -> u64 {
     20_000 * size + 2 * size * size
 }
 
-/// Tracks a run over some intervals; returns all reports.
+/// Tracks a run over some intervals and returns all reports.
 fn replay(run: Run, options: CorrectionOptions, intervals: u64) -> (CorrectionTracker, Vec<IntervalReport>) {
-    let (mut tracker, mut reports, mut dice) =
-        (CorrectionTracker::new(options).unwrap(), Vec::new(), Dice(run.seed));
+    let (mut tracker, mut reports, mut random) =
+        (CorrectionTracker::new(options).unwrap(), Vec::new(), SplitMix64(run.seed));
     for _ in 0..intervals * options.interval_steps {
         for _ in 0..MICROBATCHES {
-            tracker.observe(&microbatch(run, &mut dice)).unwrap();
+            tracker.observe(&microbatch(run, &mut random)).unwrap();
         }
         reports.extend(tracker.end_step());
     }
     (tracker, reports)
 }
 
-fn microbatch(run: Run, dice: &mut Dice) -> Observation {
+fn microbatch(run: Run, random: &mut SplitMix64) -> Observation {
     let (mut samples, mut true_ns) = (Vec::new(), 0.0);
     for _ in 0..SAMPLES {
-        let is_slow = dice.fraction() < run.anomaly_share;
-        let size = if is_slow { SLOW_SIZE } else { SIZES[(dice.fraction() * SIZES.len() as f64) as usize] };
+        let is_slow = random.fraction() < run.anomaly_share;
+        let size = if is_slow { SLOW_SIZE } else { SIZES[(random.fraction() * SIZES.len() as f64) as usize] };
         let ns = predicted_ns(size);
         true_ns += ns as f64 * if is_slow { run.slowdown } else { 1.0 };
         samples.push((size, ns));
     }
-    let wait = if dice.fraction() < run.stragglers { 3.0 } else { 1.0 };
-    let measured_ns = (true_ns * (1.0 + run.noise * dice.normal()) * wait) as u64;
+    let wait = if random.fraction() < run.stragglers { 3.0 } else { 1.0 };
+    let measured_ns = (true_ns * (1.0 + run.noise * random.normal()) * wait) as u64;
     Observation { module: Module::Llm, measured_ns, samples }
 }
 
@@ -83,7 +84,7 @@ fn last_table(reports: &[IntervalReport]) -> CorrectionTable {
     reports.iter().rev().find_map(|report| report.table.clone()).expect("a table was sent")
 }
 
-/// Measuring costs next to nothing, so that rare anomalies are worth it.
+/// Sets a tracking cost so low that correcting rare anomalies pays.
 fn cheap() -> CorrectionOptions {
     CorrectionOptions { tracking_cost: 0.0005, ..CorrectionOptions::default() }
 }
@@ -168,16 +169,16 @@ fn switching_off_withdraws_the_table_on_all_ranks() {
 }
 
 #[test]
-fn an_anomaly_that_begins_later_is_found_by_a_probe() {
+fn an_anomaly_that_starts_later_is_found_by_a_probe() {
     let options = CorrectionOptions { rest_intervals: 1, ..cheap() };
     let (mut tracker, reports) = replay(QUIET, options, 2);
     assert_eq!(reports[1].next_mode, TrackingMode::Resting);
-    let (mut dice, run) = (Dice(9), Run { anomaly_share: 0.05, slowdown: 2.0, ..QUIET });
+    let (mut random, run) = (SplitMix64(9), Run { anomaly_share: 0.05, slowdown: 2.0, ..QUIET });
     let mut modes = Vec::new();
     let mut tables = Vec::new();
     for _ in 0..3 * options.interval_steps {
         for _ in 0..MICROBATCHES {
-            tracker.observe(&microbatch(run, &mut dice)).unwrap();
+            tracker.observe(&microbatch(run, &mut random)).unwrap();
         }
         if let Some(report) = tracker.end_step() {
             modes.push(report.next_mode);
@@ -190,11 +191,11 @@ fn an_anomaly_that_begins_later_is_found_by_a_probe() {
 }
 
 #[test]
-fn modules_are_corrected_apart() {
+fn modules_are_corrected_separately() {
     let mut tracker = CorrectionTracker::new(CorrectionOptions { interval_steps: 1, ..cheap() }).unwrap();
-    let mut dice = Dice(4);
+    let mut random = SplitMix64(4);
     for _ in 0..200 {
-        let mut observation = microbatch(QUIET, &mut dice);
+        let mut observation = microbatch(QUIET, &mut random);
         tracker.observe(&observation).unwrap();
         observation.module = Module::Vision;
         observation.measured_ns *= 2;
@@ -202,7 +203,7 @@ fn modules_are_corrected_apart() {
     }
     let table = last_table(&tracker.end_step().into_iter().collect::<Vec<_>>());
     assert!(table.changes().all(|(module, ..)| module == Module::Vision));
-    // Shorter samples are too small a share of any microbatch to be told apart from noise.
+    // Shorter samples are too small a share of any microbatch to be distinguished from noise.
     for size in &SIZES[3..] {
         assert!(table.factor(Module::Vision, *size).abs_diff(2 * FACTOR_ONE) < FACTOR_ONE / 10, "{size}");
     }

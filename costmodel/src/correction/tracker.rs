@@ -1,4 +1,4 @@
-//! The tracker: takes measured microbatches, makes tables, and says when measuring pays.
+//! Tracks measured microbatches, learns tables from them, and decides when measuring pays.
 
 use std::collections::VecDeque;
 
@@ -11,46 +11,46 @@ use super::tracking_rule::{CorrectionOptions, TrackingMode, TrackingRule};
 use crate::error::{Error, Result};
 use crate::module::Module;
 
-/// One module's measured time over one microbatch.
+/// Measured time of one module over one microbatch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Observation {
-    /// The module.
+    /// Measured module.
     pub module: Module,
-    /// Forward and backward in nanoseconds.
+    /// Measured forward and backward in nanoseconds.
     pub measured_ns: u64,
-    /// Of each sample with work for the module: its size, tokens inside the module, and its predicted time in
-    /// nanoseconds **without** correction.
+    /// Size and predicted time of each sample with work for the module: tokens inside the module, and
+    /// nanoseconds **without** correction, as [`crate::CostModel::predict_uncorrected`] returns them.
     pub samples: Vec<(u64, u64)>,
 }
 
-/// What an interval of steps has shown.
+/// Result of an interval of steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct IntervalReport {
-    /// Steps so far.
+    /// Number of steps since the start of the run.
     pub steps: u64,
-    /// What was done in the interval.
+    /// Mode during the interval.
     pub mode: TrackingMode,
-    /// What is done in the next one.
+    /// Mode during the next interval.
     pub next_mode: TrackingMode,
-    /// Microbatches and modules that were measured.
+    /// Number of observations: one per microbatch and module.
     pub observations: usize,
     /// Mean error without correction, as a fraction of measured time.
     pub error_uncorrected: f64,
     /// Mean error with the table that was learned before the interval, if there was one.
     pub error_corrected: Option<f64>,
-    /// `B`: the difference of the two.
+    /// Gain `B`: the error without correction less the error with it.
     pub gain: Option<f64>,
-    /// `C`, for comparison.
+    /// Cost `C`, to compare the gain with.
     pub tracking_cost: f64,
-    /// A table that all ranks are to take, if it has changed.
+    /// Table that all ranks have to use from its step on; `None` if nothing changes.
     pub table: Option<CorrectionTable>,
 }
 
 /// Learns corrections from the measured times of a run.
 ///
-/// Pure and deterministic: no clock, no randomness; the same observations in the same order give the same tables. One
-/// rank runs it, over the observations of all ranks in rank order, and sends the tables; or all ranks do, over the same
-/// gathered observations.
+/// Pure and deterministic: no clock, no randomness; the same observations in the same order give the same
+/// tables. Either one rank runs it, over the observations of all ranks in rank order, and sends the tables;
+/// or all ranks run it, over the same gathered observations.
 #[derive(Debug, Clone)]
 pub struct CorrectionTracker {
     options: CorrectionOptions,
@@ -58,13 +58,13 @@ pub struct CorrectionTracker {
     steps: u64,
     /// Observations per interval, the current one last.
     window: VecDeque<Vec<BinnedObservation>>,
-    /// What was learned last, in force or not.
+    /// Table learned last, in force or not.
     learned: Option<CorrectionTable>,
-    /// What was sent to the ranks last.
+    /// Table sent to the ranks last.
     sent: CorrectionTable,
 }
 
-/// An observation by bins.
+/// Observation with its samples sorted into bins.
 #[derive(Debug, Clone)]
 struct BinnedObservation {
     module: Module,
@@ -77,7 +77,7 @@ impl CorrectionTracker {
     /// Starts tracking at step 0, with no correction.
     ///
     /// # Errors
-    /// [`Error::Correction`] for a setting that makes no sense.
+    /// [`Error::Correction`] for an invalid setting.
     pub fn new(options: CorrectionOptions) -> Result<Self> {
         options.check()?;
         Ok(Self {
@@ -90,16 +90,16 @@ impl CorrectionTracker {
         })
     }
 
-    /// Returns whether microbatches of the current step are to be measured.
+    /// Returns whether microbatches of the current step should be measured.
     #[must_use]
     pub fn is_tracking(&self) -> bool {
         self.rule.mode() != TrackingMode::Resting
     }
 
-    /// Takes a measurement of the current step; ignored while tracking rests.
+    /// Adds a measurement of the current step; ignored while tracking rests.
     ///
     /// # Errors
-    /// [`Error::Correction`] if nothing was predicted or measured of it.
+    /// [`Error::Correction`] if the measured or the predicted time is 0.
     pub fn observe(&mut self, observation: &Observation) -> Result<()> {
         let observed = BinnedObservation::new(observation)?;
         if self.is_tracking()
@@ -110,7 +110,7 @@ impl CorrectionTracker {
         Ok(())
     }
 
-    /// Ends a step; at the end of an interval returns what it has shown.
+    /// Ends a step; returns a report at the end of an interval.
     pub fn end_step(&mut self) -> Option<IntervalReport> {
         self.steps += 1;
         self.steps.is_multiple_of(self.options.interval_steps).then(|| self.end_interval())
@@ -124,11 +124,14 @@ impl CorrectionTracker {
         let error_corrected =
             self.learned.as_ref().filter(|_| observations > 0).map(|table| error(current, Some(table)));
         let gain = error_corrected.map(|corrected| error_uncorrected - corrected);
+        // An interval without observations shows nothing, so the mode stays; only a rest counts such
+        // intervals.
         let next_mode = if observations == 0 && mode != TrackingMode::Resting {
             mode
         } else {
             self.rule.end_interval(gain)
         };
+        // The version counts up only when a table is sent, so ranks see consecutive versions.
         let version = self.sent.version() + 1;
         let effective_step = self.steps + self.options.lead_steps;
         self.learned = match next_mode {
@@ -150,7 +153,7 @@ impl CorrectionTracker {
         }
     }
 
-    /// The table of all that the window holds.
+    /// Learns a table from all observations in the window.
     fn learn(&self, version: u64, effective_step: u64) -> CorrectionTable {
         let mut table = CorrectionTable::blank(version, effective_step);
         for module in Module::ALL {
@@ -165,7 +168,7 @@ impl CorrectionTracker {
         table
     }
 
-    /// The table that ranks have to take now, if it is another than they have.
+    /// Returns the table that ranks have to use next, if it differs from the one they have.
     fn send(&mut self, mode: TrackingMode, version: u64, effective_step: u64) -> Option<CorrectionTable> {
         let wanted = match (&self.learned, mode) {
             (Some(table), TrackingMode::Correcting) => table.clone(),
@@ -199,7 +202,7 @@ impl BinnedObservation {
         if predicted_ns <= 0.0 || observation.measured_ns == 0 {
             let (module, measured_ns) = (observation.module, observation.measured_ns);
             let reason = format!(
-                "a microbatch of {module} with {predicted_ns} ns predicted and {measured_ns} ns measured"
+                "expected times above 0 for a microbatch of {module}, found {predicted_ns} ns predicted and {measured_ns} ns measured"
             );
             return Err(Error::Correction { reason });
         }
@@ -217,7 +220,7 @@ impl BinnedObservation {
     }
 }
 
-/// Sum of absolute errors over the sum of measured times; 0 where nothing was measured.
+/// Returns the sum of absolute errors over the sum of measured times; 0 without measurements.
 fn error(observed: &[BinnedObservation], table: Option<&CorrectionTable>) -> f64 {
     let (mut errors, mut measured) = (0.0, 0.0);
     for observed in observed {
@@ -228,7 +231,7 @@ fn error(observed: &[BinnedObservation], table: Option<&CorrectionTable>) -> f64
     if measured > 0.0 { errors / measured } else { 0.0 }
 }
 
-/// A factor as a fraction of [`FACTOR_ONE`], within its limits.
+/// Converts a factor to a fraction of [`FACTOR_ONE`], within its limits.
 fn to_fixed_point(factor: f64) -> u32 {
     let (one, most) = (f64::from(FACTOR_ONE), f64::from(FACTOR_MAX));
     (factor.clamp(1.0 / most, most) * one).round() as u32

@@ -1,35 +1,39 @@
-//! Whether tracking pays: the gain of correcting against the cost of measuring, with hysteresis.
+//! Decides whether tracking pays: compares the gain of correcting with the cost of measuring.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// When tracking is switched on and off.
+/// Settings of the rule that switches tracking on and off.
 ///
-/// The gain `B` of an interval of `I` steps is the share of measured time that the correction predicts and the bare
-/// profile does not: `(sum |measured - predicted| - sum |measured - corrected|) / sum measured`, with the table that
-/// was learned **before** the interval, so that a fit to noise shows no gain. The cost `C` is the share of throughput
-/// that measuring takes. Tracking ends when `B < C`; while it is off, an interval now and then is measured again, and
-/// tracking resumes when `B > C (1 + hysteresis)`. Each time that it does not, the rest doubles.
+/// The gain `B` of an interval of `I` steps is the share of measured time that the correction predicts and
+/// the bare profile does not: `(sum |measured - predicted| - sum |measured - corrected|) / sum measured`,
+/// with the table that was learned **before** the interval, so that a fit to noise shows no gain. The cost
+/// `C` is the share of throughput that measuring takes. Tracking ends when `B < C`; while it rests, an
+/// interval is measured now and then, and tracking resumes when `B > C (1 + hysteresis)`. Each time that it
+/// does not resume, the rest doubles.
 ///
 /// # Source
-/// An et al., PACMMOD 2026, arXiv:2603.25120, section 3.4.3: `B` per shape against `C`, measured at the start by turning
-/// tracking off and on; how `B` is averaged, the interval and the way back on are not given there and are stated here.
+/// An et al., PACMMOD 2026, arXiv:2603.25120, section 3.4.3: `B` per shape against `C`, measured at the start
+/// by turning tracking off and on. The paper does not define the average of `B`, the interval and the
+/// resumption; they are defined here.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CorrectionOptions {
-    /// Steps of an interval, `I`: a table is learned and the gain is looked at once per interval. Default: 32.
+    /// Steps of an interval, `I`: once per interval a table is learned and the gain is checked. Default: 32.
     pub interval_steps: u64,
-    /// Intervals whose observations a table is learned from, at most. Default: 4.
+    /// Largest number of intervals whose observations a table is learned from. Default: 4.
     pub window_intervals: usize,
-    /// `C`: throughput lost by measuring, as a fraction; 0 where stage times are reported anyway. Default: 0.005.
+    /// Cost `C`: throughput lost by measuring, as a fraction; 0 where stage times are reported anyway.
+    /// Default: 0.005.
     pub tracking_cost: f64,
-    /// How far above `C` the gain must be for tracking to resume, as a fraction of `C`. Default: 0.25.
+    /// Margin above `C` that the gain needs for tracking to resume, as a fraction of `C`. Default: 0.25.
     pub hysteresis: f64,
     /// Intervals of the first rest. Default: 4.
     pub rest_intervals: u64,
     /// Longest rest in intervals. Default: 64.
     pub rest_intervals_max: u64,
-    /// Steps from the end of an interval to the first step with its table: as far as any rank plans ahead. Default: 8.
+    /// Steps from the end of an interval to the first step with its table: as far as any rank plans ahead.
+    /// Default: 8.
     pub lead_steps: u64,
 }
 
@@ -69,7 +73,7 @@ impl CorrectionOptions {
     }
 }
 
-/// What tracking is doing.
+/// Mode of a tracker during an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrackingMode {
@@ -83,7 +87,7 @@ pub enum TrackingMode {
     Resting,
 }
 
-/// The rule with its memory.
+/// Rule with its state.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TrackingRule {
     options: CorrectionOptions,
@@ -103,7 +107,7 @@ impl TrackingRule {
         self.mode
     }
 
-    /// Ends an interval whose gain was `gain`; `None` where no table was there to compare.
+    /// Ends an interval with its gain; `None` if there was no table to compare with.
     pub(super) fn end_interval(&mut self, gain: Option<f64>) -> TrackingMode {
         let cost = self.options.tracking_cost;
         self.mode = match (self.mode, gain) {
@@ -150,7 +154,7 @@ mod tests {
         let mut rule = TrackingRule::new(options);
         assert_eq!(modes(&mut rule, &[None, Some(0.10), Some(0.041)]), [Correcting; 3]);
         assert_eq!(modes(&mut rule, &[Some(0.039), None, None]), [Resting, Resting, Learning]);
-        // 0.045 would have kept it on, but does not bring it back.
+        // A gain of 0.045 would have kept tracking on, but does not resume it.
         assert_eq!(modes(&mut rule, &[None, Some(0.045)]), [Probing, Resting]);
         assert_eq!(modes(&mut rule, &[None; 4]), [Resting, Resting, Resting, Learning]);
         assert_eq!(modes(&mut rule, &[None, Some(0.06)]), [Probing, Correcting]);

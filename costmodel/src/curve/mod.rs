@@ -1,17 +1,18 @@
-//! A measured time as a function of work: monotone between the points, linear beyond them.
+//! Interpolates a measured time over work: monotone between the points, linear outside them.
 //!
-//! First the points are made non-decreasing by isotonic regression (pool adjacent violators), since more work that
-//! takes less time is noise of the clock; then a monotone piecewise cubic goes through them. Seconds are
+//! First the points are made non-decreasing by isotonic regression (pool adjacent violators), since more work
+//! that takes less time is noise of the clock; then a monotone piecewise cubic goes through them. Times are
 //! interpolated, never rates: a rate hides launch costs and does not add up.
 //!
-//! Why a cubic in plain coordinates: through points of `a + b x` it is that line exactly; it has no kinks at the
-//! points, so that marginal costs do not jump; it needs only `+ - * /`, which IEEE 754 rounds correctly, so that
-//! every rank gets the same bits (logarithms of a platform's library would not).
+//! A cubic in plain coordinates, because: through points of `a + b x` it is that line exactly; it has no
+//! kinks at the points, so that marginal costs do not jump; it needs only `+ - * /`, which IEEE 754 rounds
+//! correctly, so that every rank gets the same bits (logarithms of a platform's library would not give them).
 //!
 //! # Source
-//! Isotonic regression: Ayer et al., "An Empirical Distribution Function for Sampling with Incomplete Information",
-//! 1955. Slopes: Fritsch and Butland, "A Method for Constructing Local Monotone Piecewise Cubic Interpolants", 1984,
-//! in the form of Brodlie with weights of the interval lengths.
+//! Isotonic regression: Ayer et al., "An Empirical Distribution Function for Sampling with Incomplete
+//! Information",
+//! 1955. Slopes: Fritsch and Butland, "A Method for Constructing Local Monotone Piecewise Cubic
+//! Interpolants", 1984, in the form of Brodlie with weights of the interval lengths.
 
 mod surface;
 
@@ -20,7 +21,7 @@ pub(crate) use surface::{Surface, SurfacePoint};
 /// Work and time of a point of a curve.
 pub(crate) type CurvePoint = (f64, f64);
 
-/// A measured point of a curve.
+/// Measured point of a curve.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Knot {
     /// Work, above 0.
@@ -31,24 +32,25 @@ pub(crate) struct Knot {
     pub(crate) spread_ns: f64,
 }
 
-/// A value read from a curve, and how far to trust it.
+/// Value read from a curve, and its uncertainty.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Estimate {
     /// Time in nanoseconds.
     pub(crate) ns: f64,
-    /// Its uncertainty in nanoseconds, from the spread of the points and from what lies between or beyond them.
+    /// Uncertainty in nanoseconds: the spread of the points around it, and the interpolation error.
     pub(crate) uncertainty_ns: f64,
-    /// Whether the point is outside the measured points.
+    /// Whether the work is outside the measured points.
     pub(crate) is_extrapolated: bool,
 }
 
 impl Estimate {
-    /// The estimate of `factor` times the time.
+    /// Scales the estimate.
     pub(crate) fn times(self, factor: f64) -> Self {
         Self { ns: self.ns * factor, uncertainty_ns: self.uncertainty_ns * factor, ..self }
     }
 
-    /// The sum; uncertainties add up in full, because errors of one profile come from one machine and one day.
+    /// Adds two estimates; uncertainties add up in full, because errors of one profile share one machine and
+    /// one day.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             ns: self.ns + other.ns,
@@ -58,13 +60,13 @@ impl Estimate {
     }
 }
 
-/// A monotone curve through measured points.
+/// Monotone curve through measured points.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Curve {
     pieces: Vec<Piece>,
 }
 
-/// A point and the cubic up to the next one: `ns + u (slope + u (square + u cube))` at `x + u`.
+/// Point and the cubic up to the next one: `ns + u (slope + u (square + u cube))` at `x + u`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Piece {
     knot: Knot,
@@ -74,7 +76,7 @@ struct Piece {
 }
 
 impl Curve {
-    /// Makes a curve of points that are sorted by work, no work twice, at least one.
+    /// Fits a curve through at least one point; points are sorted by work, and no two have the same work.
     pub(crate) fn new(knots: &[Knot]) -> Self {
         let mut fitted = knots.to_vec();
         let mut times: Vec<f64> = knots.iter().map(|knot| knot.ns).collect();
@@ -95,7 +97,7 @@ impl Curve {
         Self { pieces: fitted.iter().enumerate().map(piece).collect() }
     }
 
-    /// The curve of `factor` times the time, at least 0.
+    /// Returns the curve of `factor` times the time; `factor` is at least 0.
     pub(crate) fn times(&self, factor: f64) -> Self {
         let scaled = |piece: &Piece| Piece {
             knot: Knot {
@@ -110,7 +112,8 @@ impl Curve {
         Self { pieces: self.pieces.iter().map(scaled).collect() }
     }
 
-    /// The sum of two curves with the same measured work, exact from the first point on; `None` if they differ in it.
+    /// Adds two curves over the same measured work, exact from the first point on; `None` if their work
+    /// differs.
     pub(crate) fn plus(&self, other: &Self) -> Option<Self> {
         let is_alike = |(a, b): (&Piece, &Piece)| a.knot.x.total_cmp(&b.knot.x).is_eq();
         if self.pieces.len() != other.pieces.len() || !self.pieces.iter().zip(&other.pieces).all(is_alike) {
@@ -129,12 +132,12 @@ impl Curve {
         Some(Self { pieces: self.pieces.iter().zip(&other.pieces).map(sum).collect() })
     }
 
-    /// Least and greatest work measured.
+    /// Returns the least and the greatest work measured.
     pub(crate) fn range(&self) -> [f64; 2] {
         [self.first().knot.x, self.last().knot.x]
     }
 
-    /// Time of this much work in nanoseconds; no work takes no time.
+    /// Returns the time of this much work in nanoseconds; no work takes no time.
     pub(crate) fn at(&self, x: f64) -> f64 {
         if x <= 0.0 {
             return 0.0;
@@ -150,8 +153,10 @@ impl Curve {
         ns.clamp(piece.knot.ns, next.knot.ns)
     }
 
-    /// The same with its uncertainty: the spread of the points around it; between two points also the distance to
-    /// the straight line; beyond them also the distance to time proportional to work.
+    /// Returns the time with its uncertainty.
+    ///
+    /// The uncertainty is the spread of the points around the work; between two points, plus the distance to
+    /// the straight line; outside all points, plus the distance to a time proportional to work.
     pub(crate) fn estimate(&self, x: f64) -> Estimate {
         if x <= 0.0 {
             return Estimate::default();
@@ -168,8 +173,10 @@ impl Curve {
         Estimate { ns, uncertainty_ns: spread_ns * scale + (ns - other_ns).abs(), is_extrapolated }
     }
 
-    /// Linear in work from the last point on.
+    /// Extrapolates linearly in work from the last point on.
     fn extrapolate(&self, x: f64) -> f64 {
+        // The slope spans at least a factor of 2 in work, so that noise of two close points at the end is not
+        // extrapolated.
         let last = self.last().point();
         let half = self.pieces.iter().rev().map(Piece::point).find(|point| 2.0 * point.0 <= last.0);
         extrapolate_above(last, half.or_else(|| self.pieces.first().map(Piece::point)), x)
@@ -196,7 +203,7 @@ impl Piece {
 
 /// Makes values non-decreasing: runs that fall are replaced by their mean, each value weighing the same.
 ///
-/// Keeps order between inputs: if no value of `a` is above that of `b`, none is afterwards.
+/// Keeps the order between inputs: if no value of `a` is above the same value of `b`, none is afterwards.
 pub(crate) fn pool_adjacent_violators(values: &mut [f64]) {
     let mut pools: Vec<(f64, usize)> = Vec::with_capacity(values.len());
     for &value in values.iter() {
@@ -217,7 +224,7 @@ pub(crate) fn pool_adjacent_violators(values: &mut [f64]) {
     }
 }
 
-/// Coefficients of the cubic from `low` to `high`; the neighbors shape its slopes.
+/// Returns the coefficients of the cubic from `low` to `high`; the neighbors shape its slopes.
 pub(crate) fn cubic(
     before: Option<CurvePoint>,
     low: CurvePoint,
@@ -240,14 +247,14 @@ pub(crate) fn cubic(
     [at_low, square, cube]
 }
 
-/// Time below the first point: linear in work, not above the first time, not below proportion to it.
+/// Extrapolates below the first point: linear in work, at most the first time, at least proportional to work.
 pub(crate) fn extrapolate_below(first: CurvePoint, second: Option<CurvePoint>, x: f64) -> f64 {
     let proportional = first.1 * (x / first.0);
     let slope = second.map_or(first.1 / first.0, |second| interval(first, second).1);
     (first.1 - slope * (first.0 - x)).clamp(proportional.min(first.1), first.1)
 }
 
-/// Time beyond the last point: linear in work, with the slope from an earlier point to the last one.
+/// Extrapolates beyond the last point: linear in work, with the slope from an earlier point to the last one.
 pub(crate) fn extrapolate_above(last: CurvePoint, earlier: Option<CurvePoint>, x: f64) -> f64 {
     let slope = match earlier {
         Some(earlier) if earlier.0 < last.0 => interval(earlier, last).1,
@@ -256,12 +263,12 @@ pub(crate) fn extrapolate_above(last: CurvePoint, earlier: Option<CurvePoint>, x
     last.1 + slope.max(0.0) * (x - last.0)
 }
 
-/// Width and rise per unit of width.
+/// Returns the width of an interval, and its rise per unit of width.
 fn interval(low: CurvePoint, high: CurvePoint) -> (f64, f64) {
     (high.0 - low.0, (high.1 - low.1) / (high.0 - low.0))
 }
 
-/// Slope between two intervals: their weighted harmonic mean, 0 at an extreme.
+/// Returns the slope between two intervals: their weighted harmonic mean, 0 at an extreme.
 fn inner_slope(left: (f64, f64), right: (f64, f64)) -> f64 {
     if left.1 * right.1 <= 0.0 {
         return 0.0;
@@ -271,7 +278,7 @@ fn inner_slope(left: (f64, f64), right: (f64, f64)) -> f64 {
     (left_weight + right_weight) / (left_weight / left.1 + right_weight / right.1)
 }
 
-/// Slope at an end: through three points, limited so that the cubic stays monotone.
+/// Returns the slope at an end: through three points, limited so that the cubic stays monotone.
 fn end_slope(own: (f64, f64), neighbor: (f64, f64)) -> f64 {
     let slope = ((2.0 * own.0 + neighbor.0) * own.1 - own.0 * neighbor.1) / (own.0 + neighbor.0);
     if slope * own.1 <= 0.0 {

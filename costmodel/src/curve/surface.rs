@@ -1,19 +1,20 @@
-//! A measured time as a function of batch and sequence length, for work that is not linear in tokens.
+//! Interpolates a measured time over batch and sequence length, for work that is not linear in tokens.
 //!
-//! Each measured length has a [`Curve`] over the batch; between lengths a monotone cubic goes through the values of
-//! the four nearest ones. Beyond the lengths time is linear in work, and the work of attention is the square of the
-//! length. On a full grid the surface is monotone over batches at each measured length and over lengths at each batch.
+//! Each measured length has a [`Curve`] over the batch; between lengths a monotone cubic goes through the
+//! values of the four nearest ones. Outside the lengths time is linear in work, and the work of attention is
+//! the square of the length. On a full grid the surface is monotone over batches at each measured length and
+//! over lengths at each batch.
 
 use super::{
     Curve, CurvePoint, Estimate, Knot, cubic, extrapolate_above, extrapolate_below, pool_adjacent_violators,
 };
 
-/// A measured point: a batch of sequences of one length.
+/// Measured point: a batch of sequences of one length.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct SurfacePoint {
-    /// Sequences, above 0.
+    /// Number of sequences, above 0.
     pub(crate) batch: f64,
-    /// Tokens of each, above 0.
+    /// Tokens of each sequence, above 0.
     pub(crate) tokens: f64,
     /// Time in nanoseconds.
     pub(crate) ns: f64,
@@ -21,7 +22,7 @@ pub(crate) struct SurfacePoint {
     pub(crate) spread_ns: f64,
 }
 
-/// A monotone surface through measured points.
+/// Monotone surface through measured points.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Surface {
     rows: Vec<LengthCurve>,
@@ -34,27 +35,30 @@ struct LengthCurve {
 }
 
 impl Surface {
-    /// Makes a surface of at least one point, no place twice, in any order.
-    pub(crate) fn new(mut cells: Vec<SurfacePoint>) -> Self {
-        cells.sort_by(|a, b| a.batch.total_cmp(&b.batch).then(a.tokens.total_cmp(&b.tokens)));
-        for of_batch in cells.chunk_by_mut(|a, b| a.batch.total_cmp(&b.batch).is_eq()) {
-            let mut times: Vec<f64> = of_batch.iter().map(|cell| cell.ns).collect();
+    /// Fits a surface through at least one point, in any order; no two have the same batch and length.
+    pub(crate) fn new(mut points: Vec<SurfacePoint>) -> Self {
+        points.sort_by(|a, b| a.batch.total_cmp(&b.batch).then(a.tokens.total_cmp(&b.tokens)));
+        // Monotone over lengths first, at each batch; the curves then make the times monotone over batches,
+        // and pooling keeps the order between curves, so both hold at the end.
+        for of_batch in points.chunk_by_mut(|a, b| a.batch.total_cmp(&b.batch).is_eq()) {
+            let mut times: Vec<f64> = of_batch.iter().map(|point| point.ns).collect();
             pool_adjacent_violators(&mut times);
-            for (cell, ns) in of_batch.iter_mut().zip(times) {
-                cell.spread_ns = cell.spread_ns.max((cell.ns - ns).abs());
-                cell.ns = ns;
+            for (point, ns) in of_batch.iter_mut().zip(times) {
+                point.spread_ns = point.spread_ns.max((point.ns - ns).abs());
+                point.ns = ns;
             }
         }
-        cells.sort_by(|a, b| a.tokens.total_cmp(&b.tokens).then(a.batch.total_cmp(&b.batch)));
+        points.sort_by(|a, b| a.tokens.total_cmp(&b.tokens).then(a.batch.total_cmp(&b.batch)));
         let row = |of_length: &[SurfacePoint]| {
-            let knot = |cell: &SurfacePoint| Knot { x: cell.batch, ns: cell.ns, spread_ns: cell.spread_ns };
+            let knot =
+                |point: &SurfacePoint| Knot { x: point.batch, ns: point.ns, spread_ns: point.spread_ns };
             let knots: Vec<Knot> = of_length.iter().map(knot).collect();
             LengthCurve { tokens: of_length[0].tokens, over_batches: Curve::new(&knots) }
         };
-        Self { rows: cells.chunk_by(|a, b| a.tokens.total_cmp(&b.tokens).is_eq()).map(row).collect() }
+        Self { rows: points.chunk_by(|a, b| a.tokens.total_cmp(&b.tokens).is_eq()).map(row).collect() }
     }
 
-    /// The surface of `factor` times the time, at least 0.
+    /// Returns the surface of `factor` times the time; `factor` is at least 0.
     pub(crate) fn times(&self, factor: f64) -> Self {
         let scaled = |row: &LengthCurve| LengthCurve {
             tokens: row.tokens,
@@ -63,7 +67,7 @@ impl Surface {
         Self { rows: self.rows.iter().map(scaled).collect() }
     }
 
-    /// The sum of two surfaces on the same grid, exact at its lengths; `None` if the grids differ.
+    /// Adds two surfaces on the same grid, exact at its lengths; `None` if the grids differ.
     pub(crate) fn plus(&self, other: &Self) -> Option<Self> {
         if self.rows.len() != other.rows.len() {
             return None;
@@ -77,17 +81,17 @@ impl Surface {
         rows.map(|rows| Self { rows })
     }
 
-    /// Least and greatest length measured.
+    /// Returns the least and the greatest length measured.
     pub(crate) fn token_range(&self) -> [f64; 2] {
         [self.rows[0].tokens, self.rows[self.rows.len() - 1].tokens]
     }
 
-    /// Time of a batch of sequences in nanoseconds; nothing takes no time.
+    /// Returns the time of a batch of sequences in nanoseconds; an empty batch takes no time.
     pub(crate) fn at(&self, batch: f64, tokens: f64) -> f64 {
         self.between(batch, tokens, |row| row.over_batches.at(batch))
     }
 
-    /// The same with its uncertainty, as [`Curve::estimate`] has it along both axes.
+    /// Returns the time with its uncertainty, as [`Curve::estimate`] does along both axes.
     pub(crate) fn estimate(&self, batch: f64, tokens: f64) -> Estimate {
         if batch <= 0.0 || tokens <= 0.0 {
             return Estimate::default();
@@ -149,7 +153,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn surface(batches: &[f64], lengths: &[f64], time: impl Fn(f64, f64) -> f64) -> Surface {
-        let cell = |batch: f64, tokens: f64| {
+        let point = |batch: f64, tokens: f64| {
             let ns = time(batch, tokens);
             SurfacePoint { batch, tokens, ns, spread_ns: ns / 50.0 }
         };
@@ -157,12 +161,12 @@ mod tests {
             lengths
                 .iter()
                 .flat_map(|&s| batches.iter().map(move |&b| (b, s)))
-                .map(|(b, s)| cell(b, s))
+                .map(|(b, s)| point(b, s))
                 .collect(),
         )
     }
 
-    /// Launch, memory traffic and arithmetic of attention.
+    /// Adds up launch, memory traffic and arithmetic of attention.
     fn attention_ns(batch: f64, tokens: f64) -> f64 {
         5_000.0 + 20.0 * batch * tokens + 0.1 * batch * tokens * tokens
     }

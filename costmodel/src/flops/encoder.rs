@@ -1,4 +1,4 @@
-//! FLOPs of an encoder and its projector.
+//! Counts the FLOPs of an encoder and its projector.
 
 use super::{Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
 use crate::model::EncoderSpec;
@@ -8,21 +8,22 @@ use crate::tokens::EncoderWork;
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
-/// appendix, for layers of width `h`: `8h²` a token for the four projections of the attention, `4hf` for a
+/// appendix, for layers of width `h`: `8h²` per token for the four projections of the attention, `4hf` for a
 /// plain MLP of width `f`, `6hf` for a gated one; `4h` per query-key pair, within a window where attention is
-/// windowed. Stem: `2h` times its inputs a token. Pooling head (`SiglipMultiheadAttentionPoolingHead` of
-/// transformers 4.57.1): `4h² + 4h` a token for keys, values and attention, `4h² + 4hf` an item.
+/// windowed. Stem: `2h` times its inputs per token. Pooling head (`SiglipMultiheadAttentionPoolingHead` of
+/// transformers 4.57.1): `4h² + 4h` per token for keys, values and attention, `4h² + 4hf` per item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EncoderFlops {
-    /// Of the stem, and those of it whose inputs have no gradient.
+    /// FLOPs of the stem per encoder token.
     stem_per_token: u64,
+    /// Share of `stem_per_token` whose inputs are the medium itself, which has no gradient.
     stem_medium_per_token: u64,
     used: LayerFlops,
     unused: LayerFlops,
     pooling_per_token: u64,
     pooling_per_item: u64,
     per_projected_token: u64,
-    /// Of the projector's first matrix alone, whose inputs come from the tower.
+    /// FLOPs of the projector's first matrix, whose inputs come from the tower.
     first_per_projected_token: u64,
     merged_tokens: u64,
     class_tokens: u64,
@@ -30,7 +31,7 @@ pub struct EncoderFlops {
     projector_gradients: Gradients,
 }
 
-/// FLOPs of some layers, for a token and for a query-key pair.
+/// FLOPs of some layers, per token and per query-key pair.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct LayerFlops {
     token: u64,
@@ -41,13 +42,13 @@ struct LayerFlops {
 /// FLOPs of one pass, by part.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct EncoderPass {
-    /// Stem, layers and pooling head.
+    /// FLOPs of stem, layers and pooling head.
     pub tower: u128,
-    /// The way into the LLM.
+    /// FLOPs of the projector.
     pub projector: u128,
 }
 
-/// Tokens and pairs inside the layers, class tokens among them.
+/// Tokens and pairs inside the layers, class tokens included.
 #[derive(Clone, Copy)]
 struct LayerWork {
     tokens: u64,
@@ -56,12 +57,12 @@ struct LayerWork {
 }
 
 impl EncoderFlops {
-    /// Folds an encoder that feeds an LLM of width `llm_hidden`.
+    /// Folds an encoder, for an LLM of width `llm_hidden`, into FLOPs per token and pair.
     #[must_use]
     pub fn new(spec: &EncoderSpec, llm_hidden: u32) -> Self {
         let details = &spec.details;
         let unused_layers = details.unused_layers.min(spec.layers);
-        // Unused layers are taken for layers of full attention first.
+        // Which layers are windowed is not known; the unused ones are assumed to be of full attention first.
         let windowed = spec.windowed_layers.min(spec.layers);
         let unused_windowed = unused_layers.saturating_sub(spec.layers - windowed);
         let projector = spec.projector;
@@ -89,7 +90,9 @@ impl EncoderFlops {
         }
     }
 
-    /// Sets which gradients are computed. A tower has those of everything or none: before it there are only media.
+    /// Sets which gradients are computed.
+    ///
+    /// A tower computes [`Gradients::All`] or [`Gradients::None`], because only media come before it.
     #[must_use]
     pub const fn gradients(mut self, tower: Gradients, projector: Gradients) -> Self {
         self.tower_gradients = tower;
@@ -143,9 +146,10 @@ impl EncoderFlops {
     pub fn training(&self, work: &EncoderWork, recomputation: Recomputation) -> TrainingFlops {
         let backward = self.backward_pass(work);
         let inside = self.inside(work);
+        // The scores are one of attention's two products.
         let scores = self.used.attention(inside) / 2;
         let recomputed = match recomputation {
-            // What has no backward pass keeps nothing, and computes nothing again.
+            // A tower without a backward pass saves no activations, so it recomputes none.
             _ if self.tower_gradients == Gradients::None => 0,
             Recomputation::None => 0,
             Recomputation::Scores => scores,
@@ -158,9 +162,9 @@ impl EncoderFlops {
         }
     }
 
-    /// What is computed backward outside the layers, stem and projector, of what there is if all is trained.
+    /// Returns the backward FLOPs of stem and projector, as a share of those with everything trained.
     pub(crate) fn outside_layers_backward_share(&self) -> f64 {
-        // Enough tokens for whole numbers of merged ones: both parts are linear in them.
+        // Both parts are linear in tokens; this many make a whole number of merged tokens.
         let tokens = self.merged_tokens;
         let work = EncoderWork { encoder_tokens: tokens, ..EncoderWork::default() };
         let ends = |flops: &Self| {
@@ -180,8 +184,10 @@ impl EncoderFlops {
         wide_product(self.first_per_projected_token, work.encoder_tokens / self.merged_tokens)
     }
 
-    /// Items are sequences wherever there are class tokens: `c` of them beside `s` tokens make
-    /// `(s + c)² = s² + 2cs + c²` pairs.
+    /// Adds class tokens to the work.
+    ///
+    /// Items are sequences wherever there are class tokens: `c` of them and `s` tokens make `(s + c)² = s² +
+    /// 2cs + c²` pairs.
     fn inside(&self, work: &EncoderWork) -> LayerWork {
         let class_tokens = self.class_tokens.saturating_mul(work.items);
         let class_pairs = self
@@ -317,7 +323,8 @@ mod tests {
         }
     }
 
-    /// SigLIP behind two matrices: the first needs no gradient of its inputs if the tower is frozen.
+    /// SigLIP with a projector of two matrices: the first needs no gradient of its inputs if the tower is
+    /// frozen.
     #[test]
     fn frozen_parts_have_fewer_gradients() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();

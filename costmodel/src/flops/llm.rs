@@ -1,4 +1,4 @@
-//! FLOPs of a language model.
+//! Counts the FLOPs of a language model.
 
 use super::{Attention, Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
 use crate::model::LlmSpec;
@@ -9,7 +9,7 @@ use crate::model::LlmSpec;
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
 /// appendix, extended to grouped-query attention and gated MLPs. Per layer and token of width `h`, with `a`
 /// query and `kv` key heads of width `d`: `4h d (a + kv)` for the projections, `6hf` for a gated MLP of width
-/// `f`; `4 a d` per query-key pair; `2hV` a token for the LM head over `V` words.
+/// `f`; `4 a d` per query-key pair; `2hV` per token for the LM head over `V` words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LlmFlops {
     per_token: u64,
@@ -19,7 +19,7 @@ pub struct LlmFlops {
 }
 
 impl LlmFlops {
-    /// Folds an LLM.
+    /// Folds an LLM into FLOPs per token and pair.
     #[must_use]
     pub fn new(spec: &LlmSpec) -> Self {
         let projections = product([2, spec.hidden, spec.head_dim])
@@ -33,7 +33,8 @@ impl LlmFlops {
         }
     }
 
-    /// Sets which gradients are computed: [`Gradients::Inputs`] where the LLM is frozen, embedding and LM head too.
+    /// Sets which gradients are computed: [`Gradients::Inputs`] if the LLM is frozen, with its embedding and
+    /// LM head.
     #[must_use]
     pub const fn gradients(mut self, gradients: Gradients) -> Self {
         self.gradients = gradients;
@@ -42,14 +43,14 @@ impl LlmFlops {
 
     /// Returns the forward FLOPs of all layers, without LM head, over samples packed into one sequence.
     ///
-    /// `sample_tokens`: tokens of each sample; attention stays within a sample, so it takes the sum of their
+    /// `sample_tokens`: tokens of each sample; attention stays within a sample, so it costs the sum of their
     /// squares.
     #[must_use]
     pub fn layers_forward(&self, sample_tokens: &[u32], attention: Attention) -> u128 {
         self.linear(sample_tokens).saturating_add(self.attention(sample_tokens, attention))
     }
 
-    /// Returns the forward FLOPs of the LM head, which the last pipeline stage alone computes.
+    /// Returns the forward FLOPs of the LM head, which only the last pipeline stage computes.
     #[must_use]
     pub fn head_forward(&self, tokens: u64) -> u128 {
         wide_product(self.head_per_token, tokens)
@@ -73,7 +74,8 @@ impl LlmFlops {
             Recomputation::Layers => layers.saturating_add(pairs / 2),
         };
         let backward = match self.gradients {
-            // Inputs of its layers come from its own embedding.
+            // The embedding is trained, so the layers need gradients of their inputs even if nothing comes
+            // before them.
             Gradients::All | Gradients::Weights => forward.saturating_mul(2),
             Gradients::Inputs => forward.saturating_add(pairs),
             Gradients::None => 0,
@@ -158,7 +160,7 @@ mod tests {
         }
     }
 
-    /// Of 28 layers of width 3584, full attention adds `2 h s²` each.
+    /// Full attention adds `2 h s²` in each of 28 layers of width 3584.
     #[test]
     fn full_attention_computes_twice_the_pairs() {
         let llm = llm("llava-ov-qwen2.5-7b");
@@ -199,7 +201,8 @@ mod tests {
         assert_eq!(llm.layers_forward(&[widest; 3], Attention::Full), u128::MAX);
     }
 
-    /// One product for each of the forward pass, and both of attention's, which has no weights.
+    /// A frozen layer computes one backward product per forward product, and both of attention, which has no
+    /// weights.
     #[test]
     fn a_frozen_llm_passes_gradients_through() {
         let all = llm("llava-ov-qwen2.5-7b");

@@ -1,21 +1,23 @@
-//! FLOPs of a forward and a backward pass, by module, as exact integers.
+//! Counts FLOPs of forward and backward passes by module, as exact integers.
 //!
 //! One multiply-add is two FLOPs; matrix products and convolutions are counted, element-wise work, norms,
 //! softmax, interpolation and look-ups are not. A specification is folded once into FLOPs per token and per
-//! query-key pair, after which a sample costs a few multiplications. All sums saturate at the largest integer.
+//! query-key pair, after which a sample costs a few multiplications. All sums saturate at the largest
+//! integer.
 //!
-//! **What counts.** *Tower*: stem (patch embedding or convolutions), layers with the class token where there
-//! is one, and a pooling head that runs though no one uses it. *Projector*: its matrices over the tokens that
-//! enter the LLM, after pixel shuffle, merging or pooling. *LLM*: layers and the LM head over all tokens.
+//! **Counted.** *Tower*: stem (patch embedding or convolutions), layers with the class token where there is
+//! one, and a pooling head that runs although its output is unused. *Projector*: its matrices over the tokens
+//! that enter the LLM, after pixel shuffle, merging or pooling. *LLM*: layers and the LM head over all
+//! tokens.
 //!
-//! **Backward.** Twice the forward, one product for the gradient of the input and one for that of the
-//! weights, but no gradient goes to pixels or spectrograms, into an unused pooling head or into layers behind
-//! the one whose output is taken. All parameters are trained, unless a part is frozen ([`Gradients`]).
+//! **Backward.** Twice the forward, one product for the gradient of the inputs and one for the gradient of
+//! the weights, but no gradient goes to pixels or spectrograms, into an unused pooling head or into layers
+//! after the one whose output is taken. All parameters are trained, unless a part is frozen ([`Gradients`]).
 //!
 //! **Two figures.** *Model FLOPs* count attention in full ([`Attention::Full`]), as `PyTorch`'s
-//! `FlopCounterMode` does, with which they agree to 0.02 % on every family
-//! (`costmodel/tests/flops.rs`). *Executed FLOPs* are what runs: causal attention over half of the pairs of each
-//! sample of a pack, and whatever a [`Recomputation`] does again. Windows are exact in both.
+//! `FlopCounterMode` does; they agree with it to 0.02 % on every family (`costmodel/tests/flops.rs`).
+//! *Executed FLOPs* are those that run: causal attention over half of the pairs of each sample of a pack, and
+//! everything that a [`Recomputation`] repeats. Windows are exact in both.
 
 mod encoder;
 mod llm;
@@ -27,28 +29,28 @@ use crate::error::Error;
 pub use encoder::{EncoderFlops, EncoderPass};
 pub use llm::LlmFlops;
 
-/// Which query-key pairs of a sequence the LLM's attention computes.
+/// Query-key pairs of a sequence that the LLM's attention computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Attention {
-    /// Each token sees those before it: half of all pairs.
+    /// Each token attends to the tokens before it: half of all pairs.
     Causal,
-    /// Each token sees all; what profilers such as `PyTorch`'s `FlopCounterMode` count.
+    /// Each token attends to all tokens, as profilers such as `PyTorch`'s `FlopCounterMode` count.
     Full,
 }
 
-/// What the backward pass computes a second time instead of keeping it.
+/// Work that the backward pass repeats instead of saving its results (activation checkpointing).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Recomputation {
     /// Nothing.
     #[default]
     None,
-    /// The attention scores, one of attention's two products: what fused attention kernels do.
+    /// The attention scores, one of attention's two products, as fused attention kernels do.
     ///
     /// # Source
     /// Dao, "FlashAttention-2", 2023, arXiv:2307.08691, section 3.1: five products backward for two forward.
     Scores,
     /// All transformer layers from their inputs, and the scores within: activation checkpointing of each
-    /// layer over a fused kernel. Stem, projector and LM head are kept.
+    /// layer with a fused kernel. Activations of stem, projector and LM head are saved.
     ///
     /// # Source
     /// Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv:1604.06174.
@@ -82,41 +84,43 @@ impl FromStr for Recomputation {
     }
 }
 
-/// Which gradients the backward pass of a part computes; each of them takes one product for each of the forward pass.
+/// Gradients that the backward pass of a part computes; each takes one product per product of the forward
+/// pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Gradients {
-    /// Of weights and of inputs: the part is trained, and so is something before it.
+    /// Gradients of weights and of inputs: the part is trained, and so is something before it.
     #[default]
     All,
-    /// Of inputs alone: the part is frozen, something before it is trained. Attention has no weights: both of its
-    /// factors are inputs.
+    /// Gradients of inputs only: the part is frozen, something before it is trained. Attention has no
+    /// weights: both of its factors are inputs.
     Inputs,
-    /// Of weights alone, and of inputs between its own matrices: the part is trained, nothing before it is.
+    /// Gradients of weights, and of inputs between its own matrices: the part is trained, nothing before it
+    /// is.
     Weights,
-    /// None: nothing up to here is trained.
+    /// No gradients: neither the part nor anything before it is trained.
     None,
 }
 
-/// FLOPs of one training pass over some samples.
+/// FLOPs of one training step over some samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct TrainingFlops {
-    /// Of the forward pass.
+    /// FLOPs of the forward pass.
     pub forward: u128,
-    /// Of the backward pass, without what it recomputes.
+    /// FLOPs of the backward pass, without what it recomputes.
     pub backward: u128,
-    /// Done a second time in the backward pass; not part of the model's FLOPs.
+    /// FLOPs that the backward pass repeats; not part of the model's FLOPs.
     pub recomputed: u128,
 }
 
 impl TrainingFlops {
-    /// Returns all of it, saturating.
+    /// Returns the sum, saturating.
     #[must_use]
     pub const fn total(&self) -> u128 {
         self.forward.saturating_add(self.backward).saturating_add(self.recomputed)
     }
 }
 
-/// FLOPs from multiply-adds, saturating.
+/// Converts multiply-adds to FLOPs, saturating.
 fn flops(multiply_adds: u128) -> u64 {
     u64::try_from(multiply_adds.saturating_mul(2)).unwrap_or(u64::MAX)
 }

@@ -1,16 +1,16 @@
-//! What a transformer layer keeps for its backward pass.
+//! Computes the activations that a transformer layer saves for its backward pass.
 //!
 //! # Source
-//! Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv:2205.05198,
-//! section 4, without dropout masks and with fused attention, which keeps one 32-bit sum a head instead of the
-//! scores, extended to grouped-query attention and gated MLPs. For width `h`, `a` query and `kv` key heads of
-//! width `d` and an MLP of width `f`, in bytes a token: inputs of both norms, of the attention and of the MLP,
-//! `8h`; queries, keys, values and the attention's output, `4d(a + kv)`; its sums, `4a`; between the matrices of
-//! the MLP, `4f` for a plain and `6f` for a gated one. With `h = ad` and `f = 4h` a plain layer takes the paper's
-//! `34h` less `2h` of masks.
+//! Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
+//! arXiv:2205.05198, section 4, without dropout masks and with fused attention, which saves one 32-bit sum
+//! per head instead of the scores, extended to grouped-query attention and gated MLPs. For width `h`, `a`
+//! query and `kv` key heads of width `d` and an MLP of width `f`, in bytes per token: inputs of both norms,
+//! of the attention and of the MLP, `8h`; queries, keys, values and the attention's output, `4d(a + kv)`; its
+//! sums, `4a`; between the matrices of the MLP, `4f` for a plain and `6f` for a gated one. With `h = ad` and
+//! `f = 4h` a plain layer takes the paper's `34h` less `2h` of masks.
 //!
-//! An LLM of transformers 4.57.1 without fused kernels keeps more: `16h + 8` around its norms, which compute in 32
-//! bits; keys and values repeated for each query head, `8ad` in all; the gate before and behind its
+//! An LLM of transformers 4.57.1 without fused kernels saves more: `16h + 8` around its norms, which compute
+//! in 32 bits; keys and values repeated for each query head, `8ad` in all; the gate before and after its
 //! activation, `8f`. Saved tensors of PyTorch agree with both to 3 %.
 
 use std::num::NonZeroU32;
@@ -18,34 +18,34 @@ use std::num::NonZeroU32;
 use super::Peak;
 use crate::model::{EncoderSpec, LlmSpec, Mlp};
 
-/// What is kept from the forward to the backward pass.
+/// Activations that are saved from the forward to the backward pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum SavedActivations {
     /// Everything that a backward pass reads.
     #[default]
     All,
-    /// The input of every layer; the rest of a layer is there while it is computed again.
+    /// The input of every layer; the other activations of a layer exist only while it is recomputed.
     LayerInputs,
 }
 
-/// Which operations are fused, so that nothing is kept between their parts.
+/// Operations that are fused, so that nothing is saved between their parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Kernels {
-    /// Norms, attention with its own key heads, and the activation of gated MLPs.
+    /// Norms, attention with grouped key heads, and the activation of gated MLPs.
     #[default]
     Fused,
-    /// Attention alone, as in transformers.
+    /// Attention only, as in transformers.
     AttentionOnly,
 }
 
-/// How a layer is computed.
+/// Parallelism and kernels of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Execution {
     /// TP degree.
     pub tp: NonZeroU32,
-    /// Whether norms and inputs are split over the TP ranks as well; else each holds all of them.
+    /// Whether norms and inputs are split over the TP ranks as well; otherwise each rank holds all of them.
     pub is_sequence_parallel: bool,
-    /// Of an LLM; the norms of encoders are fused everywhere.
+    /// Kernels of an LLM; norms of encoders are always fused.
     pub kernels: Kernels,
 }
 
@@ -55,14 +55,14 @@ impl Default for Execution {
     }
 }
 
-/// Bytes that activations take on one rank of a TP group.
+/// Bytes of activations on one rank of a TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ActivationBytes {
-    /// Of one token in one layer, if everything is kept.
+    /// Bytes of one token in one layer, if everything is saved.
     pub layer_bytes_per_token: u64,
-    /// Of one token at the input of a layer.
+    /// Bytes of one token at the input of a layer.
     pub input_bytes_per_token: u64,
-    /// Of one token behind the layers: its logits in 16 and in 32 bits; 0 for an encoder.
+    /// Bytes of one token after the layers: its logits in 16 and in 32 bits; 0 for an encoder.
     pub head_bytes_per_token: u64,
 }
 
@@ -70,7 +70,7 @@ const BYTES: u64 = 2;
 const F32_BYTES: u64 = 4;
 
 impl ActivationBytes {
-    /// Of an LLM.
+    /// Computes the activations of an LLM.
     #[must_use]
     pub fn for_llm(spec: &LlmSpec, execution: Execution) -> Self {
         let tp = execution.tp.get();
@@ -88,7 +88,7 @@ impl ActivationBytes {
         Self::new(spec.hidden, norms, split, logits, execution)
     }
 
-    /// Of an encoder.
+    /// Computes the activations of an encoder.
     #[must_use]
     pub fn for_encoder(spec: &EncoderSpec, execution: Execution) -> Self {
         let tp = execution.tp.get();
@@ -111,43 +111,43 @@ impl ActivationBytes {
         }
     }
 
-    /// Returns activations and working set of a stage of `layers` layers, the state left at 0.
+    /// Returns activations and working set of a stage of `layers` layers; state and buffers are 0.
     ///
-    /// - `tokens`: of one microbatch, padding included
-    /// - `in_flight`: microbatches, see [`super::microbatches_in_flight`]
-    /// - `has_head`: whether the stage computes the LM head, of one microbatch at a time
+    /// - `tokens`: tokens of one microbatch, padding included
+    /// - `in_flight`: number of microbatches, see [`super::microbatches_in_flight`]
+    /// - `has_head`: whether the stage computes the LM head, for one microbatch at a time
     #[must_use]
     pub fn peak(
         &self,
         layers: u32,
         tokens: u64,
         in_flight: u32,
-        kept: SavedActivations,
+        saved: SavedActivations,
         has_head: bool,
     ) -> Peak {
-        let (kept_bytes, again) = match kept {
+        let (saved_bytes, recomputed_bytes) = match saved {
             SavedActivations::All => (self.layer_bytes_per_token, 0),
             SavedActivations::LayerInputs => (self.input_bytes_per_token, self.layer_bytes_per_token),
         };
         let head = if has_head { self.head_bytes_per_token } else { 0 };
         Peak {
-            activations: kept_bytes
+            activations: saved_bytes
                 .saturating_mul(u64::from(layers))
                 .saturating_mul(tokens)
                 .saturating_mul(u64::from(in_flight)),
-            // A layer that is computed again and the logits do not exist at the same time.
-            working_set: if layers > 0 { again.max(head) } else { head }.saturating_mul(tokens),
+            // A recomputed layer and the logits do not exist at the same time.
+            working_set: if layers > 0 { recomputed_bytes.max(head) } else { head }.saturating_mul(tokens),
             ..Peak::default()
         }
     }
 }
 
-/// Inputs and outputs of both norms.
+/// Returns the bytes of inputs and outputs of both norms.
 fn norm_bytes(hidden: u32) -> u64 {
     u64::from(hidden).saturating_mul(4 * BYTES)
 }
 
-/// Queries, keys, values, the output and the sums of an attention.
+/// Returns the bytes of queries, keys, values, output and sums of an attention.
 fn attention_bytes([heads, kv_heads]: [u32; 2], head_dim: u32) -> u64 {
     let all = u64::from(heads) + u64::from(kv_heads);
     all.saturating_mul(u64::from(head_dim))
@@ -187,9 +187,9 @@ mod tests {
         assert_eq!(sequence.layer_bytes_per_token * 4, whole.layer_bytes_per_token);
     }
 
-    /// Bytes a token and layer of all tensors that PyTorch 2.15 saves for the backward pass on the CPU in 16 bits, as the
-    /// difference of two depths: a Llama of width 256, 8 and 2 heads of 32, MLP of 640, with a causal mask of 256
-    /// bytes that is the kernel's own; SigLIP of width 256, 8 heads, MLP of 1024.
+    /// Bytes per token and layer of all tensors that PyTorch 2.15 saves for the backward pass on the CPU in
+    /// 16 bits, as the difference of two depths: a Llama of width 256, 8 and 2 heads of 32, MLP of 640, with
+    /// a causal mask of 256 bytes that belongs to the kernel; SigLIP of width 256, 8 heads, MLP of 1024.
     #[test]
     fn saved_tensors_of_pytorch_agree() {
         let mut llama = ModelSpec::preset("tiny").unwrap().llm;
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_inputs_leave_one_layer_to_compute_again() {
+    fn saved_inputs_leave_one_layer_to_recompute() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().llm;
         let activations = ActivationBytes::for_llm(&spec, tp(1, false));
         let layer = activations.layer_bytes_per_token;

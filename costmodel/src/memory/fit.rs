@@ -1,42 +1,42 @@
-//! Memory as measured: two linear models, fitted to points of a few small models.
+//! Fits the memory of a module to measured points, by two linear models.
 //!
-//! A model of a few layers is run at every TP degree that will be used, and its memory read off. What is
-//! measured is linear: `state(l, tp) = c(tp) + v(tp) * l` in the layers `l`, and
-//! `act(l, tp, batch, seq) = (a(tp) + b(tp) * l) * batch * seq`; both are least squares over the points of one
-//! TP degree. Another degree than those measured is refused, never guessed.
+//! A model of a few layers is run at every TP degree that will be used, and its memory is read. What is
+//! measured is linear: `state(l, tp) = c(tp) + v(tp) * l` in the layers `l`, and `act(l, tp, batch, seq) =
+//! (a(tp) + b(tp) * l) * batch * seq`; both are least squares over the points of one TP degree. A degree that
+//! was not measured is an error, never a guess.
 //!
 //! # Source
 //! DFLOP, section 3.2.1: memory profile of two small layer counts.
 
-/// What one run used.
+/// Memory of one measured run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryPoint {
     /// Transformer layers.
     pub layers: u32,
     /// TP degree.
     pub tp: u32,
-    /// Tiles, or sequences.
+    /// Number of tiles or sequences.
     pub batch: u32,
-    /// Tokens of each.
+    /// Tokens of each tile or sequence.
     pub sequence: u32,
-    /// Parameters, gradients and optimizer, in bytes.
+    /// Bytes of parameters, gradients and optimizer state.
     pub state_bytes: f64,
-    /// What the forward pass kept, in bytes.
+    /// Bytes of activations that the forward pass saved.
     pub activation_bytes: f64,
 }
 
-/// Why points make no model, or a model has no answer.
+/// Reason for which points cannot be fitted, or a fit has no answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum FitError {
-    /// A point is no measurement.
+    /// A value of a point is not a measurement.
     #[error("point {point}: `{field}` = {found} must be a finite number above 0")]
     Point { point: usize, field: &'static str, found: f64 },
-    /// Two points of the same run; a repeated profile was appended to an older one.
+    /// A run occurs twice; a repeated profile was appended to an older one.
     #[error("point {point} repeats {layers} layers at TP {tp}, batch {batch}, sequence {sequence}")]
     Repeated { point: usize, layers: u32, tp: u32, batch: u32, sequence: u32 },
-    /// A line needs two places.
+    /// A line needs two layer counts.
     #[error("TP {tp} was measured with {layers} layers only; measure another number of layers")]
     OneLayerCount { tp: u32, layers: u32 },
     /// Nothing was measured at this degree.
@@ -44,7 +44,7 @@ pub enum FitError {
     UnknownDegree { tp: u32, known: String },
 }
 
-/// The fitted lines of every TP degree, in ascending order.
+/// Fitted lines of every TP degree, ascending.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredMemory {
     degrees: Vec<Degree>,
@@ -68,8 +68,8 @@ impl MeasuredMemory {
     /// Fits the lines of all TP degrees that occur; the order of the points does not matter.
     ///
     /// # Errors
-    /// [`FitError::Point`] for a number that is not above 0, [`FitError::Repeated`] for a run that occurs twice,
-    /// [`FitError::OneLayerCount`] for a degree that was measured with one number of layers alone.
+    /// [`FitError::Point`] for a value that is not above 0, [`FitError::Repeated`] for a run that occurs
+    /// twice, [`FitError::OneLayerCount`] for a degree that was measured with one number of layers only.
     pub fn fit(points: &[MemoryPoint]) -> Result<Self, FitError> {
         check(points)?;
         let mut sorted = points.to_vec();
@@ -79,7 +79,7 @@ impl MeasuredMemory {
         Ok(Self { degrees })
     }
 
-    /// Returns the bytes of parameters, gradients and optimizer of so many layers, rounded up.
+    /// Returns the bytes of parameters, gradients and optimizer state of `layers` layers, rounded up.
     ///
     /// # Errors
     /// [`FitError::UnknownDegree`] if nothing was measured at this degree.
@@ -87,7 +87,7 @@ impl MeasuredMemory {
         Ok(whole(self.degree(tp)?.state.at(layers)))
     }
 
-    /// Returns the bytes that the forward pass of so many layers keeps, rounded up.
+    /// Returns the bytes of activations that the forward pass of `layers` layers saves, rounded up.
     ///
     /// # Errors
     /// [`FitError::UnknownDegree`] if nothing was measured at this degree.
@@ -147,7 +147,7 @@ impl Line {
         self.constant + self.slope * f64::from(layers)
     }
 
-    /// Least squares of `y = constant * u + slope * v`, whose `v / u` are not all the same.
+    /// Fits `y = constant * u + slope * v` by least squares; `v / u` must not be the same in all rows.
     fn fit(rows: impl Iterator<Item = (f64, f64, f64)>) -> Self {
         let [mut uu, mut uv, mut vv, mut uy, mut vy] = [0.0; 5];
         for (u, v, y) in rows {
@@ -162,7 +162,7 @@ impl Line {
     }
 }
 
-/// Bytes, rounded up; a line that falls below 0 is at 0.
+/// Rounds bytes up; a line that falls below 0 counts as 0.
 fn whole(bytes: f64) -> u64 {
     bytes.max(0.0).ceil() as u64
 }

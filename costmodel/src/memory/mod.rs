@@ -1,14 +1,15 @@
-//! How many bytes of device memory a pipeline stage needs at its peak.
+//! Predicts the bytes of device memory that a pipeline stage needs at its peak.
 //!
-//! A stage holds *state* (parameters, gradients, optimizer), *activations* of every microbatch that is in
-//! flight, the *working set* of the layer that is computed, and buffers. [`state`] and [`activation`] say the
-//! first two from the dimensions of a model, for any TP degree; [`Peak`] adds them up; [`measured`] fits the same
-//! quantities to measured points, which replace the formulas where there are any; [`pipeline`] does it for all stages.
+//! A stage holds *state* (parameters, gradients, optimizer), *activations* of every microbatch in flight, the
+//! *working set* of the layer that is being computed, and buffers. [`StateBytes`] and [`ActivationBytes`]
+//! follow from the sizes of a model, for any TP degree; [`Peak`] adds them up. [`MeasuredMemory`] fits the
+//! same quantities to measured points, which replace the formulas where there are any. [`PipelineMemory`]
+//! covers all stages of a pipeline.
 //!
-//! [`stage`] joins both for who has to know what a stage takes as a function of its tokens, such as a planner.
+//! [`ModuleMemory`] gives the memory of a stage as a function of its tokens, for a planner.
 //!
-//! Bytes are whole and saturate; a stage is taken by its fullest rank. Formulas are for 16-bit activations
-//! and fused attention and count what PyTorch keeps for the backward pass; allocator overhead is a buffer.
+//! Bytes are whole and saturate; a stage counts with its fullest rank. Formulas are for 16-bit activations
+//! and fused attention and count what PyTorch saves for the backward pass; allocator overhead is a buffer.
 
 mod activation;
 mod fit;
@@ -23,16 +24,16 @@ pub use pipeline::{ModuleStages, PipelineMemory, StageMemory};
 pub use stage::{ModuleMemory, StageByTokens};
 pub use state::{StageLayers, StateBytes, encoder_parameters};
 
-/// What a stage needs, by kind, in bytes.
+/// Memory that a stage needs, by kind, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Peak {
-    /// Parameters, gradients and optimizer.
+    /// Parameters, gradients and optimizer state.
     pub state: u64,
-    /// SavedActivations for the backward passes of all microbatches in flight.
+    /// Activations saved for the backward passes of all microbatches in flight.
     pub activations: u64,
-    /// Of the layer, or the LM head, that is being computed.
+    /// Memory of the layer, or the LM head, that is being computed.
     pub working_set: u64,
-    /// Whatever else is allocated: communication, workspaces, fragmentation.
+    /// All other allocations: communication, workspaces, fragmentation.
     pub buffers: u64,
 }
 
@@ -49,20 +50,20 @@ impl Peak {
 
 /// Returns the microbatches whose activations a stage of a 1F1B pipeline holds at once.
 ///
-/// - `stage`: 0 is the first of `stages`, encoder and LLM stages counted through
-/// - `microbatches`: of one step
+/// - `stage`: 0 is the first of `stages`, which count encoder and LLM stages together
+/// - `microbatches`: microbatches of one step
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
-/// section 2.2.1: a stage has warmed up by as many microbatches as stages follow it. The DFLOP paper's
-/// `E_pp + L_pp` for an encoder and `L_pp` for an LLM (section 3.2.1) are those of their first stages.
+/// section 2.2.1: a stage has warmed up by as many microbatches as stages follow it. The DFLOP paper's `E_pp
+/// + L_pp` for an encoder and `L_pp` for an LLM (section 3.2.1) are the values of their first stages.
 #[must_use]
 pub const fn microbatches_in_flight(stage: u32, stages: u32, microbatches: u32) -> u32 {
     let following = stages.saturating_sub(stage);
     if following < microbatches { following } else { microbatches }
 }
 
-/// Returns the layers of each stage: as equal as can be, the larger shares first.
+/// Splits layers over stages as equally as possible, the larger shares first.
 ///
 /// # Panics
 /// If `stages` is 0.

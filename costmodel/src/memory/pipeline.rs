@@ -1,8 +1,7 @@
-//! Memory of every stage of a pipeline: state, activations in flight, working set and buffers, for a layer split and
-//! a TP degree of each module.
+//! Predicts the memory of every stage of a pipeline, from a layer split and a TP degree per module.
 //!
-//! Stages of an encoder are followed by those of the LLM; encoders stand side by side. Where memory of a module was
-//! measured, its points take the position of the formulas, state and activations both.
+//! Stages of an encoder are followed by the stages of the LLM; several encoders run in parallel. Where the
+//! memory of a module was measured, its points replace the formulas for state and activations.
 
 use std::num::NonZeroU32;
 
@@ -16,37 +15,38 @@ use crate::memory::microbatches_in_flight;
 use crate::model::{EncoderSpec, ModelSpec};
 use crate::module::Module;
 
-/// How one module is laid out, and what passes through it.
+/// Layout of one module in a pipeline, and the tokens that it processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleStages {
-    /// Transformer layers of each of its pipeline stages, in order; their sum is the module's.
+    /// Transformer layers of each pipeline stage, in order; they add up to the module's layers.
     pub layers: Vec<u32>,
-    /// TP degree and kernels.
+    /// TP degree and kernels of every stage.
     pub execution: Execution,
-    /// Tokens inside the module of the largest microbatch, on one rank: patches of an encoder, positions of an LLM.
+    /// Tokens inside the module of the largest microbatch, on one rank: patches of an encoder, positions of
+    /// an LLM.
     pub microbatch_tokens: u64,
 }
 
 /// Memory of one pipeline stage, on the fullest rank of its TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StageMemory {
-    /// The module.
+    /// Module that the stage belongs to.
     pub module: Module,
     /// Stage within the module, from 0.
     pub stage: u32,
-    /// Its transformer layers.
+    /// Transformer layers of the stage.
     pub layers: u32,
-    /// Its parameters, frozen ones too.
+    /// Parameters of the stage, frozen ones included.
     pub parameters: u64,
-    /// Microbatches whose activations it holds at once.
+    /// Microbatches whose activations the stage holds at once.
     pub in_flight: u32,
-    /// What it needs at its peak, in bytes.
+    /// Memory at the peak, in bytes.
     pub peak: Peak,
     /// Whether state and activations come from measured points.
     pub is_measured: bool,
 }
 
-/// The memory model of a model that is trained in a pipeline.
+/// Memory model of a model that is trained in a pipeline.
 ///
 /// # Examples
 /// ```
@@ -59,7 +59,8 @@ pub struct StageMemory {
 ///     execution: Execution::default(),
 ///     microbatch_tokens,
 /// };
-/// let stages = PipelineMemory::new(&spec).microbatches(8).stages(&[layout(&[32], 4096), layout(&[14, 14], 8192)])?;
+/// let layouts = [layout(&[32], 4096), layout(&[14, 14], 8192)];
+/// let stages = PipelineMemory::new(&spec).microbatches(8).stages(&layouts)?;
 /// assert_eq!(stages.len(), 3);
 /// assert_eq!(stages[0].in_flight, 3);
 /// # Ok::<(), dflop_costmodel::Error>(())
@@ -75,7 +76,7 @@ pub struct PipelineMemory<'a> {
     measured: Vec<(Module, MeasuredMemory)>,
 }
 
-/// One stage, before anything is added up.
+/// Position of a stage within its module.
 struct StagePosition {
     layers: u32,
     is_first: bool,
@@ -84,7 +85,8 @@ struct StagePosition {
 }
 
 impl<'a> PipelineMemory<'a> {
-    /// Starts with everything trained by Adam, everything saved_activations, one microbatch, no buffers and nothing measured.
+    /// Starts with everything trained by Adam, all activations saved, one microbatch, no buffers and no
+    /// measured points.
     #[must_use]
     pub const fn new(spec: &'a ModelSpec) -> Self {
         Self {
@@ -98,29 +100,31 @@ impl<'a> PipelineMemory<'a> {
         }
     }
 
-    /// Sets which parts hold parameters alone. A tower that is frozen keeps no activations but its output; a frozen
-    /// LLM is taken to keep what a trained one does.
+    /// Sets which parts are frozen, so that they hold parameters only. Default: none.
+    ///
+    /// A frozen tower saves no activations except its output; a frozen LLM is assumed to save as many as a
+    /// trained one.
     #[must_use]
     pub const fn frozen(mut self, frozen: FrozenParts) -> Self {
         self.frozen = frozen;
         self
     }
 
-    /// Sets what is saved_activations for backward passes. Default: everything.
+    /// Sets which activations are saved for the backward passes. Default: all.
     #[must_use]
     pub const fn saved_activations(mut self, saved_activations: SavedActivations) -> Self {
         self.saved_activations = saved_activations;
         self
     }
 
-    /// Sets the bytes of a trained parameter. Default: [`StateBytes::ADAM`].
+    /// Sets the bytes of state per trained parameter. Default: [`StateBytes::ADAM`].
     #[must_use]
     pub const fn trained_state(mut self, state: StateBytes) -> Self {
         self.trained_state = state;
         self
     }
 
-    /// Sets what every stage needs besides: communication, workspaces, fragmentation. Default: 0.
+    /// Sets the bytes that every stage needs for communication, workspaces and fragmentation. Default: 0.
     #[must_use]
     pub const fn buffer_bytes(mut self, bytes: u64) -> Self {
         self.buffer_bytes = bytes;
@@ -134,23 +138,31 @@ impl<'a> PipelineMemory<'a> {
         self
     }
 
-    /// Takes state and activations of a module from measured points: of everything trained and everything saved_activations. With
-    /// frozen parts, or with layers that are computed again, formulas stay in force.
+    /// Takes state and activations of a module from measured points.
+    ///
+    /// Points are of a run with everything trained and all activations saved. With frozen parts, or with
+    /// recomputed layers, the formulas stay in force.
     #[must_use]
     pub fn measured(mut self, module: Module, points: MeasuredMemory) -> Self {
         self.measured.push((module, points));
         self
     }
 
-    /// Returns the memory of all stages: one layout for each module, encoders first.
+    /// Returns the memory of all stages.
+    ///
+    /// - `layouts`: one for each module, encoders first
     ///
     /// # Errors
-    /// [`Error::Incompatible`] if there is not a layout for each module, or layers do not add up to the module's;
-    /// [`Error::Memory`] if a module was measured, but not at this TP degree.
+    /// [`Error::Incompatible`] if a module has no layout, or the layers of its stages do not add up to its
+    /// layers; [`Error::Memory`] if a module was measured, but not at this TP degree.
     pub fn stages(&self, layouts: &[ModuleStages]) -> Result<Vec<StageMemory>> {
         let modules: Vec<(Module, u32)> = self.modules().collect();
         if layouts.len() != modules.len() {
-            return Err(self.refuse(format!("{} layouts for {} modules", layouts.len(), modules.len())));
+            return Err(self.refuse(format!(
+                "expected {} layouts, one per module, found {}",
+                modules.len(),
+                layouts.len()
+            )));
         }
         let llm_stages = layouts[layouts.len() - 1].layers.len() as u32;
         let mut all = Vec::new();
@@ -222,9 +234,10 @@ impl<'a> PipelineMemory<'a> {
         if is_frozen {
             let output = activations.input_bytes_per_token.saturating_mul(tokens);
             peak.working_set = activations.layer_bytes_per_token.saturating_mul(tokens);
-            // The projector's weights need its input; a frozen one behind a frozen tower needs nothing.
-            let is_kept = position.is_last && !self.frozen.projector;
-            peak.activations = if is_kept { output.saturating_mul(u64::from(position.in_flight)) } else { 0 };
+            // The projector's weights need its input; a frozen projector after a frozen tower needs nothing.
+            let is_saved = position.is_last && !self.frozen.projector;
+            peak.activations =
+                if is_saved { output.saturating_mul(u64::from(position.in_flight)) } else { 0 };
         }
         peak.state =
             self.state_of(is_frozen, tower).saturating_add(self.state_of(self.frozen.projector, projector));
@@ -257,7 +270,7 @@ impl<'a> PipelineMemory<'a> {
         state.for_parameters(parameters)
     }
 
-    /// Replaces state and activations where there are points of the same way of training.
+    /// Replaces state and activations by measured ones, if they are of the same kind of training.
     fn take_measured(
         &self,
         module: Module,
@@ -281,7 +294,7 @@ impl<'a> PipelineMemory<'a> {
 }
 
 impl ModuleStages {
-    /// Splits a module's layers over so many stages, as equal as can be, at a TP degree.
+    /// Splits a module's layers over `stages` stages as equally as possible.
     #[must_use]
     pub fn even(layers: u32, stages: NonZeroU32, tp: NonZeroU32, microbatch_tokens: u64) -> Self {
         let execution = Execution { tp, ..Execution::default() };

@@ -1,9 +1,9 @@
-//! Memory points of a profile: of the reference's files, or of the `bytes` column.
+//! Collects the memory points of a profile, from reference files or from the `bytes` column.
 //!
-//! Of the reference's files, state is the peak of a whole training step: what is allocated behind the optimizer's
-//! update may lack gradients.
-//! Of our own rows, activations are what a forward pass of `whole` layers holds, or of `linear` and of `attention` of
-//! each layer; state is what the `optimizer` row of the same layers holds.
+//! In reference files, state is the peak of a whole training step, because what is allocated after the
+//! optimizer's update may lack gradients. In this project's rows, activations are those that a forward pass
+//! of `whole` layers saves, or of `linear` layers and of `attention` per layer; state is what the `optimizer`
+//! row of the same layers holds.
 
 use std::collections::BTreeMap;
 
@@ -17,17 +17,18 @@ use crate::profile::{ModuleWidths, Part, Phase, Point, Profile};
 type Run = [u32; 4];
 
 impl MeasuredMemory {
-    /// Fits the memory of a module to the points of a profile; `None` if the profile holds no bytes of it.
+    /// Fits the memory of a module to the points of a profile; `None` if the profile has no bytes of the
+    /// module.
     ///
     /// # Errors
-    /// [`Error::Memory`] for points that make no line; [`Error::ProfileLacks`] if the module was measured with other
-    /// widths alone.
+    /// [`Error::Memory`] for points that cannot be fitted; [`Error::ProfileLacks`] if the module was only
+    /// measured with other widths.
     pub fn from_profile(profile: &Profile, spec: &ModelSpec, module: Module) -> Result<Option<Self>> {
         let Some(widths) = ModuleWidths::from_spec(spec, module) else { return Ok(None) };
-        let mut points = of_reference(profile, module);
+        let mut points = reference_points(profile, module);
         if points.is_empty() && profile.has_module(module) {
             let (rows, _) = profile.select(module, &widths)?;
-            points = of_rows(&rows);
+            points = row_points(&rows);
         }
         if points.is_empty() {
             return Ok(None);
@@ -37,7 +38,7 @@ impl MeasuredMemory {
     }
 }
 
-fn of_reference(profile: &Profile, module: Module) -> Vec<MemoryPoint> {
+fn reference_points(profile: &Profile, module: Module) -> Vec<MemoryPoint> {
     let rows = profile.files().iter().flat_map(|file| &file.step_memory);
     rows.filter(|row| row.module == module)
         .map(|row| MemoryPoint {
@@ -51,7 +52,7 @@ fn of_reference(profile: &Profile, module: Module) -> Vec<MemoryPoint> {
         .collect()
 }
 
-fn of_rows(rows: &[Point]) -> Vec<MemoryPoint> {
+fn row_points(rows: &[Point]) -> Vec<MemoryPoint> {
     let (mut states, mut whole, mut linear, mut attention) =
         (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for row in rows {
@@ -75,11 +76,12 @@ fn of_rows(rows: &[Point]) -> Vec<MemoryPoint> {
             _ => {}
         }
     }
-    let apart = linear.iter().filter_map(|(run, bytes)| {
+    let separate = linear.iter().filter_map(|(run, bytes)| {
         let of_attention = attention.get(&[run[0], run[2], run[3]])?;
         Some((*run, *bytes as f64 + of_attention * f64::from(run[1])))
     });
-    let mut activations: BTreeMap<Run, f64> = apart.collect();
+    let mut activations: BTreeMap<Run, f64> = separate.collect();
+    // A measurement of whole layers replaces the sum of separate ones of the same run.
     activations.extend(whole.iter().map(|(run, bytes)| (*run, *bytes as f64)));
     let point = |([tp, layers, batch, sequence], activation_bytes): (Run, f64)| {
         let state_bytes = *states.get(&(tp, layers))? as f64;
@@ -101,7 +103,7 @@ mod tests {
         MeasuredMemory::from_profile(&profile, &spec, Module::Llm)
     }
 
-    /// A layer's linear work keeps 20,000 bytes a token, its attention 4,000; a layer's state is 3 GB.
+    /// A layer's linear work saves 20,000 bytes per token, its attention 4,000; a layer's state takes 3 GB.
     fn rows(layer_counts: &[u64]) -> String {
         let mut lines = vec![HEAD.to_owned()];
         for tokens in [512, 1024] {

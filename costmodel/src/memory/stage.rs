@@ -1,8 +1,9 @@
-//! What a pipeline stage takes as a function of the tokens that it holds, measured or computed.
+//! Gives the memory of a pipeline stage as a function of its tokens, measured or computed.
 //!
-//! A stage takes `fixed + kept * tokens in flight + working * tokens of the microbatch that is computed`. Where a
-//! profile has memory points, they say it: state and activations linear in layers, what is outside the layers
-//! charged to every stage, as the paper does. Else the formulas of [`super::state`] and [`super::activation`].
+//! A stage takes `fixed + saved * tokens in flight + working * tokens of the microbatch that is computed`.
+//! Memory points of a profile give state and activations linear in layers, with what is outside the layers
+//! charged to every stage, as in the paper. Without points the formulas of [`super::StateBytes`] and
+//! [`ActivationBytes`] apply.
 
 use std::num::NonZeroU32;
 
@@ -12,18 +13,18 @@ use super::state::{StageLayers, StateBytes, encoder_parameters};
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec};
 use crate::module::Module;
 
-/// Bytes of one rank of a stage.
+/// Bytes of one rank of a stage, by what they depend on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StageByTokens {
-    /// Parameters, gradients, optimizer.
+    /// Bytes of parameters, gradients and optimizer state.
     pub fixed_bytes: f64,
-    /// SavedActivations for each token of every microbatch in flight.
+    /// Bytes of activations for each token of every microbatch in flight.
     pub saved_bytes_per_token: f64,
-    /// Besides, for each token of the microbatch that is computed.
+    /// Further bytes for each token of the microbatch that is being computed.
     pub working_bytes_per_token: f64,
 }
 
-/// Memory of one module, at any TP degree that is known.
+/// Memory model of one module, at any known TP degree.
 #[derive(Debug, Clone)]
 pub struct ModuleMemory {
     spec: ModuleSpec,
@@ -39,7 +40,7 @@ enum ModuleSpec {
 }
 
 impl ModuleMemory {
-    /// Computes memory from the dimensions of a model; `None` if the model has no such module.
+    /// Computes memory from the sizes of a model; `None` if the model has no such module.
     #[must_use]
     pub fn from_spec(model: &ModelSpec, module: Module, state: StateBytes) -> Option<Self> {
         let spec = match module {
@@ -50,7 +51,7 @@ impl ModuleMemory {
         Some(Self { spec, llm_hidden: model.llm.hidden, state, measured: None })
     }
 
-    /// Takes memory from measured points instead; formulas stay for what is kept under recomputation.
+    /// Takes memory from measured points; formulas stay in force for layer inputs under recomputation.
     #[must_use]
     pub fn measured(mut self, points: MeasuredMemory) -> Self {
         self.measured = Some(points);
@@ -63,15 +64,15 @@ impl ModuleMemory {
         self.measured.is_some()
     }
 
-    /// Returns what a stage takes.
+    /// Returns the memory of a stage.
     ///
     /// # Errors
-    /// [`FitError::UnknownDegree`] if memory was measured, but not at this degree.
+    /// [`FitError::UnknownDegree`] if memory was measured, but not at this TP degree.
     pub fn stage(
         &self,
         tp: NonZeroU32,
         stage: StageLayers,
-        kept: SavedActivations,
+        saved: SavedActivations,
     ) -> Result<StageByTokens, FitError> {
         let execution = Execution { tp, ..Execution::default() };
         let activations = match &self.spec {
@@ -80,7 +81,7 @@ impl ModuleMemory {
         };
         let inputs = activations.input_bytes_per_token as f64 * f64::from(stage.layers);
         let Some(measured) = &self.measured else {
-            let peak = activations.peak(stage.layers, 1, 1, kept, self.is_llm() && stage.is_last);
+            let peak = activations.peak(stage.layers, 1, 1, saved, self.is_llm() && stage.is_last);
             return Ok(StageByTokens {
                 fixed_bytes: self.state.for_parameters(self.parameters(tp, stage)) as f64,
                 saved_bytes_per_token: peak.activations as f64,
@@ -92,7 +93,7 @@ impl ModuleMemory {
             Ok(measured.activation_bytes(layers, tp.get(), 1, TOKENS)? as f64 / TOKENS as f64)
         };
         let all = per_token(stage.layers)?;
-        Ok(match kept {
+        Ok(match saved {
             SavedActivations::All => {
                 StageByTokens { fixed_bytes, saved_bytes_per_token: all, working_bytes_per_token: 0.0 }
             }
@@ -118,7 +119,7 @@ impl ModuleMemory {
     }
 }
 
-/// Tokens that activations are read for, so that whole bytes lose nothing.
+/// Number of tokens that activations are read for, so large that rounding to whole bytes loses nothing.
 const TOKENS: u64 = 1 << 30;
 
 #[cfg(test)]
@@ -138,15 +139,15 @@ mod tests {
         let memory = ModuleMemory::from_spec(&spec, Module::Llm, StateBytes::ADAM).unwrap();
         let inner = memory.stage(TP, stage(7), SavedActivations::All).unwrap();
         assert!((inner.fixed_bytes - 16.0 * memory.parameters(TP, stage(7)) as f64).abs() < 1.0);
-        let kept = memory.stage(TP, stage(7), SavedActivations::LayerInputs).unwrap();
-        assert!((kept.saved_bytes_per_token - 7.0 * 7168.0).abs() < 1e-6);
-        assert!((kept.working_bytes_per_token * 7.0 - inner.saved_bytes_per_token).abs() < 1e-6);
+        let inputs = memory.stage(TP, stage(7), SavedActivations::LayerInputs).unwrap();
+        assert!((inputs.saved_bytes_per_token - 7.0 * 7168.0).abs() < 1e-6);
+        assert!((inputs.working_bytes_per_token * 7.0 - inner.saved_bytes_per_token).abs() < 1e-6);
         let audio = ModuleMemory::from_spec(&spec, Module::Audio, StateBytes::ADAM);
-        assert!(audio.is_none(), "the model does not hear");
+        assert!(audio.is_none(), "the model has no audio encoder");
     }
 
     #[test]
-    fn measured_points_take_their_place() {
+    fn measured_points_replace_the_formulas() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
         let point = |layers: u32| MemoryPoint {
             layers,

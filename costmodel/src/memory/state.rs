@@ -1,23 +1,23 @@
-//! Parameters, gradients and optimizer state of a stage, on the fullest rank of a TP group.
+//! Counts parameters, gradients and optimizer state of a stage, on the fullest rank of a TP group.
 
 use std::num::NonZeroU32;
 
 use crate::model::{EncoderParameters, LlmParameters};
 use crate::model::{EncoderSpec, LlmSpec};
 
-/// Bytes that are held for each parameter.
+/// Bytes of state per parameter.
 ///
 /// # Source
-/// Rajbhandari et al., "`ZeRO`", 2020, arXiv:1910.02054, section 3.1: in mixed precision Adam takes 2 bytes for the
-/// parameter, 2 for its gradient and `K = 12` for 32-bit copies of parameter, momentum and variance. Megatron-LM
-/// accumulates gradients in 32 bits: 4 for the gradient.
+/// Rajbhandari et al., "`ZeRO`", 2020, arXiv:1910.02054, section 3.1: in mixed precision Adam takes 2 bytes
+/// for the parameter, 2 for its gradient and `K = 12` for 32-bit copies of parameter, momentum and variance.
+/// Megatron-LM accumulates gradients in 32 bits: 4 for the gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StateBytes {
-    /// Of the parameter.
+    /// Bytes of the parameter.
     pub parameter: u32,
-    /// Of the gradient.
+    /// Bytes of its gradient.
     pub gradient: u32,
-    /// Of the optimizer.
+    /// Bytes of its optimizer state.
     pub optimizer: u32,
     /// Data-parallel ranks that share the optimizer's state (`ZeRO` stage 1).
     pub optimizer_ranks: NonZeroU32,
@@ -29,10 +29,10 @@ impl StateBytes {
         Self { parameter: 2, gradient: 2, optimizer: 12, optimizer_ranks: NonZeroU32::MIN };
     /// Adam in mixed precision, gradients of 32 bits: 2 + 4 + 12.
     pub const ADAM_F32_GRADIENTS: Self = Self { gradient: 4, ..Self::ADAM };
-    /// Parameters alone, of a frozen module.
+    /// A frozen module: parameters only.
     pub const FROZEN: Self = Self { parameter: 2, gradient: 0, optimizer: 0, ..Self::ADAM };
 
-    /// Returns the bytes of so many parameters, rounded up, saturating.
+    /// Returns the bytes of this number of parameters, rounded up, saturating.
     #[must_use]
     pub fn for_parameters(&self, parameters: u64) -> u64 {
         let each = u64::from(self.parameter) + u64::from(self.gradient);
@@ -41,23 +41,24 @@ impl StateBytes {
     }
 }
 
-/// Which part of an LLM a stage holds.
+/// Layers of a module that a stage holds, and whether it holds what is before and after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StageLayers {
-    /// Its transformer layers.
+    /// Transformer layers of the stage.
     pub layers: u32,
-    /// Whether it holds the embedding.
+    /// Whether the stage holds the embedding, or the stem of an encoder.
     pub is_first: bool,
-    /// Whether it holds the last norm and the LM head.
+    /// Whether the stage holds the last norm and the LM head, or the projector of an encoder.
     pub is_last: bool,
 }
 
 impl StageLayers {
-    /// Returns the parameters of the stage on one rank of a TP group.
+    /// Returns the parameters of an LLM's stage on one rank of a TP group.
     ///
-    /// Matrices, with the biases of those that are split by columns, are divided by `tp`, heads and words rounded
-    /// up; keys and values by no more than there are of their heads. Norms and the biases of matrices split by
-    /// rows are on every rank. An LM head that is the embedding is held again if the embedding is on another stage.
+    /// Matrices are divided by `tp`, and so are the biases of matrices split by columns; heads and words are
+    /// rounded up, and keys and values are divided at most by the number of their heads. Norms and the biases
+    /// of matrices split by rows are on every rank. A tied LM head is stored again if the embedding is on
+    /// another stage.
     ///
     /// # Source
     /// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
@@ -78,11 +79,12 @@ impl StageLayers {
     }
 }
 
-/// Returns the parameters of some layers of an encoder on one rank of a TP group, for the first stage with all
-/// that is outside the layers, for the last with the projector.
+/// Returns the parameters of an encoder's stage on one rank of a TP group.
 ///
-/// Matrices of layers and projector are divided by `tp`, heads and widths rounded up; everything else, biases
-/// among it, is on every rank.
+/// The first stage has everything outside the layers, the last one the projector.
+///
+/// Matrices of layers and projector are divided by `tp`, heads and widths rounded up; everything else,
+/// including biases, is on every rank.
 #[must_use]
 pub fn encoder_parameters(spec: &EncoderSpec, llm_hidden: u32, stage: StageLayers, tp: NonZeroU32) -> u64 {
     let whole = EncoderParameters::new(spec, llm_hidden);
@@ -145,8 +147,8 @@ mod tests {
         }
     }
 
-    /// Qwen2.5-7B on 4 ranks, a layer: 7 of 28 query heads and 1 of 4 key heads of 128 with biases, a quarter of
-    /// the MLP, both norms.
+    /// Qwen2.5-7B on 4 ranks, per layer: 7 of 28 query heads and 1 of 4 key heads of 128 with biases, a
+    /// quarter of the MLP, both norms.
     #[test]
     fn a_tensor_parallel_rank_holds_its_heads() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().llm;
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tied_head_is_held_again_on_another_stage() {
+    fn a_tied_head_is_stored_again_on_another_stage() {
         let mut spec = ModelSpec::preset("tiny").unwrap().llm;
         spec.details.has_tied_embeddings = true;
         let embedding = 4096 * 256;

@@ -1,7 +1,7 @@
 //! Describes models: their sizes, and where the sizes come from.
 //!
-//! A [`ModelSpec`] is plain data: a preset ([`ModelSpec::preset`]), read from the `config.json` of a checkpoint
-//! ([`config`]), or deserialized. FLOPs, parameters, memory and tokens follow from it.
+//! A [`ModelSpec`] is plain data: a preset ([`ModelSpec::preset`]), read from the `config.json` of a
+//! checkpoint ([`config`]), or deserialized. FLOPs, parameters, memory and tokens follow from it.
 
 pub mod config;
 mod parameters;

@@ -1,6 +1,6 @@
-//! How many parameters a model has, exactly, by module and by layer.
+//! Counts the parameters of a model exactly, by module and by layer.
 //!
-//! Counts are those of the modules of transformers 4.57.1, for which `costmodel/tests/flops.rs` compares them;
+//! Counts equal the parameters of transformers 4.57.1, with which `costmodel/tests/flops.rs` compares them;
 //! memory of a pipeline stage follows from them.
 
 use serde::Serialize;
@@ -11,33 +11,33 @@ use crate::module::Module;
 /// Parameters of an encoder and its projector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct EncoderParameters {
-    /// Of one transformer layer.
+    /// Parameters of one transformer layer.
     pub layer: u64,
     /// Transformer layers.
     pub layers: u32,
-    /// Outside the layers: stem, positions, class token, norms, pooling head.
+    /// Parameters outside the layers: stem, positions, class token, norms, pooling head.
     pub outside: u64,
-    /// Of the projector.
+    /// Parameters of the projector.
     pub projector: u64,
 }
 
 /// Parameters of an LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct LlmParameters {
-    /// Of one transformer layer.
+    /// Parameters of one transformer layer.
     pub layer: u64,
     /// Transformer layers.
     pub layers: u32,
-    /// Of the embedding, which the first stage holds.
+    /// Parameters of the embedding, which the first stage holds.
     pub embedding: u64,
-    /// Of the norm behind the layers.
+    /// Parameters of the norm after the layers.
     pub last_norm: u64,
-    /// Of the LM head, which the last stage holds; 0 where it is the embedding.
+    /// Parameters of the LM head, which the last stage holds; 0 where it shares the embedding's weights.
     pub head: u64,
 }
 
 impl EncoderParameters {
-    /// Counts an encoder that feeds an LLM of width `llm_hidden`.
+    /// Counts an encoder for an LLM of width `llm_hidden`.
     #[must_use]
     pub fn new(spec: &EncoderSpec, llm_hidden: u32) -> Self {
         let details = &spec.details;
@@ -73,7 +73,7 @@ impl EncoderParameters {
     }
 }
 
-/// The probe, an attention with biases, a norm and an MLP with biases.
+/// Counts the pooling head: the probe, an attention with biases, a norm and an MLP with biases.
 fn pooling_head(spec: &EncoderSpec) -> u64 {
     sum([
         product([4, spec.hidden, spec.hidden]),

@@ -1,4 +1,4 @@
-//! Presets: published models by name.
+//! Lists published models by name.
 
 use crate::error::{Error, Result};
 use crate::model::towers::{self, InternVitOptions, SquareInput, TowerSize};
@@ -18,10 +18,10 @@ impl ModelSpec {
     /// [`Error::UnknownModel`] with the known names, if there is none.
     ///
     /// # Source
-    /// TowerSize: the published configurations. SigLIP-so400m has all its 27 layers and no pooling head,
-    /// InternViT-6B the 45 layers of the published model (48 less the 3 that are discarded).
-    /// `internvl3-8b` joins InternViT-300M with the LLM row of Qwen2.5-7B. `omni-7b` and `tiny` are
-    /// compositions of this project, not published models.
+    /// Sizes: the published configurations. SigLIP-so400m has all its 27 layers and no pooling head,
+    /// InternViT-6B the 45 layers of the published model (48 less the 3 that are discarded). `internvl3-8b`
+    /// joins InternViT-300M with the LLM of Qwen2.5-7B. `omni-7b` and `tiny` are compositions of this
+    /// project, not published models.
     pub fn preset(name: &str) -> Result<Self> {
         for preset in PRESETS {
             if preset.name == name {
@@ -43,7 +43,7 @@ impl ModelSpec {
     }
 }
 
-/// A row of the preset table.
+/// Row of the preset table.
 #[derive(Clone, Copy)]
 struct Preset {
     name: &'static str,
@@ -82,7 +82,7 @@ const PRESET_NAMES: [&str; PRESETS.len()] = {
     names
 };
 
-/// Qwen2-7B has the same dimensions.
+/// Qwen2.5-7B; Qwen2-7B has the same sizes.
 const QWEN2_5_7B: LlmSpec = qwen2(28, 3584, [28, 4, 128], 18_944, 152_064);
 const QWEN2_5_32B: LlmSpec = qwen2(64, 5120, [40, 8, 128], 27_648, 152_064);
 const QWEN2_5_72B: LlmSpec = qwen2(80, 8192, [64, 8, 128], 29_568, 152_064);
@@ -92,7 +92,7 @@ const LLAMA3_70B: LlmSpec = llama(80, 8192, [64, 8, 128], 28_672, 128_256);
 const QWEN_7B: LlmSpec = qwen2(32, 4096, [32, 32, 128], 11_008, 156_032);
 const TINY_LLM: LlmSpec = llama(4, 256, [4, 2, 64], 1024, 4096);
 
-/// `heads` are query heads, key and value heads, and the width of one.
+/// Makes a Llama; `heads` are query heads, key and value heads, and the width of one head.
 const fn llama(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) -> LlmSpec {
     let [heads, kv_heads, head_dim] = heads;
     let details = LlmDetails {
@@ -112,22 +112,23 @@ const fn qwen2(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) 
 
 const PATCH_INPUTS: u32 = 3 * 14 * 14;
 
-const fn seen(encoder: EncoderSpec, projector: Projector, rule: VisionRule) -> VisionSpec {
+const fn vision(encoder: EncoderSpec, projector: Projector, rule: VisionRule) -> VisionSpec {
     VisionSpec { encoder: EncoderSpec { projector, ..encoder }, rule }
 }
 
-/// SigLIP-so400m as in LLaVA-OneVision, whose projector is as wide as the LLM and has a newline embedding.
+/// Makes SigLIP-so400m as in LLaVA-OneVision, whose projector is as wide as the LLM and has a newline
+/// embedding.
 const fn siglip(llm: LlmSpec) -> VisionSpec {
     let dimensions = TowerSize { layers: 27, hidden: 1152, heads: 16, ffn: 4304 };
     let tower = towers::siglip(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 729 }, false);
     let mut projector = towers::llava_projector(1152, llm.hidden, true);
     projector.vector_parameters += llm.hidden as u64;
-    seen(tower, projector, VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION))
+    vision(tower, projector, VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION))
 }
 
 const TILE: SquareInput = SquareInput { patch_inputs: PATCH_INPUTS, patches: 1024 };
 
-const INTERN_VIT_300M: VisionSpec = seen(
+const INTERN_VIT_300M: VisionSpec = vision(
     towers::intern_vit(
         TowerSize { layers: 24, hidden: 1024, heads: 16, ffn: 4096 },
         TILE,
@@ -137,7 +138,7 @@ const INTERN_VIT_300M: VisionSpec = seen(
     VisionRule::DynamicTiles(DynamicTiles::INTERN_VL),
 );
 
-const INTERN_VIT_6B: VisionSpec = seen(
+const INTERN_VIT_6B: VisionSpec = vision(
     towers::intern_vit(
         TowerSize { layers: 45, hidden: 3200, heads: 25, ffn: 12_800 },
         TILE,
@@ -147,20 +148,20 @@ const INTERN_VIT_6B: VisionSpec = seen(
     VisionRule::DynamicTiles(DynamicTiles::INTERN_VL),
 );
 
-const QWEN2_VL_VIT: VisionSpec = seen(
+const QWEN2_VL_VIT: VisionSpec = vision(
     towers::qwen2_vl(TowerSize { layers: 32, hidden: 1280, heads: 16, ffn: 5120 }, 2 * PATCH_INPUTS),
     towers::qwen_merger(1280, 4, 2, QWEN2_5_7B.hidden),
     VisionRule::Native(NativeResolution::QWEN2_VL),
 );
 
-/// Full attention in layers 7, 15, 23 and 31, windows in the others.
-const QWEN2_5_VL_VIT: VisionSpec = seen(
+/// Qwen2.5-VL's tower, with full attention in layers 7, 15, 23 and 31 and windows in the others.
+const QWEN2_5_VL_VIT: VisionSpec = vision(
     towers::qwen2_5_vl(TowerSize { layers: 32, hidden: 1280, heads: 16, ffn: 3420 }, 2 * PATCH_INPUTS, 28),
     towers::qwen_merger(1280, 4, 1, QWEN2_5_7B.hidden),
     VisionRule::Native(NativeResolution::QWEN2_5_VL),
 );
 
-/// Whisper-large-v3 as in Qwen2-Audio.
+/// Makes Whisper-large-v3 as in Qwen2-Audio.
 const fn whisper_large(llm: LlmSpec) -> AudioSpec {
     let dimensions = TowerSize { layers: 32, hidden: 1280, heads: 20, ffn: 5120 };
     let projector = towers::qwen2_audio_projector(1280, llm.hidden);
@@ -170,7 +171,7 @@ const fn whisper_large(llm: LlmSpec) -> AudioSpec {
 
 const TINY: TowerSize = TowerSize { layers: 4, hidden: 256, heads: 4, ffn: 1024 };
 
-const TINY_VIT: VisionSpec = seen(
+const TINY_VIT: VisionSpec = vision(
     towers::siglip(TINY, SquareInput { patch_inputs: PATCH_INPUTS, patches: 256 }, false),
     towers::intern_vl_projector(256, 4, TINY_LLM.hidden),
     VisionRule::DynamicTiles(DynamicTiles {

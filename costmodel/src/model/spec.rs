@@ -1,9 +1,8 @@
-//! Models: the dimensions that FLOPs, parameters and tokens follow from.
+//! Defines the sizes of a model, from which FLOPs, parameters and tokens follow.
 //!
-//! A [`ModelSpec`] is plain data: one of the presets ([`ModelSpec::preset`]), read from the `config.json` of a
-//! checkpoint ([`crate::model::config`]), or written down with serde. Its modules are its encoders and its LLM;
-//! whatever walks over modules does so through [`ModelSpec::encoders`], so that a further kind of encoder
-//! is a field here, a [`Module`] and a [`MediaRule`], and nothing else.
+//! A [`ModelSpec`] is plain data. Its modules are its encoders and its LLM; code that iterates over encoders
+//! uses [`ModelSpec::encoders`], so that a new kind of encoder takes a field here, a [`Module`] and a
+//! [`MediaRule`].
 
 use std::num::NonZeroU32;
 
@@ -13,21 +12,21 @@ use crate::module::Module;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::{MediaRule, VisionRule};
 
-/// A multimodal LLM: encoders, if any, and the LLM that reads their tokens.
+/// Multimodal LLM: encoders, if any, and the LLM that reads their tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// Name in messages and reports.
     pub name: String,
-    /// Encoder of images and videos; `None` for a model that cannot see.
+    /// Encoder of images and videos; `None` for a model without vision.
     pub vision: Option<VisionSpec>,
-    /// Encoder of audio; `None` for a model that cannot hear.
+    /// Encoder of audio; `None` for a model without audio.
     pub audio: Option<AudioSpec>,
-    /// The language model.
+    /// Language model.
     pub llm: LlmSpec,
 }
 
 impl ModelSpec {
-    /// Returns the encoders in the order of the modules, each with the rule that says its work.
+    /// Iterates over the encoders in the order of the modules, each with its token rule.
     pub fn encoders(&self) -> impl Iterator<Item = (Module, EncoderSpec, MediaRule)> {
         let vision = self.vision.map(|seen| (Module::Vision, seen.encoder, MediaRule::Vision(seen.rule)));
         let audio = self.audio.map(|heard| (Module::Audio, heard.encoder, MediaRule::Audio(heard.rule)));
@@ -35,31 +34,31 @@ impl ModelSpec {
     }
 }
 
-/// How a model sees.
+/// Vision encoder and its token rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VisionSpec {
-    /// The encoder and its projector.
+    /// Encoder and its projector.
     pub encoder: EncoderSpec,
-    /// From pixels to encoder items and tokens.
+    /// Rule that turns pixels into encoder items and tokens.
     pub rule: VisionRule,
 }
 
-/// How a model hears.
+/// Audio encoder and its token rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AudioSpec {
-    /// The encoder and its projector.
+    /// Encoder and its projector.
     pub encoder: EncoderSpec,
-    /// From seconds to windows and tokens.
+    /// Rule that turns seconds into windows and tokens.
     #[serde(default)]
     pub rule: AudioRule,
 }
 
-/// A transformer encoder with the projector into the LLM.
+/// Transformer encoder with the projector into the LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EncoderSpec {
     /// Transformer layers.
     pub layers: u32,
-    /// Those of the layers whose attention is windowed; at most `layers`.
+    /// Layers whose attention is windowed; at most `layers`.
     pub windowed_layers: u32,
     /// Width of an encoder token.
     pub hidden: u32,
@@ -69,29 +68,31 @@ pub struct EncoderSpec {
     pub ffn: u32,
     /// Kind of MLP.
     pub mlp: Mlp,
-    /// Multiply-adds per hidden unit with which the stem, patch embedding or convolutions, makes one
-    /// encoder token: `3 * patch²` for images.
+    /// Multiply-adds per hidden unit in which the stem (patch embedding or convolutions) makes one encoder
+    /// token: `3 * patch²` for images.
     pub stem_inputs: u32,
-    /// The way into the LLM.
+    /// Projector into the LLM.
     pub projector: Projector,
-    /// What the dimensions above leave open; nothing of it by default.
+    /// Details beyond the sizes above; none by default.
     #[serde(default)]
     pub details: EncoderDetails,
 }
 
-/// Parts of an encoder that few have, and the parameters outside its matrices.
+/// Rare parts of an encoder, and the parameters outside its matrices.
 ///
-/// Left at its default, FLOPs are a fraction of a percent off and parameters count matrices of layers alone.
+/// With the default, FLOPs are a fraction of a percent off, and only the matrices of layers count as
+/// parameters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EncoderDetails {
-    /// Tokens that the encoder adds to every item and drops again before the projector.
+    /// Tokens that the encoder adds to every item and drops before the projector.
     pub class_tokens: u32,
-    /// Whether an attention pooling head runs behind the layers, whose output no one uses (SigLIP).
+    /// Whether an attention pooling head runs after the layers, although its output is unused (SigLIP).
     pub has_pooling_head: bool,
-    /// Layers at the end that run, though an earlier layer's output is taken; nothing flows back through them.
+    /// Layers at the end that run although the output of an earlier layer is taken; they have no backward
+    /// pass.
     pub unused_layers: u32,
-    /// Those of `stem_inputs` that read the medium itself, to which no gradient is computed.
+    /// Part of `stem_inputs` that reads the medium itself, which has no gradient.
     pub stem_medium_inputs: u32,
     /// Vectors of width `hidden` in a layer: biases, norms, scales.
     pub layer_vectors: u32,
@@ -101,7 +102,7 @@ pub struct EncoderDetails {
     pub outside_parameters: u64,
 }
 
-/// The MLP of a transformer layer.
+/// Kind of MLP of a transformer layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mlp {
@@ -112,7 +113,7 @@ pub enum Mlp {
 }
 
 impl Mlp {
-    /// Matrices of `hidden` x `ffn`.
+    /// Returns the number of matrices of `hidden` x `ffn`.
     pub(crate) const fn matrices(self) -> u32 {
         match self {
             Self::Plain => 2,
@@ -121,12 +122,12 @@ impl Mlp {
     }
 }
 
-/// The projector from encoder tokens to the width of the LLM; charged to the encoder.
+/// Projector from encoder tokens to the width of the LLM; its cost counts as the encoder's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Projector {
     /// Encoder tokens that become one projected token.
     pub merged_tokens: NonZeroU32,
-    /// Width of a token that enters.
+    /// Width of an input token.
     pub input: u32,
     /// Width between the two matrices; `None` for a single matrix.
     pub middle: Option<u32>,
@@ -136,7 +137,7 @@ pub struct Projector {
 }
 
 impl Projector {
-    /// A projector without parameters outside its matrices; no merging for `merged_tokens` = 0.
+    /// Makes a projector without parameters outside its matrices; `merged_tokens` = 0 counts as 1.
     pub(crate) const fn new(merged_tokens: u32, input: u32, middle: Option<u32>) -> Self {
         let merged_tokens = match NonZeroU32::new(merged_tokens) {
             Some(merged_tokens) => merged_tokens,
@@ -151,7 +152,7 @@ impl Projector {
     }
 }
 
-/// A decoder-only language model with grouped-query attention and gated MLPs.
+/// Decoder-only language model with grouped-query attention and gated MLPs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LlmSpec {
     /// Transformer layers.
@@ -168,12 +169,12 @@ pub struct LlmSpec {
     pub ffn: u32,
     /// Rows of the LM head, padding included.
     pub vocab: u32,
-    /// What parameters follow from beside the matrices; nothing of it by default.
+    /// Details that change the number of parameters; none by default.
     #[serde(default)]
     pub details: LlmDetails,
 }
 
-/// Parts of an LLM that change its parameters and not its FLOPs.
+/// Parts of an LLM that change its parameters but not its FLOPs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LlmDetails {
@@ -183,11 +184,11 @@ pub struct LlmDetails {
     pub has_mlp_bias: bool,
     /// Whether queries and keys are normalized, with a scale of the width of a head each.
     pub has_qk_norm: bool,
-    /// Whether the LM head is the embedding.
+    /// Whether the LM head shares the weights of the embedding.
     pub has_tied_embeddings: bool,
 }
 
-/// Which projections of an attention have a bias.
+/// Projections of an attention that have a bias.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionBias {
@@ -196,6 +197,6 @@ pub enum AttentionBias {
     None,
     /// Queries, keys and values, as in Qwen2.
     Qkv,
-    /// The output as well.
+    /// Queries, keys, values and output.
     All,
 }

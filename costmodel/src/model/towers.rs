@@ -1,14 +1,14 @@
-//! Encoder architectures: from a few size to every matrix, vector and extra token of a tower.
+//! Expands a few sizes to every matrix, vector and extra token of an encoder architecture.
 //!
-//! One function an architecture, shared by the presets and by the readers of configurations, so that both
-//! count the same parameters and FLOPs. The projector is the caller's.
+//! One function per architecture, shared by the presets and by the readers of configurations, so that both
+//! count the same parameters and FLOPs. Towers come without a projector; the caller adds it.
 //!
 //! # Source
 //! The modules of transformers 4.57.1; parameter counts are compared with them in `costmodel/tests/flops.rs`.
 
 use crate::model::{EncoderDetails, EncoderSpec, Mlp, Projector};
 
-/// The size that all towers have.
+/// Sizes that all towers have.
 #[derive(Clone, Copy)]
 pub(crate) struct TowerSize {
     pub(crate) layers: u32,
@@ -17,31 +17,31 @@ pub(crate) struct TowerSize {
     pub(crate) ffn: u32,
 }
 
-/// What a tower that takes squares of one size makes of one.
+/// Input of a tower that takes squares of one size.
 #[derive(Clone, Copy)]
 pub(crate) struct SquareInput {
-    /// Multiply-adds for a unit of a patch: channels * patch².
+    /// Multiply-adds per hidden unit and patch: channels * patch².
     pub(crate) patch_inputs: u32,
     /// Patches of a square.
     pub(crate) patches: u32,
 }
 
-/// What differs among the towers of InternVL.
+/// Options in which the towers of InternVL differ.
 #[derive(Clone, Copy)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a field of the published configuration")]
 pub(crate) struct InternVitOptions {
     pub(crate) has_qkv_bias: bool,
     pub(crate) has_qk_norm: bool,
-    /// Norms without a bias.
+    /// Whether norms have no bias.
     pub(crate) has_rms_norm: bool,
-    /// A layer norm behind the layers, absent where tokens are averaged.
+    /// Whether a layer norm follows the layers; it is absent where tokens are averaged.
     pub(crate) has_last_norm: bool,
     pub(crate) has_positions: bool,
     pub(crate) has_mask_token: bool,
 }
 
 impl InternVitOptions {
-    /// As in InternViT-300M.
+    /// Options of InternViT-300M.
     pub(crate) const SMALL: Self = Self {
         has_qkv_bias: true,
         has_qk_norm: false,
@@ -50,7 +50,7 @@ impl InternVitOptions {
         has_positions: true,
         has_mask_token: false,
     };
-    /// As in InternViT-6B.
+    /// Options of InternViT-6B.
     pub(crate) const LARGE: Self =
         Self { has_qkv_bias: false, has_qk_norm: true, has_rms_norm: true, ..Self::SMALL };
 }
@@ -74,7 +74,7 @@ const fn product(count: u32, width: u32) -> u64 {
     count as u64 * width as u64
 }
 
-/// SigLIP: biases everywhere, positions, a norm behind the layers, perhaps the pooling head.
+/// Builds SigLIP: biases everywhere, positions, a norm after the layers, optionally the pooling head.
 pub(crate) const fn siglip(size: TowerSize, square: SquareInput, has_pooling_head: bool) -> EncoderSpec {
     let hidden = size.hidden;
     let stem = product(square.patch_inputs, hidden).saturating_add(product(1, hidden));
@@ -92,7 +92,7 @@ pub(crate) const fn siglip(size: TowerSize, square: SquareInput, has_pooling_hea
     tower(size, Mlp::Plain, square.patch_inputs, details)
 }
 
-/// CLIP: a class token, no bias of the stem, norms before and behind the layers.
+/// Builds CLIP: a class token, no bias of the stem, norms before and after the layers.
 pub(crate) const fn clip(size: TowerSize, square: SquareInput) -> EncoderSpec {
     let hidden = size.hidden;
     let details = EncoderDetails {
@@ -110,16 +110,20 @@ pub(crate) const fn clip(size: TowerSize, square: SquareInput) -> EncoderSpec {
     tower(size, Mlp::Plain, square.patch_inputs, details)
 }
 
-/// InternViT: a class token, layer scales, and what `parts` says.
-pub(crate) const fn intern_vit(size: TowerSize, square: SquareInput, parts: InternVitOptions) -> EncoderSpec {
+/// Builds InternViT: a class token, layer scales, and what `options` selects.
+pub(crate) const fn intern_vit(
+    size: TowerSize,
+    square: SquareInput,
+    options: InternVitOptions,
+) -> EncoderSpec {
     let hidden = size.hidden;
-    let norms = if parts.has_rms_norm { 2 } else { 4 };
-    let qkv_biases = if parts.has_qkv_bias { 3 } else { 0 };
-    let qk_norms = if parts.has_qk_norm { 2 } else { 0 };
+    let norms = if options.has_rms_norm { 2 } else { 4 };
+    let qkv_biases = if options.has_qkv_bias { 3 } else { 0 };
+    let qk_norms = if options.has_qk_norm { 2 } else { 0 };
     let positions =
-        if parts.has_positions { product(square.patches, hidden).saturating_add(hidden as u64) } else { 0 };
+        if options.has_positions { product(square.patches, hidden).saturating_add(hidden as u64) } else { 0 };
     // Bias of the stem and class token; mask token; last norm.
-    let vectors = 2 + parts.has_mask_token as u32 + if parts.has_last_norm { 2 } else { 0 };
+    let vectors = 2 + options.has_mask_token as u32 + if options.has_last_norm { 2 } else { 0 };
     let details = EncoderDetails {
         class_tokens: 1,
         has_pooling_head: false,
@@ -135,7 +139,8 @@ pub(crate) const fn intern_vit(size: TowerSize, square: SquareInput, parts: Inte
     tower(size, Mlp::Plain, square.patch_inputs, details)
 }
 
-/// The tower of Qwen2-VL: rotary positions, no bias of the stem. `patch_inputs` covers the frames of a patch.
+/// Builds the tower of Qwen2-VL: rotary positions, no bias of the stem. `patch_inputs` covers the frames of a
+/// patch.
 pub(crate) const fn qwen2_vl(size: TowerSize, patch_inputs: u32) -> EncoderSpec {
     let details = EncoderDetails {
         class_tokens: 0,
@@ -149,7 +154,7 @@ pub(crate) const fn qwen2_vl(size: TowerSize, patch_inputs: u32) -> EncoderSpec 
     tower(size, Mlp::Plain, patch_inputs, details)
 }
 
-/// The tower of Qwen2.5-VL: as that of Qwen2-VL, with norms without bias, gated MLPs and windows.
+/// Builds the tower of Qwen2.5-VL: Qwen2-VL's with norms without bias, gated MLPs and windows.
 pub(crate) const fn qwen2_5_vl(size: TowerSize, patch_inputs: u32, windowed_layers: u32) -> EncoderSpec {
     let mut spec = qwen2_vl(size, patch_inputs);
     spec.mlp = Mlp::Gated;
@@ -159,8 +164,8 @@ pub(crate) const fn qwen2_5_vl(size: TowerSize, patch_inputs: u32, windowed_laye
     spec
 }
 
-/// The merger of Qwen2-VL and Qwen2.5-VL: a norm of `norm_vectors` vectors of an encoder token, then two
-/// matrices with biases over `merge`² tokens side by side.
+/// Builds the merger of Qwen2-VL and Qwen2.5-VL: a norm of `norm_vectors` vectors of an encoder token, then
+/// two matrices with biases over `merged_tokens` tokens side by side.
 pub(crate) const fn qwen_merger(
     hidden: u32,
     merged_tokens: u32,
@@ -173,7 +178,7 @@ pub(crate) const fn qwen_merger(
     Projector::new(merged_tokens, width, Some(width)).vectors(vectors)
 }
 
-/// The encoder of Whisper: two convolutions, positions that are not learned, keys without bias.
+/// Builds the encoder of Whisper: two convolutions, fixed positions, keys without bias.
 ///
 /// One encoder token takes two outputs of the first convolution (all mel bins, width 3) and one of the second
 /// (all channels, width 3, stride 2).
@@ -186,7 +191,7 @@ pub(crate) const fn whisper(size: TowerSize, mels: u32, positions: u32) -> Encod
         stem_medium_inputs: mels.saturating_mul(6),
         layer_vectors: 8,
         layer_ffn_vectors: 1,
-        // 2 biases of the stem, 2 vectors of the norm behind the layers.
+        // 2 biases of the stem, 2 vectors of the norm after the layers.
         outside_parameters: product(mels.saturating_mul(3), hidden)
             .saturating_add(product(hidden.saturating_mul(3), hidden))
             .saturating_add(product(positions, hidden))
@@ -196,20 +201,21 @@ pub(crate) const fn whisper(size: TowerSize, mels: u32, positions: u32) -> Encod
     tower(size, Mlp::Plain, stem_inputs, details)
 }
 
-/// The projector of LLaVA: two matrices, as wide as the LLM.
+/// Builds the projector of LLaVA: two matrices, as wide as the LLM.
 pub(crate) const fn llava_projector(input: u32, llm_hidden: u32, has_bias: bool) -> Projector {
     let biases = if has_bias { product(2, llm_hidden) } else { 0 };
     Projector::new(1, input, Some(llm_hidden)).vectors(biases)
 }
 
-/// The projector of InternVL: a norm, then two matrices with biases over `merged_tokens` tokens side by side.
+/// Builds the projector of InternVL: a norm, then two matrices with biases over `merged_tokens` tokens side
+/// by side.
 pub(crate) const fn intern_vl_projector(hidden: u32, merged_tokens: u32, llm_hidden: u32) -> Projector {
     let width = hidden.saturating_mul(merged_tokens);
     let vectors = product(2, width).saturating_add(product(2, llm_hidden));
     Projector::new(merged_tokens, width, Some(llm_hidden)).vectors(vectors)
 }
 
-/// The projector of Qwen2-Audio: pairs of tokens are averaged, then one matrix with a bias.
+/// Builds the projector of Qwen2-Audio: pairs of tokens are averaged, then one matrix with a bias.
 pub(crate) const fn qwen2_audio_projector(hidden: u32, llm_hidden: u32) -> Projector {
     Projector::new(2, hidden, None).vectors(llm_hidden as u64)
 }

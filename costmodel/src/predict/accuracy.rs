@@ -1,6 +1,7 @@
-//! How well predictions meet what was observed: errors by module, part and shape bin.
+//! Compares predictions with observed times: errors by module, part and shape bin.
 //!
-//! The relative error of a point is `predicted / observed - 1`, so that a prediction of twice the time is +100 %.
+//! The relative error of a point is `predicted / observed - 1`, so that a prediction of twice the time is
+//! +100 %.
 
 use serde::Serialize;
 
@@ -14,33 +15,33 @@ use crate::quantiles::median_of_sorted;
 /// Errors of a set of points, as fractions of the observed times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct ErrorSummary {
-    /// Points that were compared.
+    /// Number of points compared.
     pub count: usize,
-    /// Mean relative error: above 0 where predictions are too long.
+    /// Mean relative error; above 0 where predictions are too long.
     pub bias: f64,
-    /// Mean of the errors' sizes.
+    /// Mean of the absolute errors.
     pub mape: f64,
-    /// Median of the errors' sizes.
+    /// Median of the absolute errors.
     pub p50: f64,
-    /// 95 % of the errors are at most this large.
+    /// 95 % of the absolute errors are at most this large.
     pub p95: f64,
-    /// The largest error.
+    /// Largest absolute error.
     pub max: f64,
 }
 
-/// A point of the one profile, and its prediction from the other.
+/// Observed point, and its prediction from another profile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PointAccuracy {
-    /// What was measured.
+    /// Measured configuration.
     #[serde(flatten)]
     pub setting: Setting,
     /// Predicted time in nanoseconds.
     pub predicted_ns: u64,
     /// Observed time in nanoseconds, the median of its repeats.
     pub observed_ns: u64,
-    /// Stated uncertainty of the prediction, and spread of one observation, in nanoseconds.
+    /// Uncertainty of the prediction plus spread of one observation, in nanoseconds.
     pub uncertainty_ns: u64,
-    /// Whether the prediction is drawn out beyond measured shapes.
+    /// Whether the point is outside the measured points of the profile.
     #[serde(rename = "is_beyond")]
     pub is_extrapolated: bool,
 }
@@ -48,74 +49,74 @@ pub struct PointAccuracy {
 /// Errors of points whose sizes lie in one bin.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BinAccuracy {
-    /// Tokens in all, from the least of the bin.
+    /// Smallest number of tokens, over all sequences, in the bin.
     pub tokens_min: u64,
-    /// To below this.
+    /// Smallest number of tokens above the bin.
     pub tokens_end: u64,
-    /// Their errors.
+    /// Errors of the points in the bin.
     pub errors: ErrorSummary,
 }
 
 /// Errors of one part of a module in one pass.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PartAccuracy {
-    /// The part.
+    /// Part of the module.
     pub part: Part,
-    /// The pass.
+    /// Pass.
     pub phase: Phase,
-    /// Its errors.
+    /// Errors of the part in this pass.
     pub errors: ErrorSummary,
 }
 
 /// Errors of one module.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModuleAccuracy {
-    /// The module.
+    /// Module whose points are summarized.
     pub module: Module,
-    /// All of its errors.
+    /// Errors of all points of the module.
     pub errors: ErrorSummary,
-    /// By part and pass.
+    /// Errors by part and pass.
     pub parts: Vec<PartAccuracy>,
-    /// By size.
+    /// Errors by size.
     pub bins: Vec<BinAccuracy>,
 }
 
-/// Points that could not be predicted.
+/// Points that could not be predicted, for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unpredicted {
-    /// How many, for one reason.
+    /// Number of points.
     pub count: usize,
-    /// What the profile lacks.
+    /// Error message with the points that the profile lacks.
     pub reason: String,
 }
 
-/// A profile held against observations.
+/// Comparison of a profile with observations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AccuracyReport {
     /// Errors of all points.
     pub errors: ErrorSummary,
-    /// Share of the points that are within their stated uncertainty.
+    /// Share of the points whose error is within their stated uncertainty.
     pub within_uncertainty: f64,
-    /// Points beyond the measured shapes.
+    /// Number of points outside the measured points of the profile.
     #[serde(rename = "beyond")]
     pub extrapolated: usize,
-    /// By module.
+    /// Errors by module.
     pub modules: Vec<ModuleAccuracy>,
-    /// What could not be compared.
+    /// Points that could not be compared.
     pub unpredicted: Vec<Unpredicted>,
-    /// Every point.
+    /// All compared points.
     pub points: Vec<PointAccuracy>,
 }
 
 impl AccuracyReport {
-    /// Predicts every point of `observed` from `profile`, and compares.
+    /// Predicts every point of `observed` from `profile` and compares the two.
     ///
     /// # Errors
-    /// [`Error::ProfileLacks`] if not a single point can be predicted.
+    /// [`Error::ProfileLacks`] if no point can be predicted.
     pub fn compare(profile: &Profile, observed: &Profile) -> Result<Self> {
         let mut points = Vec::new();
         let mut unpredicted: Vec<Unpredicted> = Vec::new();
-        for group in observed.points_with_widths().chunk_by(is_alike) {
+        for group in observed.points_with_widths().chunk_by(has_same_setting) {
             match HeldOutTimes::new(profile, &group[0].1, &group[0].0.setting) {
                 Ok(times) => points.extend(group.iter().map(|(point, _)| comparison(point, &times))),
                 Err(error) => count_reason(&mut unpredicted, group.len(), error.to_string()),
@@ -172,8 +173,8 @@ fn count_reason(unpredicted: &mut Vec<Unpredicted>, count: usize, reason: String
     }
 }
 
-/// Whether two points differ in nothing but their shapes.
-fn is_alike(a: &(Point, ModuleWidths), b: &(Point, ModuleWidths)) -> bool {
+/// Returns whether two points have the same configuration except for their shapes.
+fn has_same_setting(a: &(Point, ModuleWidths), b: &(Point, ModuleWidths)) -> bool {
     let shapeless = |setting: Setting| Setting { batch: 0, tokens: 0, ..setting };
     a.1 == b.1 && shapeless(a.0.setting) == shapeless(b.0.setting)
 }
@@ -191,13 +192,13 @@ fn comparison(point: &Point, times: &HeldOutTimes) -> PointAccuracy {
 }
 
 fn module_accuracy(module: Module, points: &[&PointAccuracy]) -> ModuleAccuracy {
-    let by_part = grouped(points, |point| (point.setting.part, point.setting.phase));
+    let by_part = group_by(points, |point| (point.setting.part, point.setting.phase));
     let parts = by_part.into_iter().map(|((part, phase), points)| PartAccuracy {
         part,
         phase,
         errors: summarize(&points),
     });
-    let by_bin = grouped(points, |point| bin(point.size()));
+    let by_bin = group_by(points, |point| bin(point.size()));
     let bins = by_bin.into_iter().map(|(bin, points)| {
         let [tokens_min, tokens_end] = bin_sizes(bin);
         BinAccuracy { tokens_min, tokens_end, errors: summarize(&points) }
@@ -205,8 +206,8 @@ fn module_accuracy(module: Module, points: &[&PointAccuracy]) -> ModuleAccuracy 
     ModuleAccuracy { module, errors: summarize(points), parts: parts.collect(), bins: bins.collect() }
 }
 
-/// Points by key, keys ascending.
-fn grouped<'a, K: Ord + Copy>(
+/// Groups points by key, keys ascending.
+fn group_by<'a, K: Ord + Copy>(
     points: &[&'a PointAccuracy],
     key: impl Fn(&PointAccuracy) -> K,
 ) -> Vec<(K, Vec<&'a PointAccuracy>)> {
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_meets_itself() {
+    fn a_profile_predicts_itself() {
         let rows =
             [("linear", 64, 10.0), ("linear", 128, 14.0), ("attention", 64, 3.0), ("attention", 128, 5.0)];
         let report = AccuracyReport::compare(&profile(&rows), &profile(&rows)).unwrap();
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_predicted_is_counted_with_its_reason() {
+    fn unpredicted_points_are_counted_with_their_reason() {
         let known = profile(&[("linear", 100, 100.0), ("linear", 200, 200.0)]);
         let observed = profile(&[("linear", 150, 150.0), ("ends", 100, 1.0), ("ends", 200, 2.0)]);
         let report = AccuracyReport::compare(&known, &observed).unwrap();

@@ -37,7 +37,8 @@ pub struct SampleCost {
 /// Predicted times of one sample with their uncertainty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
-    /// One time per module, in the order of [`CostModel::modules`], equal to the times of [`CostModel::predict`].
+    /// One time per module, in the order of [`CostModel::modules`], equal to the times of
+    /// [`CostModel::predict`].
     pub modules: Vec<PredictedTime>,
     /// Parts of modules for which the sample is outside the measured points.
     pub warnings: Vec<ProfileWarning>,
@@ -95,15 +96,16 @@ impl CostModel {
         Self::with_times(spec, TimeSource::Rate(rate))
     }
 
-    /// Builds a cost model whose times come from a measured profile; tokens are the same as with [`CostModel::new`].
+    /// Builds a cost model whose times come from a measured profile; tokens are the same as with
+    /// [`CostModel::new`].
     ///
     /// # Errors
     /// [`Error::ProfileLacks`] with the points to measure, if a module of the model was not measured at its
     /// tensor-parallel degree, or only with other widths.
     ///
     /// # Source
-    /// An et al., PACMMOD 2026, arXiv:2603.25120, section 3.2.1: attention per original sample, linear work per packed
-    /// sequence; interpolated as times, not as rates.
+    /// An et al., PACMMOD 2026, arXiv:2603.25120, section 3.2.1: attention per original sample, linear work
+    /// per packed sequence; interpolated as times, not as rates.
     pub fn from_profile(spec: ModelSpec, profile: &Profile, options: ProfileOptions) -> Result<Self> {
         let timing = ProfileTiming::new(&spec, profile, options)?;
         Ok(Self::with_times(spec, TimeSource::Profile(Arc::new(timing))))
@@ -125,8 +127,9 @@ impl CostModel {
 
     /// Sets what the backward pass recomputes. Default: nothing.
     ///
-    /// On a profile, [`Recomputation::Layers`] adds the measured forward pass of the layers to the backward pass;
-    /// [`Recomputation::Scores`] changes nothing, because measured times include what the kernels recompute.
+    /// On a profile, [`Recomputation::Layers`] adds the measured forward pass of the layers to the backward
+    /// pass; [`Recomputation::Scores`] changes nothing, because measured times include what the kernels
+    /// recompute.
     #[must_use]
     pub fn recomputation(mut self, recomputation: Recomputation) -> Self {
         self.recomputation = recomputation;
@@ -136,10 +139,10 @@ impl CostModel {
 
     /// Sets which parts are frozen. Default: none.
     ///
-    /// On a profile, the linear work of a frozen LLM counts half of its measured backward pass, because it computes
-    /// one of two products, and its attention counts in full; where the two were not measured separately, everything
-    /// counts half. A frozen encoder has no backward pass; the one of a projector after it is taken from what was
-    /// measured outside the layers.
+    /// On a profile, the linear work of a frozen LLM counts half of its measured backward pass, because it
+    /// computes one of two products, and its attention counts in full; where the two were not measured
+    /// separately, everything counts half. A frozen encoder has no backward pass; the one of a projector
+    /// after it is taken from what was measured outside the layers.
     ///
     /// # Errors
     /// [`Error::Incompatible`] if the model lacks a frozen part, or nothing is left to train.
@@ -223,9 +226,9 @@ impl CostModel {
 
     /// Predicts the cost of one sample; allocates nothing.
     ///
-    /// At a stated rate, times are of executed FLOPs: attention of the LLM is causal, and what is recomputed counts.
-    /// Media of a kind that the model has no encoder for are ignored: they add no tokens and no time, and are not
-    /// checked. Sequences are not cut at the LLM's maximum.
+    /// At a stated rate, times are of executed FLOPs: attention of the LLM is causal, and what is recomputed
+    /// counts. Media of a kind that the model has no encoder for are ignored: they add no tokens and no time,
+    /// and are not checked. Sequences are not cut at the LLM's maximum.
     ///
     /// # Errors
     /// [`Error::EmptyImage`], [`Error::AspectRatio`] or [`Error::SampleRate`] if the model cannot take a
@@ -249,10 +252,11 @@ impl CostModel {
         })
     }
 
-    /// Predicts one sample with the uncertainty of each module; `None` for a stated rate, whose error is unknown.
+    /// Predicts one sample with the uncertainty of each module; `None` for a stated rate, whose error is
+    /// unknown.
     ///
     /// # Errors
-    /// Those of [`CostModel::predict`].
+    /// The errors of [`CostModel::predict`].
     pub fn predict_with_uncertainty(&self, shape: &SampleShape) -> Result<Option<Prediction>> {
         let work = self.work(shape)?;
         let TimeSource::Profile(timing) = &self.times else { return Ok(None) };
@@ -262,7 +266,8 @@ impl CostModel {
             let time = timing.predict(module, &workload);
             let size = work.size(module);
             prediction.modules.push(PredictedTime {
-                // Sums of estimates round differently in the last bit, and `ns` has to equal that of `predict`.
+                // Sums of estimates round differently in the last bit, and `ns` has to equal that of
+                // `predict`.
                 ns: self.corrected_ns(module, size, timing.ns(module, &workload)),
                 uncertainty_ns: self.corrected_ns(module, size, time.uncertainty_ns),
                 is_extrapolated: time.is_extrapolated,
@@ -274,13 +279,15 @@ impl CostModel {
 
     /// Predicts a microbatch: samples that each module runs together.
     ///
-    /// On a profile, linear work is looked up for the packed sequence, the LLM's attention is summed over the samples,
-    /// and an encoder runs all media as one batch. At a stated rate, times are summed over the samples.
+    /// On a profile, linear work is looked up for the packed sequence, the LLM's attention is summed over the
+    /// samples, and an encoder runs all media as one batch. At a stated rate, times are summed over the
+    /// samples.
     ///
-    /// Returns forward and backward of each whole module in nanoseconds, in the order of [`CostModel::modules`].
+    /// Returns forward and backward of each whole module in nanoseconds, in the order of
+    /// [`CostModel::modules`].
     ///
     /// # Errors
-    /// Those of [`CostModel::predict`], for the first sample that the model cannot take.
+    /// The errors of [`CostModel::predict`], for the first sample that the model cannot take.
     pub fn predict_microbatch<'a>(
         &self,
         shapes: impl IntoIterator<Item = &'a SampleShape>,
@@ -314,11 +321,11 @@ impl CostModel {
     /// Predicts one module of a sample without correction, as an
     /// [`Observation`](crate::correction::Observation) needs it.
     ///
-    /// Returns the size of the sample inside the module, in tokens, and its time in nanoseconds; `None` if the sample
-    /// has no work for the module.
+    /// Returns the size of the sample inside the module, in tokens, and its time in nanoseconds; `None` if
+    /// the sample has no work for the module.
     ///
     /// # Errors
-    /// Those of [`CostModel::predict`].
+    /// The errors of [`CostModel::predict`].
     pub fn predict_uncorrected(&self, module: Module, shape: &SampleShape) -> Result<Option<(u64, u64)>> {
         let Some(at) = self.modules().iter().position(|known| *known == module) else { return Ok(None) };
         let size = self.work(shape)?.size(module);
@@ -333,7 +340,7 @@ impl CostModel {
     /// [`Attention::Causal`] gives what is executed.
     ///
     /// # Errors
-    /// Those of [`CostModel::predict`].
+    /// The errors of [`CostModel::predict`].
     pub fn training_flops(
         &self,
         samples: &[SampleShape],

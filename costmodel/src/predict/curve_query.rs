@@ -1,4 +1,4 @@
-//! From the points of a profile to curves and surfaces for one module, pass, TP degree and layer count.
+//! Builds curves and surfaces from the points of one module, pass, TP degree and layer count.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::module::Module;
 use crate::profile::{Part, Phase, Point, Setting};
 
-/// What times are asked for, and the points that may answer.
+/// Selection of points: which times are wanted, and the points to build them from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CurveQuery<'a> {
     /// Points of the module.
@@ -20,11 +20,12 @@ pub(super) struct CurveQuery<'a> {
     pub(super) layers: u32,
 }
 
-/// Points of one shape, which differ in nothing but their layers, by tokens and batch.
+/// Points by tokens and batch; points of one shape differ only in their layer counts.
 type Shapes<'a> = BTreeMap<(u32, u32), Vec<&'a Point>>;
 
 impl CurveQuery<'_> {
-    /// Time of all layers, or of the ends, over tokens in all; `None` if the part was not measured.
+    /// Builds the time of a part over all tokens: of all layers, or of what is outside them; `None` if it was
+    /// not measured.
     pub(super) fn curve(&self, part: Part, warnings: &mut Vec<ProfileWarning>) -> Option<Curve> {
         let points = self.points_of(part);
         let surface_points = match part {
@@ -43,7 +44,9 @@ impl CurveQuery<'_> {
         (!knots.is_empty()).then(|| Curve::new(&knots))
     }
 
-    /// Time of attention in **one** layer over batch and tokens: measured apart, or whole less linear.
+    /// Builds the time of attention in **one** layer over batch and tokens.
+    ///
+    /// Attention was measured separately, or is the difference of whole layers and linear work.
     pub(super) fn attention(&self, warnings: &mut Vec<ProfileWarning>) -> Option<Surface> {
         let separate = self.points_of(Part::Attention);
         let points = if separate.is_empty() { self.attention_by_difference() } else { separate };
@@ -52,7 +55,7 @@ impl CurveQuery<'_> {
         (!surface_points.is_empty()).then(|| Surface::new(surface_points))
     }
 
-    /// Time of all layers, attention in it, over batch and tokens.
+    /// Builds the time of all layers, attention included, over batch and tokens.
     pub(super) fn whole(&self, warnings: &mut Vec<ProfileWarning>) -> Option<Surface> {
         let points = self.points_of(Part::Whole);
         let surface_points = self.points_at_layers(Part::Whole, &points, warnings);
@@ -60,13 +63,13 @@ impl CurveQuery<'_> {
         (!surface_points.is_empty()).then(|| Surface::new(surface_points))
     }
 
-    /// Time of the optimizer over all parts; `None` if none was measured.
+    /// Adds up the time of the optimizer over all parts; `None` if none was measured.
     pub(super) fn optimizer(&self) -> Option<Estimate> {
         let parts = Part::ALL.into_iter().filter_map(|part| self.optimizer_of(part));
         parts.reduce(Estimate::plus)
     }
 
-    /// Time of the optimizer over the weights of one part.
+    /// Returns the time of the optimizer over the weights of one part.
     pub(super) fn optimizer_of(&self, part: Part) -> Option<Estimate> {
         let points = CurveQuery { phase: Phase::Optimizer, ..*self }.points_of(part);
         let layers = if part.is_outside_layers() { points.first()?.setting.layers } else { self.layers };
@@ -75,7 +78,7 @@ impl CurveQuery<'_> {
         Some(Estimate { ns: time.ns, uncertainty_ns: time.spread_ns, is_extrapolated: false })
     }
 
-    /// The error that says what has to be measured for a part.
+    /// Makes the error that names the points to measure for a part.
     pub(super) fn lacks(&self, part: Part) -> Error {
         let Self { points, module, phase, tp, .. } = self;
         let of_phase = points.iter().filter(|point| point.setting.phase == *phase);
@@ -113,7 +116,7 @@ impl CurveQuery<'_> {
         self.points.iter().filter(is_wanted).copied().collect()
     }
 
-    /// Whole less linear, where both were measured in the same setting; at least 0.
+    /// Subtracts linear work from whole layers where both were measured with the same setting; at least 0.
     fn attention_by_difference(&self) -> Vec<Point> {
         let linear = self.points_of(Part::Linear);
         let mut points = Vec::new();
@@ -131,8 +134,10 @@ impl CurveQuery<'_> {
         points
     }
 
-    /// Points at the layer count that is asked for. Where some shapes have two layer counts, those with one are left
-    /// out: scaled in proportion they would not lie on the same curve.
+    /// Returns points at the wanted layer count.
+    ///
+    /// Where some shapes have two layer counts, shapes with one are left out: scaled in proportion they would
+    /// not lie on the same curve.
     fn points_at_layers(
         &self,
         part: Part,
@@ -185,7 +190,7 @@ fn surface_points(shapes: &Shapes<'_>, time: impl Fn(&[&Point]) -> LayerCountTim
     shapes.iter().map(point).collect()
 }
 
-/// Knots of the same work in different shapes as one: their mean, and the distance to it as spread.
+/// Merges knots of the same work in different shapes: their mean, with the distance to it as spread.
 fn merge(knots: &[Knot]) -> Knot {
     let ns = knots.iter().map(|knot| knot.ns).sum::<f64>() / knots.len() as f64;
     let spread = |knot: &Knot| knot.spread_ns.max((knot.ns - ns).abs());

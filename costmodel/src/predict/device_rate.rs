@@ -31,8 +31,8 @@ struct Device {
     llm_percent: u64,
 }
 
-/// Known devices. GPUs: dense BF16 peak of NVIDIA's data sheets, SXM form. `cpu`: one core of 2.5 GHz with two
-/// 8-wide f32 fused multiply-adds per cycle.
+/// Known devices. GPUs: dense BF16 peak of NVIDIA's data sheets, SXM form. `cpu`: one core of 2.5 GHz with
+/// two 8-wide f32 fused multiply-adds per cycle.
 const DEVICES: [Device; 4] = [
     Device { name: "a100", peak_flops_per_us: 312_000_000, encoder_percent: 40, llm_percent: 50 },
     Device { name: "h100", peak_flops_per_us: 989_000_000, encoder_percent: 30, llm_percent: 40 },

@@ -1,4 +1,4 @@
-//! The time of one measured setting, from another profile: what held-out points are compared with.
+//! Predicts a held-out measurement from the rest of a profile.
 
 use super::curve_query::CurveQuery;
 use super::predicted_time::PredictedTime;
@@ -12,20 +12,20 @@ pub(super) struct HeldOutTimes(Times);
 
 #[derive(Debug)]
 enum Times {
-    /// Over tokens in all.
+    /// Time over all tokens.
     Linear(Curve),
-    /// Over batch and tokens, times this many layers.
+    /// Time over batch and tokens, and the number of layers to multiply it by.
     Attention(Surface, f64),
-    /// Linear work, and attention of one layer times this many.
+    /// Linear work, attention of one layer, and the number of layers to multiply the attention by.
     Sum(Curve, Surface, f64),
-    /// Whatever the shape.
+    /// Time that does not depend on the shape.
     Fixed(Estimate),
 }
 
 impl HeldOutTimes {
-    /// Prepares the times of settings that differ from `like` in nothing but batch and tokens.
+    /// Prepares the times of all settings that differ from `like` only in batch and tokens.
     ///
-    /// Whole layers are taken as measured, or else as linear work and attention together.
+    /// Whole layers are looked up as measured, or else as the sum of linear work and attention.
     ///
     /// # Errors
     /// [`crate::Error::ProfileLacks`] with the points to measure.
@@ -36,7 +36,7 @@ impl HeldOutTimes {
         let mut warnings = Vec::new();
         let count = f64::from(layers);
         let times = match (phase, part) {
-            // Attention has no weights, so those of whole layers are those of their linear work.
+            // Attention has no weights, so whole layers have the weights of their linear work.
             (Phase::Optimizer, Part::Whole) => {
                 query.optimizer_of(Part::Whole).or_else(|| query.optimizer_of(Part::Linear)).map(Times::Fixed)
             }
@@ -58,7 +58,7 @@ impl HeldOutTimes {
         times.map(Self).ok_or_else(|| query.lacks(part))
     }
 
-    /// The time of a batch of sequences.
+    /// Predicts the time of a batch of sequences.
     pub(super) fn time(&self, batch: u32, tokens: u32) -> PredictedTime {
         let (batch, tokens) = (f64::from(batch), f64::from(tokens));
         let estimate = match &self.0 {

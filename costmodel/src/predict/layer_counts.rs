@@ -1,12 +1,12 @@
-//! From the layer counts that were measured to those of a model.
+//! Extrapolates from measured layer counts to the layer count of a model.
 //!
-//! Time is taken to be `constant + layers x time per layer`. Two layer counts tell the two apart; one count alone
-//! can only be scaled in proportion, which scales the constant with it.
+//! Time is assumed to be `constant + layers x time per layer`. Two layer counts separate the two; a single
+//! count can only be scaled in proportion, which scales the constant with it.
 
 use crate::profile::Point;
 use crate::quantiles::median_of_sorted;
 
-/// A time for a number of layers, in nanoseconds.
+/// Time of a number of layers, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LayerCountTime {
     pub(super) ns: f64,
@@ -14,20 +14,20 @@ pub(super) struct LayerCountTime {
     pub(super) method: Method,
 }
 
-/// How a time for a number of layers was found.
+/// Method by which the time of a number of layers was found; earlier ones are more exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Method {
-    /// This layer count was measured.
+    /// The layer count was measured.
     Measured,
-    /// From the difference of two layer counts or more.
+    /// Extrapolated from two or more layer counts.
     Difference,
-    /// One layer count, in proportion.
+    /// Scaled in proportion to a single layer count.
     Proportion,
 }
 
 const NANOSECONDS_PER_MICROSECOND: f64 = 1000.0;
 
-/// Time of `layers` layers, from points that differ in nothing but their layer counts.
+/// Returns the time of `layers` layers, from points that differ only in their layer counts.
 pub(super) fn at_layers(points: &[&Point], layers: u32) -> LayerCountTime {
     if let Some(point) = points.iter().find(|point| point.setting.layers == layers) {
         return scaled(point, 1.0, Method::Measured);
@@ -47,7 +47,7 @@ pub(super) fn at_layers(points: &[&Point], layers: u32) -> LayerCountTime {
     }
 }
 
-/// Time that one layer more takes.
+/// Returns the time of one additional layer.
 pub(super) fn per_layer(points: &[&Point]) -> LayerCountTime {
     let Some(slope) = slope_microseconds(points) else {
         let point = deepest(points);
@@ -60,8 +60,9 @@ pub(super) fn per_layer(points: &[&Point]) -> LayerCountTime {
     }
 }
 
-/// The median of the slopes of all pairs of layer counts (Theil and Sen), in microseconds a layer; `None` with one
-/// layer count, or where more layers did not take more time.
+/// Returns the median slope of all pairs of layer counts (Theil and Sen), in microseconds per layer.
+///
+/// `None` with a single layer count, or where more layers did not take more time.
 fn slope_microseconds(points: &[&Point]) -> Option<f64> {
     let mut slopes = Vec::new();
     for (at, low) in points.iter().enumerate() {
@@ -76,7 +77,7 @@ fn slope_microseconds(points: &[&Point]) -> Option<f64> {
     (!slopes.is_empty()).then(|| median_of_sorted(&slopes)).filter(|slope| *slope > 0.0)
 }
 
-/// Spread of a time drawn through two layer counts: that of the deepest point, as far as it is drawn out.
+/// Extrapolates the spread of the deepest point by the distance in layers.
 fn extrapolated_spread(points: &[&Point], layers: u32) -> f64 {
     let deepest = deepest(points);
     let shallowest = points.iter().map(|point| point.setting.layers).min().unwrap_or(0);

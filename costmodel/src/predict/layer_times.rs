@@ -1,9 +1,9 @@
-//! Times of a module as a pipeline cuts it: one layer, and what is outside the layers.
+//! Splits the times of a module as a pipeline does: one layer, and what is outside the layers.
 //!
-//! A pipeline stage runs some layers, the last one the LM head or the projector besides, so a planner needs the
-//! two apart. Two measured layer counts tell them apart, or rows of `ends`. A profile with one layer count alone
-//! holds both in one time; it is then divided in the flops_split of their FLOPs, which is exact for a device that is
-//! equally fast at both.
+//! A pipeline stage runs some layers, the last one also the LM head or the projector, so a planner needs
+//! separate times. Two measured layer counts separate them, or rows of `ends`. A profile with a single layer
+//! count has both in one time; it is then split in proportion to their FLOPs, which is exact for a device
+//! that is equally fast at both.
 
 use super::curve_query::CurveQuery;
 use super::device_rate::DeviceRate;
@@ -15,7 +15,8 @@ use crate::module::Module;
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile};
 use crate::tokens::EncoderWork;
 
-/// Forward and backward of one layer and of what is outside the layers, of one module at one TP degree.
+/// Times of one layer and of what is outside the layers, forward and backward, of one module at one TP
+/// degree.
 #[derive(Debug, Clone)]
 pub struct LayerTimes {
     source: TimeSource,
@@ -27,39 +28,39 @@ enum TimeSource {
     Measured(Vec<LayerPassTimes>),
 }
 
-/// Nanoseconds by FLOPs over a rate.
+/// Times from a stated rate, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 struct RateTimes {
     layer_per_token: f64,
-    /// Per squared token of a sequence.
+    /// Nanoseconds per squared token of a sequence.
     layer_per_square: f64,
     outside_per_token: f64,
 }
 
-/// One pass as it was measured.
+/// Measured times of one pass.
 #[derive(Debug, Clone)]
 struct LayerPassTimes {
     linear: Option<LayersAndConstant<Curve>>,
-    /// Attention of one layer, or the whole layer where linear work was not measured apart.
+    /// Attention of one layer, where it was measured separately.
     attention: Option<Surface>,
     whole: Option<LayersAndConstant<Surface>>,
     outside_layers: Option<Curve>,
-    /// What runs for learned tokens alone, where it was measured apart.
+    /// LM head and loss, where they were measured separately for target tokens.
     head: Option<Curve>,
-    /// Share of the time of all measured layers that is outside them; 0 where it was told apart.
+    /// Share of the measured time that is outside the layers; 0 where it was measured separately.
     outside_share: f64,
-    /// Layers that the share is of.
+    /// Number of layers that the share refers to.
     measured_layers: f64,
 }
 
-/// A time over layers: one layer with the constant, and the constant.
+/// Times at two layer counts: one layer with the constant, and the constant.
 #[derive(Debug, Clone)]
 struct LayersAndConstant<T> {
     one_layer: T,
     no_layer: T,
 }
 
-/// FLOPs of one layer and of what is outside, for the work of one token or tile.
+/// FLOPs of one layer and of what is outside the layers, for one token or tile.
 #[derive(Debug, Clone, Copy)]
 struct LayerFlops {
     layer: f64,
@@ -67,9 +68,9 @@ struct LayerFlops {
 }
 
 impl LayerTimes {
-    /// Takes the times of a module from a stated rate, evenly divided over the ranks of a TP group.
+    /// Computes the times of a module from a stated rate, divided evenly over the ranks of a TP group.
     ///
-    /// - `sequence_tokens`: tokens of a tile, of an encoder; ignored for an LLM
+    /// - `sequence_tokens`: tokens of a tile, for an encoder; ignored for an LLM
     #[must_use]
     pub fn from_rate(
         spec: &ModelSpec,
@@ -99,10 +100,11 @@ impl LayerTimes {
         Self { source: TimeSource::Rate(rates) }
     }
 
-    /// Takes the times of a module from a measured profile.
+    /// Looks up the times of a module in a measured profile.
     ///
     /// # Errors
-    /// [`crate::Error::ProfileLacks`] with the points to measure, if the module was not measured at this degree.
+    /// [`crate::Error::ProfileLacks`] with the points to measure, if the module was not measured at this
+    /// degree.
     pub fn from_profile(
         spec: &ModelSpec,
         profile: &Profile,
@@ -135,9 +137,10 @@ impl LayerTimes {
         degrees
     }
 
-    /// Returns the nanoseconds of one layer but for attention that [`LayerTimes::attention_ns`] has apart.
+    /// Returns the nanoseconds of one layer without the attention that [`LayerTimes::attention_ns`] returns.
     ///
-    /// - `sequences` side by side, of `tokens` each: tiles of an encoder, one packed sequence of an LLM
+    /// - `sequences`, `tokens`: number of sequences side by side, and tokens of each: tiles of an encoder,
+    ///   one packed sequence of an LLM
     #[must_use]
     pub fn layer_ns(&self, sequences: f64, tokens: f64) -> f64 {
         match &self.source {
@@ -146,7 +149,8 @@ impl LayerTimes {
         }
     }
 
-    /// Returns the nanoseconds of attention in one layer, of original samples; 0 where a layer holds it.
+    /// Returns the nanoseconds of attention in one layer over original samples; 0 if [`LayerTimes::layer_ns`]
+    /// includes it.
     #[must_use]
     pub fn attention_ns(&self, sequences: f64, tokens: f64) -> f64 {
         match &self.source {
@@ -160,8 +164,8 @@ impl LayerTimes {
         }
     }
 
-    /// Returns the nanoseconds of what is outside the layers: LM head (all tokens are taken to be learned), projector,
-    /// embedding.
+    /// Returns the nanoseconds of what is outside the layers: projector, embedding, and LM head over all
+    /// tokens.
     #[must_use]
     pub fn outside_layers_ns(&self, sequences: f64, tokens: f64) -> f64 {
         match &self.source {
@@ -212,7 +216,7 @@ impl LayerPassTimes {
         })
     }
 
-    /// One layer and the constant, as measured.
+    /// Returns the measured time of one layer with the constant, and of the constant.
     fn measured_ns(&self, sequences: f64, tokens: f64) -> [f64; 2] {
         if let Some(linear) = &self.linear {
             let all = sequences * tokens;
@@ -244,7 +248,7 @@ fn encoder_spec(spec: &ModelSpec, module: Module) -> Option<EncoderSpec> {
     }
 }
 
-/// Of one tile, forward and backward.
+/// Counts FLOPs of one tile, forward and backward.
 fn encoder_layer_flops(spec: &EncoderSpec, llm_hidden: u32, tile_tokens: u32) -> LayerFlops {
     let work = tile_work(1, tile_tokens);
     let flops = |spec: &EncoderSpec| {
@@ -268,20 +272,20 @@ fn tile_work(tiles: u64, tile_tokens: u32) -> EncoderWork {
     tile.repeat(tiles)
 }
 
-/// Of one token without attention, forward and backward.
+/// Counts FLOPs of one token without attention, forward and backward.
 fn llm_layer_flops(spec: &LlmSpec) -> LayerFlops {
     let [one, two] = one_layer_flops(spec);
     let outside = 3.0 * LlmFlops::new(spec).head_forward(1) as f64;
     LayerFlops { layer: 3.0 * (2.0 * one - two / 2.0), outside }
 }
 
-/// Of causal attention in one layer, per squared token, forward and backward.
+/// Counts FLOPs of causal attention in one layer, per squared token, forward and backward.
 fn llm_square_flops(spec: &LlmSpec) -> f64 {
     let [one, two] = one_layer_flops(spec);
     3.0 * (two / 2.0 - one)
 }
 
-/// Forward FLOPs of one layer over sequences of one token and of two: `a + b` and `2a + 4b`.
+/// Counts forward FLOPs of one layer over sequences of one token and of two: `a + b` and `2a + 4b`.
 fn one_layer_flops(spec: &LlmSpec) -> [f64; 2] {
     let layer = LlmFlops::new(&LlmSpec { layers: 1, ..*spec });
     [1, 2].map(|tokens| layer.layers_forward(&[tokens], Attention::Causal) as f64)
@@ -318,7 +322,7 @@ mod tests {
         assert!(close(all, flops as f64 * 1000.0 / rate.vision_flops_per_us.get() as f64));
     }
 
-    /// Milliseconds of the reference's files: 4 layers of 7 FLOPs and a head of 14 take 42 in all.
+    /// Milliseconds as in reference files: 4 layers of 7 FLOPs and a head of 14 take 42 in all.
     #[test]
     fn one_layer_count_is_divided_by_flops() {
         let spec = spec();
@@ -344,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn two_layer_counts_tell_the_constant_apart() {
+    fn two_layer_counts_separate_the_constant() {
         let spec = spec();
         let header = "batch_size,model_time,fwd_times,bwd_times,num_layers,tp_size\n";
         let text = format!("{header}2,9,3,6,4,1\n2,15,5,10,8,1\n");

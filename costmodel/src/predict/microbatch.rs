@@ -14,7 +14,8 @@ pub(super) struct MicrobatchWork {
     targets: u64,
     /// Sum of tokens, each sample's multiplied by its correction.
     corrected_tokens: f64,
-    /// Sum of attention, each sample's multiplied by its correction: pairs of an encoder, nanoseconds of the LLM.
+    /// Sum of attention, each sample's multiplied by its correction: pairs of an encoder, nanoseconds of the
+    /// LLM.
     corrected_attention: f64,
 }
 

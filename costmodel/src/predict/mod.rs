@@ -1,13 +1,13 @@
 //! Predicts tokens and nanoseconds per module of samples and microbatches.
 //!
-//! [`CostModel`] joins the token rules of a model with times. Times come from one of two sources: exact FLOPs over a
-//! stated [`DeviceRate`], a first guess that needs no measurement and ranks samples rather than timing them; or the
-//! curves and surfaces through the points of a measured [`Profile`](crate::Profile). A correction table may scale
-//! either. [`LayerTimes`] cuts the same times by layer for a parallelism planner, and [`AccuracyReport`] compares
-//! predictions with held-out measurements.
+//! [`CostModel`] joins the token rules of a model with times. Times come from one of two sources: exact FLOPs
+//! over a stated [`DeviceRate`], a first guess that needs no measurement and ranks samples rather than timing
+//! them; or the curves and surfaces through the points of a measured [`Profile`](crate::Profile). A
+//! correction table may scale either. [`LayerTimes`] cuts the same times by layer for a parallelism planner,
+//! and [`AccuracyReport`] compares predictions with held-out measurements.
 //!
-//! A stated rate needs integer arithmetic only; a profile needs `+ - * /` on `f64` in a fixed order, rounded to whole
-//! nanoseconds at the end. Both give the same bits on every rank.
+//! A stated rate needs integer arithmetic only; a profile needs `+ - * /` on `f64` in a fixed order, rounded
+//! to whole nanoseconds at the end. Both give the same bits on every rank.
 
 mod accuracy;
 mod cost_model;

@@ -1,4 +1,4 @@
-//! Times of one module: curves and surfaces of its passes, looked up by workload.
+//! Looks up the times of one module in curves and surfaces of its passes.
 
 use super::curve_query::CurveQuery;
 use super::options::ProfileOptions;
@@ -9,14 +9,14 @@ use crate::error::Result;
 use crate::module::Module;
 use crate::profile::{Part, Phase, Point};
 
-/// What runs of a module's backward pass, as shares of the measured one, and what it computes again.
+/// Shares of a module's measured backward pass that are computed, and whether layers are recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct BackwardShares {
-    /// Of the linear work of the layers.
+    /// Share of the linear work of the layers.
     pub(super) linear: f64,
-    /// Of attention.
+    /// Share of attention.
     pub(super) attention: f64,
-    /// Of what is outside the layers.
+    /// Share of what is outside the layers.
     pub(super) outside_layers: f64,
     /// Whether the layers run forward a second time.
     pub(super) recomputes_layers: bool,
@@ -26,11 +26,12 @@ pub(super) struct BackwardShares {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ModuleTiming {
     module: Module,
-    /// Forward and backward as measured: everything trained, nothing computed again.
+    /// Forward and backward as measured: everything trained, nothing recomputed.
     measured: [PassTiming; 2],
-    /// What runs.
+    /// Passes that run: forward, the computed shares of backward, and recomputed layers.
     passes: Vec<PassTiming>,
-    /// All passes in one where they were measured at the same shapes, which saves look-ups; or each of them.
+    /// Sum of the passes where they were measured at the same shapes, which saves lookups; otherwise each of
+    /// them.
     summed: Vec<PassTiming>,
     full_layers: f64,
     windowed_layers: f64,
@@ -43,7 +44,7 @@ struct PassTiming {
     phase: Phase,
     layers: LayersTiming,
     outside_layers: Option<Curve>,
-    /// What runs for learned tokens alone, where it was measured apart.
+    /// LM head and loss, where they were measured separately for target tokens.
     head: Option<Curve>,
 }
 
@@ -51,7 +52,7 @@ struct PassTiming {
 enum LayersTiming {
     /// Linear work of all layers, and attention of one layer.
     Separate(Curve, Surface),
-    /// All layers in one.
+    /// Linear work and attention of all layers together.
     Whole(Surface),
 }
 
@@ -81,22 +82,23 @@ impl ModuleTiming {
         })
     }
 
-    /// The same module trained in another way than it was measured.
+    /// Adapts the module to frozen parts and recomputation.
     pub(super) fn trained(&self, shares: BackwardShares) -> Self {
         let [forward, backward] = &self.measured;
         let mut passes = vec![forward.clone(), backward.scaled(shares)];
         if shares.recomputes_layers {
+            // Activation checkpointing repeats the layers only.
             passes.push(PassTiming { outside_layers: None, head: None, ..forward.clone() });
         }
         Self { summed: sum(&passes), passes, ..self.clone() }
     }
 
-    /// The update of the weights.
+    /// Returns the time of the optimizer step, if it was measured.
     pub(super) fn optimizer(&self) -> Option<Estimate> {
         self.optimizer
     }
 
-    /// Forward and backward in nanoseconds.
+    /// Returns forward and backward in nanoseconds.
     pub(super) fn ns(&self, workload: &ModuleWorkload) -> f64 {
         let ((linear, linear_count), (attention, attention_count)) = self.packed_workloads(workload);
         let mut total = 0.0;
@@ -107,7 +109,7 @@ impl ModuleTiming {
         total
     }
 
-    /// The same with uncertainty.
+    /// Returns forward and backward with their uncertainty.
     pub(super) fn predict(&self, workload: &ModuleWorkload) -> Estimate {
         let ((linear, linear_count), (attention, attention_count)) = self.packed_workloads(workload);
         let mut total = Estimate::default();
@@ -119,7 +121,7 @@ impl ModuleTiming {
         total
     }
 
-    /// Linear work and attention in nanoseconds, of this workload alone.
+    /// Returns linear work and attention in nanoseconds, of this workload alone.
     pub(super) fn linear_and_attention_ns(&self, workload: &ModuleWorkload) -> [f64; 2] {
         let mut separate = [0.0, 0.0];
         for pass in &self.summed {
@@ -129,7 +131,7 @@ impl ModuleTiming {
         separate
     }
 
-    /// Parts whose measured shapes do not reach this workload.
+    /// Returns a warning for each part whose measured points do not reach this workload.
     pub(super) fn extrapolated(&self, workload: &ModuleWorkload) -> Vec<ProfileWarning> {
         let ((linear, _), (attention, _)) = self.packed_workloads(workload);
         let mut warnings = Vec::new();
@@ -163,7 +165,8 @@ impl ModuleTiming {
         warnings
     }
 
-    /// The loads that linear work and attention are looked up with, and how many such samples they hold.
+    /// Returns the workloads by which linear work and attention are looked up, and the number of such samples
+    /// in each.
     fn packed_workloads(&self, workload: &ModuleWorkload) -> ((ModuleWorkload, f64), (ModuleWorkload, f64)) {
         let alone = (*workload, 1.0);
         match self.packed_tokens {
@@ -203,7 +206,7 @@ impl ModuleTiming {
     }
 }
 
-/// The sum of two curves that may be missing; `None` if one alone is, or their work differs.
+/// Adds two curves that may be missing; `None` if only one is missing, or their work differs.
 #[expect(clippy::option_option, reason = "no sum, and the sum of nothing, are two answers")]
 fn sum_of_both(own: Option<&Curve>, added: Option<&Curve>) -> Option<Option<Curve>> {
     match (own, added) {
@@ -213,7 +216,7 @@ fn sum_of_both(own: Option<&Curve>, added: Option<&Curve>) -> Option<Option<Curv
     }
 }
 
-/// Joins passes as far as they go together.
+/// Adds consecutive passes as long as they were measured at the same shapes.
 fn sum(passes: &[PassTiming]) -> Vec<PassTiming> {
     let mut summed: Vec<PassTiming> = Vec::new();
     for pass in passes {
@@ -227,7 +230,7 @@ fn sum(passes: &[PassTiming]) -> Vec<PassTiming> {
 }
 
 impl PassTiming {
-    /// Shares of a backward pass; of layers that were measured in one, that of their linear work.
+    /// Scales a backward pass to its shares; layers measured as a whole scale with their linear work.
     fn scaled(&self, shares: BackwardShares) -> Self {
         let layers = match &self.layers {
             LayersTiming::Separate(linear, attention) => {
@@ -273,7 +276,8 @@ impl PassTiming {
         Ok(Self { phase, layers: LayersTiming::Whole(whole), outside_layers, head })
     }
 
-    /// Both passes as one, what is outside the layers joined with their linear work; `None` where shapes differ.
+    /// Adds two passes, and joins what is outside the layers with the linear work; `None` where shapes
+    /// differ.
     fn plus(&self, other: &Self) -> Option<Self> {
         let outside = sum_of_both(self.outside_layers.as_ref(), other.outside_layers.as_ref())?;
         let head = sum_of_both(self.head.as_ref(), other.head.as_ref())?;

@@ -25,8 +25,8 @@ impl ProfileOptions {
 
     /// Sets the tokens of a module that run together, as one packed sequence.
     ///
-    /// The linear work of a shorter sample is charged as its share of a sequence of this length, and so is the
-    /// attention of an encoder. Default: a sample runs alone and bears all launch costs.
+    /// The linear work of a shorter sample is charged as its share of a sequence of this length, and so is
+    /// the attention of an encoder. Default: a sample runs alone and bears all launch costs.
     #[must_use]
     pub const fn packed_tokens(mut self, module: Module, tokens: u64) -> Self {
         self.packed_tokens[module as usize] = Some(tokens);

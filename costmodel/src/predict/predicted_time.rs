@@ -9,7 +9,8 @@ use crate::curve::Estimate;
 pub struct PredictedTime {
     /// Time in whole nanoseconds.
     pub ns: u64,
-    /// Standard deviation of one run around `ns`, in nanoseconds: the spread of repeats plus the interpolation error.
+    /// Standard deviation of one run around `ns`, in nanoseconds: the spread of repeats plus the
+    /// interpolation error.
     ///
     /// About one run in three is further off.
     pub uncertainty_ns: u64,

@@ -1,8 +1,8 @@
 //! Folds a profile into the times of all modules of one model.
 //!
-//! Lookups are a few multiplications: `+ - * /` on `f64` in a fixed order, which IEEE 754 rounds correctly, and
-//! rounding to whole nanoseconds at the end, so that every rank gets the same bits. No function of a platform's
-//! mathematical library is called.
+//! Lookups are a few multiplications: `+ - * /` on `f64` in a fixed order, which IEEE 754 rounds correctly,
+//! and rounding to whole nanoseconds at the end, so that every rank gets the same bits. No function of a
+//! platform's mathematical library is called.
 
 use super::module_timing::{BackwardShares, ModuleTiming};
 use super::options::ProfileOptions;
@@ -67,7 +67,8 @@ impl ProfileTiming {
                 },
             );
         }
-        // A frozen matrix computes one of its two backward products; attention has no weights, so it computes both.
+        // A frozen matrix computes one of its two backward products; attention has no weights, so it computes
+        // both.
         let linear = if frozen.llm { 0.5 } else { 1.0 };
         trained.set(
             Module::Llm,

@@ -1,9 +1,9 @@
-//! Times between measured shapes, as predictions interpolate them: what a measuring program holds new points against.
+//! Exposes the interpolation of predictions to measuring programs, which decide where to measure next.
 
 use crate::curve::{Curve, Knot, Surface, SurfacePoint};
 use crate::profile::Part;
 
-/// Time of a part of a module over tokens: of one sequence for attention, in all for everything else.
+/// Time of a part of a module over tokens: of one sequence for attention, of all sequences otherwise.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimeCurve(Kind);
 
@@ -14,9 +14,9 @@ enum Kind {
 }
 
 impl TimeCurve {
-    /// Draws the curve that predictions take through measured points, tokens (at least 1) and time; `None` without any.
+    /// Fits the curve that predictions use, to pairs of tokens (at least 1) and time; `None` without points.
     ///
-    /// Points in any order; of several with the same tokens the last counts.
+    /// Points are in any order; of several with the same tokens the last one counts.
     #[must_use]
     pub fn new(part: Part, points: &[(u32, f64)]) -> Option<Self> {
         let by_tokens: std::collections::BTreeMap<u32, f64> = points.iter().copied().collect();
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_and_squares_are_met_between_their_points() {
+    fn lines_and_squares_are_interpolated_between_their_points() {
         let points =
             |time: fn(f64) -> f64| [64_u32, 128, 256].map(|tokens| (tokens, time(f64::from(tokens))));
         let line = TimeCurve::new(Part::Linear, &points(|x| 7.0 + 3.0 * x)).unwrap();

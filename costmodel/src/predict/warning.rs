@@ -1,17 +1,17 @@
-//! What a prediction rests on where that is less than it should be.
+//! Warns of predictions that rest on too few measurements.
 
 use serde::Serialize;
 
 use crate::module::Module;
 use crate::profile::{Part, Phase};
 
-/// Why a prediction from a profile is weaker than one between measured points.
+/// Reason for which a prediction from a profile is weaker than one between measured points.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each variant names its fields")]
 pub enum ProfileWarning {
-    /// The shape lies outside the measured ones; time was drawn out linearly in work.
+    /// The shape is outside the measured points; time was extrapolated linearly in work.
     #[serde(rename = "beyond")]
     Extrapolated {
         module: Module,
@@ -26,14 +26,14 @@ pub enum ProfileWarning {
     LayersInProportion { module: Module, part: Part, phase: Phase, measured: u32, asked: u32 },
     /// Shapes with fewer layer counts than others, or with more layers in less time, were not used.
     ShapesLeftOut { module: Module, part: Part, phase: Phase, shapes: usize },
-    /// Attention was not measured apart, so that of packed samples is overestimated.
+    /// Attention was not measured separately, so that attention of packed samples is overestimated.
     #[serde(rename = "attention_not_apart")]
     AttentionNotSeparate { module: Module, phase: Phase },
-    /// A single shape: time is taken in proportion to work.
+    /// A single shape was measured; time is scaled in proportion to work.
     SingleShape { module: Module, part: Part, phase: Phase },
-    /// Points with fewer than 3 repeats; a spread of 5 % was assumed of each.
+    /// Some points have fewer than 3 repeats; a spread of 5 % is assumed for each.
     FewRepeats { module: Module, points: usize },
-    /// The file does not say the widths of what was measured, so it could not be compared with the model.
+    /// The file does not state the widths of the measured module, so it was not compared with the model.
     #[serde(rename = "unknown_dimensions")]
     UnknownWidths { module: Module, file: String },
 }
@@ -48,8 +48,8 @@ impl std::fmt::Display for ProfileWarning {
             ),
             Self::LayersInProportion { module, part, phase, measured, asked } => write!(
                 formatter,
-                "{module} {part} {phase}: only {measured} layers were measured, taken in proportion for {asked}; \
-                 a second layer count would tell layers and constant apart"
+                "{module} {part} {phase}: only {measured} layers were measured, scaled in proportion to {asked}; \
+                 measure a second layer count to separate layers and constant"
             ),
             Self::ShapesLeftOut { module, part, phase, shapes } => write!(
                 formatter,
@@ -57,20 +57,20 @@ impl std::fmt::Display for ProfileWarning {
                  time with more layers"
             ),
             Self::AttentionNotSeparate { module, phase } => {
-                write!(formatter, "{module} {phase}: attention was not measured apart from linear work")
+                write!(formatter, "{module} {phase}: attention was not measured separately from linear work")
             }
             Self::SingleShape { module, part, phase } => {
                 write!(
                     formatter,
-                    "{module} {part} {phase}: one shape was measured, time is taken in proportion"
+                    "{module} {part} {phase}: one shape was measured, time is scaled in proportion"
                 )
             }
             Self::FewRepeats { module, points } => write!(
                 formatter,
-                "{module}: {points} points have fewer than 3 repeats, a spread of 5 % is assumed of each"
+                "{module}: {points} points have fewer than 3 repeats, a spread of 5 % is assumed for each"
             ),
             Self::UnknownWidths { module, file } => {
-                write!(formatter, "{module}: `{file}` does not say the widths that were measured")
+                write!(formatter, "{module}: `{file}` does not state the measured widths")
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What one row of a profile says, and how repeated rows become one point.
+//! Defines the rows of a profile, and joins repeated rows to points.
 
 use std::fmt;
 
@@ -7,38 +7,39 @@ use serde::{Deserialize, Serialize};
 use crate::module::Module;
 use crate::quantiles::median_of_sorted;
 
-/// Spread that is assumed of a point with too few repeats to show one, as a fraction of its time.
+/// Assumed spread of a point with too few repeats to measure one, as a fraction of its time.
 const ASSUMED_SPREAD: f64 = 0.05;
-/// Repeats from which a spread is taken from the measurements.
+/// Number of repeats from which the spread is measured.
 pub(crate) const REPEATS_MIN: usize = 3;
-/// The median absolute deviation of a normal distribution times this is its standard deviation.
+/// Ratio of standard deviation to median absolute deviation of a normal distribution.
 const MAD_TO_DEVIATION: f64 = 1.4826;
 
-/// Which part of a module was measured.
+/// Measured part of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
     /// The transformer layers without the products of queries, keys and values: projections, norms, MLP.
     Linear,
-    /// Those products alone: scaled dot-product attention.
+    /// The products of queries, keys and values: scaled dot-product attention.
     Attention,
-    /// What is outside the layers: patch embedding and projector of an encoder, embedding and LM head of an LLM.
+    /// Everything outside the layers: patch embedding and projector of an encoder, embedding and LM head of
+    /// an LLM. Spelled `ends` in profiles.
     #[serde(rename = "ends")]
     OutsideLayers,
     /// Linear work and attention together, measured as one.
     Whole,
-    /// Last norm, LM head and loss over the tokens that are learned, where these run alone; [`Part::OutsideLayers`] then
-    /// leaves them out.
+    /// Last norm, LM head and loss, where they run for target tokens only; [`Part::OutsideLayers`] then
+    /// excludes them.
     Head,
 }
 
-/// Which pass was measured.
+/// Measured pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// The forward pass.
     Forward,
-    /// The backward pass alone.
+    /// The backward pass, without the forward pass.
     Backward,
     /// The update of the weights; it has no shape, so batch and tokens are 0.
     Optimizer,
@@ -92,54 +93,54 @@ impl fmt::Display for Phase {
     }
 }
 
-/// What was measured: everything but the figures.
+/// Measured configuration: everything but the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Setting {
-    /// The module.
+    /// Measured module.
     pub module: Module,
-    /// The part of it.
+    /// Measured part of the module.
     pub part: Part,
-    /// The pass.
+    /// Measured pass.
     pub phase: Phase,
-    /// Tensor-parallel degree, at least 1; the time is that of the whole group.
+    /// Tensor-parallel degree, at least 1; times are of the whole group.
     pub tp: u32,
     /// Transformer layers that ran, 0 for [`Part::OutsideLayers`] and [`Part::Head`].
     pub layers: u32,
     /// Sequences side by side: tiles, windows, samples.
     pub batch: u32,
-    /// Tokens of each sequence, inside the module; for [`Part::Head`] those that are learned.
+    /// Tokens of each sequence, inside the module; target tokens for [`Part::Head`].
     pub tokens: u32,
 }
 
 /// One measurement: a row of a profile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// What was measured.
+    /// Measured configuration.
     pub setting: Setting,
-    /// Its time; finite and above 0.
+    /// Time of one run; finite and above 0.
     pub microseconds: f64,
-    /// Memory: the rise of the allocator's peak during a forward or backward pass; after an optimizer step, what
-    /// weights, gradients and optimizer state take. `None` where it was not measured.
+    /// Memory: the rise of the allocator's peak during a forward or backward pass; after an optimizer step,
+    /// the bytes of weights, gradients and optimizer state. `None` where it was not measured.
     pub bytes: Option<u64>,
 }
 
 /// All measurements of one setting as one point.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Point {
-    /// What was measured.
+    /// Measured configuration.
     pub setting: Setting,
     /// Median time in microseconds.
     pub microseconds: f64,
-    /// Standard deviation of one run in microseconds: 1.4826 times the median absolute deviation; with fewer than
-    /// 3 repeats, 5 % of the median, which is assumed and not measured.
+    /// Standard deviation of one run in microseconds: 1.4826 times the median absolute deviation; with fewer
+    /// than 3 repeats, 5 % of the median, which is assumed and not measured.
     pub spread_microseconds: f64,
     /// Number of measurements.
     pub repeats: usize,
-    /// The greatest memory measured.
+    /// Largest memory measured.
     pub bytes: Option<u64>,
 }
 
-/// Makes points of measurements, sorted by setting; measurements of one setting are repeats.
+/// Joins measurements to points, sorted by setting; measurements of one setting are repeats.
 pub(super) fn points(measurements: &[Measurement]) -> Vec<Point> {
     let mut sorted = measurements.to_vec();
     sorted.sort_by(|a, b| a.setting.cmp(&b.setting).then(a.microseconds.total_cmp(&b.microseconds)));
@@ -147,7 +148,7 @@ pub(super) fn points(measurements: &[Measurement]) -> Vec<Point> {
     repeats.map(point).collect()
 }
 
-/// Makes a point of measurements of one setting, sorted by time.
+/// Joins measurements of one setting, sorted by time, to a point.
 fn point(repeats: &[Measurement]) -> Point {
     let times: Vec<f64> = repeats.iter().map(|measurement| measurement.microseconds).collect();
     let microseconds = median_of_sorted(&times);

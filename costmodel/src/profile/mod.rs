@@ -1,34 +1,37 @@
-//! Measured profiles: what modules really take on a device, and times of other shapes in between.
+//! Reads and writes measured profiles: times and memory of modules on a device.
 //!
 //! # Schema
-//! A profile is one CSV file or several. The first line is `# dflop-profile: 1`. Further lines `# key: value` in
-//! front of the header say where it was measured: `device`, `driver`, `torch` and so on; `vision`, `audio` and `llm`
-//! give the widths of what was measured, such as `# llm: hidden=3584 heads=28 kv_heads=4 ffn=18944 name=qwen2.5-7b`,
-//! and a profile of other widths is refused. Then come a header and rows, columns by name in any order:
+//! A profile is one or several CSV files. The first line is `# dflop-profile: 1`. Further lines `# key:
+//! value` before the header describe the measurement: `device`, `driver`, `torch` and so on; `vision`,
+//! `audio` and `llm` give the widths of the measured modules, such as `# llm: hidden=3584 heads=28 kv_heads=4
+//! ffn=18944 name=qwen2.5-7b`, and a profile of other widths is an error. A header and rows follow, columns
+//! by name in any order:
 //!
 //! | column | meaning |
 //! | --- | --- |
 //! | `module` | `vision`, `audio` or `llm` |
-//! | `part` | `linear`: the layers without attention; `attention`: scaled dot-product attention of these layers alone; `ends`: what is outside the layers; `head`: of that, last norm, LM head and loss of an LLM, where they run for learned tokens alone; `whole`: linear and attention in one |
+//! | `part` | `linear`, `attention`, `whole`, `ends` or `head`, see [`Part`] |
 //! | `phase` | `forward`, `backward` (without the forward pass), `optimizer` |
-//! | `tp` | tensor-parallel degree; the time is that of the whole group |
+//! | `tp` | tensor-parallel degree; the time is of the whole group |
 //! | `layers` | transformer layers that ran; 0 for `ends` and `head` |
 //! | `batch` | sequences side by side; 0 for `optimizer` |
-//! | `tokens` | tokens of each sequence inside the module: patches of a tile, not what the LLM sees of it; for `head` those that are learned; 0 for `optimizer` |
+//! | `tokens` | tokens of each sequence inside the module; target tokens for `head`; 0 for `optimizer` |
 //! | `microseconds` | time of one run, finite and above 0 |
-//! | `bytes` | optional, may be empty: the rise of the allocator's peak; after `optimizer`, what state takes |
+//! | `bytes` | optional, may be empty: the rise of the allocator's peak; bytes of state for `optimizer` |
 //!
-//! Rows of the same setting are repeats; their median counts. Rows of `linear` and `whole` leave out what rows of
-//! `ends` hold; a profile without `ends` is taken to have it in the constant that two layer counts show. Where there are rows of `head`, `ends` leaves that out. `attention`
-//! of an LLM is causal and of one sequence, as packed samples are: it is taken per **original sample**, linear work
-//! per **packed sequence**.
+//! Tokens of a tile are its patches, not the LLM tokens that it becomes. Rows of the same setting are
+//! repeats; their median counts. Rows of `linear` and `whole` exclude what rows of `ends` include; a profile
+//! without `ends` is assumed to include it in the constant that two layer counts show. Where there are rows
+//! of `head`, `ends` excludes it. `attention` of an LLM is causal and of one sequence, as packed samples are:
+//! it is charged per **original sample**, linear work per **packed sequence**.
 //!
-//! Files of the reference implementation are known by their names and read as well: [`StepMemory`], and its pair of
-//! whole and `_skip_attn` times, whose difference is attention.
+//! Files of the reference implementation are recognized by their names and read as well: memory as
+//! [`StepMemory`], and times as a pair of whole and `_skip_attn` runs, whose difference is attention.
 //!
 //! # Source
-//! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.2.1: throughput of encoder batches, and of attention
-//! and linear work of the LLM apart. There rates are interpolated; here times are, see `curve.rs`.
+//! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.2.1: throughput of encoder batches, and of
+//! attention and linear work of the LLM separately. The paper interpolates rates; here times are
+//! interpolated, see `curve/mod.rs`.
 
 mod measurement;
 mod reference;
@@ -52,12 +55,12 @@ pub(crate) use measurement::REPEATS_MIN;
 
 /// Key of the first metadata line.
 const SCHEMA_KEY: &str = "dflop-profile";
-/// Version of the schema that is read.
+/// Supported version of the schema.
 const SCHEMA_VERSION: &str = "1";
 /// Metadata that must not differ between the files of one profile.
 const DEVICE_KEY: &str = "device";
 
-/// Measured times, from one file or several.
+/// Measured times and memory, from one or several files.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     files: Vec<ProfileFile>,
@@ -66,24 +69,24 @@ pub struct Profile {
 /// One file of a profile.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ProfileFile {
-    /// Its name, as it was given.
+    /// Name, as given to [`Profile::parse`].
     pub name: String,
     /// Metadata in the order of the file, without the widths of modules.
     pub metadata: Vec<(String, String)>,
     /// Widths of the modules that were measured.
     pub widths: BTreeMap<Module, ModuleWidths>,
-    /// Its rows.
+    /// Rows, in the order of the file.
     pub measurements: Vec<Measurement>,
-    /// Memory, of a file of the reference.
+    /// Memory from a reference file.
     pub step_memory: Vec<StepMemory>,
 }
 
 impl Profile {
-    /// Reads a profile from the names and texts of its files.
+    /// Parses a profile from the names and texts of its files.
     ///
     /// # Errors
-    /// [`Error::ProfileFormat`] with file, line and column if a file is not a profile; [`Error::ProfileMixed`] if
-    /// files come from different devices, or there is none.
+    /// [`Error::ProfileFormat`] with file, line and column if a file is not a profile;
+    /// [`Error::ProfileMixed`] if files come from different devices, or there are no files.
     ///
     /// # Examples
     /// ```
@@ -113,19 +116,19 @@ impl Profile {
         &self.files
     }
 
-    /// Returns the device that was measured, if a file says it.
+    /// Returns the measured device, if a file names it.
     #[must_use]
     pub fn device(&self) -> Option<&str> {
         self.files.iter().find_map(|file| file.metadata(DEVICE_KEY))
     }
 
-    /// Returns all points: repeats taken together, sorted by setting, file by file.
+    /// Returns all points, with repeats joined; sorted by setting, file by file.
     #[must_use]
     pub fn points(&self) -> Vec<Point> {
         self.files.iter().flat_map(|file| measurement::points(&file.measurements)).collect()
     }
 
-    /// Returns all points with the widths that their files state, widths unknown where they do not.
+    /// Returns all points with the widths that their files state; unknown widths where they state none.
     pub(crate) fn points_with_widths(&self) -> Vec<(Point, ModuleWidths)> {
         let of_file = |file: &ProfileFile| {
             let points = measurement::points(&file.measurements).into_iter();
@@ -135,15 +138,15 @@ impl Profile {
         self.files.iter().flat_map(of_file).collect()
     }
 
-    /// Whether any row is of this module.
+    /// Returns whether any row is of this module.
     pub(crate) fn has_module(&self, module: Module) -> bool {
         self.files.iter().flat_map(|file| &file.measurements).any(|row| row.setting.module == module)
     }
 
-    /// Returns the measurements of a module of these widths, and the files that do not say theirs.
+    /// Returns the points of a module of these widths, and the names of files that do not state their widths.
     ///
     /// # Errors
-    /// [`Error::ProfileLacks`] if there are none of this module or all have other widths.
+    /// [`Error::ProfileLacks`] if there are no points of this module, or all have other widths.
     pub(crate) fn select(&self, module: Module, wanted: &ModuleWidths) -> Result<(Vec<Point>, Vec<String>)> {
         let (mut chosen, mut others, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for file in &self.files {
@@ -162,7 +165,7 @@ impl Profile {
             chosen.extend(of_module().copied());
         }
         if chosen.is_empty() {
-            let found = if others.is_empty() { "nothing of it".to_owned() } else { others.join(", ") };
+            let found = if others.is_empty() { "no rows of it".to_owned() } else { others.join(", ") };
             let needed = format!("module {module} of {wanted}; found: {found}");
             return Err(Error::ProfileLacks { needed });
         }
@@ -183,7 +186,7 @@ impl Profile {
             }
         }
         if self.files.is_empty() {
-            return Err(Error::ProfileMixed { reason: "there is no file".into() });
+            return Err(Error::ProfileMixed { reason: "expected at least one file, found none".into() });
         }
         Ok(())
     }

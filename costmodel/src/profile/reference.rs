@@ -1,9 +1,9 @@
-//! Reads the profile files of the reference implementation, known by their names.
+//! Reads the profile files of the reference implementation, recognized by their names.
 //!
-//! `thr_{mllm}_{model}_{size}.csv` holds forward and backward times in ms, with `_skip_attn` those of the same run
-//! without attention; `mem_{mllm}_{model}_{size}.csv` holds memory in GiB. An encoder's rows have a batch of tiles,
-//! an LLM's rows one sequence. Doubled rows are refused: the reference appends to the file when it is run again, and
-//! means of two runs are not what it computes with.
+//! `thr_{mllm}_{model}_{size}.csv` holds forward and backward times in ms, with the suffix `_skip_attn` times
+//! of the same run without attention; `mem_{mllm}_{model}_{size}.csv` holds memory in GiB. An encoder's rows
+//! have a batch of tiles, an LLM's rows one sequence. Repeated rows are an error: the reference appends to
+//! the file when it is run again, and does not compute with means of two runs.
 
 use super::ProfileFile;
 use super::measurement::{Measurement, Part, Phase, Setting};
@@ -18,44 +18,49 @@ const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 /// Memory of a module with few layers, as the reference measures it in training steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepMemory {
-    /// The module.
+    /// Measured module.
     pub module: Module,
     /// Tensor-parallel degree.
     pub tp: u32,
     /// Transformer layers that ran.
     pub layers: u32,
-    /// Tiles of an encoder, 1 for an LLM.
+    /// Number of tiles of an encoder; 1 for an LLM.
     pub batch: u32,
     /// Tokens of each sequence, inside the module.
     pub tokens: u32,
     /// Rise of the allocator's peak during the forward pass.
     pub activation_bytes: u64,
-    /// Allocated after the optimizer step: weights, gradients, optimizer state.
+    /// Bytes allocated after the optimizer step: weights, gradients, optimizer state.
     pub state_bytes: u64,
-    /// Peak of the whole step; holds activations as well as state.
+    /// Peak of the whole step; includes activations as well as state.
     pub step_peak_bytes: u64,
 }
 
-/// A model that the reference names in its files.
-struct Model {
+/// Model that the reference names in its files.
+struct ReferenceModel {
     name: &'static str,
     size: &'static str,
     module: Module,
-    /// Tokens of a tile; 0 where rows say them.
+    /// Tokens of a tile; 0 for an LLM, whose rows state them.
     tile_tokens: u32,
     /// Width and MLP width.
     widths: [u32; 2],
 }
 
-const fn encoder(name: &'static str, size: &'static str, tile_tokens: u32, widths: [u32; 2]) -> Model {
-    Model { name, size, module: Module::Vision, tile_tokens, widths }
+const fn encoder(
+    name: &'static str,
+    size: &'static str,
+    tile_tokens: u32,
+    widths: [u32; 2],
+) -> ReferenceModel {
+    ReferenceModel { name, size, module: Module::Vision, tile_tokens, widths }
 }
 
-const fn llm(name: &'static str, size: &'static str, widths: [u32; 2]) -> Model {
-    Model { name, size, module: Module::Llm, tile_tokens: 0, widths }
+const fn llm(name: &'static str, size: &'static str, widths: [u32; 2]) -> ReferenceModel {
+    ReferenceModel { name, size, module: Module::Llm, tile_tokens: 0, widths }
 }
 
-const MODELS: [Model; 11] = [
+const MODELS: [ReferenceModel; 11] = [
     encoder("siglip", "400m", 729, [1152, 4304]),
     encoder("siglip", "1b", 729, [1728, 6912]),
     encoder("siglip", "6b", 729, [2304, 8608]),
@@ -69,15 +74,15 @@ const MODELS: [Model; 11] = [
     llm("llama3", "70b", [8192, 28_672]),
 ];
 
-/// What the name of a file says.
+/// Model and kind of measurement that a file's name states.
 #[derive(Clone, Copy)]
 struct FileName {
-    model: &'static Model,
+    model: &'static ReferenceModel,
     is_memory: bool,
     part: Part,
 }
 
-/// Reads a file if its name is one of the reference's; `None` if it is not.
+/// Parses a file if its name is one of the reference's; returns `None` for any other name.
 pub(super) fn parse(path: &str, text: &str) -> Option<Result<ProfileFile>> {
     let base = path.rsplit(['/', '\\']).next().unwrap_or(path);
     let name = file_name(base)?;
@@ -103,7 +108,7 @@ fn file_name(base: &str) -> Option<FileName> {
 }
 
 impl FileName {
-    /// Column of the shape.
+    /// Returns the column of the shape.
     const fn shape(self) -> &'static str {
         if self.model.tile_tokens == 0 { "seq_len" } else { "batch_size" }
     }
@@ -117,7 +122,7 @@ impl FileName {
         file
     }
 
-    /// Tensor-parallel degree, layers, batch and tokens of a row.
+    /// Returns tensor-parallel degree, layers, batch and tokens of a row.
     fn setting(self, row: Row<'_>) -> Result<[u32; 4]> {
         let side = row.positive(self.shape())?;
         let tile_tokens = self.model.tile_tokens;
@@ -133,7 +138,7 @@ fn times(path: &str, text: &str, name: FileName) -> Result<ProfileFile> {
     let mut seen = Vec::new();
     for row in table.rows() {
         let [tp, layers, batch, tokens] = name.setting(row)?;
-        refuse_doubled(&mut seen, [tp, layers, batch, tokens], row, name)?;
+        check_repeated(&mut seen, [tp, layers, batch, tokens], row, name)?;
         row.measure("model_time")?;
         for (phase, column) in [(Phase::Forward, "fwd_times"), (Phase::Backward, "bwd_times")] {
             let setting =
@@ -152,7 +157,7 @@ fn memory(path: &str, text: &str, name: FileName) -> Result<ProfileFile> {
     let mut seen = Vec::new();
     for row in table.rows() {
         let [tp, layers, batch, tokens] = name.setting(row)?;
-        refuse_doubled(&mut seen, [tp, layers, batch, tokens], row, name)?;
+        check_repeated(&mut seen, [tp, layers, batch, tokens], row, name)?;
         let bytes = |column| Ok((row.measure(column)? * BYTES_PER_GIB).round() as u64);
         file.step_memory.push(StepMemory {
             module: name.model.module,
@@ -168,7 +173,7 @@ fn memory(path: &str, text: &str, name: FileName) -> Result<ProfileFile> {
     Ok(file)
 }
 
-fn refuse_doubled(
+fn check_repeated(
     seen: &mut Vec<([u32; 4], u64)>,
     key: [u32; 4],
     row: Row<'_>,
@@ -176,7 +181,7 @@ fn refuse_doubled(
 ) -> Result<()> {
     if let Some((_, line)) = seen.iter().find(|(other, _)| *other == key) {
         let reason = format!(
-            "the same shape, layers and TP degree as in line {line}; a run appended to an older file"
+            "same shape, layers and TP degree as in line {line}: a run was appended to an older file; remove one of them"
         );
         return Err(row.error(name.shape(), reason));
     }
@@ -191,7 +196,7 @@ mod tests {
     const TIMES: &str = "seq_len,model_time,fwd_times,bwd_times,num_layers,tp_size\n1024,3.0,1.0,2.0,4,1\n";
 
     #[test]
-    fn names_say_module_part_and_widths() {
+    fn names_state_module_part_and_widths() {
         for (name, module, part) in [
             ("thr_llavaov_qwen2.5_7b.csv", Module::Llm, Part::Whole),
             ("dir/thr_llavaov_qwen2.5_7b_skip_attn.csv", Module::Llm, Part::Linear),
@@ -227,19 +232,16 @@ mod tests {
         assert!(file.measurements.is_empty());
     }
 
-    /// A second run of the reference appends to its files, after which it computes with NaN.
+    /// A second run of the reference appends to its files, from which it then computes NaN.
     #[test]
-    fn doubled_rows_are_refused() {
+    fn repeated_rows_are_an_error() {
         let text = format!("{TIMES}1024,3.1,1.1,2.0,4,1\n");
         let error = parse("thr_llavaov_qwen2.5_7b.csv", &text).unwrap().unwrap_err().to_string();
-        assert!(
-            error.starts_with("thr_llavaov_qwen2.5_7b.csv:3: column `seq_len`: the same shape"),
-            "{error}"
-        );
+        assert!(error.starts_with("thr_llavaov_qwen2.5_7b.csv:3: column `seq_len`: same shape"), "{error}");
     }
 
     #[test]
-    fn a_time_that_is_not_one_is_refused() {
+    fn a_time_that_is_not_a_number_is_an_error() {
         let text = TIMES.replace("2.0", "nan");
         let error = parse("thr_llavaov_llama3_8b.csv", &text).unwrap().unwrap_err().to_string();
         assert!(error.starts_with("thr_llavaov_llama3_8b.csv:2: column `bwd_times`"), "{error}");

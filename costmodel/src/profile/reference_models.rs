@@ -1,8 +1,8 @@
-//! The models that the files of the reference implementation are about, from their names.
+//! Derives the model of reference files from their names.
 //!
-//! `mem_` and `thr_` files of one directory name the family (`llavaov`, `internvl`), the encoder and the LLM with
-//! their sizes; layers, heads and widths follow. Sizes that no one published (`siglip_1b`, `siglip_6b`,
-//! `internvit_1b`, and `internvit_6b` with its 30 layers) are the reference's own.
+//! `mem_` and `thr_` files of one directory name the family (`llavaov`, `internvl`), the encoder and the LLM
+//! with their sizes; layers, heads and widths follow. Sizes that were never published (`siglip_1b`,
+//! `siglip_6b`, `internvit_1b`, and `internvit_6b` with its 30 layers) are the reference's own.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::tokens::dynamic_tiles::DynamicTiles;
 
 const PATCH_INPUTS: u32 = 3 * 14 * 14;
 
-/// Name, size, layers, hidden, heads, ffn.
+/// Name and size of an encoder; its layers, hidden width, heads and MLP width.
 type EncoderRow = (&'static str, &'static str, [u32; 4]);
 
 const ENCODERS: [EncoderRow; 6] = [
@@ -28,7 +28,7 @@ const ENCODERS: [EncoderRow; 6] = [
     ("internvit", "6b", [30, 3200, 16, 12_800]),
 ];
 
-/// Name and size, and the preset that has this LLM.
+/// Name and size of each LLM, and the preset that has it.
 const LLMS: [(&str, &str, &str); 5] = [
     ("qwen2.5", "7b", "llava-ov-qwen2.5-7b"),
     ("qwen2.5", "32b", "llava-ov-qwen2.5-32b"),
@@ -37,10 +37,10 @@ const LLMS: [(&str, &str, &str); 5] = [
     ("llama3", "70b", "llava-ov-llama3-70b"),
 ];
 
-/// Returns the model that a directory of the reference's files is about; `None` if no file is one of those.
+/// Returns the model of a directory of reference files; `None` if no file is one of them.
 ///
 /// # Errors
-/// [`Error::ProfileMixed`] if the files name two families, two encoders or two LLMs, or one of them is missing.
+/// [`Error::ProfileMixed`] if the files name two families, two encoders or two LLMs, or one is missing.
 #[must_use]
 pub fn reference_model(profile: &Profile) -> Option<Result<ModelSpec>> {
     let (mut families, mut encoders, mut llms) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
@@ -87,7 +87,8 @@ fn only<'a>(kind: &str, found: &Names<'a>) -> Result<(&'a str, &'a str)> {
         (Some(name), None) => Ok(*name),
         (None, _) => Err(Error::ProfileMixed { reason: format!("no file names the {kind}") }),
         (Some(one), Some(other)) => {
-            let reason = format!("files name two of {kind}: {} {} and {} {}", one.0, one.1, other.0, other.1);
+            let reason =
+                format!("expected one {kind}, files name {} {} and {} {}", one.0, one.1, other.0, other.1);
             Err(Error::ProfileMixed { reason })
         }
     }
@@ -118,7 +119,7 @@ fn encoder(name: &str, size: &str, family: &str, llm: &LlmSpec) -> Result<Encode
     Ok(EncoderSpec { projector, ..tower })
 }
 
-/// Family, model and size of a file of the reference; `None` for any other file.
+/// Returns family, model and size that a reference file's name states; `None` for any other file.
 fn names(path: &str) -> Option<(&str, &str, &str)> {
     let base = path.rsplit(['/', '\\']).next().unwrap_or(path);
     let stem = base.strip_suffix(".csv")?;
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_files_say_the_model() {
+    fn names_of_files_state_the_model() {
         let found = model(&[
             ("a/thr_internvl_internvit_6b.csv", ENCODER),
             ("a/thr_internvl_qwen2.5_72b.csv", LLM),

@@ -1,4 +1,4 @@
-//! Reads this project's profile files.
+//! Parses this project's profile files.
 
 use super::measurement::{Measurement, Part, Phase, Setting};
 use super::table::{Row, Table};
@@ -10,7 +10,7 @@ use crate::module::Module;
 const REQUIRED: [&str; 8] = ["module", "part", "phase", "tp", "layers", "batch", "tokens", "microseconds"];
 const OPTIONAL: [&str; 1] = ["bytes"];
 
-/// Reads a file of the schema in [`super`].
+/// Parses a file of the schema in [`super`].
 pub(super) fn parse(name: &str, text: &str) -> Result<ProfileFile> {
     let table = Table::parse(name, text, &REQUIRED, &OPTIONAL)?;
     check_version(&table)?;
@@ -32,7 +32,7 @@ fn check_version(table: &Table<'_>) -> Result<()> {
     match table.metadata.first() {
         Some((_, SCHEMA_KEY, SCHEMA_VERSION)) => Ok(()),
         Some((line, SCHEMA_KEY, version)) => {
-            let reason = format!("version `{version}` of the schema, this program reads {SCHEMA_VERSION}");
+            let reason = format!("expected version {SCHEMA_VERSION} of the schema, found `{version}`");
             Err(table.error(*line, SCHEMA_KEY, reason))
         }
         _ => Err(table.error(1, "", format!("not a profile: expected `# {SCHEMA_KEY}: {SCHEMA_VERSION}`"))),
@@ -52,12 +52,12 @@ fn measurement(row: Row<'_>) -> Result<Measurement> {
     Ok(Measurement { setting, microseconds: row.measure("microseconds")?, bytes })
 }
 
-/// One of some words.
+/// Parses a column whose value is one of the names of `all`.
 fn word<T: Copy>(row: &Row<'_>, column: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T> {
     let text = row.text(column);
     let known = || all.iter().map(|value| name(*value)).collect::<Vec<_>>().join(", ");
     let found = all.iter().copied().find(|value| name(*value) == text);
-    found.ok_or_else(|| row.error(column, format!("`{text}` is none of {}", known())))
+    found.ok_or_else(|| row.error(column, format!("`{text}` is not one of {}", known())))
 }
 
 #[cfg(test)]
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_file_line_and_column() {
+    fn errors_name_file_line_and_column() {
         for (rows, message) in [
             (
                 "llm,linear,forward,1,2,1,512,NaN,1\n",
@@ -117,9 +117,9 @@ mod tests {
             ("llm,linear,forward,1,2,1,512,1,-1\n", "p.csv:5: column `bytes`: `-1` is not a whole number"),
             (
                 "llm,matmul,forward,1,2,1,512,1,1\n",
-                "p.csv:5: column `part`: `matmul` is none of linear, attention",
+                "p.csv:5: column `part`: `matmul` is not one of linear, attention",
             ),
-            ("llm,linear,forward,1\n", "p.csv:5: 4 fields, the header has 9"),
+            ("llm,linear,forward,1\n", "p.csv:5: expected 9 fields as in the header, found 4"),
         ] {
             let found = file(rows).unwrap_err().to_string();
             assert!(found.starts_with(message), "{found}\n{message}");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_and_versions_that_are_not_ours_are_refused() {
+    fn unknown_headers_and_versions_are_errors() {
         for (text, message) in [
             ("a,b\n1,2\n", "p.csv:1: column `module`: missing in the header"),
             ("# dflop-profile: 2\n", "p.csv:1: no header"),
@@ -137,7 +137,7 @@ mod tests {
             assert!(found.starts_with(message), "{found}\n{message}");
         }
         let other = parse("p.csv", &format!("# dflop-profile: 2\n{COLUMNS}")).unwrap_err().to_string();
-        assert!(other.contains("version `2` of the schema, this program reads 1"), "{other}");
+        assert!(other.contains("expected version 1 of the schema, found `2`"), "{other}");
         let none = parse("p.csv", COLUMNS).unwrap_err().to_string();
         assert!(none.contains("not a profile"), "{none}");
         let twice = parse("p.csv", &format!("{HEAD}{},tp\n", COLUMNS.trim())).unwrap_err().to_string();

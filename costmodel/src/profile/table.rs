@@ -1,34 +1,34 @@
-//! Plain CSV: a header, columns by name in any order, numbers and words without commas.
+//! Splits plain CSV into rows: a header, columns by name in any order, values without commas.
 
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// A file taken apart into metadata and rows.
+/// File split into metadata and rows.
 #[derive(Debug)]
 pub(super) struct Table<'a> {
     file: &'a str,
-    /// Lines `# key: value` in front of the header, with their line numbers.
+    /// Lines `# key: value` before the header, with their line numbers.
     pub(super) metadata: Vec<(u64, &'a str, &'a str)>,
     columns: Vec<&'a str>,
     lines: Vec<(u64, Vec<&'a str>)>,
 }
 
-/// One row of a table.
+/// Row of a table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row<'a> {
     table: &'a Table<'a>,
     fields: &'a [&'a str],
-    /// Line of the file, from 1.
+    /// Line number in the file, from 1.
     pub(super) line: u64,
 }
 
 impl<'a> Table<'a> {
-    /// Takes a file apart.
+    /// Splits a file.
     ///
     /// # Errors
-    /// [`Error::ProfileFormat`] without a header, for a missing, doubled or unknown column, and for a row that does
-    /// not have as many fields as the header.
+    /// [`Error::ProfileFormat`] without a header, for a missing, repeated or unknown column, and for a row
+    /// with more or fewer fields than the header.
     pub(super) fn parse(file: &'a str, text: &'a str, required: &[&str], optional: &[&str]) -> Result<Self> {
         let mut table = Self { file, metadata: Vec::new(), columns: Vec::new(), lines: Vec::new() };
         for (line, content) in (1..).zip(text.trim_start_matches('\u{feff}').lines()) {
@@ -43,7 +43,11 @@ impl<'a> Table<'a> {
             } else {
                 let row = fields(content);
                 if row.len() != table.columns.len() {
-                    let reason = format!("{} fields, the header has {}", row.len(), table.columns.len());
+                    let reason = format!(
+                        "expected {} fields as in the header, found {}",
+                        table.columns.len(),
+                        row.len()
+                    );
                     return Err(table.error(line, "", reason));
                 }
                 table.lines.push((line, row));
@@ -92,20 +96,20 @@ fn unquoted(field: &str) -> &str {
 }
 
 impl<'a> Row<'a> {
-    /// The text of a column, empty where the file has no such column.
+    /// Returns the text of a column; empty if the file has no such column.
     pub(super) fn text(&self, column: &str) -> &'a str {
         let at = self.table.columns.iter().position(|name| *name == column);
         at.map_or("", |at| self.fields[at])
     }
 
-    /// A whole number.
+    /// Parses a whole number.
     pub(super) fn count<T: FromStr>(&self, column: &str) -> Result<T> {
         let text = self.text(column);
         let reason = || format!("`{text}` is not a whole number, or out of range");
         text.parse().map_err(|_| self.error(column, reason()))
     }
 
-    /// A whole number above 0.
+    /// Parses a whole number above 0.
     pub(super) fn positive(&self, column: &str) -> Result<u32> {
         match self.count(column)? {
             0 => Err(self.error(column, "must be at least 1".into())),
@@ -113,7 +117,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// A finite number above 0.
+    /// Parses a finite number above 0.
     pub(super) fn measure(&self, column: &str) -> Result<f64> {
         let text = self.text(column);
         let number: f64 =
@@ -124,7 +128,7 @@ impl<'a> Row<'a> {
         Err(self.error(column, format!("`{text}` is not a measurement, which is finite and above 0")))
     }
 
-    /// The error that this row has in this column.
+    /// Makes an error in this row and column.
     pub(super) fn error(&self, column: &str, reason: String) -> Error {
         self.table.error(self.line, column, reason)
     }

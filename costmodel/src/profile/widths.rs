@@ -1,15 +1,15 @@
-//! The widths of a measured module, which tell whether a profile is about the model at hand.
+//! Compares the widths of a measured module with the widths of a model.
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::ModelSpec;
 use crate::module::Module;
 
-/// Widths of a module; what is not known is left out and fits everything.
+/// Widths of a module; an unknown width is `None` and fits every other.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModuleWidths {
-    /// Name for people.
+    /// Name, for messages only.
     pub name: Option<String>,
     /// Width of a token.
     pub hidden: Option<u32>,
@@ -22,7 +22,7 @@ pub struct ModuleWidths {
 }
 
 impl ModuleWidths {
-    /// Returns those of a module of a model, `None` if the model has no such module.
+    /// Returns the widths of a module of a model; `None` if the model has no such module.
     #[must_use]
     pub fn from_spec(spec: &ModelSpec, module: Module) -> Option<Self> {
         let encoder = match module {
@@ -48,7 +48,7 @@ impl ModuleWidths {
         })
     }
 
-    /// Returns whether no width that both know differs.
+    /// Returns whether all widths that both know are equal.
     #[must_use]
     pub fn fits(&self, other: &Self) -> bool {
         let agree = |a: Option<u32>, b: Option<u32>| a.is_none() || b.is_none() || a == b;
@@ -58,13 +58,13 @@ impl ModuleWidths {
             && agree(self.ffn, other.ffn)
     }
 
-    /// Returns whether a width is known that could differ.
+    /// Returns whether the widths can be compared at all.
     #[must_use]
     pub const fn is_known(&self) -> bool {
         self.hidden.is_some()
     }
 
-    /// Reads `hidden=3584 heads=28 kv_heads=4 ffn=18944 name=qwen2.5-7b`, in any order.
+    /// Parses `hidden=3584 heads=28 kv_heads=4 ffn=18944 name=qwen2.5-7b`, in any order.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut widths = Self::default();
         for pair in text.split_whitespace() {
@@ -78,7 +78,7 @@ impl ModuleWidths {
                 "heads" => widths.heads = width()?,
                 "kv_heads" => widths.kv_heads = width()?,
                 "ffn" => widths.ffn = width()?,
-                // Layers, steps and the like of the measuring program: they fit everything.
+                // The measuring program also writes layers, steps and the like, which fit every model.
                 _ => {}
             }
         }

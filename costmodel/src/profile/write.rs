@@ -4,19 +4,22 @@ use std::fmt::Write;
 
 use super::{ProfileFile, SCHEMA_KEY, SCHEMA_VERSION};
 
-/// Columns in the order in which they are written.
+/// Columns, in the order in which they are written.
 const COLUMNS: &str = "module,part,phase,tp,layers,batch,tokens,microseconds,bytes";
 
 impl ProfileFile {
-    /// Returns the text of a file of the schema in [`super`], which [`super::Profile::parse`] reads back: metadata, widths
-    /// of modules, rows in their order. Line breaks in metadata become spaces.
+    /// Formats the file in the schema of [`super`], so that [`super::Profile::parse`] reads it back.
+    ///
+    /// Metadata come first, then widths of modules, then rows, each in their order. Line breaks in metadata
+    /// become spaces.
     ///
     /// # Examples
     /// ```
     /// use dflop_costmodel::profile::{Profile, ProfileFile};
     ///
     /// # fn main() -> dflop_costmodel::Result<()> {
-    /// let file = ProfileFile { metadata: vec![("device".into(), "abacus".into())], ..ProfileFile::default() };
+    /// let metadata = vec![("device".into(), "abacus".into())];
+    /// let file = ProfileFile { metadata, ..ProfileFile::default() };
     /// let profile = Profile::parse([("abacus.csv", file.to_csv().as_str())])?;
     /// assert_eq!(profile.device(), Some("abacus"));
     /// # Ok(())
@@ -58,7 +61,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(
+        fn written_files_are_read_back(
             rows in prop::collection::vec(
                 (0usize..5, 0usize..3, 1u32..9, (1u32..64, 1u32..9000), 1e-9f64..1e12, any::<Option<u64>>()), 1..20),
         ) {

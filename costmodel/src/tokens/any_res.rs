@@ -1,10 +1,9 @@
-//! Any-resolution tiles, the rule of LLaVA-OneVision ("any-res, max 9").
+//! Cuts images into any-resolution tiles, the rule of LLaVA-OneVision ("any-res, max 9").
 //!
-//! A lone image is scaled onto the grid of tiles that keeps most of its pixels and wastes least, and
-//! a *base tile* shows it whole. In the LLM, the tiles' features form one map: the grid's padding is cut
-//! off, a map above the token limit is scaled down, each row ends in a newline token, and the base tile
-//! follows. Several images in one sample take one padded tile each; a video takes one tile a frame,
-//! pooled 2 x 2.
+//! A single image is scaled onto the grid of tiles that keeps most of its pixels and wastes least, and a
+//! *base tile* shows it whole. In the LLM, the tiles' features form one map: the grid's padding is cut off, a
+//! map above the token limit is scaled down, each row ends in a newline token, and the base tile follows.
+//! Several images in one sample take one padded tile each; a video takes one tile per frame, pooled 2 x 2.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,23 +22,23 @@ pub struct AnyRes {
     pub tile_pixels: u16,
     /// Encoder tokens along a side of a tile.
     pub patches_per_side: u16,
-    /// Grids have 1 to this many columns, and as many rows.
+    /// Largest number of columns, and of rows, of a grid.
     pub grid_side_max: u8,
-    /// A feature map above this many tiles' tokens is scaled down to it.
+    /// Tiles whose tokens are the largest feature map; larger maps are scaled down to it.
     pub feature_tiles_max: u8,
-    /// Longer videos are sampled down to this many frames.
+    /// Largest number of frames; longer videos are sampled down to it.
     pub frames_max: u32,
-    /// Where newline tokens go in a video.
+    /// Placement of newline tokens in a video.
     pub video_newline: VideoNewline,
 }
 
-/// Where the newline tokens of a video go.
+/// Placement of the newline tokens of a video.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VideoNewline {
-    /// One at the end of the video, LLaVA-OneVision: 196 tokens a frame and 1 in all.
+    /// One at the end of the video, as in LLaVA-OneVision: 196 tokens per frame and 1 per video.
     Once,
-    /// One at the end of each pooled row, LLaVA-Video: 210 tokens a frame.
+    /// One at the end of each pooled row, as in LLaVA-Video: 210 tokens per frame.
     EveryRow,
 }
 
@@ -52,8 +51,8 @@ pub struct Grid {
 }
 
 impl AnyRes {
-    /// The published setting: tiles of 384 pixels and 27 x 27 tokens, grids up to 6 x 6, at most 9 tiles'
-    /// features, 32 frames.
+    /// Published setting: tiles of 384 pixels and 27 x 27 tokens, grids up to 6 x 6, features of at most 9
+    /// tiles, 32 frames.
     pub const LLAVA_ONEVISION: Self = Self {
         tile_pixels: 384,
         patches_per_side: 27,
@@ -72,7 +71,7 @@ impl AnyRes {
         let tiles = self.best_grid(image);
         let features = self.limit(self.unpad(image, tiles));
         let tokens = features.rows * (features.columns + 1) + self.tile_tokens();
-        Ok(EncoderWork::of_items(1 + tiles.columns * tiles.rows, self.tile_tokens(), tokens))
+        Ok(EncoderWork::from_items(1 + tiles.columns * tiles.rows, self.tile_tokens(), tokens))
     }
 
     /// Returns the work of images that share a sample: one padded tile and one newline token each.
@@ -84,10 +83,10 @@ impl AnyRes {
             require_pixels(image)?;
         }
         let tokens = images.len() as u64 * (self.tile_tokens() + 1);
-        Ok(EncoderWork::of_items(images.len() as u64, self.tile_tokens(), tokens))
+        Ok(EncoderWork::from_items(images.len() as u64, self.tile_tokens(), tokens))
     }
 
-    /// Returns the work of a video: one tile a frame whatever its size.
+    /// Returns the work of a video: one tile per frame of any size.
     #[must_use]
     pub fn video(&self, video: VideoShape) -> EncoderWork {
         let frames = u64::from(video.frames.min(self.frames_max));
@@ -96,7 +95,7 @@ impl AnyRes {
             VideoNewline::Once => frames * pooled_side * pooled_side + u64::from(frames > 0),
             VideoNewline::EveryRow => frames * pooled_side * (pooled_side + 1),
         };
-        EncoderWork::of_items(frames, self.tile_tokens(), tokens)
+        EncoderWork::from_items(frames, self.tile_tokens(), tokens)
     }
 
     /// Returns the grid of tiles that an image alone in its sample is scaled onto, the base tile not counted.
@@ -112,7 +111,7 @@ impl AnyRes {
         u64::from(self.patches_per_side).pow(2)
     }
 
-    /// The grid that keeps most pixels of the image, then wastes least, then comes first.
+    /// Chooses the grid that keeps most pixels of the image, then wastes least, then comes first.
     fn best_grid(&self, image: ImageSize) -> Grid {
         let tile = u64::from(self.tile_pixels);
         let (width, height) = (f64::from(image.width), f64::from(image.height));
@@ -133,7 +132,7 @@ impl AnyRes {
                     best_kept = kept;
                     best_waste = waste;
                 }
-                // The width limits from here on: more rows keep the same pixels and waste more.
+                // From here on the width limits the scale: more rows keep the same pixels and waste more.
                 if scale_y >= scale_x {
                     break;
                 }
@@ -142,8 +141,7 @@ impl AnyRes {
         best
     }
 
-    /// The grid's feature map without the padding that the image's aspect ratio left, equal on both
-    /// sides.
+    /// Removes the padding that the image's aspect ratio left in the grid's feature map, equal on both sides.
     fn unpad(&self, image: ImageSize, tiles: Grid) -> Grid {
         let side = u64::from(self.patches_per_side);
         let (columns, rows) = (side * tiles.columns, side * tiles.rows);
@@ -156,7 +154,7 @@ impl AnyRes {
         Grid { columns: columns - 2 * ((columns - filled) / 2), rows }
     }
 
-    /// The feature map scaled down to the token limit if it is more than 1.1 times too long and wide.
+    /// Scales the feature map down to the token limit if its sides are more than 1.1 times too long.
     fn limit(&self, features: Grid) -> Grid {
         let limit = u64::from(self.feature_tiles_max) * self.tile_tokens();
         let ratio = ((features.columns * features.rows) as f64 / limit as f64).sqrt();
@@ -170,8 +168,9 @@ impl AnyRes {
     }
 }
 
-/// Python's `int(length // ratio)`: the floor of the exact quotient, which `(length / ratio).floor()`
-/// misses where the division rounds up to an integer.
+/// Computes Python's `int(length // ratio)`: the floor of the exact quotient.
+///
+/// `(length / ratio).floor()` is one too large where the division rounds up to an integer.
 fn floor_divide(length: u64, ratio: f64) -> u64 {
     let length = length as f64;
     ((length - length % ratio) / ratio).round() as u64
@@ -210,7 +209,7 @@ mod tests {
     ];
 
     #[test]
-    fn lone_images_follow_the_published_table() {
+    fn single_images_follow_the_published_table() {
         for (width, height, columns, rows, tokens) in TABLE {
             let image = ImageSize { width, height };
             assert_eq!(RULE.best_grid(image), Grid { columns, rows }, "{width} x {height}");
@@ -223,7 +222,7 @@ mod tests {
         }
     }
 
-    /// 135 rows over a ratio of 5/3 are 81 on paper, 80 in double precision, and 80 in the model.
+    /// 135 rows over a ratio of 5/3 are 81 on paper, but 80 in double precision and in the model.
     #[test]
     fn scaling_down_floors_like_python() {
         assert_eq!(floor_divide(135, (25.0_f64 / 9.0).sqrt()), 80);

@@ -1,9 +1,9 @@
-//! Log-mel windows, the rule of Whisper and Qwen2-Audio.
+//! Cuts audio into log-mel windows, the rule of Whisper and Qwen2-Audio.
 //!
-//! Audio is resampled to 16 kHz and turned into 100 mel frames a second. Every started window of 30 seconds
+//! Audio is resampled to 16 kHz and turned into 100 mel frames per second. Every started window of 30 seconds
 //! is padded to 3000 frames; a convolution of stride 2 leaves 1500 encoder tokens, so that the encoder's work
-//! does not depend on how full the window is. Pooling by 2 leaves one LLM token for 40 ms, of real
-//! frames only: 750 a full window. Two marker tokens enclose a clip.
+//! does not depend on how full the window is. Pooling by 2 leaves one LLM token per 40 ms of real frames: 750
+//! in a full window. Two marker tokens enclose a clip.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::shape::AudioLength;
 
 const MEL_FRAMES_PER_SECOND: u128 = 100;
-/// Mel frames that the second convolution makes one encoder token of.
+/// Mel frames per encoder token.
 const STRIDE: u64 = 2;
 
 /// Settings of the rule; encoder items are windows.
@@ -24,7 +24,7 @@ const STRIDE: u64 = 2;
 pub struct AudioRule {
     /// Encoder tokens of a window: 1500 for 30 seconds. 0 counts as 1.
     pub window_tokens: u32,
-    /// Longer clips are cut off after so many windows.
+    /// Largest number of windows; longer clips are cut off.
     pub windows_max: u32,
     /// Marker tokens around a clip.
     pub marker_tokens: u8,
@@ -37,13 +37,13 @@ impl Default for AudioRule {
 }
 
 impl AudioRule {
-    /// Qwen2-Audio, with as many windows as a clip takes; its own processor keeps the first alone.
+    /// Qwen2-Audio, with as many windows as a clip takes; its own processor keeps only the first one.
     pub const QWEN2_AUDIO: Self = Self { window_tokens: 1500, windows_max: u32::MAX, marker_tokens: 2 };
 
-    /// Returns the work of one clip, markers included; one of 0 frames has none.
+    /// Returns the work of one clip, markers included; a clip of 0 frames has none.
     ///
-    /// A clip of fewer than 3 mel frames (20 ms) still fills a window, though pooling may leave no LLM token
-    /// of it beside the markers.
+    /// A clip of fewer than 3 mel frames (20 ms) still fills a window, though pooling may leave it without
+    /// LLM tokens except the markers.
     ///
     /// # Errors
     /// [`Error::SampleRate`] if the clip has frames but no sample rate.
@@ -68,14 +68,14 @@ impl AudioRule {
         let tokens =
             full_windows.saturating_mul(pooled_tokens(window_frames)).saturating_add(pooled_tokens(rest));
         let windows = full_windows + u64::from(rest > 0);
-        Ok(EncoderWork::of_items(windows, window_tokens, tokens))
+        Ok(EncoderWork::from_items(windows, window_tokens, tokens))
     }
 }
 
 /// Returns the work of one clip without markers, in windows of 30 seconds.
 ///
-/// The feature extractor of the published models cuts a clip off at 30 seconds; here it goes on in further
-/// windows, as the loader prepares it, so that nothing of it is lost.
+/// The feature extractor of the published models cuts a clip off at 30 seconds; here it continues in further
+/// windows, as the loader prepares it, so that nothing is lost.
 ///
 /// # Errors
 /// [`Error::SampleRate`] if the clip has frames but no sample rate.
@@ -83,13 +83,13 @@ pub fn whisper_windows(length: AudioLength) -> Result<EncoderWork> {
     AudioRule::QWEN2_AUDIO.windows(length)
 }
 
-/// Mel frames of real audio, the last one perhaps not full; saturating.
+/// Returns the mel frames of real audio, the last one possibly not full; saturating.
 fn mel_frames(length: AudioLength) -> u64 {
     let hundredfold = u128::from(length.frames) * MEL_FRAMES_PER_SECOND;
     u64::try_from(hundredfold.div_ceil(u128::from(length.sample_rate_hz))).unwrap_or(u64::MAX)
 }
 
-/// LLM tokens of the real mel frames of one window: stride 2, then pooling by 2.
+/// Returns the LLM tokens of the real mel frames of one window: stride 2, then pooling by 2.
 const fn pooled_tokens(mel_frames: u64) -> u64 {
     mel_frames.div_ceil(2) / 2
 }

@@ -1,9 +1,9 @@
-//! Dynamic tiles, the rule of InternVL.
+//! Cuts images into dynamic tiles, the rule of InternVL.
 //!
-//! An image is stretched onto the grid of tiles whose aspect ratio is nearest to its own; on a tie the
-//! larger grid wins if the image has more than half of the grid's pixels. Two tiles or more are joined by
-//! a *thumbnail*, a tile that shows the whole image. Pixel shuffle merges 2 x 2 encoder tokens into one
-//! LLM token, and two marker tokens enclose each image. A video is a line of text for each frame, `Frame1: ` and a
+//! An image is stretched onto the grid of tiles whose aspect ratio is nearest to its own; on a tie the larger
+//! grid wins if the image has more than half of the grid's pixels. Two or more tiles are joined by a
+//! *thumbnail*, a tile that shows the whole image. Pixel shuffle merges 2 x 2 encoder tokens into one LLM
+//! token, and two marker tokens enclose each image. A video is a line of text per frame, `Frame1: ` and an
 //! image of one tile.
 
 use serde::{Deserialize, Serialize};
@@ -12,9 +12,9 @@ use super::{EncoderWork, require_pixels};
 use crate::error::Result;
 use crate::shape::{ImageSize, VideoShape};
 
-/// Settings of the rule; encoder items are tiles, the thumbnail among them.
+/// Settings of the rule; encoder items are tiles, thumbnails included.
 ///
-/// Grids that the original leaves in unspecified order, those of equal tile count, are ordered by columns.
+/// Grids of equal tile count, which the original tries in unspecified order, are ordered by columns.
 ///
 /// # Source
 /// Chen et al., "How Far Are We to GPT-4V?", 2024, arXiv:2404.16821, section 3.
@@ -26,15 +26,15 @@ pub struct DynamicTiles {
     pub tile_patches: u16,
     /// LLM tokens of a tile.
     pub tile_tokens: u16,
-    /// Most tiles of an image, the thumbnail not among them. 0 counts as 1.
+    /// Largest number of tiles of an image, without the thumbnail; 0 counts as 1.
     pub tiles_max: u8,
-    /// Longer videos are sampled down to this many frames.
+    /// Largest number of frames; longer videos are sampled down to it.
     pub frames_max: u32,
     /// Marker tokens around an image or a frame.
     pub marker_tokens: u8,
 }
 
-/// A grid on trial for one image.
+/// Grid considered for one image.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     tiles: u64,
@@ -44,7 +44,7 @@ struct Candidate {
 }
 
 impl DynamicTiles {
-    /// The published setting of training: 1 to 12 tiles of 448 pixels, 1024 patches, 256 tokens.
+    /// Published setting of training: 1 to 12 tiles of 448 pixels, 1024 patches, 256 tokens.
     pub const INTERN_VL: Self = Self {
         tile_pixels: 448,
         tile_patches: 1024,
@@ -65,7 +65,7 @@ impl DynamicTiles {
         Ok(self.tiles(grid_tiles + thumbnails, 1))
     }
 
-    /// Returns the work of a video: one tile a frame whatever its size, each between markers and behind its label.
+    /// Returns the work of a video: one tile per frame of any size, each between markers and after its label.
     #[must_use]
     pub fn video(&self, video: VideoShape) -> EncoderWork {
         let frames = u64::from(video.frames.min(self.frames_max));
@@ -85,7 +85,7 @@ impl DynamicTiles {
 
     fn tiles(&self, tiles: u64, images: u64) -> EncoderWork {
         let tokens = tiles * u64::from(self.tile_tokens) + images * u64::from(self.marker_tokens);
-        EncoderWork::of_items(tiles, u64::from(self.tile_patches), tokens)
+        EncoderWork::from_items(tiles, u64::from(self.tile_patches), tokens)
     }
 
     fn best_grid(&self, image: ImageSize) -> Candidate {
@@ -111,8 +111,9 @@ impl DynamicTiles {
     }
 }
 
-/// Text tokens of the lines `Frame1: `, `Frame2: `… of so many frames and of the breaks between them, as the tokenizer of
-/// Qwen2 counts them: a word, each digit, a colon, a blank; a break.
+/// Counts the text tokens of the lines `Frame1: `, `Frame2: `… and of the breaks between them.
+///
+/// The tokenizer of Qwen2 makes them a word, each digit, a colon and a blank; and a break.
 ///
 /// # Source
 /// `InternVLProcessor` of Hugging Face transformers 4.57.1.
@@ -124,10 +125,12 @@ pub fn label_tokens(frames: u64) -> u64 {
 }
 
 impl Candidate {
-    /// Whether the original, which tries grids by tile count and lets a later equal one win if it is filled,
-    /// would end with `self` rather than with `best`, in whatever order the two are met.
+    /// Returns whether the original's search would end with `self` rather than with `best`.
     ///
-    /// `is_filled`: whether the image has more than half of the pixels of a grid of so many tiles.
+    /// The original tries grids by tile count and lets a later equal one win if it is filled; the result here
+    /// does not depend on the order in which the two are tried.
+    ///
+    /// `is_filled`: whether the image has more than half of the pixels of a grid of this many tiles
     fn beats(&self, best: &Self, is_filled: impl Fn(u64) -> bool) -> bool {
         if self.distance < best.distance {
             return true;
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_image_of_seven_tiles_has_seven_times_the_tokens_and_two_markers() {
+    fn an_image_of_seven_tiles_has_seven_times_the_tokens_and_two_markers() {
         let work = RULE.image(ImageSize { width: 640, height: 399 }).unwrap();
         assert_eq!((work.items, work.encoder_tokens, work.tokens), (7, 7168, 1794));
         assert_eq!(work.attention_pairs, 7_340_032);
@@ -214,7 +217,7 @@ mod tests {
         }
     }
 
-    /// The original's search as it is written down: sorted grids, later equal ones win if filled.
+    /// Searches as the original does: grids in sorted order, later equal ones win if filled.
     fn tiles_in_sorted_order(tiles_max: u64, width: u32, height: u32) -> u64 {
         let mut grids = Vec::new();
         for columns in 1..=tiles_max {

@@ -1,7 +1,7 @@
-//! One tile an image, the rule of CLIP and SigLIP in front of an LLM, as in LLaVA 1.5.
+//! Turns every image into one tile, the rule of CLIP and SigLIP before an LLM, as in LLaVA 1.5.
 //!
-//! Every image, whatever its size, becomes one square: stretched (SigLIP) or cut to its center (CLIP). Every
-//! patch is one LLM token; there are no markers.
+//! Every image becomes one square: stretched (SigLIP) or cut to its center (CLIP). Every patch is one LLM
+//! token; there are no markers.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,9 +19,9 @@ pub struct FixedTile {
     pub tile_pixels: u16,
     /// Patches of the square, each an encoder token and an LLM token.
     pub tile_patches: u32,
-    /// Whether the center of the image is taken, rather than the whole image stretched.
+    /// Whether the center of the image is cropped; otherwise the whole image is stretched.
     pub is_cropped: bool,
-    /// Longer videos are sampled down to this many frames.
+    /// Largest number of frames; longer videos are sampled down to it.
     pub frames_max: u32,
 }
 
@@ -35,7 +35,7 @@ impl FixedTile {
         Ok(self.tiles(1))
     }
 
-    /// Returns the work of a video: one tile a frame whatever its size.
+    /// Returns the work of a video: one tile per frame of any size.
     #[must_use]
     pub fn video(&self, video: VideoShape) -> EncoderWork {
         self.tiles(u64::from(video.frames.min(self.frames_max)))
@@ -43,7 +43,7 @@ impl FixedTile {
 
     fn tiles(&self, tiles: u64) -> EncoderWork {
         let patches = u64::from(self.tile_patches);
-        EncoderWork::of_items(tiles, patches, tiles.saturating_mul(patches))
+        EncoderWork::from_items(tiles, patches, tiles.saturating_mul(patches))
     }
 }
 

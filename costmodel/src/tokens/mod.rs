@@ -1,12 +1,12 @@
-//! Token rules: from the shape of a medium to the work of its encoder and its length in the LLM.
+//! Turns the shape of a medium into the work of its encoder and its length in the LLM.
 //!
-//! Every model family cuts media into encoder items by a rule of its own; one file holds one rule:
-//! [`any_res`] (LLaVA-OneVision), [`dynamic_tiles`] (InternVL), [`native`] (Qwen2-VL), [`fixed_tile`] (CLIP and
-//! SigLIP alone) and [`audio`] (Whisper, Qwen2-Audio). All of them answer with [`EncoderWork`].
+//! Every model family cuts media into encoder items by its own *token rule*; one file has one rule:
+//! [`any_res`] (LLaVA-OneVision), [`dynamic_tiles`] (InternVL), [`native`] (Qwen2-VL), [`fixed_tile`] (CLIP
+//! and SigLIP alone) and [`audio`] (Whisper, Qwen2-Audio). All of them return [`EncoderWork`].
 //!
-//! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do
-//! they, with the IEEE operations `+ - * / sqrt fmod` alone: these are correctly rounded, hence the
-//! same on every machine. Everything else is integer arithmetic.
+//! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do they,
+//! with the IEEE operations `+ - * / sqrt fmod` only: these are correctly rounded, hence the same on every
+//! machine. Everything else is integer arithmetic.
 
 pub mod any_res;
 pub mod audio;
@@ -26,23 +26,23 @@ use dynamic_tiles::DynamicTiles;
 use fixed_tile::FixedTile;
 use native::NativeResolution;
 
-/// The work that media put on an encoder and on the LLM; sums over media with `+=`, saturating.
+/// Work of media in an encoder and in the LLM; adds up with `+=`, saturating.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct EncoderWork {
-    /// What the encoder takes one by one: tiles, patches or 30-second windows, as the rule says.
+    /// Encoder items: tiles, patches or 30-second windows, depending on the rule.
     pub items: u64,
     /// Positions inside the encoder.
     pub encoder_tokens: u64,
-    /// Tokens: positions in the LLM, markers around a medium included where the rule counts them.
+    /// Positions in the LLM, including markers around a medium where the rule counts them.
     pub tokens: u64,
     /// Query-key pairs of one full-attention encoder layer: the sum of squared sequence lengths.
     pub attention_pairs: u64,
-    /// The same for a layer with windowed attention; equal to `attention_pairs` without windows.
+    /// Query-key pairs of one layer with windowed attention; equal to `attention_pairs` without windows.
     pub window_pairs: u64,
 }
 
 impl EncoderWork {
-    /// The work of `count` equal media, saturating.
+    /// Returns the work of `count` equal media, saturating.
     #[must_use]
     pub const fn repeat(self, count: u64) -> Self {
         Self {
@@ -54,8 +54,8 @@ impl EncoderWork {
         }
     }
 
-    /// The work of `items` sequences of equal length that full attention sees one by one.
-    const fn of_items(items: u64, encoder_tokens_per_item: u64, tokens: u64) -> Self {
+    /// Returns the work of `items` sequences of equal length, each with full attention within itself.
+    const fn from_items(items: u64, encoder_tokens_per_item: u64, tokens: u64) -> Self {
         let item = Self {
             items: 1,
             encoder_tokens: encoder_tokens_per_item,
@@ -77,7 +77,7 @@ impl AddAssign for EncoderWork {
     }
 }
 
-/// How a model turns images and videos into encoder items and tokens.
+/// Rule by which a model turns images and videos into encoder items and tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VisionRule {
@@ -87,18 +87,18 @@ pub enum VisionRule {
     DynamicTiles(DynamicTiles),
     /// The image's own resolution in patches, Qwen2-VL.
     Native(NativeResolution),
-    /// One tile an image, CLIP and SigLIP.
+    /// One tile per image, CLIP and SigLIP.
     Fixed(FixedTile),
 }
 
 impl VisionRule {
     /// Returns the work of all images of one sample.
     ///
-    /// Takes them together, since LLaVA-OneVision treats a lone image unlike several.
+    /// Takes all images at once, because LLaVA-OneVision treats a single image unlike several.
     ///
     /// # Errors
-    /// [`Error::EmptyImage`] for an image without pixels, [`Error::AspectRatio`] for one that the rule
-    /// refuses.
+    /// [`Error::EmptyImage`] for an image without pixels, [`Error::AspectRatio`] for one that the rule does
+    /// not take.
     pub fn images(&self, images: &[ImageSize]) -> Result<EncoderWork> {
         if let (Self::AnyRes(rule), [_, _, ..]) = (self, images) {
             return rule.several_images(images);
@@ -118,8 +118,8 @@ impl VisionRule {
     /// Returns the work of one video; a video without frames has none.
     ///
     /// # Errors
-    /// [`Error::EmptyImage`] for frames without pixels, [`Error::AspectRatio`] for frames that the rule
-    /// refuses.
+    /// [`Error::EmptyImage`] for frames without pixels, [`Error::AspectRatio`] for frames that the rule does
+    /// not take.
     pub fn video(&self, video: VideoShape) -> Result<EncoderWork> {
         if video.frames == 0 {
             return Ok(EncoderWork::default());
@@ -133,7 +133,7 @@ impl VisionRule {
         }
     }
 
-    /// Returns the tokens that stand around an image, beside those of its features.
+    /// Returns the marker tokens around an image, in addition to the tokens of its features.
     #[must_use]
     pub const fn marker_tokens(&self) -> u8 {
         match self {
@@ -144,7 +144,7 @@ impl VisionRule {
     }
 }
 
-/// How an encoder sees a sample: the rule of its kind of media.
+/// Token rule of an encoder, for its kind of media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MediaRule {
     /// Images and videos.
@@ -157,7 +157,8 @@ impl MediaRule {
     /// Returns the work of all media of one sample that the encoder takes.
     ///
     /// # Errors
-    /// [`Error::EmptyImage`], [`Error::AspectRatio`] or [`Error::SampleRate`] for a medium that it refuses.
+    /// [`Error::EmptyImage`], [`Error::AspectRatio`] or [`Error::SampleRate`] for a medium that the rule does
+    /// not take.
     pub fn work(&self, shape: &SampleShape) -> Result<EncoderWork> {
         let mut work = EncoderWork::default();
         match self {

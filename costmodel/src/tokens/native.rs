@@ -1,9 +1,9 @@
-//! Native resolution, the rule of Qwen2-VL and Qwen2.5-VL.
+//! Cuts images into patches at native resolution, the rule of Qwen2-VL and Qwen2.5-VL.
 //!
-//! An image keeps its own size, rounded to a multiple of patch x merge and scaled into a range of pixels.
-//! The encoder sees every patch; `merge` x `merge` patches become one LLM token; two marker tokens enclose a
-//! image or a video. Video frames are taken in pairs, the last one repeated if it is alone, and a still
-//! image is one such pair. The encoder attends within a pair only, in windowed layers within a window.
+//! An image keeps its own size, rounded to a multiple of patch x merge and scaled into a range of pixels. The
+//! encoder processes every patch; `merge` x `merge` patches become one LLM token; two marker tokens enclose
+//! an image or a video. Video frames are taken in pairs, a last single one repeated, and a still image is one
+//! such pair. The encoder attends within a pair only, in windowed layers within a window.
 
 use std::num::NonZeroU16;
 
@@ -13,7 +13,7 @@ use super::{EncoderWork, require_pixels};
 use crate::error::{Error, Result};
 use crate::shape::{ImageSize, VideoShape};
 
-/// Longest allowed side over shortest side.
+/// Largest allowed ratio of the longer to the shorter side.
 const ASPECT_MAX: u32 = 200;
 
 /// Settings of the rule; encoder items are patches.
@@ -25,7 +25,7 @@ const ASPECT_MAX: u32 = 200;
 pub struct NativeResolution {
     /// Side of a patch in pixels.
     pub patch_pixels: NonZeroU16,
-    /// Patches along a side of what becomes one LLM token.
+    /// Patches along a side of the square that becomes one LLM token.
     pub merge: NonZeroU16,
     /// Side of an attention window in patches, for models that have windowed layers.
     pub window_patches: Option<NonZeroU16>,
@@ -35,18 +35,18 @@ pub struct NativeResolution {
     pub image: PixelRange,
     /// Allowed pixels of a video frame.
     pub frame: PixelRange,
-    /// Longer videos are sampled down to this many frames.
+    /// Largest number of frames; longer videos are sampled down to it.
     pub frames_max: u32,
     /// Marker tokens around an image or a video.
     pub marker_tokens: u8,
 }
 
-/// A range of pixels (width x height) into which an image is scaled.
+/// Range of pixels (width x height) into which an image is scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PixelRange {
-    /// Smaller images are scaled up.
+    /// Smallest number of pixels; smaller images are scaled up.
     pub min: u32,
-    /// Larger images are scaled down; before `min`, if both apply.
+    /// Largest number of pixels; larger images are scaled down, which has precedence over `min`.
     pub max: u32,
 }
 
@@ -87,16 +87,16 @@ impl NativeResolution {
     /// Returns the columns and rows of patches of one image.
     ///
     /// # Errors
-    /// As [`NativeResolution::image`].
+    /// The errors of [`NativeResolution::image`].
     pub fn grid(&self, image: ImageSize) -> Result<[u64; 2]> {
         let patch = u64::from(self.patch_pixels.get());
         Ok(self.resize(image, self.image)?.map(|pixels| pixels / patch))
     }
 
-    /// Returns the work of one video; without frames it has none.
+    /// Returns the work of one video; a video without frames has none.
     ///
     /// # Errors
-    /// As [`NativeResolution::image`], for the frames.
+    /// The errors of [`NativeResolution::image`], for the frames.
     pub fn video(&self, video: VideoShape) -> Result<EncoderWork> {
         if video.frames == 0 {
             return Ok(EncoderWork::default());
@@ -110,7 +110,7 @@ impl NativeResolution {
     /// Returns width and height in pixels that an image is resized to, multiples of patch x merge.
     ///
     /// # Errors
-    /// As [`NativeResolution::image`].
+    /// The errors of [`NativeResolution::image`].
     pub fn resized_image(&self, image: ImageSize) -> Result<[u64; 2]> {
         self.resize(image, self.image)
     }
@@ -118,7 +118,7 @@ impl NativeResolution {
     /// Returns width and height in pixels that the frames of a video are resized to.
     ///
     /// # Errors
-    /// As [`NativeResolution::image`], for the frames.
+    /// The errors of [`NativeResolution::image`], for the frames.
     pub fn resized_frame(&self, frame: ImageSize) -> Result<[u64; 2]> {
         self.resize(frame, self.frame)
     }
@@ -127,7 +127,7 @@ impl NativeResolution {
         EncoderWork { tokens: work.tokens.saturating_add(u64::from(self.marker_tokens)), ..work }
     }
 
-    /// One layer of patches over a resized image, `[width, height]` in pixels.
+    /// Returns the work of one layer of patches over a resized image, `[width, height]` in pixels.
     fn layer(&self, size: [u64; 2]) -> EncoderWork {
         let patch = u64::from(self.patch_pixels.get());
         let merge = u64::from(self.merge.get());
@@ -142,7 +142,7 @@ impl NativeResolution {
         EncoderWork { items: patches, encoder_tokens: patches, tokens, attention_pairs, window_pairs }
     }
 
-    /// Width and height in pixels after resizing, both multiples of patch x merge.
+    /// Resizes to width and height in pixels, both multiples of patch x merge.
     fn resize(&self, size: ImageSize, range: PixelRange) -> Result<[u64; 2]> {
         require_pixels(size)?;
         let shortest = u64::from(size.width.min(size.height));
@@ -175,14 +175,14 @@ fn area(sides: [u64; 2]) -> f64 {
     sides[0] as f64 * sides[1] as f64
 }
 
-/// `value / divisor`, rounded to the nearest integer, halves to the even one, as Python rounds.
+/// Divides and rounds to the nearest integer, halves to the even one, as Python does.
 fn round_half_even(value: u64, divisor: u64) -> u64 {
     let (quotient, twice_rest) = (value / divisor, 2 * (value % divisor));
     let is_up = twice_rest > divisor || (twice_rest == divisor && quotient % 2 == 1);
     quotient + u64::from(is_up)
 }
 
-/// The sum of squared lengths of the runs into which windows cut `length` patches.
+/// Returns the sum of squared lengths of the runs into which windows cut `length` patches.
 fn squared_runs(length: u64, window: u64) -> u64 {
     let rest = length % window;
     (length / window).saturating_mul(window * window).saturating_add(rest * rest)
@@ -269,7 +269,7 @@ mod tests {
         }
     }
 
-    /// Frames of 1920 x 1080 become 1008 x 560: 72 x 40 patches, 720 tokens a pair.
+    /// Frames of 1920 x 1080 become 1008 x 560: 72 x 40 patches, 720 tokens per pair.
     #[test]
     fn video_frames_are_paired_and_limited() {
         for (frames, pairs) in [(1, 1), (2, 1), (3, 2), (16, 8), (768, 384), (5395, 384)] {

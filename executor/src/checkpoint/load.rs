@@ -92,7 +92,7 @@ impl SavedCheckpoint {
         let value = |name: &str| document.get(name).cloned().unwrap_or_default();
         let seed = number("seed").ok_or_else(|| unusable(&format!("`{STATE_FILE}` has no seed")))?;
         let run = RunState { seed, layout: value("layout"), loader: value("loader") };
-        let optimizer = Checkpoint::of_files(manifest.paths(directory, "optimizer-", ".safetensors"))?;
+        let optimizer = Checkpoint::open_files(manifest.paths(directory, "optimizer-", ".safetensors"))?;
         let (directory, step) = (directory.to_owned(), manifest.step);
         Ok(Self { weights: Checkpoint::open(&directory)?, optimizer, directory, step, run })
     }

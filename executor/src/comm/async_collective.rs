@@ -8,12 +8,12 @@ use super::step_context::StepContext;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-type Job = Box<dyn FnOnce() + Send>;
+type Task = Box<dyn FnOnce() + Send>;
 
 /// Thread of a communicator, started with its first collective; runs collectives in the order they were
 /// queued.
 #[derive(Debug, Default)]
-pub(super) struct CollectiveThread(Mutex<Option<Sender<Job>>>);
+pub(super) struct CollectiveThread(Mutex<Option<Sender<Task>>>);
 
 impl CollectiveThread {
     /// Queues a collective.
@@ -24,32 +24,32 @@ impl CollectiveThread {
         collective: impl FnOnce() -> Result<Buffer> + Send + 'static,
     ) -> Result<Handle<Buffer>> {
         let (done, result) = channel();
-        let job: Job = Box::new(move || {
+        let task: Task = Box::new(move || {
             // the caller may have dropped its handle
             let _ = done.send(collective());
         });
         // held until the task is queued: queue order must be the order in which collectives were numbered
         let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let jobs = match &*thread {
-            Some(jobs) => jobs,
+        let tasks = match &*thread {
+            Some(tasks) => tasks,
             None => thread.insert(spawn(group, at)?),
         };
-        if jobs.send(job).is_err() {
+        if tasks.send(task).is_err() {
             return Err(gone(group, at));
         }
-        Ok(Handle::new(Running { group: group.clone(), at, result, early: Mutex::new(None) }))
+        Ok(Handle::new(PendingCollective { group: group.clone(), at, result, early: Mutex::new(None) }))
     }
 }
 
-fn spawn(group: &Arc<Group>, at: StepContext) -> Result<Sender<Job>> {
-    let (jobs, queue) = channel::<Job>();
+fn spawn(group: &Arc<Group>, at: StepContext) -> Result<Sender<Task>> {
+    let (tasks, queue) = channel::<Task>();
     let name = format!("comm-overlap-{}", group.rank);
     let thread = std::thread::Builder::new().name(name).spawn(move || {
-        for job in queue {
-            job();
+        for task in queue {
+            task();
         }
     });
-    thread.map(|_| jobs).map_err(|source| {
+    thread.map(|_| tasks).map_err(|source| {
         let endpoint = &group.endpoint;
         let message = format!("rank {} could not start a thread: {source}", endpoint.rank);
         endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))
@@ -63,14 +63,14 @@ fn gone(group: &Group, at: StepContext) -> super::Error {
 }
 
 /// Collective that is queued or running. Its own waits have the time limit.
-struct Running {
+struct PendingCollective {
     group: Arc<Group>,
     at: StepContext,
     result: Receiver<Result<Buffer>>,
     early: Mutex<Option<Result<Buffer>>>,
 }
 
-impl Completion<Buffer> for Running {
+impl Completion<Buffer> for PendingCollective {
     // a channel gives its value only once: what an early look takes is kept for `wait`
     fn is_complete(&self) -> bool {
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);

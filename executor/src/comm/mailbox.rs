@@ -52,7 +52,7 @@ struct Peer {
 }
 
 #[derive(Debug)]
-struct State {
+struct MailboxState {
     queues: BTreeMap<Key, Queue>,
     peers: Vec<Peer>,
     // by start, so that the first entry is the oldest wait
@@ -65,7 +65,7 @@ struct State {
 /// Arrived messages, and all state that a wait depends on.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    state: Mutex<State>,
+    state: Mutex<MailboxState>,
     changed: Condvar,
     buffered_bytes_max: usize,
     /// Buffers for incoming messages.
@@ -74,7 +74,7 @@ pub(super) struct Mailbox {
 
 impl Mailbox {
     pub(super) fn new(size: usize, buffered_bytes_max: usize) -> Self {
-        let state = State {
+        let state = MailboxState {
             queues: BTreeMap::new(),
             peers: (0..size).map(|_| Peer::default()).collect(),
             waits: BTreeMap::new(),
@@ -90,7 +90,7 @@ impl Mailbox {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MailboxState> {
         // a panicking thread leaves consistent state: every change is complete before the lock is released
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -169,7 +169,7 @@ impl Mailbox {
         at: StepContext,
         timeout: Duration,
         is_gone: impl Fn(&Peer) -> bool,
-        mut ready: impl FnMut(&mut State) -> Option<T>,
+        mut ready: impl FnMut(&mut MailboxState) -> Option<T>,
     ) -> Result<T, Interrupt> {
         let mut state = self.lock();
         state.last = Some(at);
@@ -303,7 +303,7 @@ impl Mailbox {
     }
 }
 
-impl State {
+impl MailboxState {
     fn begin_wait(&mut self, peer: usize, at: StepContext) -> u64 {
         self.peers[peer].awaiting += 1;
         self.waits.insert(self.waits_begun, (peer, at));

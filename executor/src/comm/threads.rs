@@ -31,27 +31,27 @@ pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
     let comm = |rank: usize| {
         let mailbox = mailboxes[rank].clone();
         let transport =
-            Box::new(Threads { rank, mailboxes: mailboxes.clone(), failure: Arc::clone(&failure) });
+            Box::new(ThreadTransport { rank, mailboxes: mailboxes.clone(), failure: Arc::clone(&failure) });
         Communicator::world(Arc::new(Endpoint { rank, size, mailbox, transport, settings }))
     };
     Ok((0..size).map(comm).collect())
 }
 
 /// Transport of a rank: the mailboxes of all ranks.
-struct Threads {
+struct ThreadTransport {
     rank: usize,
     mailboxes: Arc<[Arc<Mailbox>]>,
     /// Failure of the job.
     failure: Arc<Mutex<Option<Failure>>>,
 }
 
-impl Threads {
+impl ThreadTransport {
     fn others(&self) -> impl Iterator<Item = &Arc<Mailbox>> {
         self.mailboxes.iter().enumerate().filter(|(rank, _)| *rank != self.rank).map(|(_, mailbox)| mailbox)
     }
 }
 
-impl Transport for Threads {
+impl Transport for ThreadTransport {
     fn post(&self, to: usize, message: Message) -> SendState {
         if self.mailboxes[self.rank].has_left(to) {
             return SendState::Closed;
@@ -100,7 +100,7 @@ impl Transport for Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for ThreadTransport {
     fn drop(&mut self) {
         // dropped while unwinding: the rank died, others must not wait for their time limit
         if std::thread::panicking() {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 const PORT: u16 = 29501;
 
 /// Environment variables of one launcher.
-struct Dialect {
+struct LauncherVariables {
     launcher: &'static str,
     rank: &'static str,
     /// Candidates; the first variable that is set counts.
@@ -15,15 +15,15 @@ struct Dialect {
     local_rank: &'static str,
 }
 
-const DIALECTS: [Dialect; 3] = [
-    Dialect { launcher: "torchrun", rank: "RANK", size: &["WORLD_SIZE"], local_rank: "LOCAL_RANK" },
-    Dialect {
+const LAUNCHERS: [LauncherVariables; 3] = [
+    LauncherVariables { launcher: "torchrun", rank: "RANK", size: &["WORLD_SIZE"], local_rank: "LOCAL_RANK" },
+    LauncherVariables {
         launcher: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         size: &["OMPI_COMM_WORLD_SIZE"],
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
     },
-    Dialect {
+    LauncherVariables {
         launcher: "Slurm",
         rank: "SLURM_PROCID",
         size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
@@ -61,20 +61,20 @@ pub fn identity_from_environment() -> Result<RankIdentity> {
 }
 
 fn read(lookup: Lookup<'_>) -> Result<RankIdentity> {
-    let is_spoken = |dialect: &&Dialect| {
-        std::iter::once(&dialect.rank).chain(dialect.size).any(|name| lookup(name).is_some())
+    let is_set = |variables: &&LauncherVariables| {
+        std::iter::once(&variables.rank).chain(variables.size).any(|name| lookup(name).is_some())
     };
     // torchrun comes first, because inside a Slurm or MPI job its variables are the specific ones
-    let Some(dialect) = DIALECTS.iter().find(is_spoken) else { return Ok(RankIdentity::single()) };
-    let launcher = dialect.launcher;
-    let size_name = dialect.size.iter().find(|name| lookup(name).is_some()).unwrap_or(&dialect.size[0]);
-    let rank: usize = required(lookup, launcher, dialect.rank)?;
+    let Some(variables) = LAUNCHERS.iter().find(is_set) else { return Ok(RankIdentity::single()) };
+    let launcher = variables.launcher;
+    let size_name = variables.size.iter().find(|name| lookup(name).is_some()).unwrap_or(&variables.size[0]);
+    let rank: usize = required(lookup, launcher, variables.rank)?;
     let size: usize = required(lookup, launcher, size_name)?;
     if rank >= size {
         let reason = format!("must be below the number of ranks, {size}, found {rank}");
-        return Err(Error::Environment { variable: dialect.rank, launcher, reason });
+        return Err(Error::Environment { variable: variables.rank, launcher, reason });
     }
-    let local_rank = optional(lookup, launcher, dialect.local_rank)?.unwrap_or(0);
+    let local_rank = optional(lookup, launcher, variables.local_rank)?.unwrap_or(0);
     let rendezvous = if size > 1 { Some(read_rendezvous(lookup, launcher, size)?) } else { None };
     Ok(RankIdentity { rank, size, local_rank, rendezvous })
 }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_named() {
+    fn missing_and_invalid_variables_are_named() {
         let refuses = |variables: &[(&str, &str)], words: &str| {
             let message = identity(variables).unwrap_err().to_string();
             assert!(message.contains(words), "{message}");

@@ -132,24 +132,24 @@ impl Launcher {
         let signals = Signals::register()?;
         let token = JobToken::random()?;
         let host = RendezvousServer::start(&[SocketAddr::new(self.listen, 0)], self.ranks, token.clone())?;
-        let mut job = Job { ranks: Vec::new(), printers: Vec::new(), ended: Vec::new() };
+        let mut processes = RankProcesses { ranks: Vec::new(), printers: Vec::new(), ended: Vec::new() };
         for rank in 0..self.ranks {
-            job.start(rank, self.command(rank, host.address(), &token), self.is_first_plain)?;
+            processes.start(rank, self.command(rank, host.address(), &token), self.is_first_plain)?;
         }
         let interrupted = loop {
-            job.collect()?;
-            let has_failed = job.ended.iter().any(|ended| !ended.status.success());
+            processes.collect()?;
+            let has_failed = processes.ended.iter().any(|ended| !ended.status.success());
             let signal = signals.received();
-            if signal.is_some() || has_failed || job.is_over() {
+            if signal.is_some() || has_failed || processes.is_over() {
                 break signal;
             }
             std::thread::sleep(Self::POLL);
         };
         if interrupted.is_none() {
-            job.wait(Self::SETTLE)?;
+            processes.wait(Self::SETTLE)?;
         }
-        job.end(self.grace)?;
-        Ok(job.outcome(interrupted))
+        processes.end(self.grace)?;
+        Ok(processes.outcome(interrupted))
     }
 
     fn command(&self, rank: usize, store: SocketAddr, token: &JobToken) -> Command {
@@ -167,14 +167,14 @@ impl Launcher {
 }
 
 /// Processes of a job. Running processes are killed on drop.
-struct Job {
+struct RankProcesses {
     ranks: Vec<Option<Child>>,
     printers: Vec<JoinHandle<()>>,
     /// Ranks in the order in which they ended.
     ended: Vec<RankStatus>,
 }
 
-impl Job {
+impl RankProcesses {
     fn start(&mut self, rank: usize, mut command: Command, is_first_plain: bool) -> Result<()> {
         let mut child = command.spawn().map_err(|source| {
             let program = command.get_program().to_string_lossy();
@@ -260,7 +260,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for RankProcesses {
     fn drop(&mut self) {
         for child in self.ranks.iter_mut().flatten() {
             let _ = child.kill();

@@ -17,7 +17,7 @@ pub(crate) struct ConfigFields<'a> {
 
 impl<'a> ConfigFields<'a> {
     /// Wraps the whole document.
-    pub(crate) fn of(document: &'a Value) -> Self {
+    pub(crate) fn new(document: &'a Value) -> Self {
         Self { path: String::new(), fields: document.as_object() }
     }
 
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn errors_name_the_field() {
         let document = json!({"vision_config": {"eps": -1, "act": "relu", "n": 0, "sides": [1, 2], "on": 3}});
-        let object = ConfigFields::of(&document).child("vision_config");
+        let object = ConfigFields::new(&document).child("vision_config");
         let message = |error: Error| error.to_string();
         assert_eq!(
             message(object.number("eps", 1.0).unwrap_err()),

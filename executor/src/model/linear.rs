@@ -37,7 +37,7 @@ impl Linear {
     ) -> Self {
         let weight = declaration.add(format!("{name}.weight"), &[outputs, inputs], init);
         let bias = has_bias.then(|| declaration.add(format!("{name}.bias"), &[outputs], Init::Zeros));
-        Self::of(weight, bias, [outputs, inputs])
+        Self::from_parameters(weight, bias, [outputs, inputs])
     }
 
     /// Declares a layer that is sharded by outputs; `sizes` are those of the whole layer.
@@ -53,7 +53,7 @@ impl Linear {
         let weight = declaration.add_cut(format!("{name}.weight"), &[outputs, inputs], init, cut);
         let bias =
             has_bias.then(|| declaration.add_cut(format!("{name}.bias"), &[outputs], Init::Zeros, cut));
-        Self::of(weight, bias, [parts.len(declaration.tp_rank().rank), inputs])
+        Self::from_parameters(weight, bias, [parts.len(declaration.tp_rank().rank), inputs])
     }
 
     /// Declares a layer that is sharded by inputs; `sizes` are those of the whole layer.
@@ -72,13 +72,17 @@ impl Linear {
             is_row_parallel: true,
             // the outputs are summed over ranks, so only one of them may add the bias
             is_bias_elsewhere: tp_rank.rank > 0,
-            ..Self::of(weight, bias, [outputs, parts.len(tp_rank.rank)])
+            ..Self::from_parameters(weight, bias, [outputs, parts.len(tp_rank.rank)])
         }
     }
 
     /// Makes a layer of declared parameters; the weight may have any shape of `outputs * inputs` elements.
     #[must_use]
-    pub fn of(weight: ParameterId, bias: Option<ParameterId>, [outputs, inputs]: [usize; 2]) -> Self {
+    pub fn from_parameters(
+        weight: ParameterId,
+        bias: Option<ParameterId>,
+        [outputs, inputs]: [usize; 2],
+    ) -> Self {
         Self { weight, bias, inputs, outputs, is_row_parallel: false, is_bias_elsewhere: false }
     }
 

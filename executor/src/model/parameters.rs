@@ -17,7 +17,7 @@ pub struct Declaration {
 impl Declaration {
     /// Starts a declaration for a rank of a tensor-parallel group.
     #[must_use]
-    pub fn of(tp_rank: TpRank) -> Self {
+    pub fn for_rank(tp_rank: TpRank) -> Self {
         Self { tp_rank, ..Self::default() }
     }
 

@@ -59,7 +59,7 @@ impl Rope {
 
     /// Makes the rotation of images: the first half of the pairs by the row, the second by the column.
     #[must_use]
-    pub fn of_images(theta: f64, head_dim: usize) -> Self {
+    pub fn for_images(theta: f64, head_dim: usize) -> Self {
         let half = frequencies(theta, head_dim / 2);
         let axes = [vec![0; half.len()], vec![1; half.len()]].concat();
         Self { frequencies: [half.clone(), half].concat(), axes }
@@ -122,7 +122,7 @@ mod tests {
     use crate::device::Cpu;
 
     fn read(document: &serde_json::Value) -> Result<Rope> {
-        Rope::read(&ConfigFields::of(document), 8, 10_000.0)
+        Rope::read(&ConfigFields::new(document), 8, 10_000.0)
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_by_name() {
+    fn unsupported_rotations_are_refused_by_name() {
         for (document, part) in [
             (json!({"rope_parameters": {"rope_type": "yarn"}}), "rope_parameters.rope_type` = \"yarn\""),
             (json!({"rope_scaling": {"type": "dynamic"}}), "rope_scaling.type` = \"dynamic\""),

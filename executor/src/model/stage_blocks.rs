@@ -34,7 +34,7 @@ impl<D: Device> StageBlocks<D> {
         // a group of one needs no sums
         let tensor = tensor.filter(|tensor| tensor.tp_rank().size > 1);
         let tp_rank = tensor.as_ref().map_or(TpRank::ALONE, |tensor| tensor.tp_rank());
-        let declaration = Declaration::of(tp_rank);
+        let declaration = Declaration::for_rank(tp_rank);
         Self { blocks: Vec::new(), is_trained: Vec::new(), first_parameters: Vec::new(), declaration, tensor }
     }
 

@@ -88,14 +88,14 @@ impl Topology {
     pub(super) fn upstream_parts(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
-        self.layout.givers(inside).map(outside).collect()
+        self.layout.producers(inside).map(outside).collect()
     }
 
     /// Returns the parts that take the activations of a part.
     pub(super) fn downstream_parts(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
-        self.layout.takers(inside).map(outside).collect()
+        self.layout.consumers(inside).map(outside).collect()
     }
 }
 

@@ -49,16 +49,16 @@ impl Checkpoint {
         } else if path.join(WEIGHTS_FILE).exists() {
             vec![path.join(WEIGHTS_FILE)]
         } else {
-            pieces(path)?
+            index_files(path)?
         };
-        Self::of_files(files)
+        Self::open_files(files)
     }
 
     /// Opens several files that contain the tensors together.
     ///
     /// # Errors
     /// See [`Checkpoint::open`].
-    pub fn of_files(files: Vec<PathBuf>) -> Result<Self> {
+    pub fn open_files(files: Vec<PathBuf>) -> Result<Self> {
         let mut tensors = BTreeMap::new();
         for (file, path) in files.iter().enumerate() {
             for (name, (start, info)) in header(path)? {
@@ -165,10 +165,10 @@ impl Checkpoint {
             let mut file = File::open(path)?;
             let mut rest = &mut bytes[..];
             for span in spans {
-                let (place, behind) = rest.split_at_mut(width * span.len());
+                let (target, remainder) = rest.split_at_mut(width * span.len());
                 file.seek(SeekFrom::Start(stored.start + (width * span.start) as u64))?;
-                file.read_exact(place)?;
-                rest = behind;
+                file.read_exact(target)?;
+                rest = remainder;
             }
             Ok(())
         };
@@ -206,7 +206,7 @@ impl WeightSource for Checkpoint {
 }
 
 /// Lists the files that an index names, in order.
-fn pieces(directory: &Path) -> Result<Vec<PathBuf>> {
+fn index_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let path = directory.join(INDEX_FILE);
     let text =
         std::fs::read(&path).map_err(|source| Error::File { action: "read", path: path.clone(), source })?;

@@ -1,5 +1,7 @@
-//! Serves a directory over HTTP, or stands in front of another server, late but without faults, until its standard input
-//! ends: a server whose CPU time is not that of the process it is measured with. Prints its address.
+//! Serves a directory over HTTP, or another server as a proxy, with latency but without faults.
+//!
+//! Runs until its standard input ends. It is a process of its own so that its CPU time is not counted with
+//! the measured process. Prints its address.
 #![expect(clippy::print_stdout, reason = "the address is what the caller waits for")]
 
 use std::io::Read;
@@ -15,11 +17,11 @@ fn main() -> ExitCode {
     let Ok(latency_ms) = latency_ms.parse() else { return usage() };
     let behavior = Behavior { latency: Duration::from_millis(latency_ms), ..Behavior::default() };
     let server = match directory.parse() {
-        Ok(upstream) => FaultServer::in_front_of(upstream, behavior, 0),
-        Err(_) => FaultServer::of_directory(Path::new(directory), behavior),
+        Ok(upstream) => FaultServer::proxy(upstream, behavior, 0),
+        Err(_) => FaultServer::serve_directory(Path::new(directory), behavior),
     };
     println!("{}", server.url(""));
-    // Whatever ends the input ends the server.
+    // The end of the input, or any error, ends the server.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     ExitCode::SUCCESS
 }

@@ -1,7 +1,7 @@
-//! Seven planning problems of the reference implementation, and the rules that others plan them by.
+//! Defines seven planning problems of the reference implementation, and other planners' rules for them.
 //!
-//! Profiles are made up, in the reference's file format, from FLOPs and curves of efficiency as an A100 has them; shapes
-//! are made up as well, or read from real tables where those lie beside the checkout.
+//! Profiles are synthetic, in the reference's file format, from FLOPs and efficiency curves of an A100;
+//! shapes are synthetic as well, or read from real tables where those are next to the checkout.
 
 mod profile;
 pub mod rules;
@@ -13,15 +13,15 @@ use dflop_costmodel::profile::{Profile, reference_model};
 
 pub use profile::files;
 
-/// Memory of an A100, bytes.
+/// Memory of an A100, in bytes.
 pub const MEMORY_BYTES: u64 = 80 << 30;
-/// GPUs of a node.
+/// Number of GPUs of a node.
 pub const NODE: u32 = 8;
 
-/// One problem.
+/// Planning problem.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// For people.
+    /// Name in messages.
     pub name: &'static str,
     /// `llavaov` or `internvl`.
     pub family: &'static str,
@@ -29,18 +29,18 @@ pub struct Case {
     pub encoder: (&'static str, &'static str),
     /// Name and size of the LLM in file names.
     pub llm: (&'static str, &'static str),
-    /// GPUs.
+    /// Number of GPUs.
     pub gpus: u32,
     /// Samples of a global batch.
     pub global_batch: u32,
-    /// Where shapes come from.
+    /// Source of the shapes.
     pub shapes: Shapes,
 }
 
-/// Where the shapes of a case come from.
+/// Source of the shapes of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shapes {
-    /// Text, images and videos, made up.
+    /// Synthetic text, images and videos.
     Mixed,
     /// Pages of documents: `internvl_doc_mix.shapes.csv` if it is there.
     Documents,
@@ -48,7 +48,7 @@ pub enum Shapes {
     Videos,
 }
 
-/// The cases.
+/// All cases.
 pub const CASES: [Case; 7] = [
     case("siglip 400m + qwen2.5 7b", ("siglip", "400m"), ("qwen2.5", "7b"), (32, 128), Shapes::Mixed),
     case("siglip 400m + llama3 8b", ("siglip", "400m"), ("llama3", "8b"), (32, 256), Shapes::Mixed),
@@ -76,24 +76,24 @@ const fn case(
     Case { name, family, encoder, llm, gpus, global_batch, shapes }
 }
 
-/// A case with everything that planning it needs.
+/// Case with everything that planning needs.
 #[derive(Debug)]
 pub struct Prepared {
-    /// The profile.
+    /// Synthetic profile.
     pub profile: Profile,
     /// Costs of encoder and LLM.
     pub costs: [ModelCosts; 2],
     /// All samples.
     pub sizes: Vec<ItemSize>,
-    /// The devices.
+    /// GPUs and their links.
     pub cluster: Cluster,
 }
 
 impl Case {
-    /// Makes profile, costs and shapes.
+    /// Makes profile, costs and shapes of the case.
     ///
     /// # Panics
-    /// Never: made-up profiles are whole.
+    /// Never: synthetic profiles are complete.
     #[must_use]
     pub fn prepare(&self) -> Prepared {
         let files = files(self);
@@ -108,10 +108,10 @@ impl Case {
 }
 
 impl Prepared {
-    /// Draws the batches that plans are judged on.
+    /// Draws the batches that plans are compared on.
     ///
     /// # Panics
-    /// If there is no batch or no sample in it.
+    /// If there are no batches or no samples.
     #[must_use]
     pub fn workload(&self, global_batch: u32, batches: usize) -> Workload {
         Workload::draw(&self.sizes, global_batch, batches, 0).unwrap()
@@ -119,7 +119,7 @@ impl Prepared {
 }
 
 impl Shapes {
-    /// The samples, made up where there is no table.
+    /// Returns the samples, synthetic where there is no table.
     #[must_use]
     pub fn sizes(self) -> Vec<ItemSize> {
         let file = match self {
@@ -136,11 +136,11 @@ impl Shapes {
             };
             text.lines().skip(1).filter_map(row).collect::<Vec<ItemSize>>()
         });
-        real.unwrap_or_else(|| (0..6000).map(|at| self.made_up(at)).collect())
+        real.unwrap_or_else(|| (0..6000).map(|at| self.synthetic(at)).collect())
     }
 
-    /// One made-up sample: 729 tokens an image and 196 a frame, or 256 a tile of a page.
-    fn made_up(self, at: u32) -> ItemSize {
+    /// Makes a synthetic sample: 729 tokens per image and 196 per frame, or 256 per tile of a page.
+    fn synthetic(self, at: u32) -> ItemSize {
         let draw = |salt: u32, below: u32| {
             let mixed =
                 (at.wrapping_mul(0x9e37_79b1) ^ salt.wrapping_mul(0x85eb_ca6b)).wrapping_mul(0xc2b2_ae35);
@@ -170,7 +170,7 @@ impl Shapes {
     }
 }
 
-/// The directory of real tables.
+/// Returns the directory of real tables.
 fn shared() -> PathBuf {
     std::env::var_os("DFLOP_SHARED")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from)

@@ -1,5 +1,7 @@
-//! A made-up profile in the reference's files: FLOPs over the efficiency that an A100 reaches at such sizes, with
-//! activations of layers recomputed, as the reference trains.
+//! Writes a synthetic profile in the reference's files.
+//!
+//! Times are FLOPs over the efficiency that an A100 reaches at such sizes; activations of layers are
+//! recomputed, as the reference trains.
 
 use std::fmt::Write;
 use std::num::NonZeroU32;
@@ -17,13 +19,13 @@ use super::Case;
 const PEAK_FLOPS_PER_MS: f64 = 312e9;
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 const DEGREES: [u32; 4] = [1, 2, 4, 8];
-/// Bytes a parameter behind a step, and at its peak: 16-bit Adam.
+/// Bytes per parameter after a step, and at its peak: 16-bit Adam.
 const STATE_BYTES: [f64; 2] = [6.0, 8.0];
 
 /// Returns names and texts of the files of a case.
 ///
 /// # Panics
-/// Never: the names are those of known models.
+/// Never: the names are names of known models.
 #[must_use]
 pub fn files(case: &Case) -> Vec<(String, String)> {
     let spec = spec(case);
@@ -41,7 +43,7 @@ pub fn files(case: &Case) -> Vec<(String, String)> {
     ]
 }
 
-/// The model, from the names of files that hold no more than a row.
+/// Returns the model, from the names of files with a single row.
 fn spec(case: &Case) -> ModelSpec {
     let times = "model_time,fwd_times,bwd_times,num_layers,tp_size\n";
     let (encoder, llm) =
@@ -52,7 +54,7 @@ fn spec(case: &Case) -> ModelSpec {
     reference_model(&profile.unwrap()).unwrap().unwrap()
 }
 
-/// Share of the peak: rises with the work of one GPU to `most`, and falls with the TP group.
+/// Returns the share of the peak: it rises with the work of one GPU to `most`, and falls with the TP group.
 fn efficiency(most: f64, flops: f64, half: f64, tp: u32) -> f64 {
     let share = flops / f64::from(tp);
     let group = [1.0, 0.93, 0.85, 0.72][tp.ilog2() as usize];

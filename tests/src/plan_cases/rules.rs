@@ -1,9 +1,9 @@
-//! How others choose a plan: the reference implementation's rule, and Algorithm 1 of the paper.
+//! Chooses plans by the reference implementation's rule, and by Algorithm 1 of the paper.
 //!
-//! Both take the makespan `T = (m + encoder_pp + llm_pp - 1) * max(encoder stage, LLM stage)` of the mean microbatch.
-//! Algorithm 1 takes the least `T` over all `m`. The reference takes one `m` a configuration, the smallest whose mean
-//! microbatch is within the largest sample, accepts a plan if `T < 1.1 * best T` and `m < best m`, and computes with
-//! rates, means of rates among them.
+//! Both use the makespan `T = (m + encoder_pp + llm_pp - 1) * max(encoder stage, LLM stage)` of the mean
+//! microbatch. Algorithm 1 takes the smallest `T` over all `m`. The reference takes one `m` per
+//! configuration, the smallest whose mean microbatch is within the largest sample, accepts a plan if `T < 1.1
+//! * best T` and `m < best m`, and computes with rates, including means of rates.
 //!
 //! # Source
 //! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, Algorithm 1.
@@ -15,19 +15,19 @@ use dflop_costmodel::profile::{Part, Phase, reference_model};
 
 use super::{Case, MEMORY_BYTES, Prepared};
 
-/// Cushion that the reference adds to memory.
+/// Factor that the reference multiplies memory by.
 const CUSHION: f64 = 1.25;
 
-/// Which rule chooses.
+/// Rule that chooses a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// The reference implementation's.
+    /// Rule of the reference implementation.
     Reference,
     /// Algorithm 1 of the paper.
     Paper,
 }
 
-/// What both rules know of the data.
+/// Statistics of the data that both rules use.
 struct Means {
     tiles: f64,
     tokens: f64,
@@ -41,11 +41,12 @@ struct Rates<'a> {
     prepared: &'a Prepared,
     /// Mean of squared tokens over the mean of tokens.
     squares_per_token: f64,
-    /// By TP degree of the LLM: degree, mean nanoseconds of attention per squared token, mean of the inverse.
+    /// Rows by TP degree of the LLM: degree, mean nanoseconds of attention per squared token, mean of the
+    /// inverse.
     attention: Vec<(u32, f64, f64)>,
 }
 
-/// A configuration while it is looked at.
+/// Configuration under evaluation.
 #[derive(Clone, Copy)]
 struct Configuration {
     encoder: Degrees,
@@ -55,7 +56,7 @@ struct Configuration {
 /// Chooses a plan for a case; `None` if no configuration passes.
 ///
 /// # Panics
-/// If the case's profile lacks memory, which a made-up one never does.
+/// If the case's profile has no memory; synthetic profiles have it.
 #[must_use]
 pub fn choose(rule: Rule, case: &Case, prepared: &Prepared) -> Option<ParallelismPlan> {
     let count = prepared.sizes.len() as f64;
@@ -95,7 +96,7 @@ pub fn choose(rule: Rule, case: &Case, prepared: &Prepared) -> Option<Parallelis
     best.map(|(_, m, found)| plan(prepared, found, m))
 }
 
-/// Every split of the GPUs, every degree of both modules that fills its share.
+/// Visits every split of the GPUs, with every degree of both modules that fills its share.
 fn for_each(gpus: u32, costs: &[impl ModuleCosts; 2], mut visit: impl FnMut(Configuration)) {
     let degrees = |costs: &dyn ModuleCosts, gpus: u32| {
         let mut all = Vec::new();
@@ -116,7 +117,8 @@ fn for_each(gpus: u32, costs: &[impl ModuleCosts; 2], mut visit: impl FnMut(Conf
     }
 }
 
-/// The smallest `m` whose mean microbatch has at least a sample, and no more work than the largest sample.
+/// Returns the smallest `m` whose mean microbatch has at least one sample, and at most the work of the
+/// largest sample.
 fn first_count(means: &Means, found: Configuration) -> Option<u32> {
     let most = means.global_batch as u32;
     (1..=most).find(|m| {
@@ -128,7 +130,8 @@ fn first_count(means: &Means, found: Configuration) -> Option<u32> {
     })
 }
 
-/// The reference's check, whatever `m`: the longest sample, and the encoder's largest with the ranks' ratio.
+/// Checks memory as the reference does, independent of `m`: with the longest sample, and the encoder's
+/// largest scaled by the ratio of ranks.
 fn fits(prepared: &Prepared, means: &Means, found: Configuration) -> bool {
     let Configuration { encoder, llm } = found;
     let tiles = means.tiles_max * f64::from(llm.dp) / f64::from(encoder.dp);
@@ -137,7 +140,7 @@ fn fits(prepared: &Prepared, means: &Means, found: Configuration) -> bool {
     CUSHION * of_encoder.max(of_llm) <= MEMORY_BYTES as f64
 }
 
-/// The paper's check, at the mean microbatch.
+/// Checks memory as the paper does, at the mean microbatch.
 fn fits_paper(prepared: &Prepared, means: &Means, found: Configuration, m: u32) -> bool {
     let Configuration { encoder, llm } = found;
     let of = |mean: f64, dp: u32| mean * means.global_batch / (f64::from(m) * f64::from(dp));
@@ -180,7 +183,8 @@ impl<'a> Rates<'a> {
     fn encoder_ns(&self, degrees: Degrees, tiles: f64) -> f64 {
         let costs = &self.prepared.costs[0];
         let at = |tiles: u64| {
-            f64::from(costs.layers()) * costs.layer_ns(degrees.tp, tiles) + costs.ends_ns(degrees.tp, tiles)
+            f64::from(costs.layers()) * costs.layer_ns(degrees.tp, tiles)
+                + costs.outside_layers_ns(degrees.tp, tiles)
         };
         interpolated_by_rate(&at, tiles, &[1, 2, 4, 8, 16, 32, 64]) / f64::from(degrees.pp)
     }
@@ -188,14 +192,14 @@ impl<'a> Rates<'a> {
     fn llm_ns(&self, rule: Rule, degrees: Degrees, tokens: f64) -> f64 {
         let costs = &self.prepared.costs[1];
         let (tp, layers) = (degrees.tp, f64::from(costs.layers()));
-        let linear = |tokens: u64| layers * costs.layer_ns(tp, tokens) + costs.ends_ns(tp, tokens);
+        let linear = |tokens: u64| layers * costs.layer_ns(tp, tokens) + costs.outside_layers_ns(tp, tokens);
         let places = [1024, 2048, 3072, 4096, 6144, 8192];
         let linear_ns = interpolated_by_rate(&linear, tokens, &places);
         let known = self.attention.iter().find(|(degree, ..)| *degree == tp);
         let (_, mean_ns, mean_rate) = known.expect("the degree is one of the profile");
         let work = self.squares_per_token * tokens;
         let attention_ns = match rule {
-            // The mean of the rates, which the harmonic mean should be.
+            // The reference uses the mean of the rates where the harmonic mean would be right.
             Rule::Reference => work / mean_rate,
             Rule::Paper => work * mean_ns,
         };
@@ -203,7 +207,7 @@ impl<'a> Rates<'a> {
     }
 }
 
-/// A time from rates that are linear between places, and drawn out beyond them.
+/// Interpolates rates linearly between measured places, and extrapolates outside them.
 fn interpolated_by_rate(time_ns: &dyn Fn(u64) -> f64, units: f64, places: &[u64]) -> f64 {
     let rate = |units: u64| units as f64 / time_ns(units);
     let after = places.iter().position(|place| *place as f64 > units).unwrap_or(places.len() - 1).max(1);
@@ -229,9 +233,9 @@ fn plan(prepared: &Prepared, found: Configuration, microbatches: u32) -> Paralle
     }
 }
 
-/// Returns whether the profile was read as it was written: memory of both modules, both parts of the LLM's times.
+/// Returns whether the profile was read completely: memory of both modules, both parts of the LLM's times.
 #[must_use]
-pub fn is_whole(prepared: &Prepared) -> bool {
+pub fn is_complete(prepared: &Prepared) -> bool {
     let has = |part: Part| {
         let points = prepared.profile.points();
         points.iter().any(|point| point.setting.part == part && point.setting.phase == Phase::Forward)

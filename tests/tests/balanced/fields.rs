@@ -1,4 +1,4 @@
-//! Samples that differ from each other, and stages that read a part of them.
+//! Checks samples with different fields, and stages that read only some of the fields.
 
 use std::path::PathBuf;
 
@@ -11,15 +11,15 @@ use dflop_loader::order::Tail;
 use dflop_loader::sample::Sample;
 use dflop_loader::sample::document::{MediaFault, Part, SampleMedia};
 use dflop_loader::shard::{FieldSelection, expand_shards};
-use dflop_tests::dataset::{Stored, store};
+use dflop_tests::dataset::{Compression, compress};
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;
 
-/// Text alone, one image, five images, a clip with its words, two lists of images, one of them wrong, and
-/// texts between images.
+/// Writes text only, one image, five images, an audio clip with its words, two lists of images, one of them
+/// invalid, and texts between images.
 fn mixed() -> Vec<u8> {
     let mut tar = TarBytes::new().file("text.txt", b"only words");
     tar = tar.file("one.jpg", &jpeg(40, 30, 1)).file("one.txt", b"a kite");
@@ -48,10 +48,10 @@ struct Mixed {
 }
 
 impl Mixed {
-    fn new(stored: Stored) -> Self {
+    fn new(stored: Compression) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let shard = directory.path().join("mixed.tar");
-        std::fs::write(&shard, store(&mixed(), stored)).unwrap();
+        std::fs::write(&shard, compress(&mixed(), stored)).unwrap();
         Self { _directory: directory, shard }
     }
 
@@ -95,7 +95,7 @@ fn image_names<'a>(sample: &'a Sample) -> Result<Vec<&'a str>, MediaFault> {
 
 #[test]
 fn both_loaders_deliver_samples_that_differ_whole_and_alike() {
-    for stored in [Stored::Plain, Stored::Gzip] {
+    for stored in [Compression::Plain, Compression::Gzip] {
         let mixed = Mixed::new(stored);
         let plain = mixed.plain();
         let keys: Vec<&str> = plain.iter().map(|sample| sample.key.as_str()).collect();
@@ -108,7 +108,7 @@ fn both_loaders_deliver_samples_that_differ_whole_and_alike() {
 
 #[test]
 fn every_sample_says_what_media_it_has_and_in_which_order() {
-    let samples = Mixed::new(Stored::Plain).plain();
+    let samples = Mixed::new(Compression::Plain).plain();
     let media = |key| SampleMedia::of(sample(&samples, key)).unwrap();
     assert!(media("text").images.is_empty() && media("text").audio.is_empty());
     assert_eq!(media("text").parts().unwrap(), [Part::Text("only words")]);
@@ -128,7 +128,7 @@ fn every_sample_says_what_media_it_has_and_in_which_order() {
 
 #[test]
 fn a_list_that_names_a_missing_image_is_a_fault_of_that_sample() {
-    let samples = Mixed::new(Stored::Plain).plain();
+    let samples = Mixed::new(Compression::Plain).plain();
     let fault = image_names(sample(&samples, "gone")).unwrap_err();
     assert_eq!((fault.key.as_str(), fault.field.as_str()), ("gone", "1.jpg"));
     assert!(
@@ -144,7 +144,7 @@ fn a_stage_reads_its_fields_and_no_byte_more() {
         let fields = samples.iter().flat_map(|sample| &sample.fields);
         fields.map(|field| field.extension.to_string()).collect::<Vec<_>>()
     };
-    for stored in [Stored::Plain, Stored::Gzip, Stored::Zstd] {
+    for stored in [Compression::Plain, Compression::Gzip, Compression::Zstd] {
         let mixed = Mixed::new(stored);
         let whole = mixed.plain();
         for (names, expected) in [
@@ -171,7 +171,7 @@ fn a_stage_reads_its_fields_and_no_byte_more() {
 #[test]
 fn a_field_that_is_not_read_may_be_damaged_or_too_long_but_not_there_twice() {
     let directory = tempfile::tempdir().unwrap();
-    for (stored, name) in [(Stored::Plain, "s.tar"), (Stored::Gzip, "s.tar.gz")] {
+    for (stored, name) in [(Compression::Plain, "s.tar"), (Compression::Gzip, "s.tar.gz")] {
         let tar = TarBytes::new()
             .file("a.jpg", &[0; 3_000])
             .file("a.txt", b"one")
@@ -179,7 +179,7 @@ fn a_field_that_is_not_read_may_be_damaged_or_too_long_but_not_there_twice() {
             .file("b.jpg", b"nor this")
             .file("b.txt", b"two");
         let path = directory.path().join(name);
-        std::fs::write(&path, store(&tar.finish(), stored)).unwrap();
+        std::fs::write(&path, compress(&tar.finish(), stored)).unwrap();
         let shards = expand_shards(&[path.to_str().unwrap()]).unwrap();
         let fields = FieldSelection::new(["txt"]).unwrap();
         let builder = Loader::builder(shards).fields(fields).field_bytes_max(1_000).decode(Decode::Media);
@@ -195,7 +195,7 @@ fn a_field_that_is_not_read_may_be_damaged_or_too_long_but_not_there_twice() {
 
 #[test]
 fn fields_beside_images_of_one_tensor_are_decoded() {
-    let mixed = Mixed::new(Stored::Plain);
+    let mixed = Mixed::new(Compression::Plain);
     let batch = |names: &[&str]| {
         let decode = Decode::Pixels { side: 8.try_into().unwrap() };
         let builder = mixed.loader().batch_size(7).decode(decode).fields(FieldSelection::new(names).unwrap());

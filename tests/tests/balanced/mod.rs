@@ -1,4 +1,4 @@
-//! Tests of the balanced loader and of what both loaders share.
+//! Tests the balanced loader, and what both loaders share.
 
 mod fields;
 mod metrics;

@@ -1,4 +1,4 @@
-//! Bad samples, by share and by number, on one rank and on several.
+//! Checks skipped samples and the error budget, by share and by number, on one rank and on several.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{BalancedLoader, Loader, Step};
 use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
@@ -15,7 +15,7 @@ use futures::{StreamExt, TryStreamExt};
 
 #[test]
 fn a_number_of_bad_samples_ends_the_stream_before_a_share_does() {
-    let texts = MixedTexts::new(&[60], Stored::Plain);
+    let texts = MixedTexts::new(&[60], Compression::Plain);
     let stream = |most| {
         let budget = ErrorBudget::new(1.0).unwrap().at_most(most);
         let shards = expand_shards(&[texts.pattern()]).unwrap();
@@ -36,7 +36,7 @@ fn a_number_of_bad_samples_ends_the_stream_before_a_share_does() {
 
 #[test]
 fn ranks_agree_on_every_step_whatever_their_decoders_find() {
-    let data = Dataset::new(3, 20, Stored::Plain);
+    let data = TempDataset::new(3, 20, Compression::Plain);
     let broken: BTreeSet<String> = data.break_images(9).into_iter().collect();
     let (dp_size, steps) = (3, 5);
     let planner = planner(&data.index(), 12, dp_size, 2, Tail::Carry);
@@ -72,7 +72,7 @@ fn ranks_agree_on_every_step_whatever_their_decoders_find() {
 
 #[test]
 fn the_number_counts_in_the_balanced_loader_too() {
-    let data = Dataset::new(1, 32, Stored::Plain);
+    let data = TempDataset::new(1, 32, Compression::Plain);
     let broken = data.break_images(3);
     let planner = planner(&data.index(), 16, 1, 2, Tail::Carry);
     let budget = ErrorBudget::new(1.0).unwrap().at_most(2);
@@ -82,11 +82,11 @@ fn the_number_counts_in_the_balanced_loader_too() {
     assert!(error.contains("3 samples are bad") && broken.iter().any(|key| error.contains(key)), "{error}");
 }
 
-/// A state saved after the error was once behind the batch that the error took the place of: going on with a larger
-/// budget lost the good samples of that batch.
+/// Regression: a state saved after the error counted the batch in which the error occurred as delivered, so
+/// that a run resumed with a larger budget lost the good samples of that batch.
 #[test]
 fn a_batch_that_ends_the_stream_is_not_lost_to_who_goes_on() {
-    let texts = MixedTexts::new(&[60], Stored::Plain);
+    let texts = MixedTexts::new(&[60], Compression::Plain);
     let keys = |loader: &Loader| -> (Vec<String>, bool) {
         let items: Vec<_> = run(loader.stream().collect());
         let is_failed = items.last().is_some_and(Result::is_err);

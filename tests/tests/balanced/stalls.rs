@@ -1,14 +1,14 @@
-//! A loader that is stuck says so, and says where.
+//! Checks that a stalled loader reports the stall and its place.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dflop_loader::Error;
-use dflop_loader::flow::Stage;
+use dflop_loader::flow::LoaderStage;
 use dflop_loader::loader::{BalancedLoader, Loader, Stall, StallListener};
 use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::jpeg;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
@@ -26,7 +26,7 @@ impl StallListener for Heard {
 
 #[test]
 fn a_command_that_hangs_is_a_stall_of_reading_its_shard() {
-    let data = Dataset::new(1, 4, Stored::Plain);
+    let data = TempDataset::new(1, 4, Compression::Plain);
     let hanging = format!("pipe:head -c 4096 {}; exec sleep 600", data.shard(0).display());
     let heard = Arc::new(Heard::default());
     let shards = expand_shards(&[data.shard(0).display().to_string(), hanging.clone()]).unwrap();
@@ -34,25 +34,27 @@ fn a_command_that_hangs_is_a_stall_of_reading_its_shard() {
     let loader = builder.stall_seconds_max(0.2).stall_seconds_error(1.0).build().unwrap();
     let started = Instant::now();
     let items: Vec<_> = run(loader.stream().collect());
-    // The command is killed with its stream, or the runtime would wait for it.
+    // Dropping the stream kills the command; otherwise the runtime would wait for it.
     assert!(started.elapsed() < Duration::from_mins(1));
-    assert_eq!(items.len(), 2, "what came before is delivered");
+    assert_eq!(items.len(), 2, "earlier samples are delivered");
     let error = items[1].as_ref().unwrap_err();
     assert!(
         matches!(error, Error::Stalled { stage: "read", shard: Some(shard), .. } if *shard == hanging),
         "{error}"
     );
     let heard = heard.0.lock().unwrap();
-    assert!(heard.len() >= 2, "it is said again");
+    assert!(heard.len() >= 2, "it is reported again");
     assert!(
-        heard.iter().all(|stall| stall.stage == Stage::Read && stall.shard.as_deref() == Some(&*hanging))
+        heard
+            .iter()
+            .all(|stall| stall.stage == LoaderStage::Read && stall.shard.as_deref() == Some(&*hanging))
     );
-    assert!(heard[0].seconds >= 0.2 && heard[0].metrics.stage(Stage::Read).items >= 4);
+    assert!(heard[0].seconds >= 0.2 && heard[0].metrics.stage(LoaderStage::Read).items >= 4);
 }
 
 #[test]
 fn a_consumer_that_does_not_ask_is_no_stall() {
-    let data = Dataset::new(1, 60, Stored::Plain);
+    let data = TempDataset::new(1, 60, Compression::Plain);
     let heard = Arc::new(Heard::default());
     let builder = Loader::builder(expand_shards(&[data.pattern()]).unwrap()).batch_size(2);
     let builder = builder.stall_listener(heard.clone()).stall_seconds_max(0.3).stall_seconds_error(0.3);
@@ -84,8 +86,8 @@ fn a_decoder_that_takes_for_ever_is_a_stall_of_decoding() {
     let items: Vec<_> = run(loader.stream().collect());
     assert!(items[0].is_ok());
     let heard = heard.0.lock().unwrap();
-    let stall = heard.iter().find(|stall| stall.stage == Stage::Decode).expect("decoding took long");
-    assert_eq!((stall.shard.as_ref(), stall.metrics.stage(Stage::Decode).depth), (None, 1));
+    let stall = heard.iter().find(|stall| stall.stage == LoaderStage::Decode).expect("decoding took long");
+    assert_eq!((stall.shard.as_ref(), stall.metrics.stage(LoaderStage::Decode).depth), (None, 1));
 }
 
 #[test]
@@ -103,14 +105,14 @@ fn a_balanced_loader_is_watched_too() {
     let loader = builder.stall_seconds_max(0.02).build().unwrap();
     let items: Vec<_> = run(loader.stream().collect());
     assert!(items.len() == 1 && items[0].is_ok());
-    let stages: Vec<Stage> = heard.0.lock().unwrap().iter().map(|stall| stall.stage).collect();
-    assert!(stages.contains(&Stage::Decode), "{stages:?}");
+    let stages: Vec<LoaderStage> = heard.0.lock().unwrap().iter().map(|stall| stall.stage).collect();
+    assert!(stages.contains(&LoaderStage::Decode), "{stages:?}");
     assert_eq!(loader.metrics().stalls, stages.len() as u64);
 }
 
 #[test]
 fn stall_times_that_make_no_sense_are_refused() {
-    let data = Dataset::new(1, 1, Stored::Plain);
+    let data = TempDataset::new(1, 1, Compression::Plain);
     let builder = Loader::builder(expand_shards(&[data.pattern()]).unwrap());
     let error = builder.stall_seconds_max(f64::NAN).build().unwrap_err().to_string();
     assert!(error.contains("stall_seconds_max"), "{error}");

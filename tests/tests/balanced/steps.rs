@@ -1,4 +1,4 @@
-//! The balanced loader end to end.
+//! Checks the steps of the balanced loader end to end.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use dflop_loader::loader::{BalancedLoader, Step};
 use dflop_loader::media::Media;
 use dflop_loader::order::Tail;
 use dflop_loader::plan::StepPlanner;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
@@ -26,8 +26,8 @@ fn keys(step: &Step) -> impl Iterator<Item = &str> {
 
 #[test]
 fn the_ranks_together_deliver_every_sample_of_an_epoch_once_decoded() {
-    for stored in [Stored::Plain, Stored::Gzip] {
-        let data = Dataset::new(2, 24, stored);
+    for stored in [Compression::Plain, Compression::Gzip] {
+        let data = TempDataset::new(2, 24, stored);
         let planner = planner(&data.index(), 16, 2, 2, Tail::Carry);
         let mut seen = BTreeSet::new();
         for dp_rank in 0..2 {
@@ -44,7 +44,7 @@ fn the_ranks_together_deliver_every_sample_of_an_epoch_once_decoded() {
 
 #[test]
 fn loss_scales_of_all_ranks_add_up_to_the_token_true_mean() {
-    let data = Dataset::new(2, 24, Stored::Plain);
+    let data = TempDataset::new(2, 24, Compression::Plain);
     let dp_size = 3;
     let planner = planner(&data.index(), 24, dp_size, 2, Tail::Carry);
     let (mut weight, mut tokens, mut target_tokens) = (0.0, 0, 0);
@@ -64,7 +64,7 @@ fn loss_scales_of_all_ranks_add_up_to_the_token_true_mean() {
 
 #[test]
 fn a_run_from_a_later_step_is_the_tail_of_the_full_run() {
-    let data = Dataset::new(2, 24, Stored::Plain);
+    let data = TempDataset::new(2, 24, Compression::Plain);
     let planner = planner(&data.index(), 8, 2, 2, Tail::Carry);
     let all = steps_of(&planner, 1, 6);
     let late = BalancedLoader::builder(planner, 1).from_step(4).steps(2).workers(1).build().unwrap();
@@ -77,7 +77,7 @@ fn a_run_from_a_later_step_is_the_tail_of_the_full_run() {
 
 #[test]
 fn only_the_wanted_fields_are_read() {
-    let data = Dataset::new(1, 12, Stored::Plain);
+    let data = TempDataset::new(1, 12, Compression::Plain);
     let planner = planner(&data.index(), 12, 1, 1, Tail::Carry);
     let loader = BalancedLoader::builder(planner, 0).fields(vec!["txt".into()]).steps(1).build().unwrap();
     let steps: Vec<Step> = run(loader.stream().try_collect()).unwrap();
@@ -91,7 +91,7 @@ fn only_the_wanted_fields_are_read() {
 
 #[test]
 fn a_sample_that_fails_in_its_decoder_keeps_its_slot_and_is_accounted_for() {
-    let data = Dataset::new(1, 32, Stored::Plain);
+    let data = TempDataset::new(1, 32, Compression::Plain);
     let broken = data.break_images(1).remove(0);
     let planner = planner(&data.index(), 16, 2, 2, Tail::Carry);
     let (mut seen, mut skipped): (BTreeSet<String>, Vec<Skipped>) = Default::default();
@@ -111,7 +111,7 @@ fn a_sample_that_fails_in_its_decoder_keeps_its_slot_and_is_accounted_for() {
 
 #[test]
 fn an_error_budget_of_nothing_ends_the_stream_with_the_bad_sample_named() {
-    let data = Dataset::new(1, 32, Stored::Plain);
+    let data = TempDataset::new(1, 32, Compression::Plain);
     let broken = data.break_images(1).remove(0);
     let planner = planner(&data.index(), 16, 1, 2, Tail::Carry);
     let budget = ErrorBudget::new(0.0).unwrap();
@@ -123,7 +123,7 @@ fn an_error_budget_of_nothing_ends_the_stream_with_the_bad_sample_named() {
 
 #[test]
 fn a_tiny_byte_budget_only_slows_down() {
-    let data = Dataset::new(2, 24, Stored::Plain);
+    let data = TempDataset::new(2, 24, Compression::Plain);
     let planner = planner(&data.index(), 16, 1, 2, Tail::Carry);
     let loader = BalancedLoader::builder(planner, 0).steps(3).buffered_bytes_max(1).decode(Decode::Raw);
     let steps: Vec<Step> = run(loader.build().unwrap().stream().try_collect()).unwrap();
@@ -132,7 +132,7 @@ fn a_tiny_byte_budget_only_slows_down() {
 
 #[test]
 fn a_dropped_stream_ends_its_threads() {
-    let data = Dataset::new(2, 24, Stored::Plain);
+    let data = TempDataset::new(2, 24, Compression::Plain);
     let planner = planner(&data.index(), 8, 1, 2, Tail::Carry);
     run(async {
         let loader = BalancedLoader::builder(planner, 0).build().unwrap();
@@ -140,12 +140,13 @@ fn a_dropped_stream_ends_its_threads() {
         steps.next().await.unwrap().unwrap();
         drop(steps);
     });
-    // The runtime above joins its blocking threads when it is dropped: a planner that went on would hang here.
+    // The runtime above joins its blocking threads when it is dropped: a planner that did not stop would hang
+    // here.
 }
 
 #[test]
 fn settings_that_do_not_fit_are_refused() {
-    let data = Dataset::new(1, 8, Stored::Plain);
+    let data = TempDataset::new(1, 8, Compression::Plain);
     let planner = planner(&data.index(), 8, 2, 2, Tail::Carry);
     let message = |result: dflop_loader::Result<BalancedLoader>| result.unwrap_err().to_string();
     assert!(message(BalancedLoader::builder(planner.clone(), 2).build()).contains("dp_rank"));
@@ -154,9 +155,9 @@ fn settings_that_do_not_fit_are_refused() {
 
 #[test]
 fn a_changed_shard_is_indexed_again() {
-    let data = Dataset::new(2, 6, Stored::Plain);
+    let data = TempDataset::new(2, 6, Compression::Plain);
     let before = data.index().fingerprint().to_owned();
-    let other = Dataset::new(2, 9, Stored::Plain);
+    let other = TempDataset::new(2, 9, Compression::Plain);
     std::fs::copy(other.shard(1), data.shard(1)).unwrap();
     let after: std::sync::Arc<Index> = data.index();
     assert_ne!(after.fingerprint(), before);
@@ -165,7 +166,8 @@ fn a_changed_shard_is_indexed_again() {
 
 #[test]
 fn a_shard_with_the_same_name_size_and_time_but_other_samples_is_indexed_again() {
-    let (data, other) = (Dataset::new(1, 8, Stored::Plain), Dataset::new(1, 8, Stored::Plain));
+    let (data, other) =
+        (TempDataset::new(1, 8, Compression::Plain), TempDataset::new(1, 8, Compression::Plain));
     let before = data.index().fingerprint().to_owned();
     let modified = std::fs::metadata(data.shard(0)).unwrap().modified().unwrap();
     let mut bytes = std::fs::read(other.shard(0)).unwrap();

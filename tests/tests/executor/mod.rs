@@ -1,3 +1,3 @@
-//! Tests of the executor fed by the balanced loader.
+//! Tests the executor fed by the balanced loader.
 
 mod feed;

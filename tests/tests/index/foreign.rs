@@ -1,4 +1,4 @@
-//! Files of other tools beside shards are hints: whatever they say, the index is that of a scan.
+//! Checks that index files of other tools are only hints: the index is the same as after a scan.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use dflop_tests::tar::TarBytes;
 use proptest::prelude::*;
 use serde_json::json;
 
-/// Members that tools treat differently, among ordinary ones.
+/// Writes entries that tools treat differently, among ordinary ones.
 fn odd_archive(shard: usize) -> TarBytes {
     let mut tar = TarBytes::new().empty("images", b'5').file("README", &vec![b'a'; shard * 2_000]);
     for number in 0..12 {
         let key = format!("{shard}-{number:03}");
         tar = match number {
-            3 => tar.file(".DS_Store", b"x").file(&format!("{key}.txt"), b"behind a dotfile"),
+            3 => tar.file(".DS_Store", b"x").file(&format!("{key}.txt"), b"after a dotfile"),
             5 => tar.gnu_long_name(&format!("{}/{key}.txt", "d".repeat(200))).file("cut", b"a long name"),
             6 => tar.pax(&[("path", &format!("{}/{key}.txt", "p".repeat(200)))]).file("cut", b"a PAX name"),
             8 => tar.file(&format!("{key}.txt"), b"1").file(&format!("{key}.txt"), b"a duplicate"),
@@ -30,7 +30,7 @@ fn odd_archive(shard: usize) -> TarBytes {
     tar
 }
 
-/// Two shards in a directory.
+/// Two shards in a temporary directory.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -62,15 +62,16 @@ impl Place {
         Index::open_or_build(expand_shards(&[pattern]).unwrap(), &options).unwrap()
     }
 
-    /// Offsets at which Energon lets samples begin, and the end of the last: what its table would hold if it grouped
-    /// as this project does.
+    /// Returns the offsets at which samples start for Energon, and the end of the last: its table, if it
+    /// grouped as this project does.
     fn energon_offsets(&self, shard: usize) -> Vec<u64> {
         let index = self.index(ForeignIndexes::Ignore);
         let rows = index.shard_samples(shard).map(|sample| index.sample(sample));
         let mut offsets: Vec<u64> = rows.map(|row| row.offset()).collect();
         let bad =
             index.skipped().iter().filter(|skipped| skipped.shard.ends_with(&format!("shard-{shard}.tar")));
-        // The account of a duplicate names its second entry; the sample begins a header and a payload before.
+        // A skipped duplicate is reported at its second entry; the sample starts a header and a payload
+        // earlier.
         offsets.extend(bad.map(|bad| bad.offset - if bad.reason.contains("duplicate") { 1024 } else { 0 }));
         offsets.sort_unstable();
         let last = index.sample(index.shard_samples(shard).end - 1);
@@ -80,7 +81,7 @@ impl Place {
         offsets
     }
 
-    /// webshart's JSON: payloads by name, a name that comes again replacing the first.
+    /// Writes webshart's JSON: payloads by name, where a repeated name replaces the first.
     fn webshart(&self, shard: usize) -> Vec<u8> {
         let archive = std::fs::read(self.0.path().join(format!("shard-{shard}.tar"))).unwrap();
         let entries = dflop_loader::shard::tar::slice::SliceEntries::new(archive.clone().into());
@@ -286,7 +287,7 @@ fn the_splits_of_energon_are_named_lists_of_shards() {
     assert!(error.contains("split.yaml"), "{error}");
 }
 
-/// Damages bytes: cuts them, overwrites some, or takes those of another shard.
+/// Damages bytes: truncates them, overwrites some, or replaces them by another shard's.
 fn damage(bytes: &[u8], cut: usize, writes: &[(usize, u8)]) -> Vec<u8> {
     let mut damaged = bytes[..bytes.len() - cut % bytes.len().max(1)].to_vec();
     for (at, byte) in writes {

@@ -1,4 +1,4 @@
-//! The index in parts: merged, it is the index of all shards at once.
+//! Checks that an index built in parts and merged equals the index of all shards at once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,19 +9,23 @@ use dflop_loader::error::{Error, Result};
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::prepare::{Preparer, Tokenizer};
 use dflop_loader::shard::{Shard, expand_shards};
-use dflop_tests::dataset::{Dataset, Stored, store};
+use dflop_tests::dataset::{Compression, TempDataset, compress};
 use dflop_tests::tar::TarBytes;
 
-/// Shards of all kinds: good ones, one compressed, one with a repeated key and a bad image, one that cannot be read, one
-/// without a sample; and a list of another tool that is wrong about one, and one that is no list.
-fn mixed() -> Dataset {
-    let data = Dataset::new(3, 6, Stored::Plain);
+/// Writes shards of all kinds: good ones, one compressed, one with a repeated key and a bad image, one that
+/// cannot be read, one without samples; and a list of another tool that is wrong about one, and one that is
+/// not a list.
+fn mixed() -> TempDataset {
+    let data = TempDataset::new(3, 6, Compression::Plain);
     let odd = TarBytes::new().file("a.txt", b"one").file("b.jpg", b"no image").file("b.txt", b"x");
     let odd = odd.file("a.npy", b"other").file("c.cls", b"3").finish();
     let write = |name: &str, bytes: &[u8]| std::fs::write(data.directory().join(name), bytes).unwrap();
     write("shard-003.tar", &odd);
     write("shard-004.tar", &TarBytes::new().file("nothing", b"here").finish());
-    write("shard-005.tar.zst", &store(&TarBytes::new().file("z.txt", b"words here").finish(), Stored::Zstd));
+    write(
+        "shard-005.tar.zst",
+        &compress(&TarBytes::new().file("z.txt", b"words here").finish(), Compression::Zstd),
+    );
     write("shard-006.tar", b"BZh91AY&SY a shard that is packed by bzip2");
     let list =
         r#"{"__kind__": "wids-shard-index-v1", "shardlist": [{"url": "shard-001.tar", "nsamples": 99}]}"#;
@@ -76,7 +80,7 @@ fn merged_parts_are_the_index_of_all_shards_byte_for_byte_in_any_order() {
 
 #[test]
 fn a_merged_index_is_found_where_it_is_looked_for() {
-    let data = Dataset::new(2, 4, Stored::Plain);
+    let data = TempDataset::new(2, 4, Compression::Plain);
     let all = shards(data.directory());
     let parts = parts(&all, 1, &IndexOptions::default());
     let merged = Index::merge_parts(all, parts, &IndexOptions::default()).unwrap();
@@ -86,7 +90,7 @@ fn a_merged_index_is_found_where_it_is_looked_for() {
     assert_eq!(found.len(), 8);
 }
 
-/// Tasks may see the directory under another path.
+/// Tasks may mount the directory under another path.
 #[test]
 fn shards_are_found_by_their_names_where_paths_differ() {
     let data = mixed();
@@ -105,7 +109,7 @@ fn shards_are_found_by_their_names_where_paths_differ() {
 
 #[test]
 fn shards_that_are_not_covered_once_in_their_present_version_are_named() {
-    let data = Dataset::new(3, 4, Stored::Plain);
+    let data = TempDataset::new(3, 4, Compression::Plain);
     let (all, options) = (shards(data.directory()), IndexOptions::default());
     let parts = parts(&all, 1, &options);
     let merge =
@@ -137,7 +141,7 @@ fn shards_that_are_not_covered_once_in_their_present_version_are_named() {
 
 #[test]
 fn no_damage_of_a_part_goes_unnoticed() {
-    let data = Dataset::new(1, 2, Stored::Plain);
+    let data = TempDataset::new(1, 2, Compression::Plain);
     let (all, options) = (shards(data.directory()), IndexOptions::default());
     let part = Index::build_part(&all, &options).unwrap();
     let check = |damaged: Vec<u8>, note: &str| {

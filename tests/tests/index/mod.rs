@@ -1,4 +1,4 @@
-//! Tests of the index: building in parts, foreign indexes, token counts.
+//! Tests the index: building in parts, foreign indexes, token counts.
 
 mod foreign;
 mod index_parts;

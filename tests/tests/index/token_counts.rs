@@ -1,4 +1,5 @@
-//! Texts counted by a model's tokenizer when they are indexed: plans then say what is delivered.
+//! Checks plans over texts that a model's tokenizer counted at indexing: they have the tokens that are
+//! delivered.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ fn preparer(model: &ModelSpec) -> Preparer {
     Preparer::builder(model).tokenizer(tokenizer()).build().unwrap()
 }
 
-/// Conversations, captions and bare media; clips for a model that hears.
+/// Writes conversations, captions and media without text; audio clips for a model with an audio encoder.
 fn write_shards(directory: &Path, is_heard: bool) -> String {
     let (word, one, other) = if is_heard {
         ("<audio>", ("0.wav", wav(24_000, 16_000)), ("1.wav", wav(11_025, 22_050)))
@@ -62,7 +63,7 @@ fn of(counter: impl TextCounter + 'static) -> TokenCounts {
     TokenCounts::Of(Arc::new(counter))
 }
 
-/// Tokens and learned tokens of every sample's texts.
+/// Returns tokens and target tokens of every sample's texts.
 fn texts(index: &Index) -> Vec<(u32, u32)> {
     let mut shape = SampleShape::default();
     let mut text = |sample| {
@@ -108,7 +109,7 @@ fn an_index_keeps_the_counts_of_several_counters_and_the_estimates() {
     assert_eq!(texts(&open(&pattern, if_present())), estimates);
     let counted = texts(&open(&pattern, of(prepared.clone())));
     let bare = texts(&open(&pattern, of(tokenizer().text_counter())));
-    // The chat template comes on top of the words.
+    // The chat template adds tokens to the words.
     assert!(bare.iter().zip(&counted).all(|(bare, counted)| bare.0 <= counted.0), "{bare:?} {counted:?}");
     assert!(bare != counted && bare != estimates && counted != estimates);
     let index = open(&pattern, if_present());
@@ -117,7 +118,7 @@ fn an_index_keeps_the_counts_of_several_counters_and_the_estimates() {
     assert_eq!(texts(&index), counted);
     assert_eq!(texts(&open(&pattern, of(prepared.clone()))), counted);
     assert_eq!(texts(&open(&pattern, TokenCounts::Estimated)), estimates);
-    assert_eq!(written(), before, "nothing was made anew");
+    assert_eq!(written(), before, "nothing was rebuilt");
     let rebuilt = IndexOptions { is_rebuilt: true, ..IndexOptions::default() };
     Index::open_or_build(expand_shards(&[&pattern]).unwrap(), &rebuilt).unwrap();
     assert_eq!(texts(&open(&pattern, if_present())), counted, "counts outlive a rebuild of the same shards");

@@ -1,4 +1,4 @@
-//! Tensors of images and clips in the microbatches of the balanced loader, family by family.
+//! Checks tensors of images and audio clips in the microbatches of the balanced loader, family by family.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use dflop_loader::prepare::audio::{AudioFeatures, AudioProcessor};
 use dflop_loader::prepare::image::{ImageProcessor, PixelValues};
 use dflop_loader::prepare::{ModelInputs, Preparer, TensorValues, Tokenizer};
 use dflop_loader::sample::document::SampleMedia;
-use dflop_loader::sample::{Layout, PaddingSide, Sample};
+use dflop_loader::sample::{BatchLayout, PaddingSide, Sample};
 use dflop_loader::shard::expand_shards;
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::run;
@@ -22,11 +22,11 @@ use futures::TryStreamExt;
 
 const SEEING: [&str; 4] = ["qwen2-vl-7b", "qwen2.5-vl-7b", "llava-ov-qwen2.5-7b", "internvl3-8b"];
 const HEARING: &str = "qwen2-audio-7b";
-const LAYOUTS: [Layout; 2] = [Layout::Packed, Layout::Padded { side: PaddingSide::Right }];
-/// Samples of which nothing but media is prepared, so that no text is estimated.
+const LAYOUTS: [BatchLayout; 2] = [BatchLayout::Packed, BatchLayout::Padded { side: PaddingSide::Right }];
+/// Settings that prepare only media, so that no text is estimated.
 const WORDLESS: [&str; 2] = ["bare", "noise"];
 
-/// Text alone, images of several sizes, several images in a named order, and images without a word.
+/// Writes text only, images of several sizes, several images in a named order, and images without text.
 fn images() -> TarBytes {
     let asked = |value: &str, more: &str| {
         let turns =
@@ -43,7 +43,7 @@ fn images() -> TarBytes {
     tar.file("bare.png", &png(230, 110, 6))
 }
 
-/// Text alone, a clip behind words, two clips, and a clip without a word.
+/// Writes text only, a clip after words, two clips, and a clip without words.
 fn clips() -> TarBytes {
     let two = br#"{"messages": [{"role": "user", "content": [{"type": "audio"}, {"type": "audio"},
         {"type": "text", "text": "who?"}]}, {"role": "assistant", "content": "a gull"}]}"#;
@@ -70,13 +70,13 @@ impl Data {
         Self { _directory: directory, index, model: ModelSpec::preset(family).unwrap() }
     }
 
-    fn preparer(&self, layout: Layout) -> Preparer {
+    fn preparer(&self, layout: BatchLayout) -> Preparer {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/model_inputs/chatml");
         let tokenizer = Tokenizer::open(directory).unwrap();
         Preparer::builder(&self.model).tokenizer(tokenizer).layout(layout).build().unwrap()
     }
 
-    /// All samples as one step of `dp_size` ranks of two microbatches.
+    /// Delivers all samples as one step of `dp_size` ranks with two microbatches.
     fn loader(&self, dp_rank: usize, dp_size: usize) -> BalancedLoaderBuilder {
         let costs = CostModel::new(self.model.clone(), DeviceRate::preset("h100").unwrap());
         let planner = StepPlanner::builder(self.index.clone(), costs).global_batch(self.index.len());
@@ -84,7 +84,7 @@ impl Data {
         BalancedLoader::builder(planner, dp_rank).steps(1)
     }
 
-    /// Tokens of a sample's texts by the estimate that plans rest on.
+    /// Returns the tokens of a sample's texts by the estimate that plans use.
     fn text_tokens(&self, key: &str) -> u32 {
         let row = (0..self.index.len()).map(|at| self.index.sample(at)).find(|row| row.key() == key).unwrap();
         let mut shape = dflop_costmodel::SampleShape::default();
@@ -93,7 +93,7 @@ impl Data {
     }
 }
 
-/// Every sample with its decoded media, by key.
+/// Returns every sample with its decoded media, by key.
 fn decoded(builder: BalancedLoaderBuilder) -> BTreeMap<String, Sample> {
     let samples = microbatches(builder).into_iter().flat_map(|microbatch| microbatch.samples);
     samples.map(|sample| (sample.key.clone(), sample)).collect()
@@ -109,12 +109,12 @@ fn microbatches(builder: BalancedLoaderBuilder) -> Vec<Microbatch> {
 fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {
     match inputs.tensor(name).map(|tensor| &tensor.values) {
         Some(TensorValues::I64(values)) => values.clone(),
-        Some(TensorValues::F32(_)) => panic!("`{name}` is no integer tensor"),
+        Some(TensorValues::F32(_)) => panic!("`{name}` is not an integer tensor"),
         None => Vec::new(),
     }
 }
 
-/// Shape and values; nothing where there is no such tensor.
+/// Returns shape and values; `None` if there is no such tensor.
 fn floats(inputs: &ModelInputs, name: &str) -> (Vec<usize>, Vec<f32>) {
     let Some(tensor) = inputs.tensor(name) else { return (Vec::new(), Vec::new()) };
     assert_eq!(tensor.shape.iter().product::<usize>(), tensor.values.len());
@@ -124,7 +124,7 @@ fn floats(inputs: &ModelInputs, name: &str) -> (Vec<usize>, Vec<f32>) {
     }
 }
 
-/// What the processors make of the media of a microbatch, sample by sample.
+/// Runs the processors on the media of a microbatch, sample by sample.
 struct Direct {
     images: Vec<Vec<PixelValues>>,
     clips: Vec<AudioFeatures>,
@@ -152,8 +152,8 @@ impl Direct {
     }
 }
 
-/// The pixels of a microbatch are those of the processor, and their shapes give as many tokens as there are
-/// placeholders.
+/// Checks that the pixels of a microbatch are the processor's, and that their shapes give as many tokens as
+/// there are placeholders.
 fn check_pixels(family: &str, inputs: &ModelInputs, direct: &Direct, placeholders: usize) {
     let (shape, values) = floats(inputs, "pixel_values");
     let all: Vec<f32> = direct.all().flat_map(|image| image.values.clone()).collect();
@@ -176,7 +176,7 @@ fn check_pixels(family: &str, inputs: &ModelInputs, direct: &Direct, placeholder
     }
 }
 
-/// Every image has a row of as many tiles as the largest, zeros behind its own.
+/// Checks that every image has as many tiles as the largest, zeros after its own.
 fn check_llava(inputs: &ModelInputs, direct: &Direct) {
     let (shape, values) = floats(inputs, "pixel_values");
     let tiles = direct.all().map(|image| image.shape[0]).max().unwrap();
@@ -206,7 +206,7 @@ fn check_features(inputs: &ModelInputs, direct: &Direct, placeholders: usize) {
 }
 
 /// Prepares a dataset and compares every microbatch; returns the keys.
-fn check(family: &str, layout: Layout) -> Vec<String> {
+fn check(family: &str, layout: BatchLayout) -> Vec<String> {
     let data = Data::new(family);
     let preparer = data.preparer(layout);
     let id = |token: &str| i64::from(preparer.tokenizer().id(token).unwrap());
@@ -253,12 +253,12 @@ fn tensors_of_clips_are_those_of_the_processor_and_fill_their_placeholders() {
     }
 }
 
-/// Images, clips and the markers around them count as planned.
+/// Checks that images, clips and the markers around them count as planned.
 #[test]
 fn a_sample_without_words_weighs_what_was_planned() {
     for family in SEEING.into_iter().chain([HEARING]) {
         let data = Data::new(family);
-        let preparer = data.preparer(Layout::Packed);
+        let preparer = data.preparer(BatchLayout::Packed);
         let decoded = decoded(data.loader(0, 1));
         let key = WORDLESS.into_iter().find(|key| decoded.contains_key(*key)).unwrap();
         let microbatches = microbatches(data.loader(0, 1));
@@ -277,7 +277,7 @@ fn counted_media_give_the_same_ids_without_tensors() {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/model_inputs/chatml");
         let builder = Preparer::builder(&data.model).tokenizer(Tokenizer::open(directory).unwrap());
         let counted = builder.counted_media().build().unwrap();
-        let made = microbatches(data.loader(0, 1).preparer(Arc::new(data.preparer(Layout::Packed))));
+        let made = microbatches(data.loader(0, 1).preparer(Arc::new(data.preparer(BatchLayout::Packed))));
         let counted = microbatches(data.loader(0, 1).preparer(Arc::new(counted)));
         for (made, counted) in made.iter().zip(&counted) {
             let (made, counted) = (made.inputs.as_ref().unwrap(), counted.inputs.as_ref().unwrap());
@@ -289,17 +289,18 @@ fn counted_media_give_the_same_ids_without_tensors() {
     }
 }
 
-/// The pixels of every sample, whichever rank and microbatch has it.
+/// Returns the pixels of every sample, from any rank and microbatch.
 fn pixels_by_key(data: &Data, dp_size: usize, augment: Option<&Augment>) -> BTreeMap<String, Vec<f32>> {
     let mut found = BTreeMap::new();
     for dp_rank in 0..dp_size {
-        let mut builder = data.loader(dp_rank, dp_size).preparer(Arc::new(data.preparer(Layout::Packed)));
+        let mut builder =
+            data.loader(dp_rank, dp_size).preparer(Arc::new(data.preparer(BatchLayout::Packed)));
         if let Some(augment) = augment {
             builder = builder.augment(*augment);
         }
         for microbatch in microbatches(builder) {
             let inputs = microbatch.inputs.as_ref().unwrap();
-            let pad = i64::from(data.preparer(Layout::Packed).tokenizer().id("<|image_pad|>").unwrap());
+            let pad = i64::from(data.preparer(BatchLayout::Packed).tokenizer().id("<|image_pad|>").unwrap());
             let (shape, mut values) = floats(inputs, "pixel_values");
             let ids = ints(inputs, "input_ids");
             for (bounds, sample) in inputs.cu_seqlens.windows(2).zip(&microbatch.samples) {

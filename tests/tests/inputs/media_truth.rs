@@ -1,4 +1,5 @@
-//! One whole path against recorded truth: images and clips of samples to the tensors of a packed microbatch.
+//! Compares one whole path with recorded truth: images and clips of samples to the tensors of a packed
+//! microbatch.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ fn preparer(family: &str) -> Preparer {
     Preparer::builder(&model).tokenizer(Tokenizer::open(directory).unwrap()).build().unwrap()
 }
 
-/// Packs samples of these media, which stand in front of a question.
+/// Packs samples of these media, each before a question.
 fn packed(preparer: &Preparer, samples: Vec<Vec<Field>>) -> ModelInputs {
     let turns = json!([{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a kite"}]);
     let sample = |media: Vec<Field>| {
@@ -41,7 +42,7 @@ fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {
     }
 }
 
-/// The cases of a record with these seeds, each as the media of one sample.
+/// Returns the recorded cases with these seeds, each as the media of one sample.
 fn images(recorded: &Value, seeds: &[u32]) -> (Vec<Vec<Field>>, Vec<Value>) {
     let (mut media, mut made) = (Vec::new(), Vec::new());
     for seed in seeds {
@@ -58,7 +59,7 @@ fn images(recorded: &Value, seeds: &[u32]) -> (Vec<Vec<Field>>, Vec<Value>) {
     (media, made)
 }
 
-/// Where the values of a recorded image are in the tensor of all: padded images have rows of one length.
+/// Range of the values of a recorded image in the tensor of all: padded images have rows of one length.
 fn places(made: &[Value], row: Option<usize>) -> Vec<Range<usize>> {
     let mut next = 0;
     let place = |made: &Value| {

@@ -1,4 +1,4 @@
-//! Tests of model inputs against recorded processors.
+//! Tests model inputs against recorded processors.
 
 mod media_inputs;
 mod media_truth;

@@ -1,6 +1,6 @@
-//! What samples become for a model, against what the Hugging Face processors make of them.
+//! Compares model inputs of samples with the results of the Hugging Face processors.
 //!
-//! `tests/record/model_inputs.py` recorded the truth and says how.
+//! `tests/record/model_inputs.py` recorded the truth and documents how.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::{
     IGNORED, LongSample, ModelInputs, PlainText, PreparedSample, Preparer, TensorValues, Tokenizer,
 };
-use dflop_loader::sample::{Field, Layout, PaddingSide, Sample};
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_loader::sample::{BatchLayout, Field, PaddingSide, Sample};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use futures::TryStreamExt;
 use serde_json::Value;
@@ -41,7 +41,7 @@ fn tokenizer(family: &str) -> Tokenizer {
     Tokenizer::open(golden().join(if family == "text" { "llama3" } else { "chatml" })).unwrap()
 }
 
-/// Undoes the runs of the record.
+/// Expands the run lengths of the record.
 fn flat(values: &Value) -> Vec<i64> {
     let run = |value: &Value| match value {
         Value::Array(run) => {
@@ -52,7 +52,7 @@ fn flat(values: &Value) -> Vec<i64> {
     values.as_array().unwrap().iter().flat_map(run).collect()
 }
 
-/// The integers of a list, or of a list of rows.
+/// Returns the integers of a list, or of a list of rows.
 fn rows(values: &Value) -> Vec<i64> {
     let row = |row: &Value| row.as_array().map_or_else(|| vec![row.clone()], Clone::clone);
     values.as_array().unwrap().iter().flat_map(row).map(|value| value.as_i64().unwrap()).collect()
@@ -62,7 +62,7 @@ fn field(extension: &str, media: Media) -> Field {
     Field { extension: extension.into(), media }
 }
 
-/// The sample of a case, as the decoders deliver it.
+/// Returns the sample of a case, as the decoders deliver it.
 fn sample(case: &Value) -> Sample {
     let mut fields = vec![field("json", Media::Json(case["json"].clone()))];
     for (at, size) in case["images"].as_array().into_iter().flatten().enumerate() {
@@ -82,7 +82,7 @@ fn sample(case: &Value) -> Sample {
 fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {
     match &inputs.tensor(name).unwrap_or_else(|| panic!("no tensor `{name}`")).values {
         TensorValues::I64(values) => values.clone(),
-        TensorValues::F32(_) => panic!("`{name}` is no integer tensor"),
+        TensorValues::F32(_) => panic!("`{name}` is not an integer tensor"),
     }
 }
 
@@ -207,7 +207,7 @@ fn padded_batches_are_those_of_the_processors() {
         let family = of_batch[0]["family"].as_str().unwrap();
         let side = if batch["side"] == "left" { PaddingSide::Left } else { PaddingSide::Right };
         let builder = Preparer::builder(&model(family)).tokenizer(tokenizer(family));
-        let preparer = builder.layout(Layout::Padded { side }).build().unwrap();
+        let preparer = builder.layout(BatchLayout::Padded { side }).build().unwrap();
         let samples = of_batch.iter().map(|case| preparer.prepare(&sample(case)).unwrap()).collect();
         let inputs = preparer.pack(samples).unwrap();
         for name in ["input_ids", "attention_mask", "mm_token_type_ids"] {
@@ -224,9 +224,9 @@ fn padded_batches_are_those_of_the_processors() {
     }
 }
 
-/// A small dataset and the planner of its two ranks.
-fn planner(tokens_max: Option<u64>) -> (Dataset, StepPlanner) {
-    let data = Dataset::new(1, 32, Stored::Plain);
+/// Returns a small dataset and the planner of its two ranks.
+fn planner(tokens_max: Option<u64>) -> (TempDataset, StepPlanner) {
+    let data = TempDataset::new(1, 32, Compression::Plain);
     let spec = ModelSpec::preset("omni-7b").unwrap();
     let costs = CostModel::new(spec, DeviceRate::preset("h100").unwrap());
     let builder = StepPlanner::builder(data.index(), costs).global_batch(16).dp_size(2).microbatches(2);
@@ -298,7 +298,8 @@ fn long_samples_are_cut_dropped_or_refused_and_always_accounted_for() {
         assert_eq!(delivered + skipped.len(), data.keys.len(), "{policy:?}");
         assert!(skipped.iter().all(|skipped| skipped.reason.contains("over the limit of 120")));
         assert!(skipped.iter().all(|skipped| skipped.key.is_some()));
-        // Images have hundreds of tokens, so some samples never fit; texts of 100 words and more can be cut.
+        // Images have hundreds of tokens, so some samples never fit; texts of 100 words and more can be
+        // truncated.
         match policy {
             LongSample::TruncateText => assert!(truncated > 0 && dropped == 0 && !skipped.is_empty()),
             LongSample::Drop => assert!(truncated == 0 && dropped == skipped.len() as u64 && dropped > 0),
@@ -322,7 +323,7 @@ fn dropped_samples_cost_no_error_budget_and_refused_ones_do() {
 #[test]
 fn the_cap_of_a_plan_limits_samples_and_a_sum_above_it_is_counted() {
     let (_data, planner) = planner(Some(8_000));
-    // A template that says a lot more than the estimate knows of.
+    // A template that adds many more tokens than the estimate assumes.
     let template = "{% for m in messages %}{{ 'word ' * 300 }}{{ m.content }}<|im_end|>{% endfor %}";
     let preparer = omni().chat_template(template).plain_text(PlainText::Answer { question: "What?".into() });
     let loader = BalancedLoader::builder(planner, 0).steps(2).preparer(Arc::new(preparer.build().unwrap()));

@@ -1,4 +1,4 @@
-//! Tensors of images, videos and clips are those of the Hugging Face processors, as recorded.
+//! Compares tensors of images, videos and audio clips with the recorded ones of the Hugging Face processors.
 
 use dflop_costmodel::{ImageSize, ModelSpec};
 use dflop_loader::media::RgbImage;
@@ -12,7 +12,7 @@ pub(crate) fn numbers<T: serde::de::DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).expect("recorded numbers")
 }
 
-/// All bits of all values, weighted by their places.
+/// Computes a checksum of all bits of all values, weighted by their positions.
 pub(crate) fn checksum(values: &[f32]) -> String {
     let weigh = |(index, value): (u64, &f32)| u64::from(value.to_bits()).wrapping_mul(2 * index + 1);
     format!("{:016x}", (0..).zip(values).map(weigh).fold(0, u64::wrapping_add))
@@ -22,7 +22,7 @@ pub(crate) fn samples(values: &[f32], count: usize) -> Vec<f32> {
     (0..count as u32).map(|sample| values[mix(sample) as usize % values.len()]).collect()
 }
 
-/// Integers and single values first, since they say more than a checksum that differs.
+/// Compares integers and single values first, because their differences are easier to read than a checksum's.
 fn assert_made(made: &PixelValues, expected: &Value, case: &str) {
     assert_eq!(made.shape, numbers::<Vec<usize>>(&expected["shape"]), "{case}");
     assert_eq!(made.shape.iter().product::<usize>(), made.values.len(), "{case}");
@@ -89,8 +89,8 @@ fn other_filters_and_statistics_are_recorded_to_the_bit() {
     assert_recorded("siglip_bilinear", 5);
 }
 
-/// Log-mel values lie between -1.5 and about 1.5; at 16 kHz they differ by the last bits alone. Resampled tones
-/// have the ripple of the resampler's filter.
+/// Log-mel values are between -1.5 and about 1.5; at 16 kHz only their last bits differ. Resampled tones have
+/// the ripple of the resampler's filter.
 #[test]
 fn log_mel_spectrograms_are_recorded() {
     let recorded = recorded("audio");
@@ -133,7 +133,7 @@ fn log_mel_spectrograms_are_recorded() {
     }
 }
 
-/// Tokens that the cost model adds for the markers around images.
+/// Returns the tokens that the cost model adds for the markers around images.
 fn marker_tokens(model: &ModelSpec, images: usize) -> u64 {
     u64::from(model.vision.unwrap().rule.marker_tokens()) * images as u64
 }
@@ -169,7 +169,8 @@ proptest! {
     }
 }
 
-/// Prints token counts for `processors.py --compare`: `cargo test -p dflop-tests -- --ignored --nocapture prints`.
+/// Prints token counts for `processors.py --compare`: `cargo test -p dflop-tests -- --ignored --nocapture
+/// prints`.
 #[test]
 #[ignore = "prints lines for another program"]
 #[expect(clippy::print_stdout, reason = "another program reads them")]

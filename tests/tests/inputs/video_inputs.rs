@@ -1,5 +1,6 @@
-//! Videos as model inputs, on frames that tests make themselves: against what the Hugging Face processors make of them,
-//! and against what was planned. `tests/record/videos.py` recorded the truth and says how.
+//! Compares videos as model inputs with the Hugging Face processors, and with the plans.
+//!
+//! Tests make the frames themselves. `tests/record/videos.py` recorded the truth and documents how.
 
 use std::path::{Path, PathBuf};
 
@@ -9,16 +10,17 @@ use dflop_loader::media::{Media, Video};
 use dflop_loader::prepare::{
     ModelInputs, PrepareError, PreparedSample, Preparer, PreparerBuilder, TensorValues, Tokenizer,
 };
-use dflop_loader::sample::{Field, Layout, PaddingSide, Sample};
+use dflop_loader::sample::{BatchLayout, Field, PaddingSide, Sample};
 use dflop_tests::recorded::image;
 use serde_json::{Value, json};
 
 use super::processors::{numbers, samples};
 
-/// The video processors resize with torch, in bytes, and not with Pillow: two of 255 steps apart at most in what was
-/// recorded, in one value of two hundred; divided by the smallest deviation of a color.
+/// Largest difference of pixels. The video processors resize with torch, in bytes, and not with Pillow:
+/// recorded pixels differ by at most two of 255 steps, in one value of two hundred; divided by the smallest
+/// deviation of a color.
 const PIXELS_APART: f32 = 2.01 / 255.0 / 0.224;
-/// Models that see, with their own form of videos each.
+/// Models with a vision encoder, each with its own form of videos.
 const SEEING: [&str; 4] = ["qwen2-vl-7b", "qwen2.5-vl-7b", "llava-ov-qwen2.5-7b", "internvl3-8b"];
 
 fn golden() -> PathBuf {
@@ -38,7 +40,7 @@ fn field(extension: &str, media: Media) -> Field {
     Field { extension: extension.into(), media }
 }
 
-/// Frames of the recorded pattern, so many of them a second.
+/// Makes frames of the recorded pattern, at this many per second.
 fn video(frames: u32, width: u32, height: u32, seed: u32, frames_per_second: f64) -> Video {
     Video {
         width,
@@ -67,7 +69,7 @@ fn asked(value: &str) -> Field {
 fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {
     match inputs.tensor(name).map(|tensor| &tensor.values) {
         Some(TensorValues::I64(values)) => values.clone(),
-        Some(TensorValues::F32(_)) => panic!("`{name}` is no integer tensor"),
+        Some(TensorValues::F32(_)) => panic!("`{name}` is not an integer tensor"),
         None => Vec::new(),
     }
 }
@@ -80,7 +82,7 @@ fn floats<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [f32] {
     }
 }
 
-/// Undoes the runs of the record.
+/// Expands the run lengths of the record.
 fn flat(values: &Value) -> Vec<i64> {
     let run = |value: &Value| match value {
         Value::Array(run) => vec![run[0].as_i64().unwrap(); run[1].as_u64().unwrap() as usize],
@@ -89,7 +91,7 @@ fn flat(values: &Value) -> Vec<i64> {
     values.as_array().unwrap().iter().flat_map(run).collect()
 }
 
-/// The sample of a recorded case, as the decoders deliver it.
+/// Returns the sample of a recorded case, as the decoders deliver it.
 fn recorded_sample(case: &Value) -> Vec<Field> {
     let number = |of: &Value, name: &str| of[name].as_u64().unwrap() as u32;
     let mut fields = vec![field("json", Media::Json(case["json"].clone()))];
@@ -118,7 +120,8 @@ fn check_positions(case: &Value, inputs: &ModelInputs, note: &str) {
     }
 }
 
-/// The largest difference from recorded pixels: torch resizes otherwise than Pillow, by steps of 1/255.
+/// Returns the largest difference from recorded pixels: torch resizes differently from Pillow, by steps of
+/// 1/255.
 fn pixel_difference(case: &Value, inputs: &ModelInputs, note: &str) -> f32 {
     let name = if case.get("pixel_values").is_some() { "pixel_values" } else { "pixel_values_videos" };
     let expected: Vec<f32> = numbers(&case[name]["samples"]);
@@ -156,8 +159,10 @@ fn ids_labels_grids_times_and_positions_are_those_of_the_processors() {
     }
 }
 
-/// What the plan counts for a video alone in its sample, and the tokens of its prepared sample. Labels of frames are
-/// counted as the tokenizer of the released checkpoints writes them; the small one of the tests knows fewer words.
+/// Returns the planned tokens of a sample with one video, and the tokens of its prepared sample.
+///
+/// Labels of frames are planned as the tokenizer of the released checkpoints writes them; the small one of
+/// the tests has fewer words.
 #[test]
 fn a_video_has_as_many_tokens_as_were_planned() {
     for family in SEEING {
@@ -219,7 +224,7 @@ fn tensors_of_videos_hold_every_video_of_a_microbatch() {
     }
 }
 
-/// Positions in time, row and column of the tokens of one video of two layers behind three words.
+/// Positions in time, row and column of the tokens of one video of two layers after three words.
 #[test]
 fn times_of_layers_are_their_positions() {
     for (family, per_second, expected) in [
@@ -245,7 +250,7 @@ fn times_of_layers_are_their_positions() {
 
 #[test]
 fn counted_videos_give_the_same_ids_and_grids_without_pixels() {
-    let layouts = [Layout::Packed, Layout::Padded { side: PaddingSide::Right }];
+    let layouts = [BatchLayout::Packed, BatchLayout::Padded { side: PaddingSide::Right }];
     for (family, layout) in SEEING.into_iter().flat_map(|family| layouts.map(|layout| (family, layout))) {
         let fields = || {
             let videos = [(3, 60, 40), (3, 40, 60)].map(|(frames, width, height)| {
@@ -327,7 +332,7 @@ fn a_caption_is_learned_behind_its_video() {
 fn videos_that_cannot_be_taken_are_refused_with_their_field() {
     for family in SEEING {
         let preparer = preparer(family);
-        let stored = || field("mp4", Media::Opaque("not looked at".into()));
+        let stored = || field("mp4", Media::Opaque("not read".into()));
         let error = prepare(&preparer, vec![asked("what?"), stored()]).unwrap_err();
         assert_eq!(error.field(), Some("mp4"), "{family}");
         let reason = refusal(&preparer, vec![asked("what?"), stored()]);
@@ -341,7 +346,7 @@ fn videos_that_cannot_be_taken_are_refused_with_their_field() {
     }
     let deaf =
         prepare(&preparer("qwen2-audio-7b"), vec![asked("what?"), field("mp4", Media::Opaque("".into()))]);
-    assert!(deaf.is_ok(), "a model that cannot see leaves videos out");
+    assert!(deaf.is_ok(), "a model without vision ignores videos");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Random changes of images, end to end: what is drawn depends on the sample and the epoch alone.
+//! Checks random augmentation end to end: it depends on the sample and the epoch only.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -10,12 +10,12 @@ use dflop_loader::media::{Media, RgbImage};
 use dflop_loader::order::Tail;
 use dflop_loader::sample::Sample;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::TryStreamExt;
 
-/// Images by epoch and key.
+/// Images, by epoch and key.
 type Images = BTreeMap<(u64, String), RgbImage>;
 
 fn augment() -> Augment {
@@ -32,7 +32,7 @@ fn images<'a>(samples: impl Iterator<Item = &'a Sample>) -> Images {
     samples.filter_map(image).collect()
 }
 
-fn loader(data: &Dataset) -> LoaderBuilder {
+fn loader(data: &TempDataset) -> LoaderBuilder {
     Loader::builder(expand_shards(&[data.pattern()]).unwrap()).epochs(2)
 }
 
@@ -44,8 +44,8 @@ fn media_of(builder: LoaderBuilder) -> Images {
     images(batches(builder).iter().flat_map(|batch| &batch.samples))
 }
 
-/// Steps from `from` on, of both ranks.
-fn balanced_media(data: &Dataset, from: u64, steps: u64) -> Images {
+/// Delivers the steps from `from` on, of both ranks.
+fn balanced_media(data: &TempDataset, from: u64, steps: u64) -> Images {
     let planner = planner(&data.index(), 8, 2, 2, Tail::Carry);
     let of_rank = |dp_rank| {
         let builder = BalancedLoader::builder(planner.clone(), dp_rank).from_step(from).steps(steps);
@@ -59,11 +59,11 @@ fn balanced_media(data: &Dataset, from: u64, steps: u64) -> Images {
 
 #[test]
 fn workers_storage_ranks_loaders_and_resume_do_not_change_a_draw() {
-    let data = Dataset::new(2, 12, Stored::Plain);
+    let data = TempDataset::new(2, 12, Compression::Plain);
     let reference = media_of(loader(&data).augment(augment()).workers(1));
     assert_eq!(reference.len(), 32, "two of three samples have an image, in both epochs");
     assert_eq!(media_of(loader(&data).augment(augment()).workers(4).batch_size(5)), reference);
-    // The same members at the same offsets, read as a stream.
+    // The same entries at the same offsets, read as a stream.
     let pipes: Vec<String> = (0..2).map(|at| format!("pipe:cat {}", data.shard(at).display())).collect();
     let piped = Loader::builder(expand_shards(&pipes).unwrap()).epochs(2).augment(augment());
     assert_eq!(media_of(piped), reference);
@@ -76,7 +76,7 @@ fn workers_storage_ranks_loaders_and_resume_do_not_change_a_draw() {
 
 #[test]
 fn other_epochs_and_seeds_draw_anew_and_sizes_stay() {
-    let data = Dataset::new(1, 12, Stored::Plain);
+    let data = TempDataset::new(1, 12, Compression::Plain);
     let plain = media_of(loader(&data));
     let changed = media_of(loader(&data).augment(augment()));
     for ((epoch, key), image) in &changed {
@@ -89,7 +89,7 @@ fn other_epochs_and_seeds_draw_anew_and_sizes_stay() {
 
 #[test]
 fn pixel_tensors_show_the_augmented_images_whatever_the_workers() {
-    let data = Dataset::new(2, 9, Stored::Gzip);
+    let data = TempDataset::new(2, 9, Compression::Gzip);
     let decode = Decode::Pixels { side: NonZeroU32::new(24).unwrap() };
     let values = |workers, augment| {
         let mut builder = loader(&data).decode(decode).workers(workers);
@@ -107,7 +107,7 @@ fn pixel_tensors_show_the_augmented_images_whatever_the_workers() {
 
 #[test]
 fn what_cannot_be_changed_or_scaled_is_refused() {
-    let data = Dataset::new(1, 1, Stored::Plain);
+    let data = TempDataset::new(1, 1, Compression::Plain);
     let message = |builder: LoaderBuilder| builder.build().unwrap_err().to_string();
     assert!(message(loader(&data).decode(Decode::Raw).augment(augment())).contains("augment"));
     assert!(message(loader(&data).scaled_decode(true)).contains("scaled_decode"));

@@ -1,4 +1,4 @@
-//! Tests of decoding and augmentation.
+//! Tests decoding and augmentation.
 
 mod augment;
 mod video;

@@ -1,4 +1,4 @@
-//! Videos in shards: shapes in the index, frames in the samples; opaque where FFmpeg is not built in.
+//! Checks videos in shards: shapes in the index, frames in the samples; opaque where FFmpeg is not built in.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,16 +38,16 @@ fn first_field(builder: dflop_loader::loader::LoaderBuilder) -> Media {
 #[test]
 fn without_ffmpeg_a_video_is_opaque() {
     let directory = tempfile::tempdir().unwrap();
-    let pattern = shard(directory.path(), b"not looked at");
+    let pattern = shard(directory.path(), b"not read");
     let index = index(&pattern, VideoSampling::default());
     assert_eq!((shape_of_video(&index), index.video_sampling()), (FieldShape::Opaque, None));
     let loader = || Loader::builder(expand_shards(&[&pattern]).unwrap());
-    assert_eq!(first_field(loader()), Media::Opaque("not looked at".into()));
+    assert_eq!(first_field(loader()), Media::Opaque("not read".into()));
     let refused = loader().video_sampling(VideoSampling::default()).build().unwrap_err().to_string();
     assert!(refused.contains("feature `video`"), "{refused}");
 }
 
-/// A video that the `ffmpeg` command makes; `None` where there is no such command.
+/// Makes a video with the `ffmpeg` command; `None` where there is no such command.
 #[cfg(feature = "video")]
 fn made(source: &str) -> Option<Vec<u8>> {
     let directory = tempfile::tempdir().unwrap();
@@ -86,8 +86,10 @@ fn the_index_counts_the_frames_that_loaders_deliver() {
     }
 }
 
-/// Videos without words, so that no text is estimated. Labels of frames are planned as the tokenizer of the released
-/// checkpoints of InternVL writes them, which is not the small one here.
+/// Writes videos without text, so that no text is estimated.
+///
+/// Labels of frames are planned as the tokenizer of the released checkpoints of InternVL writes them; the
+/// tests use a small one.
 #[cfg(feature = "video")]
 #[test]
 fn decoded_videos_have_as_many_tokens_as_their_index_plans() {
@@ -147,7 +149,7 @@ fn a_run_goes_on_with_the_frames_that_it_began_with() {
     let whole = indexed(rate).build().unwrap();
     assert_eq!(accepted.first_step(), 3);
     assert_eq!(accepted.plan(4).unwrap().samples, whole.plan(4).unwrap().samples);
-    // A planner of other frames does not take the state either.
+    // A planner with other frames does not accept the state either.
     let other = indexed(spread).build().unwrap();
     let loader = dflop_loader::loader::BalancedLoader::builder(other, 0).restore(state);
     assert!(loader.build().unwrap_err().to_string().contains(both));
@@ -168,5 +170,5 @@ fn a_stream_goes_on_with_the_frames_that_it_began_with() {
         "videos were sampled as 6 frames evenly spread, and are now as 2 frames per second, 64 at most";
     assert!(refused.contains(both), "{refused}");
     let undecoded = builder().decode(dflop_loader::decode::Decode::Raw).restore(state);
-    assert!(undecoded.build().is_ok(), "as stored, no frame is chosen");
+    assert!(undecoded.build().is_ok(), "no frame is chosen from stored videos");
 }

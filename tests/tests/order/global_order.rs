@@ -1,10 +1,11 @@
-//! The global order and its plans: same samples whatever the ranks, any step without those before it.
+//! Checks the global order and its plans: equal samples for any number of ranks, and any step without the
+//! earlier ones.
 
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::order::Tail;
 use dflop_loader::plan::StepPlan;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::planner;
 
 fn sorted_samples(plan: &StepPlan) -> Vec<u64> {
@@ -16,7 +17,7 @@ fn sorted_samples(plan: &StepPlan) -> Vec<u64> {
 
 #[test]
 fn a_step_holds_the_same_samples_for_every_dp_size_and_an_epoch_visits_each_once() {
-    let data = Dataset::new(3, 40, Stored::Plain);
+    let data = TempDataset::new(3, 40, Compression::Plain);
     let index = data.index();
     let mut epochs = Vec::new();
     for dp_size in [1, 2, 3, 8] {
@@ -32,7 +33,7 @@ fn a_step_holds_the_same_samples_for_every_dp_size_and_an_epoch_visits_each_once
 
 #[test]
 fn a_late_step_is_planned_as_in_the_full_run() {
-    let data = Dataset::new(2, 30, Stored::Plain);
+    let data = TempDataset::new(2, 30, Compression::Plain);
     let planner = planner(&data.index(), 16, 2, 2, Tail::Carry);
     let all: Vec<_> = (0..9).map(|step| planner.plan(step).unwrap()).collect();
     let late = planner.plan(8).unwrap();
@@ -42,7 +43,7 @@ fn a_late_step_is_planned_as_in_the_full_run() {
 
 #[test]
 fn every_rank_computes_the_same_plan_from_an_index_of_its_own() {
-    let data = Dataset::new(2, 30, Stored::Plain);
+    let data = TempDataset::new(2, 30, Compression::Plain);
     let first = planner(&data.index(), 16, 3, 2, Tail::Carry).plan(2).unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     for shard in 0..2 {
@@ -58,7 +59,7 @@ fn every_rank_computes_the_same_plan_from_an_index_of_its_own() {
 
 #[test]
 fn compressed_shards_are_shuffled_one_at_a_time() {
-    let data = Dataset::new(3, 20, Stored::Zstd);
+    let data = TempDataset::new(3, 20, Compression::Zstd);
     let plan = planner(&data.index(), 20, 2, 2, Tail::Carry).plan(0).unwrap();
     let samples = sorted_samples(&plan);
     assert!(samples.iter().all(|sample| sample / 20 == samples[0] / 20), "{samples:?}");
@@ -66,7 +67,7 @@ fn compressed_shards_are_shuffled_one_at_a_time() {
 
 #[test]
 fn a_short_last_batch_may_be_smaller_than_the_groups() {
-    let data = Dataset::new(1, 33, Stored::Plain);
+    let data = TempDataset::new(1, 33, Compression::Plain);
     let planner = planner(&data.index(), 16, 4, 2, Tail::Short);
     assert_eq!(planner.steps().per_epoch(), 3);
     assert_eq!(sorted_samples(&planner.plan(2).unwrap()).len(), 1);
@@ -74,7 +75,7 @@ fn a_short_last_batch_may_be_smaller_than_the_groups() {
 
 #[test]
 fn balancing_beats_the_data_blind_cut() {
-    let data = Dataset::new(4, 64, Stored::Plain);
+    let data = TempDataset::new(4, 64, Compression::Plain);
     let planner = planner(&data.index(), 64, 4, 4, Tail::Carry);
     let blind = planner.clone().strategy(dflop_balancer::Strategy::RoundRobin);
     let total = |planner: &dflop_loader::plan::StepPlanner| -> u64 {
@@ -85,7 +86,7 @@ fn balancing_beats_the_data_blind_cut() {
 
 #[test]
 fn microbatches_stay_near_each_other_in_tokens() {
-    let data = Dataset::new(4, 64, Stored::Plain);
+    let data = TempDataset::new(4, 64, Compression::Plain);
     let planner = planner(&data.index(), 64, 2, 2, Tail::Carry);
     let plan = planner.plan(0).unwrap();
     let tokens = |places: &Vec<u32>| -> u64 {

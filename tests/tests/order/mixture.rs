@@ -1,17 +1,17 @@
-//! Mixtures of datasets end to end.
+//! Checks mixtures of datasets end to end.
 
 use std::collections::BTreeMap;
 
-use dflop_loader::dataset::Dataset as Source;
+use dflop_loader::dataset::Dataset;
 use dflop_loader::order::{Mixture, Stop, Tail};
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::{builder, planner};
-use dflop_tests::streaming::{Delivered, stream_all_ranks};
+use dflop_tests::streaming::{DeliveredId, stream_all_ranks};
 
-/// How often each sample of a dataset was delivered, by epoch and key.
-fn visits(batches: &[Vec<Delivered>], data: &Dataset) -> BTreeMap<(u64, String), usize> {
+/// Number of deliveries of each sample of a dataset, by epoch and key.
+fn visits(batches: &[Vec<DeliveredId>], data: &TempDataset) -> BTreeMap<(u64, String), usize> {
     let mut visits = BTreeMap::new();
-    let of_data = |(shard, _, _): &&Delivered| shard.starts_with(&data.pattern());
+    let of_data = |(shard, _, _): &&DeliveredId| shard.starts_with(&data.pattern());
     for (_, key, epoch) in batches.iter().flatten().filter(of_data) {
         *visits.entry((*epoch, key.clone())).or_default() += 1;
     }
@@ -20,10 +20,11 @@ fn visits(batches: &[Vec<Delivered>], data: &Dataset) -> BTreeMap<(u64, String),
 
 #[test]
 fn a_mixture_meets_its_weights_and_each_epoch_visits_every_sample_once() {
-    let (plain, packed) = (Dataset::new(2, 21, Stored::Plain), Dataset::new(2, 9, Stored::Zstd));
+    let (plain, packed) =
+        (TempDataset::new(2, 21, Compression::Plain), TempDataset::new(2, 9, Compression::Zstd));
     let mixture = Mixture::new().dataset(plain.index(), 0.7).dataset(packed.index(), 0.3);
     let planner = builder(mixture, 20, 2).microbatches(2).build().unwrap();
-    // Two epochs of either: 84 draws of the first in 120, 36 of the second.
+    // Two epochs of each: 84 draws of the first dataset in 120, 36 of the second.
     let (batches, _) = stream_all_ranks(&planner, 6);
     for batch in &batches {
         let of_plain = batch.iter().filter(|(shard, _, _)| shard.starts_with(&plain.pattern())).count();
@@ -42,7 +43,7 @@ fn a_mixture_meets_its_weights_and_each_epoch_visits_every_sample_once() {
 
 #[test]
 fn one_dataset_of_any_weight_is_planned_as_without_a_mixture() {
-    let data = Dataset::new(2, 20, Stored::Plain);
+    let data = TempDataset::new(2, 20, Compression::Plain);
     let alone = planner(&data.index(), 12, 2, 2, Tail::Carry);
     let mixture = Mixture::new().dataset(data.index(), 0.3);
     let mixed = builder(mixture, 12, 2).microbatches(2).work(2_000).build().unwrap();
@@ -53,7 +54,7 @@ fn one_dataset_of_any_weight_is_planned_as_without_a_mixture() {
 
 #[test]
 fn the_digest_tells_datasets_apart_and_twins_are_shuffled_differently() {
-    let data = Dataset::new(1, 20, Stored::Plain);
+    let data = TempDataset::new(1, 20, Compression::Plain);
     let mixture = |first: f64, second: f64| {
         let mixture = Mixture::new().dataset(data.index(), first).dataset(data.index(), second);
         builder(mixture, 10, 1).build().unwrap()
@@ -69,10 +70,11 @@ fn the_digest_tells_datasets_apart_and_twins_are_shuffled_differently() {
 
 #[test]
 fn a_finite_mixture_ends_as_its_rule_says_and_delivers_its_rest() {
-    let (long, short) = (Dataset::new(1, 31, Stored::Plain), Dataset::new(1, 10, Stored::Plain));
+    let (long, short) =
+        (TempDataset::new(1, 31, Compression::Plain), TempDataset::new(1, 10, Compression::Plain));
     let run = |stop| {
-        let short = Source::from(short.index()).repeat(2);
-        let mixture = Mixture::new().dataset(Source::from(long.index()).repeat(1), 1.0).dataset(short, 1.0);
+        let short = Dataset::from(short.index()).repeat(2);
+        let mixture = Mixture::new().dataset(Dataset::from(long.index()).repeat(1), 1.0).dataset(short, 1.0);
         builder(mixture.stop(stop), 8, 2).build().unwrap()
     };
     let (batches, state) = stream_all_ranks(&run(Stop::AllExhausted), usize::MAX);
@@ -89,7 +91,7 @@ fn a_finite_mixture_ends_as_its_rule_says_and_delivers_its_rest() {
 
 #[test]
 fn a_pattern_and_later_weights_are_followed() {
-    let (a, b) = (Dataset::new(1, 12, Stored::Plain), Dataset::new(1, 7, Stored::Plain));
+    let (a, b) = (TempDataset::new(1, 12, Compression::Plain), TempDataset::new(1, 7, Compression::Plain));
     let mixture = || Mixture::new().dataset(a.index(), 1.0).dataset(b.index(), 1.0);
     let sources = |mixture: Mixture| -> Vec<Vec<usize>> {
         let planner = builder(mixture, 6, 1).build().unwrap();
@@ -105,13 +107,13 @@ fn a_pattern_and_later_weights_are_followed() {
 
 #[test]
 fn mixtures_that_make_no_sense_are_refused() {
-    let data = Dataset::new(1, 8, Stored::Plain);
+    let data = TempDataset::new(1, 8, Compression::Plain);
     let two = || Mixture::new().dataset(data.index(), 0.5).dataset(data.index(), 0.5);
     let message = |mixture: Mixture, tail| builder(mixture, 4, 1).tail(tail).build().unwrap_err().to_string();
     assert!(message(two(), Tail::Short).contains("no end"));
     assert!(message(two().choose(vec![0, 2]), Tail::Carry).contains("dataset 2 of 2"));
     assert!(message(two().weights_from(3, &[1.0]), Tail::Carry).contains("1 weights for 2"));
     assert!(message(Mixture::new(), Tail::Carry).contains("0 datasets"));
-    let never = Source::from(data.index()).repeat(0);
+    let never = Dataset::from(data.index()).repeat(0);
     assert!(message(never.into(), Tail::Carry).contains("no epoch"));
 }

@@ -1,4 +1,4 @@
-//! Tests of the sample order: mixtures, splits, saved states.
+//! Tests the sample order: mixtures, splits, saved states.
 
 mod global_order;
 mod mixture;

@@ -1,9 +1,9 @@
-//! Saved states: a run goes on exactly, on any number of ranks, or says what is in its way.
+//! Checks saved states: a run resumes exactly, on any number of ranks, or the error names the reason.
 
-use dflop_loader::dataset::Dataset as Source;
+use dflop_loader::dataset::Dataset;
 use dflop_loader::order::{LoaderState, Mixture, Shuffle, StepSample, Tail};
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::builder;
 use dflop_tests::streaming::stream_all_ranks;
 use proptest::prelude::*;
@@ -18,7 +18,8 @@ fn samples(planner: &StepPlanner, steps: std::ops::Range<u64>) -> Vec<StepSample
 
 #[test]
 fn a_mixed_run_restored_on_three_and_two_ranks_delivers_what_the_uninterrupted_run_does() {
-    let (plain, packed) = (Dataset::new(2, 25, Stored::Plain), Dataset::new(2, 8, Stored::Zstd));
+    let (plain, packed) =
+        (TempDataset::new(2, 25, Compression::Plain), TempDataset::new(2, 8, Compression::Zstd));
     let settings = |dp_size| {
         let mixture = Mixture::new().dataset(plain.index(), 0.7).dataset(packed.index(), 0.3);
         builder(mixture.weights_from(5, &[0.5, 0.5]), 12, dp_size).microbatches(2)
@@ -38,7 +39,7 @@ fn a_mixed_run_restored_on_three_and_two_ranks_delivers_what_the_uninterrupted_r
 
 #[test]
 fn a_state_counts_what_was_given_out_and_not_what_was_read_ahead() {
-    let data = Dataset::new(1, 40, Stored::Plain);
+    let data = TempDataset::new(1, 40, Compression::Plain);
     let planner = builder(data.index(), 4, 1).build().unwrap();
     let loader =
         dflop_loader::loader::BalancedLoader::builder(planner.clone(), 0).steps_ahead(5).build().unwrap();
@@ -68,12 +69,12 @@ proptest! {
         tail in prop::sample::select(vec![Tail::Carry, Tail::Drop, Tail::Short]),
     ) {
         thread_local! {
-            static DATA: [Dataset; 2] = [Dataset::new(2, 11, Stored::Plain), Dataset::new(1, 9, Stored::Plain)];
+            static DATA: [TempDataset; 2] = [TempDataset::new(2, 11, Compression::Plain), TempDataset::new(1, 9, Compression::Plain)];
         }
         let [first, second] = DATA.with(|data| [data[0].index(), data[1].index()]);
         let tail = if is_mixed && repeat.is_none() { Tail::Carry } else { tail };
         let settings = |dp_size| {
-            let source = |index| Source::from(index);
+            let source = |index| Dataset::from(index);
             let mixture = Mixture::new().dataset(source(first.clone()), 0.65);
             let mixture = if is_mixed { mixture.dataset(source(second.clone()), 0.35) } else { mixture };
             let builder = builder(mixture, 8, dp_size).shuffle(shuffle).tail(tail);
@@ -96,12 +97,12 @@ proptest! {
 
 #[test]
 fn another_global_batch_goes_on_with_the_same_samples_under_carry_only() {
-    let data = Dataset::new(2, 13, Stored::Plain);
+    let data = TempDataset::new(2, 13, Compression::Plain);
     let settings = |global_batch, tail| builder(data.index(), global_batch, 1).tail(tail);
     let whole = settings(6, Tail::Carry).build().unwrap();
     let other = settings(10, Tail::Carry).restore(saved(&whole, 5)).build().unwrap();
     assert_eq!(samples(&other, 5..8), samples(&whole, 5..10));
-    // And on from there, with the first batch again.
+    // Resume from there, with the first batch again.
     let third = settings(6, Tail::Carry).restore(saved(&other, 8)).build().unwrap();
     assert_eq!(samples(&third, 8..10), samples(&whole, 10..12));
     let before = other.plan(4).unwrap_err().to_string();
@@ -113,7 +114,7 @@ fn another_global_batch_goes_on_with_the_same_samples_under_carry_only() {
 
 #[test]
 fn other_settings_and_edited_states_are_refused() {
-    let data = Dataset::new(1, 13, Stored::Plain);
+    let data = TempDataset::new(1, 13, Compression::Plain);
     let settings = || builder(data.index(), 4, 1);
     let state = saved(&settings().build().unwrap(), 5);
     let message =
@@ -121,7 +122,8 @@ fn other_settings_and_edited_states_are_refused() {
     assert!(message(settings().seed(8)).contains("seed 7, and this run has 8"));
     assert!(message(settings().shuffle(Shuffle::None)).contains("a shuffle of the whole epoch"));
     assert!(message(settings().tail(Tail::Drop)).contains("tail `carry`"));
-    // Another first epoch was once taken for more epochs to go, and so many samples overflowed a sum.
+    // Regression: another first epoch was taken for more remaining epochs, so that a sum of samples
+    // overflowed.
     for (saved, edited) in [
         ("\"offset\":7", "\"offset\":8"),
         ("\"first_epoch\":0", "\"first_epoch\":1"),
@@ -140,7 +142,7 @@ fn other_settings_and_edited_states_are_refused() {
 
 #[test]
 fn rules_may_change_behind_a_state_but_not_before_it() {
-    let (a, b) = (Dataset::new(1, 12, Stored::Plain), Dataset::new(1, 7, Stored::Plain));
+    let (a, b) = (TempDataset::new(1, 12, Compression::Plain), TempDataset::new(1, 7, Compression::Plain));
     let mixture = |first: f64| Mixture::new().dataset(a.index(), first).dataset(b.index(), 0.5);
     let state = saved(&builder(mixture(0.5), 4, 1).build().unwrap(), 5);
     let restore = |mixture: Mixture| builder(mixture, 4, 1).restore(state.clone()).build();
@@ -150,11 +152,12 @@ fn rules_may_change_behind_a_state_but_not_before_it() {
     assert!(later.plan(6).unwrap().samples.iter().all(|sample| sample.dataset == 0));
 }
 
-type Change<'a> = Box<dyn Fn(&Dataset) + 'a>;
+type Change<'a> = Box<dyn Fn(&TempDataset) + 'a>;
 
 /// Restores a state after `change` to the shards of the second of two datasets.
-fn restored_after(change: impl Fn(&Dataset)) -> (StepPlanner, String, StepPlanner) {
-    let (kept, changed) = (Dataset::new(1, 10, Stored::Plain), Dataset::new(3, 6, Stored::Plain));
+fn restored_after(change: impl Fn(&TempDataset)) -> (StepPlanner, String, StepPlanner) {
+    let (kept, changed) =
+        (TempDataset::new(1, 10, Compression::Plain), TempDataset::new(3, 6, Compression::Plain));
     let settings = || builder(Mixture::new().dataset(kept.index(), 0.5).dataset(changed.index(), 0.5), 6, 1);
     let before = settings().build().unwrap();
     let state = saved(&before, 4);
@@ -167,8 +170,8 @@ fn restored_after(change: impl Fn(&Dataset)) -> (StepPlanner, String, StepPlanne
 #[test]
 fn a_changed_shard_is_named_and_accepted_only_on_request() {
     let rename =
-        |data: &Dataset, to: &str| std::fs::rename(data.shard(1), data.directory().join(to)).unwrap();
-    let copy = |data: &Dataset, from: usize, to: usize| {
+        |data: &TempDataset, to: &str| std::fs::rename(data.shard(1), data.directory().join(to)).unwrap();
+    let copy = |data: &TempDataset, from: usize, to: usize| {
         std::fs::copy(data.shard(from), data.shard(to)).map(drop).unwrap();
     };
     let changes: [(Change<'_>, &str); 4] = [
@@ -194,7 +197,7 @@ fn a_changed_shard_is_named_and_accepted_only_on_request() {
         first.sort_unstable();
         assert_eq!(first, (0..epoch as u64).collect::<Vec<_>>(), "{expected}");
         assert!(changed[..epoch].iter().all(|sample| sample.epoch == 1), "{expected}");
-        // It is saved and restored like any other run.
+        // The run is saved and restored like any other.
         let again = samples(&accepted, 6..9);
         assert!(accepted.plan(3).unwrap_err().to_string().contains("before step 4"));
         assert_eq!(saved(&accepted, 6).step, 6);
@@ -204,7 +207,7 @@ fn a_changed_shard_is_named_and_accepted_only_on_request() {
 
 #[test]
 fn a_state_stays_small() {
-    let data = Dataset::new(40, 1, Stored::Plain);
+    let data = TempDataset::new(40, 1, Compression::Plain);
     let state = builder(data.index(), 4, 1).build().unwrap().state(1_000_000).unwrap().to_json();
     assert!(state.len() < 40 * 17 + 700, "{} bytes: {state}", state.len());
 }

@@ -1,10 +1,10 @@
-//! Splits and the order of validation end to end.
+//! Checks splits and the order of validation end to end.
 
 use std::collections::BTreeSet;
 
-use dflop_loader::dataset::{Dataset as Source, Splits};
+use dflop_loader::dataset::{Dataset, Splits};
 use dflop_loader::order::Shuffle;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::builder;
 use dflop_tests::streaming::stream_all_ranks;
 
@@ -15,22 +15,23 @@ const HALVES: &str = r#"{"splits": {
     "listed": {"keys_file": "keys.txt", "may_overlap": true}
 }}"#;
 
-fn with_splits(data: &Dataset) -> Splits {
+fn with_splits(data: &TempDataset) -> Splits {
     std::fs::write(data.directory().join("splits.json"), HALVES).unwrap();
     std::fs::write(data.directory().join("keys.txt"), "sample-00001\nsample-00002\n").unwrap();
     Splits::beside(&data.index()).unwrap()
 }
 
-fn keys(source: &Source) -> BTreeSet<String> {
+fn keys(source: &Dataset) -> BTreeSet<String> {
     let key = |place| source.index().sample(source.sample_number(place)).key().to_owned();
     (0..source.len()).map(key).collect()
 }
 
 #[test]
 fn splits_take_their_samples_and_a_sample_stays_when_shards_are_added() {
-    let (small, large) = (Dataset::new(2, 30, Stored::Plain), Dataset::new(3, 30, Stored::Plain));
-    let take = |data: &Dataset, name: &str| {
-        keys(&Source::from(data.index()).split(&with_splits(data), name).unwrap())
+    let (small, large) =
+        (TempDataset::new(2, 30, Compression::Plain), TempDataset::new(3, 30, Compression::Plain));
+    let take = |data: &TempDataset, name: &str| {
+        keys(&Dataset::from(data.index()).split(&with_splits(data), name).unwrap())
     };
     let (train, held_out) = (take(&small, "train"), take(&small, "held_out"));
     assert!(train.is_disjoint(&held_out) && train.len() + held_out.len() == 60);
@@ -42,10 +43,10 @@ fn splits_take_their_samples_and_a_sample_stays_when_shards_are_added() {
 
 #[test]
 fn a_split_is_streamed_alone_and_whole_whatever_the_shuffle() {
-    let data = Dataset::new(3, 20, Stored::Plain);
+    let data = TempDataset::new(3, 20, Compression::Plain);
     let splits = with_splits(&data);
     for name in ["train", "second"] {
-        let source = Source::from(data.index()).split(&splits, name).unwrap();
+        let source = Dataset::from(data.index()).split(&splits, name).unwrap();
         let blocks = Shuffle::Blocks { block_samples: 4, open_blocks: 2 };
         for shuffle in [Shuffle::Global, blocks, Shuffle::None] {
             let planner = builder(source.clone(), 8, 2).shuffle(shuffle).epochs(1).build().unwrap();
@@ -60,7 +61,7 @@ fn a_split_is_streamed_alone_and_whole_whatever_the_shuffle() {
 #[test]
 fn validation_delivers_every_sample_once_over_any_number_of_ranks() {
     for samples in [1, 7, 33] {
-        let data = Dataset::new(1, samples, Stored::Plain);
+        let data = TempDataset::new(1, samples, Compression::Plain);
         for dp_size in [1, 2, 3, 8] {
             let planner = builder(data.index(), 16, dp_size).microbatches(2).validation().build().unwrap();
             let (batches, state) = stream_all_ranks(&planner, usize::MAX);
@@ -83,9 +84,9 @@ exclude:
 - s/shard-002.tar/EXCLUDED
 ";
 
-/// A dataset whose root, where Energon leaves its files, is above the shards.
-fn prepared_by_energon(yaml: &str) -> (tempfile::TempDir, Dataset, Vec<dflop_loader::shard::Shard>) {
-    let (root, data) = (tempfile::tempdir().unwrap(), Dataset::new(4, 10, Stored::Plain));
+/// Makes a dataset whose root, where Energon writes its files, is above the shards.
+fn prepared_by_energon(yaml: &str) -> (tempfile::TempDir, TempDataset, Vec<dflop_loader::shard::Shard>) {
+    let (root, data) = (tempfile::tempdir().unwrap(), TempDataset::new(4, 10, Compression::Plain));
     std::fs::create_dir_all(root.path().join("s")).unwrap();
     std::fs::create_dir_all(root.path().join(".nv-meta")).unwrap();
     for shard in 0..4 {
@@ -108,7 +109,7 @@ fn splits_of_energon_are_taken_where_there_is_no_file_of_ours() {
     let (root, data, shards) = prepared_by_energon(&OF_ENERGON.replace("EXCLUDED", "sample-00024"));
     let index = index_of(shards);
     let splits = Splits::beside(&index).unwrap();
-    let take = |splits: &Splits, name: &str| keys(&Source::from(index.clone()).split(splits, name).unwrap());
+    let take = |splits: &Splits, name: &str| keys(&Dataset::from(index.clone()).split(splits, name).unwrap());
     let all: BTreeSet<String> = data.keys.iter().cloned().collect();
     let expected = all.iter().enumerate().filter(|(at, _)| *at < 10 || (20..30).contains(at) && *at != 24);
     assert_eq!(take(&splits, "train"), expected.map(|(_, key)| key.clone()).collect());
@@ -125,7 +126,7 @@ fn splits_of_energon_that_do_not_fit_are_refused() {
         shards.drain(..shards_left_out);
         let index = index_of(shards);
         let split =
-            Splits::beside(&index).and_then(|splits| Source::from(index.clone()).split(&splits, "train"));
+            Splits::beside(&index).and_then(|splits| Dataset::from(index.clone()).split(&splits, "train"));
         split.unwrap_err().to_string()
     };
     let misspelt = refused(&OF_ENERGON.replace("EXCLUDED", "nobody"), 0);
@@ -141,9 +142,10 @@ fn splits_of_energon_that_do_not_fit_are_refused() {
 
 #[test]
 fn splits_that_do_not_fit_are_refused_by_name() {
-    let data = Dataset::new(2, 10, Stored::Plain);
-    let message =
-        |splits: &Splits, name: &str| Source::from(data.index()).split(splits, name).unwrap_err().to_string();
+    let data = TempDataset::new(2, 10, Compression::Plain);
+    let message = |splits: &Splits, name: &str| {
+        Dataset::from(data.index()).split(splits, name).unwrap_err().to_string()
+    };
     let unknown = message(&with_splits(&data), "tarin");
     assert!(
         unknown.contains("no split `tarin`") && unknown.contains("gold, held_out, listed, second, train"),

@@ -1,4 +1,5 @@
-//! Measured times go back into the plans: at an agreed step, on all ranks, until predictions are right.
+//! Checks that measured times correct the plans: at an agreed step, on all ranks, until predictions are
+//! right.
 
 use std::sync::Arc;
 
@@ -11,10 +12,10 @@ use dflop_tests::tar::TarBytes;
 
 const DP_SIZE: usize = 2;
 const MICROBATCHES: usize = 4;
-/// Texts of at least so many tokens run slower than predicted.
+/// Number of tokens from which texts run slower than predicted.
 const SLOW_TOKENS: u64 = 600;
 
-/// Texts of 1 to 1,500 words, short ones more often.
+/// Writes texts of 1 to 1,500 words, short ones more often.
 fn planner() -> StepPlanner {
     let directory = tempfile::tempdir().unwrap();
     let mut tar = TarBytes::new();
@@ -35,7 +36,7 @@ fn llm_ns(plan: &StepPlan) -> Vec<u64> {
     plan.costs.iter().map(|cost| *cost.module_ns.as_slice().last().unwrap()).collect()
 }
 
-/// What a sample really takes.
+/// Returns the true time of a sample.
 fn true_ns(tokens: u64, predicted_ns: u64) -> u64 {
     if tokens >= SLOW_TOKENS { 2 * predicted_ns } else { predicted_ns }
 }
@@ -50,7 +51,7 @@ fn a_table_is_in_force_from_its_step_on_in_every_clone() {
     let after = [clone.plan(4).unwrap(), clone.plan(5).unwrap()];
     assert_eq!(llm_ns(&after[0]), llm_ns(&before[0]));
     assert_ne!(llm_ns(&after[1]), llm_ns(&before[1]));
-    assert_eq!(after[1].samples, before[1].samples, "who is in a step does not depend on costs");
+    assert_eq!(after[1].samples, before[1].samples, "the samples of a step do not depend on costs");
     assert_eq!(planner.planned_steps(), 6);
     for (table, reason) in [(table(2, 5), "6 steps are planned"), (table(1, 9), "does not follow")] {
         let refused = planner.correct(table.unwrap()).unwrap_err().to_string();
@@ -72,7 +73,7 @@ fn an_observation_holds_the_samples_of_a_microbatch_without_correction() {
         assert_eq!(tokens, u64::from(cost.tokens));
         assert!(ns <= cost.module_ns.as_slice()[2]);
     }
-    // Texts give the encoders nothing to do.
+    // Texts have no work for the encoders.
     assert_eq!(planner.observation(&corrected, [0, 0], Module::Vision, 77), None);
 }
 
@@ -104,7 +105,7 @@ fn texts_that_run_slower_than_predicted_are_learned_while_the_run_goes_on() {
     for ((cost, predicted), bare) in plan.costs.iter().zip(llm_ns(&plan)).zip(llm_ns(&bare)) {
         let truth = true_ns(cost.tokens.into(), bare) as f64;
         let error = (predicted as f64 - truth).abs() / truth;
-        // Bins are an eighth of an octave wide: the one that the limit cuts holds both kinds.
+        // Bins are an eighth of an octave wide: the bin that contains the limit has samples of both kinds.
         let is_near_limit = (0.9..1.1).contains(&(f64::from(cost.tokens) / SLOW_TOKENS as f64));
         assert!(error < 0.05 || is_near_limit, "{} tokens: {error}", cost.tokens);
         if u64::from(cost.tokens) >= SLOW_TOKENS {

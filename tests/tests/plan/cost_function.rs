@@ -1,4 +1,4 @@
-//! Costs that user code says: plans follow them, on all ranks alike, and faults end the stream by name.
+//! Checks costs from user code: plans follow them, equally on all ranks, and faults end the stream by name.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use dflop_loader::Error;
 use dflop_loader::error::BoxError;
 use dflop_loader::loader::BalancedLoader;
 use dflop_loader::plan::{CostFault, CostFunction, CostInput, StepPlan, StepPlanner};
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::builder;
 use dflop_tests::run;
 use futures::StreamExt;
 
-/// What to say of the samples of a step.
+/// Cost function of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Costs {
     /// One sample takes as long as a thousand others.
     Dominated,
-    /// What the model says.
+    /// Predictions of the model.
     Same,
     TooFewRows,
     TooFewModules,
@@ -51,8 +51,8 @@ impl CostFunction for Costs {
     }
 }
 
-/// 16 samples over 2 ranks with 2 microbatches each.
-fn planner(data: &Dataset, costs: Option<Costs>) -> StepPlanner {
+/// Plans 16 samples over 2 ranks with 2 microbatches each.
+fn planner(data: &TempDataset, costs: Option<Costs>) -> StepPlanner {
     let builder = builder(data.index(), 16, 2).microbatches(2);
     let builder = match costs {
         Some(costs) => builder.cost_function(Arc::new(costs)),
@@ -71,10 +71,10 @@ fn heavy_microbatch(planner: &StepPlanner, plan: &StepPlan) -> Vec<String> {
 
 #[test]
 fn plans_follow_the_function_on_all_ranks_alike() {
-    let data = Dataset::new(1, 16, Stored::Plain);
+    let data = TempDataset::new(1, 16, Compression::Plain);
     let (first, second) = (planner(&data, Some(Costs::Dominated)), planner(&data, Some(Costs::Dominated)));
     let (plan, model) = (first.plan(0).unwrap(), planner(&data, None).plan(0).unwrap());
-    assert_eq!(heavy_microbatch(&first, &plan), [HEAVY], "what dominates is alone");
+    assert_eq!(heavy_microbatch(&first, &plan), [HEAVY], "the heavy sample is alone");
     assert_eq!(plan.digest, second.plan(0).unwrap().digest);
     assert_ne!(plan.digest, model.digest);
     assert!(plan.makespan_ns >= 1_000_000_000);
@@ -92,7 +92,7 @@ fn plans_follow_the_function_on_all_ranks_alike() {
 
 #[test]
 fn microbatches_are_weighed_by_the_function() {
-    let data = Dataset::new(1, 16, Stored::Plain);
+    let data = TempDataset::new(1, 16, Compression::Plain);
     let planner = planner(&data, Some(Costs::Dominated));
     let mut heaviest = 0.0f64;
     for dp_rank in 0..2 {
@@ -107,7 +107,7 @@ fn microbatches_are_weighed_by_the_function() {
 
 #[test]
 fn a_function_that_fails_ends_the_stream_and_names_the_step() {
-    let data = Dataset::new(1, 16, Stored::Plain);
+    let data = TempDataset::new(1, 16, Compression::Plain);
     let error = |costs| {
         let loader = BalancedLoader::builder(planner(&data, Some(costs)), 1).from_step(3).build().unwrap();
         let mut items: Vec<_> = run(loader.stream().collect());
@@ -127,7 +127,7 @@ fn a_function_that_fails_ends_the_stream_and_names_the_step() {
 
 #[test]
 fn corrections_of_the_model_are_refused() {
-    let data = Dataset::new(1, 16, Stored::Plain);
+    let data = TempDataset::new(1, 16, Compression::Plain);
     let table = CorrectionTable::new(1, 5, [(Module::Llm, 1000, 2 * FACTOR_ONE)]).unwrap();
     let error = planner(&data, Some(Costs::Same)).correct(table.clone()).unwrap_err().to_string();
     assert!(error.contains("cost function"), "{error}");

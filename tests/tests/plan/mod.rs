@@ -1,7 +1,8 @@
-//! Tests of step plans and parallelism plans.
+//! Tests step plans and parallelism plans.
 
 mod corrections;
 mod cost_function;
 mod lockstep;
+mod near_mean_cap;
 mod pad_to_tokens;
 mod parallelism;

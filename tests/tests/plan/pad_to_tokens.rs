@@ -1,4 +1,4 @@
-//! Microbatches of a fixed number of tokens, from the plan to the tensors.
+//! Checks microbatches of a fixed number of tokens, from the plan to the tensors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use dflop_loader::plan::{PadTo, StepPlanner, StepPlannerBuilder};
 use dflop_loader::prepare::{
     IGNORED, ModelInputs, PlainText, Preparer, PreparerBuilder, TensorValues, Tokenizer,
 };
-use dflop_loader::sample::{Layout, PaddingSide};
+use dflop_loader::sample::{BatchLayout, PaddingSide};
 use dflop_loader::{Error, Result};
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 
@@ -28,7 +28,7 @@ fn model() -> CostModel {
     CostModel::new(spec(), DeviceRate::preset("h100").unwrap())
 }
 
-fn builder(data: &Dataset) -> StepPlannerBuilder {
+fn builder(data: &TempDataset) -> StepPlannerBuilder {
     StepPlanner::builder(data.index(), model()).global_batch(16).dp_size(RANKS).microbatches(2).work(2_000)
 }
 
@@ -47,8 +47,8 @@ fn steps(loader: &BalancedLoader) -> Vec<Step> {
     run(loader.stream().try_collect()).unwrap()
 }
 
-/// The microbatches of all ranks.
-fn all(planner: &StepPlanner, layout: Layout) -> Vec<Microbatch> {
+/// Returns the microbatches of all ranks.
+fn all(planner: &StepPlanner, layout: BatchLayout) -> Vec<Microbatch> {
     let of_rank = |rank| steps(&loader(planner, rank, preparer().layout(layout)));
     (0..RANKS).flat_map(of_rank).flat_map(|step| step.microbatches).collect()
 }
@@ -60,7 +60,7 @@ fn inputs(microbatch: &Microbatch) -> &ModelInputs {
 fn ints<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [i64] {
     match &inputs.tensor(name).unwrap_or_else(|| panic!("no tensor `{name}`")).values {
         TensorValues::I64(values) => values,
-        TensorValues::F32(_) => panic!("`{name}` is no integer tensor"),
+        TensorValues::F32(_) => panic!("`{name}` is not an integer tensor"),
     }
 }
 
@@ -68,7 +68,7 @@ fn shape<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [usize] {
     &inputs.tensor(name).unwrap_or_else(|| panic!("no tensor `{name}`")).shape
 }
 
-/// LLM time of a text of which nothing is learned.
+/// Returns the LLM time of a text without target tokens.
 fn text_ns(tokens: u64) -> u64 {
     let shape = SampleShape { text_tokens: tokens as u32, ..SampleShape::default() };
     if tokens == 0 { 0 } else { model().predict(&shape).unwrap().module_ns.as_slice()[1] }
@@ -76,10 +76,10 @@ fn text_ns(tokens: u64) -> u64 {
 
 #[test]
 fn packed_microbatches_have_one_shape_on_all_ranks_and_learn_what_they_did_before() {
-    let data = Dataset::new(1, 32, Stored::Plain);
-    let planner = builder(&data).pad_to_tokens(TOKENS, Layout::Packed).build().unwrap();
+    let data = TempDataset::new(1, 32, Compression::Plain);
+    let planner = builder(&data).pad_to_tokens(TOKENS, BatchLayout::Packed).build().unwrap();
     let (padded, plain) =
-        (all(&planner, Layout::Packed), all(&builder(&data).build().unwrap(), Layout::Packed));
+        (all(&planner, BatchLayout::Packed), all(&builder(&data).build().unwrap(), BatchLayout::Packed));
     assert_eq!(padded.len(), 8);
     let row = TOKENS as usize;
     for microbatch in &padded {
@@ -120,9 +120,9 @@ fn packed_microbatches_have_one_shape_on_all_ranks_and_learn_what_they_did_befor
 
 #[test]
 fn padded_rows_have_the_fixed_length_and_their_padding_is_in_the_cost_of_their_samples() {
-    let data = Dataset::new(1, 32, Stored::Plain);
+    let data = TempDataset::new(1, 32, Compression::Plain);
     for side in [PaddingSide::Left, PaddingSide::Right] {
-        let layout = Layout::Padded { side };
+        let layout = BatchLayout::Padded { side };
         let planner = builder(&data).pad_to_tokens(400, layout).build().unwrap();
         for microbatch in all(&planner, layout) {
             let (inputs, rows) = (inputs(&microbatch), microbatch.samples.len());
@@ -150,10 +150,10 @@ fn padded_rows_have_the_fixed_length_and_their_padding_is_in_the_cost_of_their_s
 
 #[test]
 fn costs_and_makespans_count_padding() {
-    let data = Dataset::new(1, 32, Stored::Plain);
+    let data = TempDataset::new(1, 32, Compression::Plain);
     for strategy in [Strategy::Search, Strategy::RoundRobin, Strategy::MultiLpt, Strategy::KarmarkarKarp] {
         let builder = builder(&data).strategy(strategy).stages(vec![1, 2]);
-        let planner = builder.pad_to_tokens(TOKENS, Layout::Packed).build().unwrap();
+        let planner = builder.pad_to_tokens(TOKENS, BatchLayout::Packed).build().unwrap();
         for step in 0..4 {
             let plan = planner.plan(step).unwrap();
             let tokens = |places: &Vec<u32>| -> u64 {
@@ -181,11 +181,11 @@ fn costs_and_makespans_count_padding() {
     }
 }
 
-/// With every microbatch of the same LLM length, the search is free to balance what is left.
+/// With every microbatch of the same LLM length, the search is free to balance the rest.
 #[test]
 fn the_search_is_no_worse_than_others_by_the_makespan_with_padding() {
-    let data = Dataset::new(1, 96, Stored::Plain);
-    let planner = builder(&data).global_batch(48).microbatches(4).pad_to_tokens(TOKENS, Layout::Packed);
+    let data = TempDataset::new(1, 96, Compression::Plain);
+    let planner = builder(&data).global_batch(48).microbatches(4).pad_to_tokens(TOKENS, BatchLayout::Packed);
     let makespan = |strategy| -> u64 {
         let planner = planner.clone().strategy(strategy).build().unwrap();
         (0..4).map(|step| planner.plan(step).unwrap().makespan_ns).sum()
@@ -196,9 +196,9 @@ fn the_search_is_no_worse_than_others_by_the_makespan_with_padding() {
 
 #[test]
 fn a_microbatch_without_a_good_sample_is_all_padding() {
-    let data = Dataset::new(1, 6, Stored::Plain);
-    for layout in [Layout::Packed, Layout::Padded { side: PaddingSide::Right }] {
-        // Six samples on two ranks of four microbatches: some get none.
+    let data = TempDataset::new(1, 6, Compression::Plain);
+    for layout in [BatchLayout::Packed, BatchLayout::Padded { side: PaddingSide::Right }] {
+        // Six samples on two ranks of four microbatches: some microbatches are empty.
         let builder = StepPlanner::builder(data.index(), model()).dp_size(2).microbatches(4);
         let builder = builder.global_batch(8).validation().pad_to_tokens(600, layout);
         let planner = builder.build().unwrap();
@@ -231,7 +231,7 @@ fn check_empty(microbatch: &Microbatch) {
     assert_eq!((inputs.tokens, inputs.target_tokens), (0, 0));
     assert_eq!(shape(inputs, "labels"), [1, 600]);
     assert!(ints(inputs, "labels").iter().all(|&label| label == i64::from(IGNORED)));
-    // Attention over nothing at all would be no number.
+    // Attention over an empty row would give NaN.
     if inputs.tensor("attention_mask").is_some() {
         assert!(ints(inputs, "attention_mask").iter().all(|&is_seen| is_seen == 1));
     }
@@ -240,9 +240,9 @@ fn check_empty(microbatch: &Microbatch) {
 
 #[test]
 fn a_microbatch_over_the_length_ends_the_stream_before_its_step() {
-    let data = Dataset::new(1, 32, Stored::Plain);
-    let planner = builder(&data).pad_to_tokens(TOKENS, Layout::Packed).build().unwrap();
-    // A template that says a lot more than the estimate knows of.
+    let data = TempDataset::new(1, 32, Compression::Plain);
+    let planner = builder(&data).pad_to_tokens(TOKENS, BatchLayout::Packed).build().unwrap();
+    // A template that adds many more tokens than the estimate assumes.
     let template = "{% for m in messages %}{{ 'word ' * 300 }}{{ m.content }}<|im_end|>{% endfor %}";
     let question = PlainText::Answer { question: "What?".into() };
     let wordy = loader(&planner, 1, preparer().chat_template(template).plain_text(question));
@@ -262,10 +262,10 @@ fn a_microbatch_over_the_length_ends_the_stream_before_its_step() {
 
 #[test]
 fn a_step_that_does_not_fit_says_which_length_would_do() {
-    let data = Dataset::new(1, 32, Stored::Plain);
+    let data = TempDataset::new(1, 32, Compression::Plain);
     for strategy in [Strategy::Search, Strategy::RoundRobin] {
         let planner =
-            |tokens| builder(&data).strategy(strategy).pad_to_tokens(tokens, Layout::Packed).build();
+            |tokens| builder(&data).strategy(strategy).pad_to_tokens(tokens, BatchLayout::Packed).build();
         let error = planner(60).unwrap().plan(0).unwrap_err();
         let Error::StepTooLong { tokens, microbatches, tokens_max, tokens_needed, .. } = error else {
             panic!("{error}")
@@ -278,7 +278,7 @@ fn a_step_that_does_not_fit_says_which_length_would_do() {
         let short = planner(tokens.div_ceil(4) - 1).unwrap().plan(0).unwrap_err();
         assert!(matches!(short, Error::StepTooLong { .. }), "{short}");
     }
-    let layout = Layout::Padded { side: PaddingSide::Right };
+    let layout = BatchLayout::Padded { side: PaddingSide::Right };
     let error = builder(&data).pad_to_tokens(60, layout).build().unwrap().plan(0).unwrap_err();
     let Error::StepTooLong { tokens_needed, .. } = error else { panic!("{error}") };
     assert!(builder(&data).pad_to_tokens(tokens_needed, layout).build().unwrap().plan(0).is_ok());
@@ -286,19 +286,21 @@ fn a_step_that_does_not_fit_says_which_length_would_do() {
 
 #[test]
 fn a_lower_token_cap_leaves_room_and_settings_have_to_fit() {
-    let data = Dataset::new(1, 32, Stored::Plain);
+    let data = TempDataset::new(1, 32, Compression::Plain);
     let caps = Caps { tokens_max: Some(1_200), bytes_max: None };
-    let planner = builder(&data).caps(caps).pad_to_tokens(TOKENS, Layout::Packed).build().unwrap();
-    assert_eq!(planner.pad_to(), Some(PadTo { tokens: TOKENS, layout: Layout::Packed }));
-    let planned = all(&planner, Layout::Packed);
+    let planner = builder(&data).caps(caps).pad_to_tokens(TOKENS, BatchLayout::Packed).build().unwrap();
+    assert_eq!(planner.pad_to(), Some(PadTo { tokens: TOKENS, layout: BatchLayout::Packed }));
+    let planned = all(&planner, BatchLayout::Packed);
     assert!(planned.iter().all(|microbatch| microbatch.planned_tokens <= 1_200));
     let error = BalancedLoader::builder(planner, 0)
-        .preparer(Arc::new(preparer().layout(Layout::Padded { side: PaddingSide::Left }).build().unwrap()))
+        .preparer(Arc::new(
+            preparer().layout(BatchLayout::Padded { side: PaddingSide::Left }).build().unwrap(),
+        ))
         .build()
         .unwrap_err();
     assert!(error.to_string().contains("pad_to_tokens"), "{error}");
     for tokens in [0, 1 << 31] {
-        let error = builder(&data).pad_to_tokens(tokens, Layout::Packed).build().unwrap_err();
+        let error = builder(&data).pad_to_tokens(tokens, BatchLayout::Packed).build().unwrap_err();
         assert!(matches!(error, Error::Config { setting: "pad_to_tokens", .. }), "{error}");
     }
 }

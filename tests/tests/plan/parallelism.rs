@@ -1,9 +1,9 @@
-//! The planner against the reference implementation's choice and the paper's, all judged by the same simulation.
+//! Compares the planner with the reference implementation's rule and the paper's, all on the same simulation.
 
 use dflop_balancer::planner::{
     EncoderSplit, Evaluation, ParallelismPlan, PlanProblem, SearchSpaceOptions, Workload, evaluate, plan,
 };
-use dflop_tests::plan_cases::rules::{Rule, choose, is_whole};
+use dflop_tests::plan_cases::rules::{Rule, choose, is_complete};
 use dflop_tests::plan_cases::{CASES, Case, Prepared};
 
 fn problem<'a>(prepared: &'a Prepared, workload: &'a Workload) -> PlanProblem<'a> {
@@ -18,7 +18,7 @@ fn problem<'a>(prepared: &'a Prepared, workload: &'a Workload) -> PlanProblem<'a
     }
 }
 
-/// Seconds of a plan on the batches of a case.
+/// Returns the seconds of a plan on the batches of a case.
 fn seconds(case: &Case, prepared: &Prepared, batches: usize, plan: &ParallelismPlan) -> f64 {
     let workload = prepared.workload(case.global_batch, batches);
     evaluate(&problem(prepared, &workload), plan).as_ref().map(Evaluation::mean_seconds).unwrap()
@@ -29,7 +29,7 @@ fn no_plan_of_the_reference_is_faster_and_on_the_geometric_mean_it_is_ten_percen
     let mut product = 1.0_f64;
     for case in &CASES {
         let prepared = case.prepare();
-        assert!(is_whole(&prepared), "{}", case.name);
+        assert!(is_complete(&prepared), "{}", case.name);
         let workload = prepared.workload(case.global_batch, 20);
         let found = plan(&problem(&prepared, &workload)).unwrap();
         let theirs = choose(Rule::Reference, case, &prepared).unwrap();

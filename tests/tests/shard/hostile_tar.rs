@@ -1,4 +1,4 @@
-//! Archives with random damage: the two readers never panic and always agree.
+//! Checks archives with random damage: the two readers never panic and always agree.
 
 use dflop_loader::shard::{MappedSamples, ShardItem, StreamedSamples};
 use dflop_tests::tar::TarBytes;
@@ -65,7 +65,7 @@ proptest! {
                     ShardItem::Sample(original) if original.key == sample.key => Some(original),
                     _ => None,
                 });
-                // Fields that the archive lost whole cannot be missed; those delivered are complete.
+                // Fields that the damage removed completely cannot be missed; delivered fields are complete.
                 let original = original.expect("no sample is made up");
                 for field in &sample.fields {
                     prop_assert_eq!(Some(field), original.field(&field.extension));

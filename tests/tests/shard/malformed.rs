@@ -1,4 +1,4 @@
-//! Broken and hostile files among good ones: every good sample is delivered, every bad one is named.
+//! Checks broken and hostile files among good ones: every good sample is delivered, every bad one is named.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::Loader;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::{Stored, store};
+use dflop_tests::dataset::{Compression, compress};
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::tar::TarBytes;
 use dflop_tests::{run, shared_data};
@@ -39,7 +39,7 @@ fn bad_files() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// A good sample before, between and behind all bad ones.
+/// Writes a good sample before, between and after all bad ones.
 fn shard_of(bad: &[(&str, Vec<u8>)]) -> (Vec<u8>, BTreeSet<String>, BTreeSet<String>) {
     let (mut good_keys, mut bad_keys) = (BTreeSet::new(), BTreeSet::new());
     let mut tar = TarBytes::new();
@@ -69,9 +69,9 @@ fn every_good_sample_is_delivered_and_every_bad_one_named() {
     let (tar, mut good, bad) = shard_of(&bad_files());
     good.insert("last".into());
     let directory = tempfile::tempdir().unwrap();
-    for stored in [Stored::Plain, Stored::Gzip] {
+    for stored in [Compression::Plain, Compression::Gzip] {
         let path = directory.path().join("s.tar");
-        std::fs::write(&path, store(&tar, stored)).unwrap();
+        std::fs::write(&path, compress(&tar, stored)).unwrap();
         assert_eq!(stream(path.to_str().unwrap()), (good.clone(), bad.clone()), "{stored:?}");
     }
 }
@@ -96,9 +96,9 @@ fn a_verified_index_knows_every_bad_sample_ahead() {
 fn a_field_over_the_limit_makes_its_sample_bad_without_being_held() {
     let directory = tempfile::tempdir().unwrap();
     let tar = TarBytes::new().file("a.bin", &vec![0; 50_000]).file("b.txt", b"ok").finish();
-    for stored in [Stored::Plain, Stored::Gzip] {
+    for stored in [Compression::Plain, Compression::Gzip] {
         let path = directory.path().join("s.tar");
-        std::fs::write(&path, store(&tar, stored)).unwrap();
+        std::fs::write(&path, compress(&tar, stored)).unwrap();
         let builder = Loader::builder(expand_shards(&[path.to_str().unwrap()]).unwrap());
         let budget = ErrorBudget::new(1.0).unwrap();
         let loader = builder.field_bytes_max(10_000).error_budget(budget).build().unwrap();
@@ -135,11 +135,11 @@ fn a_damaged_index_file_is_made_again() {
     flipped[whole.len() / 2] ^= 1;
     let damaged = [0, 5, whole.len() / 2, whole.len() - 3].map(|length| whole[..length].to_vec());
     for bytes in damaged.into_iter().chain([flipped]) {
-        // Replaced, not shortened: the file may be mapped.
+        // Replaced, not truncated: the file may be mapped.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, bytes).unwrap();
         assert_eq!(Index::open_or_build(shards(), &IndexOptions::default()).unwrap().len(), 1);
-        assert_eq!(std::fs::read(&path).unwrap().len(), whole.len(), "it is whole again");
+        assert_eq!(std::fs::read(&path).unwrap().len(), whole.len(), "it is complete again");
     }
 }
 
@@ -170,7 +170,7 @@ fn the_malformed_files_beside_the_checkout_break_nothing() {
     assert!(delivered.is_disjoint(&skipped) && skipped.len() > 20, "{}", skipped.len());
 }
 
-/// A header may announce more than the index can hold: 36 bits of frames in FLAC.
+/// A header may announce more than the index can store: 36 bits of frames in FLAC.
 #[test]
 fn a_clip_too_long_for_the_index_is_bad_and_not_cut_to_another_length() {
     let flac = |frames: u64| {

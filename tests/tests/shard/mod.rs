@@ -1,4 +1,4 @@
-//! Tests of shards: grouping, damage, writing, importing.
+//! Tests shards: grouping, damage, writing, importing.
 
 mod hostile_tar;
 mod malformed;

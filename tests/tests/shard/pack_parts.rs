@@ -1,4 +1,4 @@
-//! Packing in parts: the samples are those of packing at once, and a part that was killed is run again.
+//! Checks packing in parts: the samples are those of packing at once, and a killed part can be run again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use dflop_loader::import::{
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::{Shard, expand_shards};
 use dflop_loader::{Error, Result};
-use dflop_tests::samples::{Run, plain};
+use dflop_tests::samples::{LoaderOutput, plain};
 
-/// A directory for a source beside those for shards.
+/// Temporary directories of a source and of its shards.
 struct Place(tempfile::TempDir);
 
 impl Place {
-    /// Media, and manifests that name them: ids repeat across any cut, some before a medium that is not there.
+    /// Writes media, and manifests that name them: ids repeat across any cut, some before a missing medium.
     fn new() -> Self {
         let place = Self(tempfile::tempdir().unwrap());
         let media = place.source().join("media");
@@ -58,7 +58,7 @@ fn shards(out: &Path) -> Vec<Shard> {
     expand_shards(&[out.to_str().unwrap()]).unwrap()
 }
 
-fn delivered(out: &Path) -> Run {
+fn delivered(out: &Path) -> LoaderOutput {
     let run = plain(shards(out), 1);
     assert_eq!(run.error, None);
     run
@@ -91,7 +91,7 @@ fn samples_keys_and_order_are_those_of_packing_at_once() {
     }
 }
 
-/// The joined index is that of reading the shards.
+/// Checks that the merged index equals the index of reading the shards.
 fn check_index(out: &Path, packed: &Packed) {
     let elsewhere = tempfile::tempdir().unwrap();
     let options = IndexOptions { directory: Some(elsewhere.path().to_owned()), ..IndexOptions::default() };
@@ -130,7 +130,7 @@ fn a_killed_part_is_run_again_and_replaces_its_own_leftovers_only() {
     let run = |part: usize| pack_part(&source, &out, &listed[part], &options());
     let others = [run(0).unwrap(), run(2).unwrap()];
     let before = delivered(&out);
-    // What a killed run of part 1 leaves, and part 2 still at work.
+    // The files that a killed run of part 1 leaves, with part 2 still running.
     fs::write(out.join("shard-00001-of-00003-000000.tar"), "half").unwrap();
     fs::write(out.join("shard-00001-of-00003-000007.tar"), "more").unwrap();
     fs::write(out.join(".shard-00001-of-00003-000001.tar.partial"), "rest").unwrap();

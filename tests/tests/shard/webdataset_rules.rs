@@ -1,13 +1,13 @@
-//! Grouping, names and damage, as webdataset 1.0.2 treats them where that is honest.
+//! Checks grouping, names and damage against webdataset 1.0.2, except where it loses data silently.
 //!
-//! Every case is read mapped, through a pipe, gzipped and with Zstandard: the four ways must agree.
+//! Every case is read mapped, through a pipe, with gzip and with Zstandard: the four ways must agree.
 
 use dflop_loader::shard::ShardItem;
-use dflop_tests::dataset::{Stored, store};
+use dflop_tests::dataset::{Compression, compress};
 use dflop_tests::scan;
 use dflop_tests::tar::{BLOCK, TarBytes};
 
-/// `key[ext ext]` for each sample, `!reason` for what is skipped.
+/// Formats each sample as `key[ext ext]`, and each skipped one as `!reason`.
 fn shown(items: &[ShardItem]) -> Vec<String> {
     let show = |item: &ShardItem| match item {
         ShardItem::Sample(sample) => {
@@ -23,8 +23,8 @@ fn read_all_ways(archive: &[u8]) -> Vec<ShardItem> {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(path("plain.tar"), archive).unwrap();
-    std::fs::write(path("gzip.tar"), store(archive, Stored::Gzip)).unwrap();
-    std::fs::write(path("zstd.tar"), store(archive, Stored::Zstd)).unwrap();
+    std::fs::write(path("gzip.tar"), compress(archive, Compression::Gzip)).unwrap();
+    std::fs::write(path("zstd.tar"), compress(archive, Compression::Zstd)).unwrap();
     let mapped = scan(&path("plain.tar"));
     for other in [format!("pipe:cat {}", path("plain.tar")), path("gzip.tar"), path("zstd.tar")] {
         assert_eq!(shown(&scan(&other)), shown(&mapped), "{other}");
@@ -32,7 +32,7 @@ fn read_all_ways(archive: &[u8]) -> Vec<ShardItem> {
     mapped
 }
 
-/// Members with names only; those that end in `/` are directories.
+/// Writes entries without payloads; names that end in `/` are directories.
 fn members(names: &[&str]) -> TarBytes {
     names.iter().fold(TarBytes::new(), |tar, name| match name.strip_suffix('/') {
         Some(_) => tar.empty(name, b'5'),
@@ -235,7 +235,7 @@ fn the_same_shard_twice_gives_its_samples_twice() {
 fn what_breaks_behind_the_end_mark_costs_no_sample() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("s.tar.gz");
-    let whole = store(&members(&["a.jpg", "b.jpg"]).finish(), Stored::Gzip);
+    let whole = compress(&members(&["a.jpg", "b.jpg"]).finish(), Compression::Gzip);
     let junk = [&whole[..], b"junk behind it"].concat();
     for bytes in [&whole[..whole.len() - 6], &junk[..]] {
         std::fs::write(&path, bytes).unwrap();

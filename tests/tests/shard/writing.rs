@@ -1,4 +1,4 @@
-//! The index that is made while shards are written is the one that reading them makes.
+//! Checks that the index made while shards are written equals the one made by reading them.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ fn write(builder: ShardWriterBuilder, samples: &[Sample]) -> WrittenShards {
     writer.finish().unwrap()
 }
 
-/// Bytes of the index file as they are, and as reading the shards makes them anew.
+/// Returns the bytes of the index file as written, and as rebuilt from the shards.
 fn written_and_scanned(directory: &Path) -> (Vec<u8>, Vec<u8>) {
     let open = |is_rebuilt| {
         let shards = expand_shards(&[directory.to_str().unwrap()]).unwrap();
@@ -40,7 +40,7 @@ fn index_files(directory: &Path) -> Vec<PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|extension| extension == "arrow")).collect()
 }
 
-/// Media, texts, empty fields, fields that make their sample bad, long and repeated keys.
+/// Makes media, texts, empty fields, fields that make their sample bad, long and repeated keys.
 fn mixed_samples() -> Vec<Sample> {
     let mut samples: Vec<Sample> = (0..40_u32)
         .map(|number| {
@@ -105,7 +105,7 @@ fn without_an_index_nothing_but_shards_is_written() {
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
-/// Keys as people have them, and payloads that are texts, images or noise.
+/// Draws realistic keys, and payloads that are texts, images or noise.
 fn samples() -> impl Strategy<Value = Vec<Sample>> {
     let key = prop_oneof![
         "[a-c]",
@@ -141,7 +141,7 @@ proptest! {
             let fields: Vec<(&str, &[u8])> = fields.iter().map(|(ext, payload)| (*ext, &**payload)).collect();
             let written = writer.write(key, &fields);
             if last.as_ref() == Some(key) {
-                prop_assert!(matches!(written, Err(Error::Write { .. })), "a key right behind itself was taken");
+                prop_assert!(matches!(written, Err(Error::Write { .. })), "a key directly after itself was accepted");
             } else {
                 written.unwrap();
             }

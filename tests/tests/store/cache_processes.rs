@@ -1,4 +1,4 @@
-//! One cache, many processes, some of which are killed: right bytes always, never over the limit.
+//! Checks one cache in many processes, some of which are killed: right bytes always, never above the limit.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dflop_loader::shard::{expand_shards, expand_shards_in};
 use dflop_loader::store::{ShardCache, Stores};
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::fault_server::{Behavior, FaultServer};
 use dflop_tests::samples::plain;
 
@@ -46,7 +46,7 @@ fn reader(urls: &str, cache: &Path, bytes: u64, local: &str) -> Child {
         .unwrap()
 }
 
-/// Bytes of everything in the cache at one moment, and the parts among it.
+/// Returns the bytes of everything in the cache at one moment, and of the parts among it.
 fn kept(cache: &Path) -> (u64, usize) {
     let Ok(lock) = std::fs::File::options().write(true).open(cache.join("lock")) else { return (0, 0) };
     lock.lock().unwrap();
@@ -57,9 +57,9 @@ fn kept(cache: &Path) -> (u64, usize) {
 
 #[test]
 fn killed_and_competing_processes_leave_right_bytes_and_keep_the_limit() {
-    let data = Dataset::new(SHARDS, 12, Stored::Plain);
+    let data = TempDataset::new(SHARDS, 12, Compression::Plain);
     let latency = Duration::from_millis(5);
-    let server = FaultServer::of_directory(data.directory(), Behavior { latency, ..Behavior::default() });
+    let server = FaultServer::serve_directory(data.directory(), Behavior { latency, ..Behavior::default() });
     let urls = server.url("shard-{000..009}.tar");
     let place = tempfile::tempdir().unwrap();
     let cache = place.path().join("cache");

@@ -1,4 +1,4 @@
-//! Tests of remote stores and the shard cache.
+//! Tests remote stores and the shard cache.
 
 mod cache_processes;
 mod remote;

@@ -1,4 +1,4 @@
-//! Shards on a server that misbehaves: nothing is lost, nothing comes twice, and what is wrong is said.
+//! Checks shards on a server with faults: nothing is lost, nothing is repeated, and errors name their reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,18 +8,18 @@ use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::{BalancedLoader, Loader};
 use dflop_loader::shard::{Shard, expand_shards, expand_shards_in};
 use dflop_loader::store::{Backoff, RetryConfig, ShardCache, Stores, StoresBuilder};
-use dflop_tests::dataset::{Dataset, Stored, store};
+use dflop_tests::dataset::{Compression, TempDataset, compress};
 use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
 use dflop_tests::media::jpeg;
 use dflop_tests::run;
-use dflop_tests::samples::{Run, balanced, plain};
+use dflop_tests::samples::{LoaderOutput, balanced, plain};
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;
 
 const SHARDS: usize = 4;
 const STEPS: u64 = 9;
 
-/// Quick retries, small requests: much can go wrong in a short test.
+/// Returns stores with quick retries and small requests, so that many faults occur in a short test.
 fn stores() -> StoresBuilder {
     let backoff = Backoff { first: Duration::from_millis(1), most: Duration::from_millis(20) };
     Stores::builder()
@@ -39,8 +39,8 @@ fn index(shards: Vec<Shard>, directory: &std::path::Path) -> dflop_loader::Resul
     Index::open_or_build(shards, &options).map(Arc::new)
 }
 
-/// What the local files give through both loaders.
-fn local(data: &Dataset) -> (Run, Run) {
+/// Returns what both loaders deliver from the local files.
+fn local(data: &TempDataset) -> (LoaderOutput, LoaderOutput) {
     let plain = plain(expand_shards(&[data.pattern()]).unwrap(), 2);
     let balanced = balanced(&data.index(), STEPS);
     assert_eq!(plain.samples.len(), 2 * data.keys.len());
@@ -61,12 +61,12 @@ fn every_fault_is_survived_and_every_byte_is_that_of_the_local_run() {
         Fault::Redirect,
         Fault::Refused,
     ];
-    let data = Dataset::new(SHARDS, 16, Stored::Plain);
+    let data = TempDataset::new(SHARDS, 16, Compression::Plain);
     let expected = local(&data);
-    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     for fault in faults {
         let percent = if fault == Fault::Slow { 6 } else { 20 };
-        server.behave(Behavior::faulty(percent, fault));
+        server.set_behavior(Behavior::faulty(percent, fault));
         let stores = stores().build().unwrap();
         let index_directory = tempfile::tempdir().unwrap();
         assert_eq!(plain(remote(&server, &stores), 2), expected.0, "{fault:?}");
@@ -79,12 +79,12 @@ fn every_fault_is_survived_and_every_byte_is_that_of_the_local_run() {
 
 #[test]
 fn compressed_shards_come_whole_with_and_without_a_cache() {
-    for stored in [Stored::Gzip, Stored::Zstd] {
-        let data = Dataset::new(SHARDS, 12, stored);
+    for stored in [Compression::Gzip, Compression::Zstd] {
+        let data = TempDataset::new(SHARDS, 12, stored);
         let expected = (plain(expand_shards(&[data.pattern()]).unwrap(), 2), balanced(&data.index(), STEPS));
         let faults = vec![Fault::Reset, Fault::Unavailable(None), Fault::Truncated];
         let behavior = Behavior { faulty_percent: 10, faults, ..Behavior::default() };
-        let server = FaultServer::of_directory(data.directory(), behavior);
+        let server = FaultServer::serve_directory(data.directory(), behavior);
         let directory = tempfile::tempdir().unwrap();
         let cache = ShardCache { directory: directory.path().join("cache"), bytes_max: 64 << 20 };
         for stores in [stores(), stores().cache(cache)] {
@@ -99,30 +99,30 @@ fn compressed_shards_come_whole_with_and_without_a_cache() {
 
 #[test]
 fn a_server_without_ranges_is_read_in_order() {
-    let data = Dataset::new(SHARDS, 16, Stored::Plain);
+    let data = TempDataset::new(SHARDS, 16, Compression::Plain);
     let expected = local(&data).0;
     let mut behavior = Behavior::faulty(100, Fault::RangeIgnored);
-    let server = FaultServer::of_directory(data.directory(), behavior.clone());
+    let server = FaultServer::serve_directory(data.directory(), behavior.clone());
     let stores = stores().build().unwrap();
     assert_eq!(plain(remote(&server, &stores), 2), expected);
     let sizes: u64 = (0..SHARDS).map(|shard| data.shard(shard).metadata().unwrap().len()).sum();
     let sent = server.counts().body_bytes();
     assert!(sent < 2 * 4 * sizes, "{sent} bytes for {} is not quadratic", 2 * sizes);
     behavior.faults.push(Fault::Truncated);
-    server.behave(behavior);
+    server.set_behavior(behavior);
     assert_eq!(plain(remote(&server, &stores), 2), expected);
 }
 
 #[test]
 fn a_loader_counts_its_own_retries() {
-    let data = Dataset::new(SHARDS, 16, Stored::Plain);
-    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    let data = TempDataset::new(SHARDS, 16, Compression::Plain);
+    let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     let stores = stores().build().unwrap();
     let directory = tempfile::tempdir().unwrap();
     let index = index(remote(&server, &stores), directory.path()).unwrap();
     let undisturbed = Loader::builder(remote(&server, &stores)).decode(Decode::Raw).build().unwrap();
     assert!(!run(undisturbed.stream().try_collect::<Vec<_>>()).unwrap().is_empty());
-    server.behave(Behavior::faulty(30, Fault::Unavailable(None)));
+    server.set_behavior(Behavior::faulty(30, Fault::Unavailable(None)));
     let faults = || server.counts().faults().values().sum::<u64>();
     let loader = Loader::builder(remote(&server, &stores)).decode(Decode::Raw).build().unwrap();
     run(loader.stream().try_collect::<Vec<_>>()).unwrap();
@@ -139,8 +139,9 @@ fn a_loader_counts_its_own_retries() {
 
 #[test]
 fn retry_after_is_honored() {
-    let data = Dataset::new(1, 4, Stored::Plain);
-    let server = FaultServer::of_directory(data.directory(), Behavior::faulty(100, Fault::TooMany(Some(1))));
+    let data = TempDataset::new(1, 4, Compression::Plain);
+    let server =
+        FaultServer::serve_directory(data.directory(), Behavior::faulty(100, Fault::TooMany(Some(1))));
     let stores = stores().build().unwrap();
     let shards = expand_shards_in(&[server.url("shard-000.tar")], &stores).unwrap();
     let started = std::time::Instant::now();
@@ -149,7 +150,7 @@ fn retry_after_is_honored() {
         while server.counts().faults().is_empty() && started.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        server.behave(Behavior::default());
+        server.set_behavior(Behavior::default());
         assert_eq!(reading.join().unwrap().samples.len(), 4);
     });
     assert!(started.elapsed() >= Duration::from_secs(1));
@@ -158,8 +159,8 @@ fn retry_after_is_honored() {
 
 #[test]
 fn permanent_faults_name_the_shard_and_the_offset() {
-    let data = Dataset::new(SHARDS, 16, Stored::Plain);
-    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    let data = TempDataset::new(SHARDS, 16, Compression::Plain);
+    let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     let quick = || {
         let backoff = Backoff { first: Duration::from_millis(1), most: Duration::from_millis(2) };
         stores().retry(RetryConfig { attempts_max: 3, backoff, deadline_seconds: 10 }).build().unwrap()
@@ -174,15 +175,19 @@ fn permanent_faults_name_the_shard_and_the_offset() {
         (Fault::Refused, "given up after 3 attempts"),
         (Fault::WrongEtag, "replaced while it was read"),
     ] {
-        // Lengths are told and the first chunks come; then it is over for one shard.
-        let behavior = Behavior { spared: server.counts().requests() + 8, ..Behavior::faulty(100, fault) };
-        server.behave(Behavior { only: "shard-002".into(), ..behavior });
+        // Lengths and first chunks are served; then every request for one shard fails.
+        let behavior =
+            Behavior { faultless_first: server.counts().requests() + 8, ..Behavior::faulty(100, fault) };
+        server.set_behavior(Behavior { path_contains: "shard-002".into(), ..behavior });
         let run = plain(remote(&server, &quick()), 1);
         let error = run.error.unwrap_or_else(|| panic!("{fault:?} is permanent"));
         assert!(error.contains("shard-002.tar") && error.contains("at offset"), "{error}");
         assert!(error.contains(reason), "{error}");
         let keys = run.samples.iter().map(|(key, _)| key);
-        assert!(keys.eq(data.keys.iter().take(run.samples.len())), "what came is whole and in order");
+        assert!(
+            keys.eq(data.keys.iter().take(run.samples.len())),
+            "delivered samples are complete and in order"
+        );
         let error = balanced(&indexed, STEPS).error.unwrap_or_else(|| panic!("{fault:?} is permanent"));
         assert!(error.contains("shard-002.tar") && error.contains("at offset"), "{error}");
         assert!(error.contains(reason), "{error}");
@@ -191,13 +196,13 @@ fn permanent_faults_name_the_shard_and_the_offset() {
 
 #[test]
 fn what_is_not_there_is_said_at_once() {
-    let data = Dataset::new(1, 4, Stored::Plain);
-    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    let data = TempDataset::new(1, 4, Compression::Plain);
+    let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     let shards = expand_shards(&[server.url("none.tar")]).unwrap();
     let error = plain(shards.clone(), 1).error.unwrap();
     assert!(error.contains("none.tar") && error.contains("404"), "{error}");
     assert!(Index::open_or_build(shards, &IndexOptions::default()).is_err());
-    assert!(server.counts().requests() <= 2, "nothing is tried again");
+    assert!(server.counts().requests() <= 2, "nothing is retried");
     let error = expand_shards(&[server.url("directory/")]).unwrap_err();
     let reason = std::error::Error::source(&error).unwrap().to_string();
     assert!(reason.contains("do not list"), "{reason}");
@@ -205,8 +210,8 @@ fn what_is_not_there_is_said_at_once() {
 
 #[test]
 fn a_replaced_shard_is_indexed_again_and_refused_by_the_old_index() {
-    let data = Dataset::new(SHARDS, 16, Stored::Plain);
-    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    let data = TempDataset::new(SHARDS, 16, Compression::Plain);
+    let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     let stores = stores().build().unwrap();
     let directory = tempfile::tempdir().unwrap();
     let before = index(remote(&server, &stores), directory.path()).unwrap();
@@ -224,7 +229,7 @@ fn a_replaced_shard_is_indexed_again_and_refused_by_the_old_index() {
     assert_eq!(balanced(&after, STEPS).error, None);
 }
 
-/// Samples with images and opaque fields of megabytes.
+/// Writes samples with images, and with opaque fields of megabytes.
 fn long_fields() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let mut tar = TarBytes::new();
@@ -243,7 +248,7 @@ fn long_fields() -> tempfile::TempDir {
 #[test]
 fn long_payloads_are_jumped_over_when_a_shard_is_indexed() {
     let directory = long_fields();
-    let server = FaultServer::of_directory(directory.path(), Behavior::default());
+    let server = FaultServer::serve_directory(directory.path(), Behavior::default());
     let local = expand_shards(&[directory.path().to_str().unwrap()]).unwrap();
     let local = index(local, &directory.path().join("local")).unwrap();
     let remote = expand_shards(&[server.url("shard-000.tar")]).unwrap();
@@ -259,9 +264,9 @@ fn long_payloads_are_jumped_over_when_a_shard_is_indexed() {
 
 #[test]
 fn a_step_costs_few_requests_and_their_number_is_bounded() {
-    let data = Dataset::new(SHARDS, 64, Stored::Plain);
+    let data = TempDataset::new(SHARDS, 64, Compression::Plain);
     let latency = Duration::from_millis(5);
-    let server = FaultServer::of_directory(data.directory(), Behavior { latency, ..Behavior::default() });
+    let server = FaultServer::serve_directory(data.directory(), Behavior { latency, ..Behavior::default() });
     let directory = tempfile::tempdir().unwrap();
     let joined = Stores::builder().build().unwrap();
     let of_all = index(remote(&server, &joined), directory.path()).unwrap();
@@ -271,17 +276,17 @@ fn a_step_costs_few_requests_and_their_number_is_bounded() {
     assert!(requests <= SHARDS as u64 * STEPS, "{requests}: the fields of a shard are close together");
 
     let separate = Stores::builder().gap_bytes_max(0).requests_max(3).build().unwrap();
-    let server = FaultServer::of_directory(data.directory(), Behavior { latency, ..Behavior::default() });
+    let server = FaultServer::serve_directory(data.directory(), Behavior { latency, ..Behavior::default() });
     let of_all = index(remote(&server, &separate), directory.path()).unwrap();
     assert_eq!(balanced(&of_all, STEPS).samples.len() as u64, 8 * STEPS);
-    assert_eq!(server.counts().at_once_most(), 3);
+    assert_eq!(server.counts().concurrent_max(), 3);
 }
 
 #[test]
 fn cached_shards_are_downloaded_once() {
-    let data = Dataset::new(SHARDS, 16, Stored::Plain);
+    let data = TempDataset::new(SHARDS, 16, Compression::Plain);
     let (expected, in_steps) = local(&data);
-    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     let directory = tempfile::tempdir().unwrap();
     let cache = ShardCache { directory: directory.path().join("cache"), bytes_max: 64 << 20 };
     let with_cache =
@@ -295,14 +300,18 @@ fn cached_shards_are_downloaded_once() {
     assert_eq!(balanced(&index, STEPS), in_steps);
     assert_eq!(server.counts().body_bytes(), indexed, "steps are read from the cache");
     let tiny = stores().cache(ShardCache { bytes_max: 1, ..cache.clone() }).build().unwrap();
-    assert_eq!(plain(remote(&server, &tiny), 2), expected, "shards that do not fit are read as they come");
+    assert_eq!(
+        plain(remote(&server, &tiny), 2),
+        expected,
+        "shards that do not fit are read without the cache"
+    );
 }
 
 #[test]
 fn an_indexed_shard_comes_into_the_cache_behind_the_first_steps() {
-    let data = Dataset::new(SHARDS, 16, Stored::Plain);
+    let data = TempDataset::new(SHARDS, 16, Compression::Plain);
     let in_steps = local(&data).1;
-    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     let directory = tempfile::tempdir().unwrap();
     let cache = ShardCache { directory: directory.path().join("cache"), bytes_max: 64 << 20 };
     let stores = stores().cache(cache).build().unwrap();
@@ -324,10 +333,10 @@ fn an_indexed_shard_comes_into_the_cache_behind_the_first_steps() {
 
 #[test]
 fn compressing_does_not_change_what_is_delivered() {
-    let data = Dataset::new(1, 8, Stored::Plain);
+    let data = TempDataset::new(1, 8, Compression::Plain);
     let bytes = std::fs::read(data.shard(0)).unwrap();
-    std::fs::write(data.directory().join("shard-001.tar"), store(&bytes, Stored::Zstd)).unwrap();
-    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    std::fs::write(data.directory().join("shard-001.tar"), compress(&bytes, Compression::Zstd)).unwrap();
+    let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     let run = plain(expand_shards(&[server.url("shard-{000..001}.tar")]).unwrap(), 1);
     assert_eq!(run.samples[..8], run.samples[8..]);
 }

@@ -1,5 +1,7 @@
-//! Shards in an S3 bucket behind a proxy that misbehaves; `make test-stores` starts the bucket's server and sets what
-//! these tests read: `DFLOP_S3_SERVER`, its address, and the AWS variables, whose endpoint is where the proxy listens.
+//! Checks shards in an S3 bucket behind a proxy with faults.
+//!
+//! `make test-stores` starts the bucket's server and sets what these tests read: `DFLOP_S3_SERVER`, its
+//! address, and the AWS variables, whose endpoint is the proxy's address.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,16 +12,16 @@ use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::{Shard, expand_shards, expand_shards_in};
 use dflop_loader::store::{ShardCache, Stores};
 use dflop_loader::write::{ShardWriter, ShardWriterBuilder};
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
 use dflop_tests::samples::{balanced, plain};
 use dflop_tests::tar::TarBytes;
 
 const BUCKET: &str = "dflop-shards";
-/// One test at a time has the proxy's port.
+/// Lock for the proxy's port: one test at a time uses it.
 static PORT: Mutex<()> = Mutex::new(());
 
-/// The proxy, until it is dropped.
+/// Running proxy; stops when it is dropped.
 fn proxy(behavior: Behavior) -> (FaultServer, MutexGuard<'static, ()>) {
     let guard = PORT.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let server = std::env::var("DFLOP_S3_SERVER").expect("run `make test-stores`");
@@ -31,10 +33,10 @@ fn proxy(behavior: Behavior) -> (FaultServer, MutexGuard<'static, ()>) {
     let mut stream = TcpStream::connect(server).expect("the server listens");
     stream.write_all(request.as_bytes()).expect("it takes requests");
     stream.read_to_string(&mut String::new()).expect("it answers");
-    (FaultServer::in_front_of(server, behavior, port), guard)
+    (FaultServer::proxy(server, behavior, port), guard)
 }
 
-/// One request in twenty suffers something.
+/// One request in twenty gets a fault.
 fn faulty() -> Behavior {
     let faults = vec![
         Fault::Unavailable(None),
@@ -71,8 +73,8 @@ fn index(shards: Vec<Shard>) -> (tempfile::TempDir, Arc<Index>) {
 #[ignore = "needs an S3 server: make test-stores"]
 fn s3_behind_faults_gives_what_local_files_give() {
     let (server, _port) = proxy(faulty());
-    for (stored, prefix) in [(Stored::Plain, "plain"), (Stored::Zstd, "packed")] {
-        let data = Dataset::new(3, 24, stored);
+    for (stored, prefix) in [(Compression::Plain, "plain"), (Compression::Zstd, "packed")] {
+        let data = TempDataset::new(3, 24, stored);
         let stores = Stores::builder().chunk_bytes(64 << 10).build().unwrap();
         upload(&stores, data.directory(), prefix);
         let local = plain(expand_shards(&[data.pattern()]).unwrap(), 2);
@@ -137,7 +139,7 @@ fn s3_takes_written_shards_whose_index_is_that_of_a_scan() {
     assert!(
         ShardWriter::builder(&url).stores(&stores).build().unwrap_err().to_string().contains("in the way")
     );
-    // Ten samples end in a shard of two, so the local shards differ behind the eighth.
+    // Ten samples end in a shard of two, so the local shards differ after the eighth sample.
     write(ShardWriter::builder(&url).stores(&stores).append(true), 10..14);
     let expected = plain(expand_shards(&[local.path().to_str().unwrap()]).unwrap(), 1);
     assert_eq!(plain(shards(&stores, "written"), 1), expected);

@@ -1,4 +1,4 @@
-//! The plain loader end to end.
+//! Checks what the plain loader delivers, end to end.
 
 use std::num::NonZeroU32;
 
@@ -7,7 +7,7 @@ use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{Loader, LoaderBuilder};
 use dflop_loader::media::Media;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::{jpeg, png};
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
@@ -29,8 +29,8 @@ fn keys(batches: &[Batch]) -> Vec<&str> {
 
 #[test]
 fn any_storage_and_any_number_of_workers_give_the_same_samples_in_order() {
-    for stored in [Stored::Plain, Stored::Gzip, Stored::Zstd] {
-        let data = Dataset::new(3, 15, stored);
+    for stored in [Compression::Plain, Compression::Gzip, Compression::Zstd] {
+        let data = TempDataset::new(3, 15, stored);
         for (workers, batch_size) in [(1, 7), (4, 16)] {
             for decode in [Decode::Raw, Decode::Media, Decode::Pixels { side: SIDE }] {
                 let builder = loader(&data.pattern()).workers(workers).batch_size(batch_size).decode(decode);
@@ -42,7 +42,7 @@ fn any_storage_and_any_number_of_workers_give_the_same_samples_in_order() {
 
 #[test]
 fn pixel_rows_belong_to_the_samples_with_images() {
-    let data = Dataset::new(1, 9, Stored::Plain);
+    let data = TempDataset::new(1, 9, Compression::Plain);
     let all = batches(loader(&data.pattern()).decode(Decode::Pixels { side: SIDE }));
     let pixels = all[0].pixels.as_ref().unwrap();
     let counts: Vec<usize> = pixels.rows.iter().map(ExactSizeIterator::len).collect();
@@ -54,7 +54,7 @@ fn pixel_rows_belong_to_the_samples_with_images() {
 
 #[test]
 fn epochs_repeat_and_samples_max_cuts() {
-    let data = Dataset::new(2, 5, Stored::Plain);
+    let data = TempDataset::new(2, 5, Compression::Plain);
     assert_eq!(keys(&batches(loader(&data.pattern()).epochs(3))).len(), 30);
     assert_eq!(keys(&batches(loader(&data.pattern()).epochs(3).samples_max(12))).len(), 12);
 }
@@ -79,7 +79,7 @@ fn fields_are_decoded_by_what_they_are() {
     assert!(matches!(sample.field("cls"), Some(Media::Opaque(bytes)) if &bytes[..] == b"7"));
 }
 
-/// Ten good images and one that is cut in the middle.
+/// Writes ten good images and one that is truncated in the middle.
 fn with_a_cut_image() -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let tar = (0..11).fold(TarBytes::new(), |tar, number: u32| {
@@ -119,16 +119,16 @@ fn the_default_budget_is_judged_at_the_end_of_a_short_stream() {
 
 #[test]
 fn a_missing_shard_ends_the_stream_with_its_name() {
-    let data = Dataset::new(1, 5, Stored::Plain);
+    let data = TempDataset::new(1, 5, Compression::Plain);
     let pattern = format!("{}::{}/none.tar", data.shard(0).display(), data.pattern());
     let items: Vec<_> = run(loader(&pattern).batch_size(2).build().unwrap().stream().collect());
     assert!(items.last().unwrap().as_ref().unwrap_err().to_string().contains("none.tar"));
-    assert!(items.len() >= 2, "what came before is delivered");
+    assert!(items.len() >= 2, "earlier samples are delivered");
 }
 
 #[test]
 fn a_command_that_fails_is_an_error() {
-    let data = Dataset::new(1, 5, Stored::Plain);
+    let data = TempDataset::new(1, 5, Compression::Plain);
     let pattern = format!("pipe:cat {}; exit 3", data.shard(0).display());
     let items: Vec<_> = run(loader(&pattern).build().unwrap().stream().collect());
     let error = items.last().unwrap().as_ref().unwrap_err();
@@ -137,7 +137,7 @@ fn a_command_that_fails_is_an_error() {
 
 #[test]
 fn a_byte_budget_of_one_delivers_everything() {
-    let data = Dataset::new(1, 400, Stored::Plain);
+    let data = TempDataset::new(1, 400, Compression::Plain);
     run(async {
         let pattern = data.shard(0).to_str().unwrap().to_owned();
         let loader =
@@ -149,7 +149,7 @@ fn a_byte_budget_of_one_delivers_everything() {
 
 #[test]
 fn settings_that_make_no_sense_are_refused() {
-    let data = Dataset::new(1, 1, Stored::Plain);
+    let data = TempDataset::new(1, 1, Compression::Plain);
     let message = |builder: LoaderBuilder| builder.build().unwrap_err().to_string();
     assert!(message(loader(&data.pattern()).batch_size(0)).contains("batch_size"));
     assert!(message(loader(&data.pattern()).workers(0)).contains("workers"));

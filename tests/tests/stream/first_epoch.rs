@@ -1,16 +1,16 @@
-//! Plain loaders that begin with a later epoch, as trainers make them that loop over epochs themselves.
+//! Checks plain loaders that start with a later epoch, as trainers do that loop over epochs themselves.
 
 use dflop_loader::decode::Batch;
 use dflop_loader::loader::{Loader, LoaderBuilder, StreamState};
 use dflop_loader::media::augment::Augment;
 use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 
-/// 24 samples an epoch in batches of 6, shuffled in every way there is.
-fn loader(data: &Dataset) -> LoaderBuilder {
+/// Streams 24 samples per epoch in batches of 6, with every kind of shuffle.
+fn loader(data: &TempDataset) -> LoaderBuilder {
     let augment = Augment::builder().flip(0.5).seed(5).build().unwrap();
     let builder = Loader::builder(expand_shards(&[data.pattern()]).unwrap()).batch_size(6).augment(augment);
     builder.shuffle_shards(3).shuffle(ShuffleBuffer::new(10))
@@ -27,7 +27,7 @@ fn json(state: &StreamState) -> StreamState {
 
 #[test]
 fn a_stream_that_begins_with_an_epoch_is_that_epoch_of_a_longer_run() {
-    let data = Dataset::new(4, 6, Stored::Plain);
+    let data = TempDataset::new(4, 6, Compression::Plain);
     let long = batches(loader(&data).epochs(4));
     assert_eq!(long.len(), 16);
     for epoch in 0..4 {
@@ -41,7 +41,7 @@ fn a_stream_that_begins_with_an_epoch_is_that_epoch_of_a_longer_run() {
 
 #[test]
 fn a_later_epoch_goes_on_from_its_state_wherever_it_was_cut() {
-    let data = Dataset::new(4, 6, Stored::Plain);
+    let data = TempDataset::new(4, 6, Compression::Plain);
     let whole = batches(loader(&data).first_epoch(2).epochs(2));
     for cut in 0..=8 {
         let first = loader(&data).first_epoch(2).epochs(2).build().unwrap();
@@ -49,7 +49,7 @@ fn a_later_epoch_goes_on_from_its_state_wherever_it_was_cut() {
         let state = json(&first.state().unwrap());
         assert_eq!((state.first_epoch(), state.delivered()), (2, 6 * begun.len() as u64));
         assert!(state.epoch() >= 2, "{}", state.epoch());
-        // The state says where epochs begin to count, whatever the builder says.
+        // The state determines the first epoch, not the builder.
         let rest = batches(loader(&data).first_epoch(7).epochs(2).restore(state));
         assert_eq!(rest, whole[cut..], "cut after {cut}");
     }
@@ -57,7 +57,7 @@ fn a_later_epoch_goes_on_from_its_state_wherever_it_was_cut() {
 
 #[test]
 fn an_absurd_epoch_is_refused() {
-    let data = Dataset::new(1, 2, Stored::Plain);
+    let data = TempDataset::new(1, 2, Compression::Plain);
     let refused = loader(&data).first_epoch(u64::MAX).build().unwrap_err().to_string();
     assert!(refused.contains("first_epoch"), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! Tests of the stream loader.
+//! Tests the stream loader.
 
 mod delivery;
 mod first_epoch;

@@ -1,4 +1,4 @@
-//! A stream that goes on from a state delivers what the uninterrupted one would have.
+//! Checks that a stream resumed from a state delivers what the uninterrupted one would have delivered.
 
 use dflop_loader::decode::Batch;
 use dflop_loader::error::Skipped;
@@ -6,16 +6,16 @@ use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{Loader, LoaderBuilder, RestoredInput, StreamState};
 use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::Stored;
+use dflop_tests::dataset::Compression;
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 use proptest::prelude::*;
 
-/// Key, epoch and fields of every sample.
+/// Key, epoch and fields of every sample of a batch.
 type Seen = Vec<Vec<(String, u64, String)>>;
 
-/// What part of a stream gave.
+/// Result of a part of a stream.
 #[derive(Debug)]
 struct Part {
     batches: Seen,
@@ -30,7 +30,7 @@ fn seen(batches: &[Batch]) -> Seen {
     batches.iter().map(|batch| batch.samples.iter().map(sample).collect()).collect()
 }
 
-/// Takes at most `most` batches; the state is written as JSON and read again.
+/// Takes at most `most` batches; the state is written as JSON and read back.
 fn part(builder: LoaderBuilder, most: usize) -> Part {
     let budget = ErrorBudget::new(1.0).unwrap();
     let loader = builder.workers(2).error_budget(budget).build().unwrap();
@@ -40,7 +40,7 @@ fn part(builder: LoaderBuilder, most: usize) -> Part {
     Part { batches: seen(&batches), skipped: loader.skipped(), state }
 }
 
-/// Cuts a stream after `cut` batches and compares both parts with the whole.
+/// Interrupts a stream after `cut` batches and compares both parts with the whole.
 fn check_cut(builder: &LoaderBuilder, cut: usize) {
     let whole = part(builder.clone(), usize::MAX);
     let first = part(builder.clone(), cut);
@@ -52,11 +52,11 @@ fn check_cut(builder: &LoaderBuilder, cut: usize) {
     let samples: u64 = whole.batches.iter().map(|batch| batch.len() as u64).sum();
     assert_eq!((second.state.delivered(), second.state.skipped()), (samples, skipped));
     let rest = part(builder.clone().restore(second.state), usize::MAX);
-    assert_eq!((rest.batches.len(), rest.skipped.len()), (0, 0), "behind the end there is nothing");
+    assert_eq!((rest.batches.len(), rest.skipped.len()), (0, 0), "nothing follows the end");
 }
 
-fn storage() -> impl Strategy<Value = Stored> {
-    prop_oneof![Just(Stored::Plain), Just(Stored::Gzip), Just(Stored::Zstd)]
+fn storage() -> impl Strategy<Value = Compression> {
+    prop_oneof![Just(Compression::Plain), Just(Compression::Gzip), Just(Compression::Zstd)]
 }
 
 fn buffers() -> impl Strategy<Value = Option<ShuffleBuffer>> {
@@ -110,7 +110,7 @@ proptest! {
 
 #[test]
 fn a_chain_of_restores_is_the_whole_stream() {
-    let texts = MixedTexts::new(&[9, 14, 3, 8], Stored::Plain);
+    let texts = MixedTexts::new(&[9, 14, 3, 8], Compression::Plain);
     let builder = Loader::builder(expand_shards(&[texts.pattern()]).unwrap()).batch_size(3).epochs(3);
     let builder = builder.shuffle(ShuffleBuffer { seed: 4, ..ShuffleBuffer::new(10) }).shuffle_shards(1);
     let whole = part(builder.clone(), usize::MAX);
@@ -129,7 +129,7 @@ fn a_chain_of_restores_is_the_whole_stream() {
 
 #[test]
 fn a_cut_by_samples_loses_and_doubles_nothing() {
-    let texts = MixedTexts::new(&[20, 20], Stored::Gzip);
+    let texts = MixedTexts::new(&[20, 20], Compression::Gzip);
     let builder = Loader::builder(expand_shards(&[texts.pattern()]).unwrap()).batch_size(4);
     let builder = builder.shuffle(ShuffleBuffer::new(8));
     let keys = |part: &Part| part.batches.iter().flatten().map(|sample| sample.0.clone()).collect::<Vec<_>>();
@@ -140,7 +140,7 @@ fn a_cut_by_samples_loses_and_doubles_nothing() {
 
 #[test]
 fn what_was_read_ahead_is_not_lost() {
-    let texts = MixedTexts::new(&[30, 30], Stored::Plain);
+    let texts = MixedTexts::new(&[30, 30], Compression::Plain);
     let shards = expand_shards(&[texts.pattern()]).unwrap();
     let builder = Loader::builder(shards).batch_size(2).error_budget(ErrorBudget::new(1.0).unwrap());
     let loader = builder.clone().build().unwrap();
@@ -156,7 +156,7 @@ fn what_was_read_ahead_is_not_lost() {
 
 #[test]
 fn a_stream_that_failed_goes_on_once_the_shard_is_there() {
-    let texts = MixedTexts::new(&[10, 10, 10], Stored::Plain);
+    let texts = MixedTexts::new(&[10, 10, 10], Compression::Plain);
     let builder = Loader::builder(expand_shards(&[texts.pattern()]).unwrap()).batch_size(4);
     let builder = builder.error_budget(ErrorBudget::new(1.0).unwrap()).shuffle(ShuffleBuffer::new(5));
     let whole = part(builder.clone(), usize::MAX);
@@ -172,7 +172,7 @@ fn a_stream_that_failed_goes_on_once_the_shard_is_there() {
 
 #[test]
 fn a_pipe_may_go_on_with_the_rest_of_its_stream() {
-    let texts = MixedTexts::new(&[40], Stored::Plain);
+    let texts = MixedTexts::new(&[40], Compression::Plain);
     let builder = Loader::builder(expand_shards(&texts.pipes()).unwrap()).batch_size(4);
     let builder = builder.shuffle(ShuffleBuffer::new(7));
     let whole = part(builder.clone(), usize::MAX);
@@ -187,7 +187,7 @@ fn a_pipe_may_go_on_with_the_rest_of_its_stream() {
 
 #[test]
 fn the_state_of_a_full_buffer_is_small() {
-    let texts = MixedTexts::new(&[400, 400], Stored::Plain);
+    let texts = MixedTexts::new(&[400, 400], Compression::Plain);
     let state = |names: &[String]| {
         let builder = Loader::builder(expand_shards(names).unwrap()).batch_size(16);
         let part = part(builder.shuffle(ShuffleBuffer::new(300)), 20);
@@ -200,8 +200,8 @@ fn the_state_of_a_full_buffer_is_small() {
 
 #[test]
 fn passing_over_what_was_read_before_is_no_stall() {
-    let texts = MixedTexts::new(&[800], Stored::Plain);
-    // In pieces: all together take longer than a stall may, and none does.
+    let texts = MixedTexts::new(&[800], Compression::Plain);
+    // In pieces: all together take longer than the stall timeout, but no single one does.
     let slow = format!(
         "pipe:for i in 0 1 2 3 4 5 6 7 8 9 10 11; do dd if={0} bs=64k skip=$i count=1 2>/dev/null; sleep 0.25; done; dd if={0} bs=64k skip=12",
         texts.shard(0).display()

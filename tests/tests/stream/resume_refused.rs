@@ -1,10 +1,10 @@
-//! A state of another stream, or of shards that have changed, is refused by name.
+//! Checks that a state of another stream, or of changed shards, is an error that names the reason.
 
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{Loader, LoaderBuilder, StreamState};
 use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::Stored;
+use dflop_tests::dataset::Compression;
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
@@ -20,7 +20,7 @@ fn state_after(builder: LoaderBuilder, batches: usize) -> StreamState {
     loader.state().unwrap()
 }
 
-/// What the restored stream says instead of its first batch.
+/// Returns the error of the restored stream.
 fn refusal(builder: LoaderBuilder) -> String {
     let loader = builder.build().unwrap();
     let error = run(async { loader.stream().next().await.unwrap().unwrap_err() });
@@ -29,7 +29,7 @@ fn refusal(builder: LoaderBuilder) -> String {
 
 #[test]
 fn a_shard_with_another_length_is_refused_by_name() {
-    let texts = MixedTexts::new(&[10, 10], Stored::Plain);
+    let texts = MixedTexts::new(&[10, 10], Compression::Plain);
     let state = state_after(builder(&texts), 5);
     std::fs::write(texts.shard(1), texts.archive(1, 3)).unwrap();
     let message = refusal(builder(&texts).restore(state));
@@ -38,7 +38,7 @@ fn a_shard_with_another_length_is_refused_by_name() {
 
 #[test]
 fn a_shard_with_another_first_header_is_refused_by_name() {
-    for stored in [Stored::Plain, Stored::Zstd] {
+    for stored in [Compression::Plain, Compression::Zstd] {
         let texts = MixedTexts::new(&[10], stored);
         let state = state_after(builder(&texts), 1);
         let mut bytes = std::fs::read(texts.shard(0)).unwrap();
@@ -51,7 +51,7 @@ fn a_shard_with_another_first_header_is_refused_by_name() {
 
 #[test]
 fn a_changed_shard_of_which_only_the_buffer_has_samples_is_refused_by_name() {
-    let texts = MixedTexts::new(&[12, 12], Stored::Plain);
+    let texts = MixedTexts::new(&[12, 12], Compression::Plain);
     let shuffled = |texts: &MixedTexts| builder(texts).shuffle(ShuffleBuffer::new(14));
     let state = state_after(shuffled(&texts), 1);
     std::fs::write(texts.shard(0), texts.archive(0, 1)).unwrap();
@@ -61,7 +61,7 @@ fn a_changed_shard_of_which_only_the_buffer_has_samples_is_refused_by_name() {
 
 #[test]
 fn a_shard_that_changed_behind_its_first_header_is_refused_where_the_buffer_shows_it() {
-    let texts = MixedTexts::new(&[12, 12], Stored::Plain);
+    let texts = MixedTexts::new(&[12, 12], Compression::Plain);
     let shuffled = |texts: &MixedTexts| builder(texts).shuffle(ShuffleBuffer::new(14));
     let state = state_after(shuffled(&texts), 1);
     let mut bytes = std::fs::read(texts.shard(0)).unwrap();
@@ -73,7 +73,8 @@ fn a_shard_that_changed_behind_its_first_header_is_refused_where_the_buffer_show
 
 #[test]
 fn a_shard_may_lie_in_another_directory() {
-    let (texts, moved) = (MixedTexts::new(&[10, 4], Stored::Plain), MixedTexts::new(&[10, 4], Stored::Plain));
+    let (texts, moved) =
+        (MixedTexts::new(&[10, 4], Compression::Plain), MixedTexts::new(&[10, 4], Compression::Plain));
     let state = state_after(builder(&texts).shuffle(ShuffleBuffer::new(3)), 2);
     let loader = builder(&moved).shuffle(ShuffleBuffer::new(3)).restore(state.clone()).build().unwrap();
     let samples: u64 =
@@ -84,7 +85,7 @@ fn a_shard_may_lie_in_another_directory() {
 
 #[test]
 fn a_state_of_another_stream_is_refused() {
-    let texts = MixedTexts::new(&[4, 4, 4], Stored::Plain);
+    let texts = MixedTexts::new(&[4, 4, 4], Compression::Plain);
     let plain = state_after(builder(&texts), 1);
     let refused = |builder: LoaderBuilder, mentioned: &str| {
         let message = builder.build().unwrap_err().to_string();
@@ -93,7 +94,7 @@ fn a_state_of_another_stream_is_refused() {
     refused(builder(&texts).restore(plain.clone()).shuffle(ShuffleBuffer::new(3)), "shuffled");
     refused(builder(&texts).restore(plain.clone()).shuffle_shards(1), "dealt");
     refused(builder(&texts).restore(plain.clone()).shards_of_rank(0, 2), "dealt");
-    refused(builder(&MixedTexts::new(&[4, 4], Stored::Plain)).restore(plain.clone()), "3 shards");
+    refused(builder(&MixedTexts::new(&[4, 4], Compression::Plain)).restore(plain.clone()), "3 shards");
     let other = expand_shards(
         &[texts.shard(0), texts.shard(2), texts.shard(1)].map(|path| path.display().to_string()),
     );
@@ -105,10 +106,10 @@ fn a_state_of_another_stream_is_refused() {
     refused(builder(&texts).restore(serde_json::from_value(value).unwrap()), "version 9");
 }
 
-/// Such a number was once a panic in the reader, and the panic looked like the end of the data.
+/// Regression: such a number made the reader panic, and the panic looked like the end of the data.
 #[test]
 fn numbers_that_nobody_saved_are_refused() {
-    let texts = MixedTexts::new(&[10], Stored::Plain);
+    let texts = MixedTexts::new(&[10], Compression::Plain);
     let state = serde_json::to_string(&state_after(builder(&texts), 2)).unwrap();
     for name in ["drawn", "delivered", "skipped"] {
         let mut edited: serde_json::Value = serde_json::from_str(&state).unwrap();
@@ -121,7 +122,7 @@ fn numbers_that_nobody_saved_are_refused() {
 
 #[test]
 fn a_state_whose_numbers_were_changed_to_likely_ones_is_refused() {
-    let texts = MixedTexts::new(&[10, 10], Stored::Plain);
+    let texts = MixedTexts::new(&[10, 10], Compression::Plain);
     let state = serde_json::to_string(&state_after(builder(&texts), 2)).unwrap();
     let whole: StreamState = serde_json::from_str(&state).unwrap();
     assert!(builder(&texts).restore(whole).build().is_ok());

@@ -1,4 +1,4 @@
-//! The plain loader as a whole: order, shares of ranks, and memory, whatever the threads do.
+//! Checks order, shares of ranks and memory of the plain loader, for any timing of its threads.
 
 use std::num::NonZeroU32;
 
@@ -7,7 +7,7 @@ use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{Loader, LoaderBuilder};
 use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::Stored;
+use dflop_tests::dataset::Compression;
 use dflop_tests::media::jpeg;
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::run;
@@ -27,7 +27,7 @@ fn keys(batches: &[Batch]) -> Vec<String> {
     batches.iter().flat_map(|batch| &batch.samples).map(|sample| sample.key.clone()).collect()
 }
 
-/// One shard of these files.
+/// Writes one shard of these files.
 fn shard_of(files: &[(String, Vec<u8>)]) -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let tar = files.iter().fold(TarBytes::new(), |tar, (name, bytes)| tar.file(name, bytes));
@@ -39,7 +39,7 @@ fn shard_of(files: &[(String, Vec<u8>)]) -> (tempfile::TempDir, String) {
 
 #[test]
 fn a_shuffled_epoch_is_a_permutation_and_every_epoch_another() {
-    let texts = MixedTexts::new(&[30, 20, 25], Stored::Plain);
+    let texts = MixedTexts::new(&[30, 20, 25], Compression::Plain);
     let names = [texts.pattern()];
     let mut in_order = keys(&batches(builder(&names)));
     let order = |buffer| keys(&batches(builder(&names).shuffle(buffer).epochs(2).batch_size(4)));
@@ -59,7 +59,7 @@ fn a_shuffled_epoch_is_a_permutation_and_every_epoch_another() {
 
 #[test]
 fn shards_are_read_in_another_order_in_every_epoch() {
-    let texts = MixedTexts::new(&[2; 8], Stored::Plain);
+    let texts = MixedTexts::new(&[2; 8], Compression::Plain);
     let all = keys(&batches(builder(&[texts.pattern()]).shuffle_shards(3).epochs(2)));
     let (first, second) = all.split_at(all.len() / 2);
     assert_ne!(first, second);
@@ -73,7 +73,7 @@ fn shards_are_read_in_another_order_in_every_epoch() {
 
 #[test]
 fn ranks_share_the_shards_of_every_epoch() {
-    let texts = MixedTexts::new(&[3, 5, 2, 7, 4, 6, 1], Stored::Plain);
+    let texts = MixedTexts::new(&[3, 5, 2, 7, 4, 6, 1], Compression::Plain);
     let names = [texts.pattern()];
     for seed in [None, Some(5)] {
         let share = |rank, world| {
@@ -140,18 +140,18 @@ proptest! {
             assert_eq!(keys(&batches).len(), sizes.len());
             drop(batches);
             let metrics = loader.metrics();
-            assert_eq!((metrics.undecoded_bytes, metrics.decoded_bytes), (0, 0), "all is given back");
+            assert_eq!((metrics.undecoded_bytes, metrics.decoded_bytes), (0, 0), "all memory is released");
             (metrics.undecoded_bytes_max, metrics.decoded_bytes_max)
         };
         let half = (budget / 2).max(1);
         let (undecoded, decoded) = most(Decode::Media, None);
         prop_assert!(undecoded <= budget.max(largest), "{undecoded} of {budget}, largest {largest}");
         prop_assert!(decoded <= budget.max(largest_batch), "{decoded} of {budget}, batch {largest_batch}");
-        // Shuffled batches are other batches; none is larger than all samples.
+        // Shuffled batches differ; none is larger than all samples.
         let (undecoded, _) = most(Decode::Media, Some(7));
         prop_assert!(undecoded <= 2 * half.max(largest), "{undecoded} of {budget}, largest {largest}");
         let (undecoded, decoded) = most(Decode::Raw, None);
-        // A sample is counted with its batch before the reader forgets it.
+        // A sample is counted with its batch before the reader stops counting it.
         let bound = half.max(largest) + half.max(largest_batch);
         prop_assert!(undecoded <= bound, "{undecoded} over {bound}");
         prop_assert_eq!(decoded, 0);

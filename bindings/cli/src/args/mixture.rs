@@ -32,6 +32,7 @@ impl MixtureArgs {
         let stores = self.place.stores()?;
         match &self.mix[..] {
             [] => Ok(self.place.open(&self.shards, &stores, token_counts)?.into()),
+            // A single value without a weight is the name of a mixture file.
             [file] if weighted(file).is_none() => {
                 read_mixture(Path::new(file), &stores, &self.place.index_options(token_counts)?)
             }
@@ -127,6 +128,7 @@ impl MixtureEntry {
 
 /// Joins a pattern to a directory; patterns with a scheme or an environment variable are not changed.
 fn pattern_beside(directory: &Path, pattern: &str) -> String {
+    // A scheme, such as `s3:` and `pipe:`, or a variable such as `${DATA}`.
     let stands_alone = pattern.contains(':') || pattern.starts_with("${");
     if stands_alone { pattern.to_owned() } else { directory.join(pattern).display().to_string() }
 }

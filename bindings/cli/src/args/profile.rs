@@ -60,6 +60,7 @@ impl MeasuredProfileArgs {
         if degrees.is_some_and(|degrees| degrees.contains(&0)) {
             return Err(Failure::Misuse("invalid `profile-tp`: must be at least 1".into()));
         }
+        // One degree is for both; with two, the encoders come first.
         let degrees = degrees.map(|degrees| [degrees[0], degrees[degrees.len() - 1]]);
         Ok(profile_options(degrees, self.packed_tokens)?)
     }

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use dflop_balancer::{Caps, Strategy};
 use dflop_loader::order::{LoaderState, Mixture, Shuffle, Tail};
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
-use dflop_loader::sample::Layout;
+use dflop_loader::sample::BatchLayout;
 
 use crate::args::model::ModelArgs;
 use crate::failure::Failure;
@@ -95,8 +95,10 @@ impl StepPlanArgs {
             open_blocks: open_blocks.unwrap_or(OPEN_BLOCKS),
         };
         Ok(match shuffle {
+            // `--validation` excludes `--shuffle`, so that there is nothing to override.
             _ if self.validation => Shuffle::None,
             Some(ShuffleArg::Blocks) => blocks,
+            // Sizes of blocks imply the shuffle that uses them.
             None if has_sizes => blocks,
             Some(_) if has_sizes => {
                 let reason = "`--block-samples` and `--open-blocks` need `--shuffle blocks`";
@@ -179,13 +181,13 @@ impl StepPlanArgs {
         epoch: u64,
         resume: &ResumeArgs,
     ) -> Result<StepPlanner, Failure> {
-        self.planner_for(Layout::Packed, data, epoch, resume)
+        self.planner_for(BatchLayout::Packed, data, epoch, resume)
     }
 
     /// Builds the planner for a layout of microbatches.
     pub(crate) fn planner_for(
         &self,
-        layout: Layout,
+        layout: BatchLayout,
         data: impl Into<Mixture>,
         epoch: u64,
         resume: &ResumeArgs,

@@ -146,6 +146,7 @@ fn read_text(path: &PathBuf) -> Result<String, Failure> {
         |error: std::io::Error| Failure::Failed(format!("could not read `{}`: {error}", path.display()));
     let bytes = std::fs::read(path).map_err(cannot)?;
     let mut text = String::new();
+    // The magic number of gzip; instance files often have no telling extension.
     if bytes.starts_with(&[0x1f, 0x8b]) {
         flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut text).map_err(cannot)?;
     } else {

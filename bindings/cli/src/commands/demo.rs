@@ -78,6 +78,7 @@ struct DemoReport {
 }
 
 pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
+    // With `--json` the lines for people are dropped, so that the object is the only output.
     let mut nowhere = std::io::sink();
     let out: &mut dyn Write = if args.json { &mut nowhere } else { stdout };
     let directory = args.out.join("shards");

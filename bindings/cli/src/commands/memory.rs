@@ -118,6 +118,7 @@ fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'
         .trained_state(StateBytes { optimizer_ranks: args.optimizer_ranks, ..state })
         .buffer_bytes(bytes("buffers-gib", args.buffers_gib)?)
         .microbatches(args.microbatches.get());
+    // Checked before the profile is read, because it is the cheaper mistake to find.
     frozen.check(spec)?;
     if let Some(path) = args.model.profile.path() {
         let profile = read_profile(path)?;
@@ -192,6 +193,7 @@ fn bytes(argument: &str, gib: f64) -> Result<u64, Failure> {
 
 fn report(stage: &StageMemory, memory_bytes: Option<u64>) -> StageReport {
     let peak = stage.peak;
+    // Signed: the headroom of a stage that does not fit is negative.
     let headroom = |memory: u64| i128::from(memory) - i128::from(peak.total());
     StageReport {
         module: stage.module,

@@ -70,6 +70,7 @@ fn write_shards(
     seed: u64,
     progress: &dyn Progress,
 ) -> io::Result<Vec<(PathBuf, u64)>> {
+    // Threads take shards from a counter, because shards differ in cost.
     let next = AtomicUsize::new(0);
     let work = || {
         let mut written = Vec::new();
@@ -90,6 +91,7 @@ fn write_shards(
     for result in results {
         written.extend(result?);
     }
+    // Threads finish in any order; names sort in the order of shards.
     written.sort_unstable();
     Ok(written)
 }

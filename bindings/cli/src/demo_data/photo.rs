@@ -115,6 +115,7 @@ impl Shape {
         let edge = |x: f64| (x.max(0.0) as usize).min(row.len());
         let span = edge(self.center[0] - share * self.radii[0])..edge(self.center[0] + share * self.radii[0]);
         let light = (-30.0 * offset) as i32;
+        // The shade is not clamped here: texture is added first, and the sum is clamped.
         row[span].fill(self.color.map(|channel| channel + light));
     }
 }
@@ -128,6 +129,7 @@ struct Octave {
 
 impl Octave {
     fn new(width: usize, height: usize, cell: usize, amplitude: i32, rng: &mut Rng) -> Self {
+        // One more column and row than cells, for interpolation at the right and lower edge.
         let (columns, rows) = (width / cell + 2, height / cell + 2);
         let values = (0..columns * rows).map(|_| rng.between(-amplitude, amplitude + 1)).collect();
         Self { cell, columns, values }

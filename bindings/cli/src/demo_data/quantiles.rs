@@ -28,6 +28,7 @@ impl Quantiles {
     /// Draws a value between the first and the last entry.
     pub(super) fn draw(&self, rng: &mut Rng) -> f64 {
         let place = rng.fraction() * (ENTRIES - 1) as f64;
+        // The last entry has no neighbor to interpolate with.
         let entry = (place as usize).min(ENTRIES - 2);
         let (low, high) = (self.0[entry], self.0[entry + 1]);
         low + (high - low) * (place - entry as f64)

@@ -26,6 +26,7 @@ const GRAIN: i32 = 2;
 pub(super) fn receipt_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
     let paper = rng.between(225, 250);
     let ink = rng.between(30, 90);
+    // Six glyphs of margin; at least a pixel per dot on narrow scans.
     let dot = (width / ((LINE_GLYPHS + 6) * (GLYPH_COLUMNS + 1))).max(1);
     let mut pixels = draw_paper(width, height, paper, rng);
     let pitch = dot * LINE_ROWS;
@@ -63,6 +64,7 @@ fn draw_line(rng: &mut Rng) -> Vec<u64> {
 fn draw_strokes(rng: &mut Rng) -> u64 {
     let column = (0..GLYPH_ROWS).fold(0, |bits, row| bits | 1_u64 << (row * GLYPH_COLUMNS));
     let row = (1_u64 << GLYPH_COLUMNS) - 1;
+    // One stroke in the left, one in the right half; below, one in the upper, one in the lower half.
     let upright = column << rng.below(2) | column << (2 + rng.below(3));
     let level = row << (GLYPH_COLUMNS * rng.below(3)) | row << (GLYPH_COLUMNS * (3 + rng.below(4)));
     // A quarter of the dots is left out, so that glyphs differ.

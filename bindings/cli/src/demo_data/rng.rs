@@ -13,6 +13,7 @@ impl Rng {
     pub(crate) fn new(seed: u64, sample: usize) -> Self {
         let mut rng = Self(seed);
         let start = rng.bits();
+        // An odd multiplier maps samples to distinct starts; SplitMix64 mixes neighboring starts well.
         Self(start ^ (sample as u64).wrapping_mul(0xD1B5_4A32_D192_ED03))
     }
 
@@ -27,6 +28,7 @@ impl Rng {
 
     /// Draws an integer in `0..end`; `end` is at least 1.
     pub(crate) fn below(&mut self, end: usize) -> usize {
+        // The upper 64 bits of the product: almost uniform, and cheaper than a remainder.
         ((u128::from(self.bits()) * end as u128) >> 64) as usize
     }
 
@@ -37,6 +39,7 @@ impl Rng {
 
     /// Draws a number in `0..1`.
     pub(crate) fn fraction(&mut self) -> f64 {
+        // 53 bits, the precision of `f64`, so that the result is below 1.
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 

@@ -23,6 +23,7 @@ pub(super) fn write_shard(
     seed: u64,
     progress: &dyn Progress,
 ) -> io::Result<u64> {
+    // Renamed when complete: a shard never has half of its samples.
     let partial = path.with_extension("tar.partial");
     let written = write_tar(&partial, samples, seed, progress).and_then(|bytes| {
         fs::rename(&partial, path)?;

@@ -46,6 +46,7 @@ pub(super) fn speak(seconds: f64, rng: &mut Rng) -> Vec<i16> {
         }
         vowel(&mut samples, pitch_hz * rng.range(0.85, 1.2), rng);
     }
+    // The last sound may be longer than what is left.
     samples.truncate(frames);
     samples
 }
@@ -67,6 +68,7 @@ fn vowel(samples: &mut Vec<i16>, pitch_hz: f64, rng: &mut Rng) {
     let (mut phase, mut source) = (0.0, 0.0);
     for frame in 0..frames {
         let age = frame as f64 / frames as f64;
+        // Phase in periods of the pitch: a pulse when one is complete.
         phase += pitch_hz * (1.0 - 0.1 * age) / RATE;
         let mut pulse = 0.0;
         if phase >= 1.0 {
@@ -82,7 +84,7 @@ fn vowel(samples: &mut Vec<i16>, pitch_hz: f64, rng: &mut Rng) {
     }
 }
 
-/// Returns a half-sine-like window: from 0 to 1 in the middle and back.
+/// Returns a parabolic window: from 0 to 1 in the middle and back.
 fn swell(frame: usize, frames: usize) -> f64 {
     let age = frame as f64 / frames as f64;
     4.0 * age * (1.0 - age)
@@ -111,6 +113,7 @@ impl Resonator {
             (std::f64::consts::TAU * frequency_hz / RATE) * (std::f64::consts::TAU * frequency_hz / RATE);
         // `cos` of the standard library differs between machines; this series does not.
         let cosine = 1.0 - square / 2.0 * (1.0 - square / 12.0 * (1.0 - square / 30.0));
+        // Poles inside the unit circle, so that the filter is stable.
         let (last, last_but_one) = (2.0 * radius * cosine, -radius * radius);
         Self { gain: 1.0 - last - last_but_one, last, last_but_one, outputs: [0.0; 2] }
     }

@@ -59,6 +59,7 @@ pub(super) fn conversation(key: &str, images: usize, words: usize, rng: &mut Rng
     let questions = 1 + rng.below(3);
     let mut conversations = Vec::with_capacity(2 * questions);
     for question in 0..questions {
+        // LLaVA puts all images before the first question.
         let placeholders = if question == 0 { "<image>\n".repeat(images) } else { String::new() };
         let asked = prose(words / 4 / questions, rng);
         conversations.push(Turn { from: "human", value: placeholders + &asked });

@@ -119,6 +119,7 @@ fn draw(plot: &mut String, point: &PointAccuracy, color: usize, middle: f64, siz
         setting.tokens,
         error * 100.0
     );
+    // Extrapolated points of all parts share one color.
     let class = if point.is_extrapolated { "dot beyond".to_owned() } else { format!("dot c{color}") };
     svg::dot(plot, &class, sizes.x(point.size()), (y * 10.0).round() / 10.0, RADIUS, &tooltip);
 }

@@ -37,6 +37,7 @@ impl Axis {
     /// Draws a grid line per tick over `ys` pixels, and its time below.
     pub(super) fn draw(&self, out: &mut String, ys: [f64; 2]) {
         let step = round_step(self.max_seconds * self.unit.per_second / TICKS);
+        // As many decimals as the step needs: none for steps of 1 and more.
         let decimals = (-step.log10().floor()).max(0.0) as usize;
         let mut tick = 0;
         loop {

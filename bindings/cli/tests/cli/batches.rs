@@ -1,8 +1,8 @@
-//! What `batches` prints of the tensors that a model is given.
+//! Tests the output of `batches`: tensors of microbatches, files, accounts.
 
 use std::path::Path;
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use safetensors::SafeTensors;
 
 use crate::command::{dflop, object, objects, text};
@@ -14,7 +14,7 @@ fn tokenizer() -> String {
 
 #[test]
 fn ranks_print_all_samples_once_and_the_same_tokens_in_both_layouts() {
-    let data = Dataset::new(1, 12, Stored::Plain);
+    let data = TempDataset::new(1, 12, Compression::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let mut tokens = Vec::new();
     for layout in ["packed", "padded"] {
@@ -44,7 +44,7 @@ fn ranks_print_all_samples_once_and_the_same_tokens_in_both_layouts() {
 
 #[test]
 fn tensors_of_media_are_printed_unless_they_are_only_counted() {
-    let data = Dataset::new(1, 6, Stored::Plain);
+    let data = TempDataset::new(1, 6, Compression::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let lines = |extra: &[&str]| {
         let plan = ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch", "6", "--dp-size", "1"];
@@ -76,7 +76,7 @@ fn tensors_of_media_are_printed_unless_they_are_only_counted() {
 
 #[test]
 fn a_tokenizer_that_does_not_fit_is_misuse() {
-    let data = Dataset::new(1, 4, Stored::Plain);
+    let data = TempDataset::new(1, 4, Compression::Plain);
     let pattern = data.pattern();
     let llama = tokenizer().replace("chatml", "llama3");
     let run = dflop(&["batches", &pattern, "--global-batch", "4", "--dp-size", "1", "--tokenizer", &llama]);
@@ -86,7 +86,7 @@ fn a_tokenizer_that_does_not_fit_is_misuse() {
 
 #[test]
 fn tensors_are_written_as_safetensors() {
-    let data = Dataset::new(1, 6, Stored::Plain);
+    let data = TempDataset::new(1, 6, Compression::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let directory = tempfile::tempdir().expect("a temporary directory");
     let out = directory.path().join("batches");
@@ -120,7 +120,7 @@ fn tensors_are_written_as_safetensors() {
 
 #[test]
 fn counted_texts_make_the_plan_exact() {
-    let data = Dataset::new(1, 12, Stored::Plain);
+    let data = TempDataset::new(1, 12, Compression::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let counting = ["--tokenizer", &tokenizer, "--model", "qwen2-vl-7b"];
     let plan = ["--global-batch", "12", "--dp-size", "1", "--microbatches", "2"];
@@ -150,7 +150,7 @@ fn counted_texts_make_the_plan_exact() {
 
 #[test]
 fn microbatches_are_padded_to_a_length_or_the_step_is_refused_with_one_that_would_do() {
-    let data = Dataset::new(1, 12, Stored::Plain);
+    let data = TempDataset::new(1, 12, Compression::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let args = |tokens: &'static str| {
         let plan = ["batches", &pattern, "--global-batch", "12", "--dp-size", "2", "--microbatches", "2"];

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// What a run left behind.
+/// Exit status and output of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     /// Exit status; `None` if a signal ended it.
@@ -15,7 +15,7 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// The command, not yet started.
+/// Returns the command, not yet started.
 pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dflop"));
     command.args(args).stdin(Stdio::null());
@@ -37,7 +37,7 @@ pub(crate) fn dflop_fed(args: &[&str], input: &[u8]) -> Run {
         .expect("the command starts");
     let mut stdin = child.stdin.take().expect("standard input is piped");
     std::thread::scope(|scope| {
-        // A command that stops reading is no failure of the feeder.
+        // Writing fails if the command stops reading, which is not an error of the test.
         scope.spawn(move || drop(stdin.write_all(input)));
         child.wait_with_output().expect("the command ends").into()
     })
@@ -50,7 +50,7 @@ pub(crate) fn object(args: &[&str]) -> Value {
     lines.remove(0)
 }
 
-/// Runs a command that must succeed, silent on standard error, and prints JSON objects, one a line.
+/// Runs a command that must succeed, silent on standard error, and prints JSON objects, one per line.
 pub(crate) fn objects(args: &[&str]) -> Vec<Value> {
     let run = dflop(args);
     assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{args:?}");
@@ -58,7 +58,7 @@ pub(crate) fn objects(args: &[&str]) -> Vec<Value> {
 }
 
 impl Run {
-    /// Standard output as JSON objects, one a line.
+    /// Standard output as JSON objects, one per line.
     pub(crate) fn objects(&self) -> Vec<Value> {
         self.stdout.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
     }
@@ -71,12 +71,12 @@ impl From<Output> for Run {
     }
 }
 
-/// A path as an argument.
+/// Returns a path as an argument.
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are UTF-8")
 }
 
-/// The value without what a clock or the machine writes.
+/// Removes the fields that depend on the clock or the machine.
 pub(crate) fn without_measurements(mut value: Value) -> Value {
     let is_measured = |name: &str| {
         name == "seconds"

@@ -1,6 +1,6 @@
-//! Every field that a command promises is there, with the right meaning.
+//! Tests that every promised field of the output is there, with the right meaning.
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::jpeg;
 use dflop_tests::tar::TarBytes;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ fn whole_numbers(groups: &Value) -> Vec<u64> {
 
 #[test]
 fn index_counts_shards_samples_and_payload_bytes() {
-    let data = Dataset::new(2, 5, Stored::Plain);
+    let data = TempDataset::new(2, 5, Compression::Plain);
     let report = object(&["index", &data.pattern(), "--json"]);
     let listed = objects(&["list", &data.pattern(), "--json"]);
     let fields = listed.iter().flat_map(|sample| sample["fields"].as_object().expect("fields").values());
@@ -52,8 +52,10 @@ fn index_counts_shards_samples_and_payload_bytes() {
 
 #[test]
 fn the_fingerprint_ignores_the_directory() {
-    let (one, other) = (Dataset::new(2, 3, Stored::Plain), Dataset::new(2, 3, Stored::Plain));
-    let fingerprint = |data: &Dataset| object(&["index", &data.pattern(), "--json"])["fingerprint"].clone();
+    let (one, other) =
+        (TempDataset::new(2, 3, Compression::Plain), TempDataset::new(2, 3, Compression::Plain));
+    let fingerprint =
+        |data: &TempDataset| object(&["index", &data.pattern(), "--json"])["fingerprint"].clone();
     assert_eq!(fingerprint(&one), fingerprint(&other));
 }
 
@@ -112,7 +114,7 @@ fn list_prints_what_is_readable_then_fails() {
 
 #[test]
 fn stream_reports_every_measurement() {
-    let data = Dataset::new(2, 6, Stored::Plain);
+    let data = TempDataset::new(2, 6, Compression::Plain);
     for decode in ["raw", "rgb224", "media"] {
         let args =
             ["stream", &data.pattern(), "--decode", decode, "--batch", "5", "--workers", "2", "--json"];
@@ -128,7 +130,7 @@ fn stream_reports_every_measurement() {
 
 #[test]
 fn stream_reads_the_named_fields_only() {
-    let data = Dataset::new(1, 12, Stored::Plain);
+    let data = TempDataset::new(1, 12, Compression::Plain);
     let bytes = |fields: &[&str]| {
         let report = object(&[&["stream", &data.pattern(), "--decode", "media", "--json"], fields].concat());
         assert_eq!(report["samples"], 12, "{fields:?}");
@@ -144,7 +146,7 @@ fn stream_reads_the_named_fields_only() {
 
 #[test]
 fn stream_augments_images() {
-    let data = Dataset::new(1, 6, Stored::Plain);
+    let data = TempDataset::new(1, 6, Compression::Plain);
     let changes = ["--random-crop", "--flip", "--color-jitter", "0.4,0.4,0.4,0.1", "--seed", "3"];
     for decode in ["rgb224", "media"] {
         let report =
@@ -155,7 +157,7 @@ fn stream_augments_images() {
 
 #[test]
 fn rgb224_reads_images_only_and_delivers_samples_without_one() {
-    let data = Dataset::new(1, 6, Stored::Plain);
+    let data = TempDataset::new(1, 6, Compression::Plain);
     let listed = objects(&["list", &data.pattern(), "--json"]);
     let images: Vec<u64> =
         listed.iter().filter_map(|sample| sample["fields"]["jpg"]["bytes"].as_u64()).collect();
@@ -167,7 +169,7 @@ fn rgb224_reads_images_only_and_delivers_samples_without_one() {
 
 #[test]
 fn epochs_repeat_and_samples_cut_the_stream() {
-    let data = Dataset::new(2, 5, Stored::Plain);
+    let data = TempDataset::new(2, 5, Compression::Plain);
     let samples = |more: &[&str]| {
         let stream = ["stream", &data.pattern(), "--decode", "raw", "--batch", "3", "--json"];
         object(&[&stream[..], more].concat())["samples"].clone()
@@ -196,7 +198,7 @@ fn delivered_and_skipped_are_all_samples() {
 
 #[test]
 fn stats_gives_quantiles_in_order() {
-    let data = Dataset::new(2, 10, Stored::Plain);
+    let data = TempDataset::new(2, 10, Compression::Plain);
     let report = object(&["stats", &data.pattern(), "--model", "omni-7b", "--json"]);
     assert_eq!(report["samples"], 20);
     let quantiles = report["quantiles"].as_object().expect("quantiles");
@@ -262,7 +264,7 @@ fn balance_compares_with_min_max_and_takes_an_encoder_dp_size() {
 
 #[test]
 fn simulate_compares_three_strategies_with_data_blind() {
-    let data = Dataset::new(2, 8, Stored::Plain);
+    let data = TempDataset::new(2, 8, Compression::Plain);
     let size = ["--global-batch", "8", "--dp-size", "2", "--microbatches", "2", "--work", "100"];
     let report = object(&[&["simulate", &data.pattern(), "--json"], &size[..]].concat());
     let strategies = report["strategies"].as_array().expect("strategies");
@@ -277,7 +279,7 @@ fn simulate_compares_three_strategies_with_data_blind() {
 
 #[test]
 fn simulate_runs_the_plans_by_any_schedule() {
-    let data = Dataset::new(2, 8, Stored::Plain);
+    let data = TempDataset::new(2, 8, Compression::Plain);
     let size =
         ["--global-batch", "8", "--dp-size", "1", "--microbatches", "4", "--stages", "1,1,2", "--work", "0"];
     let run = |name: &str| {
@@ -319,7 +321,7 @@ fn packed_directory_lists_what_went_in() {
 
 #[test]
 fn reports_differ_in_nothing_but_measurements() {
-    let data = Dataset::new(2, 6, Stored::Plain);
+    let data = TempDataset::new(2, 6, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let (pattern, instance) = (data.pattern(), write_instance(&directory));
     let size = ["--global-batch", "4", "--dp-size", "2", "--work", "50"];

@@ -1,12 +1,12 @@
 //! Runs the shell snippets of the documents, and keeps the tables of options as the commands print them.
 //!
-//! Each document has a directory of its own with small shards, a tokenizer and the other files that snippets name; its
-//! snippets run in order. `dflop_tests::markdown` explains the marks.
+//! Each document has its own directory with small shards, a tokenizer and the other files that snippets name;
+//! its snippets run in order. `dflop_tests::markdown` explains the marks.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::markdown::{Mark, documents, expect_current, read, root, snippets, with_generated};
 use dflop_tests::media::jpeg;
 
@@ -32,7 +32,7 @@ fn directory() -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path();
     for (name, shards) in SHARDS {
-        let made = Dataset::new(shards, SAMPLES_PER_SHARD, Stored::Plain);
+        let made = TempDataset::new(shards, SAMPLES_PER_SHARD, Compression::Plain);
         copy_files(made.directory(), &path.join(name));
     }
     copy_files(&root().join("tests/golden/model_inputs/chatml"), &path.join("Qwen2.5-VL-7B-Instruct"));

@@ -1,9 +1,9 @@
-//! The index is made on first use, kept, noticed to be stale, and never found half-written.
+//! Tests that the index is built on first use, kept, noticed to be stale, and never found half-written.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::tar::TarBytes;
 
 use crate::command::{command, dflop, object, text};
@@ -27,7 +27,7 @@ fn names(directory: &Path) -> Vec<String> {
 
 #[test]
 fn first_use_makes_the_index_beside_the_shards() {
-    let data = Dataset::new(2, 4, Stored::Plain);
+    let data = TempDataset::new(2, 4, Compression::Plain);
     let first = order(&data.pattern(), &[]);
     assert!(names(&data.directory().join(".dflop")).iter().any(|name| name.contains(".arrow")));
     assert_eq!(order(&data.pattern(), &[]), first);
@@ -35,7 +35,7 @@ fn first_use_makes_the_index_beside_the_shards() {
 
 #[test]
 fn index_that_fits_is_kept() {
-    let data = Dataset::new(1, 4, Stored::Plain);
+    let data = TempDataset::new(1, 4, Compression::Plain);
     let modified =
         || index_path(&data.pattern()).metadata().and_then(|file| file.modified()).expect("a time");
     assert_eq!(modified(), modified());
@@ -43,7 +43,7 @@ fn index_that_fits_is_kept() {
 
 #[test]
 fn named_directory_holds_the_index_for_every_command() {
-    let data = Dataset::new(1, 8, Stored::Plain);
+    let data = TempDataset::new(1, 8, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let place = directory.path().join("here");
     let plain = order(&data.pattern(), &["--index", text(&place)]);
@@ -55,9 +55,9 @@ fn named_directory_holds_the_index_for_every_command() {
 
 #[test]
 fn directory_that_takes_no_index_sends_it_to_the_cache_directory() {
-    let data = Dataset::new(1, 8, Stored::Plain);
+    let data = TempDataset::new(1, 8, Compression::Plain);
     let cache = tempfile::tempdir().expect("a temporary directory");
-    // A file in its place refuses the directory to every user, the super-user included.
+    // A file in its place prevents the directory for every user, including root.
     std::fs::write(data.directory().join(".dflop"), "").expect("the directory can be written");
     let output = command(&["index", &data.pattern(), "--json"]).env("XDG_CACHE_HOME", cache.path()).output();
     let report: serde_json::Value =
@@ -67,7 +67,7 @@ fn directory_that_takes_no_index_sends_it_to_the_cache_directory() {
 
 #[test]
 fn without_any_directory_the_index_lives_in_memory() {
-    let data = Dataset::new(1, 8, Stored::Plain);
+    let data = TempDataset::new(1, 8, Compression::Plain);
     std::fs::write(data.directory().join(".dflop"), "").expect("the directory can be written");
     let mut index = command(&["index", &data.pattern(), "--json"]);
     let output = index.env_remove("HOME").env_remove("XDG_CACHE_HOME").output().expect("the command runs");
@@ -95,7 +95,7 @@ fn shard_replaced_by_one_of_the_same_size_is_noticed() {
 
 #[test]
 fn cut_index_is_made_anew() {
-    let data = Dataset::new(2, 8, Stored::Plain);
+    let data = TempDataset::new(2, 8, Compression::Plain);
     let whole = order(&data.pattern(), &[]);
     let path = index_path(&data.pattern());
     let bytes = std::fs::read(&path).expect("the index is there");
@@ -108,7 +108,7 @@ fn cut_index_is_made_anew() {
 
 #[test]
 fn killed_indexing_leaves_nothing_that_misleads() {
-    let data = Dataset::new(3, 20, Stored::Plain);
+    let data = TempDataset::new(3, 20, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let whole = order(&data.pattern(), &["--index", text(&directory.path().join("whole"))]);
     for (attempt, wait_ms) in [0, 1, 2, 4, 8, 16].into_iter().enumerate() {
@@ -125,7 +125,7 @@ fn killed_indexing_leaves_nothing_that_misleads() {
 
 #[test]
 fn processes_that_index_at_once_agree() {
-    let data = Dataset::new(3, 20, Stored::Plain);
+    let data = TempDataset::new(3, 20, Compression::Plain);
     let spawn = |_| {
         let mut index = command(&["index", &data.pattern(), "--json"]);
         index.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts")
@@ -146,9 +146,9 @@ fn processes_that_index_at_once_agree() {
 
 #[test]
 fn a_disk_that_is_full_keeps_no_one_from_the_data() {
-    let data = Dataset::new(2, 4, Stored::Plain);
+    let data = TempDataset::new(2, 4, Compression::Plain);
     let cache = tempfile::tempdir().expect("a temporary directory");
-    // No file may grow: writing fails in every directory, as it does on full disks.
+    // No file may grow: writing fails in every directory, as on full disks.
     let limited = "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\"";
     let pattern = data.pattern();
     let run = |more: &[&str]| {

@@ -1,4 +1,4 @@
-//! What users of the `dflop` command rely on: fields, exit statuses, and the same answer every time.
+//! Tests the promises of the `dflop` command: fields, exit statuses, and reproducible answers.
 
 mod batches;
 mod command;

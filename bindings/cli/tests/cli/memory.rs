@@ -1,6 +1,6 @@
-//! Memory of pipeline stages, and how a model is trained.
+//! Tests the memory of pipeline stages and the flags of the training setup.
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use serde_json::Value;
 
 use crate::command::{dflop, object};
@@ -97,7 +97,7 @@ fn arguments_that_do_not_fit_the_model_are_misuse() {
 
 #[test]
 fn a_frozen_part_costs_less_wherever_costs_are_predicted() {
-    let data = Dataset::new(1, 20, Stored::Plain);
+    let data = TempDataset::new(1, 20, Compression::Plain);
     let pattern = data.pattern();
     let mean = |more: &[&str]| {
         let report = object(&[&["stats", &pattern, "--json", "--model", "tiny"], more].concat());

@@ -1,4 +1,4 @@
-//! `dflop simulate --shapes`: whole methods on a table of shapes.
+//! Tests `dflop simulate --shapes`, which compares whole methods on a table of shapes.
 
 use std::fmt::Write;
 use std::path::Path;

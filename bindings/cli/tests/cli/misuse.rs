@@ -1,6 +1,6 @@
-//! Wrong arguments end with status 2, failures with status 1; both say why on standard error and nothing else.
+//! Tests that wrong arguments end with status 2, failures with status 1, with a message on standard error.
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::tar::TarBytes;
 
 use crate::command::{dflop, text};
@@ -29,7 +29,7 @@ fn every_command_explains_itself() {
 
 #[test]
 fn changes_of_images_that_make_no_sense_are_misuse() {
-    let data = Dataset::new(1, 1, Stored::Plain);
+    let data = TempDataset::new(1, 1, Compression::Plain);
     let stream = |args: &[&str], mentioned| {
         refuse(&[&["stream", &data.pattern()], args].concat(), 2, mentioned);
     };
@@ -84,7 +84,7 @@ fn shard_without_samples_fails() {
 
 #[test]
 fn impossible_stream_settings_are_misuse() {
-    let data = Dataset::new(1, 2, Stored::Plain);
+    let data = TempDataset::new(1, 2, Compression::Plain);
     let stream = |option: &str, value: &str, mentioned: &str| {
         refuse(&["stream", &data.pattern(), option, value], 2, mentioned);
     };
@@ -98,7 +98,7 @@ fn impossible_stream_settings_are_misuse() {
 
 #[test]
 fn absurd_counts_are_misuse_and_not_a_crash() {
-    let data = Dataset::new(1, 2, Stored::Plain);
+    let data = TempDataset::new(1, 2, Compression::Plain);
     let most = "18446744073709551615";
     for (flag, setting) in [("--workers", "workers"), ("--batch", "batch_size")] {
         refuse(&["stream", &data.pattern(), flag, most], 2, setting);
@@ -111,7 +111,7 @@ fn absurd_counts_are_misuse_and_not_a_crash() {
 
 #[test]
 fn output_that_cannot_be_written_is_a_failure() {
-    let data = Dataset::new(1, 2, Stored::Plain);
+    let data = TempDataset::new(1, 2, Compression::Plain);
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     for command in ["index", "list", "stats", "stream"] {
         for more in [&[][..], &["--json"]] {
@@ -124,7 +124,7 @@ fn output_that_cannot_be_written_is_a_failure() {
 
 #[test]
 fn impossible_plans_are_misuse() {
-    let data = Dataset::new(1, 8, Stored::Plain);
+    let data = TempDataset::new(1, 8, Compression::Plain);
     let plan = |changed: &[&str], mentioned: &str| {
         for command in ["order", "simulate"] {
             refuse(&[&[command, &data.pattern()], changed].concat(), 2, mentioned);
@@ -150,7 +150,7 @@ fn impossible_plans_are_misuse() {
 
 #[test]
 fn cap_below_one_sample_fails_with_the_sample_that_exceeds_it() {
-    let data = Dataset::new(1, 8, Stored::Plain);
+    let data = TempDataset::new(1, 8, Compression::Plain);
     let order = ["order", &data.pattern(), "--global-batch", "4", "--dp-size", "2"];
     refuse(&[&order[..], &["--tokens-max", "1"]].concat(), 1, "above the cap of 1");
     refuse(&[&order[..], &["--bytes-max", "1"]].concat(), 1, "above the cap of 1");
@@ -170,7 +170,7 @@ fn malformed_instances_are_refused() {
         (
             r#"{"name":"x","n":2,"m":1,"c":1,"d":[[1],[2.5]]}"#,
             1,
-            "`d` of item 1 is no whole number of 63 bits: 2.5",
+            "`d` of item 1 must be an integer below 2^63, got 2.5",
         ),
         (r#"{"name":"x","n":2,"m":1,"c":1,"d":[[9223372036854775807],[2]]}"#, 1, "overflows at item 1"),
         ("\u{1f}no gzip either", 1, "instance"),

@@ -1,6 +1,7 @@
-//! The order of samples is a function of seed, dataset and batch size alone.
+//! Tests that the order of samples depends on seed, dataset and batch size only.
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
+use dflop_tests::tar::TarBytes;
 use serde_json::Value;
 
 use crate::command::dflop;
@@ -18,7 +19,7 @@ fn keys_of_line(line: &str) -> Vec<Vec<Vec<String>>> {
     serde_json::from_value(line["keys"].clone()).expect("keys by rank and microbatch")
 }
 
-/// The keys of each step, sorted.
+/// Returns the keys of each step, sorted.
 fn unions(lines: &str) -> Vec<Vec<String>> {
     let union = |line: &str| {
         let mut keys: Vec<String> = keys_of_line(line).into_iter().flatten().flatten().collect();
@@ -30,7 +31,7 @@ fn unions(lines: &str) -> Vec<Vec<String>> {
 
 #[test]
 fn step_holds_the_same_samples_for_any_number_of_ranks() {
-    let data = Dataset::new(2, SAMPLES / 2, Stored::Plain);
+    let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
     let with = |ranks: &str| order(&data.pattern(), &["--global-batch", "8", "--dp-size", ranks]);
     let one = unions(&with("1"));
     for ranks in ["2", "3", "8"] {
@@ -42,7 +43,7 @@ fn step_holds_the_same_samples_for_any_number_of_ranks() {
 
 #[test]
 fn later_start_gives_the_tail_of_the_full_run() {
-    let data = Dataset::new(2, SAMPLES / 2, Stored::Plain);
+    let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
     for tail in ["carry", "drop", "short"] {
         let size = ["--global-batch", "4", "--dp-size", "2", "--seed", "5", "--tail", tail];
         let full = order(&data.pattern(), &size);
@@ -54,10 +55,10 @@ fn later_start_gives_the_tail_of_the_full_run() {
     }
 }
 
-/// A first step behind the first epoch once printed nothing, and was no failure.
+/// A first step after the first epoch once printed nothing and succeeded.
 #[test]
 fn a_later_first_step_is_printed_to_the_end_of_its_epoch() {
-    let data = Dataset::new(2, SAMPLES / 2, Stored::Plain);
+    let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
     let size = ["--global-batch", "4", "--dp-size", "2"];
     let full = order(&data.pattern(), &[&size[..], &["--steps", "14"]].concat());
     let later = order(&data.pattern(), &[&size[..], &["--from-step", "9"]].concat());
@@ -66,7 +67,7 @@ fn a_later_first_step_is_printed_to_the_end_of_its_epoch() {
 
 #[test]
 fn tails_differ_in_the_last_batch_only() {
-    let data = Dataset::new(2, SAMPLES / 2, Stored::Plain);
+    let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
     let steps =
         |tail| unions(&order(&data.pattern(), &["--global-batch", "8", "--dp-size", "2", "--tail", tail]));
     let lengths = |tail| steps(tail).iter().map(Vec::len).collect::<Vec<_>>();
@@ -79,8 +80,8 @@ fn tails_differ_in_the_last_batch_only() {
 
 #[test]
 fn epoch_visits_every_sample_once() {
-    for stored in [Stored::Plain, Stored::Gzip, Stored::Zstd] {
-        let data = Dataset::new(2, SAMPLES / 2, stored);
+    for stored in [Compression::Plain, Compression::Gzip, Compression::Zstd] {
+        let data = TempDataset::new(2, SAMPLES / 2, stored);
         for epoch in ["0", "1"] {
             let args = ["--global-batch", "8", "--dp-size", "2", "--tail", "short", "--epoch", epoch];
             let mut visited: Vec<String> = unions(&order(&data.pattern(), &args)).concat();
@@ -92,7 +93,7 @@ fn epoch_visits_every_sample_once() {
 
 #[test]
 fn next_epoch_goes_on_where_the_first_ended() {
-    let data = Dataset::new(2, SAMPLES / 2, Stored::Plain);
+    let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
     let size = ["--global-batch", "13", "--dp-size", "2"];
     let both = unions(&order(&data.pattern(), &[&size[..], &["--steps", "4"]].concat()));
     let second = unions(&order(&data.pattern(), &[&size[..], &["--epoch", "1"]].concat()));
@@ -101,7 +102,7 @@ fn next_epoch_goes_on_where_the_first_ended() {
 
 #[test]
 fn seeds_change_the_order_up_to_the_largest() {
-    let data = Dataset::new(2, SAMPLES / 2, Stored::Plain);
+    let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
     let with = |seed| order(&data.pattern(), &["--global-batch", "8", "--dp-size", "2", "--seed", seed]);
     assert_ne!(unions(&with("0")), unions(&with("1")));
     assert_ne!(unions(&with("0")), unions(&with("18446744073709551615")));
@@ -110,7 +111,7 @@ fn seeds_change_the_order_up_to_the_largest() {
 
 #[test]
 fn batch_larger_than_the_dataset_runs_into_later_epochs() {
-    let data = Dataset::new(1, 3, Stored::Plain);
+    let data = TempDataset::new(1, 3, Compression::Plain);
     let args = ["--global-batch", "7", "--dp-size", "2", "--steps", "1"];
     let step = unions(&order(&data.pattern(), &args)).remove(0);
     let count = |key: &String| step.iter().filter(|other| *other == key).count();
@@ -119,7 +120,7 @@ fn batch_larger_than_the_dataset_runs_into_later_epochs() {
 
 #[test]
 fn plan_line_bounds_its_own_makespan() {
-    let data = Dataset::new(2, SAMPLES / 2, Stored::Plain);
+    let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
     let lines = order(&data.pattern(), &["--global-batch", "8", "--dp-size", "2", "--microbatches", "2"]);
     for (step, line) in lines.lines().enumerate() {
         let line: Value = serde_json::from_str(line).expect("a line is JSON");
@@ -132,7 +133,7 @@ fn plan_line_bounds_its_own_makespan() {
 
 #[test]
 fn names_of_a_dataset_are_interchangeable() {
-    let data = Dataset::new(3, 4, Stored::Plain);
+    let data = TempDataset::new(3, 4, Compression::Plain);
     let directory = data.pattern();
     let size = ["--global-batch", "6", "--dp-size", "2"];
     let whole = order(&directory, &size);
@@ -141,4 +142,20 @@ fn names_of_a_dataset_are_interchangeable() {
     let [first, second, third] = [0, 1, 2].map(|shard| data.shard(shard).display().to_string());
     assert_eq!(order(&format!("{first}::{second}::{third}"), &size), whole);
     assert_eq!(order(&first, &[&[second.as_str(), third.as_str()], &size[..]].concat()), whole);
+}
+
+#[test]
+fn a_line_tells_that_a_byte_cap_left_no_partition_near_the_mean() {
+    let directory = tempfile::tempdir().unwrap();
+    let texts = ["a.txt", "b.txt", "c.txt"].into_iter();
+    let tar = texts.fold(TarBytes::new(), |tar, name| tar.file(name, "word ".repeat(500).as_bytes()));
+    let tar = tar.file("d.bin", &[0; 100_000]).file("d.txt", b"word");
+    std::fs::write(directory.path().join("texts.tar"), tar.finish()).unwrap();
+    let pattern = directory.path().display().to_string();
+    let size = ["--global-batch", "4", "--microbatches", "2", "--steps", "1"];
+    let line = |more: &[&str]| -> Value {
+        serde_json::from_str(&order(&pattern, &[&size[..], more].concat())).expect("a line is JSON")
+    };
+    assert_eq!(line(&[]).get("near_mean_cap_dropped"), None);
+    assert_eq!(line(&["--bytes-max", "100010"])["near_mean_cap_dropped"], true);
 }

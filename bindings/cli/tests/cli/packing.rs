@@ -1,4 +1,4 @@
-//! `dflop pack`: limits, the index that it writes, and what is left when it is killed.
+//! Tests `dflop pack`: limits, the index that it writes, and the state after it is killed.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -10,7 +10,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("temporary directories are UTF-8")
 }
 
-/// A directory with this many samples of a text each.
+/// Writes a directory with this many samples of one text each.
 fn source(samples: usize) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for sample in 0..samples {
@@ -69,10 +69,10 @@ fn a_killed_pack_leaves_whole_shards_that_are_indexed_on_first_use() {
     assert_eq!(index["samples"].as_u64(), Some(10 * left.len() as u64));
     assert_eq!((&index["skipped"], &index["warnings"]), (&serde_json::json!([]), &serde_json::json!([])));
     let again = shards_after_append(out.path());
-    assert_eq!(again, left.len() + 1, "an appending writer goes on behind them");
+    assert_eq!(again, left.len() + 1, "an appending writer continues after them");
 }
 
-/// Appends one sample with the library; returns how many shards there are then.
+/// Appends one sample with the library; returns the number of shards after it.
 fn shards_after_append(directory: &Path) -> usize {
     let builder = dflop_loader::write::ShardWriter::builder(directory).append(true);
     let mut writer = builder.build().unwrap();

@@ -1,20 +1,20 @@
-//! Streams in, streams out.
+//! Tests streams in and out: standard input, pipes, closed output.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use dflop_tests::dataset::{Dataset, Stored, store};
+use dflop_tests::dataset::{Compression, TempDataset, compress};
 
 use crate::command::{command, dflop, dflop_fed, objects, text};
 
 #[test]
 fn standard_input_lists_like_the_file() {
-    let data = Dataset::new(1, 6, Stored::Plain);
+    let data = TempDataset::new(1, 6, Compression::Plain);
     let shard = data.shard(0);
     let bytes = std::fs::read(&shard).expect("the shard is there");
     let from_file = dflop(&["list", text(&shard), "--json"]).stdout.replace(text(&shard), "-");
-    for stored in [Stored::Plain, Stored::Gzip, Stored::Zstd] {
-        let run = dflop_fed(&["list", "-", "--json"], &store(&bytes, stored));
+    for stored in [Compression::Plain, Compression::Gzip, Compression::Zstd] {
+        let run = dflop_fed(&["list", "-", "--json"], &compress(&bytes, stored));
         assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{stored:?}");
         assert_eq!(run.stdout, from_file, "{stored:?}");
     }
@@ -22,7 +22,7 @@ fn standard_input_lists_like_the_file() {
 
 #[test]
 fn cut_standard_input_delivers_what_came_and_fails() {
-    let data = Dataset::new(1, 6, Stored::Plain);
+    let data = TempDataset::new(1, 6, Compression::Plain);
     let bytes = std::fs::read(data.shard(0)).expect("the shard is there");
     let last = objects(&["list", text(&data.shard(0)), "--json"]).pop().expect("six samples");
     let cut = last["offset"].as_u64().expect("an offset") as usize + 700;
@@ -49,7 +49,7 @@ fn streams_cannot_be_indexed() {
 
 #[test]
 fn command_of_a_pipe_is_run_again_for_each_epoch() {
-    let data = Dataset::new(1, 6, Stored::Plain);
+    let data = TempDataset::new(1, 6, Compression::Plain);
     let shard = format!("pipe:cat {}", data.shard(0).display());
     let report = objects(&["stream", &shard, "--epochs", "2", "--decode", "raw", "--json"]);
     assert_eq!(report[0]["samples"], 12);
@@ -57,7 +57,7 @@ fn command_of_a_pipe_is_run_again_for_each_epoch() {
 
 #[test]
 fn failing_command_of_a_pipe_is_an_error_with_its_status() {
-    let data = Dataset::new(1, 6, Stored::Plain);
+    let data = TempDataset::new(1, 6, Compression::Plain);
     let late = format!("pipe:cat {}; exit 3", data.shard(0).display());
     for (shard, status) in [("pipe:exit 7", "7"), (late.as_str(), "3")] {
         for reader in ["list", "stream"] {
@@ -70,7 +70,7 @@ fn failing_command_of_a_pipe_is_an_error_with_its_status() {
 
 #[test]
 fn reader_that_leaves_early_is_no_failure() {
-    let data = Dataset::new(2, 500, Stored::Plain);
+    let data = TempDataset::new(2, 500, Compression::Plain);
     let mut child = command(&["list", &data.pattern(), "--json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -1,8 +1,8 @@
-//! Measured profiles: read wherever a device is named, held against other measurements, refused with their line.
+//! Tests measured profiles: in place of a device, compared with measurements, refused with their line.
 
 use std::path::{Path, PathBuf};
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use serde_json::Value;
 
 use crate::command::{dflop, object, text};
@@ -63,7 +63,7 @@ fn a_profile_predicts_itself() {
 
 #[test]
 fn stats_and_simulate_take_times_from_a_profile() {
-    let (data, profile) = (Dataset::new(2, 10, Stored::Plain), miniature());
+    let (data, profile) = (TempDataset::new(2, 10, Compression::Plain), miniature());
     let source = ["--model", "tiny", "--profile", text(&profile)];
     let run = dflop(&[&["stats", &data.pattern(), "--json"], &source[..]].concat());
     assert_eq!(run.status, Some(0), "{}", run.stderr);
@@ -81,7 +81,7 @@ fn stats_and_simulate_take_times_from_a_profile() {
 
 #[test]
 fn a_random_sample_states_its_error_and_all_samples_none() {
-    let data = Dataset::new(2, 30, Stored::Plain);
+    let data = TempDataset::new(2, 30, Compression::Plain);
     let stats = |args: &[&str]| object(&[&["stats", &data.pattern(), "--json"], args].concat());
     let [all, some, other] =
         [stats(&[]), stats(&["--sample", "20", "--seed", "3"]), stats(&["--sample", "20", "--seed", "4"])];
@@ -116,7 +116,7 @@ fn a_bad_profile_is_refused_with_file_line_and_column() {
 
 #[test]
 fn what_a_profile_lacks_is_said() {
-    let (data, profile) = (Dataset::new(1, 2, Stored::Plain), miniature());
+    let (data, profile) = (TempDataset::new(1, 2, Compression::Plain), miniature());
     let stats =
         |args: &[&str]| dflop(&[&["stats", &data.pattern(), "--profile", text(&profile)], args].concat());
     let other_model = stats(&["--model", "omni-7b"]);

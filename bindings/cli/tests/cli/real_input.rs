@@ -1,4 +1,4 @@
-//! Real shards and files, where they lie beside the checkout; passes without.
+//! Tests real shards and files next to the checkout; passes without them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,12 +1,12 @@
-//! Commands over URLs do what they do over files.
+//! Tests that commands over URLs do the same as over files.
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
 use serde_json::Value;
 
 use crate::command::{command, dflop, object, objects, text};
 
-/// What `list` prints, without where it found it.
+/// Returns the output of `list` without URLs.
 fn listed(args: &[&str]) -> Vec<Value> {
     let mut lines = objects(args);
     for line in &mut lines {
@@ -17,8 +17,9 @@ fn listed(args: &[&str]) -> Vec<Value> {
 
 #[test]
 fn list_index_stream_and_order_take_urls() {
-    let data = Dataset::new(3, 12, Stored::Plain);
-    let server = FaultServer::of_directory(data.directory(), Behavior::faulty(5, Fault::Unavailable(None)));
+    let data = TempDataset::new(3, 12, Compression::Plain);
+    let server =
+        FaultServer::serve_directory(data.directory(), Behavior::faulty(5, Fault::Unavailable(None)));
     let url = server.url("shard-{000..002}.tar");
     let place = tempfile::tempdir().expect("a temporary directory");
     let (index, cache) = (place.path().join("index"), place.path().join("cache"));
@@ -41,8 +42,8 @@ fn list_index_stream_and_order_take_urls() {
 
 #[test]
 fn the_index_of_a_url_lies_in_the_cache_directory() {
-    let data = Dataset::new(1, 4, Stored::Plain);
-    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    let data = TempDataset::new(1, 4, Compression::Plain);
+    let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     let home = tempfile::tempdir().expect("a temporary directory");
     let run = command(&["index", &server.url("shard-000.tar"), "--json"])
         .env("XDG_CACHE_HOME", home.path())
@@ -54,8 +55,8 @@ fn the_index_of_a_url_lies_in_the_cache_directory() {
 
 #[test]
 fn a_url_that_cannot_be_read_says_what_to_do() {
-    let data = Dataset::new(1, 4, Stored::Plain);
-    let server = FaultServer::of_directory(data.directory(), Behavior::default());
+    let data = TempDataset::new(1, 4, Compression::Plain);
+    let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     let run = dflop(&["list", &server.url("none.tar")]);
     assert_eq!(run.status, Some(1));
     assert!(run.stderr.contains("none.tar") && run.stderr.contains("404"), "{}", run.stderr);

@@ -1,6 +1,6 @@
-//! `dflop stream` with a shuffle buffer, a state, metrics and limits.
+//! Tests `dflop stream` with a shuffle buffer, a state, metrics and limits.
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::mixed::MixedTexts;
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ fn samples(report: &Value) -> u64 {
 
 #[test]
 fn a_run_that_was_cut_goes_on_from_its_state() {
-    let data = Dataset::new(3, 10, Stored::Plain);
+    let data = TempDataset::new(3, 10, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let state = directory.path().join("state.json");
     let stream = ["stream", &data.pattern(), "--decode", "raw", "--batch", "4", "--json", "--epochs", "2"];
@@ -37,7 +37,7 @@ fn a_run_that_was_cut_goes_on_from_its_state() {
 
 #[test]
 fn standard_input_goes_on_from_its_start_or_from_the_rest() {
-    let texts = MixedTexts::new(&[30], Stored::Plain);
+    let texts = MixedTexts::new(&[30], Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let state = directory.path().join("state.json");
     let stream = ["stream", "-", "--batch", "4", "--json", "--error-budget", "1", "--shuffle-buffer", "5"];
@@ -60,7 +60,7 @@ fn standard_input_goes_on_from_its_start_or_from_the_rest() {
 
 #[test]
 fn ranks_without_an_index_share_the_shards() {
-    let data = Dataset::new(3, 5, Stored::Plain);
+    let data = TempDataset::new(3, 5, Compression::Plain);
     let share = |share| {
         let args = ["stream", &data.pattern(), "--decode", "raw", "--shards-of-rank", share, "--json"];
         samples(&object(&args))
@@ -75,7 +75,7 @@ fn ranks_without_an_index_share_the_shards() {
 
 #[test]
 fn metrics_are_a_table_and_an_object() {
-    let data = Dataset::new(2, 6, Stored::Plain);
+    let data = TempDataset::new(2, 6, Compression::Plain);
     let report = object(&["stream", &data.pattern(), "--metrics", "--json"]);
     let stages = report["metrics"]["stages"].as_array().expect("stages");
     let names: Vec<&Value> = stages.iter().map(|stage| &stage["stage"]).collect();
@@ -88,7 +88,7 @@ fn metrics_are_a_table_and_an_object() {
 
 #[test]
 fn a_number_of_bad_samples_is_a_limit() {
-    let texts = MixedTexts::new(&[40], Stored::Plain);
+    let texts = MixedTexts::new(&[40], Compression::Plain);
     let stream = ["stream", &texts.pattern(), "--error-budget", "1", "--error-count"];
     assert_eq!(dflop(&[&stream[..], &["40"]].concat()).status, Some(0));
     let run = dflop(&[&stream[..], &["3"]].concat());
@@ -107,7 +107,7 @@ fn a_command_that_hangs_is_warned_of_and_ends_the_run() {
 
 #[test]
 fn what_is_no_state_is_named() {
-    let data = Dataset::new(1, 2, Stored::Plain);
+    let data = TempDataset::new(1, 2, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let state = directory.path().join("state.json");
     for content in [None, Some("{\"version\": 1"), Some("[]")] {

@@ -1,6 +1,6 @@
-//! Mixtures, splits, shuffles and resumed runs from the command line.
+//! Tests mixtures, splits, shuffles and resumed runs of the command line.
 
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use serde_json::{Value, json};
 
 use crate::command::{dflop, object, objects, text};
@@ -36,7 +36,7 @@ fn refuse(args: &[&str], status: i32, reason: &str) {
 
 #[test]
 fn a_resumed_run_prints_what_the_whole_run_does_for_any_number_of_ranks() {
-    let (a, b) = (Dataset::new(2, 10, Stored::Plain), Dataset::new(1, 9, Stored::Zstd));
+    let (a, b) = (TempDataset::new(2, 10, Compression::Plain), TempDataset::new(1, 9, Compression::Zstd));
     let (a, b) = (format!("0.7={}", a.pattern()), format!("0.3={}", b.pattern()));
     let mix = ["--mix", a.as_str(), "--mix", b.as_str()];
     let whole = order(&[&mix[..], &["--steps", "7"]].concat());
@@ -57,7 +57,7 @@ fn a_resumed_run_prints_what_the_whole_run_does_for_any_number_of_ranks() {
 
 #[test]
 fn changed_data_is_refused_by_the_shard_or_accepted() {
-    let data = Dataset::new(2, 10, Stored::Plain);
+    let data = TempDataset::new(2, 10, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let state = directory.path().join("state.json");
     let pattern = data.pattern();
@@ -71,7 +71,7 @@ fn changed_data_is_refused_by_the_shard_or_accepted() {
 
 #[test]
 fn a_mixture_file_says_what_flags_do_and_more() {
-    let data = [Dataset::new(1, 10, Stored::Plain), Dataset::new(1, 7, Stored::Plain)];
+    let data = [TempDataset::new(1, 10, Compression::Plain), TempDataset::new(1, 7, Compression::Plain)];
     let flags = data.each_ref().map(|data| format!("1={}", data.pattern()));
     let by_flags = order(&["--mix", &flags[0], "--mix", &flags[1], "--steps", "4"]);
     let file = data[0].directory().join("mixture.json");
@@ -94,7 +94,7 @@ fn a_mixture_file_says_what_flags_do_and_more() {
 
 #[test]
 fn a_split_narrows_every_command_that_goes_through_an_index() {
-    let data = Dataset::new(2, 10, Stored::Plain);
+    let data = TempDataset::new(2, 10, Compression::Plain);
     let splits = json!({"splits": {"a": {"shards": ["shard-000.tar"]}, "b": {"shards": ["shard-001.tar"]}}});
     std::fs::write(data.directory().join("splits.json"), splits.to_string())
         .expect("the directory can be written");
@@ -114,7 +114,7 @@ fn a_split_narrows_every_command_that_goes_through_an_index() {
 
 #[test]
 fn shuffle_quality_tells_shuffles_apart() {
-    let data = Dataset::new(5, 20, Stored::Plain);
+    let data = TempDataset::new(5, 20, Compression::Plain);
     let pattern = data.pattern();
     let quality = |shuffle: &[&str]| {
         let report = object(&[&["order", &pattern, "--shuffle-quality"], shuffle, &SIZE].concat());

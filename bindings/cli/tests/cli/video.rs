@@ -1,4 +1,4 @@
-//! Which frames of videos the commands take.
+//! Tests the sampling of video frames by the commands.
 
 use dflop_tests::tar::TarBytes;
 

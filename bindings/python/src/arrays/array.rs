@@ -105,6 +105,7 @@ impl Array {
     /// Pickles undecoded fields as bytes, other values as a NumPy array.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let py = slf.py();
+        // Bytes are read-only too, so that the other process gets the same kind of object.
         if slf.get().storage.is_readonly {
             let bytes = PyBytes::new(py, slf.get().storage.as_bytes());
             return Ok((py.get_type::<PyBytes>().into_any(), PyTuple::new(py, [bytes])?));
@@ -145,6 +146,7 @@ impl Array {
         } else {
             self.storage.clone()
         };
+        // DLPack before 1.0 has no flag for read-only memory.
         let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
         if storage.is_readonly && !is_versioned {
             let reason = "the values are read-only, which only DLPack 1.0 and later can say; copy them, \

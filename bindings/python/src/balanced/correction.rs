@@ -36,6 +36,7 @@ impl Learner {
             for (rank, microbatches) in ranks.iter().enumerate() {
                 for (microbatch, &seconds) in microbatches.iter().enumerate().filter(|(_, it)| it.is_finite())
                 {
+                    // The tracker counts in integer nanoseconds, so that all ranks compute the same.
                     let measured_ns = (seconds * 1e9).round() as u64;
                     let place = [rank, microbatch];
                     let observation = running.planner.observation(plan, place, module, measured_ns);

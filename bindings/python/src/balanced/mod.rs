@@ -183,6 +183,7 @@ impl PyBalancedLoader {
     fn __iter__(&self, py: Python<'_>) -> PyResult<StepIterator> {
         let running = self.running().clone();
         let mut step = running.loader.get()?.state().map_err(DflopError::from)?.step;
+        // At the end of a run a new iteration restarts it, at its first step.
         if running.planner.steps().len() == Some(step) {
             step = running.planner.first_step().min(step);
             step = if step == running.planner.steps().len().unwrap_or(u64::MAX) { 0 } else { step };
@@ -280,6 +281,7 @@ impl PyBalancedLoader {
         let config = self.config.clone();
         let running = runtime::run(py, move || config.build(Some(state)))?;
         *self.running() = Arc::new(running);
+        // Observations before the restored state belong to other plans.
         *self.learner.lock().unwrap_or_else(PoisonError::into_inner) = None;
         Ok(())
     }

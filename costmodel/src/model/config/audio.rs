@@ -1,12 +1,12 @@
-//! Qwen2-Audio, and the encoder of Whisper alone.
+//! Reads Qwen2-Audio, and the encoder of Whisper alone.
 
-use super::{Fields, PartialModelSpec, Source, llm};
+use super::{CheckpointFields, Fields, PartialModelSpec, llm};
 use crate::error::Result;
 use crate::model::towers::{self, TowerSize};
 use crate::model::{AudioSpec, EncoderSpec};
 use crate::tokens::audio::AudioRule;
 
-/// Settings of the feature extractor that the token rule stands on.
+/// Settings of the feature extractor that the token rule assumes.
 const EXTRACTOR: [(&str, u32); 2] = [("sampling_rate", 16_000), ("hop_length", 160)];
 const MEL_FRAMES_PER_SECOND: u32 = 100;
 /// Mel frames of an encoder token.
@@ -14,7 +14,7 @@ const STRIDE: u32 = 2;
 
 /// # Source
 /// `Qwen2AudioConfig` and `Qwen2AudioEncoderConfig` of transformers 4.57.1.
-pub(super) fn qwen2_audio(source: &Source<'_>) -> Result<PartialModelSpec> {
+pub(super) fn qwen2_audio(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let llm = llm::text_config(&source.config.child_or_empty("text_config")?, "qwen2")?;
     let audio = encoder(source, &source.config.child_or_empty("audio_config")?, LARGE)?;
     if audio.rule.window_tokens % 2 != 0 {
@@ -26,23 +26,23 @@ pub(super) fn qwen2_audio(source: &Source<'_>) -> Result<PartialModelSpec> {
     Ok(PartialModelSpec { vision: None, audio: Some(audio), llm: Some(llm) })
 }
 
-/// The encoder of Whisper, whose decoder is no part of a multimodal LLM, or that of Qwen2-Audio alone.
+/// Reads the encoder of Whisper, whose decoder is not part of a multimodal LLM, or of Qwen2-Audio alone.
 ///
 /// # Source
 /// `WhisperConfig` and `Qwen2AudioEncoderConfig` of transformers 4.57.1.
-pub(super) fn whisper(source: &Source<'_>) -> Result<PartialModelSpec> {
+pub(super) fn whisper(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let is_whisper = source.config.text("model_type")? == Some("whisper");
     let audio = encoder(source, &source.config, if is_whisper { TINY } else { LARGE })?;
     Ok(PartialModelSpec { audio: Some(audio), ..PartialModelSpec::default() })
 }
 
-/// Mel bins, layers, width, heads, width of the MLP.
+/// Default mel bins, layers, width, heads and width of the MLP.
 type Defaults = [u32; 5];
 
 const TINY: Defaults = [80, 4, 384, 6, 1536];
 const LARGE: Defaults = [128, 32, 1280, 20, 5120];
 
-fn encoder(source: &Source<'_>, fields: &Fields<'_>, defaults: Defaults) -> Result<AudioSpec> {
+fn encoder(source: &CheckpointFields<'_>, fields: &Fields<'_>, defaults: Defaults) -> Result<AudioSpec> {
     let [mels, layers, hidden, heads, ffn] = defaults;
     let hidden = fields.count("d_model", hidden)?;
     let heads = fields.count("encoder_attention_heads", heads)?;
@@ -61,7 +61,7 @@ fn encoder(source: &Source<'_>, fields: &Fields<'_>, defaults: Defaults) -> Resu
 }
 
 /// Fails if the feature extractor does not make what the encoder takes.
-fn check_extractor(source: &Source<'_>, mels: u32, window_tokens: u32) -> Result<()> {
+fn check_extractor(source: &CheckpointFields<'_>, mels: u32, window_tokens: u32) -> Result<()> {
     let Some(extractor) = &source.preprocessor else { return Ok(()) };
     for (key, only) in EXTRACTOR {
         let found = extractor.count(key, only)?;

@@ -1,23 +1,23 @@
-//! Typed fields of a configuration, with errors that say file, field and what was found.
+//! Reads typed fields of a configuration, with errors that name file, field and value.
 
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// Longest piece of a value that an error shows.
-const SHOWN_CHARS: usize = 60;
+/// Longest part of a value that an error shows, in characters.
+const EXCERPT_CHARS: usize = 60;
 
-/// An object of a JSON document; fields that are `null` count as left out, unless asked for.
+/// Object of a JSON document; fields that are `null` count as missing, unless asked for.
 #[derive(Clone)]
 pub(super) struct Fields<'a> {
     file: &'static str,
-    /// Where the object stands in the document, with a dot behind it.
+    /// Path of the object in the document, with a trailing dot.
     path: String,
     object: Option<&'a Map<String, Value>>,
 }
 
 impl<'a> Fields<'a> {
-    /// The document of a file.
+    /// Takes the document of a file.
     pub(super) fn of(file: &'static str, document: &'a Value) -> Result<Self> {
         let path = String::new();
         match document {
@@ -25,27 +25,27 @@ impl<'a> Fields<'a> {
             found => Err(Error::Configuration {
                 file,
                 field: "the document".to_owned(),
-                problem: format!("must be an object, found {}", shown(found)),
+                problem: format!("must be an object, found {}", excerpt(found)),
             }),
         }
     }
 
-    /// An object that was left out.
+    /// Takes a missing object.
     pub(super) fn empty(file: &'static str) -> Self {
         Self { file, path: String::new(), object: None }
     }
 
-    /// The object under a key, if there is one.
+    /// Returns the object under a key, if there is one.
     pub(super) fn child(&self, key: &str) -> Result<Option<Self>> {
         let path = format!("{}{key}.", self.path);
         match self.value(key) {
             None => Ok(None),
             Some(Value::Object(object)) => Ok(Some(Self { file: self.file, path, object: Some(object) })),
-            Some(found) => Err(self.refused(key, format!("must be an object, found {}", shown(found)))),
+            Some(found) => Err(self.refused(key, format!("must be an object, found {}", excerpt(found)))),
         }
     }
 
-    /// The object under a key; an empty one if it is left out.
+    /// Returns the object under a key; an empty one if it is missing.
     pub(super) fn child_or_empty(&self, key: &str) -> Result<Self> {
         let path = format!("{}{key}.", self.path);
         Ok(self.child(key)?.unwrap_or(Self { file: self.file, path, object: None }))
@@ -55,24 +55,25 @@ impl<'a> Fields<'a> {
         self.object?.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the field is there, though it is `null`.
+    /// Returns whether the field is present and `null`.
     pub(super) fn is_null(&self, key: &str) -> bool {
         self.object.is_some_and(|object| object.get(key).is_some_and(Value::is_null))
     }
 
-    /// A whole number of at least 1.
+    /// Reads a whole number of at least 1.
     pub(super) fn count(&self, key: &str, default: u32) -> Result<u32> {
         Ok(self.optional_count(key)?.unwrap_or(default))
     }
 
-    /// A whole number of at least 1, if there is one.
+    /// Reads a whole number of at least 1, if there is one.
     pub(super) fn optional_count(&self, key: &str) -> Result<Option<u32>> {
         self.value(key).map(|value| self.whole_number(key, value, 1)).transpose()
     }
 
-    /// A whole number from `least` to `u32::MAX`.
+    /// Reads a whole number from `least` to `u32::MAX`.
     pub(super) fn whole_number(&self, key: &str, value: &Value, least: u32) -> Result<u32> {
-        let refuse = |must: String| Err(self.refused(key, format!("must be {must}, found {}", shown(value))));
+        let refuse =
+            |must: String| Err(self.refused(key, format!("must be {must}, found {}", excerpt(value))));
         match (value.as_u64(), value.is_i64() || value.is_u64()) {
             (Some(number), _) if number < u64::from(least) => refuse(format!("at least {least}")),
             (Some(number), _) => u32::try_from(number).or_else(|_| refuse(format!("at most {}", u32::MAX))),
@@ -85,16 +86,16 @@ impl<'a> Fields<'a> {
         match self.value(key) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
-            Some(found) => Err(self.refused(key, format!("must be true or false, found {}", shown(found)))),
+            Some(found) => Err(self.refused(key, format!("must be true or false, found {}", excerpt(found)))),
         }
     }
 
-    /// A number above 0.
+    /// Reads a number above 0.
     pub(super) fn ratio(&self, key: &str, default: f64) -> Result<f64> {
         let Some(value) = self.value(key) else { return Ok(default) };
         match value.as_f64() {
             Some(ratio) if ratio > 0.0 && ratio.is_finite() => Ok(ratio),
-            _ => Err(self.refused(key, format!("must be a number above 0, found {}", shown(value)))),
+            _ => Err(self.refused(key, format!("must be a number above 0, found {}", excerpt(value)))),
         }
     }
 
@@ -102,11 +103,11 @@ impl<'a> Fields<'a> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(found) => Err(self.refused(key, format!("must be a string, found {}", shown(found)))),
+            Some(found) => Err(self.refused(key, format!("must be a string, found {}", excerpt(found)))),
         }
     }
 
-    /// A number, or a list of two that are equal: the side of a square.
+    /// Reads the side of a square: a number, or a list of two equal numbers.
     pub(super) fn square_side(&self, key: &str, default: u32) -> Result<u32> {
         match self.value(key) {
             None => Ok(default),
@@ -124,7 +125,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Fails unless `divisor` divides the field.
+    /// Checks that `divisor` divides the field.
     pub(super) fn require_multiple(&self, key: &str, value: u32, of: &str, divisor: u32) -> Result<()> {
         if value.is_multiple_of(divisor) {
             return Ok(());
@@ -139,10 +140,10 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A value as JSON, cut short.
-pub(super) fn shown(value: &Value) -> String {
+/// Formats a value as JSON, cut short.
+pub(super) fn excerpt(value: &Value) -> String {
     let text = value.to_string();
-    match text.char_indices().nth(SHOWN_CHARS) {
+    match text.char_indices().nth(EXCERPT_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
@@ -188,13 +189,13 @@ mod tests {
         ] {
             assert_eq!(error.unwrap_err().to_string(), format!("`config.json`: {message}"));
         }
-        assert!(shown(&long).chars().count() <= SHOWN_CHARS + 1);
+        assert!(excerpt(&long).chars().count() <= EXCERPT_CHARS + 1);
         let error = Fields::of("config.json", &json!([1])).err().unwrap().to_string();
         assert_eq!(error, "`config.json`: `the document` must be an object, found [1]");
     }
 
     #[test]
-    fn what_is_left_out_has_its_default() {
+    fn a_missing_field_has_its_default() {
         let document = json!({"nothing": null, "side": [14, 14], "patch": 16});
         let fields = Fields::of("config.json", &document).unwrap();
         assert_eq!(fields.count("nothing", 7), Ok(7));

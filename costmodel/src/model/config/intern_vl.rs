@@ -1,24 +1,26 @@
-//! InternVL as transformers has it; [`super::intern_vl_chat`] is the form of the original repositories.
+//! Reads InternVL in the form of transformers; [`super::intern_vl_chat`] is the form of the original
+//! repositories.
 
 use super::vision::{SquareTower, check_processor_side, dimensions, layers_until, square};
-use super::{FRAMES_MAX, Fields, PartialModelSpec, Source, llm};
+use super::{CheckpointFields, FRAMES_MAX, Fields, PartialModelSpec, llm};
 use crate::error::Result;
 use crate::model::towers::{self, InternVitOptions};
 use crate::model::{EncoderSpec, LlmSpec, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::dynamic_tiles::DynamicTiles;
 
-/// What the two forms say under different names.
+/// Settings that the two forms have under different names.
 pub(super) struct Tiling {
-    /// Index of the hidden state that is taken, and the field that says it.
+    /// Index of the hidden state that is taken, and the field that states it.
     pub(super) feature_layer: (&'static str, i64),
     pub(super) tiles_max: u32,
 }
 
 /// # Source
 /// `InternVLConfig`, `InternVLVisionConfig`, `InternVLProcessor` and `GotOcr2ImageProcessor` of transformers
-/// 4.57.1. The processor cuts images into tiles whatever `crop_to_patches` of the image processor's file says.
-pub(super) fn read(source: &Source<'_>) -> Result<PartialModelSpec> {
+/// 4.57.1. The processor cuts images into tiles even if the image processor's file sets `crop_to_patches` to
+/// false.
+pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
     let llm = llm::text_config(&config.child_or_empty("text_config")?, "qwen2")?;
     let tower = tower(&config.child_or_empty("vision_config")?)?;
@@ -79,9 +81,9 @@ pub(super) fn is_rms_norm(fields: &Fields<'_>, norm: &str) -> Result<bool> {
     }
 }
 
-/// Tower, pixel shuffle, projector and token rule together.
+/// Joins tower, pixel shuffle, projector and token rule.
 pub(super) fn joined(
-    source: &Source<'_>,
+    source: &CheckpointFields<'_>,
     tower: &SquareTower,
     llm: &LlmSpec,
     tiling: &Tiling,

@@ -1,15 +1,15 @@
-//! InternVL 2, 2.5 and 3 as their original repositories have it, `model_type` `internvl_chat`.
+//! Reads InternVL 2, 2.5 and 3 in the form of their original repositories, `model_type` `internvl_chat`.
 
 use super::intern_vl::{Tiling, is_rms_norm, joined};
 use super::vision::{SquareTower, dimensions, square};
-use super::{Fields, PartialModelSpec, Source, llm};
+use super::{CheckpointFields, Fields, PartialModelSpec, llm};
 use crate::error::Result;
 use crate::model::towers::{self, InternVitOptions};
 
 /// # Source
 /// `InternVLChatConfig` and `InternVisionConfig` as published with InternVL 2.5: Chen et al., "Expanding
 /// Performance Boundaries of Open-Source Multimodal Models", 2024, arXiv:2412.05271.
-pub(super) fn read(source: &Source<'_>) -> Result<PartialModelSpec> {
+pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
     let (Some(vision), Some(text)) = (config.child("vision_config")?, config.child("llm_config")?) else {
         let missing = if config.value("llm_config").is_none() { "llm_config" } else { "vision_config" };
@@ -30,7 +30,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<PartialModelSpec> {
     joined(source, &tower, &llm, &tiling)
 }
 
-/// `InternVisionConfig`: the defaults are those of InternViT-6B.
+/// Reads `InternVisionConfig`; its defaults are the sizes of InternViT-6B.
 fn tower(fields: &Fields<'_>) -> Result<SquareTower> {
     let dimensions = dimensions(fields, [48, 3200, 25, 12_800])?;
     let (image_pixels, square, patches_per_side) = square(fields, 224, 14)?;
@@ -56,7 +56,7 @@ fn select_layer(config: &Fields<'_>) -> Result<(&'static str, i64)> {
     }
 }
 
-/// Most tiles of an image; the training scripts set them, and a thumbnail goes with them.
+/// Reads the largest number of tiles of an image; the training scripts set it, together with a thumbnail.
 fn tiles_max(config: &Fields<'_>) -> Result<u32> {
     if let Some(least) = config.optional_count("min_dynamic_patch")?.filter(|least| *least != 1) {
         return Err(config.refused("min_dynamic_patch", format!("must be 1, found {least}")));

@@ -1,21 +1,22 @@
-//! LLaVA-OneVision.
+//! Reads LLaVA-OneVision.
 
 use serde_json::Value;
 
 use super::vision::{SquareTower, check_processor_side, layers_until, tower};
-use super::{FRAMES_MAX, Fields, PartialModelSpec, Source, llm, shown};
+use super::{CheckpointFields, FRAMES_MAX, Fields, PartialModelSpec, excerpt, llm};
 use crate::error::Result;
 use crate::model::towers::{self, SquareInput, TowerSize};
 use crate::model::{EncoderSpec, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::any_res::{AnyRes, VideoNewline};
 
-/// Grids of the published checkpoints.
+/// Largest side of the grids of the published checkpoints, in tiles.
 const GRID_SIDE: u8 = 6;
 
 /// # Source
-/// `LlavaOnevisionConfig`, `LlavaOnevisionImageProcessor` and `LlavaOnevisionProcessor` of transformers 4.57.1.
-pub(super) fn read(source: &Source<'_>) -> Result<PartialModelSpec> {
+/// `LlavaOnevisionConfig`, `LlavaOnevisionImageProcessor` and `LlavaOnevisionProcessor` of transformers
+/// 4.57.1.
+pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
     let text = config.child_or_empty("text_config")?;
     let llm = llm::text_config(&text, "qwen2")?;
@@ -35,7 +36,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<PartialModelSpec> {
     Ok(PartialModelSpec { vision: Some(VisionSpec { encoder, rule }), audio: None, llm: Some(llm) })
 }
 
-/// SigLIP-so400m without its last layer and its head.
+/// Makes the default tower: SigLIP-so400m without its last layer and its head.
 fn default_tower() -> SquareTower {
     let dimensions = TowerSize { layers: 26, hidden: 1152, heads: 16, ffn: 4304 };
     let square = SquareInput { patch_inputs: 3 * 14 * 14, patches: 729 };
@@ -43,12 +44,12 @@ fn default_tower() -> SquareTower {
     SquareTower { encoder, image_pixels: 384, patches_per_side: 27 }
 }
 
-/// The layers up to the last one whose output is taken, and how many outputs are taken.
+/// Returns the number of layers up to the last one whose output is taken, and the number of outputs taken.
 fn feature_layers(config: &Fields<'_>, layers: u32) -> Result<(u32, u32)> {
     let key = "vision_feature_layer";
     let index = |value: &Value| match value.as_i64() {
         Some(index) => layers_until(config, key, index, layers),
-        None => Err(config.refused(key, format!("must be whole numbers, found {}", shown(value)))),
+        None => Err(config.refused(key, format!("must be whole numbers, found {}", excerpt(value)))),
     };
     match config.value(key) {
         None => Ok((layers, 1)),
@@ -63,7 +64,9 @@ fn feature_layers(config: &Fields<'_>, layers: u32) -> Result<(u32, u32)> {
     }
 }
 
-/// The class token is dropped by the strategy `default` alone, which drops a patch where there is none.
+/// Checks that the selection strategy fits the tower.
+///
+/// Only the strategy `default` drops the class token; in a tower without one it would drop a patch.
 fn check_class_token(config: &Fields<'_>, tower: &SquareTower) -> Result<()> {
     let key = "vision_feature_select_strategy";
     let has_class_token = tower.encoder.details.class_tokens > 0;
@@ -77,7 +80,7 @@ fn check_class_token(config: &Fields<'_>, tower: &SquareTower) -> Result<()> {
     }
 }
 
-fn rule(source: &Source<'_>, tower: &SquareTower) -> Result<AnyRes> {
+fn rule(source: &CheckpointFields<'_>, tower: &SquareTower) -> Result<AnyRes> {
     let image = source.image();
     check_processor_side(&image, "size", tower.image_pixels)?;
     let patches = tower.patches_per_side.saturating_mul(tower.patches_per_side);
@@ -108,8 +111,8 @@ fn rule(source: &Source<'_>, tower: &SquareTower) -> Result<AnyRes> {
     })
 }
 
-/// `anyres_max_9`: the map of features is scaled down to so many tiles.
-fn feature_tiles_max(source: &Source<'_>) -> Result<u8> {
+/// Reads the `9` of `anyres_max_9`: the tiles that the feature map is scaled down to.
+fn feature_tiles_max(source: &CheckpointFields<'_>) -> Result<u8> {
     let key = "vision_aspect_ratio";
     let fields = if source.processor.value(key).is_some() { &source.processor } else { &source.config };
     let Some(text) = fields.text(key)? else { return Ok(AnyRes::LLAVA_ONEVISION.feature_tiles_max) };
@@ -120,7 +123,9 @@ fn feature_tiles_max(source: &Source<'_>) -> Result<u8> {
     }
 }
 
-/// The rule knows grids of 1 to n columns and as many rows; the file lists them all, height first.
+/// Reads the largest grid side.
+///
+/// The rule allows grids of 1 to n columns and as many rows; the file lists them all, height first.
 fn grid_side(fields: &Fields<'_>, tile_pixels: u16) -> Result<Option<u8>> {
     let key = "image_grid_pinpoints";
     let Some(value) = fields.value(key) else { return Ok(None) };

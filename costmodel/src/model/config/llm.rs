@@ -1,10 +1,10 @@
-//! Llama, Qwen2 and Qwen2.5, Qwen3, and `InternLM2`, alone or as `text_config`.
+//! Reads Llama, Qwen2 and Qwen2.5, Qwen3, and `InternLM2`, alone or as `text_config`.
 
-use super::{Fields, PartialModelSpec, Source};
+use super::{CheckpointFields, Fields, PartialModelSpec};
 use crate::error::Result;
 use crate::model::{AttentionBias, LlmDetails, LlmSpec};
 
-/// What an architecture leaves to its defaults.
+/// Defaults of an architecture.
 struct Architecture {
     name: &'static str,
     vocab: u32,
@@ -12,9 +12,9 @@ struct Architecture {
     ffn: u32,
     layers: u32,
     heads: u32,
-    /// As many as query heads where `None`.
+    /// Key and value heads; `None` for as many as query heads.
     kv_heads: Option<u32>,
-    /// Width over heads where `None`.
+    /// Width of a head; `None` for the hidden width over the heads.
     head_dim: Option<u32>,
     bias: Bias,
     has_qk_norm: bool,
@@ -22,15 +22,15 @@ struct Architecture {
 
 #[derive(Clone, Copy)]
 enum Bias {
-    /// Always on queries, keys and values.
+    /// Biases of queries, keys and values, always.
     Qkv,
-    /// On all projections of the attention if a field says so, which is this by default.
+    /// Biases of all projections of the attention, if this field is true; with its default.
     Field(&'static str, bool),
 }
 
 /// # Source
-/// `LlamaConfig`, `Qwen2Config`, `Qwen3Config`, `Qwen2VLTextConfig` and `Qwen2_5_VLTextConfig` of transformers
-/// 4.57.1; `InternLM2Config` as published with it.
+/// `LlamaConfig`, `Qwen2Config`, `Qwen3Config`, `Qwen2VLTextConfig` and `Qwen2_5_VLTextConfig` of
+/// transformers 4.57.1; `InternLM2Config` as published with it.
 const ARCHITECTURES: [Architecture; 6] = [
     Architecture {
         name: "llama",
@@ -91,24 +91,24 @@ const QWEN2_VL: Architecture = Architecture {
     ..QWEN2
 };
 
-/// A language model alone.
-pub(super) fn read(source: &Source<'_>) -> Result<PartialModelSpec> {
+/// Reads a language model without encoders.
+pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let llm = text_config(&source.config, "")?;
     Ok(PartialModelSpec { llm: Some(llm), ..PartialModelSpec::default() })
 }
 
-/// The language model that some fields describe; `model_type` is `default_type` where it is left out.
+/// Reads a language model from some fields; `model_type` defaults to `default_type`.
 pub(super) fn text_config(fields: &Fields<'_>, default_type: &str) -> Result<LlmSpec> {
     let model_type = fields.text("model_type")?.unwrap_or(default_type);
     let Some(architecture) = ARCHITECTURES.iter().find(|known| known.name == model_type) else {
         let known = ARCHITECTURES.map(|known| known.name).join(", ");
-        let problem = format!("= \"{model_type}\" is no known language model, known are {known}");
+        let problem = format!("= \"{model_type}\" is not a known language model, known are {known}");
         return Err(fields.refused("model_type", problem));
     };
     architecture.read(fields)
 }
 
-/// The language model of Qwen2-VL and Qwen2.5-VL, whose fields once stood at the top.
+/// Reads the language model of Qwen2-VL and Qwen2.5-VL, whose fields are at the top in older files.
 pub(super) fn qwen_vl(config: &Fields<'_>, text_type: &'static str) -> Result<LlmSpec> {
     match config.child("text_config")? {
         Some(text) => text_config(&text, text_type),
@@ -154,10 +154,10 @@ impl Architecture {
     }
 }
 
-/// Sliding windows are not modeled.
+/// Checks that attention is full, since sliding windows are not modeled.
 fn check_full_attention(fields: &Fields<'_>) -> Result<()> {
     if fields.flag("use_sliding_window", false)? {
-        return Err(fields.refused("use_sliding_window", "= true is not supported, attention must be full"));
+        return Err(fields.refused("use_sliding_window", "must be false, sliding windows are not supported"));
     }
     let has_windows = |kinds: &Vec<serde_json::Value>| kinds.iter().any(|kind| kind == "sliding_attention");
     if fields.value("layer_types").and_then(serde_json::Value::as_array).is_some_and(has_windows) {

@@ -1,12 +1,11 @@
-//! Models as users have them: the `config.json` of a checkpoint, and the files of its processor, to a
-//! [`ModelSpec`].
+//! Reads a [`ModelSpec`] from the `config.json` of a checkpoint and the files of its processor.
 //!
-//! [`Documents`] are the parsed files of a directory as it is downloaded from Hugging Face; reading them from disk
-//! is the caller's. One file here knows one family. Both old forms, with the fields of the LLM at the top, and
-//! new ones, with `text_config` and `vision_config`, are read, as is the `internvl_chat` form of the original repositories. What
-//! a file leaves out has the default of transformers 4.57.1; where the processor's files are missing altogether,
-//! token rules are the published ones of the family. Nothing is guessed: a field that makes no sense or has no
-//! counterpart here is an [`Error::Configuration`] that names file, field and what was found.
+//! [`Documents`] are the parsed files of a directory as it is downloaded from Hugging Face; the caller reads
+//! them from disk. One file here reads one family, in both old forms, with the fields of the LLM at the top,
+//! and new ones, with `text_config` and `vision_config`, as well as in the `internvl_chat` form of the
+//! original repositories. A missing field has the default of transformers 4.57.1; where the processor's files
+//! are missing altogether, token rules are the published ones of the family. Nothing is guessed: a field that
+//! is invalid or not supported is an [`Error::Configuration`] that names file, field and value.
 //!
 //! CLIP, SigLIP and Whisper alone are encoders. [`ModelSpec::compose`] joins them with a language model.
 //!
@@ -16,8 +15,10 @@
 //! use dflop_costmodel::config::Documents;
 //!
 //! # fn main() -> dflop_costmodel::Result<()> {
-//! let config = serde_json::json!({"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
-//!     "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": true});
+//! let config = serde_json::json!({
+//!     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+//!     "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": true,
+//! });
 //! let model = ModelSpec::from_hugging_face("my-qwen3", &Documents { config, ..Documents::default() })?;
 //! assert_eq!(model.parameters(), 596_049_920);
 //! # Ok(())
@@ -35,12 +36,12 @@ mod vision;
 
 use serde_json::Value;
 
-use self::fields::{Fields, shown};
+use self::fields::{Fields, excerpt};
 use crate::error::{Error, Result};
 use crate::model::towers;
 use crate::model::{AudioSpec, LlmSpec, ModelSpec, VisionSpec};
 
-/// Name of the file that says what a model is.
+/// Name of the file that describes a model.
 pub const CONFIG_FILE: &str = "config.json";
 /// Name of the file of the image processor or feature extractor.
 pub const PREPROCESSOR_FILE: &str = "preprocessor_config.json";
@@ -49,10 +50,10 @@ pub const VIDEO_PREPROCESSOR_FILE: &str = "video_preprocessor_config.json";
 /// Name of the file of the processor that joins them.
 pub const PROCESSOR_FILE: &str = "processor_config.json";
 
-/// Frames that a video is sampled down to where no file says it, and the family has no setting of its own.
+/// Frames that a video is sampled down to, if neither a file nor the family sets another number.
 const FRAMES_MAX: u32 = 32;
 
-/// The parsed files of a checkpoint's directory.
+/// Parsed files of a checkpoint's directory.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Documents {
     /// `config.json`.
@@ -61,18 +62,18 @@ pub struct Documents {
     pub preprocessor: Option<Value>,
     /// `video_preprocessor_config.json`.
     pub video_preprocessor: Option<Value>,
-    /// `processor_config.json`; its `image_processor` and `video_processor` stand in for missing files.
+    /// `processor_config.json`; its `image_processor` and `video_processor` replace missing files.
     pub processor: Option<Value>,
 }
 
-/// What one checkpoint holds of a model: a whole one, a language model, or an encoder.
+/// Modules of one checkpoint: a whole model, a language model, or an encoder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PartialModelSpec {
     /// Encoder of images and videos.
     pub vision: Option<VisionSpec>,
     /// Encoder of audio.
     pub audio: Option<AudioSpec>,
-    /// Language model. Without one, projectors are made when parts are joined.
+    /// Language model. Without one, projectors are added by [`ModelSpec::compose`].
     pub llm: Option<LlmSpec>,
 }
 
@@ -82,18 +83,18 @@ impl From<ModelSpec> for PartialModelSpec {
     }
 }
 
-/// The documents as a reader of a family sees them.
-struct Source<'a> {
+/// Fields of a checkpoint's files, from which a family is read.
+struct CheckpointFields<'a> {
     config: Fields<'a>,
-    /// `None` if no file says anything of images, or of audio.
+    /// Fields of the image processor or feature extractor; `None` if no file has any.
     preprocessor: Option<Fields<'a>>,
     video_preprocessor: Option<Fields<'a>>,
     processor: Fields<'a>,
 }
 
-type Reader = fn(&Source<'_>) -> Result<PartialModelSpec>;
+type Reader = fn(&CheckpointFields<'_>) -> Result<PartialModelSpec>;
 
-/// By `model_type`.
+/// Readers of all families, by `model_type`.
 const READERS: [(&str, Reader); 16] = [
     ("clip", vision::clip),
     ("clip_vision_model", vision::clip),
@@ -114,12 +115,12 @@ const READERS: [(&str, Reader); 16] = [
 ];
 
 impl PartialModelSpec {
-    /// Reads what a checkpoint holds.
+    /// Reads the modules of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Configuration`] if a field makes no sense or the `model_type` is unknown.
+    /// [`Error::Configuration`] if a field is invalid or the `model_type` is unknown.
     pub fn from_hugging_face(documents: &Documents) -> Result<Self> {
-        let source = Source::new(documents)?;
+        let source = CheckpointFields::new(documents)?;
         let Some(model_type) = source.config.text("model_type")? else {
             return Err(source.config.refused("model_type", format!("is missing, {}", known())));
         };
@@ -137,22 +138,22 @@ fn known() -> String {
 }
 
 impl ModelSpec {
-    /// Reads a model from the files of its checkpoint; a language model alone is a model of text.
+    /// Reads a model from the files of its checkpoint; a language model without encoders is a model of text.
     ///
     /// # Errors
-    /// [`Error::Configuration`] if a field makes no sense or the `model_type` is unknown,
-    /// [`Error::Composition`] if the checkpoint is an encoder alone.
+    /// [`Error::Configuration`] if a field is invalid or the `model_type` is unknown, [`Error::Composition`]
+    /// if the checkpoint is an encoder only.
     pub fn from_hugging_face(name: &str, documents: &Documents) -> Result<Self> {
         Self::compose(name, &[PartialModelSpec::from_hugging_face(documents)?])
     }
 
-    /// Joins the parts of a model: one language model, at most one encoder of a kind.
+    /// Joins modules to a model: one language model, at most one encoder per modality.
     ///
-    /// An encoder that comes without a language model gets the projector of LLaVA (two matrices, as wide as
-    /// the LLM) if it sees, that of Qwen2-Audio (pooling by 2, one matrix) if it hears.
+    /// A vision encoder without a language model gets the projector of LLaVA (two matrices, as wide as the
+    /// LLM), an audio encoder the projector of Qwen2-Audio (pooling by 2, one matrix).
     ///
     /// # Errors
-    /// [`Error::Composition`] if there is no language model, or two parts of a kind.
+    /// [`Error::Composition`] if there is no language model, or two modules of a kind.
     pub fn compose(name: &str, parts: &[PartialModelSpec]) -> Result<Self> {
         let refused =
             |problem: &str| Error::Composition { name: name.to_owned(), problem: problem.to_owned() };
@@ -192,7 +193,7 @@ impl ModelSpec {
     }
 }
 
-impl<'a> Source<'a> {
+impl<'a> CheckpointFields<'a> {
     fn new(documents: &'a Documents) -> Result<Self> {
         let document = |file, document: &'a Option<Value>| match document {
             None => Ok(None),
@@ -208,18 +209,19 @@ impl<'a> Source<'a> {
         let preprocessor = or_nested(own, "image_processor")?;
         let preprocessor = or_nested(preprocessor, "feature_extractor")?;
         let own = document(VIDEO_PREPROCESSOR_FILE, &documents.video_preprocessor)?;
-        // As transformers does: an older checkpoint has one file for images and videos.
+        // Older checkpoints have one file for images and videos; transformers reads it for both.
         let video_preprocessor = or_nested(own, "video_processor")?.or_else(|| preprocessor.clone());
         let config = Fields::of(CONFIG_FILE, &documents.config)?;
         Ok(Self { config, preprocessor, video_preprocessor, processor })
     }
 
-    /// The image processor's fields; none if there is no such file.
+    /// Returns the fields of the image processor; empty if there is no such file.
     fn image(&self) -> Fields<'a> {
         self.preprocessor.clone().unwrap_or_else(|| Fields::empty(PREPROCESSOR_FILE))
     }
 
-    /// Frames that a video is sampled down to: what the video processor samples, else the family's.
+    /// Returns the frames that a video is sampled down to: the video processor's setting, or else the
+    /// family's.
     fn frames_max(&self, default: u32) -> Result<u32> {
         match &self.video_preprocessor {
             Some(video) if video.flag("do_sample_frames", false)? => video.count("num_frames", default),

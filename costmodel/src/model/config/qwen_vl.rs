@@ -1,28 +1,28 @@
-//! Qwen2-VL and Qwen2.5-VL, with the fields of the LLM at the top or in `text_config`.
+//! Reads Qwen2-VL and Qwen2.5-VL, with the fields of the LLM at the top or in `text_config`.
 
 use std::num::NonZeroU16;
 
 use super::vision::patch_inputs;
-use super::{Fields, PartialModelSpec, Source, llm};
+use super::{CheckpointFields, Fields, PartialModelSpec, llm};
 use crate::error::Result;
 use crate::model::towers::{self, TowerSize};
 use crate::model::{EncoderSpec, LlmSpec, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::native::{NativeResolution, PixelRange};
 
-/// What both towers say under the same names.
+/// Settings that both towers have under the same names.
 struct Patches {
     pixels: u32,
     merge: u32,
     frames: u32,
-    /// Multiply-adds for a unit of a patch.
+    /// Multiply-adds per hidden unit and patch.
     inputs: u32,
 }
 
 /// # Source
-/// `Qwen2VLConfig` and `Qwen2VLVisionConfig` of transformers 4.57.1, in which `hidden_size` is the width of the
-/// LLM.
-pub(super) fn read_2(source: &Source<'_>) -> Result<PartialModelSpec> {
+/// `Qwen2VLConfig` and `Qwen2VLVisionConfig` of transformers 4.57.1, in which `hidden_size` is the width of
+/// the LLM.
+pub(super) fn read_2(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let llm = llm::qwen_vl(&source.config, "qwen2_vl_text")?;
     let fields = source.config.child_or_empty("vision_config")?;
     let hidden = fields.count("embed_dim", 1280)?;
@@ -40,7 +40,7 @@ pub(super) fn read_2(source: &Source<'_>) -> Result<PartialModelSpec> {
 
 /// # Source
 /// `Qwen2_5_VLConfig` and `Qwen2_5_VLVisionConfig` of transformers 4.57.1.
-pub(super) fn read_2_5(source: &Source<'_>) -> Result<PartialModelSpec> {
+pub(super) fn read_2_5(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let llm = llm::qwen_vl(&source.config, "qwen2_5_vl_text")?;
     let fields = source.config.child_or_empty("vision_config")?;
     let hidden = fields.count("hidden_size", 3584)?;
@@ -68,7 +68,7 @@ fn patches(fields: &Fields<'_>) -> Result<Patches> {
     Ok(Patches { pixels, merge: fields.count("spatial_merge_size", 2)?, frames, inputs })
 }
 
-/// The merger ends at the width of the LLM.
+/// Checks that the merger's output is as wide as the LLM.
 fn require_width(fields: &Fields<'_>, key: &str, width: u32, llm: &LlmSpec) -> Result<()> {
     if width == llm.hidden {
         return Ok(());
@@ -76,7 +76,7 @@ fn require_width(fields: &Fields<'_>, key: &str, width: u32, llm: &LlmSpec) -> R
     Err(fields.refused(key, format!("= {width}, but the language model is {} wide", llm.hidden)))
 }
 
-/// Layers of full attention; an index beyond the last layer names none.
+/// Counts the layers of full attention; an index after the last layer names none.
 fn full_layers(fields: &Fields<'_>, layers: u32) -> Result<u32> {
     let key = "fullatt_block_indexes";
     let mut indices = vec![7, 15, 23, 31];
@@ -92,7 +92,7 @@ fn full_layers(fields: &Fields<'_>, layers: u32) -> Result<u32> {
     Ok(indices.iter().filter(|index| **index < layers).count() as u32)
 }
 
-/// A window in whole merged tokens, as the tower cuts it.
+/// Returns the side of a window in patches, rounded down to whole merged tokens as the tower does.
 fn window_patches(fields: &Fields<'_>, patches: &Patches) -> Result<NonZeroU16> {
     let pixels = fields.count("window_size", 112)?;
     let window = pixels / patches.merge / patches.pixels * patches.merge;
@@ -105,7 +105,7 @@ fn window_patches(fields: &Fields<'_>, patches: &Patches) -> Result<NonZeroU16> 
 }
 
 fn joined(
-    source: &Source<'_>,
+    source: &CheckpointFields<'_>,
     tower: EncoderSpec,
     patches: &Patches,
     norm_vectors: u32,
@@ -120,10 +120,10 @@ fn joined(
 }
 
 /// # Source
-/// `Qwen2VLImageProcessorFast` and `Qwen2VLVideoProcessor` of transformers 4.57.1; the slow image processor does
-/// not read `size`. Without files, the ranges are those of the released checkpoints.
+/// `Qwen2VLImageProcessorFast` and `Qwen2VLVideoProcessor` of transformers 4.57.1; the slow image processor
+/// does not read `size`. Without files, the ranges are the released checkpoints' ranges.
 fn rule(
-    source: &Source<'_>,
+    source: &CheckpointFields<'_>,
     patches: &Patches,
     window_patches: Option<NonZeroU16>,
 ) -> Result<NativeResolution> {
@@ -149,7 +149,7 @@ fn rule(
     Ok(rule)
 }
 
-/// Fails if a processor cuts other patches than the tower takes.
+/// Checks that a processor cuts the patches that the tower takes.
 fn check_patches(processor: &Fields<'_>, patches: &Patches) -> Result<()> {
     for (key, of_tower, default) in [
         ("patch_size", patches.pixels, 14),

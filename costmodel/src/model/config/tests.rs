@@ -1,4 +1,5 @@
-//! Configurations of published checkpoints and broken ones; exact counts are compared in `costmodel/tests/flops.rs`.
+//! Reads configurations of published checkpoints and invalid ones; `costmodel/tests/flops.rs` compares exact
+//! counts.
 
 use serde_json::{Value, json};
 
@@ -35,7 +36,7 @@ fn merged(mut config: Value, more: Value) -> Value {
     config
 }
 
-/// As released: fields of the LLM at the top, and many that mean nothing here.
+/// Returns the released configuration: fields of the LLM at the top, and many that are not read.
 fn qwen2_vl_7b() -> Value {
     let vision = json!({"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3,
         "hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
@@ -130,7 +131,7 @@ fn encoders_are_joined_with_a_language_model() {
         (vec![], "it is an encoder; join it with a language model"),
     ] {
         let error = ModelSpec::compose("mine", &parts).unwrap_err().to_string();
-        assert_eq!(error, format!("`mine` is no model: {problem}"));
+        assert_eq!(error, format!("`mine` is not a model: {problem}"));
     }
 }
 
@@ -143,7 +144,7 @@ fn a_head_may_be_wider_than_its_share() {
     assert!(spec.llm.details.has_qk_norm && !spec.llm.details.has_tied_embeddings);
 }
 
-/// Left out and `null` differ: `Qwen2Config` has 32 key and value heads, or as many as queries.
+/// A missing field and `null` differ: `Qwen2Config` has 32 key and value heads, or as many as queries.
 #[test]
 fn key_value_heads_have_the_defaults_of_their_family() {
     let heads = |config: Value| read(config).llm.kv_heads;
@@ -191,7 +192,7 @@ fn token_rules_follow_the_files_of_the_processor() {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table")]
-fn nonsense_is_refused_by_file_and_field() {
+fn invalid_fields_are_errors_with_file_and_field() {
     let with = |config: Value, key: &str, value: Value| {
         let mut config = config;
         *config.pointer_mut(key).unwrap_or_else(|| panic!("{key}")) = value;
@@ -243,7 +244,7 @@ fn nonsense_is_refused_by_file_and_field() {
         ),
         (
             with(qwen2_vl_7b(), "/use_sliding_window", json!(true)),
-            "`config.json`: `use_sliding_window` = true is not supported",
+            "`config.json`: `use_sliding_window` must be false",
         ),
         (
             with(qwen2_5_vl_7b(), "/vision_config/window_size", json!(27)),
@@ -255,7 +256,7 @@ fn nonsense_is_refused_by_file_and_field() {
         ),
         (
             with(internvl_chat(), "/llm_config/model_type", json!("mamba")),
-            "`config.json`: `llm_config.model_type` = \"mamba\" is no known language model",
+            "`config.json`: `llm_config.model_type` = \"mamba\" is not a known language model",
         ),
         (with(internvl_chat(), "/vision_config", json!(null)), "`config.json`: `vision_config` is missing"),
         (
@@ -264,7 +265,7 @@ fn nonsense_is_refused_by_file_and_field() {
         ),
         (
             with(internvl_chat(), "/select_layer", json!(-26)),
-            "`config.json`: `select_layer` = -26 is none of 25 states of 24 layers",
+            "`config.json`: `select_layer` = -26 is not one of 25 states of 24 layers",
         ),
         (with(internvl_chat(), "/max_dynamic_patch", json!(300)), "`config.json`: `max_patches` = 300 tiles"),
         (
@@ -298,7 +299,7 @@ fn nonsense_is_refused_by_file_and_field() {
 }
 
 #[test]
-fn files_that_disagree_are_refused() {
+fn files_that_disagree_are_errors() {
     let with = |config: Value, preprocessor: Value, processor: Value| Documents {
         config,
         preprocessor: Some(preprocessor),
@@ -345,7 +346,7 @@ fn files_that_disagree_are_refused() {
     }
 }
 
-/// Whatever a field holds, reading ends with a model or an error, never with a panic.
+/// Reading ends with a model or an error whatever a field holds, never with a panic.
 #[test]
 fn any_value_in_any_field_is_read_or_refused() {
     let values = [

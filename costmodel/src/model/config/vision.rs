@@ -1,6 +1,6 @@
-//! SigLIP and CLIP, alone or as `vision_config`.
+//! Reads SigLIP and CLIP, alone or as `vision_config`.
 
-use super::{FRAMES_MAX, Fields, PartialModelSpec, Source};
+use super::{CheckpointFields, FRAMES_MAX, Fields, PartialModelSpec};
 use crate::error::Result;
 use crate::model::towers::{self, SquareInput, TowerSize};
 use crate::model::{EncoderSpec, VisionSpec};
@@ -10,10 +10,10 @@ use crate::tokens::fixed_tile::FixedTile;
 /// Largest side of an image or a patch in pixels.
 const SIDE_MAX: u32 = u16::MAX as u32;
 
-/// A tower that takes squares.
+/// Tower that takes squares.
 #[derive(Debug)]
 pub(super) struct SquareTower {
-    /// Its projector is still to be said.
+    /// Encoder, whose projector the caller sets.
     pub(super) encoder: EncoderSpec,
     /// Side of the square in pixels.
     pub(super) image_pixels: u16,
@@ -21,17 +21,17 @@ pub(super) struct SquareTower {
     pub(super) patches_per_side: u32,
 }
 
-/// SigLIP alone.
-pub(super) fn siglip(source: &Source<'_>) -> Result<PartialModelSpec> {
+/// Reads SigLIP alone.
+pub(super) fn siglip(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     alone(source, &siglip_tower(&vision_fields(&source.config)?)?, "size", false)
 }
 
-/// CLIP alone; as in LLaVA, the class token goes no further.
-pub(super) fn clip(source: &Source<'_>) -> Result<PartialModelSpec> {
+/// Reads CLIP alone; as in LLaVA, the class token is dropped.
+pub(super) fn clip(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     alone(source, &clip_tower(&vision_fields(&source.config)?)?, "crop_size", true)
 }
 
-/// The tower that a `vision_config` describes.
+/// Reads the tower of a `vision_config`.
 pub(super) fn tower(fields: &Fields<'_>) -> Result<SquareTower> {
     match fields.text("model_type")?.unwrap_or("siglip_vision_model") {
         "siglip_vision_model" => siglip_tower(fields),
@@ -44,7 +44,7 @@ pub(super) fn tower(fields: &Fields<'_>) -> Result<SquareTower> {
     }
 }
 
-/// A checkpoint of both towers has the vision tower's fields in `vision_config`, one of that tower at the top.
+/// Returns the vision tower's fields: in `vision_config` in a checkpoint of both towers, else at the top.
 fn vision_fields<'a>(config: &Fields<'a>) -> Result<Fields<'a>> {
     match config.text("model_type")? {
         Some("siglip" | "clip") => config.child_or_empty("vision_config"),
@@ -75,7 +75,7 @@ fn square_tower(
     Ok(SquareTower { encoder: make(dimensions, square), image_pixels, patches_per_side })
 }
 
-/// Layers, width, heads and width of the MLP under the names that most towers share.
+/// Reads layers, width, heads and width of the MLP under the names that most towers share.
 pub(super) fn dimensions(fields: &Fields<'_>, defaults: [u32; 4]) -> Result<TowerSize> {
     let [layers, hidden, heads, ffn] = defaults;
     let hidden = fields.count("hidden_size", hidden)?;
@@ -89,7 +89,7 @@ pub(super) fn dimensions(fields: &Fields<'_>, defaults: [u32; 4]) -> Result<Towe
     })
 }
 
-/// Side in pixels, what a patch and a square are made of, and patches along the side.
+/// Reads the side in pixels, the input of the tower, and the patches along the side.
 pub(super) fn square(fields: &Fields<'_>, image: u32, patch: u32) -> Result<(u16, SquareInput, u32)> {
     let image_pixels = fields.square_side("image_size", image)?;
     let patch_pixels = fields.square_side("patch_size", patch)?;
@@ -107,7 +107,7 @@ pub(super) fn square(fields: &Fields<'_>, image: u32, patch: u32) -> Result<(u16
     Ok((side, SquareInput { patch_inputs, patches }, patches_per_side))
 }
 
-/// Multiply-adds for a unit of a patch of some frames.
+/// Computes the multiply-adds per hidden unit of a patch of some frames.
 pub(super) fn patch_inputs(fields: &Fields<'_>, channels: u32, patch: u32, frames: u32) -> Result<u32> {
     let inputs = [channels, patch, patch, frames]
         .into_iter()
@@ -115,18 +115,23 @@ pub(super) fn patch_inputs(fields: &Fields<'_>, channels: u32, patch: u32, frame
     u32::try_from(inputs).map_err(|_| fields.refused("patch_size", format!("= {patch} is too large")))
 }
 
-/// The layers whose output is taken, of the layer that an index of the hidden states names: 0 is before the
-/// first layer, -1 behind the last.
+/// Returns the number of layers that run for the hidden state with this index: 0 is before the first layer,
+/// -1 after the last.
 pub(super) fn layers_until(fields: &Fields<'_>, key: &str, index: i64, layers: u32) -> Result<u32> {
     let states = i64::from(layers) + 1;
     let place = if index < 0 { states.checked_add(index) } else { Some(index) };
     match place {
         Some(place) if (0..states).contains(&place) => Ok(place as u32),
-        _ => Err(fields.refused(key, format!("= {index} is none of {states} states of {layers} layers"))),
+        _ => Err(fields.refused(key, format!("= {index} is not one of {states} states of {layers} layers"))),
     }
 }
 
-fn alone(source: &Source<'_>, tower: &SquareTower, key: &str, is_cropped: bool) -> Result<PartialModelSpec> {
+fn alone(
+    source: &CheckpointFields<'_>,
+    tower: &SquareTower,
+    key: &str,
+    is_cropped: bool,
+) -> Result<PartialModelSpec> {
     check_processor_side(&source.image(), key, tower.image_pixels)?;
     let patches = tower.patches_per_side.saturating_mul(tower.patches_per_side);
     let rule = VisionRule::Fixed(FixedTile {
@@ -139,7 +144,7 @@ fn alone(source: &Source<'_>, tower: &SquareTower, key: &str, is_cropped: bool) 
     Ok(PartialModelSpec { vision: Some(vision), ..PartialModelSpec::default() })
 }
 
-/// Fails if the processor makes squares of another size than the tower takes.
+/// Checks that the processor makes squares of the tower's size.
 pub(super) fn check_processor_side(processor: &Fields<'_>, key: &str, tower_pixels: u16) -> Result<()> {
     let side = match processor.value(key) {
         None => return Ok(()),

@@ -1,4 +1,4 @@
-//! Tests of cost models, at a stated rate and on profiles.
+//! Tests cost models, at a stated rate and on profiles.
 
 mod profile;
 mod rate;

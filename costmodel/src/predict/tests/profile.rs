@@ -1,4 +1,4 @@
-//! Cost models on profiles that were made from known formulas.
+//! Checks cost models on profiles made from known formulas.
 
 use std::fmt::Write;
 
@@ -15,11 +15,14 @@ use proptest::prelude::*;
 
 const HEADER: &str =
     "# dflop-profile: 1\n# device: formula\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n";
-/// Launch of a layer, a token's linear work, and a pair's attention, in microseconds.
+/// Microseconds to launch a layer.
 const LAUNCH: f64 = 30.0;
+/// Microseconds of a token's linear work.
 const PER_TOKEN: f64 = 0.05;
+/// Microseconds of a query-key pair's attention.
 const PER_PAIR: f64 = 0.00002;
-const ENDS: f64 = 0.2;
+/// Microseconds of a token outside the layers.
+const OUTSIDE: f64 = 0.2;
 
 fn linear(layers: f64, tokens: f64) -> f64 {
     layers * (LAUNCH + PER_TOKEN * tokens)
@@ -29,7 +32,7 @@ fn attention(batch: f64, tokens: f64) -> f64 {
     5.0 + PER_PAIR * batch * tokens * tokens
 }
 
-/// A profile of all modules, at these layer counts and TP degrees; backward takes twice as long.
+/// Writes a profile of all modules, at these layer counts and TP degrees; backward takes twice as long.
 fn rows(layer_counts: &[u32], tps: &[u32]) -> String {
     let mut text = HEADER.to_owned();
     for module in ["vision", "audio", "llm"] {
@@ -58,7 +61,7 @@ fn shape_rows(text: &mut String, module: &str, layer_counts: &[u32], [tp, batch,
             row("linear", layers, linear(layers.into(), b * s));
         }
         row("attention", 1, attention(b, s));
-        row("ends", 0, ENDS * b * s);
+        row("ends", 0, OUTSIDE * b * s);
     }
 }
 
@@ -71,9 +74,9 @@ fn text_sample(tokens: u32) -> SampleShape {
     SampleShape { text_tokens: tokens, ..SampleShape::default() }
 }
 
-/// All layers, forward and backward, of the LLM over one sample, in nanoseconds.
+/// Returns the true time of the LLM over one sample, forward and backward, in nanoseconds.
 fn llm_truth(layers: f64, tokens: f64) -> f64 {
-    3000.0 * (linear(layers, tokens) + ENDS * tokens + layers * attention(1.0, tokens))
+    3000.0 * (linear(layers, tokens) + OUTSIDE * tokens + layers * attention(1.0, tokens))
 }
 
 #[test]
@@ -95,7 +98,8 @@ fn tiles_are_batches_and_clips_are_windows() {
     let cost = model.predict(&shape).unwrap();
     let tiles = f64::from(cost.encoder_items - 2);
     let whole = |layers: f64, batch: f64, tokens: f64| {
-        3000.0 * (linear(layers, batch * tokens) + ENDS * batch * tokens + layers * attention(batch, tokens))
+        3000.0
+            * (linear(layers, batch * tokens) + OUTSIDE * batch * tokens + layers * attention(batch, tokens))
     };
     let truths = [whole(27.0, tiles, 729.0), whole(32.0, 2.0, 1500.0), llm_truth(28.0, cost.tokens.into())];
     for (ns, truth) in cost.module_ns.as_slice().iter().zip(truths) {
@@ -115,10 +119,10 @@ fn windows_of_native_encoders_are_short_sequences() {
 }
 
 #[test]
-fn a_predicted_sample_says_how_sure_it_is() {
+fn a_prediction_has_an_uncertainty() {
     let noisy: String = rows(&[2, 4], &[1]);
     let mut text = noisy.clone();
-    // Two more runs of everything, 10 % slower and 10 % faster.
+    // Two more runs of everything, 10 % slower and 10 % faster, so that repeats have a spread.
     for (number, factor) in [(0, 1.1), (1, 0.9)] {
         for line in noisy.lines().skip(3) {
             let (front, time) = line.rsplit_once(',').unwrap();
@@ -146,7 +150,7 @@ fn attention_is_paid_per_sample_and_linear_work_per_pack() {
     let samples = [text_sample(512), text_sample(1024), text_sample(2048)];
     let packed = *model.predict_microbatch(&samples).unwrap().as_slice().last().unwrap() as f64;
     let pairs: f64 = [512.0, 1024.0, 2048.0].map(|tokens| attention(1.0, tokens)).iter().sum();
-    let truth = 3000.0 * (linear(28.0, 3584.0) + ENDS * 3584.0 + 28.0 * pairs);
+    let truth = 3000.0 * (linear(28.0, 3584.0) + OUTSIDE * 3584.0 + 28.0 * pairs);
     assert!((packed / truth - 1.0).abs() < 0.01, "{packed} {truth}");
     let alone: u64 = samples
         .iter()
@@ -162,13 +166,14 @@ fn a_sample_in_a_pack_is_charged_its_share() {
     let [alone, packed] = [ProfileOptions::default(), options].map(|options| {
         model("llava-ov-qwen2.5-7b", &rows, options).unwrap().predict(&text_sample(128)).unwrap()
     });
-    let share = 3000.0 * ((linear(28.0, 8192.0) + ENDS * 8192.0) / 64.0 + 28.0 * attention(1.0, 128.0));
+    let share = 3000.0 * ((linear(28.0, 8192.0) + OUTSIDE * 8192.0) / 64.0 + 28.0 * attention(1.0, 128.0));
     let found = packed.module_ns.as_slice()[1] as f64;
     assert!((found / share - 1.0).abs() < 0.01, "{found} {share}");
     assert!(packed.module_ns.as_slice()[1] < alone.module_ns.as_slice()[1]);
 }
 
-/// Forward once more, half of the linear backward pass, or none at all; backward takes twice as long as forward.
+/// Recomputed layers run forward once more, frozen ones have half a linear backward pass or none; backward
+/// takes twice as long as forward.
 #[test]
 fn frozen_parts_and_recomputed_layers_take_their_share_of_what_was_measured() {
     let rows = rows(&[2, 4], &[1]);
@@ -179,9 +184,9 @@ fn frozen_parts_and_recomputed_layers_take_their_share_of_what_was_measured() {
     };
     let mut shape = text_sample(10);
     shape.images.push(ImageSize { width: 640, height: 480 });
-    let llm = |layers: f64, s: f64, linear_passes: f64, attention_passes: f64, ends_passes: f64| {
-        let ends = ends_passes * ENDS * s;
-        1000.0 * (linear_passes * linear(layers, s) + ends + attention_passes * layers * attention(1.0, s))
+    let llm = |layers: f64, s: f64, linear_passes: f64, attention_passes: f64, outside_passes: f64| {
+        let outside = outside_passes * OUTSIDE * s;
+        1000.0 * (linear_passes * linear(layers, s) + outside + attention_passes * layers * attention(1.0, s))
     };
     for (frozen, recomputation, vision_passes, llm_passes) in [
         ("", Recomputation::None, 3.0, [3.0, 3.0, 3.0]),
@@ -195,8 +200,8 @@ fn frozen_parts_and_recomputed_layers_take_their_share_of_what_was_measured() {
         let cost = cost_model.predict(&shape).unwrap();
         let (tiles, tokens) = (f64::from(cost.encoder_items), f64::from(cost.tokens));
         let inside = linear(27.0, tiles * 729.0) + 27.0 * attention(tiles, 729.0);
-        let ends_passes = if frozen.contains("vision") { 1.0 } else { 3.0 };
-        let vision = 1000.0 * (vision_passes * inside + ends_passes * ENDS * tiles * 729.0);
+        let outside_passes = if frozen.contains("vision") { 1.0 } else { 3.0 };
+        let vision = 1000.0 * (vision_passes * inside + outside_passes * OUTSIDE * tiles * 729.0);
         let [linear_passes, attention_passes, head_passes] = llm_passes;
         let llm = llm(28.0, tokens, linear_passes, attention_passes, head_passes);
         let prediction = cost_model.predict_with_uncertainty(&shape).unwrap().unwrap();
@@ -210,7 +215,7 @@ fn frozen_parts_and_recomputed_layers_take_their_share_of_what_was_measured() {
 }
 
 #[test]
-fn a_projector_behind_a_frozen_tower_runs_backward_in_part() {
+fn a_projector_after_a_frozen_tower_runs_backward_in_part() {
     let rows = rows(&[2, 4], &[1]);
     let ns = |frozen: &str| {
         let model = model("llava-ov-qwen2.5-7b", &rows, ProfileOptions::default()).unwrap();
@@ -222,7 +227,7 @@ fn a_projector_behind_a_frozen_tower_runs_backward_in_part() {
 }
 
 #[test]
-fn a_degree_that_was_not_measured_is_an_error_that_says_what_to_measure() {
+fn an_unmeasured_degree_is_an_error_that_names_the_points_to_measure() {
     let rows = rows(&[2, 4], &[1, 2]);
     let options = |tp| ProfileOptions::default().tp(Module::Llm, tp);
     let [one, two] =
@@ -292,9 +297,9 @@ fn one_layer_count_is_scaled_and_warned_of() {
     assert_eq!(model.profile_warnings().iter().filter(scaled).count(), 6, "three modules, two passes");
 }
 
-/// Whole and without attention, of one run: the files of the reference.
+/// Reference files: whole layers, and the same run without attention.
 #[test]
-fn the_reference_pair_gives_attention_apart() {
+fn the_reference_pair_gives_attention_separately() {
     let head = "seq_len,model_time,fwd_times,bwd_times,num_layers,tp_size\n";
     let mut files = [head.to_owned(), head.to_owned()];
     for tokens in [1024.0, 2048.0, 4096.0, 8192.0] {

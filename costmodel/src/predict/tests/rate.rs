@@ -1,4 +1,4 @@
-//! Cost models at a stated rate, against FLOPs counted by hand.
+//! Checks cost models at a stated rate against FLOPs counted by hand.
 
 use proptest::prelude::*;
 
@@ -30,7 +30,7 @@ fn text_costs_its_flops_over_the_rate_rounded_up() {
 /// Five tiles of 691,195,949,568 FLOPs, times 3, less 987,614,208 to the pixels, over 124.8 TFLOP/s:
 /// 83,036,868.4 ns.
 #[test]
-fn a_image_costs_its_tiles() {
+fn an_image_costs_its_tiles() {
     let mut shape = text(50);
     shape.images.push(ImageSize { width: 640, height: 480 });
     let cost = cost_model("llava-ov-qwen2.5-7b", "a100").predict(&shape).unwrap();
@@ -39,7 +39,7 @@ fn a_image_costs_its_tiles() {
     assert_eq!(cost.module_ns.as_slice()[0], 83_036_869);
 }
 
-/// Forward alone; forward and gradients of the inputs; all three.
+/// A third of the FLOPs is forward, a third gradients of inputs, a third gradients of weights.
 #[test]
 fn frozen_parts_cost_less_at_a_rate() {
     let mut shape = text(50);
@@ -84,12 +84,12 @@ fn media_without_an_encoder_are_ignored() {
     let mut shape = text(10);
     shape.images.push(ImageSize { width: 0, height: 0 });
     shape.videos.push(VideoShape { frames: 4, width: 0, height: 0 });
-    let deaf_and_blind = cost_model("qwen2-audio-7b", "cpu");
-    assert_eq!(deaf_and_blind.predict(&shape), deaf_and_blind.predict(&text(10)));
+    let audio_only = cost_model("qwen2-audio-7b", "cpu");
+    assert_eq!(audio_only.predict(&shape), audio_only.predict(&text(10)));
     let mut clip = text(10);
     clip.audio.push(AudioLength { frames: 9, sample_rate_hz: 0 });
-    let deaf = cost_model("qwen2.5-vl-7b", "cpu");
-    assert_eq!(deaf.predict(&clip), deaf.predict(&text(10)));
+    let vision_only = cost_model("qwen2.5-vl-7b", "cpu");
+    assert_eq!(vision_only.predict(&clip), vision_only.predict(&text(10)));
 }
 
 #[test]

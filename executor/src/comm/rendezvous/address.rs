@@ -1,6 +1,6 @@
 //! Resolves host names, and makes or accepts connections within a deadline.
 
-use super::handshake::{Hello, Rejection, call};
+use super::handshake::{Hello, Rejection, start_handshake};
 use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::io;
@@ -81,7 +81,7 @@ pub(in crate::comm) fn dial(
         for one in addresses {
             match try_call(one, hello, token, deadline) {
                 Ok(stream) => return Ok(stream),
-                Err(Rejection::JobToken) => return Err(Error::TokenRefused { rank: hello.rank, address }),
+                Err(Rejection::WrongToken) => return Err(Error::TokenRefused { rank: hello.rank, address }),
                 Err(Rejection::Refused(reason)) => return Err(Error::Refused { rank: hello.rank, reason }),
                 Err(Rejection::Io(error)) => reason = error.to_string(),
             }
@@ -104,7 +104,7 @@ fn try_call(
     let patience = deadline.left().clamp(Duration::from_millis(1), CALL);
     let mut stream = TcpStream::connect_timeout(address, patience)?;
     stream.set_nodelay(true)?;
-    call(&mut stream, hello, token)?;
+    start_handshake(&mut stream, hello, token)?;
     Ok(stream)
 }
 

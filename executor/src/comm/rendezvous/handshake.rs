@@ -33,7 +33,7 @@ pub(in crate::comm) enum Rejection {
     /// No answer, or an answer of another protocol; worth a retry.
     Io(io::Error),
     /// The tokens differ.
-    JobToken,
+    WrongToken,
     /// The other side refused, with this reason.
     Refused(String),
 }
@@ -66,22 +66,26 @@ impl Hello {
 }
 
 /// Runs the calling side. Afterwards the stream has no time limits.
-pub(super) fn call(stream: &mut TcpStream, hello: Hello, token: &JobToken) -> Result<(), Rejection> {
+pub(super) fn start_handshake(
+    stream: &mut TcpStream,
+    hello: Hello,
+    token: &JobToken,
+) -> Result<(), Rejection> {
     set_patience(stream, Some(PATIENCE))?;
     let own = nonce().map_err(|error| Rejection::Io(io::Error::other(error)))?;
-    let said = hello.to_bytes();
-    stream.write_all(&[said.as_slice(), &own].concat())?;
+    let hello_bytes = hello.to_bytes();
+    stream.write_all(&[hello_bytes.as_slice(), &own].concat())?;
     let theirs: [u8; 32] = read(stream)?;
-    stream.write_all(&token.prove(&[b"call", &said, &own, &theirs]))?;
+    stream.write_all(&token.prove(&[b"call", &hello_bytes, &own, &theirs]))?;
     let [status] = read(stream)?;
     match status {
         0 => {
             let proof: [u8; 32] = read(stream)?;
-            if !token.is_proof(&proof, &[b"took", &said, &own, &theirs]) {
-                return Err(Rejection::JobToken);
+            if !token.is_proof(&proof, &[b"took", &hello_bytes, &own, &theirs]) {
+                return Err(Rejection::WrongToken);
             }
         }
-        1 => return Err(Rejection::JobToken),
+        1 => return Err(Rejection::WrongToken),
         _ => {
             let [length] = read(stream)?;
             let mut reason = vec![0; usize::from(length)];
@@ -102,9 +106,9 @@ pub(in crate::comm) fn accept_handshake(
     admit: impl FnOnce(&Hello) -> Result<(), String>,
 ) -> io::Result<Option<Hello>> {
     set_patience(stream, Some(PATIENCE))?;
-    let said: [u8; HELLO_BYTES] = read(stream)?;
+    let hello_bytes: [u8; HELLO_BYTES] = read(stream)?;
     // without the version byte: a rank of another version gets a readable refusal below
-    if said[..3] != MAGIC[..3] {
+    if hello_bytes[..3] != MAGIC[..3] {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not the protocol of this job"));
     }
     let theirs: [u8; 32] = read(stream)?;
@@ -114,18 +118,18 @@ pub(in crate::comm) fn accept_handshake(
     let proof: [u8; 32] = read(stream)?;
     let peer = stream.peer_addr()?;
     // the prefixes differ by direction, so that a proof cannot be reflected to its author
-    if !token.is_proof(&proof, &[b"call", &said, &theirs, &own]) {
+    if !token.is_proof(&proof, &[b"call", &hello_bytes, &theirs, &own]) {
         tracing::warn!(%peer, "refused a connection with a wrong job token");
         stream.write_all(&[1])?;
         return Ok(None);
     }
-    let admitted = match Hello::from_bytes(said) {
+    let admitted = match Hello::from_bytes(hello_bytes) {
         Some(hello) => admit(&hello).map(|()| hello),
         None => Err("another version of the protocol".to_owned()),
     };
     match admitted {
         Ok(hello) => {
-            let proof = token.prove(&[b"took", &said, &theirs, &own]);
+            let proof = token.prove(&[b"took", &hello_bytes, &theirs, &own]);
             stream.write_all(&[&[0], proof.as_slice()].concat())?;
             set_patience(stream, None)?;
             Ok(Some(hello))

@@ -1,6 +1,6 @@
 //! Connects a rank with all others.
 
-use super::mesh::{Mesh, Pair};
+use super::tcp_transport::{Pair, TcpTransport};
 use crate::comm::communicator::Communicator;
 use crate::comm::endpoint::Endpoint;
 use crate::comm::error::{Error, Result};
@@ -25,7 +25,7 @@ pub struct Session {
     pub comm: Communicator,
     /// Key-value store of the job; `None` in a job of one rank.
     pub store: Option<RendezvousClient>,
-    _host: Option<RendezvousServer>,
+    _server: Option<RendezvousServer>,
 }
 
 /// Joins the job that `identity` describes: finds all other ranks and connects with each.
@@ -43,7 +43,7 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     // one rank needs no connections: threads give the same interface
     let Some(rendezvous) = &identity.rendezvous else {
         let mut ranks = threads::world(1, settings)?;
-        return Ok(Session { comm: ranks.remove(0), store: None, _host: None });
+        return Ok(Session { comm: ranks.remove(0), store: None, _server: None });
     };
     if rendezvous.listen.is_some_and(|ip| ip.is_unspecified()) {
         let reason = "an unspecified address; use one by which other ranks reach this one".into();
@@ -54,24 +54,26 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
         return Err(Error::TokenMissing { size: identity.size });
     };
     let addresses = resolve(&rendezvous.host, rendezvous.port, &deadline)?;
-    let hosts = identity.rank == 0 && !rendezvous.is_hosted_by_launcher;
-    let host = hosts.then(|| start_host(rendezvous, &addresses, identity.size, &token)).transpose()?;
-    let addresses = host.as_ref().map_or(addresses, |host| vec![host.address()]);
+    let is_hosting = identity.rank == 0 && !rendezvous.is_hosted_by_launcher;
+    let server =
+        is_hosting.then(|| start_server(rendezvous, &addresses, identity.size, &token)).transpose()?;
+    let addresses = server.as_ref().map_or(addresses, |server| vec![server.address()]);
     let store = RendezvousClient::connect(&addresses, identity.rank, identity.size, &token, &deadline)?;
     let joining = Joining { identity, rendezvous, token, deadline, store: &store, has_all: Arc::default() };
     let pairs = joining.pairs()?;
     let mailbox = Arc::new(Mailbox::new(identity.size, settings.buffered_bytes_max));
-    let mesh = Mesh::start(identity.rank, mailbox.clone(), pairs);
-    let transport =
-        Box::new(mesh.map_err(|source| Error::Io { action: "start threads of connections".into(), source })?);
+    let transport = TcpTransport::start(identity.rank, mailbox.clone(), pairs);
+    let transport = Box::new(
+        transport.map_err(|source| Error::Io { action: "start threads of connections".into(), source })?,
+    );
     store.join();
     let endpoint = Endpoint { rank: identity.rank, size: identity.size, mailbox, transport, settings };
-    Ok(Session { comm: Communicator::world(Arc::new(endpoint)), store: Some(store), _host: host })
+    Ok(Session { comm: Communicator::world(Arc::new(endpoint)), store: Some(store), _server: server })
 }
 
 /// Starts the rendezvous server of rank 0, on the listen address if one is set, else on those of the
 /// rendezvous.
-fn start_host(
+fn start_server(
     rendezvous: &RendezvousConfig,
     addresses: &[SocketAddr],
     size: usize,
@@ -93,7 +95,7 @@ struct Joining<'a> {
 
 impl Joining<'_> {
     /// Interval at which a waiting rank checks whether another one is gone.
-    const LOOK: Duration = Duration::from_millis(100);
+    const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
     /// Connects to the lower ranks and accepts connections of the higher ones.
     fn pairs(&self) -> Result<Vec<Option<Pair>>> {
@@ -182,7 +184,8 @@ impl Joining<'_> {
             if self.deadline.left().is_zero() {
                 return Err(self.missing(missing));
             }
-            let Ok((hello, stream)) = calls.recv_timeout(Self::LOOK.min(self.deadline.left())) else {
+            let Ok((hello, stream)) = calls.recv_timeout(Self::CHECK_INTERVAL.min(self.deadline.left()))
+            else {
                 // fails if a rank is gone; the key itself is never set
                 self.store.wait("never", Duration::ZERO)?;
                 continue;

@@ -14,7 +14,7 @@ mod control;
 mod frame;
 mod inbox;
 mod links;
-mod mesh;
 mod outbox;
+mod tcp_transport;
 
 pub use connect::{Session, connect};

@@ -14,18 +14,18 @@ use std::time::Duration;
 /// Largest message in bytes that the sending thread writes itself.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
-enum Job {
+enum WriteTask {
     Message(Message),
     /// Bytes of a message, and how many of them are already written.
-    Rest(Vec<u8>, usize),
+    Remainder(Vec<u8>, usize),
     Farewell,
 }
 
 #[derive(Debug)]
-struct State {
+struct WriteQueue {
     /// Number of tasks ever given to the thread.
     queued: u64,
-    jobs: Sender<Job>,
+    tasks: Sender<WriteTask>,
 }
 
 /// Sending half of a connection.
@@ -34,7 +34,7 @@ pub(super) struct Outbox {
     peer: usize,
     links: Arc<Links>,
     stream: TcpStream,
-    state: Mutex<State>,
+    state: Mutex<WriteQueue>,
     /// Disconnected once the thread has ended.
     ended: Mutex<Receiver<()>>,
 }
@@ -42,14 +42,14 @@ pub(super) struct Outbox {
 impl Outbox {
     /// Starts the thread of the connection.
     pub(super) fn start(peer: usize, links: Arc<Links>, stream: TcpStream) -> io::Result<Self> {
-        let (jobs, queue) = channel();
+        let (tasks, queue) = channel();
         let (end, ended) = channel::<()>();
         let (writer, of_writer) = (stream.try_clone()?, links.clone());
         std::thread::Builder::new().name(format!("comm-send-{peer}")).spawn(move || {
-            write_jobs(&of_writer, peer, &writer, &queue);
+            run_tasks(&of_writer, peer, &writer, &queue);
             drop(end);
         })?;
-        let state = Mutex::new(State { queued: 0, jobs });
+        let state = Mutex::new(WriteQueue { queued: 0, tasks });
         Ok(Self { peer, links, stream, state, ended: Mutex::new(ended) })
     }
 
@@ -59,7 +59,7 @@ impl Outbox {
         // messages must stay in order: write directly only if nothing is queued
         let is_idle = self.links.mailbox.written(self.peer) == state.queued;
         if !is_idle || message.buffer.as_bytes().len() > INLINE_BYTES_MAX {
-            return state.queue(Job::Message(message));
+            return state.queue(WriteTask::Message(message));
         }
         let bytes = [encode(&message.header).as_slice(), message.buffer.as_bytes()].concat();
         // an error is left to the thread, which meets it again
@@ -67,12 +67,12 @@ impl Outbox {
         if written == bytes.len() {
             return SendState::Done;
         }
-        state.queue(Job::Rest(bytes, written))
+        state.queue(WriteTask::Remainder(bytes, written))
     }
 
     /// Queues a farewell.
     pub(super) fn farewell(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).queue(Job::Farewell);
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).queue(WriteTask::Farewell);
     }
 
     /// Waits until the thread has ended, and closes the connection.
@@ -85,31 +85,31 @@ impl Outbox {
     }
 }
 
-impl State {
-    fn queue(&mut self, job: Job) -> SendState {
+impl WriteQueue {
+    fn queue(&mut self, task: WriteTask) -> SendState {
         // the thread ended because of an error, which the reader of this peer reports
-        let _ = self.jobs.send(job);
+        let _ = self.tasks.send(task);
         self.queued += 1;
         SendState::Queued(self.queued)
     }
 }
 
 /// Writes queued messages until the farewell, or until the connection fails.
-fn write_jobs(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiver<Job>) {
-    for job in queue {
-        let written = match &job {
-            Job::Message(message) => write_message(stream, message),
-            Job::Rest(bytes, begin) => stream.write_all(&bytes[*begin..]),
-            Job::Farewell => stream.write_all(&farewell()),
+fn run_tasks(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiver<WriteTask>) {
+    for task in queue {
+        let written = match &task {
+            WriteTask::Message(message) => write_message(stream, message),
+            WriteTask::Remainder(bytes, begin) => stream.write_all(&bytes[*begin..]),
+            WriteTask::Farewell => stream.write_all(&farewell()),
         };
         if let Err(error) = written {
             tracing::debug!(peer, %error, "a message could not be written");
             links.mailbox.set_broken(peer);
             return;
         }
-        if let Job::Message(message) = job {
+        if let WriteTask::Message(message) = task {
             links.mailbox.receive_buffers.give(message.buffer);
-        } else if matches!(job, Job::Farewell) {
+        } else if matches!(task, WriteTask::Farewell) {
             return;
         }
         links.mailbox.note_written(peer);

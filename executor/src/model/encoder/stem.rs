@@ -59,7 +59,7 @@ impl PatchStem {
             .norm
             .as_ref()
             .map(|(name, epsilon)| Norm::declare(declaration, name, NormKind::Layer, hidden, *epsilon));
-        let patches = Linear::of(weight, bias, [hidden, patch_inputs]);
+        let patches = Linear::from_parameters(weight, bias, [hidden, patch_inputs]);
         Self { patches, class, positions, norm, hidden, patch_inputs }
     }
 }

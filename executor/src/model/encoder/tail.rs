@@ -12,14 +12,14 @@ pub(super) struct TailSpec {
     /// Norm before rows are selected.
     pub(super) before: Option<(String, f64)>,
     /// Norm after rows are selected.
-    pub(super) behind: Option<(String, f64)>,
+    pub(super) after: Option<(String, f64)>,
 }
 
 /// End of an encoder.
 #[derive(Debug)]
 pub(super) struct Tail {
     before: Option<Norm>,
-    behind: Option<Norm>,
+    after: Option<Norm>,
     hidden: usize,
 }
 
@@ -29,7 +29,7 @@ impl Tail {
             let (name, epsilon) = spec.as_ref()?;
             Some(Norm::declare(declaration, name, NormKind::Layer, hidden, *epsilon))
         };
-        Self { before: norm(&spec.before), behind: norm(&spec.behind), hidden }
+        Self { before: norm(&spec.before), after: norm(&spec.after), hidden }
     }
 }
 
@@ -74,7 +74,7 @@ impl<D: Device> Block<D> for Tail {
             pass.device.gather_scatter(&taken.forward, self.hidden, &rows, &mut y)?;
             rows = y;
         }
-        Ok(BlockOutput::Rows(normalize(self.behind, pass, rows, saved)?))
+        Ok(BlockOutput::Rows(normalize(self.after, pass, rows, saved)?))
     }
 
     fn backward(
@@ -88,7 +88,7 @@ impl<D: Device> Block<D> for Tail {
         let rows = pass.context.layers.rows;
         let out_rows = inputs.taken.as_ref().map_or(rows, |taken| taken.rows);
         let d = expect_rows::<D>(gradient, out_rows, self.hidden)?;
-        let mut d = normalize_backward(self.behind, pass, d, saved)?;
+        let mut d = normalize_backward(self.after, pass, d, saved)?;
         if let Some(taken) = &inputs.taken {
             let mut dx = pass.device.zeros(rows * self.hidden)?;
             pass.device.gather_scatter(&taken.backward, self.hidden, &d, &mut dx)?;

@@ -83,7 +83,7 @@ impl LlmConfig {
     /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn from_config(document: &Value) -> Result<Self> {
         let documents = Documents { config: document.clone(), ..Documents::default() };
-        let top = ConfigFields::of(document);
+        let top = ConfigFields::new(document);
         let model_type = top.text("model_type")?.unwrap_or_default();
         let Some(mut spec) = PartialModelSpec::from_hugging_face(&documents)?.llm else {
             return Err(top.refused("model_type", format!("= \"{model_type}\" is not a language model")));

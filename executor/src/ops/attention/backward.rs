@@ -60,7 +60,7 @@ pub fn backward<F: Real>(
         |buffers, (segment, kv_head, gradients)| {
             gradients.fill(F::ZERO);
             for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
-                for tile in Tile::of_segment(segment.0, segment.1) {
+                for tile in Tile::in_segment(segment.0, segment.1) {
                     run(shape, tile, head, &saved, buffers, gradients);
                 }
             }
@@ -130,19 +130,19 @@ fn softmax_backward<F: Real>(
 ) {
     let keys = tile.keys(shape.is_causal);
     for (row, (weights, d_weights)) in weights.chunks_mut(keys).zip(d_weights.chunks_mut(keys)).enumerate() {
-        let seen = tile.seen(row, shape.is_causal);
+        let visible = tile.visible(row, shape.is_causal);
         let token = tile.start + row;
         let log_sum = saved.log_sums[token * shape.heads + head];
         let of_head = token * shape.output() + head * shape.head_dim..;
         let of_head = of_head.start..of_head.start + shape.head_dim;
         let along = dot(&saved.d_output[of_head.clone()], &saved.output[of_head]);
-        for (weight, d_weight) in weights[..seen].iter_mut().zip(&mut d_weights[..seen]) {
+        for (weight, d_weight) in weights[..visible].iter_mut().zip(&mut d_weights[..visible]) {
             *weight = (*weight - log_sum).exp();
             *d_weight = *weight * (*d_weight - along);
         }
         // masked entries take part in the products below
-        weights[seen..].fill(F::ZERO);
-        d_weights[seen..].fill(F::ZERO);
+        weights[visible..].fill(F::ZERO);
+        d_weights[visible..].fill(F::ZERO);
     }
 }
 

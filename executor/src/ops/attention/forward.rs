@@ -24,7 +24,7 @@ pub fn forward<F: Real>(
     let mut tasks = Vec::new();
     let (mut output, mut log_sums) = (output, log_sums);
     for segment in segments.windows(2) {
-        for tile in Tile::of_segment(segment[0] as usize, segment[1] as usize) {
+        for tile in Tile::in_segment(segment[0] as usize, segment[1] as usize) {
             let (rows, rest) = output.split_at_mut(tile.rows() * shape.output());
             let (sums, rest_of_sums) = log_sums.split_at_mut(tile.rows() * shape.heads);
             (output, log_sums) = (rest, rest_of_sums);
@@ -56,8 +56,8 @@ fn run<F: Real>(
         #[inline(always)]
         || {
             for (row, weights) in weights.chunks_mut(keys).enumerate() {
-                let (seen, unseen) = weights.split_at_mut(tile.seen(row, shape.is_causal));
-                log_sums[row * shape.heads + head] = softmax(seen);
+                let (visible, unseen) = weights.split_at_mut(tile.visible(row, shape.is_causal));
+                log_sums[row * shape.heads + head] = softmax(visible);
                 // masked entries take part in the product with the values
                 unseen.fill(F::ZERO);
             }

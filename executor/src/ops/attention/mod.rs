@@ -65,7 +65,7 @@ impl AttentionShape {
         assert!(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), "heads share keys evenly");
         assert!(
             segments.first().is_none_or(|&first| first == 0) && segments.is_sorted(),
-            "segments begin at 0"
+            "segments start at 0"
         );
         assert_eq!(qkv.len(), tokens * self.row(), "segments end with the tokens");
         assert_eq!(output.len(), tokens * self.output(), "the output has a row for every token");
@@ -83,7 +83,7 @@ struct Tile {
 
 impl Tile {
     /// Returns the tiles of a segment, in order.
-    fn of_segment(start: usize, end: usize) -> impl Iterator<Item = Self> {
+    fn in_segment(start: usize, end: usize) -> impl Iterator<Item = Self> {
         (start..end).step_by(TILE_ROWS).map(move |first| Self {
             segment: (start, end),
             start: first,
@@ -101,7 +101,7 @@ impl Tile {
     }
 
     /// Number of keys that a query of the tile attends to.
-    fn seen(&self, row: usize, is_causal: bool) -> usize {
+    fn visible(&self, row: usize, is_causal: bool) -> usize {
         if is_causal { self.start + row + 1 - self.segment.0 } else { self.segment.1 - self.segment.0 }
     }
 }

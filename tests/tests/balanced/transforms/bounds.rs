@@ -1,4 +1,5 @@
-//! What user code may take: threads, fields of a call, memory, time of a consumer that is gone.
+//! Checks the bounds of user code: threads, samples per call, memory, and calls after the consumer is
+//! dropped.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -7,17 +8,17 @@ use std::time::Duration;
 
 use dflop_loader::Error;
 use dflop_loader::decode::{Transform, TransformInput};
-use dflop_loader::flow::Stage;
+use dflop_loader::flow::LoaderStage;
 use dflop_loader::loader::{Loader, LoaderBuilder};
 use dflop_loader::shard::expand_shards;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::StreamExt;
 
 use super::{balanced, calls, loader, one, samples};
 
-/// What was called so far.
+/// Calls so far.
 #[derive(Debug, Default)]
 struct Called {
     now: AtomicUsize,
@@ -44,7 +45,7 @@ impl Called {
 
 #[test]
 fn no_more_threads_run_user_code_than_were_asked_for() {
-    let data = Dataset::new(1, 40, Stored::Plain);
+    let data = TempDataset::new(1, 40, Compression::Plain);
     for threads in [1, 3] {
         let called = Arc::new(Called::default());
         let transforms = one("txt", called.transform()).threads(threads).fields_max(1);
@@ -58,7 +59,7 @@ fn no_more_threads_run_user_code_than_were_asked_for() {
 
 #[test]
 fn a_call_has_fields_of_one_batch_or_microbatch_and_never_too_many() {
-    let data = Dataset::new(1, 32, Stored::Plain);
+    let data = TempDataset::new(1, 32, Compression::Plain);
     let called = Arc::new(Called::default());
     samples(loader(&data).batch_size(10).transforms(one("txt", called.transform()).fields_max(4)));
     let counts: Vec<usize> = called.keys.lock().unwrap().iter().map(Vec::len).collect();
@@ -74,7 +75,7 @@ fn a_call_has_fields_of_one_batch_or_microbatch_and_never_too_many() {
     assert_eq!(called.keys.lock().unwrap().iter().cloned().collect::<BTreeSet<_>>(), microbatches);
 }
 
-/// Lets nothing pass until it is opened.
+/// Blocks all callers until it is opened.
 #[derive(Debug, Default)]
 struct Gate {
     is_open: Mutex<bool>,
@@ -98,7 +99,7 @@ impl Gate {
     }
 }
 
-/// Opens the gate when a test ends, however it ends: a blocked thread would keep the program.
+/// Opens the gate when a test ends, also by panic: a blocked thread would keep the program running.
 struct Opens(Arc<Gate>);
 
 impl Drop for Opens {
@@ -107,7 +108,7 @@ impl Drop for Opens {
     }
 }
 
-/// Many small texts, one a sample.
+/// Writes many small texts, one per sample.
 fn texts(directory: &std::path::Path, samples: usize) -> LoaderBuilder {
     let add = |tar: TarBytes, number| tar.file(&format!("s{number:05}.txt"), b"a kite");
     std::fs::write(directory.join("s.tar"), (0..samples).fold(TarBytes::new(), add).finish()).unwrap();
@@ -128,9 +129,9 @@ fn a_slow_transform_stops_the_reader_and_loses_nothing() {
         let mut stream = loader.stream();
         assert!(tokio::time::timeout(Duration::from_millis(400), stream.next()).await.is_err());
         let metrics = loader.metrics();
-        // Two batches wait, one waits for room among them and one is waited for; 256 samples are read ahead.
-        assert!(metrics.stage(Stage::Decode).items <= 5 * 4, "{metrics:?}");
-        assert!(metrics.stage(Stage::Read).items <= 256 + 6 * 4, "{metrics:?}");
+        // Two batches are ready, one waits for room, and one is awaited; 256 samples are read ahead.
+        assert!(metrics.stage(LoaderStage::Decode).items <= 5 * 4, "{metrics:?}");
+        assert!(metrics.stage(LoaderStage::Read).items <= 256 + 6 * 4, "{metrics:?}");
         assert_eq!(gate.entered.load(SeqCst), 4, "one thread is in one call");
         gate.open();
         let mut delivered = 0;

@@ -1,11 +1,11 @@
-//! User code that fails: a field, a call, all of it.
+//! Checks user code that fails: on a field, on a call, always.
 
 use dflop_loader::Error;
 use dflop_loader::decode::{Batch, TransformFault, TransformInput, Transforms};
 use dflop_loader::error::BoxError;
-use dflop_loader::flow::{ErrorBudget, Stage};
+use dflop_loader::flow::{ErrorBudget, LoaderStage};
 use dflop_loader::media::Media;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 
@@ -19,7 +19,7 @@ fn failing() -> Transforms {
         if input.key == BAD { Err("no such word".into()) } else { Ok(input.media) }
     };
     let unseen = |input: TransformInput| {
-        assert_ne!(input.key, BAD, "a bad sample goes no further");
+        assert_ne!(input.key, BAD, "a bad sample reaches no later transform");
         Ok(input.media)
     };
     one("txt", each(fail)).add(of("*"), each(unseen))
@@ -27,7 +27,7 @@ fn failing() -> Transforms {
 
 #[test]
 fn an_error_of_one_field_makes_its_sample_bad_and_no_other() {
-    let data = Dataset::new(1, 16, Stored::Plain);
+    let data = TempDataset::new(1, 16, Compression::Plain);
     let budget = ErrorBudget::new(0.1).unwrap();
     let loader = loader(&data).transforms(failing()).error_budget(budget).build().unwrap();
     let batches: Vec<Batch> = run(loader.stream().try_collect()).unwrap();
@@ -41,13 +41,15 @@ fn an_error_of_one_field_makes_its_sample_bad_and_no_other() {
     assert_eq!((loader.state().unwrap().delivered(), loader.state().unwrap().skipped()), (15, 1));
     let metrics = loader.metrics();
     let errors = |stage| metrics.stage(stage).errors;
-    assert_eq!((errors(Stage::Transform), errors(Stage::Decode)), (1, 0));
-    assert!(metrics.stage(Stage::Transform).items >= 31 && metrics.stage(Stage::Transform).depth == 0);
+    assert_eq!((errors(LoaderStage::Transform), errors(LoaderStage::Decode)), (1, 0));
+    assert!(
+        metrics.stage(LoaderStage::Transform).items >= 31 && metrics.stage(LoaderStage::Transform).depth == 0
+    );
 }
 
 #[test]
 fn bad_answers_count_against_the_error_budget_of_both_loaders() {
-    let data = Dataset::new(1, 16, Stored::Plain);
+    let data = TempDataset::new(1, 16, Compression::Plain);
     let budget = ErrorBudget::new(0.0).unwrap();
     let plain = loader(&data).transforms(failing()).error_budget(budget).build().unwrap();
     let items: Vec<_> = run(plain.stream().collect());
@@ -58,13 +60,13 @@ fn bad_answers_count_against_the_error_budget_of_both_loaders() {
     let planned = balanced(&data).steps(1).transforms(all).error_budget(budget).build().unwrap();
     let items: Vec<_> = run(planned.stream().collect());
     assert!(matches!(items.last().unwrap(), Err(Error::ErrorBudget { .. })));
-    assert_eq!(planned.skipped().len(), 8, "the share of the rank");
+    assert_eq!(planned.skipped().len(), 8, "the rank's samples");
     assert!(planned.skipped().iter().all(|skipped| skipped.field.as_deref() == Some("txt")));
 }
 
 #[test]
 fn a_panic_makes_the_samples_of_its_call_bad_and_the_thread_lives_on() {
-    let data = Dataset::new(1, 16, Stored::Plain);
+    let data = TempDataset::new(1, 16, Compression::Plain);
     let panic = |input: TransformInput| {
         assert_ne!(input.key, BAD, "an unlucky sample");
         Ok(input.media)
@@ -75,7 +77,7 @@ fn a_panic_makes_the_samples_of_its_call_bad_and_the_thread_lives_on() {
         let loader = loader(&data).transforms(transforms).error_budget(budget).build().unwrap();
         let batches: Vec<Batch> = run(loader.stream().try_collect()).unwrap();
         let delivered: usize = batches.iter().map(|batch| batch.samples.len()).sum();
-        // A batch has seven samples, and the first holds the unlucky one.
+        // A batch has seven samples, and the first batch contains the unlucky one.
         assert_eq!(loader.skipped().len(), fields_max.min(7));
         assert_eq!(delivered + loader.skipped().len(), 16);
         let reason = &loader.skipped()[0].reason;
@@ -84,7 +86,7 @@ fn a_panic_makes_the_samples_of_its_call_bad_and_the_thread_lives_on() {
 }
 
 fn error_of(transforms: &Transforms) -> [Error; 2] {
-    let data = Dataset::new(1, 16, Stored::Plain);
+    let data = TempDataset::new(1, 16, Compression::Plain);
     let plain = loader(&data).transforms(transforms.clone()).build().unwrap();
     let mut items: Vec<_> = run(plain.stream().collect());
     let first = items.pop().unwrap().unwrap_err();

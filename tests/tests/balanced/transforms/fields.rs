@@ -1,4 +1,4 @@
-//! Which fields a transform gets, with what content and seed, and where its answers go.
+//! Checks the fields, contents and seeds that a transform gets, and where its results go.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use dflop_loader::decode::{Decode, TransformInput, Transforms};
 use dflop_loader::loader::{LoaderBuilder, StreamState};
 use dflop_loader::media::{CustomMedia, Media};
 use dflop_loader::sample::Sample;
-use dflop_tests::dataset::{Dataset, Stored};
+use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 
@@ -16,18 +16,18 @@ fn text(media: &Media) -> String {
     match media {
         Media::Text(text) => text.clone(),
         Media::Opaque(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
-        other => panic!("{other:?} is no text"),
+        other => panic!("{other:?} is not a text"),
     }
 }
 
-/// Adds a word behind a text.
+/// Appends a word to a text.
 fn append(word: &'static str) -> std::sync::Arc<dyn dflop_loader::decode::Transform> {
     each(move |input| Ok(Media::Text(format!("{} {word} {}", text(&input.media), input.key))))
 }
 
 #[test]
 fn transforms_run_in_the_order_given_and_samples_keep_theirs() {
-    let data = Dataset::new(2, 24, Stored::Plain);
+    let data = TempDataset::new(2, 24, Compression::Plain);
     let transforms = || {
         Transforms::new()
             .add(of("text"), append("one"))
@@ -45,7 +45,7 @@ fn transforms_run_in_the_order_given_and_samples_keep_theirs() {
                 if &*before.extension == "txt" {
                     assert_eq!(text(&after.media), format!("{} one {key} two {key}", text(&before.media)));
                 } else {
-                    assert_eq!(before.media, after.media, "other fields are left alone");
+                    assert_eq!(before.media, after.media, "other fields are unchanged");
                 }
             }
         }
@@ -59,7 +59,7 @@ fn transforms_run_in_the_order_given_and_samples_keep_theirs() {
 
 #[test]
 fn a_decoder_gets_the_stored_bytes_before_all_others_and_only_the_first_runs() {
-    let data = Dataset::new(1, 24, Stored::Plain);
+    let data = TempDataset::new(1, 24, Compression::Plain);
     let stored: BTreeMap<String, Media> = samples(loader(&data).decode(Decode::Raw))
         .into_iter()
         .filter_map(|sample| Some((sample.key.clone(), sample.field("jpg")?.clone())))
@@ -92,13 +92,13 @@ fn a_decoder_gets_the_stored_bytes_before_all_others_and_only_the_first_runs() {
     }
 }
 
-/// Delivers, in place of each text and image, the seed that it got.
+/// Replaces each text and image by the seed that the transform got.
 fn seeds() -> Transforms {
     let seed = |input: TransformInput| Ok(Media::Custom(CustomMedia::new(input.seed)));
     one("txt", each(seed)).add(of("jpg"), each(seed)).seed(3)
 }
 
-/// By epoch, key and extension.
+/// Seeds by epoch, key and extension.
 type Seeds = BTreeMap<(u64, String, String), u64>;
 
 fn seeds_of(samples: &[Sample]) -> Seeds {
@@ -114,7 +114,7 @@ fn seeds_of(samples: &[Sample]) -> Seeds {
     seeds
 }
 
-/// A run in two parts, the second from the state behind the first two batches.
+/// Runs in two parts, the second from the state after the first two batches.
 fn resumed(builder: &LoaderBuilder) -> Vec<Sample> {
     let loader = builder.clone().build().unwrap();
     let first: Vec<_> = run(loader.stream().take(2).try_collect()).unwrap();
@@ -126,7 +126,7 @@ fn resumed(builder: &LoaderBuilder) -> Vec<Sample> {
 
 #[test]
 fn seeds_differ_by_sample_epoch_and_field_and_by_nothing_else() {
-    let data = Dataset::new(2, 12, Stored::Plain);
+    let data = TempDataset::new(2, 12, Compression::Plain);
     let whole = || loader(&data).epochs(2).transforms(seeds());
     let reference = seeds_of(&samples(whole().workers(1)));
     assert_eq!(reference.len(), 2 * (24 + 16));
@@ -144,7 +144,7 @@ fn seeds_differ_by_sample_epoch_and_field_and_by_nothing_else() {
 
 #[test]
 fn two_transforms_of_one_field_draw_apart() {
-    let data = Dataset::new(1, 4, Stored::Plain);
+    let data = TempDataset::new(1, 4, Compression::Plain);
     let both = each(|input| match input.media {
         Media::Custom(first) => {
             Ok(Media::Custom(CustomMedia::new([*first.value::<u64>().unwrap(), input.seed])))
@@ -161,13 +161,13 @@ fn two_transforms_of_one_field_draw_apart() {
 
 #[test]
 fn settings_that_make_no_sense_are_refused() {
-    let data = Dataset::new(1, 2, Stored::Plain);
+    let data = TempDataset::new(1, 2, Compression::Plain);
     let keep = || one("txt", each(|input| Ok(input.media)));
     let refused = |builder: LoaderBuilder| builder.build().unwrap_err().to_string();
     let side = std::num::NonZeroU32::new(8).unwrap();
     let pixels = loader(&data).decode(Decode::Pixels { side });
     assert!(refused(pixels.clone().transforms(keep())).contains("decode to `Media`"));
-    assert!(pixels.transforms(Transforms::new()).build().is_ok(), "no transform is no harm");
+    assert!(pixels.transforms(Transforms::new()).build().is_ok(), "an empty list of transforms is valid");
     assert!(refused(loader(&data).transforms(keep().threads(0))).contains("transforms.threads"));
     assert!(refused(loader(&data).transforms(keep().threads(1 << 20))).contains("transforms.threads"));
     assert!(refused(loader(&data).transforms(keep().fields_max(0))).contains("transforms.fields_max"));

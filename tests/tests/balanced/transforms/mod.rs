@@ -1,4 +1,4 @@
-//! User code in the pipeline: what it gets, in which order its answers come, what its faults do, and what bounds it.
+//! Tests user code in the pipeline: its inputs, the order of its results, its faults, and its bounds.
 
 mod bounds;
 mod faults;
@@ -15,15 +15,15 @@ use dflop_loader::media::Media;
 use dflop_loader::order::Tail;
 use dflop_loader::sample::Sample;
 use dflop_loader::shard::{FieldSelection, expand_shards};
-use dflop_tests::dataset::Dataset;
+use dflop_tests::dataset::TempDataset;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::TryStreamExt;
 
-/// What a call answers.
+/// Result of a call.
 type Answers = Result<Vec<Result<Media, BoxError>>, BoxError>;
 
-/// A function as a transform.
+/// Function as a transform.
 struct Code {
     takes_encoded: bool,
     run: Box<dyn Fn(Vec<TransformInput>) -> Answers + Send + Sync>,
@@ -45,19 +45,19 @@ impl Transform for Code {
     }
 }
 
-/// Code over whole calls.
+/// Makes a transform of whole calls.
 fn calls(run: impl Fn(Vec<TransformInput>) -> Answers + Send + Sync + 'static) -> Arc<dyn Transform> {
     Arc::new(Code { takes_encoded: false, run: Box::new(run) })
 }
 
-/// Code over single fields.
+/// Makes a transform of single fields.
 fn each(
     run: impl Fn(TransformInput) -> Result<Media, BoxError> + Send + Sync + 'static,
 ) -> Arc<dyn Transform> {
     calls(move |fields| Ok(fields.into_iter().map(&run).collect()))
 }
 
-/// Code that decodes single fields.
+/// Makes a decoder of single fields.
 fn decoder(
     run: impl Fn(TransformInput) -> Result<Media, BoxError> + Send + Sync + 'static,
 ) -> Arc<dyn Transform> {
@@ -73,7 +73,7 @@ fn one(name: &str, transform: Arc<dyn Transform>) -> Transforms {
     Transforms::new().add(of(name), transform)
 }
 
-fn loader(data: &Dataset) -> LoaderBuilder {
+fn loader(data: &TempDataset) -> LoaderBuilder {
     Loader::builder(expand_shards(&[data.pattern()]).unwrap()).batch_size(7)
 }
 
@@ -82,8 +82,8 @@ fn samples(builder: LoaderBuilder) -> Vec<Sample> {
     batches.into_iter().flat_map(|batch| batch.samples).collect()
 }
 
-/// Rank 0 of 2, with 2 microbatches of a global batch of 16.
-fn balanced(data: &Dataset) -> BalancedLoaderBuilder {
+/// Plans for rank 0 of 2, with 2 microbatches of a global batch of 16.
+fn balanced(data: &TempDataset) -> BalancedLoaderBuilder {
     BalancedLoader::builder(planner(&data.index(), 16, 2, 2, Tail::Carry), 0)
 }
 

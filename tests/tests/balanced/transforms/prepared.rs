@@ -1,4 +1,4 @@
-//! Transforms between decoding and the preparer.
+//! Checks transforms between decoding and the preparer.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn preparer() -> Arc<Preparer> {
     Arc::new(Preparer::builder(&model).tokenizer(Tokenizer::open(directory).unwrap()).build().unwrap())
 }
 
-/// Prepared microbatches of four samples with a text and an image under an extension of its own.
+/// Prepares microbatches of four samples with a text, and an image under an unusual extension.
 fn microbatches(extension: &str, transforms: Transforms) -> (Vec<Microbatch>, usize) {
     let directory = tempfile::tempdir().unwrap();
     let mut tar = TarBytes::new();
@@ -45,7 +45,7 @@ fn microbatches(extension: &str, transforms: Transforms) -> (Vec<Microbatch>, us
     (steps.into_iter().flat_map(|step| step.microbatches).collect(), loader.skipped().len())
 }
 
-/// Key and inputs of a microbatch with its samples in key order.
+/// Keys and inputs of a microbatch, in key order.
 fn shown(microbatches: &[Microbatch]) -> Vec<String> {
     let text = |microbatch: &Microbatch| {
         let keys: Vec<_> = microbatch.samples.iter().map(|sample| &sample.key).collect();
@@ -64,11 +64,11 @@ fn a_image_of_a_users_decoder_is_prepared_like_one_of_the_built_in_decoder() {
     let (decoded, skipped) = microbatches("mine", one("mine", decode));
     assert_eq!(skipped, 0);
     assert_eq!(decoded[0].samples.len(), 4);
-    // Costs of an unknown field are nothing, so the order within the microbatch may differ.
+    // An unknown field costs nothing, so the order within the microbatch may differ.
     assert_eq!(decoded[0].tokens, expected[0].tokens);
     assert!(decoded[0].tokens > decoded[0].planned_tokens, "the index does not know the images");
     let (unknown, _) = microbatches("mine", Transforms::new());
-    assert!(unknown[0].tokens < decoded[0].tokens, "without the decoder they are no images");
+    assert!(unknown[0].tokens < decoded[0].tokens, "without the decoder they are not images");
 }
 
 #[test]

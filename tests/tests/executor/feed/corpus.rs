@@ -1,4 +1,4 @@
-//! A tiny model of a family, its files, and a shard of samples for it.
+//! Makes a tiny model of a family, its files, and a shard of samples for it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::tar::TarBytes;
 use serde_json::{Value, json};
 
-/// Tokens of the recorded tokenizer.
+/// Vocabulary of the recorded tokenizer.
 const VOCABULARY: u64 = 1215;
 
-/// What a family of models takes, and how its pixels are told to it.
+/// Family of models, with the media that it takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     InternVl,
@@ -40,7 +40,8 @@ impl Family {
         }
     }
 
-    /// The recorded configuration with two layers, the vocabulary of the tokenizer, and windows as long as the processor's.
+    /// Returns the recorded configuration with two layers, the vocabulary of the tokenizer, and windows as
+    /// long as the processor's.
     fn config(self) -> Value {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/executor").join(self.directory());
         let text =
@@ -72,19 +73,19 @@ impl Family {
     }
 }
 
-/// A sample: a text, and for the model's encoder nothing, one medium, or two.
+/// Sample: a text, and no medium, one, or two for the model's encoder.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Content {
-    /// Makes texts and media different.
+    /// Seed that makes texts and media different.
     pub(crate) number: usize,
     pub(crate) words: usize,
-    /// Each an image of as many pixels in width, or a clip of as many hundredths of a second.
+    /// Widths of the images in pixels, or lengths of the clips in hundredths of a second.
     pub(crate) media: Vec<u32>,
-    /// The coded data of the first medium is overwritten behind its header.
+    /// Whether the coded data of the first medium is overwritten after its header.
     pub(crate) is_damaged: bool,
 }
 
-/// Samples of which half have media, all of other sizes.
+/// Makes samples of different sizes, half of them with media.
 pub(crate) fn mixed(samples: usize) -> Vec<Content> {
     let content = |number: usize| {
         let size = (17 + number * 13 % 40) as u32;
@@ -98,7 +99,7 @@ pub(crate) fn mixed(samples: usize) -> Vec<Content> {
     (0..samples).map(content).collect()
 }
 
-/// A model and a dataset in a directory that vanishes with it.
+/// Model and dataset in a temporary directory, removed when the value is dropped.
 pub(crate) struct Corpus {
     _directory: tempfile::TempDir,
     pub(crate) model: ModelConfig,
@@ -134,7 +135,7 @@ impl Corpus {
         preparer(&self.spec)
     }
 
-    /// Steps of this many samples, in the order of the shard.
+    /// Plans steps of this many samples, in the order of the shard.
     pub(crate) fn planner(&self, global_batch: u64) -> StepPlannerBuilder {
         let model = CostModel::new(self.spec.clone(), DeviceRate::preset("cpu").expect("a known device"));
         StepPlanner::builder(self.index.clone(), model)
@@ -143,14 +144,14 @@ impl Corpus {
             .work(500)
     }
 
-    /// Bytes of the fields of a sample with this ending, or of all.
+    /// Returns the bytes of a sample's fields with this extension, or of all of its fields.
     pub(crate) fn bytes(&self, sample: u64, extension: Option<&str>) -> u64 {
         let fields = self.index.sample(sample).fields();
         let wanted = fields.filter(|field| extension.is_none_or(|own| field.extension.ends_with(own)));
         wanted.map(|field| field.bytes).sum()
     }
 
-    /// Whether the encoder has something to do for a sample.
+    /// Returns whether a sample has work for the encoder.
     pub(crate) fn has_media(&self, sample: u64) -> bool {
         self.index.sample(sample).fields().any(|field| field.extension != "txt")
     }

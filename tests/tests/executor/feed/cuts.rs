@@ -1,4 +1,4 @@
-//! The same global batches, cut in other ways.
+//! Compares runs of the same global batches under different splits.
 
 use dflop_balancer::Strategy;
 

@@ -1,12 +1,12 @@
-//! Samples that the index believes in and no rank can train on.
+//! Checks samples that are valid in the index, but cannot be trained on.
 
 use super::corpus::{Corpus, Family, mixed};
 use super::job::{Ran, Setting, run};
 
-/// Layouts of encoder and LLM.
+/// Stages and DP sizes of encoder and LLM.
 const LAYOUTS: [[[usize; 2]; 2]; 3] = [[[1, 1], [1, 1]], [[2, 2], [2, 1]], [[3, 1], [1, 1]]];
 
-/// The same samples with one of them damaged, and without that one.
+/// Makes the same samples with one of them damaged, and without that one.
 fn with_and_without(family: Family, bad: usize) -> [Corpus; 2] {
     let mut samples = mixed(8);
     samples[bad].is_damaged = true;
@@ -15,7 +15,7 @@ fn with_and_without(family: Family, bad: usize) -> [Corpus; 2] {
     [with, Corpus::new(family, &samples)]
 }
 
-/// The sample and why it was dropped, of a run of one step that drops one.
+/// Returns the sample that a run of one step skips, and the reason.
 #[track_caller]
 fn dropped(ran: &Ran) -> (u64, &str) {
     let [step] = ran.steps.as_slice() else { panic!("there are {} steps", ran.steps.len()) };

@@ -1,4 +1,4 @@
-//! Rounds, ranks and whole steps without any medium.
+//! Checks rounds, ranks and whole steps without any medium.
 
 use dflop_balancer::Strategy;
 
@@ -9,7 +9,7 @@ use super::job::{Setting, run};
 fn steps_of_texts_only_and_of_one_image_train_models_that_see() {
     for family in Family::ALL {
         let mut samples = mixed(18);
-        // Texts only, then one medium, then the mix.
+        // Texts only, then one medium, then a mixture.
         samples[..12].iter_mut().for_each(|sample| sample.media.clear());
         samples[8].media = vec![33];
         let corpus = Corpus::new(family, &samples);

@@ -1,4 +1,4 @@
-//! Runs a job whose ranks are threads, each with its own end of the loader, and holds runs against one another.
+//! Runs a job whose ranks are threads, each with its own loader, and compares runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use dflop_loader::prepare::PreparerBuilder;
 
 use super::corpus::Corpus;
 
-/// How a corpus is trained on.
+/// Parallelism and inputs of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
     pub(crate) strategy: Strategy,
@@ -32,12 +32,12 @@ pub(crate) struct Setting {
     /// DP size and stages of the LLM.
     pub(crate) llm: [usize; 2],
     pub(crate) steps: u64,
-    /// Most tokens of a sample.
+    /// Largest number of tokens of a sample.
     pub(crate) tokens_max: Option<u64>,
 }
 
 impl Setting {
-    /// Every module whole on one rank.
+    /// Places every module on one rank.
     pub(crate) const fn new(global_batch: u64, steps: u64) -> Self {
         let strategy = Strategy::Search;
         let (encoder, llm) = ([1, 1], [1, 1]);
@@ -55,38 +55,38 @@ impl Setting {
     }
 }
 
-/// What a step was, the same on all ranks.
+/// Result of a step, equal on all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct StepSeen {
     pub(crate) loss: f64,
     pub(crate) tokens: u64,
     pub(crate) target_tokens: u64,
     pub(crate) skipped: Vec<SkippedSample>,
-    /// Numbers of the samples in the index, in the order of places.
+    /// Numbers of the samples in the index, by position.
     pub(crate) samples: Vec<u64>,
-    /// Samples by DP rank and microbatch, by place.
+    /// Samples by DP rank and microbatch, as positions.
     pub(crate) ranks: Vec<Vec<Vec<u32>>>,
 }
 
-/// What a rank did.
+/// Result of a rank.
 pub(crate) struct RankSeen {
     pub(crate) place: RankPlacement,
     pub(crate) steps: Vec<StepSeen>,
-    /// By step: gradients of its stages.
+    /// Gradients of the rank's stages, by step.
     gradients: Vec<BTreeMap<String, Vec<f32>>>,
     pub(crate) metrics: MetricsSnapshot,
     pub(crate) skipped: Vec<Skipped>,
 }
 
-/// What all ranks agree on.
+/// Result of a run, on which all ranks agree.
 pub(crate) struct Ran {
     pub(crate) steps: Vec<StepSeen>,
-    /// By step: gradients of all stages.
+    /// Gradients of all stages, by step.
     pub(crate) gradients: Vec<BTreeMap<String, Vec<f32>>>,
     pub(crate) ranks: Vec<RankSeen>,
 }
 
-/// Runs all ranks to the end; they must agree on every step, and replicas on every gradient, to the bit.
+/// Runs all ranks to the end; ranks must agree on every step, and replicas on every gradient, to the bit.
 #[track_caller]
 pub(crate) fn run(corpus: &Corpus, setting: &Setting) -> Ran {
     let ranks = try_run(corpus, setting);
@@ -107,10 +107,10 @@ pub(crate) fn run(corpus: &Corpus, setting: &Setting) -> Ran {
     Ran { steps, gradients, ranks }
 }
 
-/// Runs all ranks; how each ended.
+/// Runs all ranks; returns how each ended.
 pub(crate) fn try_run(corpus: &Corpus, setting: &Setting) -> Vec<Result<RankSeen>> {
     let job = Arc::new(setting.job(corpus));
-    // A rank that hangs is an error, not a test without end.
+    // A rank that hangs ends with an error instead of blocking the test.
     let settings = Settings::default().wait(Duration::from_secs(20));
     let world = threads::world(job.world_size(), settings).expect("a world");
     std::thread::scope(|scope| {
@@ -171,7 +171,7 @@ fn norm(values: &[f32]) -> f64 {
 }
 
 impl Ran {
-    /// Holds another run of the same batches against this one, up to the rounding of `f32`.
+    /// Compares with another run of the same batches, up to the rounding of `f32`.
     #[track_caller]
     pub(crate) fn assert_close(&self, other: &Self) {
         assert_eq!(self.steps.len(), other.steps.len());

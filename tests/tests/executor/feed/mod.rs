@@ -1,4 +1,4 @@
-//! Training steps fed by the balanced loader: ranks as threads, tiny models, samples that vary.
+//! Tests training steps fed by the balanced loader: ranks as threads, tiny models, different samples.
 
 mod corpus;
 mod cuts;

@@ -22,6 +22,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<ItemSize>, Failure> {
 }
 
 fn parse(text: &str) -> Result<Vec<ItemSize>, String> {
+    // Spreadsheets write a byte order mark, which would become part of the first column name.
     let text = text.trim_start_matches('\u{feff}');
     let mut reader = ReaderBuilder::new().trim(Trim::All).from_reader(text.as_bytes());
     let header = reader.headers().map_err(|error| error.to_string())?.clone();

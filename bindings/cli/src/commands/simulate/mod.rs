@@ -72,6 +72,7 @@ pub(crate) struct StrategyReport {
 impl Args for SimulateCommand {
     /// Requires a dataset only if no shapes are given.
     fn augment_args(command: Command) -> Command {
+        // The same arguments as `order`; shapes replace the dataset and the number of ranks.
         SimulateArgs::augment_args(command).mut_arg("shards", no_dataset).mut_arg("dp_size", no_dp_size)
     }
 
@@ -111,6 +112,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     }
     let planner = args.planned.planner(0, &ResumeArgs::default())?;
     let steps = args.steps.unwrap_or_else(|| planner.steps().per_epoch().min(50));
+    // A run that ends may be shorter than the default.
     let steps = steps.min(planner.steps().len().unwrap_or(steps));
     if steps == 0 {
         return Err(Failure::Misuse("invalid `steps`: must be at least 1".into()));

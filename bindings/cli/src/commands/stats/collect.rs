@@ -90,6 +90,7 @@ pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) 
         }
     };
     let mut done: Vec<_> = std::thread::scope(|scope| {
+        // This thread works too.
         let running: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let mut done = work();
         for thread in running {
@@ -97,6 +98,7 @@ pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) 
         }
         done
     });
+    // Merged in the order of the dataset: sums of floats depend on it.
     done.sort_by_key(|(part, _)| *part);
     let mut profile = DatasetStatistics::new(model);
     let mut refused = Vec::new();

@@ -17,6 +17,7 @@ pub(crate) fn write(model: &ModelTable) -> Result<PathBuf, Failure> {
     std::fs::create_dir_all(&directory)?;
     for (name, document) in documents {
         let (path, Some(document)) = (directory.join(name), document) else { continue };
+        // All ranks write the same file; renaming keeps it whole for those that already read it.
         let partial = directory.join(format!(".{name}-{}", std::process::id()));
         std::fs::write(&partial, text(document))?;
         std::fs::rename(&partial, &path)?;

@@ -129,6 +129,7 @@ fn start<D: Device>(
         _ => None,
     };
     let seed = Seed(config.seed);
+    // A saved state has precedence over pretrained weights.
     let source: &dyn WeightSource = match (saved, &pretrained) {
         (Some(saved), _) => saved.weights(),
         (None, Some(weights)) => weights,
@@ -232,8 +233,10 @@ pub(crate) fn run_threads(
                 })
             })
             .collect();
+        // The loop below ends when the last sender is dropped.
         drop(sender);
         let printed = reports.iter().try_for_each(|report| on_step(&report));
+        // After a failure to print, this fails the send of rank 0, which ends the run.
         drop(reports);
         let ended: Vec<_> = ranks.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         printed?;

@@ -40,6 +40,7 @@ impl Setup {
         let generated = generated.transpose()?;
         let model_directory = match (&config.model.directory, &generated) {
             (Some(directory), _) => directory.clone(),
+            // A generated dataset comes with the files of its model.
             (None, Some(generated)) => generated.model(),
             (None, None) => super::inline::write(&config.model)?,
         };
@@ -81,6 +82,7 @@ impl Setup {
         let options =
             IndexOptions { token_counts: TokenCounts::Of(Arc::new(counter)), ..IndexOptions::default() };
         let index = Arc::new(Index::open_or_build(expand_shards(&self.shards)?, &options)?);
+        // The LLM is the last module; its DP ranks are those that a step is planned for.
         let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
         let stages = self.job.modules().iter().map(|module| module.stages.len());
         let builder = StepPlanner::builder(index, self.cost_model(config)?)

@@ -53,6 +53,7 @@ impl Generated {
     /// Generates the dataset in the directory for temporary files, unless it exists.
     pub(crate) fn make(table: &GenerateTable, model: &ModelTable) -> Result<Self, Failure> {
         check(table)?;
+        // Everything that the files depend on is in the name, so that an existing directory can be reused.
         let name = name_of(&format!("{table:?} {:?} {:?}", model.config, model.preprocessor));
         let directory = std::env::temp_dir().join(format!("dflop-mix-{name}"));
         if !directory.is_dir() {
@@ -140,6 +141,7 @@ fn text(table: &GenerateTable, rng: &mut Rng) -> String {
 
 /// Draws from the standard normal distribution, by Box and Muller.
 fn normal(rng: &mut Rng) -> f64 {
+    // 1 - u is above 0, so that the logarithm is finite.
     let radius = (-2.0 * (1.0 - rng.fraction()).ln()).sqrt();
     radius * (std::f64::consts::TAU * rng.fraction()).cos()
 }
@@ -148,6 +150,7 @@ fn normal(rng: &mut Rng) -> f64 {
 fn image(table: &GenerateTable, rng: &mut Rng) -> Result<Vec<u8>, Failure> {
     let [fewest, most] = table.tiles;
     let tiles = fewest + rng.below((most - fewest + 1) as usize) as u32;
+    // An image of several tiles gets a thumbnail as one of them; a single tile is the image itself.
     let squares = if tiles > 1 { tiles - 1 } else { 1 };
     let rows = (1..=squares)
         .filter(|rows| squares.is_multiple_of(*rows) && rows * rows <= squares)

@@ -1,4 +1,4 @@
-//! A run that takes milliseconds: a configuration and a directory that vanishes with it.
+//! Writes the configuration of a run of milliseconds, in a temporary directory.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -99,7 +99,7 @@ impl Job {
         Self::with(&[])
     }
 
-    /// Replaces lines, or parts of them, each of which has to be there.
+    /// Replaces lines, or parts of them; each must occur.
     pub(crate) fn with(replaced: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let config = directory.path().join("train.toml");
@@ -108,7 +108,7 @@ impl Job {
         job
     }
 
-    /// Writes the configuration anew.
+    /// Writes the configuration again.
     pub(crate) fn rewrite(&self, replaced: &[(&str, &str)]) {
         let replace = |toml: String, (from, to): &(&str, &str)| {
             assert!(toml.contains(from), "the configuration has no `{from}`");
@@ -129,7 +129,7 @@ impl Job {
         command
     }
 
-    /// Runs to the end, whatever that is.
+    /// Runs to the end, successful or not.
     pub(crate) fn run(&self, args: &[&str]) -> Run {
         self.command(args).output().expect("the command starts").into()
     }

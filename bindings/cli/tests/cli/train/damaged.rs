@@ -1,4 +1,4 @@
-//! An image that goes bad behind the back of the index.
+//! Tests an image that is damaged after indexing.
 
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,7 @@ fn a_damaged_image_is_left_out_once_and_named_by_who_reads_it() {
     let dropped = lines.iter().filter(|line| line["dropped_samples"] == 1).collect::<Vec<_>>();
     assert_eq!((lines.len(), dropped.len()), (8, 1), "an epoch has the sample once");
     assert_eq!(dropped[0]["samples"], 7);
-    // Rank 0 encodes, and here says both.
+    // Rank 0 encodes, so it reports both.
     for words in
         [format!("step={} key=\"{key}\"", dropped[0]["step"]), format!("key=\"{key}\" field=\"jpg\"")]
     {

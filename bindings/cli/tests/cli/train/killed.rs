@@ -1,4 +1,4 @@
-//! Ranks that die.
+//! Tests ranks that are killed.
 
 use std::time::Duration;
 

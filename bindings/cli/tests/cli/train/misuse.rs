@@ -1,4 +1,4 @@
-//! Files and arguments that cannot be run, and runs that cannot go on.
+//! Tests files and arguments that cannot be run, and runs that cannot continue.
 
 use super::config::Job;
 use crate::command::text;

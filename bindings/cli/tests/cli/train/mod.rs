@@ -1,4 +1,4 @@
-//! `dflop train`: what it prints, what cuts of a job have in common, states, dead ranks, and wrong files.
+//! Tests `dflop train`: its output, cuts of a job, states, killed ranks, and wrong files.
 
 mod config;
 mod damaged;

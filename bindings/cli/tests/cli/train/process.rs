@@ -1,4 +1,4 @@
-//! A run that is watched, and its ranks, which are processes.
+//! Starts a run and watches its output and its ranks, which are processes.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Stdio};
@@ -31,7 +31,7 @@ impl Watched {
         Self { child, stdout, lines: Vec::new(), read: String::new() }
     }
 
-    /// Waits for so many more lines.
+    /// Waits for this many more lines.
     pub(crate) fn wait_for(&mut self, lines: usize) {
         for _ in 0..lines {
             let mut line = String::new();
@@ -100,7 +100,7 @@ fn pid(number: u32) -> Pid {
 /// Parent and state of a process.
 fn stat(process: u32) -> Option<(u32, char)> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Behind the name, which may have spaces.
+    // After the name, which may contain spaces.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?.chars().next()?;
     Some((fields.next()?.parse().ok()?, state))

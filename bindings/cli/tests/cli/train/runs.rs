@@ -1,4 +1,4 @@
-//! Lines of a run, and losses of the same run cut in other ways.
+//! Tests the lines of a run, and losses of the same run with other cuts.
 
 use serde_json::Value;
 

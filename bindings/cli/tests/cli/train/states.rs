@@ -1,4 +1,4 @@
-//! Saved states: what goes on from them, and what does not.
+//! Tests saved states: the runs that resume from them, and those that are refused.
 
 use std::path::Path;
 
@@ -76,7 +76,7 @@ fn without_resume_a_run_begins_anew_and_what_was_saved_is_kept() {
     assert!(again.stderr.contains("earlier-1"), "{}", again.stderr);
     assert_eq!(names(&states), ["earlier-1", "step-00000002"]);
     assert_eq!(names(&states.join("earlier-1")), ["step-00000004"]);
-    // What goes on is the run that was begun last.
+    // The run that started last is resumed.
     let rest = job.lines(&[&args[..], &["--steps", "3", "--resume"]].concat());
     assert_eq!(loss_bits(&rest), loss_bits(&whole)[2..3]);
 }

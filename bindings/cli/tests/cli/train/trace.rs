@@ -1,4 +1,4 @@
-//! Timelines of all ranks in one file.
+//! Tests the timelines of all ranks in one file.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ fn a_trace_has_measured_and_predicted_events_of_every_rank() {
         let ranks = 3 - args.len() as u64 / 2;
         let trace: Value = serde_json::from_slice(&std::fs::read(&file).expect("a trace")).expect("JSON");
         let events = trace.as_array().expect("events");
-        // What is measured and what is predicted is on threads of its own.
+        // Measured and predicted times are on separate threads of the trace.
         let spans = events.iter().filter(|event| event["ph"] == "X");
         let lanes: BTreeSet<(u64, u64)> = spans
             .map(|event| (event["pid"].as_u64().expect("a rank"), event["tid"].as_u64().expect("a lane")))

@@ -31,7 +31,7 @@ impl EncoderConfig {
     /// # Errors
     /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn vision(document: &Value) -> Result<Option<Self>> {
-        let top = ConfigFields::of(document);
+        let top = ConfigFields::new(document);
         match top.text("model_type")?.unwrap_or_default() {
             "llava_onevision" => square_towers::llava_onevision(document).map(Some),
             "internvl" => square_towers::intern_vl(document).map(Some),
@@ -48,10 +48,10 @@ impl EncoderConfig {
     /// # Errors
     /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn audio(document: &Value) -> Result<Option<Self>> {
-        match ConfigFields::of(document).text("model_type")? {
+        match ConfigFields::new(document).text("model_type")? {
             Some("qwen2_audio") => qwen2_audio::qwen2_audio(document).map(Some),
             Some(other @ ("whisper" | "qwen2_audio_encoder")) => {
-                Err(refuse_other_form(&ConfigFields::of(document), other, "qwen2_audio"))
+                Err(refuse_other_form(&ConfigFields::new(document), other, "qwen2_audio"))
             }
             _ => Ok(None),
         }

@@ -36,7 +36,7 @@ pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
         let problem = "has no audio encoder".to_owned();
         return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
     };
-    let (fields, spec) = (ConfigFields::of(document).child("audio_config"), audio.encoder);
+    let (fields, spec) = (ConfigFields::new(document).child("audio_config"), audio.encoder);
     if fields.flag("scale_embedding", false)? {
         return Err(fields.refused("scale_embedding", "= true is not supported"));
     }
@@ -64,7 +64,7 @@ pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
             positions: fields.count("max_source_positions")?.unwrap_or(1500),
         },
         layers: (0..spec.layers).map(layer).collect(),
-        tail: Some(TailSpec { before: None, behind: Some((format!("{PREFIX}layer_norm"), EPSILON)) }),
+        tail: Some(TailSpec { before: None, after: Some((format!("{PREFIX}layer_norm"), EPSILON)) }),
         projector: Some(ProjectorSpec {
             merged: 1,
             hidden,

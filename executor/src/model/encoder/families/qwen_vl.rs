@@ -51,7 +51,7 @@ fn encoder(document: &Value) -> Result<(EncoderSpec, usize)> {
 
 /// Reads Qwen2-VL.
 pub(super) fn qwen2_vl(document: &Value) -> Result<EncoderConfig> {
-    let fields = ConfigFields::of(document).child("vision_config");
+    let fields = ConfigFields::new(document).child("vision_config");
     let (spec, outputs) = encoder(document)?;
     let activation = fields.activation("hidden_act", Activation::GeluQuick)?;
     let layer = |layer: usize| {
@@ -71,7 +71,7 @@ pub(super) fn qwen2_vl(document: &Value) -> Result<EncoderConfig> {
 
 /// Reads Qwen2.5-VL.
 pub(super) fn qwen2_5_vl(document: &Value) -> Result<EncoderConfig> {
-    let fields = ConfigFields::of(document).child("vision_config");
+    let fields = ConfigFields::new(document).child("vision_config");
     let (spec, outputs) = encoder(document)?;
     if fields.activation("hidden_act", Activation::Silu)? != Activation::Silu {
         return Err(fields.refused("hidden_act", "must be \"silu\" in a gated MLP"));
@@ -150,7 +150,7 @@ fn config(
         merge,
         // at least one block, for windows smaller than a block
         window: window_pixels.map(|pixels| (pixels / merge / patch).max(1)),
-        rope: Rope::of_images(theta, hidden / heads),
+        rope: Rope::for_images(theta, hidden / heads),
     });
     Ok(EncoderConfig {
         hidden,

@@ -74,18 +74,18 @@ fn vision_spec(document: &Value) -> Result<(PartialModelSpec, EncoderSpec)> {
 /// Reads a separate CLIP or SigLIP, whose output is the last hidden state.
 pub(super) fn alone(document: &Value) -> Result<EncoderConfig> {
     let (_, spec) = vision_spec(document)?;
-    let is_clip = ConfigFields::of(document).text("model_type")? == Some("clip_vision_model");
-    let tower = square_tower(&ConfigFields::of(document), spec, is_clip, "", TileRule::All)?;
+    let is_clip = ConfigFields::new(document).text("model_type")? == Some("clip_vision_model");
+    let tower = square_tower(&ConfigFields::new(document), spec, is_clip, "", TileRule::All)?;
     // CLIP's norm after the layers applies to the pooled row only.
     let tail = tower.last_norm.clone().filter(|_| !is_clip);
-    let tail = tail.map(|norm| TailSpec { before: Some(norm), behind: None });
+    let tail = tail.map(|norm| TailSpec { before: Some(norm), after: None });
     Ok(tower.joined(tail, None))
 }
 
 /// Reads LLaVA-OneVision.
 pub(super) fn llava_onevision(document: &Value) -> Result<EncoderConfig> {
     let (part, spec) = vision_spec(document)?;
-    let top = ConfigFields::of(document);
+    let top = ConfigFields::new(document);
     let Some(VisionRule::AnyRes(rule)) = part.vision.map(|vision| vision.rule) else {
         return Err(top.refused("model_type", "has no tiling rule"));
     };
@@ -114,7 +114,7 @@ pub(super) fn llava_onevision(document: &Value) -> Result<EncoderConfig> {
 /// Reads InternVL in the format of transformers.
 pub(super) fn intern_vl(document: &Value) -> Result<EncoderConfig> {
     let (part, spec) = vision_spec(document)?;
-    let top = ConfigFields::of(document);
+    let top = ConfigFields::new(document);
     let merged = spec.projector.merged_tokens.get() as usize;
     let tower = intern_vit(&top.child("vision_config"), spec, TileRule::Shuffled(merged.isqrt()))?;
     let side = tower.tiles.patches_per_side();
@@ -134,7 +134,7 @@ pub(super) fn intern_vl(document: &Value) -> Result<EncoderConfig> {
         outputs,
         newline: None,
     };
-    let tail = TailSpec { before: tower.last_norm.clone(), behind: None };
+    let tail = TailSpec { before: tower.last_norm.clone(), after: None };
     Ok(tower.joined(Some(tail), Some(projector)))
 }
 

@@ -22,12 +22,12 @@ pub(super) struct Pair {
 
 /// All connections of a rank.
 #[derive(Debug)]
-pub(super) struct Mesh {
+pub(super) struct TcpTransport {
     links: Arc<Links>,
     outboxes: Vec<Option<Outbox>>,
 }
 
-impl Mesh {
+impl TcpTransport {
     /// Time that a leaving rank waits for others to take its messages.
     const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -53,7 +53,7 @@ fn start_pair(links: &Arc<Links>, peer: usize, pair: Pair) -> io::Result<Outbox>
     Outbox::start(peer, links.clone(), pair.data)
 }
 
-impl Transport for Mesh {
+impl Transport for TcpTransport {
     fn post(&self, to: usize, message: Message) -> SendState {
         match &self.outboxes[to] {
             Some(outbox) if !self.links.mailbox.has_left(to) => outbox.post(message),
@@ -91,7 +91,7 @@ impl Transport for Mesh {
     }
 }
 
-impl Drop for Mesh {
+impl Drop for TcpTransport {
     fn drop(&mut self) {
         self.links.close();
         let is_panicking = std::thread::panicking();
