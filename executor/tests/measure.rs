@@ -93,7 +93,7 @@ fn a_spent_budget_leaves_the_first_grid_and_says_that_nothing_is_known_between()
     let profile = measured(&model, &device, None);
     for report in &profile.modules {
         assert_eq!((report.rounds, report.error_max()), (0, None));
-        assert!(report.model_config.open > 0 && report.flops > 0.0);
+        assert!(report.whole.open > 0 && report.flops > 0.0);
     }
     let points = profile.file.measurements.iter().map(|row| row.setting);
     let has = |module, part, phase| {

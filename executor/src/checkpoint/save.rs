@@ -253,10 +253,10 @@ fn rows<'a, D: Device>(
                 buffers.extend(state.master.as_ref().map(|master| (MASTER, master, Dtype::F32)));
             }
             let is_written = optimizer.ownership.own(spec).is_some() && seen.insert(&spec.name);
-            // `model_config` is a collective of the tensor-parallel group, so it runs also for tensors that others
+            // `whole` is a collective of the tensor-parallel group, so it runs also for tensors that others
             // write.
             for (prefix, buffer, dtype) in buffers {
-                let Some(numbers) = model_config(stage, spec, buffer)?.filter(|_| is_written) else {
+                let Some(numbers) = whole(stage, spec, buffer)?.filter(|_| is_written) else {
                     continue;
                 };
                 let (name, shape) = (format!("{prefix}{}", spec.name), spec.shape.clone());
@@ -270,7 +270,7 @@ fn rows<'a, D: Device>(
 
 /// Returns a whole tensor, assembled if it has parts; `None` on all ranks of a tensor-parallel group but the
 /// first.
-fn model_config<'a, D: Device>(
+fn whole<'a, D: Device>(
     stage: &'a Stage<D>,
     spec: &ParameterSpec,
     buffer: &'a D::Floats,

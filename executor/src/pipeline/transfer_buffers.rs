@@ -134,15 +134,15 @@ impl<D: Device> TransferBuffers<D> {
             return Ok(None);
         }
         // Every row belongs to exactly one medium, so all zeros are overwritten.
-        let mut model_config = vec![0.0; rows * width];
+        let mut whole = vec![0.0; rows * width];
         for edge in edges {
             if view.rows(flow, edge)? > 0 {
                 let message = self.arrived.remove(&(flow, edge)).ok_or_else(|| order(part, "lacks rows"))?;
                 let (route, pair) = view.route(edge);
-                route.unpack(pair, view.end(part), &message, &mut model_config, width);
+                route.unpack(pair, view.end(part), &message, &mut whole, width);
             }
         }
-        device.upload(&model_config).map(Some)
+        device.upload(&whole).map(Some)
     }
 
     fn take_from_neighbor(

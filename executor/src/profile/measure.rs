@@ -70,7 +70,7 @@ pub struct ModuleReport {
     /// Number of layers that ran.
     pub layers: usize,
     /// Shapes of the layers and of the parts outside them, chosen by the time of all.
-    pub model_config: ChosenPoints,
+    pub whole: ChosenPoints,
     /// Attention lengths in one layer; `None` if all sequences have one length.
     pub attention: Option<ChosenPoints>,
     /// Number of rounds over all shapes; with fewer than three, runs of the choice are in the profile, too.
@@ -88,7 +88,7 @@ impl ModuleReport {
     #[must_use]
     pub fn error_max(&self) -> Option<f64> {
         let lengths = self.attention.as_ref().and_then(|lengths| lengths.error_max);
-        self.model_config.error_max.into_iter().chain(lengths).reduce(f64::max)
+        self.whole.error_max.into_iter().chain(lengths).reduce(f64::max)
     }
 }
 
@@ -181,8 +181,8 @@ fn measure_module(
         end: budget.end_of(CHOOSING_SHARES[0]),
         rows: Vec::new(),
     };
-    let model_config = choose(&grid(Part::Linear), &mut source)?;
-    progress(&format!("{module}: {}", summary(&model_config, "shapes")));
+    let whole = choose(&grid(Part::Linear), &mut source)?;
+    progress(&format!("{module}: {}", summary(&whole, "shapes")));
     source.is_attention = true;
     source.end = budget.end_of(CHOOSING_SHARES[1]);
     let lengths =
@@ -191,7 +191,7 @@ fn measure_module(
         progress(&format!("{module}: {}", summary(lengths, "lengths of attention")));
     }
     let chosen_rows = std::mem::take(&mut source.rows);
-    let shapes: Vec<u32> = model_config.points.iter().map(|point| point.0).collect();
+    let shapes: Vec<u32> = whole.points.iter().map(|point| point.0).collect();
     let attention: Vec<u32> =
         lengths.iter().flat_map(|lengths| &lengths.points).map(|point| point.0).collect();
     let mut rows = Vec::new();
@@ -209,14 +209,14 @@ fn measure_module(
         rows.extend(subject.measure_optimizer()?);
     }
     progress(&format!("{module}: {rounds} rounds of {} shapes", shapes.len() + attention.len()));
-    let &(tokens, microseconds) = model_config.points.last().expect("a grid has a point");
+    let &(tokens, microseconds) = whole.points.last().expect("a grid has a point");
     let flops = flops(model, module, layers as u32, sequences, tokens) / (microseconds * 1e-6);
     Ok((
         rows,
         ModuleReport {
             module,
             layers,
-            model_config,
+            whole,
             attention: lengths,
             rounds,
             tokens,

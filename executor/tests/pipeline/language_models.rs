@@ -19,12 +19,12 @@ fn any_number_of_stages_gives_the_same_bits() {
     let (samples, cut) = (texts(9), round_robin(9, 4));
     for is_tied in [false, true] {
         let model = language_model(is_tied);
-        let model_config = run_job(&Setting::new(&model, vec![llm(1)]), &samples, &cut);
-        one_by_one(&model, FrozenModules::default(), &samples).assert_close(&model_config.truth);
+        let whole = run_job(&Setting::new(&model, vec![llm(1)]), &samples, &cut);
+        one_by_one(&model, FrozenModules::default(), &samples).assert_close(&whole.truth);
         for transport in [Transport::Threads, Transport::Tcp] {
             for layout in [llm(2), llm(4), ModuleParallelism::new(ModuleKind::Llm, vec![0..3, 3..4])] {
                 let setting = Setting { transport, steps: 2, ..Setting::new(&model, vec![layout]) };
-                assert_eq!(run_job(&setting, &samples, &cut).truth, model_config.truth);
+                assert_eq!(run_job(&setting, &samples, &cut).truth, whole.truth);
             }
         }
     }
@@ -49,7 +49,7 @@ fn what_runs_is_the_list_of_the_balancer() {
 #[test]
 fn schedules_and_recomputation_give_the_same_bits() {
     let (model, samples, cut) = (language_model(true), texts(7), round_robin(7, 4));
-    let model_config = run_job(&Setting::new(&model, vec![llm(1)]), &samples, &cut).truth;
+    let whole = run_job(&Setting::new(&model, vec![llm(1)]), &samples, &cut).truth;
     let interleaved = ScheduleKind::Interleaved { chunks: 2 };
     for (schedule, stages) in [
         (ScheduleKind::GPipe, 2),
@@ -59,7 +59,7 @@ fn schedules_and_recomputation_give_the_same_bits() {
     ] {
         for activations in [Activations::Stored, Activations::Recomputed] {
             let setting = Setting { schedule, activations, ..Setting::new(&model, vec![llm(stages)]) };
-            assert_eq!(run_job(&setting, &samples, &cut).truth, model_config, "{schedule} {stages}");
+            assert_eq!(run_job(&setting, &samples, &cut).truth, whole, "{schedule} {stages}");
         }
     }
 }
@@ -85,10 +85,10 @@ fn replicas_and_cuts_change_nothing_but_rounding() {
 #[test]
 fn stages_of_replicas_give_the_bits_of_whole_ones() {
     let (model, samples, cut) = (language_model(true), texts(8), round_robin(8, 4));
-    let model_config = run_job(&Setting::new(&model, vec![llm(1).dp_size(2)]), &samples, &cut).truth;
+    let whole = run_job(&Setting::new(&model, vec![llm(1).dp_size(2)]), &samples, &cut).truth;
     for transport in [Transport::Threads, Transport::Tcp] {
         let setting = Setting { transport, ..Setting::new(&model, vec![llm(2).dp_size(2)]) };
-        assert_eq!(run_job(&setting, &samples, &cut).truth, model_config);
+        assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
     }
 }
 
@@ -102,10 +102,10 @@ fn sums_of_gradients_in_buckets_of_any_size_have_the_same_bits() {
         for cut in [vec![vec![0], vec![1], vec![2, 3], vec![]], vec![vec![0, 1], vec![], vec![2, 3], vec![]]]
         {
             let setting = Setting::new(&model, vec![llm(2).dp_size(2)]);
-            let model_config = run_job(&setting, &samples, &cut).truth;
+            let whole = run_job(&setting, &samples, &cut).truth;
             for bucket_elements in [1, 500, 5000] {
                 let setting = Setting { bucket_elements, steps: 2, ..setting.clone() };
-                assert_eq!(run_job(&setting, &samples, &cut).truth, model_config);
+                assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
             }
         }
     }
@@ -127,16 +127,16 @@ fn counted_tokens_may_differ_from_planned_ones() {
     let (model, samples) = (language_model(true), texts(4));
     let cut = vec![vec![0, 1], vec![2], vec![3], vec![]];
     let setting = Setting::new(&model, vec![llm(2).dp_size(2)]);
-    let model_config = run_job(&setting, &samples, &cut).truth;
+    let whole = run_job(&setting, &samples, &cut).truth;
     let estimated = Setting { surplus_tokens: 3, ..setting };
-    assert_eq!(run_job(&estimated, &samples, &cut).truth, model_config);
+    assert_eq!(run_job(&estimated, &samples, &cut).truth, whole);
 }
 
 /// TP ranks of one pipeline rank that each compute the whole stage, so that all must have the same values.
 #[test]
 fn ranks_that_share_a_stage_run_the_same_list() {
     let (model, samples, cut) = (language_model(true), texts(6), round_robin(6, 4));
-    let model_config = run_job(&Setting::new(&model, vec![llm(1).dp_size(2)]), &samples, &cut).truth;
+    let whole = run_job(&Setting::new(&model, vec![llm(1).dp_size(2)]), &samples, &cut).truth;
     let setting = Setting::new(&model, vec![llm(2).dp_size(2).tp_size(2)]);
-    assert_eq!(run_job(&setting, &samples, &cut).truth, model_config);
+    assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
 }

@@ -74,7 +74,7 @@ fn encoders_and_llm_of_any_dp_sizes_agree() {
 fn stages_of_encoders_and_llm_give_the_same_bits() {
     for model in models() {
         let (samples, cut) = (samples(&model), round_robin(8, 4));
-        let model_config = run_job(&Setting::new(&model, apart(&model)), &samples, &cut).truth;
+        let whole = run_job(&Setting::new(&model, apart(&model)), &samples, &cut).truth;
         let cut_up: Vec<ModuleParallelism> = apart(&model)
             .into_iter()
             .map(|layout| ModuleParallelism::even(layout.module, model.layers(layout.module), 2))
@@ -86,7 +86,7 @@ fn stages_of_encoders_and_llm_give_the_same_bits() {
             ] {
                 let setting = Setting::new(&model, cut_up.clone());
                 let setting = Setting { schedule, activations, transport, ..setting };
-                assert_eq!(run_job(&setting, &samples, &cut).truth, model_config);
+                assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
             }
         }
     }
@@ -176,11 +176,11 @@ fn frozen_modules_get_no_gradients_and_change_no_other() {
 fn ranks_that_share_a_stage_may_be_of_different_numbers() {
     let model = with_encoders(true, true);
     let (samples, cut) = (samples(&model), round_robin(8, 4));
-    let model_config = run_job(&Setting::new(&model, replicated(&apart(&model), 2, 2)), &samples, &cut).truth;
+    let whole = run_job(&Setting::new(&model, replicated(&apart(&model), 2, 2)), &samples, &cut).truth;
     for [vision, audio, llm] in [[1, 1, 2], [3, 1, 2], [2, 1, 1]] {
         let mut modules = replicated(&apart(&model), 2, 2);
         modules.iter_mut().zip([vision, audio, llm]).for_each(|(module, size)| module.tp_size = size);
-        assert_eq!(run_job(&Setting::new(&model, modules), &samples, &cut).truth, model_config);
+        assert_eq!(run_job(&Setting::new(&model, modules), &samples, &cut).truth, whole);
     }
 }
 

@@ -47,13 +47,13 @@ fn train(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
             norms.push(optimizer.update([&mut stage]).unwrap().gradient_norm);
         }
         checkpoints.save(&optimizer, [&stage], &RunState::default()).unwrap();
-        let mut model_config = Whole::new();
+        let mut whole = Whole::new();
         for (spec, values) in stage.parameters().owned() {
             let values = stage.device().download(values).unwrap();
-            model_config
+            whole
                 .extend(group.assemble(spec, &values).unwrap().map(|values| (spec.name.clone(), values)));
         }
-        (norms, model_config)
+        (norms, whole)
     });
     assert!(ranks.iter().all(|(norms, _)| *norms == ranks[0].0), "norms are the same bits on all ranks");
     ranks.swap_remove(0)

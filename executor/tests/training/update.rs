@@ -43,7 +43,7 @@ fn staged(comm: &Communicator, cuts: &[usize], steps: usize) -> Trained {
 
 #[test]
 fn stages_on_ranks_train_to_the_bits_of_one_stage() {
-    let (model_config, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
+    let (whole, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
     let (first, last) = (&reports[0], &reports[2]);
     assert_eq!(
         (first.1.learning_rate, last.1.learning_rate),
@@ -56,12 +56,12 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage() {
         for (rank, (own, own_reports)) in ranks.iter().enumerate() {
             assert_eq!(own_reports, &reports, "{cuts:?}, rank {rank}");
             for (name, values) in own {
-                assert_eq!(values, &model_config[name], "{cuts:?}, rank {rank}, {name}");
+                assert_eq!(values, &whole[name], "{cuts:?}, rank {rank}, {name}");
                 seen += 1;
             }
         }
         // The tied embedding is on the first and the last rank.
-        assert_eq!(seen, model_config.len() + 1);
+        assert_eq!(seen, whole.len() + 1);
     }
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn reduce(stage: &mut dflop_executor::stage::Stage<Cpu>, comm: &dyn C
 
 #[test]
 fn replicas_with_unequal_microbatches_train_as_one_rank_to_rounding() {
-    let (model_config, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
+    let (whole, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
     let ranks = run(Transport::Threads, 2, patient(), |comm| {
         let device = Cpu::new(1).unwrap();
         let mut stage = stage(&device, 0..LAYERS, &Seed(1));
@@ -98,7 +98,7 @@ fn replicas_with_unequal_microbatches_train_as_one_rank_to_rounding() {
         let (norm, own) = (report.gradient_norm, own_report.gradient_norm);
         assert!((norm - own).abs() < 1e-5 * norm, "{norm} {own}");
     }
-    for (name, values) in &model_config {
+    for (name, values) in &whole {
         let pairs = values.iter().zip(&ranks[0].0[name]);
         for (a, b) in pairs.map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b))) {
             // A step is at most the learning rate, and Adam may turn the sign of a gradient near zero.

@@ -9,13 +9,13 @@ use super::job::{Setting, run};
 fn balanced_and_data_blind_steps_have_the_same_losses_and_gradients() {
     for family in Family::ALL {
         let corpus = Corpus::new(family, &mixed(24));
-        let model_config = run(&corpus, &Setting { microbatches: 1, ..Setting::new(8, 3) });
+        let whole = run(&corpus, &Setting { microbatches: 1, ..Setting::new(8, 3) });
         for strategy in [Strategy::Search, Strategy::RoundRobin] {
             let cut = Setting { strategy, encoder: [2, 1], llm: [2, 1], ..Setting::new(8, 3) };
-            model_config.assert_close(&run(&corpus, &cut));
+            whole.assert_close(&run(&corpus, &cut));
         }
-        assert!(model_config.steps[0].loss > 5.0, "{family:?}: a new model knows nothing");
-        assert!(model_config.gradients[0].values().any(|values| values.iter().any(|&value| value != 0.0)));
+        assert!(whole.steps[0].loss > 5.0, "{family:?}: a new model knows nothing");
+        assert!(whole.gradients[0].values().any(|values| values.iter().any(|&value| value != 0.0)));
     }
 }
 
@@ -23,7 +23,7 @@ fn balanced_and_data_blind_steps_have_the_same_losses_and_gradients() {
 fn encoders_and_llm_of_any_dp_sizes_and_stages_agree() {
     let corpus = Corpus::new(Family::InternVl, &mixed(24));
     let setting = Setting { microbatches: 4, ..Setting::new(12, 2) };
-    let model_config = run(&corpus, &setting);
+    let whole = run(&corpus, &setting);
     for (encoder, llm) in [
         ([1, 1], [2, 1]),
         ([2, 1], [1, 1]),
@@ -34,7 +34,7 @@ fn encoders_and_llm_of_any_dp_sizes_and_stages_agree() {
         ([3, 2], [2, 1]),
     ] {
         let microbatches = 4 / llm[0];
-        model_config.assert_close(&run(&corpus, &Setting { microbatches, encoder, llm, ..setting.clone() }));
+        whole.assert_close(&run(&corpus, &Setting { microbatches, encoder, llm, ..setting.clone() }));
     }
 }
 

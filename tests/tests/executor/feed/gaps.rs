@@ -13,17 +13,17 @@ fn steps_of_texts_only_and_of_one_image_train_models_that_see() {
         samples[..12].iter_mut().for_each(|sample| sample.media.clear());
         samples[8].media = vec![33];
         let corpus = Corpus::new(family, &samples);
-        let model_config = run(&corpus, &Setting { microbatches: 1, ..Setting::new(6, 3) });
+        let whole = run(&corpus, &Setting { microbatches: 1, ..Setting::new(6, 3) });
         let is_encoder =
             |name: &str| name.contains("vision") || name.contains("visual") || name.contains("audio");
-        let all: Vec<&String> = model_config.gradients[0].keys().filter(|name| is_encoder(name)).collect();
+        let all: Vec<&String> = whole.gradients[0].keys().filter(|name| is_encoder(name)).collect();
         assert!(!all.is_empty(), "{family:?}");
         for name in all {
-            assert!(model_config.gradients[0][name].iter().all(|&value| value == 0.0), "{family:?}: {name}");
+            assert!(whole.gradients[0][name].iter().all(|&value| value == 0.0), "{family:?}: {name}");
         }
         for (encoder, llm) in [([1, 1], [1, 1]), ([2, 1], [2, 1]), ([3, 2], [1, 1])] {
             for strategy in [Strategy::Search, Strategy::RoundRobin] {
-                model_config
+                whole
                     .assert_close(&run(&corpus, &Setting { strategy, encoder, llm, ..Setting::new(6, 3) }));
             }
         }
@@ -33,9 +33,9 @@ fn steps_of_texts_only_and_of_one_image_train_models_that_see() {
 #[test]
 fn more_microbatches_than_samples_leave_some_empty() {
     let corpus = Corpus::new(Family::InternVl, &mixed(10));
-    let model_config = run(&corpus, &Setting { microbatches: 1, ..Setting::new(5, 2) });
+    let whole = run(&corpus, &Setting { microbatches: 1, ..Setting::new(5, 2) });
     for (microbatches, llm) in [(5, [1, 1]), (2, [2, 1])] {
         let cut = Setting { microbatches, encoder: [2, 1], llm, ..Setting::new(5, 2) };
-        model_config.assert_close(&run(&corpus, &cut));
+        whole.assert_close(&run(&corpus, &cut));
     }
 }
