@@ -60,7 +60,7 @@ impl ShuffleBuffer {
     }
 }
 
-/// What waits in a shuffle buffer, with its sizes.
+/// Items that wait in a shuffle buffer, with its sizes.
 #[derive(Debug)]
 pub(crate) struct Shuffler<T> {
     settings: ShuffleBuffer,

@@ -25,7 +25,7 @@ const DIRECTORY_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".t
 pub struct Shard {
     /// The name as given, after expansion.
     pub url: Arc<str>,
-    /// What the name means.
+    /// Location of its bytes, parsed from the name.
     pub location: Location,
 }
 

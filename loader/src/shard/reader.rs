@@ -31,16 +31,16 @@ const SAMPLES_WAITING: usize = 256;
 /// Bytes that tell the compression of a stream.
 const SNIFFED_BYTES: usize = 6;
 
-/// What the reader hands on.
+/// Item that the reader delivers.
 #[derive(Debug)]
 pub(crate) struct ReaderItem {
     pub(crate) item: ShardItem,
     pub(crate) place: ItemPosition,
-    /// What the sample takes from the reader's budget.
+    /// Share of the reader's budget that the sample holds.
     pub(crate) lease: Option<ByteLease>,
 }
 
-/// How shards are read.
+/// Settings of the reader.
 #[derive(Debug, Clone)]
 pub(crate) struct ReaderSettings {
     pub(crate) shards: Vec<Shard>,

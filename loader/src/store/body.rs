@@ -246,7 +246,7 @@ impl ShardBody {
         self.bytes
     }
 
-    /// Where the reason is found when the body has ended too early.
+    /// Reason of a body that ended too early.
     pub(crate) fn failure(&self) -> Failure {
         self.failure.clone()
     }

@@ -182,7 +182,7 @@ fn checked_weights(weights: &[f64], count: usize) -> Result<Vec<u64>> {
     Ok(units)
 }
 
-/// How a mixture is drawn from; part of a saved state.
+/// Rules of a mixture; part of a saved state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixRules {
@@ -248,7 +248,7 @@ pub struct Origin {
     pub(crate) step: u64,
     /// Draws of each dataset before it, from its first epoch on.
     pub(crate) draws: Vec<u64>,
-    /// Where it lies in the period or the pattern.
+    /// Phase in the period or the pattern.
     pub(crate) phase: u64,
 }
 

@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 /// Changes with every change of the meaning of a state.
 const VERSION: u32 = 1;
 
-/// Where a run stands.
+/// Position of a run.
 ///
 /// Serializes with `serde`; [`Self::to_json`] and [`Self::from_json`] are at hand.
 ///
@@ -90,7 +90,7 @@ struct DatasetState {
     /// Epoch and offset of the next draw.
     epoch: u64,
     offset: u64,
-    /// Which frames of videos were counted; none if there are no videos or they were not looked at.
+    /// Sampling of videos in the index; none if there are no videos or they were not examined.
     #[serde(default, skip_serializing_if = "SavedSampling::is_none")]
     video_sampling: SavedSampling,
     shards: ShardList,
@@ -306,7 +306,7 @@ impl DatasetState {
         self.epoch.saturating_mul(self.samples).saturating_add(self.offset)
     }
 
-    /// What happened to the dataset since; `None` if nothing did.
+    /// Describes the change of the dataset since the state; `None` if it is unchanged.
     fn change(&self, dataset: &Dataset) -> Option<String> {
         let now = Self::new(dataset, 0);
         let mut changes = self.shards.changes(&now.shards);

@@ -17,7 +17,7 @@ const EXTENSIONS_MAX: u32 = 16;
 /// Longest member name.
 const NAME_BYTES_MAX: usize = 1 << 16;
 
-/// What a reader does after a header block.
+/// Next action of a reader after a header block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// A regular member; its payload of `entry.bytes` follows.

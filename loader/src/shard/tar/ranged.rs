@@ -24,7 +24,7 @@ pub(crate) trait Archive {
 #[derive(Debug)]
 pub(crate) struct RangedEntries<A> {
     pub(crate) archive: A,
-    /// How much of a payload is read.
+    /// Number of payload bytes to read.
     wanted: fn(&Entry) -> u64,
     offset: u64,
     headers: Headers,

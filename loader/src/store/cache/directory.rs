@@ -27,7 +27,7 @@ const CLOCK_TICK: Duration = Duration::from_millis(100);
 const SHARD: &str = "shard";
 const PART: &str = "part";
 
-/// What may be removed to make room.
+/// Files that may be removed to make room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     /// Whatever was used longest ago.
@@ -36,7 +36,7 @@ pub(crate) enum Room {
     Unused,
 }
 
-/// What came of asking for room.
+/// Outcome of a cache reservation.
 pub(super) enum Reserved {
     /// It is there already.
     Kept(Bytes),
