@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::cache::IndexOptions;
 use super::foreign::walk::walk_entries;
-use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
+use super::foreign::{Claims, ForeignIndexes, HeaderLayout, differences, grouping_difference, layout};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
@@ -132,7 +132,8 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Starts a shard; with `is_verified` every field is decoded. Videos have as many frames as `sampling` says.
+    /// Starts a shard; with `is_verified` every field is decoded. Videos have as many frames as `sampling`
+    /// says.
     pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
         let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
@@ -169,8 +170,9 @@ impl Builder {
         built
     }
 
-    /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing then.
-    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &Layout) -> bool {
+    /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing
+    /// then.
+    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &HeaderLayout) -> bool {
         let entries = match walk_entries(&layout.starts, &mut archive.clone()) {
             Ok(entries) => entries,
             Err(reason) => {

@@ -1,12 +1,12 @@
-//! The global order of samples, as arithmetic.
+//! Orders the samples of an epoch, as arithmetic.
 //!
-//! Which sample stands at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch, position).
-//! It knows nothing of ranks, workers or time, so any rank can compute any step, and a position is the whole
-//! state of a loader.
+//! Which sample stands at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch,
+//! position). It knows nothing of ranks, workers or time, so any rank can compute any step, and a position is
+//! the whole state of a loader.
 //!
-//! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive ones
-//! to *windows*, and permutes the positions inside each window; [`Shuffle`] says how large both are. Laying out an
-//! epoch is O(blocks); the last few are kept, so that steps of one epoch share its layout.
+//! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive
+//! ones to *windows*, and permutes the positions inside each window; [`Shuffle`] says how large both are.
+//! Laying out an epoch is O(blocks); the last few are kept, so that steps of one epoch share its layout.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,7 +23,7 @@ const EPOCHS_KEPT: usize = 4;
 /// Most blocks of a dataset: an epoch's layout then takes half a gibibyte.
 const BLOCKS_MAX: usize = 1 << 24;
 
-type Recent = VecDeque<(u64, Arc<EpochOrder>)>;
+type RecentEpochs = VecDeque<(u64, Arc<EpochOrder>)>;
 
 /// The order of a dataset's samples in all epochs.
 #[derive(Debug, Clone)]
@@ -34,12 +34,12 @@ pub struct Order {
     key: u64,
     shuffle: Shuffle,
     /// Laid-out epochs, the last used in front; shared by all clones.
-    recent: Arc<Mutex<Recent>>,
+    recent: Arc<Mutex<RecentEpochs>>,
 }
 
 impl Order {
-    /// Orders the samples in `blocks`, ranges of sample numbers that follow each other from 0: blocks are permuted,
-    /// and the samples inside each.
+    /// Orders the samples in `blocks`, ranges of sample numbers that follow each other from 0: blocks are
+    /// permuted, and the samples inside each.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample.
@@ -66,7 +66,8 @@ impl Order {
         Self::shuffled(dataset.selection().clone(), blocks, shuffle, dataset.index().fingerprint(), seed)
     }
 
-    /// Orders selected samples as `shuffle` says; `blocks` are those of that shuffle, in the selection's numbers.
+    /// Orders selected samples as `shuffle` says; `blocks` are those of that shuffle, in the selection's
+    /// numbers.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample, or are too many.
@@ -172,7 +173,7 @@ pub struct EpochOrder {
     selection: Arc<Selection>,
     blocks: Vec<PlacedBlock>,
     /// None at all where positions are not permuted.
-    windows: Vec<Window>,
+    windows: Vec<ShuffleWindow>,
     samples: u64,
 }
 
@@ -184,7 +185,7 @@ struct PlacedBlock {
 
 /// Consecutive placed blocks whose positions are permuted together.
 #[derive(Debug, Clone)]
-struct Window {
+struct ShuffleWindow {
     start: u64,
     scatter: Permutation,
 }
@@ -193,7 +194,7 @@ impl EpochOrder {
     fn push_window(&mut self, places: Range<u64>, key: u64) {
         let length = places.end - places.start;
         if length > 0 {
-            self.windows.push(Window { start: places.start, scatter: Permutation::new(length, key) });
+            self.windows.push(ShuffleWindow { start: places.start, scatter: Permutation::new(length, key) });
         }
     }
 
@@ -206,7 +207,7 @@ impl EpochOrder {
         assert!(offset < self.samples, "offset {offset} is outside an epoch of {}", self.samples);
         let window = self.windows.partition_point(|window| window.start <= offset).checked_sub(1);
         let place = window.map_or(offset, |at| {
-            let Window { start, scatter } = &self.windows[at];
+            let ShuffleWindow { start, scatter } = &self.windows[at];
             start + scatter.at(offset - start)
         });
         let block = &self.blocks[self.blocks.partition_point(|block| block.start <= place) - 1];

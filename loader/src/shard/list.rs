@@ -1,9 +1,10 @@
-//! Names of shards: lists, brace patterns, directories and environment variables.
+//! Expands names of shards: lists, brace patterns, directories and environment variables.
 //!
-//! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken
-//! from the environment, a directory stands for the shards inside it, a shard list of wids (`NAME.json`) for those
-//! that it lists. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`, `gs://`,
-//! `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a directory there ends with `/`.
+//! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken from
+//! the environment, a directory stands for the shards inside it, a shard list of wids (`NAME.json`) for those
+//! that it lists. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`,
+//! `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a directory
+//! there ends with `/`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -329,20 +330,20 @@ fn alternatives(pattern: &str, inner: &str) -> Result<Vec<String>> {
     Ok(choices)
 }
 
-struct Range {
+struct NumberRange {
     from: i64,
     to: i64,
     width: usize,
 }
 
-fn parse_range(inner: &str) -> Option<Range> {
+fn parse_range(inner: &str) -> Option<NumberRange> {
     let (from, to) = inner.split_once("..")?;
     let is_padded = [from, to].iter().any(|end| end.len() > 1 && end.starts_with('0'));
     let width = if is_padded { from.len().max(to.len()) } else { 0 };
-    Some(Range { from: from.parse().ok()?, to: to.parse().ok()?, width })
+    Some(NumberRange { from: from.parse().ok()?, to: to.parse().ok()?, width })
 }
 
-impl Range {
+impl NumberRange {
     fn count(&self) -> usize {
         self.from.abs_diff(self.to).try_into().unwrap_or(usize::MAX)
     }

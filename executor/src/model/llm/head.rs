@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_made_anew_in_chunks_give_what_kept_ones_give() {
+    fn recomputed_chunks_of_logits_give_the_result_of_saved_ones() {
         let (loss, dx, gradients) = run(LOGITS_KEPT);
         for rows in [1, 4, 27] {
             let (chunked_loss, chunked_dx, chunked) = run(rows * VOCABULARY);
@@ -249,7 +249,7 @@ mod tests {
 
     /// 40 words on 3 ranks: the first has one more, and all must cut rows into the same chunks.
     #[test]
-    fn ranks_that_share_the_words_cut_the_same_chunks() {
+    fn ranks_that_share_the_vocabulary_use_the_same_chunks() {
         let (loss, dx, gradients) = run(LOGITS_KEPT);
         for kept in [LOGITS_KEPT, 27 * 14, 27 * 13, 5 * 14, 1] {
             let ranks = threads::world(3, Settings::default()).unwrap();

@@ -1,7 +1,7 @@
-//! Named splits of a dataset: `train`, `val` and what else its owner says.
+//! Defines the named splits of a dataset, such as `train` and `val`.
 //!
-//! They are stated in a JSON file, `splits.json` in the shards' directory or one that the user names. A split takes
-//! the samples that meet everything it says:
+//! They are stated in a JSON file, `splits.json` in the shards' directory or one that the user names. A split
+//! takes the samples that meet everything it says:
 //!
 //! ```json
 //! {"splits": {
@@ -13,12 +13,12 @@
 //! }}
 //! ```
 //!
-//! `fraction` is a range of a hash of the sample's key, its end left out: a sample stays in its split when shards are
-//! added, whatever the seed, and samples that share a key share a split. Boundaries are integers, in units of
-//! one billionth. A keys file has one key a line and lies beside the splits file.
+//! `fraction` is a range of a hash of the sample's key, its end left out: a sample stays in its split when
+//! shards are added, whatever the seed, and samples that share a key share a split. Boundaries are integers,
+//! in units of one billionth. A keys file has one key a line and lies beside the splits file.
 //!
-//! Where there is no `splits.json`, the `split.yaml` of a dataset that Energon prepared is read: its splits are lists of
-//! shards, less those and the single samples that it excludes.
+//! Where there is no `splits.json`, the `split.yaml` of a dataset that Energon prepared is read: its splits
+//! are lists of shards, less those and the single samples that it excludes.
 
 mod energon;
 
@@ -44,7 +44,7 @@ const UNITS: u64 = 1_000_000_000;
 pub struct Splits {
     /// The file they come from, for messages.
     origin: String,
-    by_name: BTreeMap<String, Split>,
+    by_name: BTreeMap<String, CheckedSplit>,
     /// What to do about splits that overlap.
     overlap_hint: &'static str,
 }
@@ -68,7 +68,7 @@ struct SplitRule {
 
 /// A checked split; a sample is in it if it meets every condition there is.
 #[derive(Debug, Clone, Default)]
-struct Split {
+struct CheckedSplit {
     units: Option<Range<u64>>,
     shards: Option<BTreeSet<String>>,
     /// Names of shards are paths below this directory; without it they are base names.
@@ -92,7 +92,8 @@ impl Splits {
     /// Reads a splits file.
     ///
     /// # Errors
-    /// [`Error::File`] if it, or a keys file that it names, cannot be read; those of [`Self::parse`], with its name.
+    /// [`Error::File`] if it, or a keys file that it names, cannot be read; those of [`Self::parse`], with
+    /// its name.
     pub fn read(path: &Path) -> Result<Self> {
         Self::from_document(&read_text(path)?, &path.display().to_string(), path.parent())
     }
@@ -101,8 +102,8 @@ impl Splits {
     /// `.nv-meta` there or up to three directories above.
     ///
     /// # Errors
-    /// [`Error::Config`] if the shards are in no local directory; those of [`Self::read`]; [`Error::Index`] if Energon's
-    /// file cannot be understood.
+    /// [`Error::Config`] if the shards are in no local directory; those of [`Self::read`]; [`Error::Index`]
+    /// if Energon's file cannot be understood.
     pub fn beside(index: &Index) -> Result<Self> {
         let directory = index.shards()[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
         let directory =
@@ -119,8 +120,8 @@ impl Splits {
     /// Reads the text of a splits file; one that names no keys file.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is no JSON of the form above, if a split has no condition, or if two splits overlap of
-    /// which neither says that it may.
+    /// [`Error::Config`] if it is no JSON of the form above, if a split has no condition, or if two splits
+    /// overlap of which neither says that it may.
     pub fn parse(document: &str) -> Result<Self> {
         Self::from_document(document, "splits", None)
     }
@@ -133,7 +134,7 @@ impl Splits {
                 Error::Config { reason, .. } => invalid(format!("`{origin}`: split `{name}`: {reason}")),
                 other => other,
             };
-            let split = Split::new(rule, directory).map_err(named)?;
+            let split = CheckedSplit::new(rule, directory).map_err(named)?;
             Ok((name, split))
         });
         let overlap_hint = "say `\"may_overlap\": true` in one of them if that is meant";
@@ -185,7 +186,7 @@ impl Splits {
     }
 }
 
-impl Split {
+impl CheckedSplit {
     fn new(rule: SplitRule, directory: Option<&Path>) -> Result<Self> {
         let SplitRule { fraction, shards, keys, keys_file, may_overlap } = rule;
         let mut all_keys: Option<BTreeSet<String>> = keys.map(|keys| keys.into_iter().collect());

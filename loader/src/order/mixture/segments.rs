@@ -1,8 +1,8 @@
-//! The draws of a run: position → dataset and how many of its draws came before.
+//! Maps positions of a run to datasets and draws.
 //!
-//! A run is a few *segments* in which shares do not change: they begin where weights change at a stated step and
-//! where a dataset is exhausted. Segments and the draws before each are found once, when a run is built; from
-//! then on any position costs the same.
+//! A run is a few *segments* in which shares do not change: they begin where weights change at a stated step
+//! and where a dataset is exhausted. Segments and the draws before each are found once, when a run is built;
+//! from then on any position costs the same.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub(crate) struct Draw {
 
 /// All draws of a run, by position behind its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct Segments {
     segments: Vec<Segment>,
     /// Where the run ends; `None` if it does not.
     pub(crate) end: Option<u64>,
@@ -54,7 +54,7 @@ impl Segment {
 
 /// What a layout is made of, besides the rules.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LayoutInput<'a> {
+pub(crate) struct SegmentsInput<'a> {
     pub(crate) origin: &'a Origin,
     /// Draws after which each dataset is exhausted, from its first epoch on.
     pub(crate) limits: &'a [Option<u64>],
@@ -62,10 +62,10 @@ pub(crate) struct LayoutInput<'a> {
     pub(crate) seed: u64,
 }
 
-impl Layout {
+impl Segments {
     /// Finds the segments; there is none where nothing is left to draw at the origin.
-    pub(crate) fn new(rules: &MixRules, input: LayoutInput<'_>) -> Self {
-        let LayoutInput { origin, limits, global_batch, seed } = input;
+    pub(crate) fn new(rules: &MixRules, input: SegmentsInput<'_>) -> Self {
+        let SegmentsInput { origin, limits, global_batch, seed } = input;
         let key = mix64(seed ^ mix64(0x006d_6978_7475_7265));
         let step_position =
             |step: u64| step.saturating_sub(origin.step).saturating_mul(global_batch).min(POSITION_MAX);

@@ -1,14 +1,14 @@
-//! The state of a run: where it stands, as small JSON, equal on all ranks.
+//! Saves and restores the position of a run, as small JSON that is equal on all ranks.
 //!
-//! A state says which datasets were drawn from, by which rules, and how far. It holds nothing of ranks, workers or
-//! microbatches: a run goes on with the same global batches on any number of them. Restoring computes no position
-//! before the state's.
+//! A state says which datasets were drawn from, by which rules, and how far. It holds nothing of ranks,
+//! workers or microbatches: a run goes on with the same global batches on any number of them. Restoring
+//! computes no position before the state's.
 //!
-//! A dataset that changed since is refused, and the shard named, unless the caller accepts it: then that dataset
-//! goes on at its next epoch, or its current one if none of it was drawn, and the others exactly where they were.
-//! What cannot be told by keys, offsets and lengths, such as other pixels in a file of the same length, is no change.
-//! Other frames of the same videos are other costs and other inputs: refused as well, and where they are accepted the
-//! run goes on exactly where it was.
+//! A dataset that changed since is refused, and the shard named, unless the caller accepts it: then that
+//! dataset goes on at its next epoch, or its current one if none of it was drawn, and the others exactly
+//! where they were. What cannot be told by keys, offsets and lengths, such as other pixels in a file of the
+//! same length, is no change. Other frames of the same videos are other costs and other inputs: refused as
+//! well, and where they are accepted the run goes on exactly where it was.
 
 mod sampling;
 mod shards;
@@ -19,7 +19,7 @@ use self::sampling::SavedSampling;
 use self::shards::ShardList;
 use super::mixture::{MixRules, Origin, POSITION_MAX};
 use super::shuffle::Shuffle;
-use super::steps::{Pace, PaceInput, Tail};
+use super::steps::{StepPositions, StepPositionsInput, Tail};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 
@@ -105,7 +105,7 @@ struct SplitState {
 
 /// The run that a state is saved of, or restored to.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Run<'a> {
+pub(crate) struct RunSettings<'a> {
     pub(crate) datasets: &'a [Dataset],
     pub(crate) rules: &'a MixRules,
     pub(crate) seed: u64,
@@ -155,7 +155,12 @@ impl LoaderState {
     }
 
     /// Saves where a run stands before a step.
-    pub(crate) fn save(run: Run<'_>, pace: &Pace, first_epoch: u64, step: u64) -> Result<Self> {
+    pub(crate) fn save(
+        run: RunSettings<'_>,
+        pace: &StepPositions,
+        first_epoch: u64,
+        step: u64,
+    ) -> Result<Self> {
         let draws = pace.draws_before(step)?;
         let datasets =
             run.datasets.iter().zip(draws).map(|(dataset, draws)| DatasetState::new(dataset, draws));
@@ -174,7 +179,7 @@ impl LoaderState {
     }
 
     /// Finds where `run` goes on from this state.
-    pub(crate) fn restore(&self, run: Run<'_>, accepts_changed_data: bool) -> Result<Restored> {
+    pub(crate) fn restore(&self, run: RunSettings<'_>, accepts_changed_data: bool) -> Result<Restored> {
         self.check_settings(&run)?;
         let saved = self.saved_pace(run.rules)?;
         let draws = saved.draws_before(self.step)?;
@@ -212,7 +217,7 @@ impl LoaderState {
         })
     }
 
-    fn check_settings(&self, run: &Run<'_>) -> Result<()> {
+    fn check_settings(&self, run: &RunSettings<'_>) -> Result<()> {
         let datasets = self.datasets.len();
         if self.version != VERSION {
             return unfit(format!("it is of version {}, and {VERSION} is read", self.version));
@@ -254,10 +259,10 @@ impl LoaderState {
     }
 
     /// The run as it was saved; refused if it would have drawn otherwise by `rules`.
-    fn saved_pace(&self, rules: &MixRules) -> Result<Pace> {
+    fn saved_pace(&self, rules: &MixRules) -> Result<StepPositions> {
         let sizes: Vec<u64> = self.datasets.iter().map(|dataset| dataset.samples).collect();
         let pace = |rules: &MixRules| {
-            Pace::new(PaceInput {
+            StepPositions::new(StepPositionsInput {
                 sizes: &sizes,
                 rules,
                 origin: &self.origin,
