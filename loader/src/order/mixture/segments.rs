@@ -10,7 +10,7 @@ use super::shares::Shares;
 use super::{MixRules, Origin, Stop};
 use crate::permutation::mix64;
 
-/// Positions that are counted; far behind the end of any run.
+/// Largest counted position; far after the end of any run.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
 /// A draw of a dataset.
@@ -21,7 +21,7 @@ pub(crate) struct Draw {
     pub(crate) number: u64,
 }
 
-/// All draws of a run, by position behind its origin.
+/// All draws of a run, by position after its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segments {
     segments: Vec<Segment>,

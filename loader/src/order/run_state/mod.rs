@@ -114,7 +114,7 @@ pub(crate) struct RunSettings<'a> {
     pub(crate) shuffle: Shuffle,
 }
 
-/// From where a restored run counts, and where it goes on.
+/// Origin of a restored run, and its next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Restored {
     pub(crate) origin: Origin,
@@ -139,7 +139,7 @@ impl LoaderState {
     /// Reads a state.
     ///
     /// # Errors
-    /// [`Error::State`] if it is no state, or of another version.
+    /// [`Error::State`] if the document is not a state, or has another version.
     pub fn from_json(document: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -154,7 +154,7 @@ impl LoaderState {
         serde_json::from_str(document).or_else(|error| unfit(format!("it is no loader state: {error}")))
     }
 
-    /// Saves where a run stands before a step.
+    /// Saves the position of a run before a step.
     pub(crate) fn save(
         run: RunSettings<'_>,
         pace: &StepPositions,
@@ -178,7 +178,7 @@ impl LoaderState {
         })
     }
 
-    /// Finds where `run` goes on from this state.
+    /// Finds the position at which `run` resumes from this state.
     pub(crate) fn restore(&self, run: RunSettings<'_>, accepts_changed_data: bool) -> Result<Restored> {
         self.check_settings(&run)?;
         let saved = self.saved_pace(run.rules)?;
