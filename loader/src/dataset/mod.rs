@@ -136,7 +136,7 @@ impl Dataset {
         self.index.fingerprint() == other.index.fingerprint() && self.selection == other.selection
     }
 
-    /// What messages call it: its first shard, and its split.
+    /// Names the dataset in messages: its first shard, and its split.
     pub(crate) fn shown(&self) -> String {
         let shards = crate::shard::shown(self.index.shards());
         self.split.as_ref().map_or(shards.clone(), |split| format!("{shards} (split `{split}`)"))

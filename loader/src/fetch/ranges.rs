@@ -141,7 +141,7 @@ pub(super) fn unpack(
     Ok(unpacked.into())
 }
 
-/// What was used last, up to a total weight.
+/// Most recently used shards, up to a total weight.
 #[derive(Debug)]
 struct RecentShards {
     entries: VecDeque<(usize, Bytes)>,

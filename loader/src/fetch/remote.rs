@@ -24,13 +24,13 @@ pub(super) struct IndexedRemote {
     pub(super) known: IndexedShard,
 }
 
-/// What is wanted: offsets and lengths, and the whole shard if it is in memory.
+/// Wanted ranges as offsets and lengths, and the whole shard if it is in memory.
 pub(super) struct WantedRanges {
     pub(super) ranges: Vec<(u64, u64)>,
     pub(super) whole: Option<Bytes>,
 }
 
-/// What was brought.
+/// Bytes fetched from a remote shard.
 pub(super) struct Fetched {
     /// The wanted fields, by offset and length.
     pub(super) fields: Vec<((u64, u64), Bytes)>,

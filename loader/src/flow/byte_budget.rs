@@ -97,9 +97,9 @@ impl Drop for ByteLease {
     }
 }
 
-/// Runs a stream in a task of its own, up to `ahead` items before they are asked for.
+/// Runs a stream in its own task, up to `ahead` items before its consumer.
 ///
-/// The stream is polled from the first moment; dropping the receiver ends it at once. A panic in it is an
+/// The stream is polled immediately; dropping the receiver ends it at once. A panic in it is an
 /// error, not an end.
 pub(crate) fn run_ahead<T: Send + 'static>(
     stream: impl Stream<Item = Result<T>> + Send + 'static,

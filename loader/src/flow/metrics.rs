@@ -23,7 +23,7 @@ const WAIT_SHARE_NOTICED: f64 = 0.05;
 pub enum LoaderStage {
     /// Planning of steps; the balanced loader only. Items are steps.
     Plan,
-    /// Reading of shards. Items are samples and whatever was skipped; depth counts samples read ahead.
+    /// Reading of shards. Items are samples, delivered or skipped; depth counts samples read ahead.
     Read,
     /// Jobs that wait for a decode thread. An item is a sample, or an image where images go into a tensor.
     DecodeQueue,
@@ -92,7 +92,7 @@ impl Gauge {
     }
 }
 
-/// The counters of one stage, apart from those of the threads of other stages.
+/// Counters of one stage, padded so that threads of other stages do not share their cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct StageMeter {
@@ -207,7 +207,7 @@ impl Metrics {
         &self.stages[stage as usize]
     }
 
-    /// Says how many threads run user code.
+    /// Sets the number of threads that run user code.
     pub(crate) fn transforms_on(&self, threads: usize) {
         self.transform_workers.store(threads, Relaxed);
     }
@@ -276,20 +276,20 @@ impl Metrics {
     }
 }
 
-/// What a stage did so far.
+/// Counters of one stage so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageSnapshot {
-    /// Which stage.
+    /// The stage.
     pub stage: LoaderStage,
     /// Threads or tasks that share its work.
     pub workers: usize,
-    /// What passed; [`LoaderStage`] says what counts as one.
+    /// Items that passed the stage; see [`LoaderStage`] for the unit.
     pub items: u64,
     /// Payload bytes of the items.
     pub bytes: u64,
     /// Items that were bad.
     pub errors: u64,
-    /// How many wait, or are under way, at this moment.
+    /// Items that wait or are in flight now.
     pub depth: u64,
     /// The most that ever did.
     pub depth_max: u64,
@@ -301,7 +301,7 @@ pub struct StageSnapshot {
     pub output_wait_seconds: f64,
 }
 
-/// What a loader did so far.
+/// Counters of a loader so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MetricsSnapshot {
     /// Time since the stream was first polled.

@@ -16,7 +16,7 @@ pub fn cached_checkpoint(name: &str) -> Option<PathBuf> {
     cached_in(&hub_directory()?, name)
 }
 
-/// Where the client keeps what it downloads.
+/// Returns the directory of the client's downloads.
 fn hub_directory() -> Option<PathBuf> {
     let directory = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
     let home = || directory("XDG_CACHE_HOME").or_else(|| Some(directory("HOME")?.join(".cache")));

@@ -39,7 +39,7 @@ pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
 /// Returns what makes pixel values, where a directory says more of it than the model's family.
 ///
 /// # Errors
-/// Those of [`ModelDirectory::image_processor`].
+/// See [`ModelDirectory::image_processor`].
 pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Result<Option<ImageProcessor>> {
     for name in names {
         let Some(directory) = directory_of(name.as_ref())? else { continue };

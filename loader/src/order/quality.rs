@@ -30,7 +30,7 @@ pub struct ShuffleQuality {
     pub displacement: f64,
     /// Mean number of distinct shards in a batch.
     pub batch_shards: f64,
-    /// What a uniform draw of as many samples expects.
+    /// Expectation of a uniform draw of the same number of samples.
     pub batch_shards_uniform: f64,
     /// `(batch_shards - 1) / (batch_shards_uniform - 1)`; 1 where a uniform draw has one shard too.
     pub shard_spread: f64,

@@ -60,7 +60,7 @@ impl ShuffleBuffer {
     }
 }
 
-/// What waits in a shuffle buffer, with its sizes.
+/// Items that wait in a shuffle buffer, with its sizes.
 #[derive(Debug)]
 pub(crate) struct Shuffler<T> {
     settings: ShuffleBuffer,
@@ -107,7 +107,7 @@ impl<T> Shuffler<T> {
         self.waiting.push((sample, bytes));
     }
 
-    /// Takes the next sample and says where it lay; the last one takes its place. `None` if nothing waits.
+    /// Takes the next sample and its slot, which the last sample then fills. `None` if the buffer is empty.
     pub(crate) fn draw(&mut self) -> Option<(usize, T)> {
         let at = draw_below(self.waiting.len(), self.settings.seed, self.epoch, self.drawn)?;
         let (sample, bytes) = self.waiting.swap_remove(at);

@@ -11,7 +11,7 @@ use super::epoch::{EpochOrder, Order};
 use super::mixture::{MixRules, Origin, POSITION_MAX, Segments, SegmentsInput};
 use crate::error::{Error, Result};
 
-/// What happens to the samples of an epoch that do not fill a global batch.
+/// Treatment of the samples of an epoch that do not fill a global batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
@@ -144,7 +144,7 @@ pub(crate) struct StepPositions {
     samples: u64,
 }
 
-/// What steps are made of.
+/// Inputs of [`StepPositions::new`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepPositionsInput<'a> {
     /// Samples of each dataset.

@@ -73,7 +73,7 @@ impl ShardOrder {
     }
 }
 
-/// Where a reader stands: everything before was consumed.
+/// Position of a reader: everything before it was consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Position {
     pub(crate) epoch: u64,
@@ -83,18 +83,18 @@ pub(crate) struct Position {
     pub(crate) items: u64,
 }
 
-/// Where an item was read.
+/// Position at which an item was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ItemPosition {
     /// Number of the shard in the list.
     pub(crate) shard: usize,
-    /// Where the reader stands behind the item.
+    /// Position of the reader after the item.
     pub(crate) behind: Position,
     /// Whether it is read again because it was in a buffer.
     pub(crate) is_again: bool,
 }
 
-/// Which items of a pass are wanted.
+/// Selection of the items of a pass.
 #[derive(Debug, Clone)]
 pub(crate) enum WantedItems {
     /// All from this one on.
@@ -138,7 +138,7 @@ impl ShardPass {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ShardPasses {
     pub(crate) order: ShardOrder,
-    /// The epoch behind the last one.
+    /// Epoch after the last one.
     pub(crate) end_epoch: u64,
     pub(crate) start: Position,
     /// Items to be read again, by shard; in ascending order.
@@ -190,7 +190,7 @@ pub(crate) fn is_rereadable(shard: &Shard) -> bool {
     !matches!(shard.location, Location::StandardInput | Location::Pipe(_))
 }
 
-/// What tells a shard from another one in its place.
+/// Identity of a shard's content.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct ShardIdentity {
     /// Length as stored, compressed or not.
@@ -204,13 +204,13 @@ impl ShardIdentity {
         Self::of_header(archive.len() as u64, &archive[..archive.len().min(HEADER_BYTES)])
     }
 
-    /// Of a shard of which only the first [`HEADER_BYTES`] are at hand.
+    /// Identifies a shard by its length and its first [`HEADER_BYTES`].
     pub(crate) fn of_header(bytes: u64, header: &[u8]) -> Self {
         Self { bytes, header: format!("{:016x}", xxh3_64(header)) }
     }
 }
 
-/// How the shards were when a state was taken, and how they are now.
+/// Identities of the shards when a state was saved, and now.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KnownShards {
     expected: Arc<BTreeMap<usize, ShardIdentity>>,
@@ -239,7 +239,7 @@ impl KnownShards {
     /// The same for a shard that is not in memory.
     ///
     /// # Errors
-    /// Those of [`Self::check`].
+    /// See [`Self::check`].
     pub(crate) fn check_identity(&self, number: usize, shard: &Shard, now: ShardIdentity) -> Result<()> {
         if let Some(before) = self.expected.get(&number).filter(|before| **before != now) {
             let reason = if before.bytes == now.bytes {

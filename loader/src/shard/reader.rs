@@ -31,16 +31,16 @@ const SAMPLES_WAITING: usize = 256;
 /// Bytes that tell the compression of a stream.
 const SNIFFED_BYTES: usize = 6;
 
-/// What the reader hands on.
+/// Item that the reader delivers.
 #[derive(Debug)]
 pub(crate) struct ReaderItem {
     pub(crate) item: ShardItem,
     pub(crate) place: ItemPosition,
-    /// What the sample takes from the reader's budget.
+    /// Share of the reader's budget that the sample holds.
     pub(crate) lease: Option<ByteLease>,
 }
 
-/// How shards are read.
+/// Settings of the reader.
 #[derive(Debug, Clone)]
 pub(crate) struct ReaderSettings {
     pub(crate) shards: Vec<Shard>,
@@ -227,7 +227,7 @@ impl Reader {
         }
     }
 
-    /// A body that ends too early ends the stream, behind the samples that came whole.
+    /// Reads a body; one that ends too early ends the stream, after its complete samples.
     async fn read_body(
         &self,
         shard: &Shard,

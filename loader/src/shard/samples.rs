@@ -22,7 +22,7 @@ use crate::error::{ArchiveFault, Skipped};
 /// Default limit of one field: 1 GiB. A longer one makes its sample bad.
 pub const FIELD_BYTES_MAX: u64 = 1 << 30;
 
-/// What a shard holds.
+/// Item of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShardItem {
     /// A sample, undecoded.
@@ -177,7 +177,7 @@ impl<A: Archive> RangedSamples<A> {
         Self { entries, assembler, pending: VecDeque::new(), is_done: false }
     }
 
-    /// What it reads from.
+    /// Returns the archive.
     pub(crate) fn archive(&mut self) -> &mut A {
         &mut self.entries.archive
     }
@@ -232,7 +232,7 @@ impl<R: AsyncRead + Unpin> StreamedSamples<R> {
         self
     }
 
-    /// Reads the next sample; `None` behind the last.
+    /// Reads the next sample; `None` after the last.
     ///
     /// # Cancel safety
     /// Not cancel safe: a dropped future loses the bytes that it had read.

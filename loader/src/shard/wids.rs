@@ -26,7 +26,7 @@ pub struct ListedShard {
 /// A shard list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardList {
-    /// What URLs are relative to, where the list says it.
+    /// Base of relative URLs, where the list has one.
     pub base: Option<String>,
     /// The shards, in order.
     pub shards: Vec<ListedShard>,

@@ -68,7 +68,7 @@ impl ShardsAhead {
         Some(Self { shards, _task: task })
     }
 
-    /// Waits for the next shard; `None` behind the last.
+    /// Waits for the next shard; `None` after the last.
     pub(crate) async fn next(&mut self) -> Option<io::Result<RemoteShard>> {
         self.shards.recv().await
     }
@@ -246,7 +246,7 @@ impl ShardBody {
         self.bytes
     }
 
-    /// Where the reason is found when the body has ended too early.
+    /// Reason of a body that ended too early.
     pub(crate) fn failure(&self) -> Failure {
         self.failure.clone()
     }

@@ -14,7 +14,7 @@ pub(crate) struct CoalesceLimits {
 /// One request and the wanted ranges inside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// What is read.
+    /// Range that is read.
     pub(crate) range: Range<u64>,
     /// Positions in the list of wanted ranges.
     pub(crate) wanted: Vec<usize>,

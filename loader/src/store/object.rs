@@ -20,7 +20,7 @@ use super::url::RemoteUrl;
 /// Memory that is set aside for a body before its first byte has come.
 const BODY_RESERVED_BYTES: usize = 16 << 20;
 
-/// What tells one version of an object from another.
+/// Identity of one version of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// Length.
@@ -63,7 +63,7 @@ impl PartialEq for RemoteObject {
 
 impl Eq for RemoteObject {}
 
-/// How a server answers requests for ranges.
+/// Answer of a server to requests for ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ranges {
     /// With the range.
@@ -113,7 +113,7 @@ impl RemoteObject {
     /// Asks for length and version.
     ///
     /// # Errors
-    /// What the store said after all attempts, and what to set.
+    /// The store's error after all attempts, and its remedy.
     pub(crate) async fn identity(&self) -> io::Result<Identity> {
         let mut attempts = self.attempts(0);
         loop {

@@ -13,14 +13,14 @@ const RETRY_AFTER_MAX: Duration = Duration::from_mins(2);
 #[derive(Debug, Default)]
 pub(super) struct Observed(Mutex<Notes>);
 
-/// What was noted.
+/// Status and headers recorded for the last response.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Notes {
     /// Whether a request was sent at all.
     pub(super) is_sent: bool,
     /// Status of the response.
     pub(super) status: Option<u16>,
-    /// How long the server asks to wait.
+    /// Delay that the server requests.
     pub(super) retry_after: Option<Duration>,
     /// Whether the server sent the whole object instead of a range.
     pub(super) is_range_ignored: bool,

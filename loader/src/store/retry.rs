@@ -21,7 +21,7 @@ pub struct Backoff {
     pub most: Duration,
 }
 
-/// How failed requests are tried again.
+/// Policy for failed requests.
 ///
 /// Tried again are refused and reset connections, timeouts, bodies that end early, and the statuses 408, 429
 /// and 5xx; a `Retry-After` is honored. Any other 4xx is final.

@@ -21,7 +21,7 @@ pub struct Stores {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What the clones of a handle share.
+/// State that the clones of a handle share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: StoresBuilder,

@@ -6,7 +6,7 @@ use super::{CheckedSplit, Splits, invalid};
 use crate::error::Result;
 use crate::index::foreign::energon::{EnergonSplit, splits};
 
-/// Directories in which `.nv-meta` is looked for: that of the shards and those above.
+/// Number of directories to search for `.nv-meta`: that of the shards and its ancestors.
 const DIRECTORIES_UP_MAX: usize = 4;
 
 /// Finds the splits of the dataset that the shards in `directory` belong to; `None` if Energon left none.

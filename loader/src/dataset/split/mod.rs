@@ -45,7 +45,7 @@ pub struct Splits {
     /// The file they come from, for messages.
     origin: String,
     by_name: BTreeMap<String, CheckedSplit>,
-    /// What to do about splits that overlap.
+    /// Remedy for splits that overlap.
     overlap_hint: &'static str,
 }
 
@@ -55,7 +55,7 @@ struct SplitsFile {
     splits: BTreeMap<String, SplitRule>,
 }
 
-/// A split as its file says it.
+/// Split as its file defines it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct SplitRule {
@@ -83,7 +83,7 @@ fn invalid(reason: impl Into<String>) -> Error {
     Error::Config { setting: "split", reason: reason.into() }
 }
 
-/// Where a key stands between 0 and one billion: XXH3 with 64 bits of its bytes, scaled.
+/// Maps a key to 0 up to one billion: XXH3 with 64 bits of its bytes, scaled.
 fn unit_of(key: &str) -> u64 {
     ((u128::from(xxhash_rust::xxh3::xxh3_64(key.as_bytes())) * u128::from(UNITS)) >> 64) as u64
 }
@@ -206,7 +206,7 @@ impl CheckedSplit {
         Ok(Self { units, shards: shards.transpose()?, keys: all_keys, may_overlap, ..Self::default() })
     }
 
-    /// What the split calls a shard.
+    /// Returns the name of a shard in the split.
     fn name_of<'a>(&self, shard: &'a Shard) -> Cow<'a, str> {
         let below = |directory: &PathBuf| {
             let path = std::path::absolute(shard.path()?).ok()?;
@@ -226,7 +226,7 @@ impl CheckedSplit {
             && self.keys.as_ref().is_none_or(|keys| keys.contains(key))
     }
 
-    /// What two splits share, as far as their rules tell; `None` if they cannot share a sample.
+    /// Describes the overlap of two splits, as far as their rules show; `None` if they cannot share a sample.
     fn overlap(&self, other: &Self) -> Option<String> {
         let mut shared = "nothing keeps them apart".to_owned();
         if let (Some(ours), Some(theirs)) = (&self.shards, &other.shards) {

@@ -26,7 +26,7 @@ const WEIGHT_MAX: f64 = 1e6;
 /// Most datasets of a mixture, and most entries of a pattern.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// When a mixture ends in which datasets are drawn for a number of epochs only ([`DataSet::repeat`]).
+/// When a mixture ends in which datasets are drawn for a number of epochs only ([`Dataset::repeat`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
@@ -43,13 +43,13 @@ pub enum Stop {
 /// # Examples
 /// ```no_run
 /// # use std::sync::Arc;
-/// # use dflop_loader::dataset::DataSet;
+/// # use dflop_loader::dataset::Dataset;
 /// # use dflop_loader::index::Index;
 /// # use dflop_loader::order::{Mixture, Stop};
 /// # fn mixture(images: Arc<Index>, clips: Arc<Index>) -> Mixture {
 /// Mixture::new()
 ///     .dataset(images, 0.7)
-///     .dataset(DataSet::from(clips).repeat(2), 0.3)
+///     .dataset(Dataset::from(clips).repeat(2), 0.3)
 ///     .weights_from(10_000, &[0.5, 0.5])
 ///     .stop(Stop::AllExhausted)
 /// # }
@@ -182,7 +182,7 @@ fn checked_weights(weights: &[f64], count: usize) -> Result<Vec<u64>> {
     Ok(units)
 }
 
-/// How a mixture is drawn from; part of a saved state.
+/// Rules of a mixture; part of a saved state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixRules {
@@ -248,7 +248,7 @@ pub struct Origin {
     pub(crate) step: u64,
     /// Draws of each dataset before it, from its first epoch on.
     pub(crate) draws: Vec<u64>,
-    /// Where it lies in the period or the pattern.
+    /// Phase in the period or the pattern.
     pub(crate) phase: u64,
 }
 

@@ -10,7 +10,7 @@ use super::shares::Shares;
 use super::{MixRules, Origin, Stop};
 use crate::permutation::mix64;
 
-/// Positions that are counted; far behind the end of any run.
+/// Largest counted position; far after the end of any run.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
 /// A draw of a dataset.
@@ -21,11 +21,11 @@ pub(crate) struct Draw {
     pub(crate) number: u64,
 }
 
-/// All draws of a run, by position behind its origin.
+/// All draws of a run, by position after its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segments {
     segments: Vec<Segment>,
-    /// Where the run ends; `None` if it does not.
+    /// Position of the end of the run; `None` without one.
     pub(crate) end: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ struct Segment {
     /// Position of its shares that `start` is.
     phase: u64,
     shares: Shares,
-    /// What is added to the counts of its shares, by dataset.
+    /// Draws to add to the counts of its shares, by dataset.
     base: Vec<i64>,
 }
 
@@ -52,7 +52,7 @@ impl Segment {
     }
 }
 
-/// What a layout is made of, besides the rules.
+/// Inputs of [`Segments::new`], in addition to the rules.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentsInput<'a> {
     pub(crate) origin: &'a Origin,
@@ -117,7 +117,7 @@ impl Segments {
         self.segments.get(self.segment_at(position)).map(|segment| segment.draws_before(position))
     }
 
-    /// Where in its shares' own positions a position lies.
+    /// Returns the position in its shares of a position of the run.
     pub(crate) fn phase_at(&self, position: u64) -> u64 {
         let segment = self.segments.get(self.segment_at(position));
         segment.map_or(0, |segment| position - segment.start + segment.phase)

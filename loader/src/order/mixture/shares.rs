@@ -84,7 +84,7 @@ impl Shares {
         }
     }
 
-    /// How often each dataset is drawn before `position`.
+    /// Counts the draws of each dataset before `position`.
     pub(super) fn counts(&self, position: u64) -> Vec<u64> {
         let (start, block) = self.block(position);
         let mut counts = self.counts_at_block(start);
@@ -106,7 +106,7 @@ impl Shares {
         }
     }
 
-    /// How often one dataset is drawn before `position`.
+    /// Counts the draws of one dataset before `position`.
     fn count(&self, dataset: usize, position: u64) -> u64 {
         let Self::Weighted { .. } = self else { return self.counts(position)[dataset] };
         let (start, block) = self.block(position);
@@ -158,7 +158,7 @@ impl Shares {
         first
     }
 
-    /// How many of the first `position` positions the tree sends to a dataset.
+    /// Counts the positions below `position` that the tree assigns to a dataset.
     fn count_in_tree(&self, dataset: usize, position: u64) -> u64 {
         let Self::Weighted { sums, key } = self else { return 0 };
         let (mut first, mut end, mut position) = (0, sums.len() - 1, position);
@@ -191,7 +191,7 @@ impl Node {
         Self { middle, left: sums[middle] - sums[first], both, phase }
     }
 
-    /// How many of the first `position` positions go to the left half.
+    /// Counts the positions below `position` that go to the left half.
     fn sent_left(&self, position: u64) -> u64 {
         let scaled = u128::from(position) * u128::from(self.left) + u128::from(self.phase);
         scaled.checked_div(u128::from(self.both)).unwrap_or(0) as u64

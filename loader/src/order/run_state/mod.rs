@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 /// Changes with every change of the meaning of a state.
 const VERSION: u32 = 1;
 
-/// Where a run stands.
+/// Position of a run.
 ///
 /// Serializes with `serde`; [`Self::to_json`] and [`Self::from_json`] are at hand.
 ///
@@ -90,7 +90,7 @@ struct DatasetState {
     /// Epoch and offset of the next draw.
     epoch: u64,
     offset: u64,
-    /// Which frames of videos were counted; none if there are no videos or they were not looked at.
+    /// Sampling of videos in the index; none if there are no videos or they were not examined.
     #[serde(default, skip_serializing_if = "SavedSampling::is_none")]
     video_sampling: SavedSampling,
     shards: ShardList,
@@ -114,7 +114,7 @@ pub(crate) struct RunSettings<'a> {
     pub(crate) shuffle: Shuffle,
 }
 
-/// From where a restored run counts, and where it goes on.
+/// Origin of a restored run, and its next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Restored {
     pub(crate) origin: Origin,
@@ -139,7 +139,7 @@ impl LoaderState {
     /// Reads a state.
     ///
     /// # Errors
-    /// [`Error::State`] if it is no state, or of another version.
+    /// [`Error::State`] if the document is not a state, or has another version.
     pub fn from_json(document: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -154,7 +154,7 @@ impl LoaderState {
         serde_json::from_str(document).or_else(|error| unfit(format!("it is no loader state: {error}")))
     }
 
-    /// Saves where a run stands before a step.
+    /// Saves the position of a run before a step.
     pub(crate) fn save(
         run: RunSettings<'_>,
         pace: &StepPositions,
@@ -178,7 +178,7 @@ impl LoaderState {
         })
     }
 
-    /// Finds where `run` goes on from this state.
+    /// Finds the position at which `run` resumes from this state.
     pub(crate) fn restore(&self, run: RunSettings<'_>, accepts_changed_data: bool) -> Result<Restored> {
         self.check_settings(&run)?;
         let saved = self.saved_pace(run.rules)?;
@@ -306,7 +306,7 @@ impl DatasetState {
         self.epoch.saturating_mul(self.samples).saturating_add(self.offset)
     }
 
-    /// What happened to the dataset since; `None` if nothing did.
+    /// Describes the change of the dataset since the state; `None` if it is unchanged.
     fn change(&self, dataset: &Dataset) -> Option<String> {
         let now = Self::new(dataset, 0);
         let mut changes = self.shards.changes(&now.shards);

@@ -5,7 +5,7 @@
 
 use crate::error::TarFault;
 
-/// What the PAX records of a member override.
+/// Values that the PAX records of a member override.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct PaxRecords {
     pub(crate) path: Option<Vec<u8>>,

@@ -27,16 +27,16 @@ const CLOCK_TICK: Duration = Duration::from_millis(100);
 const SHARD: &str = "shard";
 const PART: &str = "part";
 
-/// What may be removed to make room.
+/// Files that may be removed to make room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Whatever was used longest ago.
+    /// Least recently used files.
     Any,
     /// Only what nobody has used since this process opened the cache.
     Unused,
 }
 
-/// What came of asking for room.
+/// Outcome of a cache reservation.
 pub(super) enum Reserved {
     /// It is there already.
     Kept(Bytes),

@@ -28,7 +28,7 @@ use super::tasks::detach;
 use super::url::without_query;
 use crate::error::Result;
 
-/// How often a process looks whether another has finished its download.
+/// Interval at which a process checks whether another has finished its download.
 const POLL: Duration = Duration::from_millis(50);
 /// Shards that are copied in the background at the same time.
 const COPIES_AT_ONCE: usize = 4;
