@@ -50,8 +50,7 @@ fn train(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
         let mut whole = Whole::new();
         for (spec, values) in stage.parameters().owned() {
             let values = stage.device().download(values).unwrap();
-            whole
-                .extend(group.assemble(spec, &values).unwrap().map(|values| (spec.name.clone(), values)));
+            whole.extend(group.assemble(spec, &values).unwrap().map(|values| (spec.name.clone(), values)));
         }
         (norms, whole)
     });

@@ -222,12 +222,11 @@ impl MeasuredJson {
         let module = |report: &ModuleReport| ModuleJson {
             module: report.module,
             layers: report.layers,
-            shapes: report.model_config.points.len(),
+            shapes: report.whole.points.len(),
             attention_lengths: report.attention.as_ref().map_or(0, |lengths| lengths.points.len()),
             rounds: report.rounds,
             error_max: report.error_max(),
-            intervals_open: report.model_config.open
-                + report.attention.as_ref().map_or(0, |lengths| lengths.open),
+            intervals_open: report.whole.open + report.attention.as_ref().map_or(0, |lengths| lengths.open),
             tokens: report.tokens,
             kept_bytes_per_token: report.kept_bytes_per_token,
             flops: report.flops,
@@ -277,9 +276,7 @@ fn print_check(out: &mut impl Write, report: &CheckReport) -> Result<(), Failure
         "module", "micro", "samples", "tokens", "predicted ms", "measured ms", "error", "spread", "corrected"
     )?;
     for row in &report.microbatches {
-        let CheckedMicrobatch {
-            module, microbatch, samples, tokens, predicted_ns, measured_ns, spread, ..
-        } = row;
+        let Checked { module, microbatch, samples, tokens, predicted_ns, measured_ns, spread, .. } = row;
         let error = |ns: u64| format!("{:+.1} %", 100.0 * (ns as f64 / (*measured_ns as f64).max(1.0) - 1.0));
         let [predicted, measured] = [predicted_ns, measured_ns].map(|ns| *ns as f64 / 1e6);
         writeln!(

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use dflop_executor::comm::{Settings, tcp};
-use dflop_executor::launch::{Launcher, Layout, end_with_launcher};
+use dflop_executor::comm::{RankIdentity, Settings, tcp};
+use dflop_executor::launch::{Launcher, end_with_launcher, identity_from_environment};
 use dflop_executor::train::StepReport;
 use dflop_executor::train::join_traces;
 
