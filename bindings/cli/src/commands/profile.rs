@@ -276,7 +276,9 @@ fn print_check(out: &mut impl Write, report: &CheckReport) -> Result<(), Failure
         "module", "micro", "samples", "tokens", "predicted ms", "measured ms", "error", "spread", "corrected"
     )?;
     for row in &report.microbatches {
-        let Checked { module, microbatch, samples, tokens, predicted_ns, measured_ns, spread, .. } = row;
+        let CheckedMicrobatch {
+            module, microbatch, samples, tokens, predicted_ns, measured_ns, spread, ..
+        } = row;
         let error = |ns: u64| format!("{:+.1} %", 100.0 * (ns as f64 / (*measured_ns as f64).max(1.0) - 1.0));
         let [predicted, measured] = [predicted_ns, measured_ns].map(|ns| *ns as f64 / 1e6);
         writeln!(
