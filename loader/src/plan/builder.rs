@@ -180,7 +180,7 @@ impl StepPlannerBuilder {
     }
 
     /// Ends the run after this many epochs of every dataset that says nothing else by
-    /// [`crate::dataset::DataSet::repeat`]. Default: without end.
+    /// [`crate::dataset::Dataset::repeat`]. Default: without end.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.mixture = self.mixture.epochs(epochs);
