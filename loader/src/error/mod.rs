@@ -122,8 +122,8 @@ pub enum Error {
     /// A path is not a source of samples, or holds none.
     #[error("could not pack `{path}`: {reason}")]
     Pack { path: String, reason: String },
-    /// A part of a source was not packed as the others; parts count from 0.
     /// A part of a source was packed in another way than the others; parts count from 0.
+    #[error("part {part} cannot be packed or joined: {reason}")]
     PackPart { part: u32, reason: String },
     /// A model cannot take a medium; the sample is bad for this model, the next one may be good.
     #[error("the model cannot take the {medium}")]

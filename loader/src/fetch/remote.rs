@@ -24,7 +24,7 @@ pub(super) struct IndexedRemote {
 }
 
 /// What is wanted: offsets and lengths, and the whole shard if it is in memory.
-pub(super) struct Wanted {
+pub(super) struct WantedRanges {
     pub(super) ranges: Vec<(u64, u64)>,
     pub(super) whole: Option<Bytes>,
 }
@@ -49,8 +49,8 @@ impl IndexedRemote {
     ///
     /// # Errors
     /// What could not be read, with its offset.
-    pub(super) async fn fetch(&self, wanted: Wanted) -> io::Result<Fetched> {
-        let Wanted { ranges, whole } = wanted;
+    pub(super) async fn fetch(&self, wanted: WantedRanges) -> io::Result<Fetched> {
+        let WantedRanges { ranges, whole } = wanted;
         if let Some(whole) = whole {
             let fields = slices(&whole, ranges)?;
             return Ok(Fetched { fields, whole: None, is_mapped: false });

@@ -47,11 +47,11 @@ impl ErrorBudget {
 pub struct SkipLog {
     budget: ErrorBudget,
     samples_known: Option<u64>,
-    state: Mutex<State>,
+    state: Mutex<Account>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Account {
     skipped: Vec<Skipped>,
     /// Those of `skipped` that a setting asks to leave out.
     dropped: u64,
@@ -63,7 +63,7 @@ struct State {
     first_earlier: Option<Skipped>,
 }
 
-impl State {
+impl Account {
     fn first(&self) -> Option<Skipped> {
         let here = self.first_bad.map(|at| &self.skipped[at]);
         self.first_earlier.as_ref().or(here).cloned()
@@ -80,7 +80,7 @@ impl SkipLog {
     /// Goes on from an earlier account: its samples count, but are not listed again.
     #[must_use]
     pub fn after(self, delivered: u64, skipped: u64, first: Option<Skipped>) -> Self {
-        *self.lock() = State { delivered, earlier: skipped, first_earlier: first, ..State::default() };
+        *self.lock() = Account { delivered, earlier: skipped, first_earlier: first, ..Account::default() };
         self
     }
 
@@ -147,7 +147,7 @@ impl SkipLog {
         Err(Error::ErrorBudget { skipped: bad, samples: of, fraction: self.budget.fraction, first })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Account> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

@@ -35,7 +35,7 @@ use crate::write::SHARD_BYTES;
 
 use self::packer::Packer;
 pub use self::parts::{PackedPart, SourcePart, finish_parts, list_parts, pack_part};
-use self::source::Source;
+use self::source::ImportSource;
 
 /// Settings of [`pack`].
 #[derive(Debug, Clone)]
@@ -109,7 +109,7 @@ pub struct SkippedSource {
 /// which nothing can be read; [`Error::File`] if it or a shard cannot be accessed; [`Error::ShardExists`] if `out`
 /// holds shards; [`Error::Upload`] if a store refuses one; [`Error::Config`] if a setting makes no sense. Whole shards that were written before stay.
 pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> {
-    let kind = Source::detect(source)?;
+    let kind = ImportSource::detect(source)?;
     check_apart(source, out)?;
     let mut packer = Packer::new(source, out, options)?;
     let outcome = pack_source(source, kind, &mut packer);
@@ -124,12 +124,12 @@ pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> 
 }
 
 /// Gives all entries of a source to a packer.
-fn pack_source(source: &Path, kind: Source, packer: &mut Packer<'_>) -> Result<()> {
+fn pack_source(source: &Path, kind: ImportSource, packer: &mut Packer<'_>) -> Result<()> {
     match kind {
-        Source::Directory => directory::pack_directory(source, packer),
-        Source::Lines => lines::pack_lines(source, packer),
-        Source::Document => document::pack_document(source, packer),
-        Source::Table => table::pack_table(source, packer),
+        ImportSource::Directory => directory::pack_directory(source, packer),
+        ImportSource::Lines => lines::pack_lines(source, packer),
+        ImportSource::Document => document::pack_document(source, packer),
+        ImportSource::Table => table::pack_table(source, packer),
     }
 }
 
@@ -147,7 +147,7 @@ fn check_apart(source: &Path, out: &Path) -> Result<()> {
     Ok(())
 }
 
-fn no_samples(skipped: &[SkippedSource], kind: Source) -> String {
+fn no_samples(skipped: &[SkippedSource], kind: ImportSource) -> String {
     let first = skipped.first().map(|first| {
         let (all, SkippedSource { path, reason }) = (skipped.len(), first);
         format!("; {all} skipped, the first: `{path}`: {reason}")

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::packer::Packer;
-use super::source::Source;
+use super::source::ImportSource;
 use super::{PackOptions, Packed, SkippedSource, check_apart, directory, no_samples, pack_source};
 use crate::error::{Error, Result};
 use crate::index::foreign::ForeignIndexes;
@@ -66,7 +66,7 @@ pub struct PackedPart {
 /// [`Error::Config`] if there are no parts or more than 100,000; else those of [`pack`](super::pack) that concern the source.
 pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Vec<SourcePart>> {
     ShardPart { part: 0, parts }.check()?;
-    let kind = Source::detect(source)?;
+    let kind = ImportSource::detect(source)?;
     let source_digest = digest(source, kind)?;
     let mut listing = Packer::listing(source, options);
     let outcome = pack_source(source, kind, &mut listing);
@@ -99,7 +99,7 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
 /// another process packs this part.
 pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOptions) -> Result<PackedPart> {
     part.part.check()?;
-    let kind = Source::detect(source)?;
+    let kind = ImportSource::detect(source)?;
     check_apart(source, out)?;
     let ShardPart { part: number, .. } = part.part;
     if digest(source, kind)? != part.source_digest {
@@ -208,10 +208,10 @@ fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
 }
 
 /// Digest of a manifest's bytes, or of the names of all files below a directory.
-fn digest(source: &Path, kind: Source) -> Result<u64> {
+fn digest(source: &Path, kind: ImportSource) -> Result<u64> {
     let unreadable = |error| Error::File { path: source.display().to_string(), source: error };
     let mut hasher = Xxh3::new();
-    if kind == Source::Directory {
+    if kind == ImportSource::Directory {
         directory::hash_names(source, |name| hasher.update(name));
         return Ok(hasher.digest());
     }

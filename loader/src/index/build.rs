@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::cache::IndexOptions;
 use super::foreign::walk::walk_entries;
-use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
+use super::foreign::{Claims, ForeignIndexes, HeaderLayout, differences, grouping_difference, layout};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
@@ -170,7 +170,7 @@ impl Builder {
     }
 
     /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing then.
-    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &Layout) -> bool {
+    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &HeaderLayout) -> bool {
         let entries = match walk_entries(&layout.starts, &mut archive.clone()) {
             Ok(entries) => entries,
             Err(reason) => {

@@ -80,7 +80,7 @@ pub(super) fn merge_parts(
 ) -> Result<Index> {
     check_options(&shards, options)?;
     let stats = stats(&shards)?;
-    let mut places = Places::new(&shards);
+    let mut places = ShardNumbers::new(&shards);
     let mut slots: Vec<Option<PartShard>> = shards.iter().map(|_| None).collect();
     for (number, part) in parts.enumerate() {
         let covered = read_part(&part).map_err(|reason| Error::IndexPart { part: number, reason })?;
@@ -108,7 +108,7 @@ pub(super) fn merge_parts(
 }
 
 /// Which shard of the dataset each shard of a part is.
-struct Places {
+struct ShardNumbers {
     /// Places that are free, the last one first.
     by_url: HashMap<String, Vec<usize>>,
     /// Place by base name, where only one shard has it.
@@ -116,7 +116,7 @@ struct Places {
     is_taken: Vec<bool>,
 }
 
-impl Places {
+impl ShardNumbers {
     fn new(shards: &[Shard]) -> Self {
         let (mut by_url, mut by_name) = (HashMap::<String, Vec<usize>>::new(), HashMap::new());
         for (place, shard) in shards.iter().enumerate().rev() {

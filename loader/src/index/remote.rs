@@ -42,7 +42,7 @@ pub(super) fn push_remote(
     object: &RemoteObject,
     identity: &Identity,
 ) -> Result<()> {
-    let mut window = Window::new(object.clone(), identity.clone());
+    let mut window = RangeWindow::new(object.clone(), identity.clone());
     let first = window.read(0..identity.bytes.min(WINDOW_BYTES_MIN));
     let first = first.map_err(|source| shard.read_error(source))?;
     let result = match sniff_compression(&shard.url, &first) {
@@ -59,7 +59,7 @@ pub(super) fn push_remote(
     result.map_err(|source| shard.read_error(source))
 }
 
-fn push_plain(builder: &mut Builder, shard: &Shard, window: Window) -> io::Result<()> {
+fn push_plain(builder: &mut Builder, shard: &Shard, window: RangeWindow) -> io::Result<()> {
     let wanted = if builder.is_verified() { all_bytes } else { wanted_bytes };
     let mut samples = RangedSamples::new(shard.url.clone(), window, FIELD_BYTES_MAX, wanted);
     while let Some(item) = samples.next() {
@@ -110,7 +110,7 @@ fn all_bytes(entry: &Entry) -> u64 {
 
 /// Reads the rest of a sample's fields where their beginnings do not tell the shape: images that keep their
 /// orientation behind the pixels, and everything else that is not understood.
-fn complete(sample: &mut RawSample, archive: &mut Window) -> io::Result<()> {
+fn complete(sample: &mut RawSample, archive: &mut RangeWindow) -> io::Result<()> {
     let is_cut = |payload: &Option<Bytes>, bytes: u64| {
         payload.as_ref().is_some_and(|payload| (payload.len() as u64) < bytes)
     };
@@ -130,7 +130,7 @@ fn complete(sample: &mut RawSample, archive: &mut Window) -> io::Result<()> {
 }
 
 /// A remote archive seen through a window that moves forward, and grows while nothing is jumped over.
-struct Window {
+struct RangeWindow {
     object: RemoteObject,
     identity: Identity,
     start: u64,
@@ -139,7 +139,7 @@ struct Window {
     next: Option<(Range<u64>, Task<io::Result<Bytes>>)>,
 }
 
-impl Window {
+impl RangeWindow {
     fn new(object: RemoteObject, identity: Identity) -> Self {
         Self { object, identity, start: 0, bytes: Bytes::new(), next_bytes: WINDOW_BYTES_MIN, next: None }
     }
@@ -178,7 +178,7 @@ impl Window {
     }
 }
 
-impl Archive for Window {
+impl Archive for RangeWindow {
     fn bytes(&self) -> u64 {
         self.identity.bytes
     }

@@ -22,7 +22,7 @@ const EPOCHS_KEPT: usize = 4;
 /// Largest number of blocks of a dataset: the layout of an epoch then takes half a gibibyte.
 const BLOCKS_MAX: usize = 1 << 24;
 
-type Recent = VecDeque<(u64, Arc<EpochOrder>)>;
+type RecentEpochs = VecDeque<(u64, Arc<EpochOrder>)>;
 
 /// The order of a dataset's samples in all epochs.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ pub struct Order {
     key: u64,
     shuffle: Shuffle,
     /// Layouts of recent epochs, last used first; shared by all clones.
-    recent: Arc<Mutex<Recent>>,
+    recent: Arc<Mutex<RecentEpochs>>,
 }
 
 impl Order {
@@ -171,7 +171,7 @@ pub struct EpochOrder {
     selection: Arc<Selection>,
     blocks: Vec<PlacedBlock>,
     /// Empty where positions are not permuted.
-    windows: Vec<Window>,
+    windows: Vec<ShuffleWindow>,
     samples: u64,
 }
 
@@ -183,7 +183,7 @@ struct PlacedBlock {
 
 /// Consecutive placed blocks whose positions are permuted together.
 #[derive(Debug, Clone)]
-struct Window {
+struct ShuffleWindow {
     start: u64,
     scatter: Permutation,
 }
@@ -192,7 +192,7 @@ impl EpochOrder {
     fn push_window(&mut self, places: Range<u64>, key: u64) {
         let length = places.end - places.start;
         if length > 0 {
-            self.windows.push(Window { start: places.start, scatter: Permutation::new(length, key) });
+            self.windows.push(ShuffleWindow { start: places.start, scatter: Permutation::new(length, key) });
         }
     }
 
@@ -205,7 +205,7 @@ impl EpochOrder {
         assert!(offset < self.samples, "offset {offset} is outside an epoch of {}", self.samples);
         let window = self.windows.partition_point(|window| window.start <= offset).checked_sub(1);
         let place = window.map_or(offset, |at| {
-            let Window { start, scatter } = &self.windows[at];
+            let ShuffleWindow { start, scatter } = &self.windows[at];
             start + scatter.at(offset - start)
         });
         let block = &self.blocks[self.blocks.partition_point(|block| block.start <= place) - 1];

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::epoch::{EpochOrder, Order};
-use super::mixture::{Layout, LayoutInput, MixRules, Origin, POSITION_MAX};
+use super::mixture::{MixRules, Origin, POSITION_MAX, Segments, SegmentsInput};
 use crate::error::{Error, Result};
 
 /// Treatment of the samples of an epoch that do not fill a global batch.
@@ -52,7 +52,7 @@ pub struct StepSample {
 #[derive(Debug, Clone)]
 pub struct Steps {
     orders: Vec<Order>,
-    pace: Pace,
+    pace: StepPositions,
 }
 
 impl Steps {
@@ -64,7 +64,7 @@ impl Steps {
         let sizes = [order.samples()];
         let origin = Origin::at_epoch(first_epoch, &sizes);
         let (rules, global_batch, seed) = (MixRules::one(), global_batch.get(), 0);
-        let input = PaceInput {
+        let input = StepPositionsInput {
             sizes: &sizes,
             rules: &rules,
             origin: &origin,
@@ -73,14 +73,14 @@ impl Steps {
             tail,
             seed,
         };
-        Ok(Self { orders: vec![order], pace: Pace::new(input)? })
+        Ok(Self { orders: vec![order], pace: StepPositions::new(input)? })
     }
 
-    pub(crate) fn mixed(orders: Vec<Order>, pace: Pace) -> Self {
+    pub(crate) fn mixed(orders: Vec<Order>, pace: StepPositions) -> Self {
         Self { orders, pace }
     }
 
-    pub(crate) fn pace(&self) -> &Pace {
+    pub(crate) fn pace(&self) -> &StepPositions {
         &self.pace
     }
 
@@ -132,8 +132,8 @@ impl Steps {
 
 /// Steps of a run over its draws.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Pace {
-    pub(crate) layout: Layout,
+pub(crate) struct StepPositions {
+    pub(crate) layout: Segments,
     pub(crate) origin: Origin,
     pub(crate) global_batch: u64,
     tail: Tail,
@@ -144,7 +144,7 @@ pub(crate) struct Pace {
 
 /// What steps are made of.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PaceInput<'a> {
+pub(crate) struct StepPositionsInput<'a> {
     /// Samples of each dataset.
     pub(crate) sizes: &'a [u64],
     pub(crate) rules: &'a MixRules,
@@ -159,18 +159,18 @@ fn invalid<T>(setting: &'static str, reason: impl Into<String>) -> Result<T> {
     Err(Error::Config { setting, reason: reason.into() })
 }
 
-impl Pace {
+impl StepPositions {
     /// Lays out the run.
     ///
     /// # Errors
     /// [`Error::Config`] if `tail` drops every sample, or is to end a mixture that has no end.
-    pub(crate) fn new(input: PaceInput<'_>) -> Result<Self> {
-        let PaceInput { sizes, rules, origin, first_epoch, global_batch, tail, seed } = input;
+    pub(crate) fn new(input: StepPositionsInput<'_>) -> Result<Self> {
+        let StepPositionsInput { sizes, rules, origin, first_epoch, global_batch, tail, seed } = input;
         let limit = |(samples, repeat): (&u64, &Option<u64>)| {
             repeat.map(|epochs| first_epoch.saturating_add(epochs).saturating_mul(*samples).min(POSITION_MAX))
         };
         let limits: Vec<Option<u64>> = sizes.iter().zip(rules.repeat()).map(limit).collect();
-        let layout = Layout::new(rules, LayoutInput { origin, limits: &limits, global_batch, seed });
+        let layout = Segments::new(rules, SegmentsInput { origin, limits: &limits, global_batch, seed });
         let samples = sizes.iter().sum();
         if tail == Tail::Drop && sizes.len() == 1 && samples < global_batch {
             let reason = format!("{global_batch} is more than the {samples} samples of an epoch");

@@ -7,14 +7,15 @@ use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, SampleShape};
 
 use super::cost_function::CostFunction;
-use super::lockstep::Meet;
+use super::lockstep::Synchronization;
 use super::padding::{PAD_TO_TOKENS_MAX, PadTo};
-use super::{PlanConfig, Source, StepPlanner};
+use super::{PlanConfig, SampleSource, StepPlanner};
 use crate::error::{Error, Result, check_at_most, reason_of};
 use crate::order::{
-    LoaderState, Mixture, Order, Origin, POSITION_MAX, Pace, PaceInput, Restored, Run, Shuffle, Steps, Tail,
+    LoaderState, Mixture, Order, Origin, POSITION_MAX, Restored, RunSettings, Shuffle, StepPositions,
+    StepPositionsInput, Steps, Tail,
 };
-use crate::sample::Layout;
+use crate::sample::BatchLayout;
 
 /// Largest global batch, in samples.
 const GLOBAL_BATCH_MAX: u64 = 1 << 24;
@@ -46,7 +47,7 @@ impl StepPlannerBuilder {
             dp_size: 1,
             microbatches: 1,
             stages: Vec::new(),
-            meet: None,
+            synchronization: None,
             strategy: Strategy::Search,
             caps: Caps::default(),
             pad_to: None,
@@ -99,10 +100,10 @@ impl StepPlannerBuilder {
     /// Runs all modules of a rank one after the other on one device, as DDP and FSDP do, in place of a pipeline: a sample
     /// costs the sum of its modules. Default: pipeline stages, see [`Self::stages`].
     ///
-    /// - `meet`: when data-parallel ranks wait for one another
+    /// - `synchronization`: when data-parallel ranks wait for each other
     #[must_use]
-    pub fn one_device(mut self, meet: Meet) -> Self {
-        self.config.meet = Some(meet);
+    pub fn one_device(mut self, synchronization: Synchronization) -> Self {
+        self.config.synchronization = Some(synchronization);
         self
     }
 
@@ -131,7 +132,7 @@ impl StepPlannerBuilder {
     }
 
     /// Gives all microbatches tensors of one shape, of `tokens` tokens, and counts in what their padding costs. With
-    /// [`Layout::Packed`] every microbatch is `[1, tokens]` and is planned for no more; with padded layouts every row is,
+    /// [`BatchLayout::Packed`] every microbatch is `[1, tokens]` and is planned for no more; with padded layouts every row is,
     /// `[samples, tokens]`, and the number of rows differs. A loader takes it over for its preparer, which must have
     /// such a layout. Default: microbatches are as long as their samples.
     ///
@@ -139,7 +140,7 @@ impl StepPlannerBuilder {
     /// that samples fit: a microbatch may even have none. A token cap counts rows of padded layouts with their padding. A
     /// length that suits: the tokens of a global batch over its microbatches, and a tenth more; the errors name what would do.
     #[must_use]
-    pub fn pad_to_tokens(mut self, tokens: u64, layout: Layout) -> Self {
+    pub fn pad_to_tokens(mut self, tokens: u64, layout: BatchLayout) -> Self {
         self.config.pad_to = Some(PadTo { tokens, layout });
         self
     }
@@ -228,7 +229,7 @@ impl StepPlannerBuilder {
         let global_batch = self.checked_batch()?.get();
         let (seed, tail, shuffle) = (self.seed, self.tail, self.shuffle);
         let (datasets, rules) = self.mixture.check()?;
-        let run = Run { datasets: &datasets, rules: &rules, seed, global_batch, tail, shuffle };
+        let run = RunSettings { datasets: &datasets, rules: &rules, seed, global_batch, tail, shuffle };
         let sizes: Vec<u64> = datasets.iter().map(crate::dataset::Dataset::len).collect();
         let fresh = Restored {
             origin: Origin::at_epoch(self.first_epoch, &sizes),
@@ -242,9 +243,16 @@ impl StepPlannerBuilder {
         }
         let Restored { origin, first_epoch, step } = start;
         let (sizes, rules_of) = (&sizes, &rules);
-        let input =
-            PaceInput { sizes, rules: rules_of, origin: &origin, first_epoch, global_batch, tail, seed };
-        let pace = Pace::new(input)?;
+        let input = StepPositionsInput {
+            sizes,
+            rules: rules_of,
+            origin: &origin,
+            first_epoch,
+            global_batch,
+            tail,
+            seed,
+        };
+        let pace = StepPositions::new(input)?;
         let twins = |at: usize| datasets[..at].iter().filter(|other| other.is_twin_of(&datasets[at])).count();
         let orders = datasets
             .iter()
@@ -252,7 +260,7 @@ impl StepPlannerBuilder {
             .map(|(at, set)| Order::of_dataset(set, shuffle, seed, twins(at) as u64));
         let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
         let config = PlanConfig { stages, ..self.config };
-        let source = Source { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };
+        let source = SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };
         Ok(StepPlanner {
             source: Arc::new(source),
             steps,
@@ -294,7 +302,7 @@ impl StepPlannerBuilder {
 
     fn checked_stages(&self) -> Result<Vec<usize>> {
         let modules = self.model.modules();
-        if self.config.meet.is_some() {
+        if self.config.synchronization.is_some() {
             if self.stages.is_none() {
                 return Ok(vec![1]);
             }

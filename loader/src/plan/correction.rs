@@ -21,7 +21,8 @@ impl StepPlanner {
     /// costs come from a function, which corrections of the model do not reach.
     pub fn correct(&self, table: CorrectionTable) -> Result<()> {
         if self.cost_function.is_some() {
-            let reason = "it corrects the cost model, and costs come from a cost function; let that take up what is                           measured, in a planner built anew";
+            let reason = "a correction applies to the cost model, but costs come from a cost function; build a new \
+                          planner whose cost function uses the measured times";
             return Err(Error::Config { setting: "correction", reason: reason.into() });
         }
         let mut corrections = self.corrections.lock().unwrap_or_else(PoisonError::into_inner);

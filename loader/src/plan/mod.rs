@@ -1,4 +1,4 @@
-//! The plan of a step: which sample goes to which rank and microbatch.
+//! Plans a step: assigns every sample to a rank and a microbatch.
 //!
 //! A pure function of the index, the cost model and a few settings; reads no payload, knows no rank of its own.
 //! Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check that they did.
@@ -23,15 +23,15 @@ use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 pub use self::builder::StepPlannerBuilder;
 pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};
 pub use self::cost_function::{CostFault, CostFunction, CostInput};
-pub use self::lockstep::Meet;
-use self::lockstep::{alike_together, one_after_the_other};
+pub use self::lockstep::Synchronization;
+use self::lockstep::{alike_together, in_lockstep_ns, one_after_the_other};
 pub use self::padding::PadTo;
 use self::padding::Padding;
 
 use crate::dataset::Dataset;
 use crate::error::{Error, Result, check_at_most, reason_of};
 use crate::index::{Index, SampleRow};
-use crate::order::{LoaderState, MixRules, Mixture, Run, Shuffle, StepSample, Steps, Tail};
+use crate::order::{LoaderState, MixRules, Mixture, RunSettings, Shuffle, StepSample, Steps, Tail};
 
 /// How global batches are cut.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,7 +41,7 @@ struct PlanConfig {
     /// Pipeline stages of every module of the model, in the model's order; one of all modules where they share a device.
     stages: Vec<usize>,
     /// Where the modules share a device: when its ranks wait for one another.
-    meet: Option<Meet>,
+    synchronization: Option<Synchronization>,
     strategy: Strategy,
     caps: Caps,
     /// Fixed length of microbatches or rows.
@@ -52,7 +52,7 @@ struct PlanConfig {
 
 /// What is drawn from, and how.
 #[derive(Debug)]
-struct Source {
+struct SampleSource {
     datasets: Vec<Dataset>,
     rules: MixRules,
     seed: u64,
@@ -77,6 +77,13 @@ pub struct StepPlan {
     pub refused: Vec<(usize, String)>,
     /// Places in `samples`, by rank and microbatch, in the order of execution.
     pub ranks: Vec<Vec<Vec<u32>>>,
+    /// LLM time of each microbatch besides the costs of its samples, by rank, in nanoseconds: that of its padding to a
+    /// fixed length. Empty without one.
+    pub padding_ns: Vec<Vec<u64>>,
+    /// Whether microbatches may be farther from each other in tokens than usual. Without a token cap of its own a plan
+    /// keeps them within a quarter, or the longest sample, of their mean; it gives that up where the byte cap leaves no
+    /// such partition.
+    pub is_near_mean_cap_dropped: bool,
     /// Predicted 1F1B makespan of the slowest rank, padding to a fixed length included.
     pub makespan_ns: u64,
     /// Lower bound of the makespan.
@@ -87,10 +94,26 @@ pub struct StepPlan {
     pub digest: PlanDigest,
 }
 
+impl StepPlan {
+    /// Whether the model refuses the sample at a place.
+    pub(crate) fn is_refused(&self, place: u32) -> bool {
+        // `refused` is in the order of places.
+        self.refused.binary_search_by_key(&(place as usize), |(at, _)| *at).is_ok()
+    }
+
+    /// Returns the planned LLM time of padding of a rank's microbatch, where `places` are all of its samples that the
+    /// model takes; `None` for any other set of samples.
+    pub(crate) fn planned_padding_ns(&self, rank: usize, microbatch: usize, places: &[u32]) -> Option<u64> {
+        let planned = self.ranks.get(rank)?.get(microbatch)?;
+        let taken = planned.iter().copied().filter(|&place| !self.is_refused(place));
+        taken.eq(places.iter().copied()).then(|| self.padding_ns[rank][microbatch])
+    }
+}
+
 /// Plans the steps of a run, any of them at any time.
 #[derive(Debug, Clone)]
 pub struct StepPlanner {
-    source: Arc<Source>,
+    source: Arc<SampleSource>,
     steps: Steps,
     model: Arc<CostModel>,
     config: PlanConfig,
@@ -157,10 +180,10 @@ impl StepPlanner {
         Ok(restored.step)
     }
 
-    fn run(&self) -> Run<'_> {
-        let Source { datasets, rules, seed, shuffle, tail, .. } = &*self.source;
+    fn run(&self) -> RunSettings<'_> {
+        let SampleSource { datasets, rules, seed, shuffle, tail, .. } = &*self.source;
         let global_batch = self.steps.global_batch();
-        Run { datasets, rules, seed: *seed, global_batch, tail: *tail, shuffle: *shuffle }
+        RunSettings { datasets, rules, seed: *seed, global_batch, tail: *tail, shuffle: *shuffle }
     }
 
     /// Returns the steps of the run.
@@ -205,8 +228,8 @@ impl StepPlanner {
         let model = self.model_at(step);
         let (mut costs, refused) = self.annotate(&samples, &model);
         self.ask_costs(step, &samples, &refused, &mut costs)?;
-        let mut cut = if let Some(to) = self.config.pad_to {
-            let padding = Padding { to, model: &model };
+        let padding = self.config.pad_to.map(|to| Padding { to, model: &model });
+        let StepCut { assignment: mut cut, is_near_mean_cap_dropped } = if let Some(padding) = padding {
             padding.pad_rows(&mut costs, &refused);
             self.cut_padded(step, padding, &samples, &costs)?
         } else {
@@ -214,7 +237,8 @@ impl StepPlanner {
             let cut = instance.and_then(|instance| self.cut(&instance, &costs));
             cut.map_err(|source| Error::Plan { step, source })?
         };
-        let is_sorted = self.config.meet == Some(Meet::Microbatch) && !is_blind(self.config.strategy);
+        let is_sorted = self.config.synchronization == Some(Synchronization::PerMicrobatch)
+            && !is_blind(self.config.strategy);
         if is_sorted {
             alike_together(&mut cut.ranks, &costs);
         }
@@ -226,12 +250,15 @@ impl StepPlanner {
             costs,
             refused,
             ranks: cut.ranks,
+            padding_ns: Vec::new(),
+            is_near_mean_cap_dropped,
             makespan_ns: cut.makespan_ns,
             bound: cut.bound,
             target_tokens,
         };
-        if self.config.meet == Some(Meet::Microbatch) {
-            plan.makespan_ns = self.in_lockstep_ns(&plan);
+        plan.padding_ns = padding.map_or_else(Vec::new, |padding| padding.of_microbatches(&plan));
+        if self.config.synchronization == Some(Synchronization::PerMicrobatch) {
+            plan.makespan_ns = in_lockstep_ns(&plan);
         } else if self.config.pad_to.is_some() {
             plan.makespan_ns = self.makespan_ns(&plan)?;
         }
@@ -248,30 +275,31 @@ impl StepPlanner {
     /// The pipeline that one DP rank runs.
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {
-        let objective = match self.config.meet {
-            Some(Meet::Microbatch) => PipelineObjective::MinMax,
-            Some(Meet::Step) | None => PipelineObjective::Makespan,
+        let objective = match self.config.synchronization {
+            Some(Synchronization::PerMicrobatch) => PipelineObjective::MinMax,
+            Some(Synchronization::PerStep) | None => PipelineObjective::Makespan,
         };
         PipelineConfig::new(self.config.dp_size, self.config.stages.clone()).objective(objective)
     }
 
     /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because a
-    /// shorter makespan is no use if one microbatch does not fit into memory; should the search for such a cut
-    /// fail, which it can on few very uneven samples, any cut is taken.
-    fn cut(
-        &self,
-        instance: &Instance,
-        costs: &[SampleCost],
-    ) -> Result<PipelineAssignment, dflop_balancer::Error> {
+    /// shorter makespan is no use if one microbatch does not fit into memory.
+    fn cut(&self, instance: &Instance, costs: &[SampleCost]) -> Result<StepCut, dflop_balancer::Error> {
         let PlanConfig { strategy, caps, work, .. } = &self.config;
         let solve = |caps: &Caps| {
             balance_pipeline(instance, &self.pipeline(), *strategy, caps, &mut Budget::work(*work))
         };
         if is_blind(*strategy) || caps.tokens_max.is_some() {
-            return solve(caps);
+            return Ok(solve(caps)?.into());
         }
         let near = Caps { tokens_max: Some(near_mean_tokens(costs, instance.groups())), ..*caps };
-        solve(&near).or_else(|_| solve(caps))
+        match solve(&near) {
+            // Tokens alone always fit the near-mean cap; together with the byte cap there may be no such partition.
+            Err(dflop_balancer::Error::CapUnmet { .. }) => {
+                Ok(StepCut { assignment: solve(caps)?, is_near_mean_cap_dropped: true })
+            }
+            cut => Ok(cut?.into()),
+        }
     }
 
     fn annotate(&self, samples: &[StepSample], model: &CostModel) -> (Vec<SampleCost>, Vec<(usize, String)>) {
@@ -326,7 +354,7 @@ impl StepPlanner {
     ) -> Result<Instance, dflop_balancer::Error> {
         let stages = &self.config.stages;
         let stage_ns = |cost: &SampleCost| -> Vec<u64> {
-            if self.config.meet.is_some() {
+            if self.config.synchronization.is_some() {
                 return vec![one_after_the_other(cost)];
             }
             let modules = cost.module_ns.as_slice().iter().zip(stages);
@@ -343,6 +371,18 @@ impl StepPlanner {
         let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).collect();
         let bytes = samples.iter().map(|sample| self.row(*sample).bytes()).collect();
         instance.tokens(tokens)?.bytes(bytes)
+    }
+}
+
+/// A step cut into ranks and microbatches.
+struct StepCut {
+    assignment: PipelineAssignment,
+    is_near_mean_cap_dropped: bool,
+}
+
+impl From<PipelineAssignment> for StepCut {
+    fn from(assignment: PipelineAssignment) -> Self {
+        Self { assignment, is_near_mean_cap_dropped: false }
     }
 }
 

@@ -15,10 +15,10 @@ use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balan
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 use super::compare_strategies::simulate_plan;
-use super::{StepPlan, StepPlanner, is_blind};
+use super::{StepCut, StepPlan, StepPlanner, is_blind};
 use crate::error::{Error, Result};
 use crate::order::StepSample;
-use crate::sample::Layout;
+use crate::sample::BatchLayout;
 
 /// Items by rank and microbatch.
 type Ranks = Vec<Vec<Vec<u32>>>;
@@ -34,7 +34,7 @@ pub struct PadTo {
     /// Tokens of a packed microbatch, `[1, tokens]`, or of every row of a padded one, `[samples, tokens]`.
     pub tokens: u64,
     /// Which of the two.
-    pub layout: Layout,
+    pub layout: BatchLayout,
 }
 
 impl PadTo {
@@ -70,6 +70,16 @@ impl Padding<'_> {
             return self.ns(self.to.padding_tokens(samples, tokens));
         }
         0
+    }
+
+    /// Returns the LLM time of padding of every planned microbatch, by rank.
+    pub(super) fn of_microbatches(&self, plan: &StepPlan) -> Vec<Vec<u64>> {
+        let of_microbatch = |places: &Vec<u32>| {
+            let is_row = |place: &&u32| !plan.is_refused(**place);
+            let tokens = places.iter().map(|&place| u64::from(plan.costs[place as usize].tokens)).sum();
+            self.besides_ns(places.iter().filter(is_row).count(), tokens)
+        };
+        plan.ranks.iter().map(|rank| rank.iter().map(of_microbatch).collect()).collect()
     }
 
     /// Adds the padding of each row to the cost of its sample, with padded layouts.
@@ -166,13 +176,13 @@ impl StepPlanner {
         padding: Padding<'_>,
         samples: &[StepSample],
         costs: &[SampleCost],
-    ) -> Result<PipelineAssignment> {
+    ) -> Result<StepCut> {
         use dflop_balancer::Error::{CapItem, CapTotal, CapUnmet};
         let (strategy, caps, work) = (self.config.strategy, self.config.caps, self.config.work);
         let padded = PaddedStep { padding, samples, costs, caps, strategy, work };
         let (longest, tokens_max) = (longest(costs), padded.tokens_max());
         if padding.to.layout.is_packed() {
-            return self.cut_packed(padded).map_err(|source| match source {
+            return self.cut_packed(padded).map(StepCut::from).map_err(|source| match source {
                 CapItem { .. } | CapTotal { .. } | CapUnmet { .. } => self.too_long(step, padded, &source),
                 source => Error::Plan { step, source },
             });
@@ -239,17 +249,15 @@ impl StepPlanner {
     pub(crate) fn as_run(&self, plan: &StepPlan) -> Result<(Instance, Ranks), dflop_balancer::Error> {
         let plain = self.instance(&plan.samples, &plan.costs)?;
         let mut ranks = plan.ranks.clone();
-        let Some(to) = self.config.pad_to else { return Ok((plain, ranks)) };
-        let model = self.model_of(plan.step);
-        let padding = Padding { to, model: &model };
+        if plan.padding_ns.is_empty() {
+            return Ok((plain, ranks));
+        }
         let (modules, items, stages) = (plain.modules(), plain.items(), &self.config.stages);
         let mut times_ns: Vec<u64> =
             (0..items).flat_map(|item| plain.times_ns(item as u32)).copied().collect();
-        for (number, places) in ranks.iter_mut().flatten().enumerate() {
-            let is_row = |place: &&u32| plan.refused.iter().all(|(at, _)| at != &(**place as usize));
-            let rows = places.iter().filter(is_row).count();
-            let tokens = places.iter().map(|&place| u64::from(plan.costs[place as usize].tokens)).sum();
-            let llm_ns = padding.besides_ns(rows, tokens).div_ceil(stages[modules - 1] as u64);
+        let padding_ns = plan.padding_ns.iter().flatten();
+        for (number, (places, padding_ns)) in ranks.iter_mut().flatten().zip(padding_ns).enumerate() {
+            let llm_ns = padding_ns.div_ceil(stages[modules - 1] as u64);
             times_ns.extend(std::iter::repeat_n(0, modules - 1).chain([llm_ns]));
             places.push((items + number) as u32);
         }

@@ -329,20 +329,20 @@ fn alternatives(pattern: &str, inner: &str) -> Result<Vec<String>> {
     Ok(choices)
 }
 
-struct Range {
+struct NumberRange {
     from: i64,
     to: i64,
     width: usize,
 }
 
-fn parse_range(inner: &str) -> Option<Range> {
+fn parse_range(inner: &str) -> Option<NumberRange> {
     let (from, to) = inner.split_once("..")?;
     let is_padded = [from, to].iter().any(|end| end.len() > 1 && end.starts_with('0'));
     let width = if is_padded { from.len().max(to.len()) } else { 0 };
-    Some(Range { from: from.parse().ok()?, to: to.parse().ok()?, width })
+    Some(NumberRange { from: from.parse().ok()?, to: to.parse().ok()?, width })
 }
 
-impl Range {
+impl NumberRange {
     fn count(&self) -> usize {
         self.from.abs_diff(self.to).try_into().unwrap_or(usize::MAX)
     }

@@ -23,10 +23,10 @@ pub use self::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, is_m
 pub use self::list::{Shard, expand_shards, expand_shards_in};
 pub(crate) use self::list::{expand_braces, expand_name, shown};
 pub(crate) use self::order::{
-    ItemPlace, KnownShards, Passes, Position, ShardIdentity, ShardOrder, is_rereadable,
+    ItemPosition, KnownShards, Position, ShardIdentity, ShardOrder, ShardPasses, is_rereadable,
 };
 pub use self::raw_sample::{RawField, RawSample, SampleId};
-pub(crate) use self::reader::{SourceConfig, SourceItem, read_shards};
+pub(crate) use self::reader::{ReaderItem, ReaderSettings, read_shards};
 pub(crate) use self::samples::{Assembler, RangedSamples};
 pub use self::samples::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 pub use self::scan::scan_shards;

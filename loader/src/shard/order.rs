@@ -85,7 +85,7 @@ pub(crate) struct Position {
 
 /// Where an item was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ItemPlace {
+pub(crate) struct ItemPosition {
     /// Number of the shard in the list.
     pub(crate) shard: usize,
     /// Where the reader stands behind the item.
@@ -96,7 +96,7 @@ pub(crate) struct ItemPlace {
 
 /// Which items of a pass are wanted.
 #[derive(Debug, Clone)]
-pub(crate) enum Wanted {
+pub(crate) enum WantedItems {
     /// All from this one on.
     From(u64),
     /// These, in order.
@@ -105,38 +105,38 @@ pub(crate) enum Wanted {
 
 /// One shard, read once.
 #[derive(Debug, Clone)]
-pub(crate) struct Pass {
+pub(crate) struct ShardPass {
     pub(crate) shard: usize,
     pub(crate) epoch: u64,
     pub(crate) place: usize,
     /// Number of the first item that the input holds.
     pub(crate) first: u64,
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: WantedItems,
 }
 
-impl Pass {
+impl ShardPass {
     /// Whether the item is wanted.
     pub(crate) fn wants(&self, item: u64) -> bool {
         match &self.wanted {
-            Wanted::From(first) => item >= *first,
-            Wanted::Only(items) => items.binary_search(&item).is_ok(),
+            WantedItems::From(first) => item >= *first,
+            WantedItems::Only(items) => items.binary_search(&item).is_ok(),
         }
     }
 
     /// Whether nothing from this item on is wanted.
     pub(crate) fn is_over(&self, item: u64) -> bool {
-        matches!(&self.wanted, Wanted::Only(items) if items.last().is_none_or(|last| item > *last))
+        matches!(&self.wanted, WantedItems::Only(items) if items.last().is_none_or(|last| item > *last))
     }
 
-    pub(crate) fn place_of(&self, item: u64) -> ItemPlace {
+    pub(crate) fn place_of(&self, item: u64) -> ItemPosition {
         let behind = Position { epoch: self.epoch, place: self.place, items: item + 1 };
-        ItemPlace { shard: self.shard, behind, is_again: matches!(self.wanted, Wanted::Only(_)) }
+        ItemPosition { shard: self.shard, behind, is_again: matches!(self.wanted, WantedItems::Only(_)) }
     }
 }
 
 /// All passes of a stream: what a buffer held, then everything from a position on.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Passes {
+pub(crate) struct ShardPasses {
     pub(crate) order: ShardOrder,
     /// The epoch behind the last one.
     pub(crate) end_epoch: u64,
@@ -147,15 +147,15 @@ pub(crate) struct Passes {
     pub(crate) is_rest: bool,
 }
 
-impl Passes {
-    pub(crate) fn over<'a>(&'a self, shards: &'a [Shard]) -> impl Iterator<Item = Pass> + 'a {
+impl ShardPasses {
+    pub(crate) fn over<'a>(&'a self, shards: &'a [Shard]) -> impl Iterator<Item = ShardPass> + 'a {
         let start = self.start;
-        let again = self.again.iter().map(move |(&shard, items)| Pass {
+        let again = self.again.iter().map(move |(&shard, items)| ShardPass {
             shard,
             epoch: start.epoch,
             place: 0,
             first: 0,
-            wanted: Wanted::Only(items.clone()),
+            wanted: WantedItems::Only(items.clone()),
         });
         let places = self.order.places(shards.len());
         let all = (start.epoch..self.end_epoch).flat_map(move |epoch| {
@@ -176,12 +176,12 @@ impl Passes {
         self.again.into_keys().chain(all)
     }
 
-    fn pass(&self, shards: &[Shard], epoch: u64, place: usize) -> Pass {
+    fn pass(&self, shards: &[Shard], epoch: u64, place: usize) -> ShardPass {
         let shard = self.order.shard_at(shards.len(), epoch, place);
         let is_start = (epoch, place) == (self.start.epoch, self.start.place);
         let from = if is_start { self.start.items } else { 0 };
         let first = if is_start && self.is_rest && !is_rereadable(&shards[shard]) { from } else { 0 };
-        Pass { shard, epoch, place, first, wanted: Wanted::From(from) }
+        ShardPass { shard, epoch, place, first, wanted: WantedItems::From(from) }
     }
 }
 

@@ -36,13 +36,13 @@ pub struct ShardList {
 struct Document {
     wids_version: Option<u64>,
     #[serde(flatten)]
-    part: Part,
+    part: ListPart,
     #[serde(default)]
-    datasets: Vec<Part>,
+    datasets: Vec<ListPart>,
 }
 
 #[derive(serde::Deserialize)]
-struct Part {
+struct ListPart {
     base: Option<String>,
     source_url: Option<String>,
     #[serde(default)]

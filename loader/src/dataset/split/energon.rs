@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::{Split, Splits, invalid};
+use super::{CheckedSplit, Splits, invalid};
 use crate::error::Result;
-use crate::index::foreign::energon::{Split as EnergonSplit, splits};
+use crate::index::foreign::energon::{EnergonSplit, splits};
 
 /// Number of directories searched for `.nv-meta`: that of the shards and those above it.
 const DIRECTORIES_UP_MAX: usize = 4;
@@ -31,16 +31,16 @@ fn of(root: &Path, named: Vec<EnergonSplit>) -> Result<Splits> {
     Ok(splits)
 }
 
-fn checked(root: &Path, split: EnergonSplit) -> Result<Split> {
+fn checked(root: &Path, split: EnergonSplit) -> Result<CheckedSplit> {
     let excluded = split.excluded_samples.iter().map(|sample| {
         let parts = sample.rsplit_once('/').map(|(shard, key)| (shard.to_owned(), key.to_owned()));
         parts
             .ok_or_else(|| invalid(format!("split `{}` excludes `{sample}`, which is no sample", split.name)))
     });
-    Ok(Split {
+    Ok(CheckedSplit {
         excluded: excluded.collect::<Result<_>>()?,
         shards: Some(split.shards.into_iter().collect()),
         directory: Some(root.to_owned()),
-        ..Split::default()
+        ..CheckedSplit::default()
     })
 }

@@ -44,7 +44,7 @@ const UNITS: u64 = 1_000_000_000;
 pub struct Splits {
     /// File from which they were read, for messages.
     origin: String,
-    by_name: BTreeMap<String, Split>,
+    by_name: BTreeMap<String, CheckedSplit>,
     /// Advice to the user about splits that overlap.
     overlap_hint: &'static str,
 }
@@ -68,7 +68,7 @@ struct SplitRule {
 
 /// A checked split; a sample belongs to it if it meets every condition given.
 #[derive(Debug, Clone, Default)]
-struct Split {
+struct CheckedSplit {
     units: Option<Range<u64>>,
     shards: Option<BTreeSet<String>>,
     /// Directory below which names of shards are paths; without it they are base names.
@@ -133,7 +133,7 @@ impl Splits {
                 Error::Config { reason, .. } => invalid(format!("`{origin}`: split `{name}`: {reason}")),
                 other => other,
             };
-            let split = Split::new(rule, directory).map_err(named)?;
+            let split = CheckedSplit::new(rule, directory).map_err(named)?;
             Ok((name, split))
         });
         let overlap_hint = "set `\"may_overlap\": true` in one of them if that is intended";
@@ -185,7 +185,7 @@ impl Splits {
     }
 }
 
-impl Split {
+impl CheckedSplit {
     fn new(rule: SplitRule, directory: Option<&Path>) -> Result<Self> {
         let SplitRule { fraction, shards, keys, keys_file, may_overlap } = rule;
         let mut all_keys: Option<BTreeSet<String>> = keys.map(|keys| keys.into_iter().collect());

@@ -29,7 +29,7 @@ pub(in crate::index) struct Claims {
 
 /// Where a file beside a shard says that headers stand.
 #[derive(Debug, Clone)]
-pub(in crate::index) struct Layout {
+pub(in crate::index) struct HeaderLayout {
     pub(in crate::index) source: String,
     /// Where chains of headers begin; rising.
     pub(in crate::index) starts: Vec<u64>,
@@ -124,7 +124,7 @@ pub(in crate::index) fn layout(
     shard: &Shard,
     shard_bytes: u64,
     is_followed: bool,
-) -> Result<Option<Layout>, String> {
+) -> Result<Option<HeaderLayout>, String> {
     let Some(path) = shard.path() else { return Ok(None) };
     let tar_index = PathBuf::from(format!("{}.idx", path.display()));
     if let Some(layout) = with_file(&tar_index, shard, |bytes| tar_index_layout(bytes, shard_bytes))? {
@@ -138,13 +138,13 @@ pub(in crate::index) fn layout(
     with_file(&json, shard, |bytes| payloads_layout(bytes, shard, shard_bytes))
 }
 
-type Places = (Vec<u64>, Option<Vec<u64>>);
+type HeaderOffsets = (Vec<u64>, Option<Vec<u64>>);
 
 fn with_file(
     path: &Path,
     shard: &Shard,
-    parse: impl Fn(&[u8]) -> Result<Places, String>,
-) -> Result<Option<Layout>, String> {
+    parse: impl Fn(&[u8]) -> Result<HeaderOffsets, String>,
+) -> Result<Option<HeaderLayout>, String> {
     let source = path.display().to_string();
     let unusable = |reason: String| {
         format!("`{source}` is not used, shard `{}` is read from its beginning: {reason}", shard.url)
@@ -152,16 +152,16 @@ fn with_file(
     let bytes = read_file(path, BYTES_MAX).map_err(|error| unusable(crate::error::reason_of(&error)))?;
     let Some(bytes) = bytes else { return Ok(None) };
     let (starts, samples) = parse(&bytes).map_err(unusable)?;
-    Ok(Some(Layout { source, starts, samples }))
+    Ok(Some(HeaderLayout { source, starts, samples }))
 }
 
-fn tar_index_layout(bytes: &[u8], shard_bytes: u64) -> Result<Places, String> {
+fn tar_index_layout(bytes: &[u8], shard_bytes: u64) -> Result<HeaderOffsets, String> {
     let starts = parse_tar_index(bytes, shard_bytes)?;
     let samples = starts[..starts.len() - 1].to_vec();
     Ok((starts, Some(samples)))
 }
 
-fn payloads_layout(bytes: &[u8], shard: &Shard, shard_bytes: u64) -> Result<Places, String> {
+fn payloads_layout(bytes: &[u8], shard: &Shard, shard_bytes: u64) -> Result<HeaderOffsets, String> {
     let payloads = parse_payloads(bytes)?;
     if payloads.shard != shard.base_name() {
         return Err(format!("it is that of shard `{}`", payloads.shard));

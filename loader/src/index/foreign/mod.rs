@@ -15,7 +15,7 @@ pub mod webshart;
 mod beside;
 mod yaml;
 
-pub(super) use self::beside::{Claims, Layout, claims, layout};
+pub(super) use self::beside::{Claims, HeaderLayout, claims, layout};
 
 use super::build::BuiltShard;
 use crate::shard::Shard;
@@ -56,7 +56,11 @@ pub(super) fn differences(shard: &Shard, built: &BuiltShard, claims: &Claims) ->
 }
 
 /// Compares where another tool lets samples begin with where the headers show them to begin.
-pub(super) fn grouping_difference(shard: &Shard, built: &BuiltShard, layout: &Layout) -> Option<String> {
+pub(super) fn grouping_difference(
+    shard: &Shard,
+    built: &BuiltShard,
+    layout: &HeaderLayout,
+) -> Option<String> {
     let begins = layout.samples.as_ref()?;
     let bad = built.skipped.iter().filter(|skipped| skipped.key.is_some()).count();
     let found = built.columns.offsets.len() + bad;

@@ -25,7 +25,9 @@ use crate::index::SampleRow;
 use super::watchdog::Watchdog;
 use crate::decode::{Collator, DecodePool, PendingSample, TransformStage, Transforms};
 use crate::error::{Error, Result, Skipped};
-use crate::flow::{ByteBudget, ByteLease, Metrics, MetricsSnapshot, SkipLog, Stage, metered, run_ahead};
+use crate::flow::{
+    ByteBudget, ByteLease, LoaderStage, Metrics, MetricsSnapshot, SkipLog, metered, run_ahead,
+};
 use crate::order::LoaderState;
 use crate::plan::{StepPlan, StepPlanner};
 use crate::prepare::{ModelInputs, PrepareLog, PrepareReport, PreparedSample, Preparer};
@@ -153,13 +155,13 @@ impl BalancedLoader {
             let mut begun = run_ahead(begin_steps(settings, collator.clone()), 1);
             loop {
                 let next = next_step(&mut begun, &collator, &packing, &planner);
-                let next = watchdog.watch(metered(metrics.stage(Stage::Collate), next)).await?;
+                let next = watchdog.watch(metered(metrics.stage(LoaderStage::Collate), next)).await?;
                 let Some(step) = next? else { break };
                 skips.check(false)?;
                 at_step.store(step.step + 1, Ordering::Relaxed);
                 let yielded = Instant::now();
                 yield step;
-                metrics.stage(Stage::Deliver).busy(yielded.elapsed());
+                metrics.stage(LoaderStage::Deliver).busy(yielded.elapsed());
             }
         };
         steps.boxed()
@@ -230,7 +232,7 @@ fn plan_ahead(
 ) -> mpsc::Receiver<Result<StepPlan>> {
     let (sender, receiver) = mpsc::channel(ahead);
     tokio::task::spawn_blocking(move || {
-        let meter = metrics.stage(Stage::Plan);
+        let meter = metrics.stage(LoaderStage::Plan);
         for step in steps {
             // A panic must not look like the end of the run.
             let plan = catch_unwind(AssertUnwindSafe(|| meter.timed(|| planner.plan(step))));
@@ -269,15 +271,15 @@ fn begin_steps(
         };
         let mut reader = Some(StepReader::new(read_settings, collator.skips(), metrics.clone()));
         while let Some(plan) = plans.recv().await {
-            metrics.stage(Stage::Plan).depth.remove(1);
+            metrics.stage(LoaderStage::Plan).depth.remove(1);
             let plan = Arc::new(plan?);
             let mut at_work = reader.take().ok_or(Error::StageEnded { stage: "read" })?;
             let mut reads = at_work.plan(&plan)?;
             let lease = budget.lease(reads.resident_bytes).await?;
-            metered(metrics.stage(Stage::Read), at_work.fetch(&mut reads)).await?;
+            metered(metrics.stage(LoaderStage::Read), at_work.fetch(&mut reads)).await?;
             let its_metrics = metrics.clone();
             let reading = tokio::task::spawn_blocking(move || {
-                (its_metrics.stage(Stage::Read).timed(|| at_work.read(reads)), at_work)
+                (its_metrics.stage(LoaderStage::Read).timed(|| at_work.read(reads)), at_work)
             });
             let (microbatches, done) = reading.await.map_err(|_| Error::StageEnded { stage: "read" })?;
             reader = Some(done);
@@ -290,7 +292,7 @@ fn begin_steps(
                 collator.transform(samples.iter_mut().map(|(_, sample)| sample));
                 pending.push(samples);
             }
-            metrics.stage(Stage::Collate).depth.add(1);
+            metrics.stage(LoaderStage::Collate).depth.add(1);
             yield PendingStep { plan, microbatches: pending, _lease: lease };
         }
     }
@@ -304,18 +306,23 @@ async fn next_step(
     planner: &StepPlanner,
 ) -> Result<Option<Step>> {
     let Some(pending) = begun.recv().await.transpose()? else { return Ok(None) };
-    let mut step = finish_step(collator, pending, planner).await?;
+    let mut step = finish_step(collator, pending, planner, packing.dp_rank()).await?;
     packing.pack(collator, &mut step).await?;
     let samples = || step.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
     let (delivered, bytes) = (samples().count() as u64, samples().map(|sample| sample.bytes).sum());
     let metrics = collator.metrics();
-    metrics.stage(Stage::Collate).depth.remove(1);
-    metrics.stage(Stage::Collate).count(1, bytes);
-    metrics.stage(Stage::Deliver).count(delivered, bytes);
+    metrics.stage(LoaderStage::Collate).depth.remove(1);
+    metrics.stage(LoaderStage::Collate).count(1, bytes);
+    metrics.stage(LoaderStage::Deliver).count(delivered, bytes);
     Ok(Some(step))
 }
 
-async fn finish_step(collator: &Collator, pending: PendingStep, planner: &StepPlanner) -> Result<Step> {
+async fn finish_step(
+    collator: &Collator,
+    pending: PendingStep,
+    planner: &StepPlanner,
+    dp_rank: usize,
+) -> Result<Step> {
     let PendingStep { plan, microbatches, _lease } = pending;
     let mut finished = Vec::with_capacity(microbatches.len());
     let loss_scale_sum =
@@ -334,20 +341,23 @@ async fn finish_step(collator: &Collator, pending: PendingStep, planner: &StepPl
         let is_lockstep = planner.is_lockstep();
         let microbatch = microbatch_of(samples, costs, loss_scale_sum);
         let mut microbatch = Microbatch { places, prepared, is_lockstep, ..microbatch };
-        pad(&mut microbatch, plan.step, planner);
+        pad(&mut microbatch, finished.len(), &plan, dp_rank, planner);
         finished.push(microbatch);
     }
     Ok(Step { step: plan.step, microbatches: finished, target_tokens: plan.target_tokens, plan })
 }
 
-/// Counts in the padding up to the length that the step was planned for.
-fn pad(microbatch: &mut Microbatch, step: u64, planner: &StepPlanner) {
+/// Adds the padding up to the length that the step was planned for.
+fn pad(microbatch: &mut Microbatch, number: usize, plan: &StepPlan, dp_rank: usize, planner: &StepPlanner) {
     let Some(to) = planner.pad_to() else { return };
     let (samples, tokens) = (microbatch.samples.len(), microbatch.tokens);
     microbatch.padding_tokens = to.padding_tokens(samples, tokens);
     microbatch.module_ns.resize(planner.model().modules().len(), 0);
     if let Some(llm_ns) = microbatch.module_ns.last_mut() {
-        *llm_ns = llm_ns.saturating_add(planner.padding_ns(step, samples, tokens));
+        // Only where samples were skipped, or another share is read, the cost model has to be asked again.
+        let planned = plan.planned_padding_ns(dp_rank, number, &microbatch.places);
+        let padding_ns = planned.unwrap_or_else(|| planner.padding_ns(plan.step, samples, tokens));
+        *llm_ns = llm_ns.saturating_add(padding_ns);
     }
 }
 

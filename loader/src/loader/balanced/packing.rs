@@ -33,6 +33,11 @@ impl Packing {
         }
     }
 
+    /// Rank whose microbatches are packed.
+    pub(super) fn dp_rank(&self) -> usize {
+        self.dp_rank
+    }
+
     /// Gives every microbatch its counted tokens and its tensors, joined on the pool.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::loader::watchdog::{StallListener, StallSettings};
 use crate::media::VideoSampling;
 use crate::media::augment::Augment;
 use crate::order::ShuffleBuffer;
-use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Passes, Position, Shard, ShardOrder};
+use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Position, Shard, ShardOrder, ShardPasses};
 
 /// Largest batch, in samples.
 const BATCH_SIZE_MAX: u64 = 1 << 20;
@@ -386,12 +386,12 @@ impl Input {
         }
     }
 
-    pub(super) fn passes(&self, epochs: u64) -> Passes {
+    pub(super) fn passes(&self, epochs: u64) -> ShardPasses {
         let start = Position { epoch: self.first_epoch, ..Position::default() };
         let end_epoch = self.first_epoch().saturating_add(epochs);
         match &self.restored {
             Some(state) => state.passes(end_epoch, self.begins == RestoredInput::Rest),
-            None => Passes { order: self.order, end_epoch, start, ..Passes::default() },
+            None => ShardPasses { order: self.order, end_epoch, start, ..ShardPasses::default() },
         }
     }
 

@@ -28,7 +28,7 @@ pub use self::stream_state::{HELD_BYTES_MAX, StreamState};
 use super::watchdog::Watchdog;
 use crate::decode::{Batch, Collator, DecodePool, TransformStage};
 use crate::error::{Result, Skipped};
-use crate::flow::{MetricsSnapshot, SkipLog, Stage, metered, run_ahead};
+use crate::flow::{LoaderStage, MetricsSnapshot, SkipLog, metered, run_ahead};
 use crate::shard::{KnownShards, Shard};
 
 /// Batches in order; an error is the last item.
@@ -79,14 +79,14 @@ impl Loader {
             let mut begun = run_ahead(begin_batches(settings, known, collator.clone()), ahead);
             loop {
                 let next = next_batch(&mut begun, &collator, &tracker);
-                let next = watchdog.watch(metered(metrics.stage(Stage::Collate), next)).await?;
+                let next = watchdog.watch(metered(metrics.stage(LoaderStage::Collate), next)).await?;
                 let Some(batch) = next? else { break };
                 if !batch.samples.is_empty() {
                     let bytes = batch.samples.iter().map(|sample| sample.bytes).sum();
-                    metrics.stage(Stage::Deliver).count(batch.samples.len() as u64, bytes);
+                    metrics.stage(LoaderStage::Deliver).count(batch.samples.len() as u64, bytes);
                     let yielded = Instant::now();
                     yield batch;
-                    metrics.stage(Stage::Deliver).busy(yielded.elapsed());
+                    metrics.stage(LoaderStage::Deliver).busy(yielded.elapsed());
                 }
             }
             skips.check(true)?;
@@ -145,8 +145,8 @@ async fn next_batch(
     let batch = collator.finish(begun.batch).await?;
     let delivered = batch.samples.len() as u64;
     let (bad, bytes) = (begun.samples - delivered, batch.samples.iter().map(|sample| sample.bytes).sum());
-    metrics.stage(Stage::Collate).depth.remove(1);
-    metrics.stage(Stage::Collate).count(1, bytes);
+    metrics.stage(LoaderStage::Collate).depth.remove(1);
+    metrics.stage(LoaderStage::Collate).count(1, bytes);
     // A batch that ends the stream is not delivered: a state behind it would lose its good samples.
     skips.check(false)?;
     let mut tracker = lock(tracker);

@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::buffered_sample::{Held, HeldState};
+use super::buffered_sample::{BufferedSample, BufferedSampleState};
 use crate::error::{Error, Result, Skipped};
 use crate::media::VideoSampling;
 use crate::order::ShuffleBuffer;
-use crate::shard::{KnownShards, Passes, Position, Shard, ShardIdentity, ShardOrder};
+use crate::shard::{KnownShards, Position, Shard, ShardIdentity, ShardOrder, ShardPasses};
 
 /// Payload bytes of samples that a state writes out; a shuffle buffer over streams is bounded below.
 pub const HELD_BYTES_MAX: u64 = 256 << 20;
@@ -56,7 +56,7 @@ pub struct StreamState {
     /// Samples that left the shuffle buffer in this epoch.
     drawn: u64,
     /// What waits in the shuffle buffer, in its order.
-    buffer: Vec<HeldState>,
+    buffer: Vec<BufferedSampleState>,
     /// Shards that are needed again, by number, as they were.
     opened: BTreeMap<usize, ShardIdentity>,
     delivered: u64,
@@ -101,7 +101,7 @@ impl StreamState {
         format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&document))
     }
 
-    pub(super) fn held(&self) -> &[HeldState] {
+    pub(super) fn held(&self) -> &[BufferedSampleState] {
         &self.buffer
     }
 
@@ -114,7 +114,7 @@ impl StreamState {
     }
 
     /// What is to be read from here on.
-    pub(super) fn passes(&self, end_epoch: u64, is_rest: bool) -> Passes {
+    pub(super) fn passes(&self, end_epoch: u64, is_rest: bool) -> ShardPasses {
         let mut again: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         for held in self.buffer.iter().filter(|held| held.sample.is_none()) {
             again.entry(held.shard).or_default().push(held.item);
@@ -122,7 +122,7 @@ impl StreamState {
         for items in again.values_mut() {
             items.sort_unstable();
         }
-        Passes { order: self.order, end_epoch, start: self.position, again, is_rest }
+        ShardPasses { order: self.order, end_epoch, start: self.position, again, is_rest }
     }
 
     /// Checks that the state belongs to a stream.
@@ -200,7 +200,7 @@ pub(super) enum Change {
     /// Began an epoch, empty.
     Epoch,
     /// Took a sample in.
-    Push(Held),
+    Push(BufferedSample),
     /// Gave away the one that lay here.
     Draw(usize),
 }
@@ -219,7 +219,7 @@ pub(super) struct Tracker {
     first_epoch: u64,
     position: Position,
     drawn: u64,
-    held: Vec<Held>,
+    held: Vec<BufferedSample>,
     delivered: u64,
     skipped: u64,
     first_skipped: Option<Skipped>,
@@ -238,7 +238,7 @@ impl Tracker {
             first_epoch: state.first_epoch,
             position: state.position,
             drawn: state.drawn,
-            held: state.buffer.iter().map(HeldState::read).collect::<Result<_>>()?,
+            held: state.buffer.iter().map(BufferedSampleState::read).collect::<Result<_>>()?,
             delivered: state.delivered,
             skipped: state.skipped,
             first_skipped: state.first_skipped.clone(),
@@ -271,7 +271,7 @@ impl Tracker {
 
     /// Writes the state down.
     pub(super) fn state(&self, stream: &StreamKind<'_>, known: &KnownShards) -> Result<StreamState> {
-        let held_bytes: u64 = self.held.iter().filter_map(Held::stored_bytes).sum();
+        let held_bytes: u64 = self.held.iter().filter_map(BufferedSample::stored_bytes).sum();
         if held_bytes > HELD_BYTES_MAX {
             let reason = format!(
                 "the shuffle buffer holds {held_bytes} bytes of streams that cannot be read again, over \
@@ -294,7 +294,7 @@ impl Tracker {
             first_epoch: self.first_epoch,
             position: self.position,
             drawn: self.drawn,
-            buffer: self.held.iter().map(Held::write).collect(),
+            buffer: self.held.iter().map(BufferedSample::write).collect(),
             opened,
             delivered: self.delivered,
             skipped: self.skipped,
@@ -309,11 +309,11 @@ mod tests {
     use super::*;
     use crate::shard::{RawField, RawSample, expand_shards};
 
-    fn held(bytes: u64) -> Held {
+    fn held(bytes: u64) -> BufferedSample {
         let field = RawField { extension: "bin".into(), offset: 512, bytes, payload: None, size: None };
         let (key, shard) = ("k".to_owned(), "-".into());
         let sample = RawSample { key, shard, offset: 0, epoch: 0, fields: vec![field] };
-        Held { shard: 0, item: 0, offset: 0, sample: Some(sample) }
+        BufferedSample { shard: 0, item: 0, offset: 0, sample: Some(sample) }
     }
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn a_tracker_repeats_what_the_buffer_did() {
         let mut tracker = Tracker::default();
-        let push = |item| Change::Push(Held { item, ..held(1) });
+        let push = |item| Change::Push(BufferedSample { item, ..held(1) });
         let changes = vec![push(0), push(1), push(2), Change::Draw(0), push(3), Change::Draw(1)];
         tracker.advance(Progressed { changes, ..Progressed::default() }, 2, 1);
         let items: Vec<u64> = tracker.held.iter().map(|held| held.item).collect();

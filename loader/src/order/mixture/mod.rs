@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::segments::{Draw, Layout, LayoutInput, POSITION_MAX};
+pub(crate) use self::segments::{Draw, POSITION_MAX, Segments, SegmentsInput};
 use self::shares::Shares;
 
 use crate::dataset::Dataset;

@@ -23,7 +23,7 @@ pub(crate) struct Draw {
 
 /// All draws of a run, by position after its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct Segments {
     segments: Vec<Segment>,
     /// Position at which the run ends; `None` if it does not.
     pub(crate) end: Option<u64>,
@@ -54,7 +54,7 @@ impl Segment {
 
 /// Input of a layout, in addition to the rules.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LayoutInput<'a> {
+pub(crate) struct SegmentsInput<'a> {
     pub(crate) origin: &'a Origin,
     /// Number of draws that exhaust each dataset, counted from its first epoch.
     pub(crate) limits: &'a [Option<u64>],
@@ -62,10 +62,10 @@ pub(crate) struct LayoutInput<'a> {
     pub(crate) seed: u64,
 }
 
-impl Layout {
+impl Segments {
     /// Finds the segments; there are none where nothing is left to draw at the origin.
-    pub(crate) fn new(rules: &MixRules, input: LayoutInput<'_>) -> Self {
-        let LayoutInput { origin, limits, global_batch, seed } = input;
+    pub(crate) fn new(rules: &MixRules, input: SegmentsInput<'_>) -> Self {
+        let SegmentsInput { origin, limits, global_batch, seed } = input;
         let key = mix64(seed ^ mix64(0x006d_6978_7475_7265));
         let step_position =
             |step: u64| step.saturating_sub(origin.step).saturating_mul(global_batch).min(POSITION_MAX);

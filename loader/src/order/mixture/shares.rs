@@ -16,12 +16,12 @@ const BLOCK: u64 = 256;
 /// The dataset of every position, counted from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shares {
-    /// Always the same one.
     /// Always the same dataset.
-    /// By weights; `sums[i]` is the sum of those before `i`.
+    One { dataset: usize, datasets: usize },
     /// By weights; `sums[i]` is the sum of the weights before `i`.
-    /// By a pattern that repeats; `per_cycle[i]` is how often it names `i`.
+    Weighted { sums: Vec<u64>, key: u64 },
     /// By a repeating pattern; `per_cycle[i]` is how often it names `i`.
+    Cyclic { pattern: Vec<u32>, per_cycle: Vec<u64> },
 }
 
 impl Shares {

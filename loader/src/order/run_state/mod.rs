@@ -19,7 +19,7 @@ use self::sampling::SavedSampling;
 use self::shards::ShardList;
 use super::mixture::{MixRules, Origin, POSITION_MAX};
 use super::shuffle::Shuffle;
-use super::steps::{Pace, PaceInput, Tail};
+use super::steps::{StepPositions, StepPositionsInput, Tail};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 
@@ -105,7 +105,7 @@ struct SplitState {
 
 /// The run of which a state is saved, or to which it is restored.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Run<'a> {
+pub(crate) struct RunSettings<'a> {
     pub(crate) datasets: &'a [Dataset],
     pub(crate) rules: &'a MixRules,
     pub(crate) seed: u64,
@@ -155,7 +155,12 @@ impl LoaderState {
     }
 
     /// Saves the position of a run before a step.
-    pub(crate) fn save(run: Run<'_>, pace: &Pace, first_epoch: u64, step: u64) -> Result<Self> {
+    pub(crate) fn save(
+        run: RunSettings<'_>,
+        pace: &StepPositions,
+        first_epoch: u64,
+        step: u64,
+    ) -> Result<Self> {
         let draws = pace.draws_before(step)?;
         let datasets =
             run.datasets.iter().zip(draws).map(|(dataset, draws)| DatasetState::new(dataset, draws));
@@ -174,7 +179,7 @@ impl LoaderState {
     }
 
     /// Finds the step at which `run` continues from this state.
-    pub(crate) fn restore(&self, run: Run<'_>, accepts_changed_data: bool) -> Result<Restored> {
+    pub(crate) fn restore(&self, run: RunSettings<'_>, accepts_changed_data: bool) -> Result<Restored> {
         self.check_settings(&run)?;
         let saved = self.saved_pace(run.rules)?;
         let draws = saved.draws_before(self.step)?;
@@ -212,7 +217,7 @@ impl LoaderState {
         })
     }
 
-    fn check_settings(&self, run: &Run<'_>) -> Result<()> {
+    fn check_settings(&self, run: &RunSettings<'_>) -> Result<()> {
         let datasets = self.datasets.len();
         if self.version != VERSION {
             return unfit(format!("version {} is not supported, expected {VERSION}", self.version));
@@ -254,10 +259,10 @@ impl LoaderState {
     }
 
     /// Returns the steps of the saved run; refused if `rules` would have drawn other samples.
-    fn saved_pace(&self, rules: &MixRules) -> Result<Pace> {
+    fn saved_pace(&self, rules: &MixRules) -> Result<StepPositions> {
         let sizes: Vec<u64> = self.datasets.iter().map(|dataset| dataset.samples).collect();
         let pace = |rules: &MixRules| {
-            Pace::new(PaceInput {
+            StepPositions::new(StepPositionsInput {
                 sizes: &sizes,
                 rules,
                 origin: &self.origin,

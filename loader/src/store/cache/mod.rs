@@ -144,7 +144,7 @@ impl Cache {
                 Reserved::Kept(bytes) => return Ok(Some(bytes)),
                 Reserved::ByOther => tokio::time::sleep(POLL).await,
                 Reserved::NoRoom => return Ok(None),
-                Reserved::Part(part) => break part,
+                Reserved::PartialShard(part) => break part,
             }
         };
         fill(part.file().clone()).await?;
