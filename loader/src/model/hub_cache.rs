@@ -1,8 +1,9 @@
 //! Finds checkpoints in the cache of the Hugging Face client; nothing is fetched.
 //!
 //! # Source
-//! The layout: Hugging Face Hub documentation, "Understand caching": `models--ORG--NAME/refs/main` names the commit,
-//! `snapshots/COMMIT/` has the files. The directory: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
+//! The layout: Hugging Face Hub documentation, "Understand caching": `models--ORG--NAME/refs/main` names the
+//! commit, `snapshots/COMMIT/` has the files. The directory: `HF_HUB_CACHE`, else `HF_HOME/hub`, else
+//! `~/.cache/huggingface/hub`.
 
 use std::path::{Path, PathBuf};
 

@@ -100,8 +100,8 @@ impl ShuffleQuality {
     }
 }
 
-/// Expected number of distinct shards among `batch` samples drawn without replacement: a shard of `k` of `n` samples
-/// is missed with probability `C(n - k, batch) / C(n, batch)`.
+/// Expected number of distinct shards among `batch` samples drawn without replacement: a shard of `k` of `n`
+/// samples is missed with probability `C(n - k, batch) / C(n, batch)`.
 fn uniform_shards(shard_ends: &[u64], batch: u64) -> f64 {
     let samples = shard_ends.last().copied().unwrap_or(0);
     let starts = [0].iter().chain(shard_ends);

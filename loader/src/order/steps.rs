@@ -59,7 +59,8 @@ impl Steps {
     /// Counts the steps of one dataset, without end, from the first sample of `first_epoch`.
     ///
     /// # Errors
-    /// [`crate::error::Error::Config`] if `tail` drops every sample, because the global batch is larger than an epoch.
+    /// [`crate::error::Error::Config`] if `tail` drops every sample, because the global batch is larger than
+    /// an epoch.
     pub fn new(order: Order, global_batch: NonZeroU64, tail: Tail, first_epoch: u64) -> Result<Self> {
         let sizes = [order.samples()];
         let origin = Origin::at_epoch(first_epoch, &sizes);
@@ -113,8 +114,8 @@ impl Steps {
     /// Returns the samples of a step, in global order.
     ///
     /// # Errors
-    /// [`crate::error::Error::RunEnded`] if the run has no such step; [`crate::error::Error::Config`] if the step lies before the one
-    /// where a changed run was taken up, or too far out.
+    /// [`crate::error::Error::RunEnded`] if the run has no such step; [`crate::error::Error::Config`] if the
+    /// step lies before the one where a changed run was taken up, or too far out.
     pub fn samples(&self, step: u64) -> Result<Vec<StepSample>> {
         let positions = self.pace.positions(step)?;
         let mut at_work: Vec<Option<(u64, Arc<EpochOrder>)>> = vec![None; self.orders.len()];
@@ -142,7 +143,7 @@ pub(crate) struct StepPositions {
     samples: u64,
 }
 
-/// What steps are made of.
+/// Inputs of [`StepPositions::new`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepPositionsInput<'a> {
     /// Samples of each dataset.
@@ -215,7 +216,8 @@ impl StepPositions {
     /// Position of the first sample of a step, or of the end of the run.
     ///
     /// # Errors
-    /// [`Error::RunEnded`] if the step lies behind the end; [`Error::Config`] if it lies before the origin, or too far out.
+    /// [`Error::RunEnded`] if the step lies behind the end; [`Error::Config`] if it lies before the origin,
+    /// or too far out.
     pub(crate) fn position(&self, step: u64) -> Result<u64> {
         if let Some(steps) = self.len().filter(|&steps| step > steps) {
             return Err(Error::RunEnded { step, steps });

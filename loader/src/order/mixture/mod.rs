@@ -81,7 +81,8 @@ impl Mixture {
         Self::default()
     }
 
-    /// Adds a dataset; the first has number 0. Weights need not add up to one; they are rounded to four decimals.
+    /// Adds a dataset; the first has number 0. Weights need not add up to one; they are rounded to four
+    /// decimals.
     #[must_use]
     pub fn dataset(mut self, dataset: impl Into<Dataset>, weight: f64) -> Self {
         self.datasets.push(dataset.into());
