@@ -8,7 +8,7 @@ use super::headers::{Headers, Next};
 use super::{Entry, padded};
 use crate::error::{ArchiveFault, TarFault};
 
-/// Number of bytes after the end mark that are searched for misplaced content.
+/// How far after the end mark a stream is searched for bytes that should not be there.
 pub(super) const TAIL_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a streamed archive cannot be read on.
