@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo demo-python record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
+.PHONY: check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
 
 check: fmt clippy docs test
 
@@ -32,9 +32,9 @@ test-rust:
 	$(EXAMPLES)/comm_speed
 
 # The package as users install it, in a virtual environment with NumPy and pyarrow; then the example that takes no more.
-# PYTHON_PROFILE=dev installs what `make test-rust` would, which is built faster and runs slower.
+# PYTHON_PROFILE=dev shares what `make test-rust` has built; `dist` installs what a wheel holds, after a build of its own.
 PYTHON_VENV ?= $(TARGET)/python-venv
-PYTHON_PROFILE ?= release
+PYTHON_PROFILE ?= dev
 PYTHON_EXAMPLES = $(wildcard bindings/python/examples/*.py)
 test-python:
 	$(call install-package,$(PYTHON_VENV),--requirement bindings/python/tests/requirements.txt)
@@ -117,17 +117,17 @@ bench:
 
 # Ratios against the bare decode loop, and against webdataset where PEERS and PYTHON name it: see benches/README.md.
 compare:
-	$(CARGO) build --release --locked -p dflop-cli -p dflop-benches
+	$(CARGO) build --profile dist --locked -p dflop-cli -p dflop-benches
 	python3 benches/compare.py --corpus $(CORPUS) $(if $(PEERS),--peers $(PEERS) --python $(PYTHON))
 
 # Throughput of shards behind 30 ms against the same shards as local files; OUT=FILE keeps the JSON.
 bench-remote:
-	$(CARGO) build --release --locked -p dflop-cli -p dflop-tests --bins
+	$(CARGO) build --profile dist --locked -p dflop-cli -p dflop-tests --bins
 	python3 benches/remote.py --corpus $(CORPUS) $(if $(OUT),--out $(OUT))
 
 # The same through an S3 server that `make test-stores` has installed.
 bench-s3:
-	$(CARGO) build --release --locked -p dflop-cli -p dflop-tests --bins
+	$(CARGO) build --profile dist --locked -p dflop-cli -p dflop-tests --bins
 	$(STORES_VENV)/bin/moto_server -H $(word 1,$(subst :, ,$(S3_SERVER))) -p $(word 2,$(subst :, ,$(S3_SERVER))) \
 		> target/moto.log 2>&1 & server=$$!; trap "kill $$server" EXIT; sleep 3; \
 	XDG_CACHE_HOME=$(CURDIR)/target/stores-cache \
@@ -143,10 +143,6 @@ record-videos:
 
 demo:
 	$(CARGO) run --release --locked -- demo
-
-# The same, by the package that `make test` has installed: optimized alike, and the machine code is not made a second time.
-demo-python:
-	$(PYTHON_VENV)/bin/python -m dflop demo
 
 # Records anew what the tests of `prepare` compare with: see tests/record/processors.py for what PYTHON must have.
 record-processors:

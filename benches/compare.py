@@ -7,10 +7,10 @@ webdataset measurement ends the run, so that every dflop figure has one just bef
 Ratios are taken inside a round, never between runs: neighbors on the machine and the clock of the CPU then
 weigh on both sides.
 
-    cargo build --release -p dflop-cli -p dflop-benches
+    cargo build --profile dist -p dflop-cli -p dflop-benches
     python3 benches/compare.py --corpus shards/ --peers DIR --python venv/bin/python --json out.json
     python3 benches/compare.py --corpus shards/ --peers DIR --python venv/bin/python --with spdl,datago \\
-        --corpus-images shards-without-audio/ --dflop-turbojpeg turbojpeg/release/dflop
+        --corpus-images shards-without-audio/ --dflop-turbojpeg turbojpeg/dist/dflop
 
 CPU figures are user + system time of all processes of a loader, in milliseconds per sample.
 """
@@ -55,13 +55,13 @@ def script(peer):
 def parse_arguments():
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "dist"
     parser.add_argument("--corpus", type=Path, required=True, help="folder of uncompressed shards with .jpg members")
-    parser.add_argument("--dflop", type=Path, default=target / "dflop", help="release build of the dflop binary")
-    parser.add_argument("--bare", type=Path, default=target / "bare_loop", help="release build of the bare loop")
-    parser.add_argument("--dflop-turbojpeg", type=Path, metavar="PATH", help="release build of dflop with the feature "
+    parser.add_argument("--dflop", type=Path, default=target / "dflop", help="dist build of the dflop binary")
+    parser.add_argument("--bare", type=Path, default=target / "bare_loop", help="dist build of the bare loop")
+    parser.add_argument("--dflop-turbojpeg", type=Path, metavar="PATH", help="dist build of dflop with the feature "
                         "`turbojpeg`, measured as well")
-    parser.add_argument("--bare-turbojpeg", type=Path, metavar="PATH", help="release build of the bare loop with the "
+    parser.add_argument("--bare-turbojpeg", type=Path, metavar="PATH", help="dist build of the bare loop with the "
                         "feature `turbojpeg`, for --dflop-turbojpeg")
     parser.add_argument("--peers", type=Path, metavar="DIR", help=f"folder with {script('webdataset')} and the scripts "
                         "of --with; without it no peer is measured")
@@ -86,13 +86,13 @@ def check_arguments(parser, arguments):
     """Ends with a message that says what is missing and how to get it."""
     for binary, package in ((arguments.dflop, "dflop-cli"), (arguments.bare, "dflop-benches")):
         if not os.access(binary, os.X_OK):
-            parser.error(f"no binary `{binary}`; run `cargo build --release -p {package}`")
+            parser.error(f"no binary `{binary}`; run `cargo build --profile dist -p {package}`")
     if not any(arguments.corpus.glob("*.tar")):
         parser.error(f"no .tar file in `{arguments.corpus}`; benches/README.md says how to make a corpus")
     if bool(arguments.peers) != bool(arguments.python):
         parser.error("--peers and --python go together")
     if arguments.dflop_turbojpeg and not os.access(arguments.dflop_turbojpeg, os.X_OK):
-        parser.error(f"no binary `{arguments.dflop_turbojpeg}`; run `cargo build --release -p dflop-cli --features "
+        parser.error(f"no binary `{arguments.dflop_turbojpeg}`; run `cargo build --profile dist -p dflop-cli --features "
                      "turbojpeg --target-dir DIR`")
     if arguments.bare_turbojpeg and not arguments.dflop_turbojpeg:
         parser.error("--bare-turbojpeg needs --dflop-turbojpeg")

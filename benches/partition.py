@@ -163,7 +163,7 @@ def compared(ladder, peer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("instances", nargs="+", help="instance files, as `dflop balance` reads them")
-    parser.add_argument("--dflop", default="target/release/dflop", help="the binary")
+    parser.add_argument("--dflop", default="target/dist/dflop", help="the binary")
     parser.add_argument("--work", type=int, nargs="+", default=[0, 2_000, 20_000, 100_000, 1_000_000])
     parser.add_argument("--repeats", type=int, default=3, help="runs of dflop, of which the shortest counts")
     parser.add_argument("--seconds", type=float, default=10, help="time limit of the solvers")

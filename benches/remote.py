@@ -98,7 +98,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", required=True, help="folder of plain .tar shards")
     parser.add_argument("--s3", metavar="HOST:PORT", help="S3 server that the shards are put into")
-    parser.add_argument("--bin", default="target/release", help="folder of `dflop` and `fault_server`")
+    parser.add_argument("--bin", default="target/dist", help="folder of `dflop` and `fault_server`")
     parser.add_argument("--latency-ms", type=int, nargs="+", default=[0, 30])
     parser.add_argument("--seconds", type=float, default=20.0, help="shortest run")
     parser.add_argument("--runs", type=int, default=3)

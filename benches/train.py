@@ -1,7 +1,7 @@
 """Trains the example's model with balanced and with data-blind batches, in turn, and prints how much faster balanced ones are.
 
-    cargo build --release -p dflop-cli
-    python3 benches/train.py [--runs 5] [--steps 30] [--config executor/examples/train-cpu.toml] [--dflop target/release/dflop]
+    cargo build --profile dist -p dflop-cli
+    python3 benches/train.py [--runs 5] [--steps 30] [--config executor/examples/train-cpu.toml] [--dflop target/dist/dflop]
 
 Both see the same global batches from the same first weights. Of every run the first step is left out. Prints tokens per
 second of every run, best against best and median against median, and the ratio that the simulator gives for the same
@@ -41,7 +41,7 @@ def main():
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--config", default="executor/examples/train-cpu.toml")
-    parser.add_argument("--dflop", default="target/release/dflop")
+    parser.add_argument("--dflop", default="target/dist/dflop")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     runs = []

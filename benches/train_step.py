@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares a training step of the executor with one of PyTorch, on one model, alternating, on pinned threads.
 
-    cargo build --release -p dflop-executor --example train_step
+    cargo build --profile dist -p dflop-executor --example train_step
     python3 benches/train_step.py --python venv/bin/python --out out.json
 
 The model is the language model of `executor/examples/train_step.rs`: a decoder of 2 layers, width 128, 4 heads, a SwiGLU
@@ -164,8 +164,8 @@ def compare(options, cpus):
 def main():
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "examples"
-    parser.add_argument("--example", type=Path, default=target / "train_step", help="release build of the example")
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "dist" / "examples"
+    parser.add_argument("--example", type=Path, default=target / "train_step", help="dist build of the example")
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--cpus", nargs="*", default=["0", "0,1"], help="CPUs to pin to, as taskset takes them")
     parser.add_argument("--rounds", type=int, default=5)
