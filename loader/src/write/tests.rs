@@ -39,7 +39,7 @@ fn what_is_written_is_read_back() {
     let long = format!("{}/日本", "d".repeat(150));
     let keys = ["a", "d.1/b", long.as_str(), &"k".repeat(96), &"k".repeat(97), &"k".repeat(2000)];
     for key in keys {
-        writer.write(key, &[("jpg", b"image"), ("seg.png", b""), ("txt", &[1; 513])]).unwrap();
+        writer.write(key, &[("jpg", b"pixels!"), ("seg.png", b""), ("txt", &[1; 513])]).unwrap();
     }
     let written = writer.finish().unwrap();
     assert_eq!((written.samples, written.bytes), (6, 6 * (7 + 513)));
@@ -47,7 +47,7 @@ fn what_is_written_is_read_back() {
     assert_eq!(samples.iter().map(|sample| sample.key.as_str()).collect::<Vec<_>>(), keys);
     for sample in samples {
         let fields = sample.fields.iter().map(|field| (&*field.extension, field.payload.clone().unwrap()));
-        let expected = [("jpg", b"image".to_vec()), ("seg.png", vec![]), ("txt", vec![1; 513])];
+        let expected = [("jpg", b"pixels!".to_vec()), ("seg.png", vec![]), ("txt", vec![1; 513])];
         assert!(fields.eq(expected.map(|(extension, payload)| (extension, payload.into()))));
     }
 }
