@@ -37,7 +37,7 @@ impl Budget {
         Self { steps_max, steps: 0, deadline: None, next_look: STEPS_PER_LOOK, is_cut: false }
     }
 
-    /// Ends the search early once `has_passed` returns true; it is asked every few microseconds.
+    /// Ends the search early once `has_passed` returns true; it is polled every few microseconds.
     ///
     /// An answer that was cut short is marked as not reproducible: two machines may cut at different
     /// candidates.
@@ -89,7 +89,7 @@ impl Budget {
         if self.steps >= self.steps_max || self.is_cut {
             return true;
         }
-        // A clock costs far more than a step, so the deadline is asked only every few thousand steps.
+        // A clock costs far more than a step, so the deadline is polled only every few thousand steps.
         if self.steps >= self.next_look {
             self.next_look = self.steps + STEPS_PER_LOOK;
             self.is_cut = self.deadline.as_mut().is_some_and(|has_passed| has_passed());

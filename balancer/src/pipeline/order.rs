@@ -23,22 +23,22 @@ const SWAPS_MAX: usize = 256;
 pub fn assign_ranks(loads_ns: &[u64], modules: usize, ranks: usize) -> Vec<Vec<u32>> {
     let groups = loads_ns.len() / modules;
     assert!(groups.is_multiple_of(ranks), "{groups} groups for {ranks} ranks");
-    let mut dealt =
+    let mut assigned =
         Ranks { loads_ns, modules, groups: vec![Vec::new(); ranks], sums: vec![0; ranks * modules] };
     let mut order: Vec<u32> = (0..groups as u32).collect();
-    order.sort_by_key(|&group| Reverse(dealt.load(group).iter().copied().max()));
+    order.sort_by_key(|&group| Reverse(assigned.load(group).iter().copied().max()));
     for group in order {
-        let has_room = |rank: &usize| dealt.groups[*rank].len() < groups / ranks;
-        let rank = (0..ranks).filter(has_room).min_by_key(|&rank| dealt.value_with(rank, group));
+        let has_room = |rank: &usize| assigned.groups[*rank].len() < groups / ranks;
+        let rank = (0..ranks).filter(has_room).min_by_key(|&rank| assigned.value_with(rank, group));
         // The groups divide evenly by the ranks, so that some rank always has room.
-        dealt.add(rank.unwrap_or(0), group);
+        assigned.add(rank.unwrap_or(0), group);
     }
     for _ in 0..SWAPS_MAX {
-        if !dealt.relieve_slowest() {
+        if !assigned.relieve_slowest() {
             break;
         }
     }
-    dealt.groups
+    assigned.groups
 }
 
 /// Orders microbatches with the largest in the middle, so that filling and draining the pipeline is short.

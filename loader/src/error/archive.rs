@@ -8,7 +8,7 @@ pub struct ArchiveFault {
     pub offset: u64,
     /// Name of the member that is cut short, where the fault lies in one.
     pub entry: Option<String>,
-    /// What is wrong.
+    /// Kind of damage.
     pub fault: TarFault,
 }
 
@@ -64,10 +64,10 @@ pub enum TarFault {
     /// A name that no file system allows.
     #[error("name of {bytes} bytes, over {most}")]
     NameTooLong { bytes: usize, most: usize },
-    /// Bytes other than zeros behind the end mark, such as a second archive.
+    /// Bytes other than zeros after the end mark, such as a second archive.
     #[error("non-zero bytes behind the end mark; only the first archive of a file is read")]
     TrailingBytes,
-    /// The compressed stream breaks behind the end mark; all members are whole.
+    /// The compressed stream breaks after the end mark; all members are complete.
     #[error("the bytes behind the end mark cannot be read: {reason}")]
     UnreadableTail { reason: String },
 }

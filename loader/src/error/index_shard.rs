@@ -13,10 +13,10 @@ pub enum ShardFault {
     /// Its length, time of change or entity tag is another now.
     #[error("it has changed since its part was made; make the part again")]
     Changed,
-    /// It is none of the dataset's.
+    /// The dataset does not contain it.
     #[error("a part covers it, but it is not in the dataset; parts and dataset have to name the same shards")]
     Unknown,
-    /// Its texts were counted by other tokenizers than those of the first shard.
+    /// Its texts were counted by tokenizers that differ from the first shard's.
     #[error(
         "its texts were counted by other tokenizers than those of the first shard; make all parts with the same"
     )]

@@ -11,11 +11,11 @@ pub struct Skipped {
     pub key: Option<String>,
     /// Extension of the field at fault; `None` if it is the sample or the shard.
     pub field: Option<String>,
-    /// What is wrong.
+    /// Reason, as one line.
     pub reason: String,
 }
 
-/// An error and its causes as one line; a cause that the line already says is left out.
+/// Formats an error and its causes as one line; a cause whose text is already part of the line is left out.
 pub(crate) fn reason_of(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.map(ToString::to_string).fold(error.to_string(), |line, cause| {

@@ -1,7 +1,7 @@
-//! What every stage of a loader did, and where it waits.
+//! Counts items, bytes, errors and times of every stage of a loader.
 //!
-//! Both loaders count items, bytes, errors, queue depths, busy and waiting time of each [`LoaderStage`] in relaxed
-//! atomics; nothing is locked, and no sample costs more than two readings of the clock. A reader of
+//! Both loaders count items, bytes, errors, queue depths, busy and waiting time of each [`LoaderStage`] in
+//! relaxed atomics; nothing is locked, and no sample costs more than two readings of the clock. A reader of
 //! [`MetricsSnapshot`] sees counters of slightly different moments, which add up once the stream has ended.
 //! [`crate::loader`] looks at the same counters to tell which stage is stuck.
 
@@ -23,7 +23,7 @@ const WAIT_SHARE_NOTICED: f64 = 0.05;
 pub enum LoaderStage {
     /// Planning of steps; the balanced loader only. Items are steps.
     Plan,
-    /// Reading of shards. Items are samples and whatever was skipped; depth counts samples read ahead.
+    /// Reading of shards. Items are samples, delivered or skipped; depth counts samples read ahead.
     Read,
     /// Jobs that wait for a decode thread. An item is a sample, or an image where images go into a tensor.
     DecodeQueue,
@@ -92,7 +92,7 @@ impl Gauge {
     }
 }
 
-/// The counters of one stage, apart from those of the threads of other stages.
+/// Counters of one stage, padded so that threads of other stages do not share their cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct StageMeter {
@@ -207,7 +207,7 @@ impl Metrics {
         &self.stages[stage as usize]
     }
 
-    /// Says how many threads run user code.
+    /// Sets the number of threads that run user code.
     pub(crate) fn transforms_on(&self, threads: usize) {
         self.transform_workers.store(threads, Relaxed);
     }
@@ -276,20 +276,20 @@ impl Metrics {
     }
 }
 
-/// What a stage did so far.
+/// Counters of one stage so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageSnapshot {
-    /// Which stage.
+    /// The stage.
     pub stage: LoaderStage,
     /// Threads or tasks that share its work.
     pub workers: usize,
-    /// What passed; [`LoaderStage`] says what counts as one.
+    /// Items that passed the stage; see [`LoaderStage`] for the unit.
     pub items: u64,
     /// Payload bytes of the items.
     pub bytes: u64,
     /// Items that were bad.
     pub errors: u64,
-    /// How many wait, or are under way, at this moment.
+    /// Items that wait or are in flight now.
     pub depth: u64,
     /// The most that ever did.
     pub depth_max: u64,
@@ -301,15 +301,15 @@ pub struct StageSnapshot {
     pub output_wait_seconds: f64,
 }
 
-/// What a loader did so far.
+/// Counters of a loader so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MetricsSnapshot {
     /// Time since the stream was first polled.
     pub seconds: f64,
     /// Time that the consumer waited for batches or steps.
     pub consumer_wait_seconds: f64,
-    /// The stage that everything else waits for: [`LoaderStage::Deliver`], the consumer, if it hardly ever waits, else
-    /// the stage whose workers were busy for the largest share of the time.
+    /// The stage that everything else waits for: [`LoaderStage::Deliver`], the consumer, if it hardly ever
+    /// waits, else the stage whose workers were busy for the largest share of the time.
     pub bottleneck: Option<LoaderStage>,
     /// The stages, in order.
     pub stages: Vec<StageSnapshot>,
@@ -317,11 +317,13 @@ pub struct MetricsSnapshot {
     pub retries: u64,
     /// Stalls that were reported.
     pub stalls: u64,
-    /// Payload bytes that wait for their decoder, or for delivery as stored; a shuffle buffer is not included.
+    /// Payload bytes that wait for their decoder, or for delivery as stored; a shuffle buffer is not
+    /// included.
     pub undecoded_bytes: u64,
     /// The most that ever did.
     pub undecoded_bytes_max: u64,
-    /// Bytes of media that are decoded, or are promised room to be, and not delivered; estimated from headers.
+    /// Bytes of media that are decoded, or are promised room to be, and not delivered; estimated from
+    /// headers.
     pub decoded_bytes: u64,
     /// The most that ever were.
     pub decoded_bytes_max: u64,

@@ -1,4 +1,4 @@
-//! Tells what kind of source a path is.
+//! Detects the kind of source that a path is.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -56,8 +56,8 @@ impl ImportSource {
     }
 }
 
-/// An array is a document. An object is the first of many lines if it ends where its line does, unless it holds
-/// nothing but objects, as one of id → entry does.
+/// An array is a document. An object is the first of many lines if it ends where its line does, unless it
+/// holds nothing but objects, as one of id → entry does.
 fn sniff_json(path: &Path) -> Result<Option<ImportSource>> {
     let unreadable = |source| Error::File { path: path.display().to_string(), source };
     let mut reader = open_text(path).map_err(unreadable)?;

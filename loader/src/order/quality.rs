@@ -1,4 +1,4 @@
-//! How well an order is shuffled, against a uniform permutation of the same samples.
+//! Measures how well an order is shuffled, against a uniform permutation of the same samples.
 //!
 //! Three statistics, each 1 for a uniform permutation (of many samples) and 0 for the order of the index:
 //!
@@ -30,7 +30,7 @@ pub struct ShuffleQuality {
     pub displacement: f64,
     /// Mean number of distinct shards in a batch.
     pub batch_shards: f64,
-    /// What a uniform draw of as many samples expects.
+    /// Expectation of a uniform draw of the same number of samples.
     pub batch_shards_uniform: f64,
     /// `(batch_shards - 1) / (batch_shards_uniform - 1)`; 1 where a uniform draw has one shard too.
     pub shard_spread: f64,
@@ -54,8 +54,8 @@ impl ShuffleQuality {
         Ok(Self::measure(|position| dataset.places_below(order.sample_at(position)), &shard_ends, batch))
     }
 
-    /// Measures an order: `place_at(position)` is the place in the index, both below the last of `shard_ends`, which are
-    /// the ascending ends of the shards' places.
+    /// Measures an order: `place_at(position)` is the place in the index, both below the last of
+    /// `shard_ends`, which are the ascending ends of the shards' places.
     ///
     /// # Panics
     /// If there is no sample, or `batch` is zero.
@@ -100,8 +100,8 @@ impl ShuffleQuality {
     }
 }
 
-/// Expected number of distinct shards among `batch` samples drawn without replacement: a shard of `k` of `n` samples
-/// is missed with probability `C(n - k, batch) / C(n, batch)`.
+/// Expected number of distinct shards among `batch` samples drawn without replacement: a shard of `k` of `n`
+/// samples is missed with probability `C(n - k, batch) / C(n, batch)`.
 fn uniform_shards(shard_ends: &[u64], batch: u64) -> f64 {
     let samples = shard_ends.last().copied().unwrap_or(0);
     let starts = [0].iter().chain(shard_ends);

@@ -1,7 +1,8 @@
 //! Plans steps: assigns every sample of a global batch to a rank and a microbatch.
 //!
-//! A plan is a pure function of the index, the cost model and a few settings; planning reads no payload and knows no
-//! rank of its own. Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check that they did.
+//! A plan is a pure function of the index, the cost model and a few settings; planning reads no payload and
+//! is independent of the rank. Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check
+//! that.
 
 mod builder;
 mod compare_strategies;

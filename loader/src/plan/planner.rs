@@ -19,14 +19,14 @@ use crate::error::{Error, Result, check_at_most, reason_of};
 use crate::index::{Index, SampleRow};
 use crate::order::{LoaderState, MixRules, Mixture, RunSettings, Shuffle, StepSample, Steps, Tail};
 
-/// How global batches are cut.
+/// Settings of how global batches are cut.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PlanConfig {
     pub(super) dp_size: usize,
     pub(super) microbatches: usize,
-    /// Pipeline stages of every module of the model, in the model's order; one of all modules where they share a device.
+    /// Pipeline stages of every module, in the model's order; one of all modules where they share a device.
     pub(super) stages: Vec<usize>,
-    /// Where the modules share a device: when its ranks wait for one another.
+    /// Point at which ranks wait for each other, where the modules share a device.
     pub(super) synchronization: Option<Synchronization>,
     pub(super) strategy: Strategy,
     pub(super) caps: Caps,
@@ -36,7 +36,7 @@ pub(super) struct PlanConfig {
     pub(super) work: u64,
 }
 
-/// What is drawn from, and how.
+/// Datasets, and the rules by which samples are drawn from them.
 #[derive(Debug)]
 pub(super) struct SampleSource {
     pub(super) datasets: Vec<Dataset>,
@@ -45,7 +45,7 @@ pub(super) struct SampleSource {
     pub(super) shuffle: Shuffle,
     pub(super) tail: Tail,
     pub(super) first_epoch: u64,
-    /// The step that a restored run goes on with.
+    /// First step of a restored run.
     pub(super) first_step: u64,
 }
 
@@ -58,15 +58,15 @@ pub struct StepPlanner {
     pub(super) config: PlanConfig,
     pub(super) free: SampleCost,
     pub(super) cost_function: Option<Arc<dyn CostFunction>>,
-    /// What the run has learned, shared by all clones.
+    /// Corrections learned so far, shared by all clones.
     pub(super) corrections: Arc<Mutex<Corrections>>,
     /// Steps from 0 up to the last one that was planned.
     pub(super) planned: Arc<AtomicU64>,
 }
 
 impl StepPlanner {
-    /// Starts the settings of a planner over a dataset, a split of one or a mixture; a global batch is all that
-    /// must be set.
+    /// Starts the settings of a planner over a dataset, a split of one or a mixture; only the global batch
+    /// has no default.
     #[must_use]
     pub fn builder(data: impl Into<Mixture>, model: CostModel) -> StepPlannerBuilder {
         StepPlannerBuilder::new(data.into(), model)
@@ -84,32 +84,32 @@ impl StepPlanner {
         self.source.datasets[0].index()
     }
 
-    /// Returns what the index knows of a sample.
+    /// Returns the index row of a sample.
     ///
     /// # Panics
-    /// If the sample is none of this planner's.
+    /// If the sample does not belong to this planner's datasets.
     #[must_use]
     pub fn row(&self, sample: StepSample) -> SampleRow<'_> {
         self.source.datasets[sample.dataset].index().sample(sample.sample)
     }
 
-    /// Returns the step to begin with: 0, or where a restored state stands.
+    /// Returns the first step: 0, or the step of a restored state.
     #[must_use]
     pub fn first_step(&self) -> u64 {
         self.source.first_step
     }
 
-    /// Saves where the run stands before a step.
+    /// Saves the position of the run before a step.
     ///
     /// # Errors
-    /// [`Error::RunEnded`] if the run has ended before; [`Error::Config`] if the step lies before that where changed
-    /// data or another global batch was taken up.
+    /// [`Error::RunEnded`] if the run ends before the step; [`Error::Config`] if the step lies before the one
+    /// at which changed data or another global batch was accepted.
     pub fn state(&self, step: u64) -> Result<LoaderState> {
         check_at_most("step", step, builder::COUNT_MAX)?;
         LoaderState::save(self.run(), self.steps.pace(), self.source.first_epoch, step)
     }
 
-    /// The step that a state of this very run stands at.
+    /// Returns the step of a state that was saved by this very run.
     pub(crate) fn step_of(&self, state: &LoaderState) -> Result<u64> {
         let restored = state.restore(self.run(), false)?;
         if restored.origin != self.steps.pace().origin || restored.first_epoch != self.source.first_epoch {
@@ -158,9 +158,9 @@ impl StepPlanner {
     /// Plans a step.
     ///
     /// # Errors
-    /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total. [`Error::StepTooLong`] if
-    /// microbatches of a fixed length have no room for the samples. [`Error::RunEnded`] if the run has no such step.
-    /// [`Error::CostFunction`] if there is one and it fails.
+    /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total.
+    /// [`Error::StepTooLong`] if the samples do not fit into microbatches of a fixed length.
+    /// [`Error::RunEnded`] if the run has no such step. [`Error::CostFunction`] if there is one and it fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
         check_at_most("step", step, builder::COUNT_MAX)?;
         let samples = self.steps.samples(step)?;
@@ -204,21 +204,23 @@ impl StepPlanner {
         Ok(plan)
     }
 
-    /// Returns whether all modules of a rank share its device and run one after the other, without a pipeline.
+    /// Returns whether all modules of a rank share its device and run one after the other, without a
+    /// pipeline.
     #[must_use]
     pub fn is_lockstep(&self) -> bool {
         self.config.synchronization.is_some()
     }
 
-    /// Plans with a correction from its step on; every clone of this planner does, a running loader's among them.
+    /// Applies a correction from its step on, in every clone of this planner, including that of a running
+    /// loader.
     ///
-    /// All ranks take the same table before any of them plans its step: let it begin a few steps ahead of what the
-    /// loaders have planned, see [`Self::planned_steps`]. Which samples make up a step does not change, only how they
-    /// are cut. A run that is restored takes its tables again, in their order.
+    /// All ranks must apply the same table before any of them plans its step: choose a step a few steps after
+    /// the last planned one, see [`Self::planned_steps`]. The samples of a step do not change, only their
+    /// assignment. A restored run has to apply its tables again, in their order.
     ///
     /// # Errors
-    /// [`Error::Config`] if this planner has planned the step already, or the table does not follow the last one, or
-    /// costs come from a function, which corrections of the model do not reach.
+    /// [`Error::Config`] if this planner has already planned the step, if the table does not follow the last
+    /// one, or if costs come from a cost function, which corrections of the model do not change.
     pub fn correct(&self, table: CorrectionTable) -> Result<()> {
         if self.cost_function.is_some() {
             let reason = "a correction applies to the cost model, but costs come from a cost function; build a new \
@@ -239,10 +241,12 @@ impl StepPlanner {
         self.planned.load(Ordering::Acquire)
     }
 
-    /// Returns what a measured time of a module over a microbatch says, for a
-    /// [`CorrectionTracker`](dflop_costmodel::correction::CorrectionTracker); `None` if no sample there has work for the module.
+    /// Returns the observation of a measured time of a module over a microbatch, for a
+    /// [`CorrectionTracker`](dflop_costmodel::correction::CorrectionTracker); `None` if no sample has work
+    /// for the module.
     ///
-    /// - `measured_ns`: forward and backward of the whole module on one device, in nanoseconds; the sum over its stages
+    /// - `measured_ns`: forward and backward of the whole module on one device, in nanoseconds; the sum over
+    ///   its stages
     ///
     /// # Panics
     /// If the plan has no such rank or microbatch.
@@ -257,20 +261,20 @@ impl StepPlanner {
         let (mut shape, mut samples) = (SampleShape::default(), Vec::new());
         for &place in &plan.ranks[rank][microbatch] {
             self.row(plan.samples[place as usize]).read_shape(&mut shape);
-            // A sample that the model refuses was planned at no cost.
+            // A refused sample was planned at no cost, so it adds nothing here either.
             samples.extend(self.model.predict_uncorrected(module, &shape).ok().flatten());
         }
         (!samples.is_empty()).then_some(Observation { module, measured_ns, samples })
     }
 
-    /// The cost model of a step; from here on its correction is settled.
+    /// Returns the cost model of a step; corrections can no longer change it afterwards.
     fn model_at(&self, step: u64) -> CostModel {
         let corrections = self.corrections.lock().unwrap_or_else(PoisonError::into_inner);
         self.planned.fetch_max(step.saturating_add(1), Ordering::AcqRel);
         self.corrected(&corrections, step)
     }
 
-    /// The same, settling nothing.
+    /// Returns the cost model of a step; corrections can still change it.
     pub(super) fn model_of(&self, step: u64) -> CostModel {
         self.corrected(&self.corrections.lock().unwrap_or_else(PoisonError::into_inner), step)
     }
@@ -283,14 +287,14 @@ impl StepPlanner {
         }
     }
 
-    /// The same planner with another strategy.
+    /// Returns the same planner with another strategy.
     #[must_use]
     pub fn strategy(mut self, strategy: Strategy) -> Self {
         self.config.strategy = strategy;
         self
     }
 
-    /// The pipeline that one DP rank runs.
+    /// Returns the pipeline that one DP rank runs.
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {
         let objective = match self.config.synchronization {
@@ -300,8 +304,8 @@ impl StepPlanner {
         PipelineConfig::new(self.config.dp_size, self.config.stages.clone()).objective(objective)
     }
 
-    /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because a
-    /// shorter makespan is no use if one microbatch does not fit into memory.
+    /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because
+    /// a shorter makespan is no use if one microbatch does not fit into memory.
     pub(super) fn cut(
         &self,
         instance: &Instance,
@@ -316,7 +320,8 @@ impl StepPlanner {
         }
         let near = Caps { tokens_max: Some(near_mean_tokens(costs, instance.groups())), ..*caps };
         match solve(&near) {
-            // Tokens alone always fit the near-mean cap; together with the byte cap there may be no such partition.
+            // Tokens alone always fit the near-mean cap; together with the byte cap there may be no such
+            // partition.
             Err(dflop_balancer::Error::CapUnmet { .. }) => {
                 Ok(StepCut { assignment: solve(caps)?, is_near_mean_cap_dropped: true })
             }
@@ -336,7 +341,7 @@ impl StepPlanner {
         (samples.iter().enumerate().map(cost).collect(), refused)
     }
 
-    /// Puts the times of the cost function, if there is one, in place of the model's.
+    /// Replaces the model's times by those of the cost function, if there is one.
     fn ask_costs(
         &self,
         step: u64,
@@ -365,10 +370,10 @@ impl StepPlanner {
         Ok(())
     }
 
-    /// The partition problem of a step: times are those of one stage of each module.
+    /// Makes the partition problem of a step; times are per stage of each module.
     ///
     /// # Errors
-    /// Those of [`Instance::new`]; times that overflow.
+    /// Errors of [`Instance::new`]; times that overflow.
     pub(crate) fn instance(
         &self,
         samples: &[StepSample],
@@ -413,11 +418,12 @@ pub(super) fn is_blind(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::RoundRobin | Strategy::Random)
 }
 
-/// A quarter above the mean of the microbatches, or the mean and the longest sample: any list schedule meets that.
+/// Returns a quarter above the mean of the microbatches, or the mean plus the longest sample: any list
+/// schedule meets it.
 ///
 /// # Source
-/// Graham, "Bounds on multiprocessing timing anomalies", 1969: no list schedule exceeds the mean by more than the
-/// longest item.
+/// Graham, "Bounds on multiprocessing timing anomalies", 1969: no list schedule exceeds the mean by more than
+/// the longest item.
 fn near_mean_tokens(costs: &[SampleCost], groups: usize) -> u64 {
     let tokens = || costs.iter().map(|cost| u64::from(cost.tokens));
     let mean = tokens().sum::<u64>().div_ceil(groups as u64);

@@ -5,26 +5,26 @@ use dflop_costmodel::SampleCost;
 
 use crate::order::StepSample;
 
-/// A planned global batch.
+/// Planned global batch.
 #[derive(Debug, Clone)]
 pub struct StepPlan {
     /// Number of the step.
     pub step: u64,
     /// The samples, in global order.
     pub samples: Vec<StepSample>,
-    /// What each sample costs, padding of its row to a fixed length included; nothing for a refused one.
+    /// Cost of each sample, padding of its row to a fixed length included; zero for a refused one.
     pub costs: Vec<SampleCost>,
-    /// Samples that the model cannot take, by their place in `samples`, and why. Planned at no cost; their
-    /// owner skips them.
+    /// Samples that the model cannot take, by their place in `samples`, and why. Planned at no cost; the rank
+    /// that owns them skips them.
     pub refused: Vec<(usize, String)>,
     /// Places in `samples`, by rank and microbatch, in the order of execution.
     pub ranks: Vec<Vec<Vec<u32>>>,
-    /// LLM time of each microbatch besides the costs of its samples, by rank, in nanoseconds: that of its padding to a
-    /// fixed length. Empty without one.
+    /// LLM time of each microbatch besides the costs of its samples, by rank, in nanoseconds: that of its
+    /// padding to a fixed length. Empty without one.
     pub padding_ns: Vec<Vec<u64>>,
-    /// Whether microbatches may be farther from each other in tokens than usual. Without a token cap of its own a plan
-    /// keeps them within a quarter, or the longest sample, of their mean; it gives that up where the byte cap leaves no
-    /// such partition.
+    /// Whether microbatches may be farther from each other in tokens than usual. Without a token cap of its
+    /// own a plan keeps them within a quarter, or the longest sample, of their mean; it gives that up where
+    /// the byte cap leaves no such partition.
     pub is_near_mean_cap_dropped: bool,
     /// Predicted 1F1B makespan of the slowest rank, padding to a fixed length included.
     pub makespan_ns: u64,
@@ -43,8 +43,8 @@ impl StepPlan {
         self.refused.binary_search_by_key(&(place as usize), |(at, _)| *at).is_ok()
     }
 
-    /// Returns the planned LLM time of padding of a rank's microbatch, where `places` are all of its samples that the
-    /// model takes; `None` for any other set of samples.
+    /// Returns the planned LLM time of padding of a rank's microbatch, where `places` are all of its samples
+    /// that the model takes; `None` for any other set of samples.
     pub(crate) fn planned_padding_ns(&self, rank: usize, microbatch: usize, places: &[u32]) -> Option<u64> {
         let planned = self.ranks.get(rank)?.get(microbatch)?;
         let taken = planned.iter().copied().filter(|&place| !self.is_refused(place));

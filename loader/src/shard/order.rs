@@ -1,8 +1,8 @@
-//! Which shards are read in which order, which of their items are wanted, and where a reader stands.
+//! Orders shards by epoch, selects the items to read of each, and records the reader's position.
 //!
 //! An *item* of a shard is a sample or something that was skipped, counted from 0 in shard order. Reading one
-//! shard once is a *pass*. The order of an epoch is arithmetic, so a [`Position`] of three numbers says what was
-//! read. [`crate::shard`] does the passes.
+//! shard once is a *pass*. The order of an epoch is arithmetic, so a [`Position`] of three numbers says what
+//! was read. [`crate::shard`] does the passes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -73,7 +73,7 @@ impl ShardOrder {
     }
 }
 
-/// Where a reader stands: everything before was consumed.
+/// Position of a reader: everything before it was consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Position {
     pub(crate) epoch: u64,
@@ -83,18 +83,18 @@ pub(crate) struct Position {
     pub(crate) items: u64,
 }
 
-/// Where an item was read.
+/// Position at which an item was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ItemPosition {
     /// Number of the shard in the list.
     pub(crate) shard: usize,
-    /// Where the reader stands behind the item.
+    /// Position of the reader after the item.
     pub(crate) behind: Position,
     /// Whether it is read again because it was in a buffer.
     pub(crate) is_again: bool,
 }
 
-/// Which items of a pass are wanted.
+/// Selection of the items of a pass.
 #[derive(Debug, Clone)]
 pub(crate) enum WantedItems {
     /// All from this one on.
@@ -190,7 +190,7 @@ pub(crate) fn is_rereadable(shard: &Shard) -> bool {
     !matches!(shard.location, Location::StandardInput | Location::Pipe(_))
 }
 
-/// What tells a shard from another one in its place.
+/// Identity of a shard's content.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct ShardIdentity {
     /// Length as stored, compressed or not.
@@ -210,7 +210,7 @@ impl ShardIdentity {
     }
 }
 
-/// How the shards were when a state was taken, and how they are now.
+/// Identities of the shards when a state was saved, and now.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KnownShards {
     expected: Arc<BTreeMap<usize, ShardIdentity>>,

@@ -1,8 +1,8 @@
 //! Reads shards one after another on a thread of its own, ahead of the decoders.
 //!
-//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so are
-//! remote shards, which are requested several at a time. Either way the bytes that wait are bounded, and their pages
-//! are resident when they leave.
+//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so
+//! are remote shards, which are requested several at a time. Either way the bytes that wait are bounded, and
+//! their pages are resident when they leave.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -31,16 +31,16 @@ const SAMPLES_WAITING: usize = 256;
 /// Bytes that tell the compression of a stream.
 const SNIFFED_BYTES: usize = 6;
 
-/// What the reader hands on.
+/// Item that the reader delivers.
 #[derive(Debug)]
 pub(crate) struct ReaderItem {
     pub(crate) item: ShardItem,
     pub(crate) place: ItemPosition,
-    /// What the sample takes from the reader's budget.
+    /// Share of the reader's budget that the sample holds.
     pub(crate) lease: Option<ByteLease>,
 }
 
-/// How shards are read.
+/// Settings of the reader.
 #[derive(Debug, Clone)]
 pub(crate) struct ReaderSettings {
     pub(crate) shards: Vec<Shard>,
@@ -77,7 +77,8 @@ pub(crate) fn read_shards(config: ReaderSettings) -> mpsc::Receiver<Result<Reade
     tokio::task::spawn_blocking(move || {
         let to_end = sender.clone();
         let reader = Reader { config, sender, runtime, since: Cell::new(None) };
-        // An error of `run` is that nobody listens any more; a panic must not look like the end of the shards.
+        // An error of `run` is that nobody listens any more; a panic must not look like the end of the
+        // shards.
         if catch_unwind(AssertUnwindSafe(move || reader.run())).is_err() {
             let _ = to_end.blocking_send(Err(Error::StageEnded { stage: "read" }));
         }

@@ -8,7 +8,7 @@ use object_store::ObjectStore;
 use super::retry::RetryConfig;
 use super::url::RemoteUrl;
 
-/// Who tries failed requests again; never both.
+/// Component that retries failed requests; never both.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Retries {
     /// The readers of this crate, which keep what has come.

@@ -1,4 +1,4 @@
-//! Settings of remote stores, and the handle that carries them.
+//! Configures remote stores.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -59,8 +59,8 @@ impl StoresBuilder {
         self
     }
 
-    /// Sets how long one request may take, its body included; what came until then is kept and the rest asked for
-    /// again. Default: 30 s.
+    /// Sets how long one request may take, its body included; what came until then is kept and the rest asked
+    /// for again. Default: 30 s.
     #[must_use]
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.request_timeout = timeout;
@@ -98,7 +98,8 @@ impl StoresBuilder {
     /// Checks the settings; opens the cache's directory. No store is contacted.
     ///
     /// # Errors
-    /// [`Error::Config`] if a number is zero or absurdly large, [`Error::File`] if the cache's directory cannot be used.
+    /// [`Error::Config`] if a number is zero or absurdly large, [`Error::File`] if the cache's directory
+    /// cannot be used.
     pub fn build(self) -> Result<Stores> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.requests_max == 0 {

@@ -21,13 +21,14 @@ pub struct Stores {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What the clones of a handle share.
+/// State that the clones of a handle share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: StoresBuilder,
     pub(super) requests: Semaphore,
     pub(super) cache: Option<Arc<Cache>>,
-    /// One store, and so one pool of connections, for each bucket or server; those that retry by themselves apart.
+    /// One store, and so one pool of connections, for each bucket or server; those that retry by themselves
+    /// apart.
     connected: Mutex<HashMap<(String, bool), Arc<dyn ObjectStore>>>,
     /// Roots whose servers have answered with a range.
     served_ranges: Mutex<HashSet<String>>,
@@ -73,8 +74,8 @@ impl Stores {
 
     /// Uploads a file; blocks until the store has all of it.
     ///
-    /// Each request is tried again as [`super::RetryConfig`] says. Readers see the old object, or none, until the
-    /// last byte is there.
+    /// Each request is tried again as [`super::RetryConfig`] says. Readers see the old object, or none, until
+    /// the last byte is there.
     ///
     /// # Errors
     /// [`Error::ShardList`] if the URL names no object, [`Error::File`] if the file cannot be read,

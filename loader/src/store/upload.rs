@@ -1,4 +1,4 @@
-//! Files to remote stores: an object appears whole or not at all.
+//! Uploads files to remote stores: an object appears whole or not at all.
 
 use std::io;
 use std::path::Path;
@@ -16,8 +16,8 @@ use super::tasks::spawn;
 use super::url::{RemoteUrl, StoreKind};
 use crate::error::{Error, Result};
 
-/// Files up to this length are one request; longer ones are parts of it. S3 wants at least 5 MiB and at most 10,000
-/// parts, so parts of very long files are longer.
+/// Files up to this length are one request; longer ones are parts of it. S3 wants at least 5 MiB and at most
+/// 10,000 parts, so parts of very long files are longer.
 const PART_BYTES_MIN: u64 = 8 << 20;
 /// Most parts of an object.
 const PARTS_MAX: u64 = 10_000;

@@ -1,4 +1,4 @@
-//! One shard under construction: a temporary file that gets its name when it is complete.
+//! Builds one shard in a temporary file that gets its name when it is complete.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -130,8 +130,8 @@ struct PartialFile {
 }
 
 impl PartialFile {
-    /// Never takes over an existing file: it may be the work of another writer. The file stays locked while it is
-    /// open, so that others can tell a writer at work from one that was killed.
+    /// Never takes over an existing file: it may be the work of another writer. The file stays locked while
+    /// it is open, so that others can tell a writer at work from one that was killed.
     fn create(directory: &Path, name: &str) -> Result<(File, Self)> {
         let partial = directory.join(format!(".{name}.partial"));
         let path = partial.display().to_string();

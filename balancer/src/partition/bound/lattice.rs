@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_unit_that_no_item_has_alone_is_found() {
-        // 3 + 5 + 7 + 10 tiles in two groups: one has 13, whatever the unit.
+        // 3 + 5 + 7 + 10 tiles in two groups: one has 13, for any unit.
         let times = tiles(8_372_768.9, &[3, 5, 7, 10]);
         let found = lattice(&times, 2) as f64;
         assert!(found <= 13.0 * 8_372_768.9 + 1.0 && found > 13.0 * 8_372_768.9 - 13.0, "{found}");

@@ -9,8 +9,8 @@ use crate::partition::problem::Problem;
 pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     let mut partition = Partition::empty(problem);
     for item in 0..problem.items as u32 {
-        let dealt = item as usize % problem.groups;
-        let group = next_with_room(problem, &partition, dealt, item)?;
+        let preferred = item as usize % problem.groups;
+        let group = next_with_room(problem, &partition, preferred, item)?;
         partition.add(problem, group, item);
     }
     Some(partition)

@@ -227,7 +227,7 @@ impl ModuleCosts for ModelCosts {
         let kept = if is_recomputed { SavedActivations::LayerInputs } else { SavedActivations::All };
         let StagePart { layers, is_first, is_last } = part;
         let stage = self.memory.stage(tp, StageLayers { layers, is_first, is_last }, kept);
-        // Degrees without memory are not in `tp_degrees`, so nothing asks for them.
+        // Degrees without memory are not in `tp_degrees`, so they are never requested.
         stage.map_or(StageBytes { fixed: f64::INFINITY, ..StageBytes::default() }, |stage| StageBytes {
             fixed: stage.fixed_bytes,
             kept_per_unit: stage.saved_bytes_per_token * self.unit_tokens,

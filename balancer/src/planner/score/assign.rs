@@ -30,20 +30,20 @@ pub(super) fn cells_of_groups(group_ns: &[u64], ranks: usize) -> Vec<u32> {
     let slots = group_ns.len() / ranks;
     let mut order: Vec<u32> = (0..group_ns.len() as u32).collect();
     order.sort_unstable_by_key(|&group| (Reverse(group_ns[group as usize]), group));
-    let mut dealt: Vec<Vec<u32>> = vec![Vec::with_capacity(slots); ranks];
+    let mut by_rank: Vec<Vec<u32>> = vec![Vec::with_capacity(slots); ranks];
     let mut heap: BinaryHeap<Reverse<(u64, u32)>> =
         (0..ranks as u32).map(|rank| Reverse((0, rank))).collect();
     for group in order {
         // A full rank leaves the heap, so the heap is not empty while groups are left.
         let Some(Reverse((load, rank))) = heap.pop() else { break };
-        let own = &mut dealt[rank as usize];
+        let own = &mut by_rank[rank as usize];
         own.push(group);
         if own.len() < slots {
             heap.push(Reverse((load + group_ns[group as usize], rank)));
         }
     }
     let mut cells = vec![0; group_ns.len()];
-    for (rank, own) in dealt.iter().enumerate() {
+    for (rank, own) in by_rank.iter().enumerate() {
         let own_ns: Vec<u64> = own.iter().map(|&group| group_ns[group as usize]).collect();
         for (slot, at) in peak_order(&own_ns).into_iter().enumerate() {
             cells[own[at as usize] as usize] = (slot * ranks + rank) as u32;

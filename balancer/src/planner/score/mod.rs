@@ -97,12 +97,13 @@ pub(super) fn score(
     let mut score = Score::default();
     for batch in &space.workload.batches()[batches] {
         let sizes_ns = sums(&item_sizes_ns(space, candidate, batch));
-        let dealt = fitting(space, candidate, balance_by(space, candidate, batch, &sizes_ns)).or_else(|| {
-            // Even tokens take the least memory.
-            let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
-            fitting(space, candidate, balance_by(space, candidate, batch, &tokens))
-        });
-        let (assignment, required) = dealt?;
+        let fitted =
+            fitting(space, candidate, balance_by(space, candidate, batch, &sizes_ns)).or_else(|| {
+                // Even tokens take the least memory.
+                let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
+                fitting(space, candidate, balance_by(space, candidate, batch, &tokens))
+            });
+        let (assignment, required) = fitted?;
         score.push(makespan_ns(space, candidate, &assignment, timeline), required);
     }
     Some(score)

@@ -1,9 +1,9 @@
-//! A weighted mixture of datasets, in a fixed order that is computed for any position.
+//! Draws from several datasets by weights, in a fixed order that is computed for any position.
 //!
-//! Position `p` of a run draws from one of the datasets: by weights, which every period of positions meets exactly
-//! (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is its epoch `k / n`, offset `k % n`, in
-//! its own [`super::Order`]. Weights change only at stated steps and where a dataset is exhausted
-//! (`layout`). None of it depends on ranks.
+//! Position `p` of a run draws from one of the datasets: by weights, which every period of positions meets
+//! exactly (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is its epoch `k / n`,
+//! offset `k % n`, in its own [`super::Order`]. Weights change only at stated steps and where a dataset is
+//! exhausted (`layout`). None of it depends on ranks.
 
 mod segments;
 mod shares;
@@ -26,14 +26,15 @@ const WEIGHT_MAX: f64 = 1e6;
 /// Most datasets of a mixture, and most entries of a pattern.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// When a mixture ends in which datasets are drawn for a number of epochs only ([`DataSet::repeat`]).
+/// When a mixture ends in which datasets are drawn for a number of epochs only ([`Dataset::repeat`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
     /// With the last sample of the dataset that is exhausted first.
     #[default]
     FirstExhausted,
-    /// When all are exhausted; the weight of an exhausted one goes to the rest. Without end if one of the rest is.
+    /// When all are exhausted; the weight of an exhausted one goes to the rest. Without end if one of the
+    /// rest is.
     AllExhausted,
 }
 
@@ -42,13 +43,13 @@ pub enum Stop {
 /// # Examples
 /// ```no_run
 /// # use std::sync::Arc;
-/// # use dflop_loader::dataset::DataSet;
+/// # use dflop_loader::dataset::Dataset;
 /// # use dflop_loader::index::Index;
 /// # use dflop_loader::order::{Mixture, Stop};
 /// # fn mixture(images: Arc<Index>, clips: Arc<Index>) -> Mixture {
 /// Mixture::new()
 ///     .dataset(images, 0.7)
-///     .dataset(DataSet::from(clips).repeat(2), 0.3)
+///     .dataset(Dataset::from(clips).repeat(2), 0.3)
 ///     .weights_from(10_000, &[0.5, 0.5])
 ///     .stop(Stop::AllExhausted)
 /// # }
@@ -81,7 +82,8 @@ impl Mixture {
         Self::default()
     }
 
-    /// Adds a dataset; the first has number 0. Weights need not add up to one; they are rounded to four decimals.
+    /// Adds a dataset; the first has number 0. Weights need not add up to one; they are rounded to four
+    /// decimals.
     #[must_use]
     pub fn dataset(mut self, dataset: impl Into<Dataset>, weight: f64) -> Self {
         self.datasets.push(dataset.into());
@@ -122,8 +124,8 @@ impl Mixture {
     /// The datasets and the rules to draw from them.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit them or draw from none, or if a dataset
-    /// is drawn for no epoch.
+    /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit them or draw from none,
+    /// or if a dataset is drawn for no epoch.
     pub(crate) fn check(self) -> Result<(Vec<Dataset>, MixRules)> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let count = self.datasets.len();
@@ -180,7 +182,7 @@ fn checked_weights(weights: &[f64], count: usize) -> Result<Vec<u64>> {
     Ok(units)
 }
 
-/// How a mixture is drawn from; part of a saved state.
+/// Rules of a mixture; part of a saved state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixRules {
@@ -246,7 +248,7 @@ pub struct Origin {
     pub(crate) step: u64,
     /// Draws of each dataset before it, from its first epoch on.
     pub(crate) draws: Vec<u64>,
-    /// Where it lies in the period or the pattern.
+    /// Phase in the period or the pattern.
     pub(crate) phase: u64,
 }
 

@@ -1,8 +1,8 @@
-//! The draws of a run: position → dataset and how many of its draws came before.
+//! Maps positions of a run to datasets and draws.
 //!
-//! A run is a few *segments* in which shares do not change: they begin where weights change at a stated step and
-//! where a dataset is exhausted. Segments and the draws before each are found once, when a run is built; from
-//! then on any position costs the same.
+//! A run is a few *segments* in which shares do not change: they begin where weights change at a stated step
+//! and where a dataset is exhausted. Segments and the draws before each are found once, when a run is built;
+//! from then on any position costs the same.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(crate) struct Draw {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segments {
     segments: Vec<Segment>,
-    /// Where the run ends; `None` if it does not.
+    /// Position of the end of the run; `None` without one.
     pub(crate) end: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ struct Segment {
     /// Position of its shares that `start` is.
     phase: u64,
     shares: Shares,
-    /// What is added to the counts of its shares, by dataset.
+    /// Draws to add to the counts of its shares, by dataset.
     base: Vec<i64>,
 }
 
@@ -52,7 +52,7 @@ impl Segment {
     }
 }
 
-/// What a layout is made of, besides the rules.
+/// Inputs of [`Segments::new`], in addition to the rules.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentsInput<'a> {
     pub(crate) origin: &'a Origin,
@@ -117,7 +117,7 @@ impl Segments {
         self.segments.get(self.segment_at(position)).map(|segment| segment.draws_before(position))
     }
 
-    /// Where in its shares' own positions a position lies.
+    /// Returns the position in its shares of a position of the run.
     pub(crate) fn phase_at(&self, position: u64) -> u64 {
         let segment = self.segments.get(self.segment_at(position));
         segment.map_or(0, |segment| position - segment.start + segment.phase)

@@ -1,14 +1,14 @@
-//! The state of a run: where it stands, as small JSON, equal on all ranks.
+//! Saves and restores the position of a run, as small JSON that is equal on all ranks.
 //!
-//! A state says which datasets were drawn from, by which rules, and how far. It holds nothing of ranks, workers or
-//! microbatches: a run goes on with the same global batches on any number of them. Restoring computes no position
-//! before the state's.
+//! A state says which datasets were drawn from, by which rules, and how far. It holds nothing of ranks,
+//! workers or microbatches: a run goes on with the same global batches on any number of them. Restoring
+//! computes no position before the state's.
 //!
-//! A dataset that changed since is refused, and the shard named, unless the caller accepts it: then that dataset
-//! goes on at its next epoch, or its current one if none of it was drawn, and the others exactly where they were.
-//! What cannot be told by keys, offsets and lengths, such as other pixels in a file of the same length, is no change.
-//! Other frames of the same videos are other costs and other inputs: refused as well, and where they are accepted the
-//! run goes on exactly where it was.
+//! A dataset that changed since is refused, and the shard named, unless the caller accepts it: then that
+//! dataset goes on at its next epoch, or its current one if none of it was drawn, and the others exactly
+//! where they were. What cannot be told by keys, offsets and lengths, such as other pixels in a file of the
+//! same length, is no change. Other frames of the same videos are other costs and other inputs: refused as
+//! well, and where they are accepted the run goes on exactly where it was.
 
 mod sampling;
 mod shards;
@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 /// Changes with every change of the meaning of a state.
 const VERSION: u32 = 1;
 
-/// Where a run stands.
+/// Position of a run.
 ///
 /// Serializes with `serde`; [`Self::to_json`] and [`Self::from_json`] are at hand.
 ///
@@ -90,7 +90,7 @@ struct DatasetState {
     /// Epoch and offset of the next draw.
     epoch: u64,
     offset: u64,
-    /// Which frames of videos were counted; none if there are no videos or they were not looked at.
+    /// Sampling of videos in the index; none if there are no videos or they were not examined.
     #[serde(default, skip_serializing_if = "SavedSampling::is_none")]
     video_sampling: SavedSampling,
     shards: ShardList,
@@ -306,7 +306,7 @@ impl DatasetState {
         self.epoch.saturating_mul(self.samples).saturating_add(self.offset)
     }
 
-    /// What happened to the dataset since; `None` if nothing did.
+    /// Describes the change of the dataset since the state; `None` if it is unchanged.
     fn change(&self, dataset: &Dataset) -> Option<String> {
         let now = Self::new(dataset, 0);
         let mut changes = self.shards.changes(&now.shards);

@@ -1,4 +1,4 @@
-//! Which frames of videos a saved state was made for.
+//! Records the video sampling that a state was saved with.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ impl SavedSampling {
         self.0.is_none()
     }
 
-    /// What is sampled otherwise now; `None` if nothing is.
+    /// Describes the change of the sampling; `None` if it is unchanged.
     pub(super) fn change(&self, now: &Self) -> Option<String> {
         (self != now).then(|| format!("were sampled as {self}, and are now as {now}"))
     }

@@ -1,4 +1,4 @@
-//! The shards of a dataset in a saved state: base names, folded, and a digest of each.
+//! Records the shards of a dataset in a state: base names, folded, and a digest of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,7 +65,7 @@ impl Names {
         }
     }
 
-    /// How many names these are; `None` if no name has so many digits.
+    /// Number of the names; `None` if no name has so many digits.
     fn count(&self) -> Option<u64> {
         match self {
             Self::One(_) => Some(1),
@@ -103,7 +103,8 @@ impl ShardList {
         Some(names.into_iter().enumerate().map(|(at, name)| (name, digest(at))).collect())
     }
 
-    /// What happened to the shards since `self` was saved, one shard a message; empty if nothing did.
+    /// Describes the changes of the shards since `self` was saved, one shard a message; empty if there are
+    /// none.
     pub(super) fn changes(&self, now: &Self) -> Vec<String> {
         let (Some(before), Some(now)) = (self.pairs(), now.pairs()) else {
             return vec!["the list of shards in the state is damaged".into()];

@@ -1,4 +1,4 @@
-//! Walks an archive that is read by range, and passes over payloads that nobody has to see.
+//! Walks an archive that is read by range, and passes over unneeded payloads.
 
 use std::io;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(crate) trait Archive {
 #[derive(Debug)]
 pub(crate) struct RangedEntries<A> {
     pub(crate) archive: A,
-    /// How much of a payload is read.
+    /// Number of payload bytes to read.
     wanted: fn(&Entry) -> u64,
     offset: u64,
     headers: Headers,
