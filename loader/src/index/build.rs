@@ -92,7 +92,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     Ok(builder.finish())
 }
 
-/// What is known of a shard before it is read.
+/// Returns the metadata of a shard before it is read.
 pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compression) -> IndexedShard {
     IndexedShard {
         name: shard.base_name().to_owned(),
@@ -209,7 +209,7 @@ impl Builder {
         self.is_verified
     }
 
-    /// Says how the shard is compressed.
+    /// Sets the compression of the shard.
     pub(super) fn compression(&mut self, compression: Compression) {
         self.built.shard.compression = compression;
     }
@@ -219,13 +219,13 @@ impl Builder {
         self.built.shard.unpacked_bytes = self.rows_end();
     }
 
-    /// Where the payload of the last good sample ends.
+    /// Returns the end of the payload of the last good sample.
     pub(super) fn rows_end(&self) -> u64 {
         let last = self.built.columns.offsets.last().copied().unwrap_or(0);
         last + self.built.columns.last_sample_bytes()
     }
 
-    /// What is known of the shard so far.
+    /// Returns the metadata of the shard so far.
     pub(super) fn shard_mut(&mut self) -> &mut IndexedShard {
         &mut self.built.shard
     }

@@ -33,10 +33,10 @@ use crate::store::{Identity, without_query};
 
 /// Remote shards that are read at the same time, at least.
 const REMOTE_THREADS: usize = 16;
-/// Directory beside the shards.
+/// Directory next to the shards.
 const DIRECTORY: &str = ".dflop";
 
-/// Where the index lies and how it is made.
+/// Location of the index and options of indexing.
 #[derive(Debug, Clone)]
 pub struct IndexOptions {
     /// Directory of the index file; `None` is beside the shards, or the user's cache directory.
@@ -48,13 +48,13 @@ pub struct IndexOptions {
     /// Which frames of a video are shown, with the feature `video`; an index of videos that was made for
     /// others is made anew.
     pub video_sampling: VideoSampling,
-    /// Whose token counts of texts the index answers with.
+    /// Source of the token counts of texts.
     pub token_counts: TokenCounts,
     /// Shards that are read at the same time.
     pub threads: usize,
-    /// What the files of other tools beside the shards are used for.
+    /// Use of the index files of other tools.
     pub foreign: ForeignIndexes,
-    /// Is told of every shard.
+    /// Listener that is called for every shard.
     pub progress: Arc<dyn Progress>,
 }
 

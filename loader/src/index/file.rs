@@ -80,7 +80,7 @@ fn footer_of(file: &[u8]) -> Result<arrow_ipc::Footer<'_>, ArrowError> {
     arrow_ipc::root_as_footer(&file[footer_start..trailer_start]).map_err(|error| damaged(&error.to_string()))
 }
 
-/// Where in the file the digits of its checksum stand.
+/// Offset in the file of the digits of its checksum.
 fn checksum_place(file: &[u8], footer: &arrow_ipc::Footer<'_>) -> Result<Range<usize>, ArrowError> {
     let stored = footer.custom_metadata().iter().flatten().find(|pair| pair.key() == Some(CHECKSUM_KEY));
     let stored = stored.and_then(|pair| pair.value()).filter(|digits| digits.len() == CHECKSUM_DIGITS);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// Age at which a temporary file is no longer being written.
+/// Age after which a temporary file counts as abandoned.
 const LEFTOVER_AGE: Duration = Duration::from_mins(10);
 
 /// Takes the lock in the first directory that can be written; waits while another process builds there.

@@ -107,7 +107,7 @@ pub(super) fn merge_parts(
     write_and_open(shards, &stats, built, options)
 }
 
-/// Which shard of the dataset each shard of a part is.
+/// Matches the shards of parts with the shards of the dataset.
 struct ShardNumbers {
     /// Places that are free, the last one first.
     by_url: HashMap<String, Vec<usize>>,
@@ -248,7 +248,7 @@ fn part_shard(url: String, decoded: DecodedIndex) -> Option<PartShard> {
 }
 
 impl BuiltShard {
-    /// What was learned from a shard whose rows were written and read back.
+    /// Restores a built shard from rows that were written and read back.
     fn of_rows(shard: IndexedShard, rows: &ShardRows, skipped: Vec<Skipped>, warnings: Vec<String>) -> Self {
         let mut hasher = Sha256::new();
         for sample in (0..rows.len()).map(|row| rows.row(0, row)) {

@@ -23,11 +23,11 @@ use crate::store::{Identity, RemoteObject, ShardBody, Task, spawn};
 
 /// Payloads up to this length are read whole: a request costs as much as these bytes.
 const READ_WHOLE_BYTES: u64 = 1 << 20;
-/// What is read of a longer one.
+/// Bytes that are read of a longer payload.
 const PREFIX_BYTES: u64 = 64 << 10;
-/// What is requested behind a jump.
+/// Bytes of the request after a jump.
 const WINDOW_BYTES_MIN: u64 = 128 << 10;
-/// What is requested when everything is read; two such windows are under way.
+/// Bytes of a request when everything is read; two such windows are in flight.
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
 /// Bytes of a compressed shard that are under way.
 const PACKED_BYTES_AHEAD: u64 = 16 << 20;
@@ -93,7 +93,7 @@ fn push_compressed(
     failed.map_or(Ok(()), Err)
 }
 
-/// How much of a payload is needed for its shape, as far as its name tells.
+/// Returns the bytes of a payload that determine its shape, as far as its name tells.
 fn wanted_bytes(entry: &Entry) -> u64 {
     let extension = split_key(&entry.name).map(|(_, extension)| extension).unwrap_or_default();
     let is_jumped = match kind_of_extension(&extension) {
@@ -153,7 +153,7 @@ impl RangeWindow {
         spawn(async move { Ok(object.read(range, &identity).await?.0) })
     }
 
-    /// Moves on to the bytes behind the window.
+    /// Advances to the bytes after the window.
     fn advance(&mut self) -> io::Result<()> {
         let start = self.end();
         let task = match self.next.take().filter(|(range, _)| range.start == start) {

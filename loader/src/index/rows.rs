@@ -128,7 +128,7 @@ pub struct SampleRow<'a> {
 /// A field as the index knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldRow<'a> {
-    /// What follows the key's dot in the entry name, lower-cased.
+    /// Entry name after the key's dot, lower-cased.
     pub extension: &'a str,
     /// Offset of the payload in the uncompressed shard.
     pub offset: u64,

@@ -35,15 +35,15 @@ pub trait TextCounter: Debug + Send + Sync {
     fn count(&self, sample: &Sample) -> Result<TextLength, BoxError>;
 }
 
-/// Whose token counts an index answers with.
+/// Source of the token counts that an index answers with.
 #[derive(Debug, Clone, Default)]
 pub enum TokenCounts {
     /// Estimates from the text alone.
     #[default]
     Estimated,
-    /// Those of a counter; its column is made if it is missing.
+    /// Counts of a counter; its column is made if it is missing.
     Of(Arc<dyn TextCounter>),
-    /// Those of a counter if the index has its column, else estimates.
+    /// Counts of a counter if the index has its column, else estimates.
     IfPresent(Arc<dyn TextCounter>),
 }
 

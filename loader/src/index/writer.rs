@@ -35,7 +35,7 @@ impl WrittenIndex {
     /// Adds a shard that was there before, by reading its headers.
     ///
     /// # Errors
-    /// Those of indexing a shard.
+    /// Errors of indexing a shard.
     pub(crate) fn add_existing(&mut self, shard: Shard) -> Result<()> {
         let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
         let built = build_shard(&shard, &identity(&shard)?, &options)?;

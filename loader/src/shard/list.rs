@@ -13,7 +13,7 @@ use super::wids::listed_shards;
 use crate::error::{Error, Result};
 use crate::store::{Location, Opened, RemoteObject, Stores, is_remote, list_directory, open, without_query};
 
-/// Most shards that a pattern may stand for.
+/// Largest number of shards of one pattern.
 const SHARDS_MAX: usize = 10_000_000;
 /// Rounds of environment substitution, as webdataset allows.
 const SUBSTITUTION_ROUNDS: usize = 10;
@@ -100,7 +100,7 @@ fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
 /// Expands patterns to shards, in order; remote ones are reached with the default settings.
 ///
 /// # Errors
-/// Those of [`expand_shards_in`].
+/// See [`expand_shards_in`].
 pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
     expand_shards_in(patterns, &Stores::default())
 }
@@ -149,7 +149,7 @@ fn parts_of(list: &str) -> Vec<&str> {
     parts
 }
 
-/// Whether a name ends where the host of a URL begins, behind `USER:PASSWORD@`.
+/// Whether a name ends where the host of a URL starts, after `USER:PASSWORD@`.
 fn is_behind_user(name: &str) -> bool {
     let authority = name.split_once("://").map(|(_, authority)| authority);
     authority.is_some_and(|authority| authority.ends_with('@') && !authority.contains('/'))
@@ -158,7 +158,7 @@ fn is_behind_user(name: &str) -> bool {
 /// Expands the braces of a base name.
 ///
 /// # Errors
-/// [`Error::ShardList`] if it stands for too many.
+/// [`Error::ShardList`] if it expands to too many.
 pub(crate) fn expand_name(pattern: &str) -> Result<Vec<String>> {
     let mut names = Vec::new();
     expand_braces(pattern, &mut names)?;
@@ -208,7 +208,7 @@ fn push_shards(name: String, stores: &Stores, shards: &mut Vec<Shard>) -> Result
     Ok(())
 }
 
-/// Whether a name stands for the shards that wids lists in it.
+/// Whether a name is a shard list of wids.
 fn is_shard_list(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json") && path.is_file()
 }

@@ -138,7 +138,7 @@ impl ShardPass {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ShardPasses {
     pub(crate) order: ShardOrder,
-    /// The epoch behind the last one.
+    /// Epoch after the last one.
     pub(crate) end_epoch: u64,
     pub(crate) start: Position,
     /// Items to be read again, by shard; in ascending order.
@@ -204,7 +204,7 @@ impl ShardIdentity {
         Self::of_header(archive.len() as u64, &archive[..archive.len().min(HEADER_BYTES)])
     }
 
-    /// Of a shard of which only the first [`HEADER_BYTES`] are at hand.
+    /// Identifies a shard by its length and its first [`HEADER_BYTES`].
     pub(crate) fn of_header(bytes: u64, header: &[u8]) -> Self {
         Self { bytes, header: format!("{:016x}", xxh3_64(header)) }
     }
@@ -239,7 +239,7 @@ impl KnownShards {
     /// The same for a shard that is not in memory.
     ///
     /// # Errors
-    /// Those of [`Self::check`].
+    /// See [`Self::check`].
     pub(crate) fn check_identity(&self, number: usize, shard: &Shard, now: ShardIdentity) -> Result<()> {
         if let Some(before) = self.expected.get(&number).filter(|before| **before != now) {
             let reason = if before.bytes == now.bytes {

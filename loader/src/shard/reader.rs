@@ -227,7 +227,7 @@ impl Reader {
         }
     }
 
-    /// A body that ends too early ends the stream, behind the samples that came whole.
+    /// Reads a body; one that ends too early ends the stream, after its complete samples.
     async fn read_body(
         &self,
         shard: &Shard,

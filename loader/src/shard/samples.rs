@@ -232,7 +232,7 @@ impl<R: AsyncRead + Unpin> StreamedSamples<R> {
         self
     }
 
-    /// Reads the next sample; `None` behind the last.
+    /// Reads the next sample; `None` after the last.
     ///
     /// # Cancel safety
     /// Not cancel safe: a dropped future loses the bytes that it had read.

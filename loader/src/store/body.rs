@@ -68,7 +68,7 @@ impl ShardsAhead {
         Some(Self { shards, _task: task })
     }
 
-    /// Waits for the next shard; `None` behind the last.
+    /// Waits for the next shard; `None` after the last.
     pub(crate) async fn next(&mut self) -> Option<io::Result<RemoteShard>> {
         self.shards.recv().await
     }

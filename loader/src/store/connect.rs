@@ -119,7 +119,7 @@ mod cloud {
 mod tests {
     use super::*;
 
-    /// What a store says of itself; nothing is contacted.
+    /// Describes a store by its configuration; contacts nothing.
     fn shown(url: &str) -> String {
         let url = RemoteUrl::parse(url).unwrap();
         connect(&url, Duration::from_secs(30), Retries::ByReader).unwrap().to_string()

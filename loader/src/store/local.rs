@@ -14,7 +14,7 @@ use memmap2::Mmap;
 /// by rename, as [`crate::index`] and `dflop pack` do.
 ///
 /// # Errors
-/// What the operating system says; a directory is refused.
+/// The error of the operating system; a directory is refused.
 #[expect(unsafe_code, reason = "a memory map is the only way to hand out payloads without copying them")]
 pub(crate) fn map_file(path: &Path) -> Result<Bytes> {
     let file = File::open(path)?;

@@ -113,7 +113,7 @@ impl RemoteObject {
     /// Asks for length and version.
     ///
     /// # Errors
-    /// What the store said after all attempts, and what to set.
+    /// The store's error after all attempts, and its remedy.
     pub(crate) async fn identity(&self) -> io::Result<Identity> {
         let mut attempts = self.attempts(0);
         loop {

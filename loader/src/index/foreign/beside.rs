@@ -13,12 +13,12 @@ use crate::store::local::read_file;
 const DIRECTORIES_UP_MAX: usize = 4;
 /// JSON files of a directory that may be shard lists of wids.
 const LISTS_MAX: usize = 64;
-/// Where in a shard list its kind stands.
+/// Bytes at the start of a shard list that contain its kind.
 const KIND_WITHIN_BYTES: u64 = 512;
 /// Longest file that is read.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// What files beside a shard say of it, each with the file that says so.
+/// Claims of the files next to a shard, each with its file.
 #[derive(Debug, Clone, Default)]
 pub(in crate::index) struct Claims {
     pub(in crate::index) samples: Vec<(String, u64)>,
@@ -27,13 +27,13 @@ pub(in crate::index) struct Claims {
     pub(in crate::index) warnings: Vec<String>,
 }
 
-/// Where a file beside a shard says that headers stand.
+/// Offsets of headers, as claimed by a file next to a shard.
 #[derive(Debug, Clone)]
 pub(in crate::index) struct HeaderLayout {
     pub(in crate::index) source: String,
-    /// Where chains of headers begin; rising.
+    /// Offsets at which chains of headers start; ascending.
     pub(in crate::index) starts: Vec<u64>,
-    /// Where samples begin, if the tool groups entries by itself.
+    /// Offsets at which samples start, if the tool groups entries itself.
     pub(in crate::index) samples: Option<Vec<u64>>,
 }
 
@@ -65,7 +65,7 @@ pub(in crate::index) fn claims(shards: &[Shard]) -> Vec<Claims> {
     claims
 }
 
-/// Adds what one file says.
+/// Adds the claims of one file.
 fn collect(file: &Path, by_path: &HashMap<PathBuf, usize>, claims: &mut [Claims]) -> Result<(), String> {
     let source = file.display().to_string();
     let bytes =
@@ -117,7 +117,7 @@ fn says_its_kind(path: &Path) -> bool {
     read.is_ok() && begin.windows(20).any(|window| window == b"wids-shard-index-v1\"")
 }
 
-/// Where `SHARD.tar.idx`, else webshart's `SHARD.json`, says that headers stand; `None` without either.
+/// Returns the header offsets of `SHARD.tar.idx`, else of webshart's `SHARD.json`; `None` without either.
 ///
 /// # Errors
 /// A warning that names the file if it does not fit the shard.

@@ -21,7 +21,7 @@ pub(super) use self::beside::{Claims, HeaderLayout, claims, layout};
 use super::build::BuiltShard;
 use crate::shard::Shard;
 
-/// What the files of other tools beside shards are used for when an index is made.
+/// Use of the index files of other tools when an index is made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ForeignIndexes {
     /// Nothing.

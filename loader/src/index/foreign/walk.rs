@@ -13,9 +13,9 @@ use crate::shard::tar::header::BLOCK_BYTES;
 use crate::shard::tar::headers::{Headers, Next};
 use crate::shard::tar::{Entry, padded};
 
-/// Most ranges that are asked for at once.
+/// Largest number of ranges that are requested at once.
 const RANGES_MAX: usize = 4_096;
-/// Length of the ranges in which the bytes behind the end mark are read.
+/// Length of the ranges in which the bytes after the end mark are read.
 const TAIL_RANGE_BYTES: u64 = 1 << 20;
 
 /// A shard that is read by ranges.
@@ -27,7 +27,7 @@ pub trait ByteRanges {
     /// far away reads them at the same time.
     ///
     /// # Errors
-    /// What the store says.
+    /// Error of the store.
     fn read(&mut self, ranges: &[Range<u64>]) -> std::io::Result<Vec<Bytes>>;
 }
 
@@ -113,7 +113,7 @@ impl Chain {
         self.end_mark.is_some() || self.at == self.end
     }
 
-    /// What is to be read next.
+    /// Next range to read.
     fn wanted(&self) -> Range<u64> {
         let payload = self.at + BLOCK_BYTES as u64;
         match self.extension_bytes {
@@ -173,7 +173,7 @@ fn check_tail(end_mark: u64, shard: &mut dyn ByteRanges) -> Result<(), String> {
         let end = (at + TAIL_RANGE_BYTES).min(shard.bytes());
         let pieces = shard.read(std::slice::from_ref(&(at..end))).map_err(|error| error.to_string())?;
         if pieces.iter().any(|piece| piece.iter().any(|&byte| byte != 0)) {
-            return Err(format!("non-zero bytes behind the end mark at offset {end_mark}"));
+            return Err(format!("non-zero bytes after the end mark at offset {end_mark}"));
         }
         at = end;
     }

@@ -6,14 +6,14 @@
 
 use std::collections::BTreeMap;
 
-/// Where the payloads of a shard lie.
+/// Offsets of the payloads of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Payloads {
     /// Base name of the shard.
     pub shard: String,
     /// Length of the shard.
     pub filesize: u64,
-    /// Offset behind the padding of each payload, where the next header begins; rising.
+    /// Offset after the padding of each payload, where the next header starts; ascending.
     pub ends: Vec<u64>,
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct Headers {
 }
 
 impl Headers {
-    /// Takes the block that stands at `offset`.
+    /// Takes the block at `offset`.
     pub(crate) fn block(&mut self, offset: u64, block: &[u8; BLOCK_BYTES]) -> Result<Next, TarFault> {
         let Some(header) = parse_header(block)? else {
             return if self.extensions == 0 { Ok(Next::End) } else { Err(TarFault::DanglingExtension) };

@@ -82,7 +82,7 @@ impl<A: Archive> RangedEntries<A> {
         Ok(block.first_chunk().copied())
     }
 
-    /// Moves on behind a payload and its padding, which alone may be missing at the end.
+    /// Advances past a payload and its padding, which alone may be missing at the end.
     fn pass(&mut self, start: u64, bytes: u64, header_offset: u64) -> Result<(), ArchiveFault> {
         let length = self.archive.bytes();
         if start.checked_add(bytes).is_none_or(|end| end > length) {

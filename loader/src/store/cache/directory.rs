@@ -30,7 +30,7 @@ const PART: &str = "part";
 /// Files that may be removed to make room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Whatever was used longest ago.
+    /// Least recently used files.
     Any,
     /// Only what nobody has used since this process opened the cache.
     Unused,
