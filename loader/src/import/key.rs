@@ -1,21 +1,21 @@
-//! Keys that readers give back, and that are not given twice.
+//! Makes keys that readers give back unchanged, each of them once.
 
 use std::collections::HashMap;
 
 use crate::shard::is_metadata;
 
-/// Longest key that is made of a name; entry names have to hold it and an extension.
+/// Longest key made from a name, which leaves room for an extension in an entry name.
 const KEY_BYTES_MAX: usize = 2048;
 
-/// Hands out keys.
+/// Assigns unique keys.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    /// Every key handed out, and the suffix to try next where it is wanted again.
+    /// Every assigned key, with the suffix to try next when it is requested again.
     given: HashMap<String, u64>,
 }
 
 impl Keys {
-    /// Returns the key nearest to `name`, or to `number` in nine digits if there is none.
+    /// Returns the key closest to `name`, or to `number` in nine digits without a usable name.
     pub(super) fn give(&mut self, name: Option<&str>, number: u64) -> String {
         let wanted = wanted_key(name, number);
         let Some(next) = self.given.get(&wanted).copied() else {
@@ -34,13 +34,14 @@ impl Keys {
     }
 }
 
-/// The key that an entry asks for.
+/// Returns the key that an entry requests.
 pub(super) fn wanted_key(name: Option<&str>, number: u64) -> String {
     name.and_then(safe_key).unwrap_or_else(|| format!("{number:09}"))
 }
 
-/// Makes a name safe: dots in its base name and control characters become `_`, parts that are empty, `.` or `..`
-/// go, and what would read as metadata gets an `x` in front. `None` if nothing is left, or too much.
+/// Makes a name safe: dots in its base name and control characters become `_`; parts that are empty, `.` or
+/// `..` are removed; a name that would be read as metadata gets the prefix `x`. `None` if nothing, or too
+/// much, is left.
 fn safe_key(name: &str) -> Option<String> {
     let is_odd = |part: &&str| matches!(*part, "" | "." | "..");
     let parts: Vec<&str> = name.trim().split('/').filter(|part| !is_odd(part)).collect();

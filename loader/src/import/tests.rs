@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::flow::Progress;
 use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem, StreamedSamples};
 
-/// A directory for the source `in` beside one for the shards, `out`.
+/// Directory with the source `in` and the output `out`.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -30,7 +30,8 @@ impl Place {
         pack(&self.source().join(source), &self.0.path().join("out"), &PackOptions::default())
     }
 
-    /// Packs; returns `key[extension=payload …]` per sample, and the skipped paths below the source with reasons.
+    /// Packs; returns `key[extension=payload …]` per sample, and the skipped paths below the source with
+    /// reasons.
     fn packed(&self, source: &str) -> (Vec<String>, Vec<String>) {
         let packed = self.pack(source).unwrap();
         let samples: Vec<String> = packed.shards.iter().flat_map(|shard| read_shard(shard)).collect();
@@ -70,7 +71,7 @@ fn files_of_a_directory_group_by_their_path_without_extension() {
     ]);
     let (samples, skipped) = place.packed("");
     assert_eq!(samples, ["a.v1/x[json.gz=Z]", "b/1[jpg=J1]", "b/2[jpg=J2 txt=T2]", "top[png=P]"]);
-    assert_eq!(skipped, [".git: hidden", "README: no extension to tell its kind", "b/.DS_Store: hidden"]);
+    assert_eq!(skipped, [".git: hidden", "README: a file needs an extension", "b/.DS_Store: hidden"]);
 }
 
 #[test]
@@ -126,7 +127,7 @@ fn links_are_followed_but_not_in_circles() {
     symlink("nowhere", place.source().join("c.txt")).unwrap();
     let (samples, skipped) = place.packed("");
     assert_eq!(samples, ["2[txt=1]", "a/1[txt=1]"]);
-    let again = "a link to a directory that is packed already";
+    let again = "a link to a directory that was already packed";
     assert_eq!(skipped.len(), 3);
     assert!(skipped[0].starts_with("c.txt: No such file"), "{skipped:?}");
     assert_eq!(skipped[1..], [format!("a/up: {again}"), format!("b: {again}")]);
@@ -152,7 +153,7 @@ fn llava_json_gives_images_and_the_whole_object() {
     assert_eq!(skipped.len(), 2);
     assert!(skipped[0].starts_with("p/none.jpg: No such file"), "{skipped:?}");
     assert!(skipped[0].ends_with("named by llava.json:4"), "{skipped:?}");
-    assert!(skipped[1].starts_with("llava.json:5: none of its columns is a medium"), "{skipped:?}");
+    assert!(skipped[1].starts_with("llava.json:5: expected a column for a medium"), "{skipped:?}");
 }
 
 #[test]
@@ -163,7 +164,7 @@ fn json_lines_skip_what_is_no_object() {
     assert_eq!(samples, [r#"000000000[json={"text": "a"}]"#, r#"é[json={"id": "é", "caption": "b"}]"#]);
     assert_eq!(skipped.len(), 2);
     assert!(skipped[0].starts_with("x.jsonl:3: not JSON"), "{skipped:?}");
-    assert_eq!(skipped[1], "x.jsonl:4: not a JSON object");
+    assert_eq!(skipped[1], "x.jsonl:4: expected a JSON object");
 }
 
 #[test]
@@ -199,7 +200,7 @@ fn speechbrain_json_takes_its_ids_for_keys() {
     let (samples, skipped) = place.packed("x.json");
     assert!(samples[0].starts_with("spk1_snt1[wav=W txt=HELLO json={"), "{samples:?}");
     assert!(samples[1].starts_with("spk1_2[wav=W json={"), "{samples:?}");
-    assert_eq!(skipped, ["x.json:3: not a JSON object"]);
+    assert_eq!(skipped, ["x.json:3: expected a JSON object"]);
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn a_sample_loses_no_field_alone() {
     let (samples, skipped) = place.packed("");
     assert_eq!(samples, ["b[txt=3]"]);
     assert!(skipped[0].starts_with("a.jpg: its sample is skipped because of"), "{skipped:?}");
-    assert!(skipped[1].starts_with("a.mp4: 1073741825 bytes, over"), "{skipped:?}");
+    assert!(skipped[1].starts_with("a.mp4: 1073741825 bytes exceed"), "{skipped:?}");
 }
 
 #[test]
@@ -233,8 +234,8 @@ fn an_empty_source_says_what_was_looked_for_and_leaves_no_file() {
     let table = [
         ("e", "looked for regular files with an extension, not hidden; 1 skipped, the first"),
         ("c.csv", "none.wav`: No such file"),
-        ("h.csv", "the header has no column that names a medium"),
-        ("x.txt", "no directory, no JSON"),
+        ("h.csv", "the header must have a column for a medium"),
+        ("x.txt", "expected a directory, JSON"),
         ("x.json", "looked for a JSON array of objects"),
     ];
     for (source, expected) in table {

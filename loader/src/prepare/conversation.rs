@@ -1,8 +1,8 @@
-//! Fields of a sample to turns.
+//! Converts the fields of a sample to turns.
 //!
-//! The rules are those of [`crate::sample::document`], by which [`crate::sample`] estimated the sample's tokens: a JSON
-//! conversation counts first, then text fields, then a question and its answer, then a caption. Only words that it
-//! counted are prepared.
+//! The rules are those of [`crate::sample::document`], by which [`crate::sample`] estimated the sample's
+//! tokens: a JSON conversation takes precedence, then text fields, then a question and its answer, then a
+//! caption. Only text that was counted is prepared.
 
 use super::chat_template::{Message, MessagePart};
 use super::error::PrepareError;
@@ -10,32 +10,33 @@ use crate::sample::document::{Part, SampleMedia, Turn};
 use crate::sample::text::{ASSISTANT_ROLES, MediumSlot, turns};
 use crate::sample::{Field, Sample};
 
-/// What a sample says, with the places of its media.
+/// Text of a sample, with the positions of its media.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Conversation {
-    /// Turns of a chat; the assistant's are learned.
+    /// Turns of a chat; those of the assistant are training targets.
     Turns(Vec<Message>),
-    /// A text without turns, such as a caption, all of which is learned.
+    /// Text without turns, such as a caption, all of which is a training target.
     Plain(Vec<MessagePart>),
 }
 
-/// A conversation and which media it shows, in the order of their placeholders.
+/// Conversation with the media it contains, in the order of their placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleConversation {
-    /// The words.
+    /// Turns or plain text.
     pub conversation: Conversation,
-    /// Places in the sample's fields of the images.
+    /// Indices of the images in the sample's fields.
     pub images: Vec<usize>,
-    /// Places in the sample's fields of the clips.
+    /// Indices of the audio clips in the sample's fields.
     pub clips: Vec<usize>,
-    /// Places in the sample's fields of the videos.
+    /// Indices of the videos in the sample's fields.
     pub videos: Vec<usize>,
 }
 
-/// Reads what a sample says.
+/// Reads the conversation of a sample.
 ///
-/// Media and their placeholders meet as [`crate::sample::document`] says. In a conversation, media without any placeholder
-/// go in front of the first turn of the user. Media of a kind that `takes` says the model does not take are left out.
+/// Media are matched with placeholders as in [`crate::sample::document`]. In a conversation, media of a
+/// modality without any placeholder go before the first turn of the user. Media for which `takes` is false
+/// are left out.
 ///
 /// # Errors
 /// [`PrepareError::Conversation`] if turns cannot be read, or placeholders and media do not match.
@@ -58,12 +59,15 @@ pub fn read_conversation(
         [&shown.images, &shown.clips, &shown.videos].map(|fields| places(sample, fields));
     let has_media = [&images, &clips, &videos].iter().any(|places| !places.is_empty());
     if !has_media && is_empty(&conversation) {
-        return Err(PrepareError::conversation(None, "the sample has neither text nor media for this model"));
+        return Err(PrepareError::conversation(
+            None,
+            "the sample has no text and no media that this model takes",
+        ));
     }
     Ok(SampleConversation { conversation, images, clips, videos })
 }
 
-/// The media that have a place, in the order of their placeholders.
+/// Media with a position in the text, in the order of their placeholders.
 struct Shown<'m, 'a> {
     media: &'m SampleMedia<'a>,
     images: Vec<&'a Field>,
@@ -91,7 +95,7 @@ impl Shown<'_, '_> {
         parts.into_iter().map(part).collect()
     }
 
-    /// Media without a placeholder go before the words of the first user turn.
+    /// Puts media without placeholders before the text of the first user turn.
     fn put_in_front(&mut self, messages: &mut Vec<Message>, slot: MediumSlot) {
         let (shown, part) = match slot {
             MediumSlot::Image => (&mut self.images, MessagePart::Image),
@@ -112,7 +116,7 @@ impl Shown<'_, '_> {
     }
 }
 
-/// Places in the sample's fields.
+/// Returns the indices of these fields among those of the sample.
 fn places(sample: &Sample, fields: &[&Field]) -> Vec<usize> {
     let place = |field: &&Field| sample.fields.iter().position(|known| std::ptr::eq(known, *field));
     fields.iter().filter_map(place).collect()
@@ -125,7 +129,7 @@ fn is_empty(conversation: &Conversation) -> bool {
     }
 }
 
-/// Texts that stand side by side were fields or entries of their own: a line break parts them.
+/// Joins adjacent texts, which come from different fields or entries, with a line break.
 fn join_texts(parts: Vec<MessagePart>) -> Vec<MessagePart> {
     let mut joined: Vec<MessagePart> = Vec::with_capacity(parts.len());
     for part in parts {
@@ -151,17 +155,17 @@ fn messages(spoken: Vec<Turn<'_>>, shown: &mut Shown<'_, '_>) -> Result<Vec<Mess
         let in_turn = |reason| PrepareError::conversation(field, format!("turn {number}: {reason}"));
         let calls = written.and_then(|turns| turns.get(number)?.get("tool_calls"));
         if calls.is_some_and(|calls| !calls.is_null()) {
-            return Err(in_turn("tool calls cannot be prepared"));
+            return Err(in_turn("tool calls are not supported"));
         }
         if turn.role.is_empty() {
-            return Err(in_turn("it has no role"));
+            return Err(in_turn("a role is required"));
         }
         messages.push(Message { role: role(turn.role), content: shown.parts(turn.parts) });
     }
     Ok(messages)
 }
 
-/// Who speaks, as chat templates call them.
+/// Converts a role to the name that chat templates use.
 fn role(name: &str) -> String {
     match name.to_ascii_lowercase().as_str() {
         "human" => "user".to_owned(),

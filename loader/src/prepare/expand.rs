@@ -1,4 +1,4 @@
-//! Placeholders of media to as many tokens as their encoders give.
+//! Expands the placeholder of each medium to as many tokens as its encoder produces.
 
 use super::error::PrepareError;
 use super::family::{Family, Placeholder, VideoText};
@@ -6,21 +6,21 @@ use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 use crate::sample::text::MediumSlot;
 
-/// The tokens of one medium in the ids of a sample.
+/// Range of the tokens of one medium within the ids of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaRun {
-    /// Image, clip or video.
+    /// Modality of the medium.
     pub slot: MediumSlot,
-    /// Place of the first copy of the placeholder.
+    /// Index of the first copy of the placeholder.
     pub start: usize,
-    /// Copies of the placeholder.
+    /// Number of copies of the placeholder.
     pub tokens: usize,
-    /// Whether a marker stands on either side.
+    /// Whether the run is enclosed by a marker on either side.
     pub has_markers: bool,
 }
 
 impl MediaRun {
-    /// The ids of the medium, its markers among them.
+    /// Returns the range of the medium, including its markers.
     #[must_use]
     pub fn with_markers(&self) -> std::ops::Range<usize> {
         let markers = usize::from(self.has_markers);
@@ -28,7 +28,7 @@ impl MediaRun {
     }
 }
 
-/// Ids with media in place.
+/// Ids with media expanded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Expanded {
     pub(super) ids: Vec<u32>,
@@ -36,7 +36,7 @@ pub(super) struct Expanded {
     pub(super) runs: Vec<MediaRun>,
 }
 
-/// The ids of a placeholder and its markers.
+/// Ids of a placeholder and its markers.
 #[derive(Debug, Clone)]
 struct SlotIds {
     slot: MediumSlot,
@@ -46,14 +46,15 @@ struct SlotIds {
     has_markers_in_text: bool,
 }
 
-/// Knows the placeholders of a family in a vocabulary.
+/// Placeholder ids of a family in a vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct Expander {
     slots: Vec<SlotIds>,
 }
 
 impl Expander {
-    /// Looks the placeholders up. A vocabulary without that of videos is one of a model that takes images alone.
+    /// Looks up the placeholders; a vocabulary without a video placeholder belongs to a model that takes only
+    /// images.
     ///
     /// # Errors
     /// [`Error::Config`] naming the token that the vocabulary lacks.
@@ -73,16 +74,17 @@ impl Expander {
         Ok(Self { slots })
     }
 
-    /// Whether the vocabulary has a placeholder for a kind of medium.
+    /// Returns whether the vocabulary has a placeholder for a modality.
     pub(super) fn knows(&self, slot: MediumSlot) -> bool {
         self.slots.iter().any(|known| known.slot == slot)
     }
 
-    /// Puts media into ids: the n-th placeholder of a kind becomes as many copies as the n-th medium has tokens.
+    /// Expands media in ids: the n-th placeholder of a modality becomes as many copies as the n-th medium has
+    /// tokens.
     ///
     /// # Errors
-    /// [`PrepareError::MediaTokens`] if there are more or fewer placeholders than media, as when a text has the
-    /// token of a placeholder in it.
+    /// [`PrepareError::MediaTokens`] if the number of placeholders differs from the number of media, for
+    /// example because the text contains a placeholder token literally.
     pub(super) fn expand(
         &self,
         ids: &[u32],
@@ -115,7 +117,8 @@ impl Expander {
 }
 
 impl Expanded {
-    /// Markers that the chat template wrote belong to their medium; a template that writes none has none.
+    /// Counts markers that the chat template wrote around a medium as part of it, so that they are not
+    /// targets.
     fn mask_markers_in_text(&mut self, slots: &[SlotIds]) {
         for run in &mut self.runs {
             let ids = slots.iter().find(|ids| ids.slot == run.slot && ids.has_markers_in_text);
@@ -134,7 +137,7 @@ impl Expanded {
 impl SlotIds {
     fn new(slot: MediumSlot, placeholder: &Placeholder, tokenizer: &Tokenizer) -> Result<Self> {
         let id = |token: &str| {
-            let reason = format!("the vocabulary has no `{token}`, which stands for media of this model");
+            let reason = format!("the vocabulary has no `{token}`, the placeholder of this model's media");
             tokenizer.id(token).ok_or(Error::Config { setting: "tokenizer", reason })
         };
         let token_id = id(placeholder.token)?;

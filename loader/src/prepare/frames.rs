@@ -1,8 +1,8 @@
-//! Videos whose frames a model takes as numbered images: InternVL.
+//! Writes videos as lists of numbered frame images: InternVL.
 //!
-//! The chat template writes one word for a video. Before the text is turned into ids, the word becomes a line for each
-//! frame, `Frame1: ` and the placeholder of an image, so that labels of frames are joined with the words around
-//! them as the tokenizer joins any text. From there on frames are images among the others.
+//! The chat template writes one word for a video. Before tokenization the word is replaced by a line for each
+//! frame, `Frame1: ` and the placeholder of an image, so that the tokenizer joins frame labels with the
+//! surrounding text as usual. From then on, frames are handled like other images.
 
 use std::ops::Range;
 
@@ -12,17 +12,17 @@ use super::labels::Marked;
 use super::video::VideoValues;
 use crate::sample::text::MediumSlot;
 
-/// Images, where frames are images with videos among them, in the order of the text; the tokens of each place.
+/// Images and frames in the order of the text, with the tokens of each.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     pub(super) media: Vec<PixelValues>,
     pub(super) tokens: Vec<u32>,
 }
 
-/// Writes out the frames of every video.
+/// Replaces the word of every video by its frames.
 ///
 /// # Errors
-/// [`PrepareError::MediaTokens`] if the word is there more or less often than there are videos.
+/// [`PrepareError::MediaTokens`] if the number of words differs from the number of videos.
 pub(super) fn write_frames(
     marked: &mut Marked,
     [image, word]: [&str; 2],
@@ -55,7 +55,7 @@ pub(super) fn write_frames(
         shown.tokens.extend(std::iter::repeat_n(tokens, video.frames as usize));
         shown.media.push(video.pixels);
     }
-    // More images than places, which the expansion refuses.
+    // More images than placeholders; the expansion reports the mismatch.
     images.for_each(|image| shown.push(Some(image)));
     written.text += rest;
     marked.targets.iter_mut().for_each(|target| *target = written.moved(target));
@@ -70,17 +70,17 @@ impl Shown {
     }
 }
 
-/// Where the next image or video stands.
+/// Returns the position and modality of the next image or video.
 fn next_of(text: &str, image: &str, word: &str) -> Option<(usize, MediumSlot)> {
     let places = [(text.find(image), MediumSlot::Image), (text.find(word), MediumSlot::Video)];
     places.into_iter().filter_map(|(at, slot)| Some((at?, slot))).min_by_key(|(at, _)| *at)
 }
 
-/// A text in which words were replaced.
+/// Text in which words were replaced.
 #[derive(Debug, Default)]
 struct Written {
     text: String,
-    /// Where a word ended before, and how many bytes all that follows has moved.
+    /// End of each replaced word in the old text, and the shift in bytes of everything after it.
     moves: Vec<(usize, isize)>,
 }
 
@@ -136,6 +136,6 @@ mod tests {
     fn words_and_videos_must_match() {
         let mut marked = Marked { text: "<video>".into(), targets: Vec::new() };
         let error = write_frames(&mut marked, WORDS, Vec::new(), Vec::new()).unwrap_err();
-        assert_eq!(error.to_string(), "1 times `<video>` in the text for 0 videos");
+        assert_eq!(error.to_string(), "the text has 1 `<video>` tokens for 0 videos");
     }
 }

@@ -1,4 +1,4 @@
-//! What preparing does, on a small tokenizer; the truth of `transformers` is in the end-to-end tests.
+//! Tests preparation with a small tokenizer; end-to-end tests compare it with `transformers`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -62,7 +62,7 @@ fn refusal(preparer: &Preparer, fields: Vec<Field>) -> String {
     crate::error::reason_of(&prepare(preparer, fields).unwrap_err())
 }
 
-/// The text of the ids, and of those that are learned.
+/// Returns the text of the ids, and the text of the targets.
 fn written(preparer: &Preparer, sample: &PreparedSample) -> (String, String) {
     let learned: Vec<u32> = sample.labels.iter().filter(|&&id| id >= 0).map(|&id| id as u32).collect();
     (preparer.decode(&sample.input_ids).unwrap(), preparer.decode(&learned).unwrap())
@@ -106,7 +106,7 @@ fn the_json_names_the_order_of_images_by_extension_or_entry_name() {
         let fields = vec![json, image("left.jpg", 28, 28), image("right.jpg", 28, 56)];
         prepare(&preparer, fields).map(|sample| sample.images.iter().map(|of| of.tokens).collect::<Vec<_>>())
     };
-    // The smallest side is scaled up to two patches of 28 pixels.
+    // The shorter side is scaled up to two patches of 28 pixels.
     let in_shard_order = said(json!(["photos/a.jpg", "photos/b.jpg"])).unwrap();
     assert_eq!(said(json!(["left.jpg", "right.jpg"])).unwrap(), in_shard_order);
     let turned: Vec<u32> = in_shard_order.iter().rev().copied().collect();
@@ -157,7 +157,7 @@ fn media_that_the_model_does_not_take_are_left_out() {
     let with = prepare(&preparer, vec![asked("what"), image("jpg", 8, 8)]).unwrap();
     assert_eq!(with, prepare(&preparer, vec![asked("what")]).unwrap());
     let nothing = refusal(&preparer, vec![image("jpg", 8, 8)]);
-    assert_eq!(nothing, "the sample has neither text nor media for this model");
+    assert_eq!(nothing, "the sample has no text and no media that this model takes");
 }
 
 #[test]
@@ -173,19 +173,19 @@ fn a_model_of_both_takes_both() {
 fn the_token_of_a_placeholder_in_a_text_is_refused() {
     let fields = vec![asked("what is <|image_pad|>?")];
     let reason = refusal(&preparer("qwen2-vl-7b"), fields);
-    assert_eq!(reason, "1 times `<|image_pad|>` in the text for 0 images");
+    assert_eq!(reason, "the text has 1 `<|image_pad|>` tokens for 0 images");
 }
 
 #[test]
 fn turns_that_cannot_be_read_are_refused_with_their_number() {
     let preparer = preparer("qwen2-vl-7b");
     for (turn, reason) in [
-        (json!({"content": "x"}), "turn 0: it has no role"),
+        (json!({"content": "x"}), "turn 0: a role is required"),
         (json!({"role": "user"}), "turn 0: its content must be a string or a list of parts"),
         (json!({"role": "user", "content": [{"type": "video"}]}), "1 video placeholders for 0 videos"),
         (
             json!({"role": "assistant", "content": "", "tool_calls": []}),
-            "turn 0: tool calls cannot be prepared",
+            "turn 0: tool calls are not supported",
         ),
     ] {
         assert_eq!(refusal(&preparer, vec![json_field(json!({"messages": [turn]}))]), reason);
@@ -200,14 +200,14 @@ fn turns_that_cannot_be_read_are_refused_with_their_number() {
 fn settings_that_do_not_fit_are_refused() {
     let reason = |builder: PreparerBuilder| builder.build().unwrap_err().to_string();
     let model = ModelSpec::preset("qwen2-vl-7b").unwrap();
-    assert!(reason(Preparer::builder(&model)).contains("`tokenizer`: it must be set"));
+    assert!(reason(Preparer::builder(&model)).contains("`tokenizer`: a tokenizer is required"));
     let deaf = builder("qwen2-vl-7b").audio_processor(Arc::new(media::CountedAudio));
     assert!(reason(deaf).contains("takes no audio"));
     assert!(reason(builder("qwen2-vl-7b").tokens_max(0)).contains("tokens_max"));
     let broken = reason(builder("qwen2-vl-7b").chat_template("{% for x in %}"));
     assert!(broken.contains("chat_template") && broken.contains("line 1"), "{broken}");
     let forgetful = "{% for message in messages %}{{ message.role }}{% endfor %}";
-    assert!(reason(builder("qwen2-vl-7b").chat_template(forgetful)).contains("leaves out"));
+    assert!(reason(builder("qwen2-vl-7b").chat_template(forgetful)).contains("omits"));
     let shouting = "{% for m in messages %}{{ m.role }}: {{ m.content | upper }}{% endfor %}";
     assert!(reason(builder("qwen2-vl-7b").chat_template(shouting)).contains("chat template"));
 }
@@ -234,7 +234,7 @@ fn render(template: &str, turns: &[(&str, &str)]) -> Result<String, String> {
     template.render(&turns.iter().map(message).collect::<Vec<_>>(), true)
 }
 
-/// Each line was rendered by `transformers` 5.23 as well.
+/// The expected lines were rendered by `transformers` 5.23.
 #[test]
 fn templates_render_as_in_python() {
     const ALL: &str = "{% for m in messages %}{{ m['content'] }}{% endfor %}";
@@ -272,7 +272,7 @@ fn templates_render_as_in_python() {
     assert_eq!(render(strict, &[("system", "a")]), Err("no system turns (chat template, line 1)".to_owned()));
 }
 
-/// A sample of `tokens` ids that count up from `first`, learned from the second on, with one image.
+/// Makes a sample of `tokens` ids that count up from `first`, all targets but the first, with one image.
 fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
     let [rows, columns] = grid;
     let run = (rows * columns / 4) as usize;
@@ -295,7 +295,7 @@ fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
 fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {
     match &inputs.tensor(name).unwrap().values {
         TensorValues::I64(values) => values.clone(),
-        TensorValues::F32(_) => panic!("`{name}` holds no integers"),
+        TensorValues::F32(_) => panic!("`{name}` must hold integers"),
     }
 }
 

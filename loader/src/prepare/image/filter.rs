@@ -1,12 +1,12 @@
-//! Weights with which source pixels enter a resampled one: Pillow's, to the bit.
+//! Computes the weights of source pixels in a resampled pixel, bit-identical to Pillow.
 //!
 //! Weights are computed in double precision and stored as integers of 22 fractional bits. When an image
-//! shrinks, the filter is stretched by the same factor, so that every source pixel has its say.
+//! shrinks, the filter is stretched by the same factor, so that every source pixel contributes.
 
-/// Fractional bits of a weight: 32 less 8 of a pixel less 2, since filters overshoot.
+/// Fractional bits of a weight: 32, minus 8 of a pixel, minus 2 because filters overshoot.
 pub(super) const WEIGHT_BITS: u32 = 32 - 8 - 2;
 
-/// A resampling filter, as Pillow names them.
+/// Resampling filter, with Pillow's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// Triangle of radius 1.
@@ -18,7 +18,7 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// The filter of this number in `PIL.Image.Resampling`, which processor configurations use.
+    /// Returns the filter of this number in `PIL.Image.Resampling`, as used in processor configurations.
     #[must_use]
     pub const fn from_pillow(number: u64) -> Option<Self> {
         match number {
@@ -47,7 +47,7 @@ impl Filter {
     }
 }
 
-/// The order of operations is Pillow's; another one would round otherwise.
+/// Evaluates the bicubic kernel in Pillow's order of operations; another order would round differently.
 #[expect(clippy::suboptimal_flops, reason = "a fused operation rounds once where Pillow rounds twice")]
 fn bicubic(distance: f64) -> f64 {
     const A: f64 = -0.5;
@@ -68,7 +68,7 @@ fn sinc(distance: f64) -> f64 {
     angle.sin() / angle
 }
 
-/// One axis of an image: how long it is, and where the stored pixels lie on it.
+/// One axis of an image: its length, and the position of the stored pixels on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Length {
     /// Pixels, padding included.
@@ -79,10 +79,10 @@ pub(super) struct Length {
     pub(super) stored: usize,
 }
 
-/// What makes one resampled pixel.
+/// Weights of one resampled pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Window {
-    /// First stored pixel that counts.
+    /// First stored pixel with a weight.
     pub(super) start: usize,
     first_weight: usize,
     weights: usize,
@@ -90,7 +90,7 @@ pub(super) struct Window {
     pub(super) padding_weight: i32,
 }
 
-/// The weights of one axis; keeps its memory.
+/// Weights of one axis; reuses its memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Axis {
     pub(super) windows: Vec<Window>,
@@ -99,7 +99,7 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// Computes the weights of the resampled pixels `wanted` out of `resampled`.
+    /// Computes the weights of the pixels `wanted` of `resampled` pixels.
     pub(super) fn compute(
         &mut self,
         filter: Filter,
@@ -121,18 +121,19 @@ impl Axis {
         }
     }
 
-    /// Weights of consecutive pixels around a center, adding up to 1.
+    /// Computes the weights of consecutive pixels around a center, with sum 1.
     fn weigh(&mut self, filter: Filter, pixels: std::ops::Range<usize>, center: f64, squeeze: f64) {
         self.exact.clear();
         self.exact.extend(pixels.map(|pixel| filter.weight((pixel as f64 - center + 0.5) * squeeze)));
-        // Added up one after the other, as Pillow does.
+        // Summed sequentially, as Pillow does; another order would round differently.
         let total = self.exact.iter().fold(0.0, |total, weight| total + weight);
         if total != 0.0 {
             self.exact.iter_mut().for_each(|weight| *weight /= total);
         }
     }
 
-    /// Stores the weights on stored pixels but for zeros at either end, and the sum of the others.
+    /// Stores the weights of stored pixels without leading and trailing zeros, and the sum of the weights of
+    /// padding.
     fn push_window(&mut self, start: usize, length: Length) {
         let stored = length.before..length.before + length.stored;
         let first_weight = self.weights.len();
@@ -159,7 +160,7 @@ impl Axis {
         &self.weights[window.first_weight..window.first_weight + window.weights]
     }
 
-    /// The stored pixels that any window needs; empty if none does.
+    /// Returns the stored pixels that any window needs; empty if none does.
     pub(super) fn needed(&self) -> std::ops::Range<usize> {
         let used = || self.windows.iter().filter(|window| window.weights > 0);
         let start = used().map(|window| window.start).min().unwrap_or(0);
@@ -168,7 +169,7 @@ impl Axis {
     }
 }
 
-/// Rounds half away from zero, by truncation after half a unit was added, as Pillow does.
+/// Rounds half away from zero, by adding a half and truncating, as Pillow does.
 fn fixed_point(weight: f64) -> i32 {
     let scaled = weight * f64::from(1 << WEIGHT_BITS);
     (if scaled < 0.0 { scaled - 0.5 } else { scaled + 0.5 }) as i32

@@ -1,7 +1,7 @@
-//! Resizes images exactly as Pillow's `Image.resize` does: horizontally, rounded to bytes, then vertically.
+//! Resizes images exactly as Pillow's `Image.resize`: horizontally, rounded to bytes, then vertically.
 //!
-//! Rows are handed out as they are made, so that normalization and layout need no second image. Padding
-//! around an image is never stored, and pixels that a crop cuts off are never made.
+//! Rows are passed on as they are computed, so that normalization and layout need no second image. Padding
+//! around an image is never stored, and pixels outside a crop are never computed.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::convolve::{STRIP_BYTES, STRIP_ROWS, convolve_row, convolve_strip};
 use super::filter::{Axis, Filter, Length};
 use super::rgb_view::RgbView;
 
-/// An image, perhaps in the middle of a larger, plain one.
+/// Image, possibly centered in a larger plain canvas.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Canvas<'a> {
     pixels: &'a [u8],
@@ -19,7 +19,7 @@ pub(super) struct Canvas<'a> {
 }
 
 impl<'a> Canvas<'a> {
-    /// The image itself.
+    /// Makes a canvas of the image itself.
     pub(super) fn of(image: RgbView<'a>) -> Self {
         let [columns, rows] = [image.width, image.height].map(|length| {
             let stored = length as usize;
@@ -28,7 +28,7 @@ impl<'a> Canvas<'a> {
         Self { pixels: image.pixels, columns, rows, background: [0; 3] }
     }
 
-    /// The image in the middle of the square that it fits into.
+    /// Centers the image in the smallest square that contains it.
     pub(super) fn padded_to_square(image: RgbView<'a>, background: [u8; 3]) -> Self {
         let mut canvas = Self { background, ..Self::of(image) };
         let side = canvas.columns.stored.max(canvas.rows.stored);
@@ -39,26 +39,26 @@ impl<'a> Canvas<'a> {
     }
 }
 
-/// What to make of an image.
+/// Target size and region of a resize.
 #[derive(Clone, Debug)]
 pub(super) struct Resize {
     pub(super) filter: Filter,
     /// Size of the whole image after resampling, in pixels, at least 1 x 1.
     pub(super) width: usize,
     pub(super) height: usize,
-    /// The part of it that is wanted.
+    /// Wanted columns of the resampled image.
     pub(super) columns: Range<usize>,
     pub(super) rows: Range<usize>,
 }
 
 impl Resize {
-    /// All of an image resized to these pixels.
+    /// Resizes a whole image to this size.
     pub(super) fn to(filter: Filter, width: usize, height: usize) -> Self {
         Self { filter, width, height, columns: 0..width, rows: 0..height }
     }
 }
 
-/// Keeps the memory between images.
+/// Resampler that reuses its memory between images.
 #[derive(Debug, Default)]
 pub(super) struct Resampler {
     columns: Axis,
@@ -70,7 +70,7 @@ pub(super) struct Resampler {
 }
 
 impl Resampler {
-    /// Resizes an image and calls `emit` with every wanted row, counted from 0, and its `[width, 3]` bytes.
+    /// Resizes an image and calls `emit` with the index and the `[width, 3]` bytes of every wanted row.
     pub(super) fn resize(
         &mut self,
         canvas: &Canvas<'_>,
@@ -93,7 +93,7 @@ impl Resampler {
         }
     }
 
-    /// The horizontal pass over the rows that the vertical one will need.
+    /// Runs the horizontal pass over the rows that the vertical pass needs.
     fn narrow(&mut self, canvas: &Canvas<'_>, needed: Range<usize>, row_bytes: usize) {
         let strips = needed.len().div_ceil(STRIP_ROWS);
         self.narrowed.resize(strips * STRIP_ROWS * row_bytes, 0);
@@ -113,7 +113,7 @@ impl Resampler {
         }
     }
 
-    /// What the horizontal pass makes of a row of padding.
+    /// Runs the horizontal pass over one row of padding.
     fn narrow_padding(&mut self, background: [u8; 3], row_bytes: usize) {
         self.padding_row.clear();
         if self.rows.windows.iter().all(|window| window.padding_weight == 0) {

@@ -1,11 +1,11 @@
-//! One square an image: the layout of video frames and of CLIP-like encoders.
+//! Writes one square per image: the layout of video frames and of CLIP-like encoders.
 
 use super::normalize::Normalization;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::tiles::{Place, Tiles};
 
-/// `[frames, 3, side, side]`, each resized as `resize` says, which must want `side` x `side` pixels.
+/// Makes `[frames, 3, side, side]`, each frame resized by `resize`, which must want `side` x `side` pixels.
 pub(super) fn squares(
     frames: &[RgbView<'_>],
     side: usize,
