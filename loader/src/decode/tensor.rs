@@ -15,10 +15,10 @@ const BUFFERS_KEPT: usize = 6;
 
 /// Pool of the buffers of dropped batches.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct TensorPool(Arc<Mutex<Kept>>);
+pub(crate) struct TensorPool(Arc<Mutex<FreeBuffers>>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct FreeBuffers {
     buffers: Vec<BytesMut>,
     /// Bytes of the largest batch so far; new buffers have this size, so that any of them can serve any
     /// batch.
@@ -59,19 +59,19 @@ impl TensorPool {
         (Slots { pool: self.clone(), padding, rest: buffer, row_values }, slots)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, FreeBuffers> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn give_back(&self, buffer: BytesMut) {
-        let mut kept = self.lock();
-        if kept.buffers.len() < BUFFERS_KEPT {
-            kept.buffers.push(buffer);
+        let mut free = self.lock();
+        if free.buffers.len() < BUFFERS_KEPT {
+            free.buffers.push(buffer);
         }
     }
 }
 
-impl Kept {
+impl FreeBuffers {
     /// Returns a kept or new buffer of at least `bytes` bytes; its content is stale.
     fn take(&mut self, bytes: usize) -> BytesMut {
         self.bytes_max = self.bytes_max.max(bytes);

@@ -10,7 +10,7 @@ use super::packer::{Packer, SourceFile};
 use crate::error::Result;
 
 /// Most digits in the number of a medium within a sample.
-const PLACE_DIGITS_MAX: usize = 3;
+const NUMBER_DIGITS_MAX: usize = 3;
 
 /// Packs the files below `root`, ordered by path.
 ///
@@ -113,7 +113,7 @@ impl Listing {
             .groups
             .keys()
             .filter_map(|name| Some((name, name.rsplit_once('.')?)))
-            .filter(|(_, (of, number))| is_place(number) && self.groups.contains_key(*of))
+            .filter(|(_, (of, number))| is_medium_number(number) && self.groups.contains_key(*of))
             .map(|(name, (of, _))| (name.clone(), of.to_owned()))
             .collect();
         numbered.sort_by_key(|(name, of)| (of.clone(), name[of.len() + 1..].parse::<u32>().ok()));
@@ -134,8 +134,8 @@ impl Listing {
 }
 
 /// Returns whether part of a name can be the number of a medium.
-fn is_place(number: &str) -> bool {
-    (1..=PLACE_DIGITS_MAX).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
+fn is_medium_number(number: &str) -> bool {
+    (1..=NUMBER_DIGITS_MAX).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Splits a group where extensions repeat, ignoring case: the second file starts another sample.

@@ -156,7 +156,7 @@ fn no_samples(skipped: &[SkippedSource], kind: ImportSource) -> String {
         let (all, SkippedSource { path, reason }) = (skipped.len(), first);
         format!("; {all} skipped, the first: `{path}`: {reason}")
     });
-    format!("no samples; looked for {}{}", kind.looked_for(), first.unwrap_or_default())
+    format!("no samples; looked for {}{}", kind.sample_description(), first.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::key::{Keys, wanted_key};
+use super::key::{Keys, requested_key};
 use super::medium::{read_medium, resolve_medium};
 use super::parts::SourcePart;
 use super::record::Record;
@@ -30,7 +30,7 @@ type Fields = Vec<(String, Vec<u8>)>;
 #[derive(Debug)]
 enum KeySource {
     /// Keys are assigned one after another.
-    Given(Keys),
+    Assigned(Keys),
     /// Keys were assigned by a listing: the requested ones, except for these, by entry number.
     Listed(BTreeMap<u64, String>),
 }
@@ -61,7 +61,7 @@ impl<'a> Packer<'a> {
     }
 
     /// Opens the directory for the shards of a part.
-    pub(super) fn of_part(
+    pub(super) fn for_part(
         source: &Path,
         out: &Path,
         part: &SourcePart,
@@ -81,7 +81,7 @@ impl<'a> Packer<'a> {
         let directory = || source.parent().unwrap_or(Path::new("")).to_owned();
         Self {
             writer: None,
-            keys: KeySource::Given(Keys::default()),
+            keys: KeySource::Assigned(Keys::default()),
             renamed: BTreeMap::new(),
             range: 0..u64::MAX,
             is_first: true,
@@ -193,7 +193,7 @@ impl<'a> Packer<'a> {
     }
 
     /// Returns the number of entries, the keys that differ from the requested ones, and what is not an entry.
-    pub(super) fn listed(self) -> (u64, BTreeMap<u64, String>, Vec<SkippedSource>) {
+    pub(super) fn into_listing(self) -> (u64, BTreeMap<u64, String>, Vec<SkippedSource>) {
         (self.entries, self.renamed, self.skipped)
     }
 
@@ -210,10 +210,12 @@ impl<'a> Packer<'a> {
     /// Returns the key of an entry; it does not depend on whether files can be read.
     fn key(&mut self, name: Option<&str>, number: u64) -> String {
         match &mut self.keys {
-            KeySource::Listed(renamed) => renamed.remove(&number).unwrap_or_else(|| wanted_key(name, number)),
-            KeySource::Given(keys) => {
-                let key = keys.give(name, number);
-                if self.writer.is_none() && key != wanted_key(name, number) {
+            KeySource::Listed(renamed) => {
+                renamed.remove(&number).unwrap_or_else(|| requested_key(name, number))
+            }
+            KeySource::Assigned(keys) => {
+                let key = keys.assign(name, number);
+                if self.writer.is_none() && key != requested_key(name, number) {
                     self.renamed.insert(number, key.clone());
                 }
                 key

@@ -74,7 +74,7 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
     let outcome = pack_source(source, kind, &mut listing);
     options.progress.end();
     outcome?;
-    let (entries, mut renamed, skipped) = listing.listed();
+    let (entries, mut renamed, skipped) = listing.into_listing();
     if entries == 0 {
         let reason = no_samples(&skipped, kind);
         return Err(Error::Pack { path: source.display().to_string(), reason });
@@ -110,7 +110,7 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
             format!("`{}` has changed since its parts were listed; list them again", source.display());
         return Err(Error::PackPart { part: number, reason });
     }
-    let mut packer = Packer::of_part(source, out, part, options)?;
+    let mut packer = Packer::for_part(source, out, part, options)?;
     let outcome = pack_source(source, kind, &mut packer);
     options.progress.end();
     outcome?;

@@ -8,7 +8,7 @@
 use serde_json::{Map, Value};
 
 use super::medium::split_extension;
-use crate::media::{MediumKind, kind_of_extension};
+use crate::media::{FieldKind, kind_of_extension};
 use crate::sample::document::{MEDIA_COLUMNS, named_path};
 
 /// Row of [`MEDIA_COLUMNS`] for audio.
@@ -115,7 +115,7 @@ fn named_paths(value: &Value) -> Option<Vec<&str>> {
 /// Returns the transcript; an entry with a conversation has none, because its `text` is something else.
 fn transcript(entry: &Map<String, Value>, media: &[(String, String)]) -> Option<String> {
     let is_recording = MEDIA_COLUMNS[AUDIO].iter().any(|column| is_filled(entry, column))
-        || media.iter().any(|(extension, _)| kind_of_extension(extension) == MediumKind::Audio);
+        || media.iter().any(|(extension, _)| kind_of_extension(extension) == FieldKind::Audio);
     let has_turns = ["conversations", "messages"].iter().any(|column| is_filled(entry, column));
     if !is_recording || has_turns {
         return None;

@@ -44,7 +44,7 @@ impl ImportSource {
     }
 
     /// Describes what forms a sample in such a source, for messages.
-    pub(super) fn looked_for(self) -> String {
+    pub(super) fn sample_description(self) -> String {
         match self {
             Self::Directory => "regular files with an extension, not hidden".to_owned(),
             Self::Lines => format!("a JSON object per line with {KNOWN_COLUMNS}"),

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use super::build::Builder;
 use crate::error::Result;
 use crate::media::probe::ImageFormat;
-use crate::media::{MediumKind, kind_of_extension};
+use crate::media::{FieldKind, kind_of_extension};
 use crate::sample::measure_sample;
 use crate::shard::tar::Entry;
 use crate::shard::tar::ranged::Archive;
@@ -97,8 +97,8 @@ fn push_compressed(
 fn wanted_bytes(entry: &Entry) -> u64 {
     let extension = split_key(&entry.name).map(|(_, extension)| extension).unwrap_or_default();
     let is_jumped = match kind_of_extension(&extension) {
-        MediumKind::Image | MediumKind::Npy => true,
-        MediumKind::Opaque => !extension.ends_with("opus"),
+        FieldKind::Image | FieldKind::Npy => true,
+        FieldKind::Opaque => !extension.ends_with("opus"),
         _ => false,
     };
     if is_jumped && entry.bytes > READ_WHOLE_BYTES { PREFIX_BYTES } else { entry.bytes }
@@ -119,8 +119,8 @@ fn complete(sample: &mut RawSample, archive: &mut RangeWindow) -> io::Result<()>
     }
     let is_understood = measure_sample(sample).is_ok();
     for field in &mut sample.fields {
-        let is_jpeg = field.payload.as_deref().and_then(ImageFormat::of_bytes) == Some(ImageFormat::Jpeg);
-        let is_image = kind_of_extension(&field.extension) == MediumKind::Image;
+        let is_jpeg = field.payload.as_deref().and_then(ImageFormat::from_bytes) == Some(ImageFormat::Jpeg);
+        let is_image = kind_of_extension(&field.extension) == FieldKind::Image;
         let is_enough = is_understood && (is_jpeg || !is_image);
         if is_cut(&field.payload, field.bytes) && !is_enough {
             field.payload = Some(archive.read(field.offset..field.offset + field.bytes)?);

@@ -15,7 +15,7 @@ use super::file::DecodedIndex;
 use super::rows::ShardRows;
 use super::schema::{TEXT_TOKENS_PREFIX, counter_digests};
 use crate::error::BoxError;
-use crate::media::{DecodeLimits, Media, MediumKind, decode_json, decode_text, kind_of_extension};
+use crate::media::{DecodeLimits, FieldKind, Media, decode_json, decode_text, kind_of_extension};
 use crate::sample::text::TextLength;
 use crate::sample::{Field, Sample};
 use crate::shard::{RawField, RawSample};
@@ -117,8 +117,8 @@ fn texts_of(sample: &RawSample, limits: &DecodeLimits) -> Sample {
     let field = |field: &RawField| {
         let payload = field.payload.as_deref().unwrap_or_default();
         let media = match kind_of_extension(&field.extension) {
-            MediumKind::Text => decode_text(payload, limits.text_bytes_max).ok().map(Media::Text),
-            MediumKind::Json => decode_json(payload, limits.text_bytes_max).ok().map(Media::Json),
+            FieldKind::Text => decode_text(payload, limits.text_bytes_max).ok().map(Media::Text),
+            FieldKind::Json => decode_json(payload, limits.text_bytes_max).ok().map(Media::Json),
             _ => None,
         };
         let media = media.unwrap_or_else(|| Media::Opaque(bytes::Bytes::new()));

@@ -12,7 +12,7 @@ use super::cache::{IndexOptions, stats, store};
 use super::foreign::ForeignIndexes;
 use super::merge::encode_part;
 use crate::error::Result;
-use crate::media::{MediumKind, VideoSampling, kind_of_extension};
+use crate::media::{FieldKind, VideoSampling, kind_of_extension};
 use crate::shard::tar::Entry;
 use crate::shard::{Assembler, Compression, FIELD_BYTES_MAX, Shard};
 use crate::store::Identity;
@@ -107,8 +107,8 @@ impl WrittenIndex {
 /// Whether the shape of a field depends on its payload, as far as the name tells.
 fn has_shape(name: &str) -> bool {
     match kind_of_extension(name) {
-        MediumKind::Npy => false,
-        MediumKind::Opaque => name.to_ascii_lowercase().ends_with("opus"),
+        FieldKind::Npy => false,
+        FieldKind::Opaque => name.to_ascii_lowercase().ends_with("opus"),
         _ => true,
     }
 }

@@ -7,7 +7,7 @@ const NAMED_MAX: usize = 1_000;
 
 /// Sample whose text was cut to fit the token limit.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Truncated {
+pub struct TruncatedSample {
     /// URL of the shard.
     pub shard: String,
     /// Key of the sample.
@@ -34,7 +34,7 @@ pub struct PrepareReport {
     /// Samples whose text was cut.
     pub truncated_samples: u64,
     /// The first 1,000 samples whose text was cut.
-    pub truncated: Vec<Truncated>,
+    pub truncated: Vec<TruncatedSample>,
     /// Samples that were dropped for their length; each is also listed among the skipped samples.
     pub dropped_samples: u64,
     /// Microbatches with more tokens than the cap of their plan.
@@ -56,7 +56,7 @@ impl PrepareLog {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn truncated(&self, truncated: Truncated) {
+    pub(crate) fn truncated(&self, truncated: TruncatedSample) {
         self.change(|report| {
             report.truncated_samples += 1;
             if report.truncated.len() < NAMED_MAX {

@@ -51,7 +51,7 @@ impl PreparerBuilder {
         let audio = AudioProcessor::for_model(model).filter(|_| family.audio().is_some());
         Self {
             rule: model.vision.map(|vision| vision.rule),
-            markers: MarkerTokens::of(model),
+            markers: MarkerTokens::from_model(model),
             family,
             tokenizer: None,
             chat_template: None,

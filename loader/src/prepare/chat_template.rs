@@ -103,9 +103,9 @@ impl ChatTemplate {
         for (name, text) in
             [("image_placeholder", self.family.image()), ("audio_placeholder", self.family.audio())]
         {
-            context.insert(name, text.map_or_else(String::new, Placeholder::in_text).into());
+            context.insert(name, text.map_or_else(String::new, Placeholder::to_text).into());
         }
-        let video = self.family.video().map(VideoText::in_text);
+        let video = self.family.video().map(VideoText::to_text);
         context.insert("video_placeholder", video.unwrap_or_default().into());
         context.insert("messages", Value::from(messages));
         context.insert("add_generation_prompt", has_generation_prompt.into());

@@ -17,7 +17,7 @@ use super::{Preparer, labels};
 use crate::error::BoxError;
 use crate::index::TextCounter;
 use crate::sample::Sample;
-use crate::sample::text::{ASSISTANT_ROLES, MediumSlot, TextLength};
+use crate::sample::text::{ASSISTANT_ROLES, Modality, TextLength};
 
 /// Counts the tokens that a [`Preparer`] writes for text: words, chat template and special tokens.
 ///
@@ -40,12 +40,12 @@ pub(super) struct MarkerTokens {
 
 impl MarkerTokens {
     /// Returns the markers of a model's token rules.
-    pub(super) fn of(model: &ModelSpec) -> Self {
-        let vision = model.vision.map(|vision| Self::of_vision(&vision.rule)).unwrap_or_default();
+    pub(super) fn from_model(model: &ModelSpec) -> Self {
+        let vision = model.vision.map(|vision| Self::from_vision_rule(&vision.rule)).unwrap_or_default();
         Self { audio: model.audio.map_or(0, |audio| audio.rule.marker_tokens), ..vision }
     }
 
-    fn of_vision(rule: &VisionRule) -> Self {
+    fn from_vision_rule(rule: &VisionRule) -> Self {
         match rule {
             VisionRule::AnyRes(_) | VisionRule::Fixed(_) => Self::default(),
             // The frames of a video are written as text, whose labels the rule counts.
@@ -63,6 +63,7 @@ impl Preparer {
     pub fn text_counter(&self) -> PreparedTexts {
         let mut digest = Xxh3::new();
         digest.update(self.tokenizer.serialized().as_bytes());
+        // The digest covers `Debug` texts: after a rename inside these types, indexes count their texts again.
         let rest = (&self.family, &self.chat_template, &self.plain_text, self.markers);
         digest.update(format!("{rest:?}").as_bytes());
         PreparedTexts { preparer: self.clone(), markers: self.markers, digest: hex(&digest) }
@@ -73,20 +74,20 @@ impl Preparer {
     /// If the frames of a video are written as text, their labels are left out too, because the cost model
     /// counts them.
     fn text_length(&self, sample: &Sample, markers: MarkerTokens) -> Result<TextLength, PrepareError> {
-        let said = read_conversation(sample, |slot| self.takes(slot))?;
-        let media = [said.images.len(), said.clips.len(), said.videos.len()];
-        let (mut marked, has_special) = self.write(said.conversation)?;
+        let read = read_conversation(sample, |modality| self.takes(modality))?;
+        let media = [read.images.len(), read.clips.len(), read.videos.len()];
+        let (mut marked, has_special) = self.render_conversation(read.conversation)?;
         let images = vec![PixelValues::default(); media[0]];
         let videos = vec![VideoValues::default(); media[2]];
-        let (shown, videos) = self.with_frames(&mut marked, images, videos)?;
+        let (in_text, videos) = self.merge_frames(&mut marked, images, videos)?;
         // A family that writes frames as text has no videos left, but one empty image for each of them.
-        let [media_images, media_videos] = [shown.media.len() - (media[2] - videos.len()), videos.len()];
+        let [media_images, media_videos] = [in_text.media.len() - (media[2] - videos.len()), videos.len()];
         let has_frames = media_videos < media[2];
         let counts = [media_images, media[1], media_videos];
-        let one_token = |slot| match slot {
-            MediumSlot::Image => vec![1; counts[0]],
-            MediumSlot::Audio => vec![1; counts[1]],
-            MediumSlot::Video => vec![1; counts[2]],
+        let one_token = |modality| match modality {
+            Modality::Image => vec![1; counts[0]],
+            Modality::Audio => vec![1; counts[1]],
+            Modality::Video => vec![1; counts[2]],
         };
         let refused = |reason| PrepareError::Tokenizer { reason };
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;

@@ -2,7 +2,7 @@
 
 use crate::error::BoxError;
 use crate::sample::document::MediaFault;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 
 /// Reason why a sample cannot be turned into model inputs; the sample is skipped and recorded.
 #[derive(Debug, thiserror::Error)]
@@ -19,8 +19,8 @@ pub enum PrepareError {
     #[error("the tokenizer rejects the text: {reason}")]
     Tokenizer { reason: String },
     /// The number of placeholder tokens in the text differs from the number of media.
-    #[error("the text has {found} `{token}` tokens for {media} {}", slot.plural())]
-    MediaTokens { token: String, slot: MediumSlot, found: usize, media: usize },
+    #[error("the text has {found} `{token}` tokens for {media} {}", modality.plural())]
+    MediaTokens { token: String, modality: Modality, found: usize, media: usize },
     /// The processor of a modality rejects a medium.
     #[error("could not convert the medium to model inputs")]
     Medium { field: String, source: BoxError },

@@ -1,7 +1,7 @@
 //! Describes model families: how media are written into the text, and which tensors the model takes.
 //!
 //! The processor of every family replaces the placeholder of a medium by as many copies as the encoder
-//! produces tokens. [`Family::of`] derives the family from the cost model's description of the model, so that
+//! produces tokens. [`Family::from_model`] derives the family from the cost model's description of the model, so that
 //! planning and preparation follow the same rule.
 
 use dflop_costmodel::ModelSpec;
@@ -23,7 +23,7 @@ pub struct Placeholder {
 impl Placeholder {
     /// Returns the medium as a chat template writes it.
     #[must_use]
-    pub fn in_text(&self) -> String {
+    pub fn to_text(&self) -> String {
         match self.markers {
             Some([open, close]) if self.has_markers_in_text => [open, self.token, close].concat(),
             _ => self.token.to_owned(),
@@ -88,9 +88,9 @@ pub enum VideoText {
 impl VideoText {
     /// Returns the video as a chat template writes it.
     #[must_use]
-    pub fn in_text(&self) -> String {
+    pub fn to_text(&self) -> String {
         match self {
-            Self::Whole(placeholder) => placeholder.in_text(),
+            Self::Whole(placeholder) => placeholder.to_text(),
             Self::Frames { word } => (*word).to_owned(),
         }
     }
@@ -107,7 +107,7 @@ pub struct Family {
 impl Family {
     /// Returns the family of a model; a model without encoders is a text model.
     #[must_use]
-    pub fn of(model: &ModelSpec) -> Self {
+    pub fn from_model(model: &ModelSpec) -> Self {
         let image = model.vision.map(|vision| match vision.rule {
             VisionRule::AnyRes(_) => (LLAVA_IMAGE, PixelLayout::PaddedTiles),
             VisionRule::DynamicTiles(_) => (INTERN_IMAGE, PixelLayout::Tiles),
@@ -188,12 +188,12 @@ impl Family {
     #[must_use]
     pub fn inline(&self, parts: &[MessagePart], separator: &str) -> String {
         let placeholder =
-            |of: Option<&Placeholder>| of.map(|of| of.in_text() + separator).unwrap_or_default();
+            |of: Option<&Placeholder>| of.map(|of| of.to_text() + separator).unwrap_or_default();
         let part = |part: &MessagePart| match part {
             MessagePart::Text(text) => text.clone(),
             MessagePart::Image => placeholder(self.image()),
             MessagePart::Audio => placeholder(self.audio()),
-            MessagePart::Video => self.video().map(|of| of.in_text() + separator).unwrap_or_default(),
+            MessagePart::Video => self.video().map(|of| of.to_text() + separator).unwrap_or_default(),
         };
         parts.iter().map(part).collect()
     }

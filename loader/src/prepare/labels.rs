@@ -19,7 +19,7 @@ const MARK: [char; 2] = ['\u{F0000}', '\u{F0001}'];
 
 /// Text with the byte ranges that are training targets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Marked {
+pub(super) struct MarkedText {
     pub(super) text: String,
     pub(super) targets: Vec<Range<usize>>,
 }
@@ -57,20 +57,20 @@ impl Labeler {
     ///
     /// # Errors
     /// The error of the template, or that it changes the text of the assistant.
-    pub(super) fn render(&self, messages: &[Message]) -> Result<Marked, String> {
+    pub(super) fn render(&self, messages: &[Message]) -> Result<MarkedText, String> {
         let text = self.template.render(messages, false)?;
-        let (marked, said) = with_marks(messages);
+        let (marked, assistant_texts) = with_marks(messages);
         let marked = self.template.render(&marked, false)?;
-        let own = between_marks(&marked, said.len())
+        let own = between_marks(&marked, assistant_texts.len())
             .ok_or("the chat template repeats or omits the text of the assistant")?;
         let changed = || "the chat template changes the text of the assistant".to_owned();
         let mut at = own[0].len();
         if !text.starts_with(own[0]) {
             return Err(changed());
         }
-        let mut targets = Vec::with_capacity(said.len());
-        for ((words, is_last_of_turn), next) in said.into_iter().zip(&own[1..]) {
-            let end = at + written(&text[at..], words, next).ok_or_else(changed)?;
+        let mut targets = Vec::with_capacity(assistant_texts.len());
+        for ((words, is_last_of_turn), next) in assistant_texts.into_iter().zip(&own[1..]) {
+            let end = at + written_length(&text[at..], words, next).ok_or_else(changed)?;
             let end_of_turn = self.end_of_turn.as_deref().filter(|_| is_last_of_turn);
             let end_of_turn = end_of_turn.filter(|end_of_turn| text[end..].starts_with(end_of_turn));
             targets.push(at..end + end_of_turn.map_or(0, str::len));
@@ -79,31 +79,31 @@ impl Labeler {
         if at != text.len() {
             return Err(changed());
         }
-        Ok(Marked { text, targets })
+        Ok(MarkedText { text, targets })
     }
 }
 
 /// Returns the messages with marks in place of the assistant's texts, and these texts with whether each ends
 /// a turn.
 fn with_marks(messages: &[Message]) -> (Vec<Message>, Vec<(&str, bool)>) {
-    let mut said: Vec<(&str, bool)> = Vec::new();
+    let mut assistant_texts: Vec<(&str, bool)> = Vec::new();
     let mut marked = messages.to_vec();
     for (message, marked) in messages.iter().zip(&mut marked) {
         if message.role != "assistant" {
             continue;
         }
-        let before = said.len();
+        let before = assistant_texts.len();
         for (part, marked) in message.content.iter().zip(&mut marked.content) {
             if let MessagePart::Text(words) = part {
-                *marked = MessagePart::Text(mark(said.len()));
-                said.push((words, false));
+                *marked = MessagePart::Text(mark(assistant_texts.len()));
+                assistant_texts.push((words, false));
             }
         }
-        if let Some((_, is_last_of_turn)) = said[before..].last_mut() {
+        if let Some((_, is_last_of_turn)) = assistant_texts[before..].last_mut() {
             *is_last_of_turn = true;
         }
     }
-    (marked, said)
+    (marked, assistant_texts)
 }
 
 fn mark(number: usize) -> String {
@@ -124,7 +124,7 @@ fn between_marks(marked: &str, marks: usize) -> Option<Vec<&str>> {
 }
 
 /// Returns the length of `words` in `text`, where the template may have trimmed it before `next`.
-fn written(text: &str, words: &str, next: &str) -> Option<usize> {
+fn written_length(text: &str, words: &str, next: &str) -> Option<usize> {
     let forms = [words, words.trim_end(), words.trim_start(), words.trim()];
     let fits = |form: &&str| text.strip_prefix(form).is_some_and(|rest| rest.starts_with(next));
     forms.into_iter().find(fits).map(str::len)

@@ -83,7 +83,7 @@ mod tests {
 
     use super::*;
     use crate::prepare::expand::MediaRun;
-    use crate::sample::text::MediumSlot;
+    use crate::sample::text::Modality;
 
     const MEDIA: u32 = 9;
     const MARKER: u32 = 8;
@@ -98,7 +98,7 @@ mod tests {
                 sample.ids.push(MARKER);
                 sample.ids.extend(std::iter::repeat_n(MEDIA, tokens));
                 sample.ids.push(MARKER);
-                sample.runs.push(MediaRun { slot: MediumSlot::Image, start, tokens, has_markers: true });
+                sample.runs.push(MediaRun { modality: Modality::Image, start, tokens, has_markers: true });
                 sample.is_target.resize(sample.ids.len(), false);
             } else {
                 sample.ids.extend(std::iter::repeat_n(1, tokens));

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use dflop_costmodel::{ModelSpec, SampleShape};
 
 pub(crate) use self::account::PrepareLog;
-pub use self::account::{PrepareReport, Truncated};
+pub use self::account::{PrepareReport, TruncatedSample};
 pub use self::audio::AudioFeatures;
 pub use self::builder::PreparerBuilder;
 pub use self::chat_template::{ChatTemplate, Message, MessagePart};
@@ -60,11 +60,11 @@ pub use self::video::{VideoTensors, VideoValues};
 
 use self::count::MarkerTokens;
 use self::expand::{Expanded, Expander};
-use self::frames::{Shown, write_frames};
-use self::labels::{Labeler, Marked, target_tokens};
+use self::frames::{ImagesInText, write_frames};
+use self::labels::{Labeler, MarkedText, target_tokens};
 use self::pack::Packer;
 use crate::media::Media;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 use crate::sample::{BatchLayout, Sample};
 
 /// Reason to reject a video that was not decoded.
@@ -146,7 +146,7 @@ impl Preparer {
     /// Starts the settings of a preparer for a model; only the tokenizer is required.
     #[must_use]
     pub fn builder(model: &ModelSpec) -> PreparerBuilder {
-        PreparerBuilder::new(Family::of(model), model)
+        PreparerBuilder::new(Family::from_model(model), model)
     }
 
     /// Returns the tokenizer.
@@ -190,15 +190,15 @@ impl Preparer {
     /// The reason why the model cannot take the sample; if [`PrepareError::is_dropped`], a setting excludes
     /// it.
     pub fn prepare(&self, sample: &Sample) -> Result<PreparedSample, PrepareError> {
-        let said = read_conversation(sample, |slot| self.takes(slot))?;
-        let (mut marked, has_special) = self.write(said.conversation)?;
-        let (images, clips) = (self.images(sample, &said.images)?, self.clips(sample, &said.clips)?);
-        let videos = self.videos(sample, &said.videos)?;
-        let (shown, videos) = self.with_frames(&mut marked, images, videos)?;
-        let tokens_of = |slot| match slot {
-            MediumSlot::Image => shown.tokens.clone(),
-            MediumSlot::Audio => clips.iter().map(|clip| clip.tokens).collect(),
-            MediumSlot::Video => videos.iter().map(|video| video.pixels.tokens).collect(),
+        let read = read_conversation(sample, |modality| self.takes(modality))?;
+        let (mut marked, has_special) = self.render_conversation(read.conversation)?;
+        let (images, clips) = (self.images(sample, &read.images)?, self.clips(sample, &read.clips)?);
+        let videos = self.videos(sample, &read.videos)?;
+        let (in_text, videos) = self.merge_frames(&mut marked, images, videos)?;
+        let tokens_of = |modality| match modality {
+            Modality::Image => in_text.tokens.clone(),
+            Modality::Audio => clips.iter().map(|clip| clip.tokens).collect(),
+            Modality::Video => videos.iter().map(|video| video.pixels.tokens).collect(),
         };
         let refused = |reason| PrepareError::Tokenizer { reason };
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
@@ -210,15 +210,15 @@ impl Preparer {
         };
         let labels = labels(&expanded);
         let Expanded { ids: input_ids, runs, .. } = expanded;
-        Ok(PreparedSample { input_ids, labels, runs, images: shown.media, clips, videos, cut_tokens })
+        Ok(PreparedSample { input_ids, labels, runs, images: in_text.media, clips, videos, cut_tokens })
     }
 
     /// Returns whether the model takes a modality.
-    fn takes(&self, slot: MediumSlot) -> bool {
-        match slot {
-            MediumSlot::Image => self.images.is_some(),
-            MediumSlot::Audio => self.audio.is_some(),
-            MediumSlot::Video => self.videos.is_some(),
+    fn takes(&self, modality: Modality) -> bool {
+        match modality {
+            Modality::Image => self.images.is_some(),
+            Modality::Audio => self.audio.is_some(),
+            Modality::Video => self.videos.is_some(),
         }
     }
 
@@ -253,11 +253,13 @@ impl Preparer {
     /// Chat templates write special tokens themselves. As in `transformers`, a model's processor still adds
     /// those of the tokenizer unless the text starts with the beginning-of-sequence token, and a text-only
     /// model never adds them.
-    fn write(&self, conversation: Conversation) -> Result<(Marked, bool), PrepareError> {
+    fn render_conversation(&self, conversation: Conversation) -> Result<(MarkedText, bool), PrepareError> {
         let messages = match (conversation, &self.plain_text) {
             (Conversation::Turns(messages), _) => messages,
             (Conversation::Plain(parts), PlainText::Answer { question }) => answer(parts, question),
-            (Conversation::Plain(parts), PlainText::Continue) => return Ok((self.write_plain(&parts), true)),
+            (Conversation::Plain(parts), PlainText::Continue) => {
+                return Ok((self.render_plain(&parts), true));
+            }
         };
         let refused = |reason| PrepareError::ChatTemplate { reason };
         let marked = self.labeler.render(&messages).map_err(refused)?;
@@ -268,8 +270,8 @@ impl Preparer {
     }
 
     /// Writes text without turns and its media, followed by the end-of-sequence token.
-    fn write_plain(&self, parts: &[MessagePart]) -> Marked {
-        let mut marked = Marked::default();
+    fn render_plain(&self, parts: &[MessagePart]) -> MarkedText {
+        let mut marked = MarkedText::default();
         for part in parts {
             let start = marked.text.len();
             marked.text += &self.family.inline(std::slice::from_ref(part), "");
@@ -323,7 +325,7 @@ impl Preparer {
             let field = &sample.fields[place];
             let refused = |source| PrepareError::Medium { field: field.extension.to_string(), source };
             if let Some(VideoText::Whole(placeholder)) = self.family.video()
-                && !self.expander.knows(MediumSlot::Video)
+                && !self.expander.has_placeholder(Modality::Video)
             {
                 let token = placeholder.token;
                 let reason =
@@ -339,18 +341,18 @@ impl Preparer {
     }
 
     /// Separates images from videos; if the family writes frames as images, all are images.
-    fn with_frames(
+    fn merge_frames(
         &self,
-        marked: &mut Marked,
+        marked: &mut MarkedText,
         images: Vec<PixelValues>,
         videos: Vec<VideoValues>,
-    ) -> Result<(Shown, Vec<VideoValues>), PrepareError> {
+    ) -> Result<(ImagesInText, Vec<VideoValues>), PrepareError> {
         if let (Some(VideoText::Frames { word }), Some(image)) = (self.family.video(), self.family.image()) {
-            let shown = write_frames(marked, [image.token, word], images, videos)?;
-            return Ok((shown, Vec::new()));
+            let in_text = write_frames(marked, [image.token, word], images, videos)?;
+            return Ok((in_text, Vec::new()));
         }
         let tokens = images.iter().map(|image| image.tokens).collect();
-        Ok((Shown { media: images, tokens }, videos))
+        Ok((ImagesInText { media: images, tokens }, videos))
     }
 }
 

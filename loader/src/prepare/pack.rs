@@ -11,7 +11,7 @@ use super::labels::IGNORED;
 use super::pixels::{feature_tensors, pixel_tensors, video_tensors};
 use super::positions::grid_positions;
 use super::tensors::NamedTensor;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 use crate::sample::{BatchLayout, PaddingSide};
 
 /// Tensors of a microbatch.
@@ -156,10 +156,10 @@ fn labels(sample: &PreparedSample) -> Vec<i64> {
 fn token_types(sample: &PreparedSample) -> Vec<i64> {
     let mut types = vec![0; sample.tokens()];
     for run in &sample.runs {
-        let kind = match run.slot {
-            MediumSlot::Image => 1,
-            MediumSlot::Video => 2,
-            MediumSlot::Audio => continue,
+        let kind = match run.modality {
+            Modality::Image => 1,
+            Modality::Video => 2,
+            Modality::Audio => continue,
         };
         types[run.start..run.start + run.tokens].fill(kind);
     }

@@ -12,7 +12,7 @@
 
 use super::PreparedSample;
 use super::video::VideoValues;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 
 /// Upper bound on the seconds per layer, far below the point where sums overflow.
 const SECONDS_MAX: i64 = 1 << 24;
@@ -30,13 +30,13 @@ pub(super) fn grid_positions(
     let (mut at, mut next) = (0, 0i64);
     let (mut images, mut videos) = (sample.images.iter(), sample.videos.iter());
     for run in &sample.runs {
-        let (grid, layer_step) = match run.slot {
-            MediumSlot::Image => (images.next().and_then(|image| image.grid_thw), 1),
-            MediumSlot::Video => {
+        let (grid, layer_step) = match run.modality {
+            Modality::Image => (images.next().and_then(|image| image.grid_thw), 1),
+            Modality::Video => {
                 let video = videos.next();
                 (video.and_then(|video| video.pixels.grid_thw), layer_step(video, tokens_per_second))
             }
-            MediumSlot::Audio => continue,
+            Modality::Audio => continue,
         };
         let Some([layers, rows, columns]) = grid else { continue };
         count_up(&mut positions, run.start - at, &mut next);

@@ -86,20 +86,20 @@ fn placeholders_and_images_that_do_not_match_are_refused_with_both_counts() {
 fn images_without_a_placeholder_go_in_front_of_the_first_user_turn() {
     let preparer = preparer("qwen2-vl-7b");
     let fields = || vec![asked("what"), image("0.jpg", 56, 56), image("1.jpg", 28, 56)];
-    let (said, learned) = written(&preparer, &prepare(&preparer, fields()).unwrap());
+    let (rendered, learned) = written(&preparer, &prepare(&preparer, fields()).unwrap());
     let four = "<|image_pad|>".repeat(4);
     let six = "<|image_pad|>".repeat(6);
     let expected = format!(
         "<|im_start|>user\n<|vision_start|>{four}<|vision_end|><|vision_start|>{six}<|vision_end|>what<|im_end|>\n"
     );
-    assert!(said.contains(&expected), "{said}");
+    assert!(rendered.contains(&expected), "{rendered}");
     assert_eq!(learned, "yes<|im_end|>");
 }
 
 #[test]
 fn the_json_names_the_order_of_images_by_extension_or_entry_name() {
     let preparer = preparer("qwen2-vl-7b");
-    let said = |images: Value| {
+    let tokens_in_order = |images: Value| {
         let turns =
             [json!({"from": "human", "value": "<image><image>"}), json!({"from": "gpt", "value": "yes"})];
         let json = json_field(json!({"conversations": turns, "images": images}));
@@ -107,13 +107,13 @@ fn the_json_names_the_order_of_images_by_extension_or_entry_name() {
         prepare(&preparer, fields).map(|sample| sample.images.iter().map(|of| of.tokens).collect::<Vec<_>>())
     };
     // The shorter side is scaled up to two patches of 28 pixels.
-    let in_shard_order = said(json!(["photos/a.jpg", "photos/b.jpg"])).unwrap();
-    assert_eq!(said(json!(["left.jpg", "right.jpg"])).unwrap(), in_shard_order);
+    let in_shard_order = tokens_in_order(json!(["photos/a.jpg", "photos/b.jpg"])).unwrap();
+    assert_eq!(tokens_in_order(json!(["left.jpg", "right.jpg"])).unwrap(), in_shard_order);
     let turned: Vec<u32> = in_shard_order.iter().rev().copied().collect();
     assert_ne!(turned, in_shard_order);
-    assert_eq!(said(json!(["right.jpg", "left.jpg"])).unwrap(), turned);
-    assert_eq!(said(json!(["x/key.right.jpg", "key.left.jpg"])).unwrap(), turned);
-    let partly = said(json!(["right.jpg", "other.jpg"])).unwrap_err().to_string();
+    assert_eq!(tokens_in_order(json!(["right.jpg", "left.jpg"])).unwrap(), turned);
+    assert_eq!(tokens_in_order(json!(["x/key.right.jpg", "key.left.jpg"])).unwrap(), turned);
+    let partly = tokens_in_order(json!(["right.jpg", "other.jpg"])).unwrap_err().to_string();
     assert_eq!(partly, "the sample has no field of this name");
 }
 
@@ -121,24 +121,24 @@ fn the_json_names_the_order_of_images_by_extension_or_entry_name() {
 fn numbered_images_come_in_the_order_of_their_numbers() {
     let fields = ["10.jpg", "2.jpg", "1.jpg"].map(|name| image(name, 28, 28)).to_vec();
     let sample = Sample::new("key", [vec![asked("<image><image><image>")], fields].concat());
-    let said = read_conversation(&sample, |_| true).unwrap();
-    assert_eq!(said.images, [3, 2, 1]);
+    let conversation = read_conversation(&sample, |_| true).unwrap();
+    assert_eq!(conversation.images, [3, 2, 1]);
 }
 
 #[test]
 fn a_caption_is_learned_whole_behind_its_image() {
     let preparer = preparer("internvl3-8b");
     let sample = prepare(&preparer, vec![image("jpg", 448, 448), text("a red kite")]).unwrap();
-    let (said, learned) = written(&preparer, &sample);
-    assert_eq!(said, format!("<img>{}</img>a red kite<|im_end|>", "<IMG_CONTEXT>".repeat(256)));
+    let (rendered, learned) = written(&preparer, &sample);
+    assert_eq!(rendered, format!("<img>{}</img>a red kite<|im_end|>", "<IMG_CONTEXT>".repeat(256)));
     assert_eq!(learned, "a red kite<|im_end|>");
     let question = PlainText::Answer { question: "What is it?".to_owned() };
     let preparer = builder("internvl3-8b").plain_text(question).build().unwrap();
     let sample = prepare(&preparer, vec![image("jpg", 448, 448), text("a red kite")]).unwrap();
-    let (said, learned) = written(&preparer, &sample);
+    let (rendered, learned) = written(&preparer, &sample);
     assert!(
-        said.ends_with("\nWhat is it?<|im_end|>\n<|im_start|>assistant\na red kite<|im_end|>\n"),
-        "{said}"
+        rendered.ends_with("\nWhat is it?<|im_end|>\n<|im_start|>assistant\na red kite<|im_end|>\n"),
+        "{rendered}"
     );
     assert_eq!(learned, "a red kite<|im_end|>");
 }
@@ -165,8 +165,8 @@ fn a_model_of_both_takes_both() {
     let preparer = preparer("omni-7b");
     let fields = vec![asked("<audio>\nand <image>"), image("jpg", 384, 384), clip("wav", 16_000)];
     let sample = prepare(&preparer, fields).unwrap();
-    let runs: Vec<_> = sample.runs.iter().map(|run| (run.slot, run.tokens, run.has_markers)).collect();
-    assert_eq!(runs, [(MediumSlot::Audio, 25, true), (MediumSlot::Image, 1_485, false)]);
+    let runs: Vec<_> = sample.runs.iter().map(|run| (run.modality, run.tokens, run.has_markers)).collect();
+    assert_eq!(runs, [(Modality::Audio, 25, true), (Modality::Image, 1_485, false)]);
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
         image_size: Some([rows, columns]),
         tokens: run as u32,
     };
-    let runs = vec![MediaRun { slot: MediumSlot::Image, start: tokens, tokens: run, has_markers: false }];
+    let runs = vec![MediaRun { modality: Modality::Image, start: tokens, tokens: run, has_markers: false }];
     PreparedSample { input_ids, labels, runs, images: vec![image], ..PreparedSample::default() }
 }
 

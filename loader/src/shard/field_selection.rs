@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::medium_kind::{MediumKind, is_video_extension, kind_of_extension};
+use super::medium_kind::{FieldKind, is_video_extension, kind_of_extension};
 use crate::error::{Error, Result};
 
 /// A selection of fields.
@@ -113,10 +113,10 @@ impl Name {
 
     fn fits(&self, extension: &str) -> bool {
         match self {
-            Self::Images => kind_of_extension(extension) == MediumKind::Image,
-            Self::Audio => kind_of_extension(extension) == MediumKind::Audio,
+            Self::Images => kind_of_extension(extension) == FieldKind::Image,
+            Self::Audio => kind_of_extension(extension) == FieldKind::Audio,
             Self::Video => is_video_extension(extension),
-            Self::Text => kind_of_extension(extension) == MediumKind::Text,
+            Self::Text => kind_of_extension(extension) == FieldKind::Text,
             Self::Extension(name) => name == extension || extension.rsplit('.').next() == Some(name),
             Self::Pattern(pieces) => fits_pattern(pieces, extension),
         }

@@ -162,7 +162,7 @@ impl ShardWriterBuilder {
         if let Some(part) = self.part {
             part.clear(&destination)?;
         } else if self.is_appended {
-            let existing = Existing::at(&destination)?;
+            let existing = Existing::scan(&destination)?;
             next_number = existing.next_number;
             if let Some(index) = &mut index {
                 existing.shards.into_iter().try_for_each(|shard| index.add_existing(shard))?;

@@ -12,7 +12,7 @@ use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackType};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
 use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
 
-use super::{AudioLength, MediumShape, flac, ogg, wav};
+use super::{AudioLength, MediaShape, flac, ogg, wav};
 use crate::media::error::DecodeError;
 
 /// An audio container that [`crate::media::decode_audio`] reads, recognized by its first bytes.
@@ -28,7 +28,7 @@ pub enum AudioFormat {
 impl AudioFormat {
     /// Recognizes the format by its content, or returns `None`; a leading ID3 tag is skipped.
     #[must_use]
-    pub fn of_bytes(bytes: &[u8]) -> Option<Self> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match without_tags(bytes) {
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => Some(Self::Wav),
             [b'f', b'L', b'a', b'C', ..] => Some(Self::Flac),
@@ -52,7 +52,7 @@ impl AudioFormat {
 
 /// Recognizes the audio format.
 pub(crate) fn audio_format(bytes: &[u8]) -> Result<AudioFormat, DecodeError> {
-    AudioFormat::of_bytes(bytes).ok_or_else(|| {
+    AudioFormat::from_bytes(bytes).ok_or_else(|| {
         if without_tags(bytes).len() < 12 {
             DecodeError::truncated("audio", bytes.len())
         } else {
@@ -62,7 +62,7 @@ pub(crate) fn audio_format(bytes: &[u8]) -> Result<AudioFormat, DecodeError> {
 }
 
 /// Reads the shape of an audio clip of `field_bytes` bytes.
-pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediumShape, DecodeError> {
+pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediaShape, DecodeError> {
     let format = audio_format(prefix)?;
     let (length, channels) = match format {
         AudioFormat::Wav => {
@@ -78,7 +78,7 @@ pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediumShape
             track_length(format, audio_track(format, reader.as_ref())?, prefix)?
         }
     };
-    Ok(MediumShape::Audio { length, channels })
+    Ok(MediaShape::Audio { length, channels })
 }
 
 /// Opens the demultiplexer of a format.

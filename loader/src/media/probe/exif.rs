@@ -32,7 +32,7 @@ pub(super) fn orientation_of_tiff(block: &[u8]) -> Option<Orientation> {
 }
 
 /// Returns whether the orientation swaps width and height.
-pub(super) fn is_turned_sideways(orientation: Orientation) -> bool {
+pub(super) fn swaps_sides(orientation: Orientation) -> bool {
     matches!(
         orientation,
         Orientation::Rotate90

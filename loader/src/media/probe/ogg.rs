@@ -21,7 +21,7 @@ pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
     let mut start = 0;
     while start < bytes.len() {
         let rest = &bytes[start..];
-        let Some(page) = sound_page(rest) else {
+        let Some(page) = intact_page(rest) else {
             start += 1 + rest[1..].windows(4).position(|window| window == b"OggS").unwrap_or(rest.len());
             continue;
         };
@@ -35,7 +35,7 @@ pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
 }
 
 /// Returns the page at the start of the bytes if it is complete and matches its checksum.
-fn sound_page(bytes: &[u8]) -> Option<&[u8]> {
+fn intact_page(bytes: &[u8]) -> Option<&[u8]> {
     let header = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(b"OggS"))?;
     let segments = bytes.get(HEADER_BYTES..HEADER_BYTES + usize::from(header[HEADER_BYTES - 1]))?;
     let body_bytes: usize = segments.iter().map(|&length| usize::from(length)).sum();

@@ -47,7 +47,7 @@ impl Square {
 
     /// Returns the published processor of CLIP for a rule that crops, of SigLIP for one that stretches.
     #[must_use]
-    pub const fn of(rule: FixedTile) -> Self {
+    pub const fn from_rule(rule: FixedTile) -> Self {
         let square = if rule.is_cropped { Self::CLIP_336 } else { Self::SIGLIP_384 };
         let shortest_side = if rule.is_cropped { Some(rule.tile_pixels) } else { None };
         Self { shortest_side, side: rule.tile_pixels, tokens: rule.tile_patches, ..square }
@@ -69,7 +69,7 @@ impl Square {
     fn resize(&self, image: RgbView<'_>) -> Resize {
         let side = usize::from(self.side);
         let Some(shortest) = self.shortest_side else {
-            return Resize::to(self.filter, side, side);
+            return Resize::whole(self.filter, side, side);
         };
         let size = image.size();
         let shorter = u64::from(size.width.min(size.height));

@@ -5,7 +5,7 @@
 
 use multiversion::multiversion;
 
-use super::filter::{Axis, WEIGHT_BITS};
+use super::filter::{AxisWeights, WEIGHT_BITS};
 
 /// Rows that the horizontal pass processes together, transposed.
 pub(super) const STRIP_ROWS: usize = 16;
@@ -18,7 +18,12 @@ pub(super) const STRIP_BYTES: usize = 3 * STRIP_ROWS;
 /// - `padding`: `[STRIP_ROWS, 3]`, a column of padding
 /// - `resampled`: `[STRIP_ROWS, windows, 3]`
 #[multiversion(targets("x86_64+avx2", "x86_64+sse4.1"))]
-pub(super) fn convolve_strip(strip: &[u8], padding: &[u8; STRIP_BYTES], axis: &Axis, resampled: &mut [u8]) {
+pub(super) fn convolve_strip(
+    strip: &[u8],
+    padding: &[u8; STRIP_BYTES],
+    axis: &AxisWeights,
+    resampled: &mut [u8],
+) {
     let row_bytes = 3 * axis.windows.len();
     for (column, window) in axis.windows.iter().enumerate() {
         let source = &strip[window.start * STRIP_BYTES..];

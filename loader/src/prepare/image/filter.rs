@@ -70,7 +70,7 @@ fn sinc(distance: f64) -> f64 {
 
 /// One axis of an image: its length, and the position of the stored pixels on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Length {
+pub(super) struct AxisExtent {
     /// Pixels, padding included.
     pub(super) whole: usize,
     /// Padding before the first stored pixel.
@@ -81,7 +81,7 @@ pub(super) struct Length {
 
 /// Weights of one resampled pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Window {
+pub(super) struct PixelWeights {
     /// First stored pixel with a weight.
     pub(super) start: usize,
     first_weight: usize,
@@ -92,18 +92,18 @@ pub(super) struct Window {
 
 /// Weights of one axis; reuses its memory.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Axis {
-    pub(super) windows: Vec<Window>,
+pub(super) struct AxisWeights {
+    pub(super) windows: Vec<PixelWeights>,
     weights: Vec<i32>,
     exact: Vec<f64>,
 }
 
-impl Axis {
+impl AxisWeights {
     /// Computes the weights of the pixels `wanted` of `resampled` pixels.
     pub(super) fn compute(
         &mut self,
         filter: Filter,
-        length: Length,
+        length: AxisExtent,
         resampled: usize,
         wanted: std::ops::Range<usize>,
     ) {
@@ -117,7 +117,7 @@ impl Axis {
             let start = (center - radius + 0.5).max(0.0) as usize;
             let end = ((center + radius + 0.5) as usize).min(length.whole);
             self.weigh(filter, start..end, center, 1.0 / stretch);
-            self.push_window(start, length);
+            self.push_weights(start, length);
         }
     }
 
@@ -134,10 +134,10 @@ impl Axis {
 
     /// Stores the weights of stored pixels without leading and trailing zeros, and the sum of the weights of
     /// padding.
-    fn push_window(&mut self, start: usize, length: Length) {
+    fn push_weights(&mut self, start: usize, length: AxisExtent) {
         let stored = length.before..length.before + length.stored;
         let first_weight = self.weights.len();
-        let mut window = Window { start: 0, first_weight, weights: 0, padding_weight: 0 };
+        let mut window = PixelWeights { start: 0, first_weight, weights: 0, padding_weight: 0 };
         for (position, weight) in (start..).zip(&self.exact) {
             let weight = fixed_point(*weight);
             if !stored.contains(&position) {
@@ -156,12 +156,12 @@ impl Axis {
         self.windows.push(window);
     }
 
-    pub(super) fn weights_of(&self, window: &Window) -> &[i32] {
+    pub(super) fn weights_of(&self, window: &PixelWeights) -> &[i32] {
         &self.weights[window.first_weight..window.first_weight + window.weights]
     }
 
     /// Returns the stored pixels that any window needs; empty if none does.
-    pub(super) fn needed(&self) -> std::ops::Range<usize> {
+    pub(super) fn source_range(&self) -> std::ops::Range<usize> {
         let used = || self.windows.iter().filter(|window| window.weights > 0);
         let start = used().map(|window| window.start).min().unwrap_or(0);
         let end = used().map(|window| window.start + window.weights).max().unwrap_or(0);
@@ -181,13 +181,13 @@ mod tests {
 
     const FILTERS: [Filter; 3] = [Filter::Bilinear, Filter::Bicubic, Filter::Lanczos];
 
-    fn unpadded(stored: usize) -> Length {
-        Length { whole: stored, before: 0, stored }
+    fn unpadded(stored: usize) -> AxisExtent {
+        AxisExtent { whole: stored, before: 0, stored }
     }
 
     #[test]
     fn an_unchanged_length_takes_every_pixel_as_it_is() {
-        let mut axis = Axis::default();
+        let mut axis = AxisWeights::default();
         for filter in FILTERS {
             axis.compute(filter, unpadded(9), 9, 0..9);
             for (pixel, window) in axis.windows.iter().enumerate() {
@@ -198,10 +198,10 @@ mod tests {
 
     #[test]
     fn weights_add_up_to_one_and_padding_takes_its_share() {
-        let mut axis = Axis::default();
+        let mut axis = AxisWeights::default();
         for filter in FILTERS {
             for (stored, before, after, resampled) in [(700, 0, 0, 64), (5, 3, 40, 17), (1, 0, 999, 384)] {
-                let length = Length { whole: before + stored + after, before, stored };
+                let length = AxisExtent { whole: before + stored + after, before, stored };
                 axis.compute(filter, length, resampled, 0..resampled);
                 assert_eq!(axis.windows.len(), resampled);
                 for window in &axis.windows {
@@ -216,13 +216,13 @@ mod tests {
 
     #[test]
     fn a_part_of_the_pixels_has_the_weights_of_the_whole() {
-        let (mut whole, mut part) = (Axis::default(), Axis::default());
+        let (mut whole, mut part) = (AxisWeights::default(), AxisWeights::default());
         whole.compute(Filter::Bicubic, unpadded(1000), 300, 0..300);
         part.compute(Filter::Bicubic, unpadded(1000), 300, 100..200);
         for (one, other) in whole.windows[100..200].iter().zip(&part.windows) {
             assert_eq!(one.start, other.start);
             assert_eq!(whole.weights_of(one), part.weights_of(other));
         }
-        assert!(part.needed().start > 300 && part.needed().end < 700);
+        assert!(part.source_range().start > 300 && part.source_range().end < 700);
     }
 }

@@ -8,7 +8,7 @@ use super::normalize::Normalization;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::squares::squares;
-use super::tiles::{Place, Tiles};
+use super::tiles::{TilePlacement, Tiles};
 use super::{PixelValues, frames_taken, positions};
 
 /// Image processor of InternVL.
@@ -37,14 +37,14 @@ impl InternVl {
         let side = usize::from(self.rule.tile_pixels);
         let tables = self.normalization.tables();
         let mut target = Tiles::new(tiles, side, &tables);
-        let canvas = Canvas::of(image);
-        let grid = Place { first_tile: 0, columns, left: 0, top: 0 };
-        resampler.resize(&canvas, &Resize::to(self.filter, columns * side, rows * side), |y, row| {
+        let canvas = Canvas::from_image(image);
+        let grid = TilePlacement { first_tile: 0, columns, left: 0, top: 0 };
+        resampler.resize(&canvas, &Resize::whole(self.filter, columns * side, rows * side), |y, row| {
             target.write_row(grid, y, row);
         });
         if tiles > columns * rows {
-            let thumbnail = Place { first_tile: columns * rows, columns: 1, left: 0, top: 0 };
-            resampler.resize(&canvas, &Resize::to(self.filter, side, side), |y, row| {
+            let thumbnail = TilePlacement { first_tile: columns * rows, columns: 1, left: 0, top: 0 };
+            resampler.resize(&canvas, &Resize::whole(self.filter, side, side), |y, row| {
                 target.write_row(thumbnail, y, row);
             });
         }
@@ -55,7 +55,7 @@ impl InternVl {
     pub(super) fn video(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
-        let resize = |_: RgbView<'_>| Resize::to(self.filter, side, side);
+        let resize = |_: RgbView<'_>| Resize::whole(self.filter, side, side);
         let values = squares(&taken, side, &self.normalization, resampler, resize);
         self.pixel_values(values, taken.len())
     }

@@ -8,7 +8,7 @@ use super::normalize::Normalization;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::squares::squares;
-use super::tiles::{Place, Tiles};
+use super::tiles::{TilePlacement, Tiles};
 use super::{PixelValues, frames_taken, positions};
 
 /// Image processor of LLaVA-OneVision.
@@ -38,13 +38,14 @@ impl LlavaOneVision {
         let tiles = 1 + columns * rows;
         let tables = self.normalization.tables();
         let mut target = Tiles::new(tiles, side, &tables);
-        let canvas = Canvas::of(image);
-        let base = Place { first_tile: 0, columns: 1, left: 0, top: 0 };
-        resampler
-            .resize(&canvas, &Resize::to(self.filter, side, side), |y, row| target.write_row(base, y, row));
+        let canvas = Canvas::from_image(image);
+        let base = TilePlacement { first_tile: 0, columns: 1, left: 0, top: 0 };
+        resampler.resize(&canvas, &Resize::whole(self.filter, side, side), |y, row| {
+            target.write_row(base, y, row)
+        });
 
         let [width, height] = fitted(size, [columns * side, rows * side]);
-        let place = Place {
+        let place = TilePlacement {
             first_tile: 1,
             columns,
             left: (columns * side - width) / 2,
@@ -53,7 +54,7 @@ impl LlavaOneVision {
         if [width, height] != [columns * side, rows * side] {
             target.blacken(1..tiles);
         }
-        resampler.resize(&canvas, &Resize::to(self.filter, width, height), |y, row| {
+        resampler.resize(&canvas, &Resize::whole(self.filter, width, height), |y, row| {
             target.write_row(place, y, row);
         });
         Ok(self.pixel_values(target.into_values(), tiles, Some(image), tokens))
@@ -69,10 +70,11 @@ impl LlavaOneVision {
         let side = usize::from(self.rule.tile_pixels);
         let tables = self.normalization.tables();
         let mut target = Tiles::new(1, side, &tables);
-        let place = Place { first_tile: 0, columns: 1, left: 0, top: 0 };
+        let place = TilePlacement { first_tile: 0, columns: 1, left: 0, top: 0 };
         let canvas = Canvas::padded_to_square(image, self.normalization.mean_color());
-        resampler
-            .resize(&canvas, &Resize::to(self.filter, side, side), |y, row| target.write_row(place, y, row));
+        resampler.resize(&canvas, &Resize::whole(self.filter, side, side), |y, row| {
+            target.write_row(place, y, row)
+        });
         Ok(self.pixel_values(target.into_values(), 1, Some(image), tokens))
     }
 
@@ -80,7 +82,7 @@ impl LlavaOneVision {
     pub(super) fn video(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
-        let resize = |_: RgbView<'_>| Resize::to(self.filter, side, side);
+        let resize = |_: RgbView<'_>| Resize::whole(self.filter, side, side);
         let values = squares(&taken, side, &self.normalization, resampler, resize);
         let shape = VideoShape { frames: taken.len() as u32, width: 0, height: 0 };
         self.pixel_values(values, taken.len(), None, self.rule.video(shape).tokens)

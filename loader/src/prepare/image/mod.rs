@@ -90,8 +90,8 @@ impl ImageProcessor {
             VisionRule::Native(rule) => {
                 Self::QwenVl(QwenVl { rule, filter, normalization: Normalization::CLIP })
             }
-            VisionRule::Fixed(rule) if rule.is_cropped => Self::Clip(Square::of(rule)),
-            VisionRule::Fixed(rule) => Self::Siglip(Square::of(rule)),
+            VisionRule::Fixed(rule) if rule.is_cropped => Self::Clip(Square::from_rule(rule)),
+            VisionRule::Fixed(rule) => Self::Siglip(Square::from_rule(rule)),
         })
     }
 

@@ -41,7 +41,7 @@ impl QwenVl {
 
     fn layers(&self, frames: &[RgbView<'_>], size: [u64; 2], resampler: &mut Resampler) -> PixelValues {
         let [width, height] = size.map(|length| length as usize);
-        let layout = Layout {
+        let layout = PatchLayout {
             patch: usize::from(self.rule.patch_pixels.get()),
             merge: usize::from(self.rule.merge.get()),
             frames: usize::from(self.rule.frames_per_patch.get()),
@@ -55,9 +55,13 @@ impl QwenVl {
             for (frame, image) in group.iter().enumerate() {
                 // The last frame fills the rest of an incomplete group.
                 let end = if frame + 1 == group.len() { layout.frames } else { frame + 1 };
-                resampler.resize(&Canvas::of(*image), &Resize::to(self.filter, width, height), |y, row| {
-                    layout.write_row(layer, frame..end, y, row, &tables);
-                });
+                resampler.resize(
+                    &Canvas::from_image(*image),
+                    &Resize::whole(self.filter, width, height),
+                    |y, row| {
+                        layout.write_row(layer, frame..end, y, row, &tables);
+                    },
+                );
             }
         }
         let patches = [width, height].map(|length| length / layout.patch);
@@ -74,14 +78,14 @@ impl QwenVl {
 
 /// Layout of one layer: `[rows / merge, columns / merge, merge, merge, 3, frames, patch, patch]`.
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+struct PatchLayout {
     patch: usize,
     merge: usize,
     frames: usize,
     width: usize,
 }
 
-impl Layout {
+impl PatchLayout {
     /// Writes one row of a resized image as one or more frames.
     fn write_row(
         self,

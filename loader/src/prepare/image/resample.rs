@@ -6,34 +6,34 @@
 use std::ops::Range;
 
 use super::convolve::{STRIP_BYTES, STRIP_ROWS, convolve_row, convolve_strip};
-use super::filter::{Axis, Filter, Length};
+use super::filter::{AxisExtent, AxisWeights, Filter};
 use super::rgb_view::RgbView;
 
 /// Image, possibly centered in a larger plain canvas.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Canvas<'a> {
     pixels: &'a [u8],
-    columns: Length,
-    rows: Length,
+    columns: AxisExtent,
+    rows: AxisExtent,
     background: [u8; 3],
 }
 
 impl<'a> Canvas<'a> {
     /// Makes a canvas of the image itself.
-    pub(super) fn of(image: RgbView<'a>) -> Self {
+    pub(super) fn from_image(image: RgbView<'a>) -> Self {
         let [columns, rows] = [image.width, image.height].map(|length| {
             let stored = length as usize;
-            Length { whole: stored, before: 0, stored }
+            AxisExtent { whole: stored, before: 0, stored }
         });
         Self { pixels: image.pixels, columns, rows, background: [0; 3] }
     }
 
     /// Centers the image in the smallest square that contains it.
     pub(super) fn padded_to_square(image: RgbView<'a>, background: [u8; 3]) -> Self {
-        let mut canvas = Self { background, ..Self::of(image) };
+        let mut canvas = Self { background, ..Self::from_image(image) };
         let side = canvas.columns.stored.max(canvas.rows.stored);
         for length in [&mut canvas.columns, &mut canvas.rows] {
-            *length = Length { whole: side, before: (side - length.stored) / 2, ..*length };
+            *length = AxisExtent { whole: side, before: (side - length.stored) / 2, ..*length };
         }
         canvas
     }
@@ -53,7 +53,7 @@ pub(super) struct Resize {
 
 impl Resize {
     /// Resizes a whole image to this size.
-    pub(super) fn to(filter: Filter, width: usize, height: usize) -> Self {
+    pub(super) fn whole(filter: Filter, width: usize, height: usize) -> Self {
         Self { filter, width, height, columns: 0..width, rows: 0..height }
     }
 }
@@ -61,8 +61,8 @@ impl Resize {
 /// Resampler that reuses its memory between images.
 #[derive(Debug, Default)]
 pub(super) struct Resampler {
-    columns: Axis,
-    rows: Axis,
+    columns: AxisWeights,
+    rows: AxisWeights,
     strip: Vec<u8>,
     narrowed: Vec<u8>,
     padding_row: Vec<u8>,
@@ -79,13 +79,13 @@ impl Resampler {
     ) {
         self.columns.compute(resize.filter, canvas.columns, resize.width, resize.columns.clone());
         self.rows.compute(resize.filter, canvas.rows, resize.height, resize.rows.clone());
-        let needed = self.rows.needed();
+        let source_range = self.rows.source_range();
         let row_bytes = 3 * resize.columns.len();
-        self.narrow(canvas, needed.clone(), row_bytes);
-        self.narrow_padding(canvas.background, row_bytes);
+        self.horizontal_pass(canvas, source_range.clone(), row_bytes);
+        self.horizontal_pass_padding(canvas.background, row_bytes);
         self.row.resize(row_bytes, 0);
         for (index, window) in self.rows.windows.iter().enumerate() {
-            let first = window.start.saturating_sub(needed.start) * row_bytes;
+            let first = window.start.saturating_sub(source_range.start) * row_bytes;
             let weights = self.rows.weights_of(window);
             let rows = &self.narrowed[first..];
             convolve_row(rows, weights, &self.padding_row, window.padding_weight, &mut self.row);
@@ -94,19 +94,19 @@ impl Resampler {
     }
 
     /// Runs the horizontal pass over the rows that the vertical pass needs.
-    fn narrow(&mut self, canvas: &Canvas<'_>, needed: Range<usize>, row_bytes: usize) {
-        let strips = needed.len().div_ceil(STRIP_ROWS);
+    fn horizontal_pass(&mut self, canvas: &Canvas<'_>, source_range: Range<usize>, row_bytes: usize) {
+        let strips = source_range.len().div_ceil(STRIP_ROWS);
         self.narrowed.resize(strips * STRIP_ROWS * row_bytes, 0);
         let padding = strip_column(canvas.background);
-        let wanted = self.columns.needed();
+        let wanted = self.columns.source_range();
         let stored_bytes = 3 * canvas.columns.stored;
         self.strip.resize(wanted.end * STRIP_BYTES, 0);
         for (index, resampled) in self.narrowed.chunks_exact_mut(STRIP_ROWS * row_bytes).enumerate() {
             for row in 0..STRIP_ROWS {
-                let source = needed.start + index * STRIP_ROWS + row;
-                if source < needed.end {
+                let source = source_range.start + index * STRIP_ROWS + row;
+                if source < source_range.end {
                     let pixels = &canvas.pixels[source * stored_bytes..][..stored_bytes];
-                    turn_into_strip(pixels, wanted.clone(), row, &mut self.strip);
+                    transpose_into_strip(pixels, wanted.clone(), row, &mut self.strip);
                 }
             }
             convolve_strip(&self.strip, &padding, &self.columns, resampled);
@@ -114,7 +114,7 @@ impl Resampler {
     }
 
     /// Runs the horizontal pass over one row of padding.
-    fn narrow_padding(&mut self, background: [u8; 3], row_bytes: usize) {
+    fn horizontal_pass_padding(&mut self, background: [u8; 3], row_bytes: usize) {
         self.padding_row.clear();
         if self.rows.windows.iter().all(|window| window.padding_weight == 0) {
             self.padding_row.resize(row_bytes, 0);
@@ -135,7 +135,7 @@ fn strip_column(pixel: [u8; 3]) -> [u8; STRIP_BYTES] {
 }
 
 /// Writes a row of pixels into row `row` of a strip, `[columns, STRIP_ROWS, 3]`.
-fn turn_into_strip(pixels: &[u8], columns: Range<usize>, row: usize, strip: &mut [u8]) {
+fn transpose_into_strip(pixels: &[u8], columns: Range<usize>, row: usize, strip: &mut [u8]) {
     let source = pixels[3 * columns.start..3 * columns.end].chunks_exact(3);
     let target = strip[columns.start * STRIP_BYTES..].chunks_exact_mut(STRIP_BYTES);
     for (pixel, column) in source.zip(target) {

@@ -3,7 +3,7 @@
 use super::normalize::Normalization;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
-use super::tiles::{Place, Tiles};
+use super::tiles::{TilePlacement, Tiles};
 
 /// Makes `[frames, 3, side, side]`, each frame resized by `resize`, which must want `side` x `side` pixels.
 pub(super) fn squares(
@@ -16,8 +16,9 @@ pub(super) fn squares(
     let tables = normalization.tables();
     let mut target = Tiles::new(frames.len(), side, &tables);
     for (first_tile, &frame) in frames.iter().enumerate() {
-        let place = Place { first_tile, columns: 1, left: 0, top: 0 };
-        resampler.resize(&Canvas::of(frame), &resize(frame), |y, row| target.write_row(place, y, row));
+        let place = TilePlacement { first_tile, columns: 1, left: 0, top: 0 };
+        resampler
+            .resize(&Canvas::from_image(frame), &resize(frame), |y, row| target.write_row(place, y, row));
     }
     target.into_values()
 }

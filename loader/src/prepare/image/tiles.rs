@@ -12,7 +12,7 @@ pub(super) struct Tiles<'a> {
 
 /// Grid of tiles inside the tensor, and the offset in pixels of an image on it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct TilePlacement {
     pub(super) first_tile: usize,
     pub(super) columns: usize,
     pub(super) left: usize,
@@ -34,7 +34,7 @@ impl<'a> Tiles<'a> {
     }
 
     /// Writes one row of an image, `[width, 3]` bytes, `y` rows below its top.
-    pub(super) fn write_row(&mut self, place: Place, y: usize, pixels: &[u8]) {
+    pub(super) fn write_row(&mut self, place: TilePlacement, y: usize, pixels: &[u8]) {
         let y = place.top + y;
         let first_tile = place.first_tile + y / self.side * place.columns;
         let mut left = place.left;
@@ -76,7 +76,7 @@ mod tests {
         tiles.blacken(0..4);
         // Two columns of tiles without any before them; the image starts in the last row and the second
         // column.
-        let place = Place { first_tile: 0, columns: 2, left: 1, top: 3 };
+        let place = TilePlacement { first_tile: 0, columns: 2, left: 1, top: 3 };
         tiles.write_row(place, 0, &[11, 12, 13, 21, 22, 23]);
         let values = tiles.into_values();
         let at = |tile: usize, channel: usize, y: usize, x: usize| {
