@@ -72,7 +72,7 @@ fn sums(comm: &dyn Comm) -> Result<Vec<f64>> {
     let mut values = vec![1.0_f32; SUM_ELEMENTS];
     let mut seconds = Vec::new();
     for round in 0..SUM_ROUNDS as u64 {
-        comm.barrier(StepContext::step(round, "begin"))?;
+        comm.barrier(StepContext::step(round, "start"))?;
         let begin = Instant::now();
         comm.all_reduce(StepContext::step(round, "sum"), values.as_mut_slice().into())?;
         seconds.push(begin.elapsed().as_secs_f64());

@@ -210,7 +210,7 @@ fn running_ranks(directory: &Path) -> Vec<Pid> {
             assert!(ranks.iter().all(|&rank| test_kill_process(rank).is_ok()), "all ranks run");
             return ranks;
         }
-        assert!(Instant::now() < deadline, "the ranks begin");
+        assert!(Instant::now() < deadline, "the ranks start");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Two loaders share every stage below them. [`loader::Loader`] reads shards in order and needs nothing but
 //! their names. [`balanced::BalancedLoader`] reads through an [`index::Index`]: it knows the shape of every
-//! sample before it reads one, asks the cost model what each will cost, and gives every data-parallel rank its
-//! share of each global batch as balanced microbatches. All ranks compute the same plan without talking.
+//! sample before it reads one, asks the cost model what each will cost, and gives every data-parallel rank
+//! its share of each global batch as balanced microbatches. All ranks compute the same plan without talking.
 //!
 //! ```text
 //! shard -> tar -> group -> samples                         loader: in order

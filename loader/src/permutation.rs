@@ -1,4 +1,4 @@
-//! A seeded permutation of `0..len`, computed for one position at a time.
+//! Permutes `0..len` by a seed, computed for one position at a time.
 //!
 //! A Feistel network over the smallest even number of bits that covers `len`, walked until it lands inside
 //! (cycle walking). No list is made: the millionth position costs what the first does, which is what lets a

@@ -16,8 +16,7 @@ use std::fmt::Debug;
 /// same order on both sides; schedules do that.
 ///
 /// # Errors
-/// [`Error::Failed`] once the job is over, whatever the reason; [`Error::Rank`] for a rank that does not
-/// exist.
+/// [`Error::Failed`] once the job has ended for any reason; [`Error::Rank`] for a rank that does not exist.
 pub trait Comm: Send + Sync + Debug {
     /// This rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
@@ -122,7 +121,7 @@ pub trait Comm: Send + Sync + Debug {
         self.start_recv(from, tag, at, shape)?.wait()
     }
 
-    /// Sends and receives together, in whatever order the other ranks do, and returns the received messages
+    /// Sends and receives together, in any order of the other ranks, and returns the received messages
     /// in the order of the receives.
     ///
     /// # Errors

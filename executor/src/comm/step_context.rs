@@ -82,7 +82,7 @@ impl StepContext {
         Self { action: action.into(), ..self }
     }
 
-    /// Microbatch as sent; `u32::MAX` stands for none.
+    /// Microbatch as sent; `u32::MAX` for none.
     pub(super) fn wire_microbatch(self) -> u32 {
         self.microbatch.unwrap_or(u32::MAX)
     }

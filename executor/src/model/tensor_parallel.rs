@@ -113,7 +113,7 @@ impl TensorParallel {
         for rank in 1..size {
             let shape = PayloadShape::f32(1, spec.shard.shape_of(rank, &spec.shape).iter().product());
             let part = self.comm.recv(rank, ASSEMBLE, at, shape)?.into_f32();
-            parts.push(part.expect("the receiver says the type"));
+            parts.push(part.expect("received parts have the requested type"));
         }
         let mut whole = vec![0.0; spec.shape.iter().product()];
         for (rank, part) in parts.iter().enumerate() {

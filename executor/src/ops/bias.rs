@@ -1,7 +1,7 @@
 //! Biases of linear layers: fills rows before the product is added, and sums gradients over rows.
 //!
 //! A row of the output may be part of a wider row ([`Columns`]): queries, keys and values of an attention
-//! share one matrix, whatever weights they come from.
+//! share one matrix, even if they come from several weights.
 
 use rayon::prelude::*;
 

@@ -89,6 +89,7 @@ impl SparseRows {
         entries.sort_by_key(|&(source, target, _)| (source, target));
         let mut matrix = Self { starts: vec![0], ..Self::default() };
         for (source, target, weight) in entries {
+            // the row continues: its end moves
             if matrix.targets.last() == Some(&source) {
                 matrix.starts.pop();
             } else {

@@ -87,14 +87,14 @@ impl Topology {
     pub(super) fn givers(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
-        self.layout.givers(inside).map(outside).collect()
+        self.layout.producers(inside).map(outside).collect()
     }
 
     /// The parts that take the activations of a part.
     pub(super) fn takers(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
-        self.layout.takers(inside).map(outside).collect()
+        self.layout.consumers(inside).map(outside).collect()
     }
 }
 

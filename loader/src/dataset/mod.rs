@@ -1,4 +1,4 @@
-//! A dataset to draw from: an index, or a split of one, for ever or for some epochs.
+//! Selects the samples to draw from: an index or a split of one, endlessly or for a number of epochs.
 
 mod cost_table;
 mod selection;
@@ -58,8 +58,8 @@ impl Dataset {
     /// Keeps the samples of a split.
     ///
     /// # Errors
-    /// [`crate::error::Error::Config`] if there is no split of this name, if it is empty, or if it names shards or keys that the
-    /// index does not have.
+    /// [`crate::error::Error::Config`] if there is no split of this name, if it is empty, or if it names
+    /// shards or keys that the index does not have.
     pub fn split(mut self, splits: &Splits, name: &str) -> Result<Self> {
         let (selection, skipped) = splits.select(name, &self.index)?;
         (self.selection, self.skipped) = (Arc::new(selection), skipped.into());
@@ -99,8 +99,8 @@ impl Dataset {
         self.repeat
     }
 
-    /// Returns the number in the index of the sample at `place`, counting the samples of the split in the order of the
-    /// index.
+    /// Returns the number in the index of the sample at `place`, counting the samples of the split in the
+    /// order of the index.
     ///
     /// # Panics
     /// If `place` is not below [`Self::len`].

@@ -1,4 +1,4 @@
-//! Which samples of an index belong to a dataset: all, whole shards, or a list.
+//! Selects samples of an index: all, whole shards, or a list.
 
 use std::ops::Range;
 

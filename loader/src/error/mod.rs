@@ -1,4 +1,4 @@
-//! One error type for the crate; variants by what the caller does next.
+//! Defines the error type of the crate, its variants by what the caller does next.
 
 mod archive;
 mod index_shard;
@@ -88,7 +88,8 @@ pub enum Error {
         tokens_needed: u64,
         reason: String,
     },
-    /// The counted tokens of a microbatch exceed the fixed number; nothing of its step was delivered. Ends the stream.
+    /// The counted tokens of a microbatch exceed the fixed number; nothing of its step was delivered. Ends
+    /// the stream.
     #[error(
         "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {tokens} tokens, over `pad_to_tokens` of \
          {pad_to_tokens}: {planned_tokens} were planned; count texts in the index with the model's tokenizer, so that plans \

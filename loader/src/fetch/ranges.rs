@@ -1,8 +1,9 @@
-//! Ranged reads of indexed shards.
+//! Reads ranges of indexed shards.
 //!
-//! Plain local shards are mapped once and read in place. A compressed shard is unpacked whole, so the unpacked bytes
-//! are kept for the samples that follow; both caches drop what was used longest ago. What a step wants of remote shards
-//! is brought beforehand, by [`remote`](crate::fetch), all of it at the same time.
+//! Plain local shards are mapped once and read in place. A compressed shard is unpacked whole, so the
+//! unpacked bytes are kept for the samples that follow; both caches drop what was used longest ago. What a
+//! step wants of remote shards is brought beforehand, by [`remote`](crate::fetch), all of it at the same
+//! time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

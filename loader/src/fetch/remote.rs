@@ -1,7 +1,8 @@
-//! What a step wants of one remote shard, by the shortest way.
+//! Fetches the wanted ranges of one remote shard, by range, from the cache or unpacked whole.
 //!
-//! A shard that the cache holds is mapped. Of a plain shard only the wanted fields are requested; with a cache the
-//! whole shard follows in the background, for the steps after. A compressed shard is brought whole and unpacked.
+//! A shard that the cache holds is mapped. Of a plain shard only the wanted fields are requested; with a
+//! cache the whole shard follows in the background, for the steps after. A compressed shard is brought whole
+//! and unpacked.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;

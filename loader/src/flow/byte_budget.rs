@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 
 /// Bytes that may wait between two stages.
 ///
-/// An item larger than the whole budget takes all of it, so the bytes held never exceed the budget or, if that is
-/// larger, one item.
+/// An item larger than the whole budget takes all of it, so the bytes held never exceed the budget or, if
+/// that is larger, one item.
 #[derive(Debug, Clone)]
 pub(crate) struct ByteBudget {
     free: Arc<Semaphore>,
@@ -34,8 +34,8 @@ pub(crate) struct ByteLease {
 impl ByteBudget {
     /// Makes a budget of `bytes`, at least one; `gauge` shows the bytes held.
     pub(crate) fn new(bytes: u64, gauge: Arc<Gauge>) -> Self {
-        // A semaphore takes at most `u32::MAX` permits at once, so a permit of a budget of 4 GiB or more is several
-        // bytes: 32 of them for 64 GiB.
+        // A semaphore takes at most `u32::MAX` permits at once, so a permit of a budget of 4 GiB or more is
+        // several bytes: 32 of them for 64 GiB.
         let bytes = bytes.max(1);
         let unit_bytes = bytes.div_ceil(u64::from(u32::MAX)).next_power_of_two();
         let units = (bytes / unit_bytes) as u32;
@@ -71,8 +71,8 @@ impl ByteBudget {
 impl ByteLease {
     /// Waits until `bytes` more are free and takes them.
     ///
-    /// A lease that has the whole budget grows without waiting: what is delivered as one can be larger than the
-    /// budget, and is then alone.
+    /// A lease that has the whole budget grows without waiting: what is delivered as one can be larger than
+    /// the budget, and is then alone.
     pub(crate) async fn grow(&mut self, bytes: u64) -> Result<()> {
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) as u32;
         // Rounded over the whole lease, so that growing in small steps takes no more than one large step.
@@ -99,8 +99,8 @@ impl Drop for ByteLease {
 
 /// Runs a stream in a task of its own, up to `ahead` items before they are asked for.
 ///
-/// The stream is polled from the first moment; dropping the receiver ends it at once. A panic in it is an error, not an
-/// end.
+/// The stream is polled from the first moment; dropping the receiver ends it at once. A panic in it is an
+/// error, not an end.
 pub(crate) fn run_ahead<T: Send + 'static>(
     stream: impl Stream<Item = Result<T>> + Send + 'static,
     ahead: usize,

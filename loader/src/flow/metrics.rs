@@ -1,7 +1,7 @@
-//! What every stage of a loader did, and where it waits.
+//! Counts items, bytes, errors and times of every stage of a loader.
 //!
-//! Both loaders count items, bytes, errors, queue depths, busy and waiting time of each [`LoaderStage`] in relaxed
-//! atomics; nothing is locked, and no sample costs more than two readings of the clock. A reader of
+//! Both loaders count items, bytes, errors, queue depths, busy and waiting time of each [`LoaderStage`] in
+//! relaxed atomics; nothing is locked, and no sample costs more than two readings of the clock. A reader of
 //! [`MetricsSnapshot`] sees counters of slightly different moments, which add up once the stream has ended.
 //! [`crate::loader`] looks at the same counters to tell which stage is stuck.
 
@@ -308,8 +308,8 @@ pub struct MetricsSnapshot {
     pub seconds: f64,
     /// Time that the consumer waited for batches or steps.
     pub consumer_wait_seconds: f64,
-    /// The stage that everything else waits for: [`LoaderStage::Deliver`], the consumer, if it hardly ever waits, else
-    /// the stage whose workers were busy for the largest share of the time.
+    /// The stage that everything else waits for: [`LoaderStage::Deliver`], the consumer, if it hardly ever
+    /// waits, else the stage whose workers were busy for the largest share of the time.
     pub bottleneck: Option<LoaderStage>,
     /// The stages, in order.
     pub stages: Vec<StageSnapshot>,
@@ -317,11 +317,13 @@ pub struct MetricsSnapshot {
     pub retries: u64,
     /// Stalls that were reported.
     pub stalls: u64,
-    /// Payload bytes that wait for their decoder, or for delivery as stored; a shuffle buffer is not included.
+    /// Payload bytes that wait for their decoder, or for delivery as stored; a shuffle buffer is not
+    /// included.
     pub undecoded_bytes: u64,
     /// The most that ever did.
     pub undecoded_bytes_max: u64,
-    /// Bytes of media that are decoded, or are promised room to be, and not delivered; estimated from headers.
+    /// Bytes of media that are decoded, or are promised room to be, and not delivered; estimated from
+    /// headers.
     pub decoded_bytes: u64,
     /// The most that ever were.
     pub decoded_bytes_max: u64,

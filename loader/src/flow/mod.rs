@@ -1,4 +1,5 @@
-//! Bounds and counts what flows through a loader: bytes in memory, work of each stage, skipped samples, progress.
+//! Bounds and counts what flows through a loader: bytes in memory, work of each stage, skipped samples,
+//! progress.
 
 mod byte_budget;
 mod metrics;

@@ -1,4 +1,4 @@
-//! Exact accounts of what could not be delivered, under an error budget.
+//! Accounts for every sample that was not delivered, under an error budget.
 
 use std::sync::Mutex;
 

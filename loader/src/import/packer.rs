@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::key::{Keys, requested_key};
+use super::key::{Keys, wanted_key};
 use super::medium::{read_medium, resolve_medium};
 use super::parts::SourcePart;
 use super::record::Record;
@@ -14,38 +14,38 @@ use crate::error::{Error, Result};
 use crate::flow::Progress;
 use crate::write::{ShardCompression, ShardWriter, ShardWriterBuilder, WrittenShards, ZSTD_LEVEL};
 
-/// File that becomes a field.
+/// A file that is to be a field.
 #[derive(Debug)]
 pub(super) struct SourceFile {
     /// Lower-case extension of the field.
     pub(super) extension: String,
-    /// Path of the file.
+    /// Where its bytes are.
     pub(super) path: PathBuf,
 }
 
 /// Extension and payload of a sample's fields.
 type Fields = Vec<(String, Vec<u8>)>;
 
-/// Source of the keys of entries.
+/// Where the keys of entries come from.
 #[derive(Debug)]
 enum KeySource {
-    /// Keys are assigned one after another.
-    Assigned(Keys),
-    /// Keys were assigned by a listing: the requested ones, except for these, by entry number.
+    /// They are handed out one after the other.
+    Given(Keys),
+    /// They were listed: those that entries ask for, but for these, by number.
     Listed(BTreeMap<u64, String>),
 }
 
-/// Packs the entries of one source, or of a part of it.
+/// Takes the samples of one source, or of a part of it.
 #[derive(Debug)]
 pub(super) struct Packer<'a> {
-    /// Writer of the shards; `None` if entries are only listed.
+    /// None where entries are only listed.
     writer: Option<ShardWriter>,
     keys: KeySource,
-    /// While listing: assigned keys that differ from the requested ones.
+    /// Keys that are not those that entries ask for, where they are listed.
     renamed: BTreeMap<u64, String>,
-    /// Entries to pack; others are ignored.
+    /// Entries that are packed; others are passed over.
     range: Range<u64>,
-    /// Whether this packer accounts for files that are not entries, which only one part may do.
+    /// Whether what is no entry is accounted for here.
     is_first: bool,
     root: PathBuf,
     skipped: Vec<SkippedSource>,
@@ -61,7 +61,7 @@ impl<'a> Packer<'a> {
     }
 
     /// Opens the directory for the shards of a part.
-    pub(super) fn for_part(
+    pub(super) fn of_part(
         source: &Path,
         out: &Path,
         part: &SourcePart,
@@ -76,12 +76,12 @@ impl<'a> Packer<'a> {
         })
     }
 
-    /// Makes a packer that lists entries and their keys without reading media or writing.
+    /// Lists entries and their keys, and reads and writes nothing.
     pub(super) fn listing(source: &Path, options: &'a PackOptions) -> Self {
         let directory = || source.parent().unwrap_or(Path::new("")).to_owned();
         Self {
             writer: None,
-            keys: KeySource::Assigned(Keys::default()),
+            keys: KeySource::Given(Keys::default()),
             renamed: BTreeMap::new(),
             range: 0..u64::MAX,
             is_first: true,
@@ -92,29 +92,29 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Returns whether all further entries are ignored.
+    /// Whether all entries behind are passed over.
     pub(super) fn is_done(&self) -> bool {
         self.entries >= self.range.end
     }
 
-    /// Reports the expected number of samples; 0 if unknown.
+    /// Says how many samples are to come; 0 if that is not known.
     pub(super) fn begin(&self, samples: u64) {
         self.progress.begin("samples", samples);
     }
 
-    /// Records something in the source that is not an entry.
+    /// Accounts for something in the source that is no entry.
     pub(super) fn skip_in_source(&mut self, path: String, reason: String) {
         if self.is_first {
             self.skip(path, reason);
         }
     }
 
-    /// Records something that is not a sample.
+    /// Accounts for something that is no sample.
     fn skip(&mut self, path: String, reason: String) {
         self.skipped.push(SkippedSource { path, reason });
     }
 
-    /// Records an entry of a manifest that is not a sample.
+    /// Accounts for an entry of a manifest that is no sample.
     pub(super) fn skip_entry(&mut self, origin: String, reason: String) {
         if self.count_entry().is_some() {
             self.skip(origin, reason);
@@ -123,8 +123,8 @@ impl<'a> Packer<'a> {
 
     /// Packs one entry of a manifest, whose bytes become the field `json`.
     ///
-    /// - `origin`: location of the entry, for the account
-    /// - `id`: name of the entry in the manifest, if the entry does not contain it
+    /// - `origin`: where the entry is, for the account
+    /// - `id`: what the manifest calls it, where that is not in the entry
     pub(super) fn add_entry(&mut self, origin: &str, id: Option<&str>, entry: &[u8]) -> Result<()> {
         let Some(number) = self.count_entry() else { return Ok(()) };
         let record = match Record::parse(entry) {
@@ -157,7 +157,7 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    /// Packs files that form one sample with a key like `name`; if one cannot be read, none is packed.
+    /// Packs files that make one sample with a key like `name`; if one is not to be had, none of them is.
     pub(super) fn add_files(&mut self, name: &str, files: &[SourceFile]) -> Result<()> {
         let Some(number) = self.count_entry() else { return Ok(()) };
         let key = self.key(Some(name), number);
@@ -186,18 +186,18 @@ impl<'a> Packer<'a> {
         Ok(Packed { shards, samples, bytes, index, skipped })
     }
 
-    /// Completes the shards; returns what was written and what was skipped.
+    /// Completes the shards; returns what was written and what was not.
     pub(super) fn finish_part(self) -> Result<(WrittenShards, Vec<SkippedSource>)> {
         let written = self.writer.map_or_else(|| Ok(WrittenShards::default()), ShardWriter::finish)?;
         Ok((written, self.skipped))
     }
 
-    /// Returns the number of entries, the keys that differ from the requested ones, and what is not an entry.
-    pub(super) fn into_listing(self) -> (u64, BTreeMap<u64, String>, Vec<SkippedSource>) {
+    /// Returns the number of entries, the keys that are not those asked for, and what was not listed.
+    pub(super) fn listed(self) -> (u64, BTreeMap<u64, String>, Vec<SkippedSource>) {
         (self.entries, self.renamed, self.skipped)
     }
 
-    /// Returns the number of the next entry, if it is to be packed.
+    /// The number of the next entry, if it is to be packed.
     fn count_entry(&mut self) -> Option<u64> {
         let number = self.entries;
         self.entries += 1;
@@ -207,15 +207,13 @@ impl<'a> Packer<'a> {
         })
     }
 
-    /// Returns the key of an entry; it does not depend on whether files can be read.
+    /// The key of an entry; it is the same whether or not its files, or those of others, can be read.
     fn key(&mut self, name: Option<&str>, number: u64) -> String {
         match &mut self.keys {
-            KeySource::Listed(renamed) => {
-                renamed.remove(&number).unwrap_or_else(|| requested_key(name, number))
-            }
-            KeySource::Assigned(keys) => {
-                let key = keys.assign(name, number);
-                if self.writer.is_none() && key != requested_key(name, number) {
+            KeySource::Listed(renamed) => renamed.remove(&number).unwrap_or_else(|| wanted_key(name, number)),
+            KeySource::Given(keys) => {
+                let key = keys.give(name, number);
+                if self.writer.is_none() && key != wanted_key(name, number) {
                     self.renamed.insert(number, key.clone());
                 }
                 key
@@ -223,7 +221,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Records every file of a sample that cannot be packed because of `faulty`.
+    /// Accounts for every file of a sample that `faulty` spoils.
     fn skip_files(&mut self, files: &[SourceFile], faulty: &Path, reason: &str) {
         for file in files {
             let path = file.path.display().to_string();
@@ -235,7 +233,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Writes a sample; returns the reason if it cannot be written but others can.
+    /// Returns the reason if the sample cannot be written and others can.
     fn write(&mut self, key: &str, fields: &Fields) -> Result<Option<String>> {
         let Some(writer) = &mut self.writer else { return Ok(None) };
         let fields: Vec<(&str, &[u8])> = fields.iter().map(|(ext, payload)| (&**ext, &**payload)).collect();
@@ -247,7 +245,7 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// Returns the writer for these options.
+/// The writer that options ask for.
 fn writer(out: &Path, options: &PackOptions) -> ShardWriterBuilder {
     let level = ZSTD_LEVEL;
     let compression = if options.is_zstd { ShardCompression::Zstd { level } } else { ShardCompression::None };

@@ -132,7 +132,8 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Starts a shard; with `is_verified` every field is decoded. Videos have as many frames as `sampling` says.
+    /// Starts a shard; with `is_verified` every field is decoded. Videos have as many frames as `sampling`
+    /// says.
     pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
         let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
@@ -169,7 +170,8 @@ impl Builder {
         built
     }
 
-    /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing then.
+    /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing
+    /// then.
     fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &HeaderLayout) -> bool {
         let entries = match walk_entries(&layout.starts, &mut archive.clone()) {
             Ok(entries) => entries,

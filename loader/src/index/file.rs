@@ -89,8 +89,8 @@ fn checksum_place(file: &[u8], footer: &arrow_ipc::Footer<'_>) -> Result<Range<u
     Ok(start..start + CHECKSUM_DIGITS)
 }
 
-/// XXH3 of everything but the digits of the checksum, as hex digits: the digest of the digests of its chunks, which are
-/// taken side by side.
+/// XXH3 of everything but the digits of the checksum, as hex digits: the digest of the digests of its chunks,
+/// which are taken side by side.
 fn checksum(file: &[u8], digits: &Range<usize>) -> String {
     let parts = [&file[..digits.start], &file[digits.end..]];
     let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks(CHECKSUM_CHUNK_BYTES)).collect();
@@ -247,7 +247,8 @@ pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
 mod tests {
     use super::*;
 
-    /// The checksum once left out the footer, where the fingerprint is: one wrong digit there gave another order.
+    /// The checksum once left out the footer, where the fingerprint is: one wrong digit there gave another
+    /// order.
     #[test]
     fn no_byte_of_an_index_changes_unnoticed() {
         let directory = tempfile::tempdir().unwrap();

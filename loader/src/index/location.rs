@@ -1,5 +1,4 @@
-//! Where an index file is written: under another name, then renamed, in the first directory that takes it; a lock file lets
-//! one process of a machine build while the others wait.
+//! Chooses the location of an index and writes it atomically, under a lock.
 
 use std::fs::File;
 use std::io::Write;

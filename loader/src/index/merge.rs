@@ -1,8 +1,8 @@
-//! The index of a dataset in parts: tasks on any machines read shards, and their parts are merged.
+//! Makes an index in parts: tasks on any machines index shards, and their parts are merged.
 //!
-//! A *part* is what reading the headers of a few shards tells, as bytes that travel: for each shard its URL and a small
-//! index file of that shard alone. Merging reads no shard: it checks that every shard is covered once, in its present version,
-//! and writes the file that [`crate::index`] would have written.
+//! A *part* is what reading the headers of a few shards tells, as bytes that travel: for each shard its URL
+//! and a small index file of that shard alone. Merging reads no shard: it checks that every shard is covered
+//! once, in its present version, and writes the file that [`crate::index`] would have written.
 //!
 //! ```text
 //! magic, version, shards; for each shard: length, URL, length, index file; XXH3 of all that
@@ -127,7 +127,8 @@ impl ShardNumbers {
         Self { by_url, by_name, is_taken: vec![false; shards.len()] }
     }
 
-    /// The place of a shard: that of its URL, else of its base name, as the directory may have another path elsewhere.
+    /// The place of a shard: that of its URL, else of its base name, as the directory may have another path
+    /// elsewhere.
     fn take(&mut self, covered: &PartShard) -> Result<usize> {
         let fault = |fault| Error::IndexShard { shard: covered.url.clone(), fault };
         let place = if let Some(places) = self.by_url.get_mut(&covered.url) {

@@ -1,7 +1,7 @@
 //! Makes the rows of a remote shard without downloading what no row needs.
 //!
-//! Headers, texts and clips are read, and the beginnings of long images; what lies between is jumped over where that
-//! is cheaper than reading on.
+//! Headers, texts and clips are read, and the beginnings of long images; what lies between is jumped over
+//! where that is cheaper than reading on.
 
 use std::io;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Rows of the index, read in place.
+//! Reads rows of the index in place.
 
 use std::sync::Arc;
 
@@ -169,7 +169,8 @@ impl<'a> SampleRow<'a> {
         self.fields().map(|field| field.bytes).sum()
     }
 
-    /// Writes what the cost model needs into `shape`, whose buffers are reused; texts by [`super::TokenCounts`].
+    /// Writes what the cost model needs into `shape`, whose buffers are reused; texts by
+    /// [`super::TokenCounts`].
     pub fn read_shape(&self, shape: &mut SampleShape) {
         shape.clear();
         for field in self.fields() {

@@ -1,4 +1,4 @@
-//! What an index file holds.
+//! Defines the schema of an index file: its columns and its metadata.
 //!
 //! | column | type | meaning |
 //! | --- | --- | --- |

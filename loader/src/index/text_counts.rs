@@ -1,7 +1,8 @@
-//! Token counts of texts by a model's own tokenizer, beside the estimates.
+//! Counts the tokens of texts by the tokenizer of a model, next to the estimates.
 //!
-//! Each counter has a column of its own in the index, named after its digest; an index can hold several. A column is
-//! made when the index is first opened with its counter, which reads the texts of all shards once more.
+//! Each counter has a column of its own in the index, named after its digest; an index can hold several. A
+//! column is made when the index is first opened with its counter, which reads the texts of all shards once
+//! more.
 
 use std::fmt::Debug;
 use std::sync::Arc;

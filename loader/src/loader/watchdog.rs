@@ -1,9 +1,9 @@
-//! Says aloud when a loader is stuck, and where.
+//! Reports a loader that makes no progress, with the stage and the shard.
 //!
-//! A *stall* is a consumer that waits while no stage of the loader gets anything done. The watch is part of the
-//! stream that the consumer polls: a consumer that does not ask is no stall, and neither is a loader that is
-//! slow but moves. What is reported goes to a [`StallListener`], by default to `tracing`, which whatever logging
-//! a trainer has set up picks up and which costs nothing where there is none.
+//! A *stall* is a consumer that waits while no stage of the loader gets anything done. The watch is part of
+//! the stream that the consumer polls: a consumer that does not ask is no stall, and neither is a loader that
+//! is slow but moves. What is reported goes to a [`StallListener`], by default to `tracing`, which whatever
+//! logging a trainer has set up picks up and which costs nothing where there is none.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

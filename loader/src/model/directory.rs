@@ -1,8 +1,8 @@
-//! The directory of a checkpoint as it is downloaded from Hugging Face: what the model is and how it sees.
+//! Reads the directory of a checkpoint in the layout of Hugging Face.
 //!
 //! Only the small JSON files are read: `config.json`, and `preprocessor_config.json`,
-//! `video_preprocessor_config.json` and `processor_config.json` beside it, where there are any. What they mean is
-//! said in [`dflop_costmodel::config`]. Nothing is fetched.
+//! `video_preprocessor_config.json` and `processor_config.json` beside it, where there are any. What they
+//! mean is said in [`dflop_costmodel::config`]. Nothing is fetched.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
-//! What a user calls a model, or a measured profile → what is computed with.
+//! Resolves the names of models and profiles that users give.
 //!
-//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, or several of these that are
-//! joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.
+//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, or several of
+//! these that are joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ use crate::prepare::image::ImageProcessor;
 /// Returns the model of one name, or the one that several make together.
 ///
 /// # Errors
-/// [`Error::Model`] if a name is neither a preset nor a directory, with the presets that are known, or if parts do not make
-/// a model; [`Error::File`] and [`Error::Config`] if a directory cannot be read.
+/// [`Error::Model`] if a name is neither a preset nor a directory, with the presets that are known, or if
+/// parts do not make a model; [`Error::File`] and [`Error::Config`] if a directory cannot be read.
 pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     if let [name] = names {
         return match directory_of(name.as_ref())? {
@@ -50,8 +50,8 @@ pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Resu
     Ok(None)
 }
 
-/// Finds the checkpoint of a name; `None` for a preset, which goes before a directory of the same name, and for what is
-/// not there.
+/// Finds the checkpoint of a name; `None` for a preset, which goes before a directory of the same name, and
+/// for what is not there.
 #[must_use]
 pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
     if ModelSpec::preset_names().contains(&name) {
@@ -68,8 +68,8 @@ fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
 /// Reads a profile: a CSV file, or all `.csv` files of a directory in the order of their names.
 ///
 /// # Errors
-/// [`Error::File`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if files are no
-/// profile, or not one.
+/// [`Error::File`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if
+/// files are no profile, or not one.
 pub fn read_profile(path: &Path) -> Result<Profile> {
     let failed = |path: &Path| {
         let path = path.display().to_string();

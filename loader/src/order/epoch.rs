@@ -1,12 +1,12 @@
-//! The global order of samples, as arithmetic.
+//! Orders the samples of an epoch, as arithmetic.
 //!
-//! Which sample stands at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch, position).
-//! It knows nothing of ranks, workers or time, so any rank can compute any step, and a position is the whole
-//! state of a loader.
+//! Which sample stands at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch,
+//! position). It knows nothing of ranks, workers or time, so any rank can compute any step, and a position is
+//! the whole state of a loader.
 //!
-//! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive ones
-//! to *windows*, and permutes the positions inside each window; [`Shuffle`] says how large both are. Laying out an
-//! epoch is O(blocks); the last few are kept, so that steps of one epoch share its layout.
+//! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive
+//! ones to *windows*, and permutes the positions inside each window; [`Shuffle`] says how large both are.
+//! Laying out an epoch is O(blocks); the last few are kept, so that steps of one epoch share its layout.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -38,8 +38,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// Orders the samples in `blocks`, ranges of sample numbers that follow each other from 0: blocks are permuted,
-    /// and the samples inside each.
+    /// Orders the samples in `blocks`, ranges of sample numbers that follow each other from 0: blocks are
+    /// permuted, and the samples inside each.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample.
@@ -66,7 +66,8 @@ impl Order {
         Self::shuffled(dataset.selection().clone(), blocks, shuffle, dataset.index().fingerprint(), seed)
     }
 
-    /// Orders selected samples as `shuffle` says; `blocks` are those of that shuffle, in the selection's numbers.
+    /// Orders selected samples as `shuffle` says; `blocks` are those of that shuffle, in the selection's
+    /// numbers.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample, or are too many.

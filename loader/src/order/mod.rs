@@ -1,7 +1,7 @@
 //! Orders the samples of a run: epochs, mixtures, steps, and the state to resume from.
 //!
-//! Everything is arithmetic on (fingerprint, seed, epoch, position), so any rank computes any step without those before
-//! it, and a position is the whole state of a loader.
+//! Everything is arithmetic on (fingerprint, seed, epoch, position), so any rank computes any step without
+//! those before it, and a position is the whole state of a loader.
 
 mod epoch;
 mod mixture;

@@ -1,4 +1,4 @@
-//! How well an order is shuffled, against a uniform permutation of the same samples.
+//! Measures how well an order is shuffled, against a uniform permutation of the same samples.
 //!
 //! Three statistics, each 1 for a uniform permutation (of many samples) and 0 for the order of the index:
 //!
@@ -54,8 +54,8 @@ impl ShuffleQuality {
         Ok(Self::measure(|position| dataset.places_below(order.sample_at(position)), &shard_ends, batch))
     }
 
-    /// Measures an order: `place_at(position)` is the place in the index, both below the last of `shard_ends`, which are
-    /// the ascending ends of the shards' places.
+    /// Measures an order: `place_at(position)` is the place in the index, both below the last of
+    /// `shard_ends`, which are the ascending ends of the shards' places.
     ///
     /// # Panics
     /// If there is no sample, or `batch` is zero.
@@ -100,8 +100,8 @@ impl ShuffleQuality {
     }
 }
 
-/// Expected number of distinct shards among `batch` samples drawn without replacement: a shard of `k` of `n` samples
-/// is missed with probability `C(n - k, batch) / C(n, batch)`.
+/// Expected number of distinct shards among `batch` samples drawn without replacement: a shard of `k` of `n`
+/// samples is missed with probability `C(n - k, batch) / C(n, batch)`.
 fn uniform_shards(shard_ends: &[u64], batch: u64) -> f64 {
     let samples = shard_ends.last().copied().unwrap_or(0);
     let starts = [0].iter().chain(shard_ends);

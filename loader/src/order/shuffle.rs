@@ -1,4 +1,4 @@
-//! Kinds of shuffle of an epoch.
+//! Defines the kinds of shuffle of an epoch.
 
 use std::fmt;
 
@@ -10,13 +10,14 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shuffle {
-    /// All samples at once where every shard is read by range. Where some are compressed, and so read whole, each
-    /// shard is a block: shards are permuted, then the samples inside each.
+    /// All samples at once where every shard is read by range. Where some are compressed, and so read whole,
+    /// each shard is a block: shards are permuted, then the samples inside each.
     #[default]
     Global,
-    /// For media that are slow to seek: samples are cut into runs that never cross a shard, the runs are permuted,
-    /// and positions are permuted inside windows of consecutive runs. At most `open_blocks` shards are open at
-    /// once, twice as many where a batch spans two windows. A compressed shard is one run, whatever its length.
+    /// For media that are slow to seek: samples are cut into runs that never cross a shard, the runs are
+    /// permuted, and positions are permuted inside windows of consecutive runs. At most `open_blocks` shards
+    /// are open at once, twice as many where a batch spans two windows. A compressed shard is one run,
+    /// whatever its length.
     Blocks {
         /// Most samples of a run.
         block_samples: u64,

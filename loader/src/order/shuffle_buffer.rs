@@ -1,9 +1,9 @@
-//! A bounded shuffle buffer for input that has no index.
+//! Shuffles input without an index in a bounded buffer.
 //!
-//! Samples go in as they are read; which one leaves is drawn from (seed, epoch, number of the draw) by integer
-//! arithmetic, so equal input gives equal output anywhere. The buffer drains at the end of every epoch: epochs
-//! do not mix, and each is a permutation of what was read in it. [`crate::loader`] owns the buffer and writes
-//! its contents into its state.
+//! Samples go in as they are read; which one leaves is drawn from (seed, epoch, number of the draw) by
+//! integer arithmetic, so equal input gives equal output anywhere. The buffer drains at the end of every
+//! epoch: epochs do not mix, and each is a permutation of what was read in it. [`crate::loader`] owns the
+//! buffer and writes its contents into its state.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
-//! Which samples make up step `t`.
+//! Maps steps to positions of a run, and positions to samples.
 //!
 //! Step `t` holds positions `tB … (t+1)B` of the run's draws, `B` being the global batch: of the concatenated
-//! epochs of a dataset, or of a mixture of several. [`Tail`] says what happens where an epoch, or the run, ends
-//! inside a batch. Nothing here depends on ranks, and any step is computed without those before it.
+//! epochs of a dataset, or of a mixture of several. [`Tail`] says what happens where an epoch, or the run,
+//! ends inside a batch. Nothing here depends on ranks, and any step is computed without those before it.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// They begin a batch that the next epoch fills. Every sample is visited, and every step is full but the last
-    /// one of a run that ends.
+    /// They begin a batch that the next epoch fills. Every sample is visited, and every step is full but the
+    /// last one of a run that ends.
     #[default]
     Carry,
     /// They are left out of this epoch; of a mixture, which has to end, at its end.
@@ -59,7 +59,8 @@ impl Steps {
     /// Counts steps of one dataset, without end, from the first sample of `first_epoch`.
     ///
     /// # Errors
-    /// [`crate::error::Error::Config`] if `tail` drops every sample, because the global batch is larger than an epoch.
+    /// [`crate::error::Error::Config`] if `tail` drops every sample, because the global batch is larger than
+    /// an epoch.
     pub fn new(order: Order, global_batch: NonZeroU64, tail: Tail, first_epoch: u64) -> Result<Self> {
         let sizes = [order.samples()];
         let origin = Origin::at_epoch(first_epoch, &sizes);
@@ -91,7 +92,8 @@ impl Steps {
         self.pace.per_epoch()
     }
 
-    /// Returns the number of steps of the run, those before a restored state included; `None` if it has no end.
+    /// Returns the number of steps of the run, those before a restored state included; `None` if it has no
+    /// end.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a run that was restored at its end is empty, and rare")]
     pub fn len(&self) -> Option<u64> {
@@ -113,8 +115,8 @@ impl Steps {
     /// Returns the samples of a step, in global order.
     ///
     /// # Errors
-    /// [`crate::error::Error::RunEnded`] if the run has no such step; [`crate::error::Error::Config`] if the step lies before the one
-    /// where a changed run was taken up, or too far out.
+    /// [`crate::error::Error::RunEnded`] if the run has no such step; [`crate::error::Error::Config`] if the
+    /// step lies before the one where a changed run was taken up, or too far out.
     pub fn samples(&self, step: u64) -> Result<Vec<StepSample>> {
         let positions = self.pace.positions(step)?;
         let mut at_work: Vec<Option<(u64, Arc<EpochOrder>)>> = vec![None; self.orders.len()];
@@ -215,7 +217,8 @@ impl StepPositions {
     /// Position of the first sample of a step, or of the end of the run.
     ///
     /// # Errors
-    /// [`Error::RunEnded`] if the step lies behind the end; [`Error::Config`] if it lies before the origin, or too far out.
+    /// [`Error::RunEnded`] if the step lies behind the end; [`Error::Config`] if it lies before the origin,
+    /// or too far out.
     pub(crate) fn position(&self, step: u64) -> Result<u64> {
         if let Some(steps) = self.len().filter(|&steps| step > steps) {
             return Err(Error::RunEnded { step, steps });

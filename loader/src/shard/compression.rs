@@ -1,4 +1,4 @@
-//! Compression of a shard, told by its first bytes and never by its name.
+//! Detects the compression of a shard by its first bytes, never by its name.
 
 use std::sync::Arc;
 

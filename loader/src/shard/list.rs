@@ -1,9 +1,10 @@
-//! Names of shards: lists, brace patterns, directories and environment variables.
+//! Expands names of shards: lists, brace patterns, directories and environment variables.
 //!
-//! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken
-//! from the environment, a directory stands for the shards inside it, a shard list of wids (`NAME.json`) for those
-//! that it lists. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`, `gs://`,
-//! `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a directory there ends with `/`.
+//! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken from
+//! the environment, a directory stands for the shards inside it, a shard list of wids (`NAME.json`) for those
+//! that it lists. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`,
+//! `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a directory
+//! there ends with `/`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

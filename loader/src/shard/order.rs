@@ -1,8 +1,8 @@
-//! Which shards are read in which order, which of their items are wanted, and where a reader stands.
+//! Orders shards by epoch, selects the items to read of each, and records the reader's position.
 //!
 //! An *item* of a shard is a sample or something that was skipped, counted from 0 in shard order. Reading one
-//! shard once is a *pass*. The order of an epoch is arithmetic, so a [`Position`] of three numbers says what was
-//! read. [`crate::shard`] does the passes.
+//! shard once is a *pass*. The order of an epoch is arithmetic, so a [`Position`] of three numbers says what
+//! was read. [`crate::shard`] does the passes.
 
 use std::collections::BTreeMap;
 use std::fmt;

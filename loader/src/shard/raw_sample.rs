@@ -1,4 +1,4 @@
-//! Samples as they leave a shard, undecoded.
+//! Describes an undecoded sample and its fields.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Reads shards one after another on a thread of its own, ahead of the decoders.
 //!
-//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so are
-//! remote shards, which are requested several at a time. Either way the bytes that wait are bounded, and their pages
-//! are resident when they leave.
+//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so
+//! are remote shards, which are requested several at a time. Either way the bytes that wait are bounded, and
+//! their pages are resident when they leave.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -77,7 +77,8 @@ pub(crate) fn read_shards(config: ReaderSettings) -> mpsc::Receiver<Result<Reade
     tokio::task::spawn_blocking(move || {
         let to_end = sender.clone();
         let reader = Reader { config, sender, runtime, since: Cell::new(None) };
-        // An error of `run` is that nobody listens any more; a panic must not look like the end of the shards.
+        // An error of `run` is that nobody listens any more; a panic must not look like the end of the
+        // shards.
         if catch_unwind(AssertUnwindSafe(move || reader.run())).is_err() {
             let _ = to_end.blocking_send(Err(Error::StageEnded { stage: "read" }));
         }

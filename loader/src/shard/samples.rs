@@ -1,7 +1,8 @@
-//! Reads a shard from its beginning to its end: samples, and an account of what is no sample.
+//! Reads the samples of one shard, and reports the entries that make none.
 //!
 //! [`MappedSamples`] walks a shard in memory without touching payloads; [`StreamedSamples`] walks bytes as
-//! they come; `RangedSamples` walks a remote shard and leaves long payloads where they are. All deliver the good samples of a damaged shard and then say what is wrong with the rest.
+//! they come; `RangedSamples` walks a remote shard and leaves long payloads where they are. All deliver the
+//! good samples of a damaged shard and then say what is wrong with the rest.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ pub enum ShardItem {
     Skipped(Skipped),
 }
 
-/// The rules that all readers share, and the writer that indexes: grouping, limits, and what a fault does to the
-/// sample before it.
+/// The rules that all readers share, and the writer that indexes: grouping, limits, and what a fault does to
+/// the sample before it.
 #[derive(Debug)]
 pub(crate) struct Assembler {
     shard: Arc<str>,
@@ -158,7 +159,8 @@ impl Iterator for MappedSamples {
     }
 }
 
-/// Iterates over the samples of an uncompressed shard that is read by range; a payload may be the beginning of one.
+/// Iterates over the samples of an uncompressed shard that is read by range; a payload may be the beginning
+/// of one.
 #[derive(Debug)]
 pub(crate) struct RangedSamples<A> {
     entries: RangedEntries<A>,

@@ -1,4 +1,4 @@
-//! Everything that shards hold, in order and undecoded: samples, and what is bad.
+//! Streams every sample of a list of shards, in order and undecoded, the bad ones reported.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ const BUFFERED_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads shards from their beginning to their end, without an index and without an error budget.
 ///
-/// Lazy: nothing is read until the first poll. A bad sample is an item and the stream goes on; a shard that cannot
-/// be opened is the last item, an error. Dropping the stream ends the reading.
+/// Lazy: nothing is read until the first poll. A bad sample is an item and the stream goes on; a shard that
+/// cannot be opened is the last item, an error. Dropping the stream ends the reading.
 ///
 /// # Panics
 /// If it is polled outside a Tokio runtime.

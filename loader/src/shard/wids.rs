@@ -1,8 +1,8 @@
 //! Reads the shard lists of wids, as `widsindex create` writes them.
 //!
-//! `{"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": …, "shardlist": [{"url", "nsamples",
-//! "filesize", "md5sum"}, …], "datasets": [{"shardlist": …}, …]}`. It tells numbers, no offsets. URLs are relative
-//! to `base`, or to the directory of the file.
+//! A list is `{"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": …, "shardlist": [SHARD, …],
+//! "datasets": [{"shardlist": …}, …]}`, where SHARD has `url`, `nsamples`, `filesize` and `md5sum`.
+//! It tells numbers, no offsets. URLs are relative to `base`, or to the directory of the file.
 
 use std::path::Path;
 

@@ -1,7 +1,8 @@
-//! Whole remote shards in order, read ahead so that no latency is waited for twice.
+//! Reads whole remote shards in order, ahead of their consumer.
 //!
-//! A shard comes as chunks that are requested side by side and handed on in order; when all of a shard's chunks are
-//! under way, those of the next begin. What is under way is bounded in bytes. With a cache, shards come from its files.
+//! A shard comes as chunks that are requested side by side and handed on in order; when all of a shard's
+//! chunks are under way, those of the next begin. What is under way is bounded in bytes. With a cache, shards
+//! come from its files.
 
 use std::io;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Which bytes go into one request: ranges of one object that lie close together.
+//! Joins ranges of one object that lie close together into requests.
 
 use std::ops::Range;
 
@@ -20,7 +20,8 @@ pub(crate) struct Request {
     pub(crate) wanted: Vec<usize>,
 }
 
-/// Joins the wanted ranges of one object to few requests, in the order of their offsets. Empty ranges need none.
+/// Joins the wanted ranges of one object to few requests, in the order of their offsets. Empty ranges need
+/// none.
 pub(crate) fn coalesce(wanted: &[Range<u64>], limits: CoalesceLimits) -> Vec<Request> {
     let mut order: Vec<usize> = (0..wanted.len()).filter(|&at| !wanted[at].is_empty()).collect();
     order.sort_by_key(|&at| (wanted[at].start, wanted[at].end));

@@ -1,4 +1,4 @@
-//! The shards below a directory of a bucket, and whether one is there.
+//! Lists the objects below a directory of a bucket, and asks whether one exists.
 
 use std::io::{self, ErrorKind};
 

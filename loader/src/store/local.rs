@@ -1,4 +1,4 @@
-//! Local files, memory-mapped: payloads are slices of the page cache.
+//! Maps local files into memory: payloads are slices of the page cache.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};

@@ -1,4 +1,4 @@
-//! A remote object: what it is, and its bytes by range, whatever happens on the way.
+//! Reads a remote object by range, through transient faults.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -77,7 +77,8 @@ impl RemoteObject {
         Self { stores, url, parsed, store, retries: Arc::default() }
     }
 
-    /// The same object, whose retries are counted here: each loader counts its own, whatever handle it shares.
+    /// The same object, whose retries are counted here: each loader counts its own, whatever handle it
+    /// shares.
     pub(crate) fn counted_by(self, retries: Arc<AtomicU64>) -> Self {
         Self { retries, ..self }
     }
@@ -144,7 +145,8 @@ impl RemoteObject {
     /// What has come when a request fails is kept, the next one asks for the rest.
     ///
     /// # Errors
-    /// What the store said after all attempts, with the offset; an object that was replaced or shortened in between.
+    /// What the store said after all attempts, with the offset; an object that was replaced or shortened in
+    /// between.
     pub(crate) async fn read(&self, range: Range<u64>, identity: &Identity) -> io::Result<(Bytes, Ranges)> {
         let length = range.end - range.start;
         let mut attempts = self.attempts(length);

@@ -1,4 +1,4 @@
-//! What a request and its response were like, noted below the store that hides it.
+//! Records the status and headers of responses, which stores hide from their callers.
 
 use std::sync::Mutex;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! URLs of remote shards, taken apart.
+//! Parses URLs of remote shards.
 
 use object_store::path::Path;
 use url::{Position, Url};

@@ -1,4 +1,4 @@
-//! Names the shards that several writers make in parallel, so that they do not collide and sort by part.
+//! Names the shards of several concurrent writers, without collisions and sorted by part.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,39 +15,37 @@ use crate::store::Stores;
 /// Most parts of one dataset: their numbers have five digits.
 const PARTS_MAX: u32 = 100_000;
 
-/// Number of a writer's part and of all parts. Its shards are named `shard-00003-of-00010-000000.tar`, so
-/// that a directory lists all shards in the order of the parts.
+/// Which of how many parts a writer makes. Its shards are named `shard-00003-of-00010-000000.tar`, so that a
+/// directory lists all shards in the order of the parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShardPart {
-    /// Index of the part, from 0.
+    /// Number of the part, from 0.
     pub part: u32,
-    /// Number of parts.
+    /// Number of all parts.
     pub parts: u32,
 }
 
 impl ShardPart {
-    /// Checks that the part exists.
+    /// Checks that there is such a part.
     ///
     /// # Errors
-    /// [`Error::Config`] if `part` is not below `parts`, or if there are more than 100,000 parts.
+    /// [`Error::Config`] if there is not, or there are more than 100,000.
     pub(crate) fn check(self) -> Result<()> {
         let Self { part, parts } = self;
         if part < parts && parts <= PARTS_MAX {
             return Ok(());
         }
-        let reason = format!(
-            "expected a part below the number of parts and at most {PARTS_MAX} parts, got part {part} of {parts}"
-        );
+        let reason = format!("{part} of {parts} is none of 0 to {PARTS_MAX} parts, counted from 0");
         Err(Error::Config { setting: "part", reason })
     }
 
-    /// Returns the prefix of the names of the part's shards.
+    /// What the names of the part's shards begin with.
     pub(super) fn prefix(self) -> String {
         let Self { part, parts } = self;
         format!("shard-{part:05}-of-{parts:05}-")
     }
 
-    /// Returns whether a shard of this name may be in the same directory as those of this part.
+    /// Whether a shard may stand beside those of this part.
     fn has_sibling(self, name: &str) -> bool {
         let number = name.strip_prefix("shard-").and_then(|rest| rest.split_once("-of-"));
         number.is_some_and(|(number, rest)| {
@@ -56,13 +54,12 @@ impl ShardPart {
         })
     }
 
-    /// Removes what an earlier run of this part left. Finished shards on a store are kept and later
-    /// overwritten.
+    /// Removes what an earlier run of this part left. Finished shards on a store stay and are written over.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if another writer of this part is active, or if the directory contains shards
-    /// without a part or of another number of parts; [`Error::File`] or [`Error::Read`] if the directory
-    /// cannot be listed or a file cannot be removed.
+    /// [`Error::ShardExists`] if another writer of this part is at work, or shards are in the way that are of
+    /// no part or of another number of parts; [`Error::File`] or [`Error::Read`] if the directory cannot be
+    /// listed or a file not be removed.
     pub(super) fn clear(self, destination: &Destination) -> Result<()> {
         for name in shard_names(destination)? {
             let shard = destination.shard(&name)?;
@@ -85,7 +82,7 @@ impl ShardPart {
     }
 }
 
-/// Directory that all parts are written to.
+/// The directory that all parts are written to.
 #[derive(Debug)]
 pub(crate) struct PartDirectory(Destination);
 
@@ -93,12 +90,12 @@ impl PartDirectory {
     /// Opens the directory.
     ///
     /// # Errors
-    /// [`Error::File`] if it is missing and cannot be created.
+    /// [`Error::File`] if it is not there and cannot be made.
     pub(crate) fn open(directory: &Path, stores: &Stores) -> Result<Self> {
         Destination::open(directory, stores).map(Self)
     }
 
-    /// Lists the shards by name, including those under construction.
+    /// Lists the shards by name, those under construction too.
     ///
     /// # Errors
     /// [`Error::File`] or [`Error::Read`] if the directory cannot be listed.

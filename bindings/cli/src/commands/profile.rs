@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::args::model::spec_of;
 use crate::args::profile::warn;
 use crate::failure::Failure;
-use crate::output::{Output, shown_bytes, write_json};
+use crate::output::{Output, format_bytes, write_json};
 use dflop_loader::model::ModelDirectory;
 use dflop_loader::model::{checkpoint_path, read_profile};
 
@@ -260,7 +260,7 @@ fn print(out: &mut impl Write, json: &ProfileJson<'_>) -> Result<(), Failure> {
                 module.intervals_open,
                 percent(module.peak_share),
                 module.tokens,
-                shown_bytes(module.kept_bytes_per_token)
+                format_bytes(module.kept_bytes_per_token)
             )?;
         }
     }

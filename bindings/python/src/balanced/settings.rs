@@ -181,7 +181,7 @@ impl PrepareSettings {
         spec: &ModelSpec,
         layout: BatchLayout,
     ) -> Result<Option<Preparer>, DflopError> {
-        let Some(builder) = self.tokenizer.or_of_model(&model.names)?.preparer(spec)? else {
+        let Some(builder) = self.tokenizer.or_from_model(&model.names)?.preparer(spec)? else {
             return Ok(None);
         };
         let mut builder = builder.layout(layout).long_sample(long_sample(&self.long_sample)?);

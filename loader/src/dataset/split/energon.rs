@@ -1,4 +1,4 @@
-//! The splits of a dataset that Energon prepared.
+//! Finds the splits of a dataset that Megatron-Energon prepared.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
-//! Named splits of a dataset: `train`, `val` and what else its owner says.
+//! Defines the named splits of a dataset, such as `train` and `val`.
 //!
-//! They are stated in a JSON file, `splits.json` in the shards' directory or one that the user names. A split takes
-//! the samples that meet everything it says:
+//! They are stated in a JSON file, `splits.json` in the shards' directory or one that the user names. A split
+//! takes the samples that meet everything it says:
 //!
 //! ```json
 //! {"splits": {
@@ -13,12 +13,12 @@
 //! }}
 //! ```
 //!
-//! `fraction` is a range of a hash of the sample's key, its end left out: a sample stays in its split when shards are
-//! added, whatever the seed, and samples that share a key share a split. Boundaries are integers, in units of
-//! one billionth. A keys file has one key a line and lies beside the splits file.
+//! `fraction` is a range of a hash of the sample's key, its end left out: a sample stays in its split when
+//! shards are added, whatever the seed, and samples that share a key share a split. Boundaries are integers,
+//! in units of one billionth. A keys file has one key a line and lies beside the splits file.
 //!
-//! Where there is no `splits.json`, the `split.yaml` of a dataset that Energon prepared is read: its splits are lists of
-//! shards, less those and the single samples that it excludes.
+//! Where there is no `splits.json`, the `split.yaml` of a dataset that Energon prepared is read: its splits
+//! are lists of shards, less those and the single samples that it excludes.
 
 mod energon;
 
@@ -92,7 +92,8 @@ impl Splits {
     /// Reads a splits file.
     ///
     /// # Errors
-    /// [`Error::File`] if it, or a keys file that it names, cannot be read; those of [`Self::parse`], with its name.
+    /// [`Error::File`] if it, or a keys file that it names, cannot be read; those of [`Self::parse`], with
+    /// its name.
     pub fn read(path: &Path) -> Result<Self> {
         Self::from_document(&read_text(path)?, &path.display().to_string(), path.parent())
     }
@@ -101,8 +102,8 @@ impl Splits {
     /// `.nv-meta` there or up to three directories above.
     ///
     /// # Errors
-    /// [`Error::Config`] if the shards are in no local directory; those of [`Self::read`]; [`Error::Index`] if Energon's
-    /// file cannot be understood.
+    /// [`Error::Config`] if the shards are in no local directory; those of [`Self::read`]; [`Error::Index`]
+    /// if Energon's file cannot be understood.
     pub fn beside(index: &Index) -> Result<Self> {
         let directory = index.shards()[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
         let directory =
@@ -119,8 +120,8 @@ impl Splits {
     /// Reads the text of a splits file; one that names no keys file.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is no JSON of the form above, if a split has no condition, or if two splits overlap of
-    /// which neither says that it may.
+    /// [`Error::Config`] if it is no JSON of the form above, if a split has no condition, or if two splits
+    /// overlap of which neither says that it may.
     pub fn parse(document: &str) -> Result<Self> {
         Self::from_document(document, "splits", None)
     }

@@ -91,7 +91,8 @@ fn collect(file: &Path, by_path: &HashMap<PathBuf, usize>, claims: &mut [Claims]
     Ok(())
 }
 
-/// JSON files in a directory that say of themselves that they are shard lists; those of webshart, one a shard, are not.
+/// JSON files in a directory that say of themselves that they are shard lists; those of webshart, one a
+/// shard, are not.
 fn shard_lists(directory: &Path, shards: &HashMap<PathBuf, usize>) -> Vec<PathBuf> {
     let is_list = |path: &PathBuf| {
         let is_json = path.extension().is_some_and(|extension| extension == "json");

@@ -1,9 +1,9 @@
 //! Reads the headers of a shard from many places at once.
 //!
-//! A chain of tar headers has to be followed one by one, unless something tells where chains begin: then all of
-//! them are followed together, a round of ranges at a time. Every chain must end exactly where the next begins.
-//! Since the first begins at 0, the entries are those that following one chain from 0 would give, whatever the
-//! places came from: a wrong place makes the walk fail, never its result wrong.
+//! A chain of tar headers has to be followed one by one, unless something tells where chains begin: then all
+//! of them are followed together, a round of ranges at a time. Every chain must end exactly where the next
+//! begins. Since the first begins at 0, the entries are those that following one chain from 0 would give,
+//! whatever the places came from: a wrong place makes the walk fail, never its result wrong.
 
 use std::ops::Range;
 
@@ -23,8 +23,8 @@ pub trait ByteRanges {
     /// Returns the length of the shard.
     fn bytes(&self) -> u64;
 
-    /// Reads ranges, all inside the shard; returns as many pieces, each as long as its range. A store that is far
-    /// away reads them at the same time.
+    /// Reads ranges, all inside the shard; returns as many pieces, each as long as its range. A store that is
+    /// far away reads them at the same time.
     ///
     /// # Errors
     /// What the store says.
@@ -49,8 +49,8 @@ impl ByteRanges for Bytes {
 /// Reads all entries of a shard, following a chain of headers from 0 and from each of `starts`.
 ///
 /// # Errors
-/// Why the places do not fit the shard, or what is wrong with the shard itself; reading it from its beginning tells
-/// what it is then.
+/// Why the places do not fit the shard, or what is wrong with the shard itself; reading it from its beginning
+/// tells what it is then.
 pub(crate) fn walk_entries(starts: &[u64], shard: &mut dyn ByteRanges) -> Result<Vec<Entry>, String> {
     let mut chains = chains(starts, shard.bytes())?;
     let mut unfinished: Vec<usize> = (0..chains.len()).collect();

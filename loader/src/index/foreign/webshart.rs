@@ -1,8 +1,8 @@
 //! Reads the JSON that webshart keeps for each shard.
 //!
-//! `{"path": "a.tar", "filesize": …, "files": {NAME: {"offset", "length", …}}}`. Offsets are those of payloads. The
-//! places are used, nothing else: names leave out what comes twice, there are no samples, and `width` and `height`
-//! are those before EXIF orientation.
+//! `{"path": "a.tar", "filesize": …, "files": {NAME: {"offset", "length", …}}}`. Offsets are those of
+//! payloads. The places are used, nothing else: names leave out what comes twice, there are no samples, and
+//! `width` and `height` are those before EXIF orientation.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
-//! The balanced loader: every DP rank's share of every global batch, planned ahead.
+//! Delivers a DP rank's share of every global batch, planned ahead.
 //!
-//! `planner (k steps ahead) → ranged reads of my samples, my fields → decode pool → step`. The planner runs on
-//! a thread of its own, off the critical path, and plans the same on every rank. What a rank reads is bounded
-//! in bytes; a step that is larger than the bound is loaded alone.
+//! `planner (k steps ahead) → ranged reads of my samples, my fields → decode pool → step`. The planner runs
+//! on a thread of its own, off the critical path, and plans the same on every rank. What a rank reads is
+//! bounded in bytes; a step that is larger than the bound is loaded alone.
 
 mod builder;
 mod packing;
@@ -65,7 +65,8 @@ pub struct Microbatch {
     pub inputs: Option<ModelInputs>,
     /// LLM positions of `samples`: counted where the loader has a preparer, else as planned.
     pub tokens: u64,
-    /// Tokens of `samples` that the loss is computed on: counted where the loader has a preparer, else as planned.
+    /// Tokens of `samples` that the loss is computed on: counted where the loader has a preparer, else as
+    /// planned.
     pub target_tokens: u64,
     /// Tokens of padding up to the fixed length of the planner, which are not among `tokens`; 0 without one.
     pub padding_tokens: u64,
@@ -73,27 +74,30 @@ pub struct Microbatch {
     pub planned_tokens: u64,
     /// Tokens of `samples` that the loss is computed on, as planned.
     pub planned_target_tokens: u64,
-    /// Predicted forward and backward time of each whole module, in the model's order; padding to a fixed length is in
-    /// that of the LLM.
+    /// Predicted forward and backward time of each whole module, in the model's order; padding to a fixed
+    /// length is in that of the LLM.
     pub module_ns: Vec<u64>,
-    /// Whether the modules share a device and run one after the other; otherwise each has pipeline stages of its own.
+    /// Whether the modules share a device and run one after the other; otherwise each has pipeline stages of
+    /// its own.
     pub is_lockstep: bool,
     /// Factor for the **mean** loss over this microbatch's target tokens:
     /// `target_tokens * dp_size / step.target_tokens`. Summed over microbatches and averaged over DP ranks it
-    /// gives the gradient of the token-normalized loss of the global batch. With a preparer the numerator is counted
-    /// and the denominator planned, the same on all ranks: microbatches weigh exactly what they have to, and the
-    /// gradient as a whole is off by the one factor between counted and planned tokens of the step.
+    /// gives the gradient of the token-normalized loss of the global batch. With a preparer the numerator is
+    /// counted and the denominator planned, the same on all ranks: microbatches weigh exactly what they have
+    /// to, and the gradient as a whole is off by the one factor between counted and planned tokens of the
+    /// step.
     ///
-    /// It is 0 where nothing is learned, as in a microbatch of padding alone. The mean loss over no token is no number there, and
-    /// stays none times 0: a loss that has to be computed on such a microbatch is summed, with `loss_scale_sum`.
+    /// It is 0 where nothing is learned, as in a microbatch of padding alone. The mean loss over no token is
+    /// no number there, and stays none times 0: a loss that has to be computed on such a microbatch is
+    /// summed, with `loss_scale_sum`.
     pub loss_scale: f64,
     /// The same factor for a loss that is **summed** over target tokens: `dp_size / step.target_tokens`.
     pub loss_scale_sum: f64,
 }
 
 impl Microbatch {
-    /// Returns the predicted forward and backward time, in seconds: of all modules together where they share a device,
-    /// of the slowest module where each has pipeline stages of its own.
+    /// Returns the predicted forward and backward time, in seconds: of all modules together where they share
+    /// a device, of the slowest module where each has pipeline stages of its own.
     #[must_use]
     pub fn cost_seconds(&self) -> f64 {
         let ns = if self.is_lockstep {
@@ -126,11 +130,11 @@ impl BalancedLoader {
 
     /// Streams steps, to the end of the run or of the number that was set, if there is one.
     ///
-    /// Lazy: nothing is planned or read until the first poll. A sample that cannot be decoded is left out of its
-    /// microbatch and listed by [`BalancedLoader::skipped`]; no other rank has to know. A plan that cannot be
-    /// made, an unreadable shard, more bad samples than the budget allows, or a microbatch of more counted tokens than
-    /// the planner's fixed length ([`Error::MicrobatchTooLong`], instead of its step), is the last item. Dropping the stream
-    /// ends all its tasks.
+    /// Lazy: nothing is planned or read until the first poll. A sample that cannot be decoded is left out of
+    /// its microbatch and listed by [`BalancedLoader::skipped`]; no other rank has to know. A plan that
+    /// cannot be made, an unreadable shard, more bad samples than the budget allows, or a microbatch of more
+    /// counted tokens than the planner's fixed length ([`Error::MicrobatchTooLong`], instead of its step), is
+    /// the last item. Dropping the stream ends all its tasks.
     ///
     /// # Panics
     /// If it is polled outside a Tokio runtime, or in one without a timer.
@@ -167,8 +171,8 @@ impl BalancedLoader {
         steps.boxed()
     }
 
-    /// Saves where the run stands: at the step behind the last one that a stream of this loader gave out, whatever
-    /// was read ahead. The state is the same on every rank at the same step.
+    /// Saves where the run stands: at the step behind the last one that a stream of this loader gave out,
+    /// whatever was read ahead. The state is the same on every rank at the same step.
     ///
     /// # Errors
     /// [`Error::RunEnded`] or [`Error::Config`] if the loader began at a step that the run does not have.

@@ -1,4 +1,4 @@
-//! Prepared samples of a step to the tensors of its microbatches.
+//! Packs the prepared samples of a step into the tensors of its microbatches.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Samples that wait in a shuffle buffer, as a state knows them.
+//! Serializes the samples that wait in the shuffle buffer.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

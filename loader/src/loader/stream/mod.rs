@@ -1,8 +1,8 @@
-//! The plain loader: shards in order, batches out.
+//! Delivers batches of the samples of a list of shards, in order.
 //!
 //! `reader thread → samples → decode pool → batches`; every arrow is a queue bounded in bytes or in batches,
-//! so a slow consumer stops the reader. A shuffle buffer may stand behind the reader. Where a stream stands is
-//! small JSON, [`StreamState`]. Needs no index. [`crate::loader`] is the loader that plans ahead.
+//! so a slow consumer stops the reader. A shuffle buffer may stand behind the reader. Where a stream stands
+//! is small JSON, [`StreamState`]. Needs no index. [`crate::loader`] is the loader that plans ahead.
 
 mod batching;
 mod buffered_sample;
@@ -100,8 +100,8 @@ impl Loader {
     /// shuffle buffer is written as places in shards, so that the state is small; see [`StreamState`].
     ///
     /// # Errors
-    /// [`Error::State`](crate::error::Error::State) if more than [`HELD_BYTES_MAX`] wait in a buffer over pipes or
-    /// standard input.
+    /// [`Error::State`](crate::error::Error::State) if more than [`HELD_BYTES_MAX`] wait in a buffer over
+    /// pipes or standard input.
     pub fn state(&self) -> Result<StreamState> {
         lock(&self.tracker).state(&self.settings.kind(), &self.known)
     }
@@ -131,7 +131,8 @@ fn lock(tracker: &Mutex<Tracker>) -> MutexGuard<'_, Tracker> {
 
 /// Waits for the next batch that was begun, and for its decoders.
 ///
-/// Bad samples are accounted for in the order of batches, so that a state knows exactly those up to its batch.
+/// Bad samples are accounted for in the order of batches, so that a state knows exactly those up to its
+/// batch.
 async fn next_batch(
     begun: &mut Receiver<Result<BegunBatch>>,
     collator: &Collator,

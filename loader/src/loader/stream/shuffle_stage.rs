@@ -1,4 +1,4 @@
-//! Samples in the order in which they join batches: as read, or out of the shuffle buffer.
+//! Feeds samples to batches: in the order of shards, or through the shuffle buffer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

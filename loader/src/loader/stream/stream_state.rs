@@ -1,9 +1,9 @@
-//! Where a stream stands: small JSON from which another loader goes on exactly.
+//! Saves the position of a stream as small JSON, from which another loader resumes exactly.
 //!
-//! A state is that of the last *delivered* batch, whatever was read ahead: every batch brings along what reading
-//! and shuffling did for it, and a [`Tracker`] repeats that when the batch is handed over. Samples that wait in
-//! the shuffle buffer are written as (shard, item) and read again. Those of pipes and of standard input, which
-//! cannot be read again, are written themselves, in base64, up to [`HELD_BYTES_MAX`].
+//! A state is that of the last *delivered* batch, whatever was read ahead: every batch brings along what
+//! reading and shuffling did for it, and a [`Tracker`] repeats that when the batch is handed over. Samples
+//! that wait in the shuffle buffer are written as (shard, item) and read again. Those of pipes and of
+//! standard input, which cannot be read again, are written themselves, in base64, up to [`HELD_BYTES_MAX`].
 
 use std::collections::BTreeMap;
 
@@ -27,14 +27,16 @@ const VERSION: u32 = 2;
 
 /// Where a stream stands, as JSON by `serde`.
 ///
-/// It fits a loader over shards of the same names, in the same order, with the same rank, shuffle buffer, shard shuffle
-/// and, where videos are decoded, frames of videos; directories, workers, decoding and batch size may change. A shard
-/// that the state needs and that has another length or another first header is refused when the stream gets to it.
+/// It fits a loader over shards of the same names, in the same order, with the same rank, shuffle buffer,
+/// shard shuffle and, where videos are decoded, frames of videos; directories, workers, decoding and batch
+/// size may change. A shard that the state needs and that has another length or another first header is
+/// refused when the stream gets to it.
 ///
-/// Going on costs a walk over the headers of the shard that was being read and of every shard that the buffer has
-/// samples of; a compressed shard is unpacked that far, and what came from a pipe or standard input before is read
-/// again and passed over, unless [`crate::loader::RestoredInput::Rest`] says that it begins behind. A stream that was cut in
-/// the middle of a batch, by [`crate::loader::LoaderBuilder::samples_max`], goes on with the next sample in a full batch.
+/// Going on costs a walk over the headers of the shard that was being read and of every shard that the buffer
+/// has samples of; a compressed shard is unpacked that far, and what came from a pipe or standard input
+/// before is read again and passed over, unless [`crate::loader::RestoredInput::Rest`] says that it begins
+/// behind. A stream that was cut in the middle of a batch, by [`crate::loader::LoaderBuilder::samples_max`],
+/// goes on with the next sample in a full batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamState {
     version: u32,

@@ -1,9 +1,9 @@
-//! A weighted mixture of datasets, in a fixed order that is computed for any position.
+//! Draws from several datasets by weights, in a fixed order that is computed for any position.
 //!
-//! Position `p` of a run draws from one of the datasets: by weights, which every period of positions meets exactly
-//! (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is its epoch `k / n`, offset `k % n`, in
-//! its own [`super::Order`]. Weights change only at stated steps and where a dataset is exhausted
-//! (`layout`). None of it depends on ranks.
+//! Position `p` of a run draws from one of the datasets: by weights, which every period of positions meets
+//! exactly (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is its epoch `k / n`,
+//! offset `k % n`, in its own [`super::Order`]. Weights change only at stated steps and where a dataset is
+//! exhausted (`layout`). None of it depends on ranks.
 
 mod segments;
 mod shares;
@@ -33,7 +33,8 @@ pub enum Stop {
     /// With the last sample of the dataset that is exhausted first.
     #[default]
     FirstExhausted,
-    /// When all are exhausted; the weight of an exhausted one goes to the rest. Without end if one of the rest is.
+    /// When all are exhausted; the weight of an exhausted one goes to the rest. Without end if one of the
+    /// rest is.
     AllExhausted,
 }
 
@@ -81,7 +82,8 @@ impl Mixture {
         Self::default()
     }
 
-    /// Adds a dataset; the first has number 0. Weights need not add up to one; they are rounded to four decimals.
+    /// Adds a dataset; the first has number 0. Weights need not add up to one; they are rounded to four
+    /// decimals.
     #[must_use]
     pub fn dataset(mut self, dataset: impl Into<Dataset>, weight: f64) -> Self {
         self.datasets.push(dataset.into());
@@ -122,8 +124,8 @@ impl Mixture {
     /// The datasets and the rules to draw from them.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit them or draw from none, or if a dataset
-    /// is drawn for no epoch.
+    /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit them or draw from none,
+    /// or if a dataset is drawn for no epoch.
     pub(crate) fn check(self) -> Result<(Vec<Dataset>, MixRules)> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let count = self.datasets.len();

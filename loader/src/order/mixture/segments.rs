@@ -1,8 +1,8 @@
-//! The draws of a run: position → dataset and how many of its draws came before.
+//! Maps positions of a run to datasets and draws.
 //!
-//! A run is a few *segments* in which shares do not change: they begin where weights change at a stated step and
-//! where a dataset is exhausted. Segments and the draws before each are found once, when a run is built; from
-//! then on any position costs the same.
+//! A run is a few *segments* in which shares do not change: they begin where weights change at a stated step
+//! and where a dataset is exhausted. Segments and the draws before each are found once, when a run is built;
+//! from then on any position costs the same.
 
 use std::ops::Range;
 

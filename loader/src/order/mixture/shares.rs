@@ -1,13 +1,13 @@
-//! Which dataset each position draws from: by weights or by a pattern, as arithmetic.
+//! Deals positions to datasets, by weights or by a pattern, as arithmetic.
 //!
-//! Positions are cut into *blocks*. How often each dataset is drawn before a block is known in closed form, and
-//! inside a block, of at most [`BLOCK`] positions, draws are counted: any position costs the same.
+//! Positions are cut into *blocks*. How often each dataset is drawn before a block is known in closed form,
+//! and inside a block, of at most [`BLOCK`] positions, draws are counted: any position costs the same.
 //!
-//! By weights, a *period* is as long as their sum. A tree halves the list of datasets; a node that has seen `p`
-//! positions has sent `floor((p * left + phase) / (left + right))` of them to its left half, so every period
-//! draws each dataset exactly its weight's number of times, and none lags or leads by more than a few draws
-//! anywhere. Inside each block a permutation hides the regular pattern, which a round-robin deal over ranks would
-//! otherwise resonate with.
+//! By weights, a *period* is as long as their sum. A tree halves the list of datasets; a node that has seen
+//! `p` positions has sent `floor((p * left + phase) / (left + right))` of them to its left half, so every
+//! period draws each dataset exactly its weight's number of times, and none lags or leads by more than a few
+//! draws anywhere. Inside each block a permutation hides the regular pattern, which a round-robin deal over
+//! ranks would otherwise resonate with.
 
 use crate::permutation::{Permutation, mix64};
 
@@ -115,8 +115,8 @@ impl Shares {
         self.count_in_tree(dataset, start) + within as u64
     }
 
-    /// First position, from `from` on, before which `draws` more of a dataset lie; `None` if that is never, or
-    /// behind `most`.
+    /// First position, from `from` on, before which `draws` more of a dataset lie; `None` if that is never,
+    /// or behind `most`.
     pub(super) fn reach(&self, dataset: usize, from: u64, draws: u64, most: u64) -> Option<u64> {
         let (period, weight) = self.period(dataset);
         let wanted = self.count(dataset, from).checked_add(draws)?;
@@ -134,8 +134,8 @@ impl Shares {
         Some(low)
     }
 
-    /// Where the shares behind these begin, at `position`: a pattern goes on where it is, without the datasets that
-    /// are not active any more; weights begin a new period.
+    /// Where the shares behind these begin, at `position`: a pattern goes on where it is, without the
+    /// datasets that are not active any more; weights begin a new period.
     pub(super) fn phase_behind(&self, position: u64, is_active: &[bool]) -> u64 {
         let Self::Cyclic { pattern, .. } = self else { return 0 };
         let passed = &pattern[..(position % pattern.len() as u64) as usize];

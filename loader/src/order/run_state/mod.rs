@@ -1,14 +1,14 @@
-//! The state of a run: where it stands, as small JSON, equal on all ranks.
+//! Saves and restores the position of a run, as small JSON that is equal on all ranks.
 //!
-//! A state says which datasets were drawn from, by which rules, and how far. It holds nothing of ranks, workers or
-//! microbatches: a run goes on with the same global batches on any number of them. Restoring computes no position
-//! before the state's.
+//! A state says which datasets were drawn from, by which rules, and how far. It holds nothing of ranks,
+//! workers or microbatches: a run goes on with the same global batches on any number of them. Restoring
+//! computes no position before the state's.
 //!
-//! A dataset that changed since is refused, and the shard named, unless the caller accepts it: then that dataset
-//! goes on at its next epoch, or its current one if none of it was drawn, and the others exactly where they were.
-//! What cannot be told by keys, offsets and lengths, such as other pixels in a file of the same length, is no change.
-//! Other frames of the same videos are other costs and other inputs: refused as well, and where they are accepted the
-//! run goes on exactly where it was.
+//! A dataset that changed since is refused, and the shard named, unless the caller accepts it: then that
+//! dataset goes on at its next epoch, or its current one if none of it was drawn, and the others exactly
+//! where they were. What cannot be told by keys, offsets and lengths, such as other pixels in a file of the
+//! same length, is no change. Other frames of the same videos are other costs and other inputs: refused as
+//! well, and where they are accepted the run goes on exactly where it was.
 
 mod sampling;
 mod shards;

@@ -1,4 +1,4 @@
-//! Which frames of videos a saved state was made for.
+//! Records the video sampling that a state was saved with.
 
 use std::fmt;
 

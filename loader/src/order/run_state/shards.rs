@@ -1,4 +1,4 @@
-//! The shards of a dataset in a saved state: base names, folded, and a digest of each.
+//! Records the shards of a dataset in a state: base names, folded, and a digest of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! One 512-byte tar header block: name, size, type and checksum.
+//! Parses a 512-byte tar header block: name, size, type and checksum.
 //!
 //! Understands the V7, ustar and GNU layouts. Numbers are octal or base-256. Nothing here reads a
 //! payload; [`super::headers`] joins extension headers with the member that they describe.

@@ -1,4 +1,4 @@
-//! Joins header blocks and extension headers into entries, whatever the bytes come from.
+//! Joins header blocks and extension headers into entries, for any source of bytes.
 //!
 //! [`Headers`] is fed one block at a time and says what to read next, so the mapped reader and the
 //! streamed reader share every rule of the format and differ only in how bytes arrive.

@@ -1,4 +1,4 @@
-//! Tar archives to entries: names, offsets and payloads.
+//! Reads tar archives: names, offsets and payloads of their entries.
 //!
 //! [`mod@slice`] walks an archive that is in memory or memory-mapped and hands out payloads without a copy;
 //! [`stream`] walks one that arrives as bytes. Both follow `headers`, so they accept and refuse the same

@@ -1,4 +1,4 @@
-//! PAX extended header records: `LENGTH KEY=VALUE\n`, one after another.
+//! Parses PAX extended header records, `LENGTH KEY=VALUE\n`.
 //!
 //! Only `path` and `size` change what a reader delivers. A record that does not end where its length
 //! says is a fault: guessing on would let a payload pose as a header.

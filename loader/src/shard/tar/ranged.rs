@@ -1,4 +1,4 @@
-//! Walks an archive that is read by range, and passes over payloads that nobody has to see.
+//! Walks an archive that is read by range, and passes over unneeded payloads.
 
 use std::io;
 use std::ops::Range;

@@ -53,7 +53,8 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         self.next_if(|_| true).await
     }
 
-    /// Like [`next`](Self::next), but passes over the payloads of entries that `is_read` refuses, without a buffer.
+    /// Like [`next`](Self::next), but passes over the payloads of entries that `is_read` refuses, without a
+    /// buffer.
     ///
     /// # Cancel safety
     /// As [`next`](Self::next).

@@ -1,10 +1,10 @@
-//! The cache's directory: which files are in it, who writes them, and which have to go.
+//! Manages the files of the shard cache: reservation, writing and eviction.
 //!
-//! `STEM.shard` is a whole shard, `STEM.part` one under way. A part is as long as its shard from the first moment, so
-//! what is reserved counts. Its writer holds the file locked; the kernel lets go of the lock when the writer dies, and
-//! an unlocked part is a leftover that the next process removes. Whoever reserves, keeps or removes holds `lock`, so
-//! the lengths that are added up are those of one moment. A shard that is removed while a process has it mapped stays
-//! whole for that process.
+//! `STEM.shard` is a whole shard, `STEM.part` one under way. A part is as long as its shard from the first
+//! moment, so what is reserved counts. Its writer holds the file locked; the kernel lets go of the lock when
+//! the writer dies, and an unlocked part is a leftover that the next process removes. Whoever reserves, keeps
+//! or removes holds `lock`, so the lengths that are added up are those of one moment. A shard that is removed
+//! while a process has it mapped stays whole for that process.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -21,8 +21,8 @@ use crate::store::settings::ShardCache;
 
 /// Name of the file that guards the directory.
 const LOCK: &str = "lock";
-/// Times of files are those of a clock that ticks every few milliseconds, so they may lie before a time that was taken
-/// earlier.
+/// Times of files are those of a clock that ticks every few milliseconds, so they may lie before a time that
+/// was taken earlier.
 const CLOCK_TICK: Duration = Duration::from_millis(100);
 const SHARD: &str = "shard";
 const PART: &str = "part";
