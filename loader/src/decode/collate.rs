@@ -167,9 +167,11 @@ impl Collator {
         let fields = if self.decode == Decode::Raw {
             PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
         } else {
+            // Transforms run between decoding and preparation, so their task prepares the samples.
             let preparer = self.preparer.clone().filter(|_| self.transforms.is_none());
             let (field_work, limits) = (self.field_work(&raw), self.limits);
             let encoded = raw.clone();
+            // Only the job holds the encoded bytes, so that they are freed as soon as they are decoded.
             raw.fields.iter_mut().for_each(|field| field.payload = None);
             let work = move |_: &mut _| {
                 let decoded = decode_fields(&encoded.fields, &field_work, &limits);
@@ -296,6 +298,7 @@ impl Collator {
             for (extension, answer) in sample.images {
                 let (slot, result) =
                     wait_for_job(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })?;
+                // The slots of bad samples are needed too, because joining restores the whole buffer.
                 slots.push(slot);
                 if let Err(error) = result {
                     let (field, reason) = (Some(extension.to_string()), reason_of(&error));

@@ -116,6 +116,7 @@ pub(super) fn decode_fields(
 
 fn decode_field(field: &RawField, work: &FieldWork, limits: &DecodeLimits) -> Result<Field, FieldError> {
     let extension = field.extension.clone();
+    // Only the size was read: the preparer counts the tokens of images without pixels.
     if let Some(ImageSize { width, height }) = field.size {
         let media = Media::Image(RgbImage { width, height, pixels: Vec::new(), is_truncated: false });
         return Ok(Field { extension, media });

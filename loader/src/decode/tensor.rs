@@ -50,6 +50,7 @@ impl TensorPool {
     /// Cuts a buffer into `rows` slots.
     pub(crate) fn slots(&self, rows: usize, row_values: usize) -> (Slots, Vec<Slot>) {
         let row_bytes = row_values * size_of::<f32>();
+        // Allocations are less aligned, so there must be room to start the first row at an aligned address.
         let wanted = rows * row_bytes + ALIGNMENT;
         let mut buffer = self.lock().take(wanted);
         buffer.resize(wanted, 0);
@@ -95,6 +96,7 @@ impl Slots {
             joined.unsplit(slot.0);
         }
         let mut rows = 0;
+        // Rows of skipped samples are closed up in place.
         for row in (0..is_kept.len()).filter(|&row| is_kept[row]) {
             if row != rows {
                 let start = padding + row * row_bytes;

@@ -194,6 +194,7 @@ impl<'a> ClipDecoder<'a> {
             }
             match self.decoder.decode(&packet) {
                 Ok(buffer) => append(&buffer, self.format, self.limits, &mut self.audio)?,
+                // Later packets may be intact; the gap shows in the number of frames.
                 Err(Error::DecodeError(_) | Error::IoError(_)) => end = ClipEnd::Broken,
                 Err(error) => return Err(symphonia_error(self.format, error, self.bytes)),
             }

@@ -51,6 +51,7 @@ pub fn read_conversation(
         None => Conversation::Plain(join_texts(placed.parts(media.parts()?))),
     };
     if let Conversation::Turns(messages) = &mut conversation {
+        // Each is put in front of the previous one, so images end up first.
         for modality in [Modality::Video, Modality::Audio, Modality::Image] {
             placed.prepend_unplaced(messages, modality);
         }
@@ -118,6 +119,7 @@ impl PlacedMedia<'_, '_> {
 
 /// Returns the indices of these fields among those of the sample.
 fn field_indices(sample: &Sample, fields: &[&Field]) -> Vec<usize> {
+    // By identity, because two fields may be equal.
     let index = |field: &&Field| sample.fields.iter().position(|known| std::ptr::eq(known, *field));
     fields.iter().filter_map(index).collect()
 }

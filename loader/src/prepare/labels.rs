@@ -76,6 +76,7 @@ impl Labeler {
             targets.push(at..end + end_of_turn.map_or(0, str::len));
             at = end + next.len();
         }
+        // Text left over means that the template renders marks differently from other texts.
         if at != text.len() {
             return Err(changed());
         }
@@ -125,6 +126,7 @@ fn between_marks(marked: &str, marks: usize) -> Option<Vec<&str>> {
 
 /// Returns the length of `words` in `text`, where the template may have trimmed it before `next`.
 fn written_length(text: &str, words: &str, next: &str) -> Option<usize> {
+    // Templates commonly trim a text; whichever form the following text fits is the right one.
     let forms = [words, words.trim_end(), words.trim_start(), words.trim()];
     let fits = |form: &&str| text.strip_prefix(form).is_some_and(|rest| rest.starts_with(next));
     forms.into_iter().find(fits).map(str::len)

@@ -91,6 +91,7 @@ impl Packer {
     /// sequence without targets, which attends only to itself.
     fn padding(&self, samples: &[PreparedSample]) -> Option<PreparedSample> {
         let of_samples: usize = samples.iter().map(PreparedSample::tokens).sum();
+        // Padded rows are extended one by one instead; an empty padded batch still needs one row.
         let is_filled = self.layout.is_packed() || samples.is_empty();
         let missing = self.pad_to_tokens.filter(|_| is_filled)?.saturating_sub(of_samples);
         let (input_ids, labels) = (vec![self.pad_id; missing], vec![IGNORED; missing]);

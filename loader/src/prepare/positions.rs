@@ -50,6 +50,7 @@ pub(super) fn grid_positions(
                 }
             }
         }
+        // The next text continues after the largest of the three coordinates.
         let last_layer = (i64::from(layers) - 1).max(0) * layer_step;
         next += (last_layer + 1).max(rows).max(columns);
         at = run.start + run.tokens;

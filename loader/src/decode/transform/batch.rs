@@ -124,6 +124,7 @@ impl TransformStage {
         let (done, is_done) = oneshot::channel();
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = tickets.len() == self.transforms.threads;
+        // The batch waits for the one that is as many places ahead as there are threads.
         let before = if is_full { tickets.pop_front() } else { None };
         tickets.push_back(is_done);
         BatchTicket { before, done }
@@ -146,6 +147,7 @@ impl TransformStage {
         for at in 0..self.transforms.list.len() {
             self.apply(at, &mut in_transit).await?;
         }
+        // Preparation does not need the threads of transforms, so the next batch may start.
         drop(ticket.done);
         let Some(preparing) = preparing else {
             return Ok(in_transit.into_iter().map(|sample| sample.outcome).collect());
@@ -157,6 +159,7 @@ impl TransformStage {
     async fn apply(&self, at: usize, samples: &mut [SampleInTransit]) -> Result<()> {
         let of = &self.transforms.list[at];
         let mut calls = Vec::new();
+        // All calls are submitted before the first result is awaited, so that threads can share a batch.
         for (places, fields) in self.take_fields(at, samples) {
             calls.push((places, self.pool.submit(of.transform.clone(), fields).await?));
         }

@@ -71,6 +71,7 @@ pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediaShape,
         }
         AudioFormat::Flac => flac::read_flac_header(without_tags(prefix))?,
         AudioFormat::Mp3 | AudioFormat::Ogg => {
+            // Their length depends on the end of the stream, so a prefix is not enough.
             if (prefix.len() as u64) < field_bytes {
                 return Err(DecodeError::truncated(format.name(), prefix.len()));
             }
@@ -154,6 +155,7 @@ fn without_tags(bytes: &[u8]) -> &[u8] {
     const FOOTER_FLAG: u8 = 0x10;
     const TRAILER_BYTES: usize = 128;
     let mut rest = bytes;
+    // Some writers stack several tags. Their sizes are stored with seven bits per byte.
     while let [b'I', b'D', b'3', _, _, flags, a, b, c, d, ..] = *rest {
         let body = [a, b, c, d].iter().fold(0, |size, &byte| size << 7 | usize::from(byte & 0x7F));
         let footer = if flags & FOOTER_FLAG == 0 { 0 } else { HEADER_BYTES };

@@ -152,8 +152,10 @@ fn webp_exif(bytes: &[u8]) -> Result<Option<&[u8]>, DecodeError> {
         let start = position + 8;
         if name == b"EXIF" {
             let chunk = bytes.get(start..start + length).ok_or_else(ended)?;
+            // Some writers copy the prefix of the JPEG segment into the chunk.
             return Ok(Some(chunk.strip_prefix(b"Exif\0\0").unwrap_or(chunk)));
         }
+        // RIFF chunks are padded to an even length.
         position = start + length + (length & 1);
     }
 }

@@ -73,6 +73,7 @@ pub fn probe_shape(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<M
         FieldKind::Json | FieldKind::Npy | FieldKind::Opaque => Ok(MediaShape::Opaque),
     };
     match shape {
+        // The header may continue after the prefix, so this is a request for more bytes rather than damage.
         Err(DecodeError::Truncated { .. }) if (prefix.len() as u64) < field_bytes => {
             Err(DecodeError::PrefixTooShort { prefix_bytes: prefix.len() as u64 })
         }

@@ -22,11 +22,13 @@ pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
     while start < bytes.len() {
         let rest = &bytes[start..];
         let Some(page) = intact_page(rest) else {
+            // Resynchronize at the next capture pattern after damage.
             start += 1 + rest[1..].windows(4).position(|window| window == b"OggS").unwrap_or(rest.len());
             continue;
         };
         if u32_le(page, 14) == Some(serial) {
             let position = u64::from(u32_le(page, 6)?) | u64::from(u32_le(page, 10)?) << 32;
+            // A page without the end of a packet has no position, so the previous one stays valid.
             last = Some(position).filter(|&position| position != NO_POSITION).or(last);
         }
         start += page.len();

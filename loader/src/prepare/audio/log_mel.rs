@@ -66,6 +66,7 @@ impl LogMel {
                 row[frame] = value;
             }
         }
+        // Values are logarithms to base 10 of power: 8 are 80 dB.
         let floor = loudest - 8.0;
         for value in out {
             *value = (value.max(floor) + 4.0) / 4.0;
@@ -98,6 +99,7 @@ impl LogMel {
             self.transform.process_with_scratch(&mut self.frame, &mut self.spectrum, &mut self.scratch);
         debug_assert!(done.is_ok(), "the buffers have the sizes of this transform");
         for (power, bin) in self.power.iter_mut().zip(&self.spectrum) {
+            // NumPy's version stores the spectrum in single precision before squaring.
             let [real, imaginary] = [bin.re, bin.im].map(|part| f64::from(part as f32));
             *power = real * real + imaginary * imaginary;
         }

@@ -110,6 +110,7 @@ impl AxisWeights {
         self.windows.clear();
         self.weights.clear();
         let scale = length.whole as f64 / resampled as f64;
+        // The filter is stretched only for shrinking; enlarging interpolates at its natural radius.
         let stretch = scale.max(1.0);
         let radius = filter.radius() * stretch;
         for pixel in wanted {

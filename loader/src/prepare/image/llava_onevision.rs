@@ -51,6 +51,7 @@ impl LlavaOneVision {
             left: (columns * side - width) / 2,
             top: (rows * side - height) / 2,
         };
+        // An image that fills the grid overwrites every pixel, so blackening would be wasted.
         if [width, height] != [columns * side, rows * side] {
             target.blacken(1..tiles);
         }

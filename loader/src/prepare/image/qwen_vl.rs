@@ -109,6 +109,7 @@ impl PatchLayout {
                 for (value, byte) in layer[first..first + self.patch].iter_mut().zip(bytes) {
                     *value = table[usize::from(*byte)];
                 }
+                // A still image has the same pixels in every frame of a patch, so they are copied.
                 for repeat in 1..frames.len() {
                     layer.copy_within(first..first + self.patch, first + repeat * plane);
                 }

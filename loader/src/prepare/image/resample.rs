@@ -120,6 +120,7 @@ impl Resampler {
             self.padding_row.resize(row_bytes, 0);
             return;
         }
+        // All padding rows are equal, so one suffices; rounding must match that of stored rows.
         for window in &self.columns.windows {
             let weights = self.columns.weights_of(window).iter();
             let total = weights.fold(window.padding_weight, |total, weight| total.wrapping_add(*weight));

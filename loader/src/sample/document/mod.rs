@@ -192,6 +192,7 @@ fn document(sample: &Sample) -> Option<(&str, &Value)> {
     let mut documents = documents(sample);
     let names_media =
         |json: &Value| Modality::ALL.iter().any(|&modality| named_media(json, modality).is_some());
+    // A document with content outranks one that only names media, in any order of the fields.
     let content = documents.clone().find(|(_, json)| has_content(json));
     content.or_else(|| documents.clone().find(|(_, json)| names_media(json))).or_else(|| documents.next())
 }

@@ -49,6 +49,7 @@ pub(super) fn resolve<'a, 'n>(
     let found: Vec<Option<&'a Field>> = names.iter().map(|name| field_named(key, fields, name)).collect();
     let is_field =
         |name: &&str| is_numbered(name) && fields.iter().any(|field| is_numbered(&field.extension));
+    // Names that match no field are paths of the imported files, unless they have the form of field names.
     if found.iter().all(Option::is_none) && !names.iter().any(is_field) {
         return match_imported(fields, names);
     }

@@ -64,6 +64,7 @@ pub(crate) fn content(json: &Value) -> Option<&Value> {
 pub(crate) fn interleaved(json: &Value) -> Option<(&[Value], &[Value])> {
     let [texts, images] = ["texts", "images"].map(|name| json.get(name).and_then(Value::as_array));
     let (texts, images) = (texts?, images?);
+    // Other datasets use the same keys with another meaning; only complementary gaps prove interleaving.
     let is_filled = texts.len() == images.len()
         && texts.iter().zip(images).all(|(text, image)| text.is_null() != image.is_null());
     is_filled.then_some((texts, images))
