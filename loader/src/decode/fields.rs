@@ -28,7 +28,7 @@ pub(crate) struct FieldError {
     pub(crate) stage: LoaderStage,
 }
 
-/// How a field is decoded.
+/// Decoding of one field.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldWork {
     /// Not here: a transform decodes it.

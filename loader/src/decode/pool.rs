@@ -22,14 +22,14 @@ use crate::media::{DecodeError, ImageLimits, ImageTensorDecoder};
 /// Jobs that wait for each thread, beside the one that it works on.
 const JOBS_WAITING: usize = 2;
 
-/// What a thread keeps between jobs.
+/// State that a worker thread keeps between jobs.
 #[derive(Debug)]
 pub(crate) struct Worker {
     rgb: ImageTensorDecoder,
     kernel: KernelSettings,
 }
 
-/// How workers decode images to pixels of one size.
+/// Settings by which workers decode images to tensors of one size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KernelSettings {
     side: NonZeroU32,

@@ -119,7 +119,7 @@ fn with_actual_length<'a>(bytes: &'a [u8], header: &WavHeader) -> Cow<'a, [u8]> 
     Cow::Owned(patched)
 }
 
-/// How the packets of a clip end.
+/// End of the packets of a clip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClipEnd {
     /// All packets decoded.

@@ -63,7 +63,8 @@ impl Preparer {
     pub fn text_counter(&self) -> PreparedTexts {
         let mut digest = Xxh3::new();
         digest.update(self.tokenizer.serialized().as_bytes());
-        // The digest covers `Debug` texts: after a rename inside these types, indexes count their texts again.
+        // The digest covers `Debug` texts: after a rename inside these types, indexes count their texts
+        // again.
         let rest = (&self.family, &self.chat_template, &self.plain_text, self.markers);
         digest.update(format!("{rest:?}").as_bytes());
         PreparedTexts { preparer: self.clone(), markers: self.markers, digest: hex(&digest) }

@@ -1,8 +1,8 @@
 //! Describes model families: how media are written into the text, and which tensors the model takes.
 //!
 //! The processor of every family replaces the placeholder of a medium by as many copies as the encoder
-//! produces tokens. [`Family::from_model`] derives the family from the cost model's description of the model, so that
-//! planning and preparation follow the same rule.
+//! produces tokens. [`Family::from_model`] derives the family from the cost model's description of the model,
+//! so that planning and preparation follow the same rule.
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;

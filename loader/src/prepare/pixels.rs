@@ -9,8 +9,8 @@ use super::video::VideoValues;
 /// Makes the tensors of all images, by sample; none without images, and no `pixel_values` if images were only
 /// counted.
 ///
-/// - [`PixelLayout::PaddedTiles`]: `pixel_values [images, most tiles, 3, side, side]`, `image_sizes [images, 2]`
-///   as height and width, `batch_num_images [samples with images]`
+/// - [`PixelLayout::PaddedTiles`]: `pixel_values [images, most tiles, 3, side, side]`,
+///   `image_sizes [images, 2]` as height and width, `batch_num_images [samples with images]`
 /// - [`PixelLayout::Tiles`]: `pixel_values [tiles, 3, side, side]`
 /// - [`PixelLayout::Patches`]: `pixel_values [patches, values]`, `image_grid_thw [images, 3]`
 pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>) -> Vec<NamedTensor> {

@@ -1,7 +1,8 @@
 //! The shape of every field of a sample, from headers and texts.
 //!
-//! What the index stores and what the cost model needs. Content that no decoder could read is a fault, so that
-//! a bad sample is known before anything is planned; see [`crate::media::probe`] for what headers can tell.
+//! What the index stores and what the cost model needs. Content that no decoder could read is a fault, so
+//! that a bad sample is known before anything is planned; see [`crate::media::probe`] for what headers can
+//! tell.
 
 use std::sync::Arc;
 
@@ -30,8 +31,8 @@ pub enum FieldShape {
 }
 
 impl FieldShape {
-    /// Returns the bytes that the decoded field takes in memory: RGB pixels, f32 samples of mono audio (stereo is
-    /// rare in training data), else as many as are stored.
+    /// Returns the bytes that the decoded field takes in memory: RGB pixels, f32 samples of mono audio
+    /// (stereo is rare in training data), else as many as are stored.
     #[must_use]
     pub fn decoded_bytes(self, stored_bytes: u64) -> u64 {
         match self {
@@ -90,7 +91,7 @@ pub(crate) fn decoded_bytes(sample: &RawSample, sampling: &VideoSampling) -> u64
 pub struct FieldFault {
     /// Its extension.
     pub field: Arc<str>,
-    /// What is wrong.
+    /// Description of the fault.
     pub reason: String,
 }
 
@@ -122,9 +123,9 @@ impl RawSample {
 
 /// Measures every field of a sample, in order.
 ///
-/// Of its texts those count that [`crate::prepare`] would prepare: a JSON conversation, or content that JSON lists in
-/// order with its media; without one all text fields;
-/// without those the first JSON field with a question and its answer, or a caption.
+/// Of its texts those count that [`crate::prepare`] would prepare: a JSON conversation, or content that JSON
+/// lists in order with its media; without one all text fields; without those the first JSON field with a
+/// question and its answer, or a caption.
 ///
 /// # Errors
 /// The first field whose header or text cannot be read.
@@ -156,7 +157,7 @@ pub fn measure_sampled(sample: &RawSample, sampling: &VideoSampling) -> Result<V
     Ok(measured.iter().map(shape).collect())
 }
 
-/// Which texts of a sample go before which.
+/// Order of the texts of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum TextRank {
     Conversation,

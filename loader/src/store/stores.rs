@@ -74,7 +74,7 @@ impl Stores {
 
     /// Uploads a file; blocks until the store has all of it.
     ///
-    /// Each request is tried again as [`super::RetryConfig`] says. Readers see the old object, or none, until
+    /// Each request is retried by [`super::RetryConfig`]. Readers see the old object, or none, until
     /// the last byte is there.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ impl Existing {
     /// # Errors
     /// [`Error::ShardExists`] if another writer is active in the directory, or if a shard has a name that no
     /// writer assigns; [`Error::File`] or [`Error::Read`] if the directory cannot be listed.
-    pub(super) fn at(destination: &Destination) -> Result<Self> {
+    pub(super) fn scan(destination: &Destination) -> Result<Self> {
         let mut existing = Self::default();
         for name in shard_names(destination)? {
             let shard = destination.shard(&name)?;

@@ -19,7 +19,7 @@ const END_OF_IMAGE: u8 = 0xD9;
 /// Bytes between the scan and the end marker that some writers insert.
 const SURPLUS_BYTES_MAX: usize = 4;
 
-/// How the entropy-coded data end.
+/// End of the entropy-coded data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScanEnd {
     /// No end marker was read.

@@ -6,10 +6,10 @@
 //! number where all are numbered in the same way (`img_2.png` before `img_10.png`), else as stored in the
 //! shard.
 //!
-//! A document names a field (`0.jpg`, `KEY.0.jpg`), or a file that [`crate::import`] turned into a field: then
-//! the n-th name is the n-th field. Fields that such a document does not name, for example masks, are left
-//! out. A name without a field is a [`MediaFault`], never a gap; so is a number of placeholders that differs
-//! from the number of media of that modality.
+//! A document names a field (`0.jpg`, `KEY.0.jpg`), or a file that [`crate::import`] turned into a field:
+//! then the n-th name is the n-th field. Fields that such a document does not name, for example masks, are
+//! left out. A name without a field is a [`MediaFault`], never a gap; so is a number of placeholders that
+//! differs from the number of media of that modality.
 //!
 //! [`super::shape`] counts by the same rules at indexing, and [`crate::prepare`] turns the result into
 //! tensors.
