@@ -86,6 +86,7 @@ impl BufferPool {
         free_buffers.used_bytes += bytes_of(values.len());
         free_buffers.used_bytes_max = free_buffers.used_bytes_max.max(free_buffers.used_bytes);
         drop(free_buffers);
+        // so that a read before a write is noticed
         if cfg!(debug_assertions) {
             values[..len].fill(f32::NAN);
         }

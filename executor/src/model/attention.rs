@@ -90,6 +90,7 @@ impl Attention {
             is_causal: spec.mask == AttentionMask::Causal,
         };
         let projections = match &spec.qkv {
+            // rows of the fused weight are all queries, all keys, all values, each sharded by heads
             QkvNames::Fused(name) => {
                 let [q, kv] = [heads * head_dim, kv_heads * head_dim];
                 let (parts, sizes) =

@@ -104,6 +104,7 @@ impl TensorParallel {
     pub fn assemble(&self, spec: &ParameterSpec, values: &[f32]) -> Result<Option<Vec<f32>>> {
         let TpRank { rank: own, size } = self.tp_rank();
         let at = StepContext::step(self.step.load(Ordering::Relaxed), "assemble tensors");
+        // only the first rank needs memory for whole tensors
         if own > 0 {
             let payload = Payload::f32(1, values.len(), values.to_vec())?;
             self.comm.send(0, ASSEMBLE, at, payload)?;

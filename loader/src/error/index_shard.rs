@@ -14,9 +14,9 @@ pub enum ShardFault {
     #[error("it has changed since its part was made; make the part again")]
     Changed,
     /// It does not belong to the dataset.
-    #[error("a part covers it, but it is not in the dataset; parts and dataset must name the same shards")]
+    #[error("a part covers it, but it is not in the dataset; parts and dataset have to name the same shards")]
     Unknown,
-    /// Its texts were counted by other tokenizers than those of the first shard.
+    /// Its texts were counted by other tokenizers than the texts of the first shard.
     #[error(
         "its texts were counted by other tokenizers than those of the first shard; make all parts with the same"
     )]
@@ -25,6 +25,6 @@ pub enum ShardFault {
     #[error("its texts were not counted by the requested tokenizer; make its part with it")]
     NotCounted,
     /// Its videos have another sampling than requested.
-    #[error("its videos have another sampling than requested; make its part with the same sampling")]
+    #[error("its videos were sampled in another way than requested; make its part with the same sampling")]
     OtherSampling,
 }

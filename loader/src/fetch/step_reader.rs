@@ -56,7 +56,7 @@ impl StepReader {
     /// Plans the reads of a step.
     ///
     /// # Errors
-    /// Those of [`Share::places`].
+    /// See [`Share::places`].
     pub(crate) fn plan(&self, plan: &StepPlan) -> Result<ReadPlan> {
         let StepReaderSettings { planner, share, fields, demand, .. } = &self.settings;
         Ok(ReadPlan::new(planner, plan, &share.places(plan)?, fields, &**demand))

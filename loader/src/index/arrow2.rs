@@ -72,8 +72,8 @@ mod tests {
     use arrow_array::ffi::from_ffi;
     use arrow_schema::{DataType, Field, Schema as ArrowRsSchema};
 
-    use super::{Index, *};
-    use crate::index::cache::IndexOptions;
+    use super::*;
+    use crate::index::{Index, IndexOptions};
     use crate::shard::expand_shards;
     use crate::write::ShardWriter;
 

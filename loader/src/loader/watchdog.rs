@@ -12,12 +12,12 @@ use crate::error::{Error, Result};
 use crate::flow::{LoaderStage, Metrics, MetricsSnapshot};
 use crate::shard::Shard;
 
-/// How often a waiting consumer looks, at the most.
+/// Longest interval between two checks of a waiting consumer.
 const TICK_MAX: Duration = Duration::from_secs(1);
-/// How often a waiting consumer looks, at the least.
+/// Shortest interval between two checks of a waiting consumer.
 const TICK_MIN: Duration = Duration::from_millis(5);
 
-/// What a stuck loader looks like.
+/// Description of a stalled loader.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stall {
     /// The stage that is at work and does not get done.
@@ -30,7 +30,7 @@ pub struct Stall {
     pub metrics: MetricsSnapshot,
 }
 
-/// Is told about stalls.
+/// Listens for stalls.
 pub trait StallListener: Send + Sync + std::fmt::Debug {
     /// Nothing has happened for the time that was set; called again each time it has passed.
     fn stalled(&self, stall: &Stall);
@@ -150,7 +150,7 @@ impl Watchdog {
         Stall { stage, shard, seconds, metrics: self.metrics.snapshot() }
     }
 
-    /// The last stage that is at work: those before it wait for room, those behind it for input.
+    /// Returns the last stage that is working: stages before it wait for room, stages after it for input.
     fn stuck_stage(&self) -> LoaderStage {
         let at_work = [LoaderStage::Transform, LoaderStage::Decode, LoaderStage::Read, LoaderStage::Plan];
         let stuck = at_work.into_iter().find(|&stage| self.metrics.stage(stage).is_active());

@@ -1,8 +1,8 @@
-//! Maps steps to positions of a run, and positions to samples.
+//! Maps steps to the samples that they hold.
 //!
-//! Step `t` holds positions `tB … (t+1)B` of the run's draws, `B` being the global batch: of the concatenated
-//! epochs of a dataset, or of a mixture of several. [`Tail`] says what happens where an epoch, or the run,
-//! ends inside a batch. Nothing here depends on ranks, and any step is computed without those before it.
+//! Step `t` holds positions `tB … (t+1)B` of the run's draws, where `B` is the global batch size. The draws are the
+//! concatenated epochs of a dataset, or of a mixture of several. [`Tail`] decides what happens where an epoch, or
+//! the run, ends inside a batch. Nothing here depends on ranks, and any step is computed without those before it.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use super::epoch::{EpochOrder, Order};
 use super::mixture::{MixRules, Origin, POSITION_MAX, Segments, SegmentsInput};
 use crate::error::{Error, Result};
 
-/// What happens to the samples of an epoch that do not fill a global batch.
+/// Treatment of the samples of an epoch that do not fill a global batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// They begin a batch that the next epoch fills. Every sample is visited, and every step is full but the
-    /// last one of a run that ends.
+    /// They start a batch that the next epoch fills. Every sample is visited, and every step is full except the last
+    /// one of a run that ends.
     #[default]
     Carry,
-    /// They are left out of this epoch; of a mixture, which has to end, at its end.
+    /// They are left out of this epoch; in a mixture, which has to end, at its end.
     Drop,
-    /// They make a short last batch of this epoch; of a mixture, which has to end, at its end.
+    /// They make a short last batch of this epoch; in a mixture, which has to end, at its end.
     Short,
 }
 
@@ -40,9 +40,9 @@ impl Tail {
 /// A sample of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSample {
-    /// Number of the dataset in the mixture; 0 where there is one.
+    /// Number of the dataset in the mixture; 0 where there is only one.
     pub dataset: usize,
-    /// Epoch of the dataset that the sample is drawn from.
+    /// Epoch of the dataset to which the draw belongs.
     pub epoch: u64,
     /// Number of the sample in the index of its dataset.
     pub sample: u64,
@@ -56,7 +56,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Counts steps of one dataset, without end, from the first sample of `first_epoch`.
+    /// Counts the steps of one dataset, without end, from the first sample of `first_epoch`.
     ///
     /// # Errors
     /// [`crate::error::Error::Config`] if `tail` drops every sample, because the global batch is larger than
@@ -85,15 +85,14 @@ impl Steps {
         &self.pace
     }
 
-    /// Returns the number of steps that begin in one epoch; under [`Tail::Carry`] the last of them is filled
-    /// from the next epoch. Of a mixture: the steps that as many samples fill as all datasets have.
+    /// Returns the number of steps that start in one epoch; under [`Tail::Carry`] the last of them is filled
+    /// from the next epoch. For a mixture: the number of steps filled by as many samples as all datasets hold.
     #[must_use]
     pub fn per_epoch(&self) -> u64 {
         self.pace.per_epoch()
     }
 
-    /// Returns the number of steps of the run, those before a restored state included; `None` if it has no
-    /// end.
+    /// Returns the number of steps of the run, including those before a restored state; `None` if it has no end.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a run that was restored at its end is empty, and rare")]
     pub fn len(&self) -> Option<u64> {
@@ -144,7 +143,7 @@ pub(crate) struct StepPositions {
     samples: u64,
 }
 
-/// What steps are made of.
+/// Inputs of [`StepPositions::new`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepPositionsInput<'a> {
     /// Samples of each dataset.

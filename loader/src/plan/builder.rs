@@ -183,8 +183,8 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Ends the run after this many epochs of every dataset without a number of its own, see
-    /// [`Dataset::repeat`](crate::dataset::Dataset::repeat). Default: without end.
+    /// Ends the run after this many epochs of every dataset that says nothing else by
+    /// [`crate::dataset::Dataset::repeat`]. Default: without end.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.mixture = self.mixture.epochs(epochs);

@@ -136,6 +136,7 @@ impl<D: Device> Block<D> for Head {
     ) -> Result<Option<D::Floats>> {
         let (device, text) = (pass.device, pass.context.inputs.text()?);
         let rows = text.targets.len();
+        // without rows, forward had no chunk and saved no logits
         let kept = (self.is_kept(rows) && rows > 0).then(|| saved.take());
         let (normal, statistics, taken) = (saved.take(), saved.take(), saved.take());
         let mut d_normal = device.alloc(rows * self.hidden)?;

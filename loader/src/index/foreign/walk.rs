@@ -173,7 +173,7 @@ fn check_tail(end_mark: u64, shard: &mut dyn ByteRanges) -> Result<(), String> {
         let end = (at + TAIL_RANGE_BYTES).min(shard.bytes());
         let pieces = shard.read(std::slice::from_ref(&(at..end))).map_err(|error| error.to_string())?;
         if pieces.iter().any(|piece| piece.iter().any(|&byte| byte != 0)) {
-            return Err(format!("non-zero bytes after the end marker at offset {end_mark}"));
+            return Err(format!("non-zero bytes after the end mark at offset {end_mark}"));
         }
         at = end;
     }

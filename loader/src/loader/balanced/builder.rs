@@ -44,7 +44,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) stalls: StallSettings,
     pub(super) preparer: Option<Arc<Preparer>>,
     pub(super) is_packed: bool,
-    /// As the indexes were made: the plan counts these frames.
+    /// Sampling that the indexes were made with: plans count these frames.
     pub(super) video_sampling: Option<VideoSampling>,
 }
 
@@ -165,22 +165,22 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Reports a loader that gets nothing done for so long while its consumer waits, again each time it has
-    /// passed; infinity is never. Default: 60 seconds.
+    /// Logs a stall after this many seconds without progress while the consumer waits, and again after each
+    /// further interval. `INFINITY` disables it. Default: 60.
     #[must_use]
     pub fn stall_seconds_max(mut self, seconds: f64) -> Self {
         self.stalls.warn_seconds = seconds;
         self
     }
 
-    /// Ends the stream with [`Error::Stalled`] after so long. Default: infinity, never.
+    /// Fails the stream with [`Error::Stalled`] after this many seconds without progress. Default: disabled.
     #[must_use]
     pub fn stall_seconds_error(mut self, seconds: f64) -> Self {
         self.stalls.error_seconds = seconds;
         self
     }
 
-    /// Sets who is told about stalls. Default: [`crate::loader::LogStalls`].
+    /// Sets the listener for stalls. Default: [`crate::loader::LogStalls`].
     #[must_use]
     pub fn stall_listener(mut self, listener: Arc<dyn StallListener>) -> Self {
         self.stalls.listener = listener;

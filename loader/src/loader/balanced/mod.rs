@@ -56,7 +56,7 @@ pub struct Microbatch {
     pub samples: Vec<Sample>,
     /// Place of each of `samples` in [`StepPlan::samples`].
     pub places: Vec<u32>,
-    /// What each of `samples` costs.
+    /// Predicted cost of each of `samples`.
     pub costs: Vec<SampleCost>,
     /// Model inputs of each of `samples`, where the loader has a preparer and
     /// [leaves them unpacked](BalancedLoaderBuilder::unpacked); else empty.
@@ -116,7 +116,7 @@ pub struct BalancedLoader {
     pool: Arc<DecodePool>,
     transforms: Option<Arc<TransformStage>>,
     skips: Arc<SkipLog>,
-    /// The step behind the last one that a stream gave out.
+    /// Step after the last one that a stream delivered.
     next_step: Arc<AtomicU64>,
     prepared: Arc<PrepareLog>,
 }
@@ -227,7 +227,7 @@ struct PendingStep {
     _lease: ByteLease,
 }
 
-/// Plans on a thread of its own, `ahead` steps before they are read.
+/// Plans on its own thread, `ahead` steps before they are read.
 fn plan_ahead(
     planner: StepPlanner,
     steps: std::ops::Range<u64>,

@@ -18,7 +18,7 @@ use crate::shard::{KnownShards, RawSample, ReaderSettings, read_shards};
 pub(super) struct BegunBatch {
     pub(super) batch: PendingBatch,
     pub(super) samples: u64,
-    /// What was read for it.
+    /// Reading and shuffling since the previous batch.
     pub(super) progressed: Progressed,
     _leases: [ByteLease; 2],
 }

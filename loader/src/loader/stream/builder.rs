@@ -93,7 +93,7 @@ impl LoaderBuilder {
         self
     }
 
-    /// Passes fields through user code, behind decoding; not with [`Decode::Pixels`]. Default: none.
+    /// Passes fields through user code after decoding; not with [`Decode::Pixels`]. Default: none.
     #[must_use]
     pub fn transforms(mut self, transforms: Transforms) -> Self {
         self.transforms = transforms;
@@ -245,7 +245,7 @@ impl LoaderBuilder {
         if has_choice { self.fields.clone() } else { FieldSelection::images() }
     }
 
-    /// What another loader must have in common with this one to go on from its state.
+    /// Returns the properties that another loader must share to resume from its state.
     pub(super) fn kind(&self) -> StreamKind<'_> {
         let has_videos = cfg!(feature = "video") && self.decode == Decode::Media;
         StreamKind {
@@ -317,14 +317,15 @@ impl LoaderBuilder {
         self
     }
 
-    /// Ends the stream with [`crate::error::Error::Stalled`] after so long. Default: infinity, never.
+    /// Fails the stream with [`crate::error::Error::Stalled`] after this many seconds without progress.
+    /// Default: disabled.
     #[must_use]
     pub fn stall_seconds_error(mut self, seconds: f64) -> Self {
         self.stalls.error_seconds = seconds;
         self
     }
 
-    /// Sets who is told about stalls. Default: [`crate::loader::LogStalls`].
+    /// Sets the listener for stalls. Default: [`crate::loader::LogStalls`].
     #[must_use]
     pub fn stall_listener(mut self, listener: Arc<dyn StallListener>) -> Self {
         self.stalls.listener = listener;
@@ -354,13 +355,13 @@ fn check_video(sampling: Option<VideoSampling>) -> Result<()> {
     }
 }
 
-/// Where standard input or a pipe begins when a stream goes on.
+/// Start of standard input, or of a pipe, when a stream resumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RestoredInput {
     /// At its beginning, as it was; what was consumed is read again and passed over.
     #[default]
     Start,
-    /// Behind what was consumed, as an archive of its own.
+    /// After the consumed part, as a new archive.
     Rest,
 }
 
@@ -370,7 +371,7 @@ pub(super) struct Input {
     pub(super) order: ShardOrder,
     pub(super) shuffle: Option<ShuffleBuffer>,
     pub(super) restored: Option<Arc<StreamState>>,
-    /// That of the builder; a restored state has its own.
+    /// First epoch of the builder; a restored state has its own.
     first_epoch: u64,
     begins: RestoredInput,
 }
@@ -402,7 +403,7 @@ impl Input {
         self.restored.as_ref().map_or(self.first_epoch, |state| state.first_epoch())
     }
 
-    /// Where a stream begins.
+    /// Returns the start of a stream.
     pub(super) fn tracker(&self) -> Result<Tracker> {
         match &self.restored {
             Some(state) => Tracker::restore(state),

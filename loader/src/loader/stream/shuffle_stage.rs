@@ -12,12 +12,12 @@ use crate::flow::{ByteLease, LoaderStage, Metrics};
 use crate::order::{ShuffleBuffer, Shuffler};
 use crate::shard::{Position, RawSample, ReaderItem, Shard, ShardItem, is_rereadable};
 
-/// What comes next.
+/// Next item of the input.
 #[derive(Debug)]
 pub(super) enum ShuffledItem {
     /// A sample; the reader's lease, if it comes straight from there.
     Sample(RawSample, Option<ByteLease>),
-    /// Something was skipped; [`ShuffleStage::progressed`] says what.
+    /// A sample was skipped; see [`ShuffleStage::progressed`].
     Skipped,
 }
 
@@ -43,7 +43,7 @@ impl ShuffleStage {
         Self { source, shards, metrics, shuffler: None, ahead: None, progressed }
     }
 
-    /// Says what was consumed before.
+    /// Sets the position that the input starts at.
     pub(super) fn start_at(&mut self, position: Position) {
         self.progressed.position = position;
     }
@@ -67,7 +67,7 @@ impl ShuffleStage {
         std::mem::replace(&mut self.progressed, Progressed { position, ..Progressed::default() })
     }
 
-    /// Waits for the next sample; `None` behind the last.
+    /// Waits for the next sample; `None` after the last.
     pub(super) async fn next(&mut self) -> Result<Option<ShuffledItem>> {
         if self.shuffler.is_none() {
             let Some(item) = self.receive().await? else { return Ok(None) };

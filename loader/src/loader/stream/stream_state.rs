@@ -25,7 +25,7 @@ const COUNT_MAX: u64 = 1 << 62;
 /// Version of the JSON form.
 const VERSION: u32 = 2;
 
-/// Where a stream stands, as JSON by `serde`.
+/// Position of a stream, as JSON by `serde`.
 ///
 /// It fits a loader over shards of the same names, in the same order, with the same rank, shuffle buffer,
 /// shard shuffle and, where videos are decoded, frames of videos; directories, workers, decoding and batch
@@ -47,7 +47,7 @@ pub struct StreamState {
     names: String,
     order: ShardOrder,
     shuffle: Option<ShuffleBuffer>,
-    /// Which frames of videos were delivered; none where videos were not decoded.
+    /// Sampling of the delivered videos; none where videos were not decoded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     video_sampling: Option<VideoSampling>,
     /// The epoch that the first stream began with.
@@ -57,7 +57,7 @@ pub struct StreamState {
     position: Position,
     /// Samples that left the shuffle buffer in this epoch.
     drawn: u64,
-    /// What waits in the shuffle buffer, in its order.
+    /// Samples in the shuffle buffer, in its order.
     buffer: Vec<BufferedSampleState>,
     /// Shards that are needed again, by number, as they were.
     opened: BTreeMap<usize, ShardIdentity>,
@@ -115,7 +115,7 @@ impl StreamState {
         KnownShards::expecting(self.opened.clone())
     }
 
-    /// What is to be read from here on.
+    /// Returns the passes that are left to read.
     pub(super) fn passes(&self, end_epoch: u64, is_rest: bool) -> ShardPasses {
         let mut again: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         for held in self.buffer.iter().filter(|held| held.sample.is_none()) {
@@ -176,7 +176,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What two streams must have in common to share a state.
+/// Properties that two streams must share to share a state.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamKind<'a> {
     pub(super) shards: &'a [Shard],
@@ -196,7 +196,7 @@ fn names_digest(shards: &[Shard]) -> String {
     format!("{:016x}", digest.digest())
 }
 
-/// What the shuffle buffer did.
+/// Change of the shuffle buffer.
 #[derive(Debug)]
 pub(super) enum Change {
     /// Began an epoch, empty.
@@ -207,7 +207,7 @@ pub(super) enum Change {
     Draw(usize),
 }
 
-/// What reading and shuffling did since the batch before.
+/// Progress of reading and shuffling since the previous batch.
 #[derive(Debug, Default)]
 pub(super) struct Progressed {
     pub(super) position: Position,
@@ -215,7 +215,7 @@ pub(super) struct Progressed {
     pub(super) skipped: Vec<Skipped>,
 }
 
-/// Where the consumer stands, which is behind the reader.
+/// Position of the consumer, which is before that of the reader.
 #[derive(Debug, Default)]
 pub(super) struct Tracker {
     first_epoch: u64,
@@ -234,7 +234,7 @@ impl Tracker {
         Self { first_epoch, position, ..Self::default() }
     }
 
-    /// Goes on at a state.
+    /// Resumes at a state.
     pub(super) fn restore(state: &StreamState) -> Result<Self> {
         Ok(Self {
             first_epoch: state.first_epoch,
@@ -247,7 +247,7 @@ impl Tracker {
         })
     }
 
-    /// Goes on by one batch.
+    /// Advances by one batch.
     pub(super) fn advance(&mut self, progressed: Progressed, delivered: u64, skipped: u64) {
         self.position = progressed.position;
         for change in progressed.changes {

@@ -11,7 +11,7 @@
 //! left out. A name without a field is a [`MediaFault`], never a gap; so is a number of placeholders that
 //! differs from the number of media of that modality.
 //!
-//! [`super::shape`] counts by the same rules at indexing, and [`crate::prepare`] turns the result into
+//! [`crate::sample`] counts by the same rules at indexing, and [`crate::prepare`] turns the result into
 //! tensors.
 
 mod content;
