@@ -42,12 +42,13 @@ pub(super) fn differences(shard: &Shard, built: &BuiltShard, claims: &Claims) ->
     for (source, claimed) in &claims.bytes {
         if *claimed != built.shard.bytes {
             let found = built.shard.bytes;
-            warnings.push(format!("`{source}` claims {claimed} bytes for shard `{url}`; it has {found}"));
+            warnings
+                .push(format!("`{source}` claims that shard `{url}` has {claimed} bytes; it has {found}"));
         }
     }
     for (source, claimed) in &claims.samples {
         if *claimed != samples {
-            let warning = format!("`{source}` claims {claimed} samples for shard `{url}`");
+            let warning = format!("`{source}` claims that shard `{url}` has {claimed} samples");
             warnings.push(format!("{warning}; its headers show {samples}, which are used"));
         }
     }
