@@ -12,17 +12,20 @@ from pathlib import Path
 
 LEFT, WIDTH, ROW, GAP, PANEL = 92, 868, 21, 3, 46
 STAGES = ["vision", "audio", "LLM 0", "LLM 1", "LLM 2", "LLM 3"]
-NAMES = {"data-blind": "Data-blind: dealt round robin", "dflop": "Balanced: same samples, cut by predicted cost"}
+NAMES = {
+    "data-blind": "Data-blind: dealt round robin",
+    "dflop": "Balanced: same samples, cut by predicted cost",
+}
 RECT = re.compile(
     r'<rect class="([fb]) c(\d)" x="([\d.]+)%" y="(\d+)" width="([\d.]+)%" height="\d+"><title>microbatch (\d+) (\w+)'
 )
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #1a2029 }
-  .h { font-weight: 600; font-size: 14px } .s, .t { fill: #5a6572 } .n { font-size: 10px; fill: #16202c } .w { fill: #fff }
+  .p { fill: #fff } .h { font-weight: 600; font-size: 14px } .s, .t { fill: #5a6572 } .n { font-size: 10px; fill: #16202c } .w { fill: #fff }
   .i { fill: #eceff3 } .g { stroke: #c3cad2; stroke-width: 1 } .e { stroke: #b3261e; stroke-width: 2 } .r { fill: #b3261e }
   .f0 { fill: #a9c9f5 } .b0 { fill: #2c69c4 } .f1 { fill: #9fdcc3 } .b1 { fill: #147a56 } .f2 { fill: #f6cf9f } .b2 { fill: #b85f0e }
   @media (prefers-color-scheme: dark) {
-    text { fill: #e6e9ee } .s, .t { fill: #9aa5b1 } .n { fill: #16202c } .w { fill: #fff }
+    .p { fill: #12151a } text { fill: #e6e9ee } .s, .t { fill: #9aa5b1 } .n { fill: #16202c } .w { fill: #fff }
     .i { fill: #262d36 } .g { stroke: #46505c } .e { stroke: #ff8a80 } .r { fill: #ff8a80 }
     .f0 { fill: #9cc2f7 } .b0 { fill: #3f7fdd } .f1 { fill: #8fd8ba } .b1 { fill: #1f8f67 } .f2 { fill: #f5c78e } .b2 { fill: #c56a17 }
   }
@@ -101,7 +104,9 @@ def draw(report: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {height}" role="img" '
         f'aria-labelledby="title desc">\n<title id="title">One training step, data-blind and balanced</title>\n'
         f'<desc id="desc">Simulated 1F1B timelines of the slowest rank of the demo. {html.escape(described)}.</desc>\n'
-        f"<style>{STYLE}</style>\n" + "\n".join(lines) + "\n</svg>\n"
+        f'<style>{STYLE}</style>\n<rect class="p" width="100%" height="100%" rx="8"/>\n'
+        + "\n".join(lines)
+        + "\n</svg>\n"
     )
 
 

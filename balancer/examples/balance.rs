@@ -1,11 +1,11 @@
 //! Partitions an instance file with every strategy: `cargo run --example balance -- FILE [WORK]`.
-#![expect(clippy::print_stdout, reason = "an example talks on stdout")]
+#![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
 use std::error::Error;
 use std::time::Instant;
 
-/// A global batch of four samples for two groups, if no file is given.
+/// Global batch of four samples for two groups, if no file is given.
 const SMALL: &str =
     r#"{"name":"small","n":4,"m":2,"c":2,"d":[[9,1],[9,1],[1,9],[1,9]],"tok":[50,50,900,900]}"#;
 

@@ -1,13 +1,14 @@
-//! Compares what pipelines gain from each strategy, in CPU time of one thread:
+//! Compares the gains of each strategy on pipelines, in CPU time of one thread.
+//!
 //! `cargo run --release --example objective -- [--work N | --cpu-ms T] [--noise PERCENT] [--draws N]
 //! [--cap FACTOR] [FILE@DP:STAGES,...[:ENCODER_DP]]...`
 //!
 //! A line per instance: makespan / floor of every strategy, where the floor is the mean load of a rank in
 //! the slowest module; how much lower the search ends than min-max with the best order; its bound; CPU
 //! milliseconds of both. With noise, plans are made on the predicted times and run on times that deviate
-//! from them lognormally; figures are means over the draws. A cap bounds the tokens of a microbatch, as a
-//! multiple of their mean. Without a file, a generated batch is taken.
-#![expect(clippy::print_stdout, reason = "an example talks on stdout")]
+//! from them lognormally; figures are means over the draws. A cap limits the tokens of a microbatch, as a
+//! multiple of their mean. Without a file, a generated batch is used.
+#![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{
@@ -18,10 +19,10 @@ use std::error::Error;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Work units of a CPU millisecond, about: what a deadline plans with.
+/// Work units per CPU millisecond, about, by which a deadline is planned.
 const WORK_PER_MS: u64 = 14_000;
 
-/// What is compared, by column.
+/// Compared settings, by column.
 const COLUMNS: [(&str, Strategy, PipelineObjective); 5] = [
     ("blind", Strategy::RoundRobin, PipelineObjective::Makespan),
     ("lpt", Strategy::Lpt, PipelineObjective::Makespan),
@@ -30,7 +31,7 @@ const COLUMNS: [(&str, Strategy, PipelineObjective); 5] = [
     ("search", Strategy::Search, PipelineObjective::Makespan),
 ];
 
-/// What the command line asks for.
+/// Settings of the command line.
 struct Settings {
     work: u64,
     cpu_ms: Option<u64>,
@@ -43,7 +44,7 @@ struct Settings {
 /// One instance on one pipeline.
 struct Case {
     name: String,
-    /// As read, to make instances of other times.
+    /// The file as parsed, to build instances with other times.
     file: serde_json::Value,
     instance: Instance,
     config: PipelineConfig,
@@ -76,7 +77,7 @@ fn compare(settings: &Settings, case: &Case) -> Result<f64> {
             balance_pipeline(instance, &config, strategy, &caps(settings, case)?, &mut budget(settings));
         let found = match found {
             Ok(found) => found,
-            // Data-blind assignments know no cap.
+            // Data-blind assignments ignore caps.
             Err(error) if strategy == Strategy::Search => return Err(error.into()),
             Err(_) => {
                 ratios.push(f64::NAN);
@@ -99,7 +100,7 @@ fn compare(settings: &Settings, case: &Case) -> Result<f64> {
     Ok((search / min_max).ln())
 }
 
-/// The slowest rank's makespan, nanoseconds: the predicted one, or the mean over draws of true times.
+/// Returns the slowest rank's makespan, nanoseconds: predicted, or the mean over draws of true times.
 fn run_on_truth(settings: &Settings, case: &Case, plan: &PipelineAssignment) -> Result<f64> {
     if settings.noise == 0.0 {
         return Ok(plan.makespan_ns as f64);
@@ -117,7 +118,7 @@ fn run_on_truth(settings: &Settings, case: &Case, plan: &PipelineAssignment) -> 
     Ok(sum / settings.draws as f64)
 }
 
-/// The instance with every time off by a lognormal factor of mean 1.
+/// Multiplies every time by a lognormal factor of mean 1.
 fn with_noise(case: &Case, sigma: f64, draw: u64) -> Result<Instance> {
     let (modules, items) = (case.instance.modules(), case.instance.items() as u32);
     let mut random = Random(0x5eed_0000 + draw);
@@ -143,14 +144,14 @@ fn budget(settings: &Settings) -> Budget {
     Budget::work(cpu_ms * WORK_PER_MS).deadline(move || cpu_seconds() >= end)
 }
 
-/// CPU time of this thread, where the system tells; else time.
+/// Returns the CPU time of this thread where the system reports it; else wall time.
 #[cfg(unix)]
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// CPU time of this thread, where the system tells; else time.
+/// Returns the CPU time of this thread where the system reports it; else wall time.
 #[cfg(not(unix))]
 fn cpu_seconds() -> f64 {
     std::time::UNIX_EPOCH.elapsed().map_or(0.0, |elapsed| elapsed.as_secs_f64())
@@ -178,7 +179,7 @@ fn read_arguments() -> Result<Settings> {
     Ok(settings)
 }
 
-/// Reads `FILE@DP:STAGES,...[:ENCODER_DP]`.
+/// Parses `FILE@DP:STAGES,...[:ENCODER_DP]`.
 fn read_case(arg: &str) -> Result<Case> {
     let usage = || format!("`{arg}` is not FILE@DP:STAGES,...[:ENCODER_DP]");
     let (file, pipeline) = arg.rsplit_once('@').ok_or_else(usage)?;
@@ -200,7 +201,7 @@ fn case(text: &str, dp_size: usize, stages: Vec<usize>) -> Result<Case> {
     Ok(Case { name, file, instance, config: PipelineConfig::new(dp_size, stages) })
 }
 
-/// An instance file of 128 samples for 16 groups: short texts, images, a few videos.
+/// Generates an instance file of 128 samples for 16 groups: short texts, images, a few videos.
 fn generated() -> String {
     let mut random = Random(7);
     let (mut times_ns, mut tokens) = (Vec::new(), Vec::new());
@@ -214,7 +215,7 @@ fn generated() -> String {
         .to_string()
 }
 
-/// splitmix64.
+/// A splitmix64 generator.
 struct Random(u64);
 
 impl Random {

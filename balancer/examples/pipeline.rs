@@ -1,11 +1,11 @@
 //! Plans a pipeline step with every strategy: `cargo run --example pipeline -- FILE DP STAGES,... [WORK]`.
-#![expect(clippy::print_stdout, reason = "an example talks on stdout")]
+#![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use dflop_balancer::{Budget, Caps, Instance, PipelineConfig, Strategy, balance_pipeline};
 use std::error::Error;
 use std::time::Instant;
 
-/// A global batch of eight samples, if no file is given.
+/// Global batch of eight samples, if no file is given.
 const SMALL: &str = r#"{"n":8,"m":4,"c":2,"d":[[9,3],[9,3],[3,9],[3,9],[6,3],[3,6],[0,9],[9,0]]}"#;
 
 fn main() -> Result<(), Box<dyn Error>> {

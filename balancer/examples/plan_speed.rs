@@ -1,12 +1,12 @@
-//! Times the planner on a dataset's shapes.
+//! Measures the planner's CPU time on a dataset's shapes.
 //!
 //! ```sh
 //! cargo run --release -p dflop-balancer --example plan_speed -- MODEL SHAPES.csv GPUS GLOBAL_BATCH [REPEATS]
 //! ```
 //!
-//! `SHAPES.csv` begins with the columns `tiles` and `seq_len`. Times are those of a preset A100. Prints the plan, and seconds
-//! of CPU: the best and the worst of the repeats.
-#![allow(clippy::print_stdout, reason = "this is a program")]
+//! `SHAPES.csv` starts with the columns `tiles` and `seq_len`. Times are predicted for a preset A100. Prints
+//! the plan, and seconds of CPU: the best and the worst of the repeats.
+#![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use dflop_balancer::planner::{
     Cluster, EncoderSplit, ItemSize, ModelCostsBuilder, PlanProblem, SearchSpaceOptions, Workload, plan,
@@ -63,7 +63,7 @@ fn read(path: &str) -> Result<Vec<ItemSize>, Error> {
     std::fs::read_to_string(path)?.lines().skip(1).map(size).collect()
 }
 
-/// CPU time of this thread, which is the only one.
+/// Returns the CPU time of this thread, which is the only one.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

@@ -1,11 +1,11 @@
-//! How many passes a second the makespan of a compiled schedule takes, on one core.
+//! Measures the passes per second of a compiled schedule's makespan, on one core.
 //!
 //! ```console
 //! $ cargo run --release -p dflop-balancer --example simulate_speed
 //! ```
 //!
-//! Counted are forward and backward passes, the schedule compiled once, one time changed before every call.
-//! Time is CPU time of the thread where Linux tells it (best of the repeats), else wall time.
+//! Forward and backward passes are counted, the schedule is compiled once, and one time changes before every
+//! call. Time is CPU time of the thread where Linux reports it (best of the repeats), else wall time.
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, CompiledSchedule, StageTimes};
@@ -15,10 +15,10 @@ use std::io::Write;
 use std::time::Instant;
 
 const REPEATS: usize = 5;
-/// Passes of one repeat.
+/// Passes per repeat.
 const PASSES: usize = 60_000_000;
 
-/// A name, a schedule and what it is made for.
+/// A name, a schedule and its layout.
 type Shape = (String, ScheduleKind, PipelineLayout);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -106,7 +106,7 @@ impl Clock {
     }
 }
 
-/// CPU time of this thread, as Linux tells it.
+/// Returns the CPU time of this thread, if Linux reports it.
 fn cpu_ns() -> Option<u64> {
     std::fs::read_to_string("/proc/thread-self/schedstat").ok()?.split(' ').next()?.parse().ok()
 }

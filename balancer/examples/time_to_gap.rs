@@ -1,9 +1,9 @@
-//! How far a search gets in a given CPU time: `cargo run --release --example time_to_gap -- MS[,MS…] FILE…`.
+//! Measures the gap of a search by CPU time: `cargo run --release --example time_to_gap -- MS[,MS…] FILE…`.
 //!
 //! Prints a line per instance file: items, groups and modules, the bound, then per time limit the gap, the
-//! milliseconds of CPU time that were really taken (bound included, reading the file not) and the work units.
-//! CPU time of this thread, not time of day: other processes do not count.
-#![expect(clippy::print_stdout, reason = "an example talks on stdout")]
+//! milliseconds of CPU time that were actually spent (with the bound, without reading the file) and the work
+//! units. It is the CPU time of this thread, so other processes do not count.
+#![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
 use rustix::time::{ClockId, clock_gettime};

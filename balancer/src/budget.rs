@@ -1,18 +1,17 @@
-//! How much a search may do: work units, never time.
+//! Limits search effort by work units instead of time.
 //!
-//! An *elementary step* is one candidate looked at: one group compared with one item moved or exchanged,
-//! one subset sum listed or compared, one action of a pipeline stage simulated, an eighth of a cell of an integer
-//! program at one of its nodes. A **work unit is 16 elementary steps**, some tens of nanoseconds. Steps are
-//! counted at fixed points of the algorithms, so the same budget ends at the same candidate on every
-//! machine. Strategies without a search spend nothing, and neither does the assignment that a search starts
-//! from.
+//! An *elementary step* is one candidate: one group compared with one item moved or exchanged, one subset sum
+//! listed or compared, one action of a pipeline stage simulated, an eighth of a cell of an integer program at
+//! one of its nodes. A **work unit is 16 elementary steps**, some tens of nanoseconds. Steps are counted at
+//! fixed points of the algorithms, so the same budget ends at the same candidate on every machine. Strategies
+//! without a search spend nothing, and neither does the assignment that a search starts from.
 
 /// Elementary steps in one work unit.
 const STEPS_PER_UNIT: u64 = 16;
-/// Steps between two looks at the deadline.
+/// Steps between two queries of the deadline.
 const STEPS_PER_LOOK: u64 = 4096;
 
-/// What a search may still spend.
+/// Remaining effort of a search: work units and, optionally, a deadline.
 ///
 /// # Examples
 /// ```
@@ -31,16 +30,17 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Allows this many work units. A search overshoots by a thousand or so at most: it ends between candidates.
+    /// Allows this many work units. A search ends between candidates, so it overshoots by about a thousand.
     #[must_use]
     pub fn work(units: u64) -> Self {
         let steps_max = units.saturating_mul(STEPS_PER_UNIT);
         Self { steps_max, steps: 0, deadline: None, next_look: STEPS_PER_LOOK, is_cut: false }
     }
 
-    /// Ends the search early once `has_passed` returns true; it is asked every few microseconds.
+    /// Ends the search early once `has_passed` returns true; it is polled every few microseconds.
     ///
-    /// An answer that was cut short this way says so: two machines may cut at different candidates.
+    /// An answer that was cut short is marked as not reproducible: two machines may cut at different
+    /// candidates.
     #[must_use]
     pub fn deadline(mut self, has_passed: impl FnMut() -> bool + Send + 'static) -> Self {
         self.deadline = Some(Box::new(has_passed));
@@ -53,13 +53,13 @@ impl Budget {
         self.steps.div_ceil(STEPS_PER_UNIT)
     }
 
-    /// Whether the deadline, which depends on the machine, has not cut a search short.
+    /// Whether every machine gets this answer: no deadline, which depends on the machine, cut a search short.
     #[must_use]
     pub fn is_reproducible(&self) -> bool {
         !self.is_cut
     }
 
-    /// The elementary steps spent so far.
+    /// Returns the elementary steps spent so far.
     pub(crate) fn steps(&self) -> u64 {
         self.steps
     }
@@ -69,14 +69,15 @@ impl Budget {
         self.steps = self.steps.saturating_add(steps);
     }
 
-    /// Elementary steps that are left by work; nearly endless if only a deadline is set.
+    /// Returns the elementary steps left by work; nearly unlimited if only a deadline is set.
     pub(crate) fn steps_left(&self) -> u64 {
         self.steps_max.saturating_sub(self.steps)
     }
 
-    /// Runs part of a search, which gets so many of the elementary steps that are left.
+    /// Runs part of a search, limited to `steps` of the elementary steps left.
     pub(crate) fn within<R>(&mut self, steps: u64, run: impl FnOnce(&mut Self) -> R) -> R {
         let steps_max = self.steps_max;
+        // A part of a search never gets more than the whole has left.
         self.steps_max = steps_max.min(self.steps.saturating_add(steps));
         let answer = run(self);
         self.steps_max = steps_max;
@@ -88,6 +89,7 @@ impl Budget {
         if self.steps >= self.steps_max || self.is_cut {
             return true;
         }
+        // A clock costs far more than a step, so the deadline is polled only every few thousand steps.
         if self.steps >= self.next_look {
             self.next_look = self.steps + STEPS_PER_LOOK;
             self.is_cut = self.deadline.as_mut().is_some_and(|has_passed| has_passed());

@@ -1,12 +1,12 @@
-//! Hard limits of a group besides time.
+//! Hard limits of a group in tokens and bytes.
 //!
-//! A cap is a promise, not a wish: an answer whose group is above one is never returned. Caps are
-//! compared in integers.
+//! A cap is a guarantee, not a wish: no answer with a group above its cap is ever returned. Caps are compared
+//! in integers.
 
 use crate::error::{Error, Result};
 use crate::instance::Instance;
 
-/// What one group may hold at most; nothing is bounded by default.
+/// Limits of tokens and bytes per group; unlimited by default.
 ///
 /// # Examples
 /// ```
@@ -29,11 +29,11 @@ pub(crate) struct Capped<'a> {
 }
 
 impl Caps {
-    /// Finds the columns that are capped.
+    /// Lists the columns that are capped.
     ///
     /// # Errors
     /// [`Error::Config`] if the instance lacks the column; [`Error::CapItem`] and [`Error::CapTotal`] if
-    /// plainly no partition fits.
+    /// certainly no partition fits.
     pub(crate) fn columns<'a>(&self, instance: &'a Instance) -> Result<Vec<Capped<'a>>> {
         let settings = [("tokens_max", self.tokens_max), ("bytes_max", self.bytes_max)];
         let mut capped = Vec::new();
@@ -42,7 +42,7 @@ impl Caps {
             let Some(column) = column else {
                 return Err(Error::Config {
                     setting,
-                    reason: format!("the instance has no {unit} of its items"),
+                    reason: format!("the instance has no {unit} per item"),
                 });
             };
             check(unit, column, max, instance.groups())?;
@@ -52,12 +52,13 @@ impl Caps {
     }
 }
 
-/// Refuses a cap that an item, or the mean over the groups, exceeds.
+/// Rejects a cap that an item, or the mean over the groups, exceeds.
 fn check(unit: &'static str, column: &[u64], max: u64, groups: usize) -> Result<()> {
     if let Some(item) = column.iter().position(|&value| value > max) {
         return Err(Error::CapItem { item, unit, value: column[item], max });
     }
     let total: u64 = column.iter().sum();
+    // A cap of any size is allowed, so the product needs more than 64 bits.
     if u128::from(total) > u128::from(max) * groups as u128 {
         return Err(Error::CapTotal { unit, total, max, groups });
     }
@@ -76,15 +77,18 @@ mod tests {
     #[test]
     fn an_impossible_cap_names_the_item_or_the_total() {
         let tokens = |max| Caps { tokens_max: Some(max), bytes_max: None };
-        assert_eq!(message(tokens(39)), "item 1 alone has 40 tokens, above the cap of 39 a group");
+        assert_eq!(message(tokens(39)), "item 1 alone has 40 tokens, above the cap of 39 per group");
         let instance = Instance::new(1, 1, vec![1, 1]).unwrap().bytes(vec![5, 5]).unwrap();
         let error = Caps { bytes_max: Some(9), tokens_max: None }.columns(&instance).unwrap_err();
-        assert_eq!(error.to_string(), "the items have 10 bytes, above the cap of 9 in each of 1 groups");
+        assert_eq!(
+            error.to_string(),
+            "the items have 10 bytes in total, above the cap of 9 in each of 1 groups"
+        );
     }
 
     #[test]
     fn a_cap_needs_its_column() {
         let caps = Caps { bytes_max: Some(9), tokens_max: None };
-        assert_eq!(message(caps), "invalid `bytes_max`: the instance has no bytes of its items");
+        assert_eq!(message(caps), "invalid `bytes_max`: the instance has no bytes per item");
     }
 }

@@ -1,14 +1,14 @@
-//! A 64-bit digest of a plan, for ranks to compare.
+//! Hashes a plan to 64 bits, so that ranks can compare their plans.
 //!
-//! Every rank computes the whole plan by itself; equal digests say that they computed the same one. The
-//! algorithm is fixed for ever: FNV-1a with 64 bits over little-endian words.
+//! Every rank computes the whole plan by itself; equal digests mean that all computed the same one. The
+//! algorithm never changes: FNV-1a with 64 bits over little-endian words.
 
 use std::fmt;
 
 const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// Digest of who does what when: step, DP rank, microbatch and item ids, in order.
+/// Digest of a plan: step, DP rank, microbatch and item ids, in order.
 ///
 /// Displayed as 16 hexadecimal digits.
 ///
@@ -35,7 +35,7 @@ impl PlanDigest {
 
     /// Adds one microbatch: the words `step, dp_rank, microbatch, number of items`, then the item ids.
     ///
-    /// The number of items keeps two plans apart that differ only in where a microbatch ends.
+    /// The number of items distinguishes plans that differ only in where a microbatch ends.
     pub fn add<I>(&mut self, step: u64, dp_rank: usize, microbatch: usize, items: I)
     where
         I: IntoIterator<Item = u64, IntoIter: ExactSizeIterator>,

@@ -1,11 +1,11 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a problem could not be read, or has no answer.
+/// Reasons why a problem is invalid or has no answer.
 ///
-/// Nothing here is worth a retry: the same input fails the same way on every rank.
+/// No error is worth a retry: the same input fails the same way on every rank.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
@@ -13,45 +13,46 @@ pub enum Error {
     /// The text is not an instance file.
     #[error("could not read the instance")]
     Json { source: serde_json::Error },
-    /// A column has another length than the number of items asks for.
+    /// The length of a column does not match the number of items.
     #[error("`{field}` holds {found} values, expected {expected}")]
     Length { field: &'static str, found: usize, expected: usize },
-    /// One item has another number of modules than the instance.
+    /// The number of modules of one item differs from the instance.
     #[error("item {item} has times for {found} modules, expected {expected}")]
     ItemLength { item: usize, found: usize, expected: usize },
     /// A time, a token count or a size is a fraction, or too large.
-    #[error("`{field}` of item {item} is no whole number of 63 bits: {value}")]
+    #[error("`{field}` of item {item} must be an integer below 2^63, got {value}")]
     NotWhole { field: &'static str, item: usize, value: String },
-    /// A time, a token count or a size is below zero.
-    #[error("`{field}` of item {item} is negative: {value}")]
+    /// A time, a token count or a size is negative.
+    #[error("`{field}` of item {item} must not be negative, got {value}")]
     Negative { field: &'static str, item: usize, value: i64 },
     /// A column's sum, up to this item, is too large to compute with.
-    #[error("the sum of `{field}` overflows at item {item}")]
+    #[error("the sum of `{field}` overflows at item {item}: it must be below 2^63")]
     Overflow { field: &'static str, item: usize },
     /// There are fewer items than groups, and no group may be empty.
-    #[error("{items} items cannot fill {groups} groups")]
+    #[error("{items} items cannot fill {groups} groups: expected at least one item per group")]
     TooFewItems { items: usize, groups: usize },
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
     Config { setting: &'static str, reason: String },
     /// One item alone is above a cap: no partition exists.
-    #[error("item {item} alone has {value} {unit}, above the cap of {max} a group")]
+    #[error("item {item} alone has {value} {unit}, above the cap of {max} per group")]
     CapItem { item: usize, unit: &'static str, value: u64, max: u64 },
     /// All items together are above the cap of all groups together: no partition exists.
-    #[error("the items have {total} {unit}, above the cap of {max} in each of {groups} groups")]
+    #[error("the items have {total} {unit} in total, above the cap of {max} in each of {groups} groups")]
     CapTotal { unit: &'static str, total: u64, max: u64, groups: usize },
     /// No partition within the caps was found; one may exist, but the caps are close to the mean.
     #[error("found no partition of {items} items into {groups} groups within the caps; raise them")]
     CapUnmet { items: usize, groups: usize },
-    /// The exact strategy was asked for an instance that it could not finish.
+    /// The instance is too large for the exact strategy.
     #[error(
-        "{items} items in {groups} groups are too many for the exact strategy: its program would have {cells} cells, at most {cells_max} are taken"
+        "{items} items in {groups} groups are too large for the exact strategy: the program would have {cells} cells, \
+         at most {cells_max} are supported; use the strategy `search`"
     )]
     TooLarge { items: usize, groups: usize, cells: usize, cells_max: usize },
-    /// No plan fits into the devices' memory, or onto the devices at all; says the smallest change that would do.
+    /// No plan fits the devices or their memory; the reason names the smallest change that would fit.
     #[error("no plan fits: {reason}")]
     NothingFits { reason: String },
-    /// The action lists wait for one another, or one asks for what never comes.
-    #[error("rank {rank} waits for ever at `{action}`")]
+    /// A rank waits for an input that never arrives, or is asked for an impossible action.
+    #[error("deadlock: rank {rank} never completes `{action}`")]
     Deadlock { rank: usize, action: String },
 }

@@ -1,14 +1,15 @@
-//! One partition problem: items, groups, modules, times.
+//! A partition problem: items, groups, modules and times.
 //!
 //! An *item* is a sample of the global batch, known here by its number only. A *module* is a part of the
-//! model (encoder, LLM) with its own devices; every item costs a time in each. A *group* is a microbatch
-//! of some DP rank. An [`Instance`] is checked once, when it is made; whatever takes one relies on that.
+//! model (encoder, LLM) with devices of its own; every item costs a time in each. A *group* is a microbatch
+//! of some DP rank. An [`Instance`] is checked once, when it is built; all code that takes one relies on
+//! that.
 
 use crate::error::{Error, Result};
 use crate::rng;
 use serde::Deserialize;
 
-/// No sum of an instance goes above this, so differences of loads fit `i64`.
+/// Largest sum of an instance, so that differences of loads fit `i64`.
 const SUM_MAX: u64 = i64::MAX as u64;
 
 /// A checked partition problem.
@@ -32,7 +33,7 @@ pub struct Instance {
     bytes: Option<Vec<u64>>,
 }
 
-/// The instance file, as written.
+/// The instance file, field by field.
 #[derive(Deserialize)]
 struct InstanceFile {
     #[serde(default)]
@@ -53,9 +54,9 @@ impl Instance {
     /// - `times_ns`: `[items * modules]`, row-major by item, nanoseconds; zeros are fine
     ///
     /// # Errors
-    /// [`Error::Config`] if `groups` or `modules` is 0 or too large; [`Error::Length`] if `times_ns` is no
-    /// multiple of `modules`; [`Error::TooFewItems`]; [`Error::Overflow`] if all times together do not fit
-    /// 63 bits.
+    /// [`Error::Config`] if `groups` or `modules` is 0 or too large; [`Error::Length`] if the length of
+    /// `times_ns` is not a multiple of `modules`; [`Error::TooFewItems`]; [`Error::Overflow`] if the sum of
+    /// all times does not fit 63 bits.
     pub fn new(groups: usize, modules: usize, times_ns: Vec<u64>) -> Result<Self> {
         let instance = Self::with_empty_groups(groups, modules, times_ns)?;
         if instance.items < groups {
@@ -64,12 +65,12 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Checks a problem that may have fewer items than groups, as the short last batch of an epoch has.
+    /// Checks a problem that may have fewer items than groups, like the short last batch of an epoch.
     ///
     /// Groups stay empty only then: with at least as many items as groups, each gets one.
     ///
     /// # Errors
-    /// Those of [`Instance::new`], less [`Error::TooFewItems`].
+    /// The errors of [`Instance::new`], except [`Error::TooFewItems`].
     pub fn with_empty_groups(groups: usize, modules: usize, times_ns: Vec<u64>) -> Result<Self> {
         check_count("groups", groups)?;
         check_count("modules", modules)?;
@@ -78,9 +79,11 @@ impl Instance {
             let expected = (items + 1) * modules;
             return Err(Error::Length { field: "times_ns", found: times_ns.len(), expected });
         }
+        // Groups store items as 32-bit numbers.
         if u32::try_from(items).is_err() {
             return Err(Error::Config { setting: "items", reason: format!("{items} is above 2^32 - 1") });
         }
+        // Every later sum is over some of these times, so one check of the total is enough.
         check_sum("times_ns", times_ns.chunks_exact(modules))?;
         Ok(Self { name: String::new(), items, groups, modules, times_ns, tokens: None, bytes: None })
     }
@@ -88,14 +91,15 @@ impl Instance {
     /// Reads an instance file: `{"name", "n", "m", "c", "d": [[ns per module] per item], "tok": [tokens]}`.
     ///
     /// `name`, `tok` and `bytes` (per item, like `tok`) may be absent; other fields are ignored. Numbers
-    /// are whole and fit `i64`.
+    /// are integers and fit `i64`.
     ///
     /// # Errors
-    /// [`Error::NotWhole`] if a number of an item is a fraction or too large, [`Error::Json`] if the text is no
-    /// such object for another reason; [`Error::Length`], [`Error::ItemLength`] and [`Error::Negative`] if the
-    /// columns do not fit; then those of [`Instance::new`].
+    /// [`Error::NotWhole`] if a number of an item is a fraction or too large, [`Error::Json`] if the text is
+    /// not such an object for another reason; [`Error::Length`], [`Error::ItemLength`] and
+    /// [`Error::Negative`] if the columns do not fit; then the errors of [`Instance::new`].
     pub fn from_json(text: &str) -> Result<Self> {
         let file: InstanceFile =
+            // serde reports a line and a column; the item and its number help more.
             serde_json::from_str(text).map_err(|source| not_whole(text).unwrap_or(Error::Json { source }))?;
         if file.d.len() != file.n {
             return Err(Error::Length { field: "d", found: file.d.len(), expected: file.n });
@@ -136,7 +140,7 @@ impl Instance {
         Ok(self)
     }
 
-    /// Returns the name in the instance file, or nothing.
+    /// Returns the name in the instance file, empty if it has none.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -185,23 +189,24 @@ impl Instance {
         load_ns
     }
 
-    /// All times, `[items * modules]`.
+    /// Returns all times, `[items * modules]`.
     pub(crate) fn rows_ns(&self) -> &[u64] {
         &self.times_ns
     }
 
-    /// One module's times, `[items]`.
+    /// Lists one module's times, `[items]`.
     pub(crate) fn module_ns(&self, module: usize) -> impl Iterator<Item = u64> + '_ {
         self.times_ns.iter().skip(module).step_by(self.modules).copied()
     }
 
-    /// The columns that a cap may bound, with their units.
+    /// Lists the columns that a cap may bound, with their units.
     pub(crate) fn capped_columns(&self) -> [(&'static str, Option<&[u64]>); 2] {
         [("tokens", self.tokens.as_deref()), ("bytes", self.bytes.as_deref())]
     }
 
-    /// A number that equal problems share: the seed of all random choices.
+    /// Returns a number that equal problems share: the seed of all random choices.
     pub(crate) fn seed(&self) -> u64 {
+        // The name and the capped columns are left out: equal times draw equal numbers.
         let shape = [self.items as u64, self.groups as u64, self.modules as u64];
         rng::seed_from(shape.into_iter().chain(self.times_ns.iter().copied()))
     }
@@ -214,7 +219,7 @@ impl Instance {
     }
 }
 
-/// Finds the first number of an item that is not whole, in a file that could not be read.
+/// Finds the first item with a number that is not an integer, in a file that failed to parse.
 fn not_whole(text: &str) -> Option<Error> {
     let file: serde_json::Value = serde_json::from_str(text).ok()?;
     for field in ["d", "tok", "bytes"] {
@@ -228,7 +233,7 @@ fn not_whole(text: &str) -> Option<Error> {
     None
 }
 
-/// Refuses a count that is 0 or does not fit 32 bits.
+/// Rejects a count that is 0 or does not fit 32 bits.
 fn check_count(setting: &'static str, count: usize) -> Result<()> {
     if count == 0 || u32::try_from(count).is_err() {
         return Err(Error::Config { setting, reason: format!("{count} is not in 1..=2^32 - 1") });
@@ -236,7 +241,7 @@ fn check_count(setting: &'static str, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Refuses rows whose sum over everything is too large.
+/// Rejects rows whose total sum is too large.
 fn check_sum<'a>(field: &'static str, rows: impl Iterator<Item = &'a [u64]>) -> Result<()> {
     let mut sum = 0_u64;
     for (item, row) in rows.enumerate() {
@@ -250,7 +255,7 @@ fn check_sum<'a>(field: &'static str, rows: impl Iterator<Item = &'a [u64]>) -> 
     Ok(())
 }
 
-/// Refuses negative values; `width` of them belong to each item.
+/// Rejects negative values; each item has `width` of them.
 fn to_unsigned(field: &'static str, width: usize, values: Vec<i64>) -> Result<Vec<u64>> {
     let unsigned =
         |(at, value)| u64::try_from(value).map_err(|_| Error::Negative { field, item: at / width, value });
@@ -281,26 +286,29 @@ mod tests {
         for (text, expected) in [
             (r#"{"n":1"#, "could not read the instance"),
             (r#"{"n":1,"m":1,"c":1,"d":[["1"]]}"#, "could not read the instance"),
-            (r#"{"n":1,"m":1,"c":1,"d":[[1.5]]}"#, "`d` of item 0 is no whole number of 63 bits: 1.5"),
+            (r#"{"n":1,"m":1,"c":1,"d":[[1.5]]}"#, "`d` of item 0 must be an integer below 2^63, got 1.5"),
             (
                 r#"{"n":2,"m":1,"c":1,"d":[[1],[9223372036854775808]]}"#,
-                "`d` of item 1 is no whole number of 63 bits: 9223372036854775808",
+                "`d` of item 1 must be an integer below 2^63, got 9223372036854775808",
             ),
             (
                 r#"{"n":2,"m":1,"c":1,"d":[[1],[2]],"tok":[1,0.5]}"#,
-                "`tok` of item 1 is no whole number of 63 bits: 0.5",
+                "`tok` of item 1 must be an integer below 2^63, got 0.5",
             ),
             (r#"{"n":2,"m":1,"c":1,"d":[[1]]}"#, "`d` holds 1 values, expected 2"),
             (r#"{"n":2,"m":1,"c":1,"d":[[1],[2,3]]}"#, "item 1 has times for 2 modules, expected 1"),
-            (r#"{"n":2,"m":1,"c":2,"d":[[1,1],[2,-3]]}"#, "`d` of item 1 is negative: -3"),
-            (r#"{"n":1,"m":2,"c":1,"d":[[1]]}"#, "1 items cannot fill 2 groups"),
+            (r#"{"n":2,"m":1,"c":2,"d":[[1,1],[2,-3]]}"#, "`d` of item 1 must not be negative, got -3"),
+            (
+                r#"{"n":1,"m":2,"c":1,"d":[[1]]}"#,
+                "1 items cannot fill 2 groups: expected at least one item per group",
+            ),
             (r#"{"n":1,"m":0,"c":1,"d":[[1]]}"#, "invalid `groups`: 0 is not in 1..=2^32 - 1"),
             (r#"{"n":1,"m":1,"c":0,"d":[[]]}"#, "invalid `c`: 0 is not in 1..=2^32 - 1"),
             (r#"{"n":1,"m":1,"c":1,"d":[[1]],"tok":[1,2]}"#, "`tokens` holds 2 values, expected 1"),
-            (r#"{"n":1,"m":1,"c":1,"d":[[1]],"tok":[-1]}"#, "`tok` of item 0 is negative: -1"),
+            (r#"{"n":1,"m":1,"c":1,"d":[[1]],"tok":[-1]}"#, "`tok` of item 0 must not be negative, got -1"),
             (
                 r#"{"n":2,"m":1,"c":1,"d":[[9223372036854775807],[1]]}"#,
-                "the sum of `times_ns` overflows at item 1",
+                "the sum of `times_ns` overflows at item 1: it must be below 2^63",
             ),
         ] {
             assert_eq!(message(text), expected, "{text}");

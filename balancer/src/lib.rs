@@ -1,15 +1,15 @@
 //! Cuts global batches into balanced microbatches and data-parallel ranks, with a certificate.
 //!
-//! Costs go in, who does what when comes out. An [`Instance`] holds what every *item* (a sample of the
-//! global batch) costs in every *module* (encoder, LLM), in whole nanoseconds. [`balance`] partitions the
-//! items into *groups* so that the largest sum of one module in one group, the *makespan*, is small;
-//! [`balance_pipeline`] also deals the groups out to DP ranks and orders them, judged by a simulated 1F1B
-//! pipeline. Every answer carries a [`LowerBound`], and with it the most that could still be gained.
+//! An [`Instance`] holds the cost of every *item* (a sample of the global batch) in every *module* (encoder,
+//! LLM), in integer nanoseconds. [`balance`] partitions the items into *groups* so that the largest sum of
+//! one module in one group, the *makespan*, is small; [`balance_pipeline`] also assigns the groups to DP
+//! ranks and orders them, judged by a simulated 1F1B pipeline. Every answer carries a [`LowerBound`], and
+//! with it the largest possible gain that is left.
 //!
-//! The crate is pure: no files, no clocks, no threads. Comparisons that decide are made in integers, or on sums and
-//! quotients that IEEE rounds alike everywhere; ties go to the lower index, random numbers are seeded from the
-//! instance, and search effort is counted in work units ([`Budget`]). So every rank computes the same plan without
-//! talking; a [`PlanDigest`] lets ranks check that they did.
+//! The crate is pure: no files, no clocks, no threads. Decisive comparisons are made in integers, or on sums
+//! and quotients that IEEE 754 rounds alike everywhere; ties go to the lower index, random numbers are seeded
+//! from the instance, and search effort is counted in work units ([`Budget`]). So every rank computes the
+//! same plan without communication; a [`PlanDigest`] lets ranks verify it.
 //!
 //! - problem: [`Instance`], [`Caps`], [`Budget`], [`Strategy`]
 //! - answers: [`Assignment`], [`PipelineAssignment`], [`LowerBound`], [`PlanDigest`]

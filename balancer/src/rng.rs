@@ -1,7 +1,7 @@
-//! The generator behind every random choice: splitmix64, seeded from the problem itself.
+//! The random number generator of all searches: splitmix64, seeded from the problem itself.
 //!
-//! Equal problems draw equal numbers on every machine, for ever: no seed comes from a clock, an address
-//! or a thread.
+//! Equal problems draw equal numbers on every machine and in every version: no seed comes from a clock, an
+//! address or a thread.
 
 /// Golden ratio times 2^64, the increment of splitmix64.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -32,7 +32,7 @@ impl SplitMix64 {
         ((u128::from(self.next_u64()) * end as u128) >> 64) as usize
     }
 
-    /// Puts a random choice of `count` elements in front, in random order (Fisher and Yates).
+    /// Moves a random choice of `count` elements to the front, in random order (Fisher and Yates).
     pub(crate) fn shuffle_front<T>(&mut self, items: &mut [T], count: usize) {
         for front in 0..count.min(items.len()) {
             let other = front + self.below(items.len() - front);
@@ -46,7 +46,7 @@ pub(crate) fn seed_from(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(GAMMA, |seed, word| mix(seed ^ word).wrapping_add(GAMMA))
 }
 
-/// The output function of splitmix64, a bijection on 64 bits.
+/// Output function of splitmix64, a bijection on 64 bits.
 fn mix(state: u64) -> u64 {
     let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

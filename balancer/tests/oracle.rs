@@ -1,10 +1,10 @@
-//! Makespans and bounds against the textbook integer program, solved by another road than the crate's own.
+//! Makespans and bounds agree with the textbook integer program, a way independent of the crate's own.
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance, lower_bound};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, Variable};
 use proptest::prelude::*;
 
-/// The optimum of `min C` with one binary variable for every item and group, nothing broken or cut.
+/// Solves `min C` with one binary variable for every item and group, without breaking symmetry.
 fn optimum(instance: &Instance) -> u64 {
     let mut program = Problem::new(OptimizationDirection::Minimize);
     let makespan = program.add_var(1.0, (0.0, f64::INFINITY));

@@ -1,4 +1,4 @@
-//! What every strategy promises, on random instances.
+//! Every strategy keeps its promises, on random instances.
 
 use dflop_balancer::{Assignment, Budget, Caps, Error, Instance, Strategy, balance, lower_bound};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ fn solve(instance: &Instance, strategy: Strategy, caps: Caps) -> Assignment {
     balance(instance, strategy, &caps, &mut Budget::work(500)).unwrap()
 }
 
-/// Rows of two modules; zeros and equal values are common.
+/// Draws rows of two modules; zeros and equal values are common.
 fn times(items: std::ops::Range<usize>) -> impl proptest::strategy::Strategy<Value = Vec<u64>> {
     prop::collection::vec(
         prop_oneof![Just(0), 1..20_u64, 1..1_000_000_000_u64],
@@ -19,7 +19,7 @@ fn times(items: std::ops::Range<usize>) -> impl proptest::strategy::Strategy<Val
     .prop_map(|times| times[..times.len() / MODULES * MODULES].to_vec())
 }
 
-/// The makespan of the best partition without an empty group, by trying all.
+/// Finds the makespan of the best partition without an empty group by trying all.
 fn brute_force(instance: &Instance) -> u64 {
     fn visit(instance: &Instance, item: u32, groups: &mut Vec<Vec<u32>>, best: &mut u64) {
         if item as usize == instance.items() {

@@ -1,4 +1,4 @@
-//! What pipeline assignments promise, on random instances.
+//! Pipeline assignments keep their promises, on random instances.
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 const OBJECTIVES: [PipelineObjective; 2] = [PipelineObjective::Makespan, PipelineObjective::MinMax];
 
-/// The slowest rank's makespan, simulated from the items of every rank.
+/// Simulates the slowest rank's makespan from the items of every rank.
 fn simulated(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> u64 {
     let rows: Vec<usize> = (0..config.stages.iter().sum()).collect();
     let kind = ScheduleKind::OneForwardOneBackward;
@@ -18,7 +18,7 @@ fn simulated(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>
     times.iter().map(|times| compiled.makespan_ns(times)).max().unwrap()
 }
 
-/// The makespan of the best assignment of items to slots, none empty, by trying all.
+/// Finds the makespan of the best assignment of items to slots, none empty, by trying all.
 fn brute_force(instance: &Instance, config: &PipelineConfig) -> u64 {
     let slots = instance.groups();
     let microbatches = slots / config.dp_size;
@@ -38,13 +38,13 @@ fn brute_force(instance: &Instance, config: &PipelineConfig) -> u64 {
     best
 }
 
-/// Pseudo-random numbers in `0..1`.
+/// Draws a pseudo-random number in `0..1`.
 fn uniform(state: &mut u64) -> f64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// A batch of texts, images of 1 to 10 tiles and videos; the slower module takes 1 ms a sample on average.
+/// Generates texts, images of 1 to 10 tiles and videos; the slower module takes 1 ms per sample on average.
 /// `weight` is the encoder's share of that.
 fn batch(items: usize, groups: usize, weight: f64, seed: u64) -> Instance {
     let mut state = seed;
@@ -143,7 +143,7 @@ fn each_step_towards_the_search_pays() {
     assert!(search < lpt && lpt < blind, "{search} {lpt} {blind}");
 }
 
-/// Batches and pipelines that the claims about the objective are made on.
+/// Batches and pipelines for the claims about the objective.
 fn cases() -> Vec<(Instance, PipelineConfig)> {
     let case = |items, groups, weight, seed, dp_size, stages: &[usize]| {
         (batch(items, groups, weight, seed), PipelineConfig::new(dp_size, stages.to_vec()))
@@ -255,7 +255,8 @@ fn an_encoder_of_its_own_dp_size_is_bound_by_the_sum_over_the_ranks() {
     let of = |config| solve(&instance, &config, &Caps::default(), 50_000);
     let inside = of(PipelineConfig::new(4, vec![1, 1]));
     let outside = of(PipelineConfig::new(4, vec![1, 1]).module_dp_sizes(vec![2, 4]));
-    // Inside, some pipeline has it beside its LLM work; outside, two ranks share 1,800 ns, none less than it.
+    // Inside, some pipeline runs it in addition to its LLM work; outside, two ranks share 1,800 ns, none
+    // less.
     assert!(inside.bound.ns >= 900 && outside.bound.ns >= 900);
     assert!(outside.makespan_ns >= 900 + 60);
     let many = of(PipelineConfig::new(4, vec![1, 1]).module_dp_sizes(vec![16, 4]));

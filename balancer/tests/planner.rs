@@ -1,4 +1,4 @@
-//! The planner against brute force, its bound against scores, and its explanations against the facts.
+//! The planner agrees with brute force, its bound with scores, and its explanations with the facts.
 
 use dflop_balancer::Error;
 use dflop_balancer::planner::{
@@ -7,7 +7,7 @@ use dflop_balancer::planner::{
 };
 use proptest::prelude::*;
 
-/// A module in closed form: a launch cost, work in proportion, attention with the square.
+/// A module in closed form: a launch cost, work in proportion to units, attention with their square.
 #[derive(Debug, Clone)]
 struct ClosedForm {
     layers: u32,
@@ -29,7 +29,7 @@ impl ModuleCosts for ClosedForm {
         self.degrees.clone()
     }
 
-    /// Every degree costs a tenth more than the share that it takes away.
+    /// Every degree costs a tenth more than the share that it removes.
     fn layer_ns(&self, tp: u32, units: u64) -> f64 {
         let tp = f64::from(tp);
         self.launch_ns + self.unit_ns * units as f64 * (0.9 / tp + 0.1)
@@ -39,7 +39,7 @@ impl ModuleCosts for ClosedForm {
         self.square_ns * (units * units) as f64 / f64::from(tp)
     }
 
-    fn ends_ns(&self, tp: u32, units: u64) -> f64 {
+    fn outside_layers_ns(&self, tp: u32, units: u64) -> f64 {
         self.ends_ns * units as f64 / f64::from(tp)
     }
 
@@ -117,7 +117,7 @@ fn problem<'a>(
     }
 }
 
-/// As equal as can be, larger shares first.
+/// Splits layers as equally as possible, larger shares first.
 fn even(layers: u32, pp: u32) -> Vec<u32> {
     (0..pp).map(|stage| layers / pp + u32::from(stage < layers % pp)).collect()
 }
@@ -135,7 +135,7 @@ fn disaggregated(encoder: Degrees, llm: Degrees, microbatches: u32) -> Paralleli
     }
 }
 
-/// All degrees of a module on at most so many GPUs.
+/// Lists all degrees of a module on at most `gpus` GPUs.
 fn degrees(tps: &[u32], layers: u32, gpus: u32) -> Vec<Degrees> {
     let mut all = Vec::new();
     for &tp in tps {
@@ -310,15 +310,15 @@ fn nothing_fits_names_what_would() {
     let Err(error) = plan(&problem) else { panic!("{:?}", plan(&problem)) };
     assert!(matches!(error, Error::NothingFits { .. }));
     let message = error.to_string();
-    for part in ["GiB more memory a GPU", "recomputation", "GPUs"] {
+    for part in ["GiB more memory per GPU", "recomputation", "GPUs"] {
         assert!(message.contains(part), "{message}");
     }
     problem.options.has_recomputation = true;
-    assert!(plan(&problem).is_ok(), "as the message says");
+    assert!(plan(&problem).is_ok(), "the message names a change that fits");
     problem.options.has_recomputation = false;
     let gpus: u32 = message.rsplit_once(" GPUs").unwrap().0.rsplit(' ').next().unwrap().parse().unwrap();
     problem.cluster.gpus = gpus;
-    assert!(plan(&problem).is_ok(), "as the message says: {gpus}");
+    assert!(plan(&problem).is_ok(), "the message names a change that fits: {gpus}");
 
     problem.cluster = cluster(1, 1 << 40);
     let message = plan(&problem).unwrap_err().to_string();

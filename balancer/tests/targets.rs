@@ -1,4 +1,4 @@
-//! How close the search comes to its bound on generated families, counted in work units: some 20 ms.
+//! The search comes close to its bound on generated families, within work units of about 20 ms.
 
 mod families;
 

@@ -88,7 +88,7 @@ fn tags_are_received_in_any_order_and_keep_their_own() {
 }
 
 #[test]
-fn receives_take_messages_in_the_order_in_which_they_were_begun() {
+fn receives_take_messages_in_the_order_of_their_calls() {
     for transport in ALL {
         run(transport, 2, patient(), |comm| {
             if comm.rank() == 0 {
@@ -127,7 +127,7 @@ fn large_messages_cross_without_waiting_for_each_other() {
 }
 
 #[test]
-fn neighbors_exchange_in_a_group_whatever_their_order() {
+fn neighbors_exchange_in_a_group_in_any_order() {
     let elements = 300_000;
     for transport in ALL {
         run(transport, 4, patient(), |comm| {
@@ -153,7 +153,7 @@ fn neighbors_exchange_in_a_group_whatever_their_order() {
 }
 
 #[test]
-fn sums_are_those_of_the_ring_bit_by_bit_over_every_transport() {
+fn sums_have_the_bits_of_the_ring_over_every_transport() {
     for size in 1..=5 {
         for transport in ALL {
             let sums = run(transport, size, patient(), |comm| {
@@ -246,7 +246,7 @@ fn every_root_broadcasts() {
 }
 
 #[test]
-fn no_rank_passes_a_barrier_before_all_have_come() {
+fn no_rank_passes_a_barrier_before_all_have_entered() {
     for size in 1..=5 {
         for transport in ALL {
             let come = AtomicUsize::new(0);
@@ -303,7 +303,7 @@ fn splits_have_their_own_ranks_and_messages() {
 }
 
 #[test]
-fn sums_go_on_while_others_are_computed() {
+fn sums_overlap_with_computation() {
     for transport in ALL {
         run(transport, 3, patient(), |comm| {
             let sizes = [70_001, 1, 4099];
@@ -323,7 +323,7 @@ fn sums_go_on_while_others_are_computed() {
 }
 
 #[test]
-fn a_sender_waits_for_room_but_never_for_what_is_asked_for() {
+fn a_sender_waits_for_room_but_not_for_an_awaited_message() {
     let settings = patient().buffered_bytes_max(1 << 20);
     let elements = 200_000;
     for transport in ALL {
@@ -349,7 +349,7 @@ fn a_sender_waits_for_room_but_never_for_what_is_asked_for() {
 }
 
 #[test]
-fn sends_wait_while_their_receiver_has_no_room() {
+fn sends_wait_while_their_receiver_is_full() {
     let settings = patient().buffered_bytes_max(1 << 20);
     for transport in ALL {
         let taken = AtomicUsize::new(0);
@@ -413,7 +413,7 @@ fn equal_digests_pass() {
 }
 
 #[test]
-fn the_last_words_of_a_rank_still_arrive() {
+fn the_last_messages_of_a_rank_still_arrive() {
     let elements = 2 << 20;
     for transport in ALL {
         run(transport, 2, patient(), |comm| {
@@ -451,7 +451,7 @@ fn many_threads_of_a_rank_share_a_communicator() {
 }
 
 #[test]
-fn a_job_of_one_rank_opens_no_socket_and_does_everything() {
+fn a_job_of_one_rank_opens_no_socket() {
     let begin = Instant::now();
     run(Transport::Tcp, 1, patient(), |comm| {
         let mut values = [1.0_f32, 2.0];
@@ -467,7 +467,7 @@ fn a_job_of_one_rank_opens_no_socket_and_does_everything() {
 
 /// A receiver that leaves after the last message does not fail its sender.
 #[test]
-fn a_receiver_may_leave_with_the_last_message() {
+fn a_receiver_may_leave_after_the_last_message() {
     let elements = 100_000;
     for _ in 0..30 {
         run(Transport::Tcp, 3, patient(), |comm| match comm.rank() {

@@ -54,7 +54,7 @@ fn a_wait_ends_in_time_and_names_peer_tag_and_action() {
 }
 
 #[test]
-fn the_end_of_a_chain_of_waits_is_to_blame() {
+fn the_end_of_a_chain_of_waits_is_blamed() {
     for transport in ALL {
         let found = failures(transport, 4, short(), |comm| {
             let rank = comm.rank();
@@ -73,7 +73,7 @@ fn the_end_of_a_chain_of_waits_is_to_blame() {
 }
 
 #[test]
-fn ranks_that_wait_for_one_another_are_listed() {
+fn ranks_in_a_deadlock_are_listed() {
     for transport in ALL {
         let found = failures(transport, 3, short(), |comm| {
             let next = (comm.rank() + 1) % 3;
@@ -180,7 +180,7 @@ fn a_digest_of_another_step_is_refused() {
 }
 
 #[test]
-fn a_caller_ends_the_job_for_everyone_at_once() {
+fn a_caller_ends_the_job_on_all_ranks() {
     for transport in ALL {
         let begin = Instant::now();
         let found = failures(transport, 4, patient(), |comm| {
@@ -207,7 +207,7 @@ fn a_caller_ends_the_job_for_everyone_at_once() {
 }
 
 #[test]
-fn who_finishes_while_others_wait_is_named() {
+fn a_rank_that_finishes_while_others_wait_is_named() {
     for transport in ALL {
         let found = run(transport, 3, patient(), |comm| {
             let at = StepContext::step(3, "recv");
@@ -221,7 +221,7 @@ fn who_finishes_while_others_wait_is_named() {
 }
 
 #[test]
-fn a_rank_that_panics_died() {
+fn a_panic_counts_as_the_death_of_the_rank() {
     for transport in ALL {
         let found = run(transport, 3, patient(), |comm| {
             if comm.rank() == 1 {
@@ -242,7 +242,7 @@ fn a_rank_that_panics_died() {
 }
 
 #[test]
-fn later_calls_say_what_the_job_failed_of() {
+fn later_calls_return_the_failure_of_the_job() {
     for transport in ALL {
         failures(transport, 2, patient(), |comm| {
             let at = StepContext::step(0, "x");

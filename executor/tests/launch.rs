@@ -94,14 +94,14 @@ fn run_rank(what: &str, comm: &Communicator) -> Result<()> {
 }
 
 #[test]
-fn ranks_of_a_job_end_well() {
+fn ranks_of_a_job_succeed() {
     let (outcome, _, _) = outcome("prints", 3);
     assert!(outcome.is_success(), "{outcome:?}");
     assert_eq!(outcome.ranks.iter().map(|ended| ended.rank).collect::<Vec<_>>(), [0, 1, 2]);
 }
 
 #[test]
-fn a_killed_rank_ends_all_others_at_once_by_name() {
+fn a_killed_rank_ends_all_others_and_is_named() {
     let (outcome, directory, elapsed) = outcome("dies", 4);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.signal()), (2, Some(9)), "{outcome:?}");
@@ -129,7 +129,7 @@ fn a_rank_that_hangs_is_named_and_killed() {
 }
 
 #[test]
-fn the_rank_that_exits_is_the_one_that_failed() {
+fn the_rank_that_exits_counts_as_failed() {
     let (outcome, directory, _) = outcome("fails", 3);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.code()), (1, Some(7)), "{outcome:?}");
@@ -137,7 +137,7 @@ fn the_rank_that_exits_is_the_one_that_failed() {
 }
 
 #[test]
-fn the_rank_that_ends_the_job_is_the_one_that_failed() {
+fn the_rank_that_ends_the_job_counts_as_failed() {
     let (outcome, directory, _) = outcome("aborts", 4);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.code()), (2, Some(1)), "{outcome:?}");
@@ -161,7 +161,7 @@ fn processes_with_another_digest_end_the_job() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named() {
+fn a_missing_program_is_named() {
     let error = Launcher::new("no-such-program", 2).unwrap().run().unwrap_err();
     assert!(error.to_string().contains("start `no-such-program` as rank 0"), "{error}");
     assert!(Launcher::new("x", 0).is_err());
@@ -186,7 +186,7 @@ fn launcher_command(what: &str, directory: &Path) -> Command {
 }
 
 #[test]
-fn lines_of_ranks_are_passed_on_with_the_rank_before_them() {
+fn lines_of_ranks_are_prefixed_with_the_rank() {
     let directory = directory();
     let output = launcher_command("prints", directory.path()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -210,7 +210,7 @@ fn running_ranks(directory: &Path) -> Vec<Pid> {
             assert!(ranks.iter().all(|&rank| test_kill_process(rank).is_ok()), "all ranks run");
             return ranks;
         }
-        assert!(Instant::now() < deadline, "the ranks begin");
+        assert!(Instant::now() < deadline, "the ranks start");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -249,7 +249,7 @@ fn taken_and_free() -> (TcpListener, u16) {
 }
 
 #[test]
-fn processes_of_torchrun_find_one_another_beside_its_own_store() {
+fn processes_of_torchrun_find_each_other_next_to_its_own_store() {
     let (_store, port) = taken_and_free();
     let directory = directory();
     let start = |rank: usize| {

@@ -40,7 +40,7 @@ fn published() -> [(&'static str, Value, u64); 5] {
 }
 
 #[test]
-fn published_models_have_their_published_parameters() {
+fn published_models_have_the_published_number_of_parameters() {
     for (name, config, parameters) in published() {
         let model = ModelConfig::from_config(&config).unwrap();
         let specs = model.parameters::<Cpu>().unwrap();

@@ -37,7 +37,7 @@ fn sum(session: &tcp::Session, size: usize) {
 }
 
 #[test]
-fn rank_0_hosts_the_store_whoever_comes_first() {
+fn rank_0_hosts_the_server_whichever_rank_comes_first() {
     let port = free_port();
     std::thread::scope(|scope| {
         for rank in (0..3).rev() {
@@ -51,7 +51,7 @@ fn rank_0_hosts_the_store_whoever_comes_first() {
 }
 
 #[test]
-fn an_address_to_listen_on_is_also_that_of_the_store() {
+fn the_listen_address_is_also_used_by_the_server() {
     // the name of rank 0 resolves to an address of another machine, on which nothing can listen
     let port = free_port();
     let mut host = identity(0, 2, port, "t");
@@ -68,7 +68,7 @@ fn an_address_to_listen_on_is_also_that_of_the_store() {
 }
 
 #[test]
-fn ipv6_does_as_well() {
+fn ipv6_works() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         return;
     }
@@ -88,7 +88,7 @@ fn names_are_resolved() {
 }
 
 #[test]
-fn strangers_are_refused_and_the_job_goes_on() {
+fn strangers_are_refused_and_the_job_continues() {
     let job = TcpJob::new(2);
     let address = job.host.address();
     // one that sends nothing, one that sends something else, one that hangs up
@@ -110,7 +110,7 @@ fn strangers_are_refused_and_the_job_goes_on() {
 }
 
 #[test]
-fn a_store_that_does_not_know_the_token_is_refused_too() {
+fn a_server_without_the_token_is_refused() {
     // accepts everyone, without a proof
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -133,7 +133,7 @@ fn a_store_that_does_not_know_the_token_is_refused_too() {
 }
 
 #[test]
-fn more_than_one_rank_needs_a_token() {
+fn several_ranks_need_a_token() {
     let mut without = identity(0, 2, free_port(), "t");
     without.rendezvous.as_mut().unwrap().token = None;
     let error = tcp::connect(&without, brief()).unwrap_err();
@@ -152,7 +152,7 @@ fn a_taken_port_is_named() {
 }
 
 #[test]
-fn a_name_without_an_address_is_named_in_time() {
+fn an_unresolvable_name_is_reported_in_time() {
     let begin = Instant::now();
     let mut unknown = identity(1, 2, 1, "t");
     unknown.rendezvous.as_mut().unwrap().host = "no-such-host.invalid".into();
@@ -162,7 +162,7 @@ fn a_name_without_an_address_is_named_in_time() {
 }
 
 #[test]
-fn no_rendezvous_is_an_error_in_time() {
+fn a_missing_rendezvous_is_an_error_in_time() {
     let begin = Instant::now();
     let error = tcp::connect(&identity(1, 2, free_port(), "t"), brief()).unwrap_err();
     assert!(matches!(&error, Error::Connect { rank: 1, .. }), "{error}");
@@ -190,7 +190,7 @@ fn ranks_that_never_come_are_listed_in_time() {
 }
 
 #[test]
-fn a_rank_that_dies_before_all_are_connected_is_missed_at_once() {
+fn a_rank_that_dies_before_all_are_connected_fails_the_others() {
     let job = TcpJob::new(3);
     let begin = Instant::now();
     std::thread::scope(|scope| {
@@ -205,7 +205,7 @@ fn a_rank_that_dies_before_all_are_connected_is_missed_at_once() {
 }
 
 #[test]
-fn a_rank_cannot_be_taken_twice_and_jobs_do_not_mix() {
+fn a_rank_joins_once_and_jobs_do_not_mix() {
     let job = TcpJob::new(2);
     std::thread::scope(|scope| {
         let identity = job.identity(0);
@@ -222,7 +222,7 @@ fn a_rank_cannot_be_taken_twice_and_jobs_do_not_mix() {
 }
 
 #[test]
-fn the_store_hands_values_round() {
+fn the_server_distributes_values() {
     let job = TcpJob::new(3);
     job.run(patient(), |session| {
         let store = session.store.as_ref().unwrap();
@@ -253,7 +253,7 @@ impl RunAgain for TcpJob {
 }
 
 #[test]
-fn the_store_listens_on_the_given_address_alone() {
+fn the_server_listens_only_on_the_given_address() {
     let host = RendezvousServer::start(
         &[SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)],
         2,

@@ -45,7 +45,7 @@ fn context(device: &Cpu, batch: &TextBatch<'_>) -> dflop_executor::Result<Microb
 }
 
 #[test]
-fn inputs_that_do_not_fit_are_named() {
+fn mismatched_inputs_are_named() {
     let device = Cpu::new(1).unwrap();
     for (batch, expected) in [
         (TextBatch { labels: &IDS[1..], ..batch() }, "input `labels`: has 4 elements for 5 tokens"),
@@ -70,7 +70,7 @@ fn inputs_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn rows_and_turns_that_do_not_fit_are_named() {
+fn mismatched_rows_and_calls_out_of_order_are_named() {
     let device = Cpu::new(1).unwrap();
     let mut last = stage(&device, 1..2);
     let good = Arc::new(context(&device, &batch()).unwrap());
@@ -95,7 +95,7 @@ fn rows_and_turns_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_names_stage_and_microbatch() {
+fn a_nan_loss_names_stage_and_microbatch() {
     let device = Cpu::new(1).unwrap();
     let mut last = stage(&device, 1..2);
     let good = Arc::new(context(&device, &batch()).unwrap());
@@ -125,7 +125,7 @@ fn microbatches_without_targets_change_no_gradient() {
 }
 
 #[test]
-fn evaluation_keeps_nothing_and_has_the_bits_of_training() {
+fn evaluation_saves_nothing_and_has_the_bits_of_training() {
     let device = Cpu::new(2).unwrap();
     let mut whole = stage(&device, 0..2);
     let context = Arc::new(context(&device, &batch()).unwrap());
@@ -140,7 +140,7 @@ fn evaluation_keeps_nothing_and_has_the_bits_of_training() {
 
 /// Layers complete one by one, the last one first, and complete gradients do not change any more.
 #[test]
-fn gradients_are_complete_when_backward_says_so() {
+fn gradients_are_complete_when_backward_reports_them() {
     let device = Cpu::new(2).unwrap();
     let mut whole = stage(&device, 0..2);
     let context = Arc::new(context(&device, &batch()).unwrap());
@@ -180,7 +180,7 @@ fn configurations_without_a_counterpart_are_refused_by_field() {
 }
 
 #[test]
-fn media_that_do_not_fit_are_named() {
+fn mismatched_media_are_named() {
     let device = Cpu::new(1).unwrap();
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/executor");
     let read = |name: &str| -> Value {
@@ -223,7 +223,7 @@ fn media_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_named() {
+fn failed_allocations_are_named() {
     let device = Cpu::new(1).unwrap();
     let mut whole = stage(&device, 0..2);
     let context = Arc::new(context(&device, &batch()).unwrap());

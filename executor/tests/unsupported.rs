@@ -44,7 +44,7 @@ fn multimodal_models_on_other_decoders_are_refused() {
 }
 
 #[test]
-fn encoders_alone_in_other_forms_are_refused() {
+fn separate_encoders_in_other_formats_are_refused() {
     let whisper =
         json!({"model_type": "whisper", "d_model": 12, "encoder_layers": 2, "encoder_attention_heads": 3});
     for (model_type, mut config) in [("whisper", whisper.clone()), ("qwen2_audio_encoder", whisper)] {

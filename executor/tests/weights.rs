@@ -39,7 +39,7 @@ fn tensors(config: &ModelConfig, checkpoint: &Checkpoint) -> Vec<Tensor> {
 }
 
 #[test]
-fn saved_weights_are_the_loaded_ones_in_one_file_or_in_pieces() {
+fn saved_weights_equal_the_loaded_ones_in_one_file_or_several() {
     for name in MODELS {
         let (config, checkpoint) = model(name);
         config.check::<Cpu>(&checkpoint).unwrap();
@@ -63,7 +63,7 @@ fn saved_weights_are_the_loaded_ones_in_one_file_or_in_pieces() {
 }
 
 #[test]
-fn tensors_that_are_missing_surplus_or_of_another_shape_are_named() {
+fn missing_unexpected_and_misshaped_tensors_are_named() {
     let (config, checkpoint) = model("qwen2_5_vl");
     let whole = tensors(&config, &checkpoint);
     let name = "visual.blocks.1.attn.qkv.bias";
@@ -146,7 +146,7 @@ fn damaged_files_are_refused() {
 }
 
 #[test]
-fn a_seed_gives_every_stage_what_it_gives_the_whole() {
+fn a_seed_gives_stages_the_values_of_the_whole_model() {
     let (config, _) = model("qwen2");
     let device = Cpu::new(1).unwrap();
     let stage = |layers: std::ops::Range<usize>, seed| {

@@ -1,17 +1,22 @@
 //! Streams WebDataset shards as decoded, cost-annotated and balanced microbatches.
 //!
-//! Two loaders share every stage below them. [`loader::Loader`] reads shards in order and needs nothing but
-//! their names. [`balanced::BalancedLoader`] reads through an [`index::Index`]: it knows the shape of every
-//! sample before it reads one, asks the cost model what each will cost, and gives every data-parallel rank its
-//! share of each global batch as balanced microbatches. All ranks compute the same plan without talking.
+//! The rooms of the crate are the way of a sample: [`store`], [`shard`], [`media`], [`sample`], [`index`],
+//! [`dataset`], [`order`], [`plan`], [`fetch`], [`decode`] and [`loader`]; each imports only rooms before it.
+//! [`flow`] and [`error`] lie below all of them; [`prepare`] makes model inputs for [`decode`];
+//! [`write`](mod@write), [`import`] and [`model`] are side doors.
+//!
+//! Two loaders share every stage below them. [`loader::Loader`] streams shards in order and needs nothing but
+//! their names. [`loader::BalancedLoader`] reads through an [`index::Index`]: it knows the shape of every sample
+//! before it reads one, predicts the cost of each, and gives every data-parallel rank its share of each global
+//! batch as balanced microbatches. All ranks compute the same plan without communication.
 //!
 //! ```text
-//! shard -> tar -> group -> samples                         loader: in order
-//! shard -> index -> order -> steps -> plan -> ranged reads  balanced: planned ahead
-//!                                      both -> decode pool -> batches, microbatches
+//! store -> shard -> decode -> batches                           Loader: in order
+//! index -> order -> plan -> fetch -> decode -> microbatches       BalancedLoader: planned ahead
 //! ```
 //!
-//! Bad samples are no errors: they are left out and accounted for ([`skip`]) under an error budget.
+//! Bad samples are not errors: they are skipped and accounted for in a [`flow::SkipLog`], under an error
+//! budget.
 //!
 //! # Examples
 //! ```

@@ -1,8 +1,8 @@
-//! A seeded permutation of `0..len`, computed for one position at a time.
+//! Permutes `0..len` by a seed, one position at a time.
 //!
-//! A Feistel network over the smallest even number of bits that covers `len`, walked until it lands inside
-//! (cycle walking). No list is made: the millionth position costs what the first does, which is what lets a
-//! loader resume anywhere in constant time.
+//! The permutation is a Feistel network over the smallest even number of bits that covers `len`, walked until it lands
+//! inside (cycle walking). No list is made: the millionth position costs what the first does, so a loader resumes
+//! anywhere in constant time.
 //!
 //! # Source
 //! Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 3 (cycle walking) and
@@ -28,7 +28,7 @@ impl Permutation {
         Self { len, half_bits: bits.div_ceil(2).max(1), key }
     }
 
-    /// Returns where `position` goes.
+    /// Returns the image of `position` under the permutation.
     ///
     /// # Panics
     /// If `position` is not below `len`.

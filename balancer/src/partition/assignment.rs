@@ -1,17 +1,17 @@
-//! An answer to a partition problem, with its certificate.
+//! The answer to a partition problem, with its certificate.
 
 use crate::partition::bound::LowerBound;
 
-/// Which items make up each group, and how good that is.
+/// Items of every group, the makespan and its lower bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment {
     /// The items of every group, ascending; every item of the instance exactly once.
     pub groups: Vec<Vec<u32>>,
     /// Largest sum of one module in one group, nanoseconds.
     pub makespan_ns: u64,
-    /// What no partition can beat.
+    /// Lower bound on the makespan of any partition.
     pub bound: LowerBound,
-    /// Work units that the search took; see [`Budget`](crate::Budget).
+    /// Work units that the search spent; see [`Budget`](crate::Budget).
     pub work_spent: u64,
     /// Whether every machine finds this answer: false only if a deadline cut the search short.
     pub is_reproducible: bool,
@@ -24,14 +24,14 @@ impl Assignment {
         gap(self.makespan_ns, self.bound.ns)
     }
 
-    /// Whether the certificate proves that nothing is better.
+    /// Whether the lower bound proves that no partition is better.
     #[must_use]
     pub fn is_optimal(&self) -> bool {
         self.makespan_ns == self.bound.ns
     }
 }
 
-/// makespan / bound - 1; a makespan at its bound has gap 0, even if both are 0.
+/// Returns makespan / bound - 1; a makespan at its bound has gap 0, even if both are 0.
 pub(crate) fn gap(makespan_ns: u64, bound_ns: u64) -> f64 {
     if makespan_ns == bound_ns {
         return 0.0;

@@ -1,4 +1,4 @@
-//! The one entry point for partitions: strategy in, assignment out.
+//! The entry point for partitions: takes a strategy, returns an assignment.
 
 use crate::budget::Budget;
 use crate::caps::Caps;
@@ -10,9 +10,9 @@ use crate::partition::strategy::{self, Strategy};
 
 /// Partitions an instance so that its slowest group is fast.
 ///
-/// Pure and deterministic: the same arguments give the same assignment on every machine, unless the
-/// budget's deadline cuts the search short (then [`Assignment::is_reproducible`] is false). Only
-/// [`Strategy::Search`] and [`Strategy::Exact`] spend the budget. Every group gets an item if there are enough.
+/// Pure and deterministic: the same arguments give the same assignment on every machine, unless the budget's
+/// deadline cuts the search short (then [`Assignment::is_reproducible`] is false). Only [`Strategy::Search`]
+/// and [`Strategy::Exact`] spend the budget. Every group gets an item if there are enough.
 ///
 /// # Errors
 /// [`Error::CapItem`](crate::Error::CapItem) and [`Error::CapTotal`](crate::Error::CapTotal) if no

@@ -1,9 +1,11 @@
 //! Groups under construction, with their loads.
 //!
-//! Keeps loads and values in step with the groups; all of it integers. Knows nothing of strategies.
+//! Loads and values follow every change of the groups, in integers. Strategies build on this; it imports
+//! none.
 
 use crate::partition::problem::Problem;
 
+/// A partition under construction: items, loads and values of every group.
 #[derive(Debug, Clone)]
 pub(crate) struct Partition {
     pub(crate) groups: Vec<Vec<u32>>,
@@ -14,7 +16,7 @@ pub(crate) struct Partition {
 }
 
 impl Partition {
-    /// Starts with empty groups.
+    /// Creates empty groups.
     pub(crate) fn empty(problem: &Problem<'_>) -> Self {
         let groups = problem.groups;
         Self {
@@ -54,9 +56,10 @@ impl Partition {
         self.groups[group].push(item);
     }
 
-    /// Takes the item at a position out of a group; the last item takes its place.
+    /// Removes the item at a position from a group; the last item takes its place.
     pub(crate) fn take(&mut self, problem: &Problem<'_>, group: usize, position: usize) -> u32 {
         let width = problem.width();
+        // The order inside a group has no meaning until `into_groups` sorts it.
         let item = self.groups[group].swap_remove(position);
         let load = &mut self.loads[group * width..(group + 1) * width];
         for (load, value) in load.iter_mut().zip(problem.row(item)) {
@@ -76,27 +79,28 @@ impl Partition {
         self.groups.swap(first, second);
     }
 
-    /// One group's columns, `[width]`.
+    /// Returns one group's columns, `[width]`.
     pub(crate) fn load(&self, problem: &Problem<'_>, group: usize) -> &[u64] {
         let width = problem.width();
         &self.loads[group * width..(group + 1) * width]
     }
 
-    /// One group's largest module.
+    /// Returns one group's largest module.
     pub(crate) fn value(&self, group: usize) -> u64 {
         self.values[group]
     }
 
-    /// Whether a group stays within its limits with an item more.
+    /// Whether a group stays within its limits with one more item.
     pub(crate) fn has_room(&self, problem: &Problem<'_>, group: usize, item: u32) -> bool {
         let sums = self.load(problem, group).iter().zip(problem.row(item));
         sums.zip(&problem.limits).all(|((load, value), limit)| load + value <= *limit)
     }
 
-    /// The first group with the largest value.
+    /// Returns the first group with the largest value.
     pub(crate) fn slowest(&self) -> usize {
         let mut slowest = 0;
         for (group, value) in self.values.iter().enumerate() {
+            // Strictly larger, so that ties go to the lower index on every machine.
             if *value > self.values[slowest] {
                 slowest = group;
             }
@@ -104,7 +108,7 @@ impl Partition {
         slowest
     }
 
-    /// The largest value.
+    /// Returns the largest value.
     pub(crate) fn makespan(&self) -> u64 {
         self.value(self.slowest())
     }
@@ -114,7 +118,7 @@ impl Partition {
         self.loads.chunks_exact(problem.width()).all(|load| problem.is_within(load))
     }
 
-    /// Hands out the groups, items ascending.
+    /// Returns the groups, items ascending.
     pub(crate) fn into_groups(mut self) -> Vec<Vec<u32>> {
         self.groups.iter_mut().for_each(|items| items.sort_unstable());
         self.groups

@@ -1,7 +1,7 @@
 //! Partitions the items of an instance into balanced groups, with a lower bound as certificate.
 //!
-//! [`balance`] is the entry point: a [`Strategy`] makes the groups, a [`LowerBound`] limits the best makespan of
-//! any partition. Inside, `problem` joins an instance with its caps, `groups` holds a partition under
+//! [`balance`] is the entry point: a [`Strategy`] makes the groups, a [`LowerBound`] limits the best makespan
+//! of any partition. Inside, `problem` joins an instance with its caps, `groups` holds a partition under
 //! construction, `bound` proves and `strategy` has one algorithm a file.
 
 mod assignment;

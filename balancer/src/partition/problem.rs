@@ -1,8 +1,8 @@
-//! An instance with its caps, as the strategies see it.
+//! An instance with its caps, in the form that strategies work on.
 //!
-//! Every item is a row of *columns*: its time in each module, then what it takes of each cap. A column
-//! has a *limit* that no group may exceed; a module's is unbounded. The *value* of a group is its largest
-//! module, and the makespan the largest value.
+//! Every item is a row of *columns*: its time in each module, then its share of each cap. A column has a
+//! *limit* that no group may exceed; modules are unlimited. The *value* of a group is its largest module, and
+//! the makespan the largest value.
 
 use crate::caps::{Capped, Caps};
 use crate::error::Result;
@@ -10,16 +10,17 @@ use crate::instance::Instance;
 use crate::partition::bound::{self, LowerBound};
 use std::borrow::Cow;
 
-/// Fixed-point one, for caps that have to be compared with one another.
+/// Fixed-point one, for caps that are compared with one another.
 const ONE: u64 = 1 << 32;
 
+/// A partition problem as rows of columns, with limits and lower bound.
 #[derive(Debug)]
 pub(crate) struct Problem<'a> {
     pub(crate) items: usize,
     pub(crate) groups: usize,
-    /// The first columns are modules, the others are capped.
+    /// Number of columns that are modules; they come first, capped columns follow.
     pub(crate) modules: usize,
-    /// Per column, the most that a group may hold.
+    /// Limit of each column per group.
     pub(crate) limits: Vec<u64>,
     pub(crate) bound: LowerBound,
     /// Seed of all random choices.
@@ -47,11 +48,11 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// The problem of meeting the caps alone: its answers of value `bound.ns` or less meet them.
+    /// Builds the problem of meeting the caps alone: an answer with a value of at most `bound.ns` meets them.
     pub(crate) fn of_caps(&self) -> Problem<'static> {
         let limits = &self.limits[self.modules..];
         let goal = if let [limit] = limits { *limit } else { ONE };
-        // Rounded up: a group within the goal is within every limit.
+        // Rounded up, so that a group within the goal is within every limit.
         let share = |value: u64, limit: u64| {
             if limits.len() == 1 || value == 0 {
                 return value;
@@ -65,13 +66,14 @@ impl<'a> Problem<'a> {
             groups: self.groups,
             modules: limits.len(),
             limits: vec![u64::MAX; limits.len()],
+            // A search ends at its bound, here as soon as all caps are met.
             bound: LowerBound { ns: goal, kind: bound::BoundKind::MeanLoad },
             seed: self.seed,
             rows: rows.collect(),
         }
     }
 
-    /// Columns of a row.
+    /// Returns the number of columns of a row.
     pub(crate) fn width(&self) -> usize {
         self.limits.len()
     }
@@ -81,31 +83,31 @@ impl<'a> Problem<'a> {
         self.limits.len() > self.modules
     }
 
-    /// One item's columns, `[width]`.
+    /// Returns one item's columns, `[width]`.
     pub(crate) fn row(&self, item: u32) -> &[u64] {
         let start = item as usize * self.width();
         &self.rows[start..start + self.width()]
     }
 
-    /// The value of a load: its largest module.
+    /// Returns the value of a load: its largest module.
     pub(crate) fn value(&self, load: &[u64]) -> u64 {
         load[..self.modules].iter().copied().max().unwrap_or(0)
     }
 
-    /// The limits of a group whose modules may not exceed `target`, `[width]`.
+    /// Returns the limits of a group whose modules may not exceed `target`, `[width]`.
     pub(crate) fn limits_within(&self, target: u64) -> Vec<u64> {
         let is_module = |column: usize| column < self.modules;
         let limits = self.limits.iter().enumerate();
         limits.map(|(column, limit)| if is_module(column) { target } else { *limit }).collect()
     }
 
-    /// Whether a load, less one of its rows, keeps within the given limits.
+    /// Whether a load minus one of its rows stays within the given limits.
     pub(crate) fn fits(&self, load: &[u64], less: Option<&[u64]>, limits: &[u64]) -> bool {
         let fits = |column: usize| load[column] - less.map_or(0, |less| less[column]) <= limits[column];
         (0..self.width()).all(fits)
     }
 
-    /// Whether a load keeps within all limits.
+    /// Whether a load stays within all limits.
     pub(crate) fn is_within(&self, load: &[u64]) -> bool {
         load.iter().zip(&self.limits).all(|(load, limit)| load <= limit)
     }

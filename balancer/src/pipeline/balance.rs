@@ -1,4 +1,4 @@
-//! Who does what when: ordered microbatches for every DP rank of a pipeline.
+//! Assigns and orders the microbatches of every DP rank of a pipeline.
 
 use super::bound::pipeline_lower_bound;
 use super::config::{PipelineConfig, PipelineObjective};
@@ -12,14 +12,14 @@ use crate::error::Result;
 use crate::instance::Instance;
 use crate::partition::{self, LowerBound, Partition, Problem, Strategy};
 
-/// Passes that the lower bound walks over at least and at most.
+/// Fewest and most passes that the lower bound may walk over.
 const BOUND_PASSES: std::ops::Range<u64> = 1 << 16..1 << 20;
-/// Elementary steps of a search for each that its bound takes.
+/// Elementary steps of a search per step that its bound takes.
 const BOUND_SHARE: u64 = 16;
-/// Most elementary steps of a partition search before the order is looked at, for each item.
+/// Most elementary steps, per item, of a partition search before the order is searched.
 const MIN_MAX_STEPS: u64 = 1 << 13;
 
-/// Ordered microbatches of every DP rank, and how good that is.
+/// Ordered microbatches of every DP rank, their makespan and its lower bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineAssignment {
     /// Items, ascending, by rank and by microbatch in the order to run.
@@ -28,9 +28,9 @@ pub struct PipelineAssignment {
     pub ranks_ns: Vec<u64>,
     /// Makespan of the slowest rank, nanoseconds.
     pub makespan_ns: u64,
-    /// What no assignment can beat.
+    /// Lower bound on the makespan of any assignment.
     pub bound: LowerBound,
-    /// Work units that the search took; see [`Budget`].
+    /// Work units that the search spent; see [`Budget`].
     pub work_spent: u64,
     /// Whether every machine finds this answer: false only if a deadline cut the search short.
     pub is_reproducible: bool,
@@ -46,13 +46,13 @@ impl PipelineAssignment {
 
 /// Partitions an instance into ordered microbatches of every DP rank.
 ///
-/// [`Strategy::RoundRobin`] is *data-blind*: item `i` goes to rank `i mod D`, microbatch `(i / D) mod K`,
-/// and nothing is reordered. [`Strategy::Random`] keeps its random order as well. Pure and deterministic
-/// as [`balance`](crate::balance); caps hold for every microbatch. Of a search's budget, a sixteenth goes
-/// into the bound, and what the search starts from counts as well.
+/// [`Strategy::RoundRobin`] is *data-blind*: item `i` goes to rank `i mod D`, microbatch `(i / D) mod K`, and
+/// nothing is reordered. [`Strategy::Random`] keeps its random order as well. Pure and deterministic like
+/// [`balance`](crate::balance); caps hold for every microbatch. A sixteenth of a search's budget goes into
+/// the bound, and the answer that the search starts from is counted as well.
 ///
 /// # Errors
-/// [`Error::Config`] if the configuration does not fit the instance; else those of
+/// [`Error::Config`](crate::Error::Config) if the configuration does not fit the instance; else the errors of
 /// [`balance`](crate::balance).
 ///
 /// # Examples
@@ -87,6 +87,7 @@ pub fn balance_pipeline(
     let relaxation = Relaxation::new(instance, config, passes_max)?;
     let bound = pipeline_lower_bound(instance, config, &relaxation)?;
     if strategy == Strategy::Search {
+        // A small budget is charged its share only, although the bound takes a minimum of passes.
         budget.spend(passes_max.min(budget.steps_left() / BOUND_SHARE));
         state = refine(&problem, config, state, &relaxation, bound.ns, budget)?;
     }
@@ -101,7 +102,7 @@ pub fn balance_pipeline(
     })
 }
 
-/// How many passes the bound may walk over: a share of a search, and as many as in a small one without.
+/// Returns how many passes the bound may walk over: a share of a search, the minimum without one.
 fn bound_passes(strategy: Strategy, budget: &Budget) -> u64 {
     if strategy != Strategy::Search {
         return BOUND_PASSES.start;
@@ -109,7 +110,7 @@ fn bound_passes(strategy: Strategy, budget: &Budget) -> u64 {
     (budget.steps_left() / BOUND_SHARE).clamp(BOUND_PASSES.start, BOUND_PASSES.end)
 }
 
-/// The partition that is dealt out.
+/// Partitions the items before they are assigned to ranks.
 fn start(
     problem: &Problem<'_>,
     config: &PipelineConfig,
@@ -120,6 +121,7 @@ fn start(
         return partition::assign(problem, strategy, budget);
     }
     match config.objective {
+        // The search moves items itself, so a quick partition is enough to start from.
         PipelineObjective::Makespan => partition::assign(problem, Strategy::MultiLpt, budget),
         PipelineObjective::MinMax => {
             let steps = (budget.steps_left() / 2).min(MIN_MAX_STEPS * problem.items as u64);
@@ -128,7 +130,7 @@ fn start(
     }
 }
 
-/// Searches from a plan, or from one that follows the fluid if that is better.
+/// Searches from a state, or from one that follows the relaxation if that is better.
 fn refine<'a>(
     problem: &'a Problem<'a>,
     config: &PipelineConfig,
@@ -153,14 +155,14 @@ fn refine<'a>(
     Ok(state)
 }
 
-/// Group `g` to rank `g mod ranks`; returns the groups rank by rank.
+/// Assigns group `g` to rank `g mod ranks`; returns the groups rank by rank.
 fn assign_round_robin(mut groups: Vec<Vec<u32>>, ranks: usize) -> Vec<Vec<u32>> {
     let count = groups.len();
     let order = (0..ranks).flat_map(|rank| (rank..count).step_by(ranks));
     order.map(|group| std::mem::take(&mut groups[group])).collect()
 }
 
-/// Even ranks, each with small ends; returns the groups rank by rank.
+/// Evens the ranks and puts each in peak order; returns the groups rank by rank.
 fn assign_balanced(problem: &Problem<'_>, mut partition: Partition, ranks: usize) -> Vec<Vec<u32>> {
     let times = |group: usize| &partition.load(problem, group)[..problem.modules];
     let loads: Vec<u64> = (0..problem.groups).flat_map(times).copied().collect();

@@ -1,4 +1,4 @@
-//! Lower bounds of a pipeline's makespan: what no order of any microbatches can beat.
+//! Lower bounds on a pipeline's makespan, for all microbatches in any order.
 //!
 //! A bound is a proof, so it is computed in integers and rounded up. [`lower_bound`](crate::lower_bound) has
 //! the bounds of plain partitions.
@@ -12,14 +12,14 @@ use crate::simulate::split_time;
 
 /// Returns the best lower bound of a pipeline's makespan; `config` fits the instance.
 ///
-/// Whatever bounds a partition into `dp_size` groups bounds the slowest rank, one stage of which works
-/// through a whole group; that is so for modules with the pipelines' DP size. One with `E` ranks of its own
-/// takes at least its total / `E`, in every pipeline. Besides, for modules of either kind:
+/// A bound of a partition into `dp_size` groups also bounds the slowest rank, because one of its stages works
+/// through a whole group; this holds for modules with the pipelines' DP size. A module with `E` ranks takes
+/// at least its total / `E`, in every pipeline. In addition, for all modules:
 /// - *Fill and drain.* The last stage of a module starts after the first microbatch passed all stages
 ///   before, and its last gradient still has to pass them back. Every microbatch holds an item (if there
 ///   are enough), first and last ones of different ranks different items, and no microbatch is faster
-///   than one of its items. So the ranks together take at least the module's total and the `dp_size`
-///   smallest fills and drains of an item, and the slowest takes the mean of that.
+///   than one of its items. So the ranks together take at least the module's total plus the `dp_size`
+///   smallest fills and drains of an item, and the slowest takes at least the mean.
 /// - *Longest path.* A microbatch passes all stages twice, no faster than any of its items would.
 /// - *Relaxation.* See [`super::relaxation`].
 pub(crate) fn pipeline_lower_bound(
@@ -37,6 +37,7 @@ pub(crate) fn pipeline_lower_bound(
         let total: u64 = instance.module_ns(module).sum();
         offer(total.div_ceil(config.module_dp_size(module) as u64), BoundKind::MeanLoad);
         offer(instance.module_ns(module).max().unwrap_or(0), BoundKind::LargestItem);
+        // With fewer items the first or last microbatch may be empty, and then fills nothing.
         if instance.items() >= instance.groups() {
             offer(fill_and_drain(instance, config, module), BoundKind::FillAndDrain);
         }
@@ -48,7 +49,7 @@ pub(crate) fn pipeline_lower_bound(
     Ok(best)
 }
 
-/// The bound of a partition into `dp_size` groups, of the modules that have as many ranks.
+/// Returns the bound of a partition into `dp_size` groups, over the modules with that DP size.
 fn own_modules_bound(instance: &Instance, config: &PipelineConfig) -> Result<LowerBound> {
     let is_own = |module: usize| config.module_dp_size(module) == config.dp_size;
     let own = (0..instance.modules()).filter(|&module| is_own(module)).count();
@@ -64,7 +65,7 @@ fn own_modules_bound(instance: &Instance, config: &PipelineConfig) -> Result<Low
     Ok(lower_bound_for(&instance, config.dp_size))
 }
 
-/// The mean over ranks of a module's load and the cheapest ways to and from its last stage.
+/// Returns the mean over ranks of a module's load and the cheapest paths to and from its last stage.
 fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -> u64 {
     let mut stages_before = config.stages[..=module].to_vec();
     stages_before[module] -= 1;
@@ -78,7 +79,7 @@ fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -
     };
     let total: u128 = instance.module_ns(module).map(u128::from).sum();
     let ways = cheapest(|time| split_time(time).0) + cheapest(|time| split_time(time).1);
-    // Mean over the ranks of total / E and a way each, rounded up once.
+    // Mean over the ranks of total / E plus one path each, rounded up once.
     let (ranks, module_ranks) = (config.dp_size as u128, config.module_dp_size(module) as u128);
     (total * ranks + ways * module_ranks).div_ceil(ranks * module_ranks) as u64
 }

@@ -1,18 +1,19 @@
-//! Describes the pipelines of a step: stages, DP sizes and what a search minimizes.
+//! Describes the pipelines of a step: stages, DP sizes and objective of a search.
 
 use crate::error::{Error, Result};
 use crate::instance::Instance;
 use crate::simulate::StageTimes;
 
-/// Most stages of one pipeline; a simulation takes time in proportion.
+/// Most stages of one pipeline; the time of a simulation is proportional to them.
 const STAGES_MAX: usize = 4_096;
-/// The devices that a step runs on, and what a search on them minimizes.
+
+/// Pipelines that a step runs on, and the objective of a search.
 ///
-/// A module may have another DP size than the pipelines, as an encoder has whose GPUs are split apart from
-/// the LLM's. Its items are then dealt out anew: those of all ranks' microbatches of the same slot are one
-/// *pool*, shared by the module's own DP ranks. A stage of it takes, for the slot of every pipeline, the
-/// pool's time divided by that DP size, rounded up, or the pool's longest item if that is longer. So the
-/// module is bound by the sum over the DP groups of a step, not by any group of its own.
+/// A module may have another DP size than the pipelines, for example an encoder on GPUs separate from the
+/// LLM's. Its items are then shared: the items of all ranks' microbatches in the same slot are one *pool*,
+/// shared by the module's DP ranks. A stage of it takes, in the slot of every pipeline, the pool's time
+/// divided by that DP size, rounded up, or the pool's longest item if that is longer. So the module is bound
+/// by the sum over the DP groups of a step, not by any single group.
 ///
 /// # Examples
 /// ```
@@ -28,40 +29,40 @@ pub struct PipelineConfig {
     pub dp_size: usize,
     /// Pipeline stages of every module, each at least 1; as many as the instance has modules.
     pub stages: Vec<usize>,
-    /// DP ranks of every module, each at least 1; nothing where all are `dp_size`.
+    /// DP ranks of every module, each at least 1; empty where all are `dp_size`.
     pub module_dp_sizes: Vec<usize>,
-    /// What [`Strategy::Search`](crate::Strategy::Search) minimizes.
+    /// Objective of [`Strategy::Search`](crate::Strategy::Search).
     pub objective: PipelineObjective,
 }
 
-/// What a search for pipelines minimizes.
+/// Objective of a search for pipelines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PipelineObjective {
-    /// The slowest rank's simulated makespan, by moving items as well as microbatches.
+    /// Makespan of the slowest rank in simulation, by moving items as well as microbatches.
     #[default]
     Makespan,
-    /// The largest microbatch first, for half of the effort; then the makespan, by order and rank of whole
-    /// microbatches alone. What min-max balancers do at best; here to compare with.
+    /// Largest microbatch first, for half of the effort; then the makespan, by order and rank of whole
+    /// microbatches alone. The best that min-max balancers do, for comparison.
     MinMax,
 }
 
 impl PipelineConfig {
-    /// Describes pipelines whose modules all have their DP size, for the least makespan.
+    /// Describes pipelines whose modules all have their DP size, with the makespan as objective.
     #[must_use]
     pub fn new(dp_size: usize, stages: Vec<usize>) -> Self {
         let objective = PipelineObjective::default();
         Self { dp_size, stages, module_dp_sizes: Vec::new(), objective }
     }
 
-    /// Sets the DP size of every module. Default: that of the pipelines.
+    /// Sets the DP size of every module. Default: the DP size of the pipelines.
     #[must_use]
     pub fn module_dp_sizes(mut self, dp_sizes: Vec<usize>) -> Self {
         self.module_dp_sizes = dp_sizes;
         self
     }
 
-    /// Sets what a search minimizes. Default: [`PipelineObjective::Makespan`].
+    /// Sets the objective of a search. Default: [`PipelineObjective::Makespan`].
     #[must_use]
     pub fn objective(mut self, objective: PipelineObjective) -> Self {
         self.objective = objective;
@@ -76,18 +77,19 @@ impl PipelineConfig {
 
     /// Returns the times of one rank's microbatches in every stage, ready to simulate.
     ///
-    /// - `microbatches`: items by microbatch, as in [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks)
+    /// - `microbatches`: items by microbatch, as in
+    ///   [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks)
     ///
     /// # Errors
     /// [`Error::Config`] if this configuration does not fit the instance, the times overflow, or a module
-    /// has a DP size of its own: then they depend on the other ranks, see [`PipelineConfig::ranks_times`].
+    /// has another DP size: then they depend on the other ranks, see [`PipelineConfig::ranks_times`].
     ///
     /// # Panics
     /// If a microbatch names an item that the instance does not have.
     pub fn stage_times(&self, instance: &Instance, microbatches: &[Vec<u32>]) -> Result<StageTimes> {
         self.check(instance)?;
         if (0..instance.modules()).any(|module| self.module_dp_size(module) != self.dp_size) {
-            let reason = "the times of one rank depend on the others".to_owned();
+            let reason = "the times of one rank depend on the others; use `ranks_times`".to_owned();
             return Err(Error::Config { setting: "module_dp_sizes", reason });
         }
         self.split_loads(&slot_loads(instance, microbatches))
@@ -95,12 +97,13 @@ impl PipelineConfig {
 
     /// Returns the times of all ranks' microbatches in every stage, ready to simulate.
     ///
-    /// - `ranks`: items by rank and microbatch, as in [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks); as many ranks as
-    ///   `dp_size`, with equally many microbatches
+    /// - `ranks`: items by rank and microbatch, as in
+    ///   [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks); as many ranks as `dp_size`, with
+    ///   equally many microbatches
     ///
     /// # Errors
     /// [`Error::Config`] if this configuration does not fit the instance, or the times overflow;
-    /// [`Error::Length`] if there are other ranks or microbatches than these.
+    /// [`Error::Length`] if the number of ranks or microbatches differs.
     ///
     /// # Panics
     /// If a microbatch names an item that the instance does not have.
@@ -120,6 +123,7 @@ impl PipelineConfig {
                 let pool_ns: u64 = loads.iter().map(|rank| rank[slot][module]).sum();
                 let items = ranks.iter().flat_map(|rank| &rank[slot]);
                 let longest_ns = items.map(|&item| instance.times_ns(item)[module]).max().unwrap_or(0);
+                // Items are indivisible, so that no pool ends before its longest one.
                 let time_ns = pool_ns.div_ceil(self.module_dp_size(module) as u64).max(longest_ns);
                 for rank in &mut loads {
                     rank[slot][module] = time_ns;
@@ -136,7 +140,7 @@ impl PipelineConfig {
         StageTimes::split(rows.len(), loads.len(), &times)
     }
 
-    /// The module of every stage.
+    /// Returns the module of every stage.
     pub(crate) fn rows(&self) -> Vec<usize> {
         let stages = self.stages.iter().enumerate();
         stages.flat_map(|(module, count)| std::iter::repeat_n(module, *count)).collect()
@@ -146,33 +150,38 @@ impl PipelineConfig {
         let invalid = |setting, reason| Err(Error::Config { setting, reason });
         let (groups, modules) = (instance.groups(), instance.modules());
         if self.dp_size == 0 || !groups.is_multiple_of(self.dp_size) {
-            return invalid("dp_size", format!("{groups} groups do not divide by {}", self.dp_size));
+            return invalid(
+                "dp_size",
+                format!("must divide the number of groups, {groups}, got {}", self.dp_size),
+            );
         }
         let stages = self.stages.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
         if stages > STAGES_MAX {
-            return invalid("stages", format!("{stages} in one pipeline, more than {STAGES_MAX}"));
+            return invalid("stages", format!("a pipeline has at most {STAGES_MAX}, got {stages}"));
         }
         if self.stages.len() != modules || self.stages.contains(&0) {
-            let reason = format!("{:?} is not one number above 0 for each of {modules} modules", self.stages);
+            let reason =
+                format!("expected {modules} numbers of at least 1, one per module, got {:?}", self.stages);
             return invalid("stages", reason);
         }
         let sizes = &self.module_dp_sizes;
         if !sizes.is_empty() && (sizes.len() != modules || sizes.contains(&0)) {
-            let reason = format!("{sizes:?} is not one number above 0 for each of {modules} modules");
+            let reason = format!("expected {modules} numbers of at least 1, one per module, got {sizes:?}");
             return invalid("module_dp_sizes", reason);
         }
         let total = |(module, count): (usize, &usize)| {
             instance.module_ns(module).map(u128::from).sum::<u128>() * *count as u128
         };
         let total: u128 = self.stages.iter().enumerate().map(total).fold(0, u128::saturating_add);
+        // No makespan exceeds this sum, so differences of makespans fit `i64` as well.
         if i64::try_from(total).is_err() {
-            return invalid("stages", "the time of all stages together overflows".to_owned());
+            return invalid("stages", "the total time of all stages must be below 2^63 ns".to_owned());
         }
         Ok(())
     }
 }
 
-/// Sums by microbatch and module.
+/// Sums times by microbatch and module.
 fn slot_loads(instance: &Instance, microbatches: &[Vec<u32>]) -> Vec<Vec<u64>> {
     microbatches.iter().map(|items| instance.load_ns(items)).collect()
 }

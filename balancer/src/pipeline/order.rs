@@ -1,7 +1,7 @@
-//! Which rank gets which microbatch, and in which order it runs them.
+//! Assigns microbatches to ranks and orders them in time.
 //!
-//! A partition makes groups alike; what is left is dealt out here. Rank loads are evened in every module,
-//! then small microbatches go to both ends of the step, where they shorten filling and draining the
+//! A partition evens the groups; the ranks and the order are chosen here. Rank loads are evened in every
+//! module, then small microbatches go to both ends of the step, where they shorten filling and draining the
 //! pipeline.
 
 use std::cmp::Reverse;
@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 /// Most swaps between the slowest rank and another.
 const SWAPS_MAX: usize = 256;
 
-/// Deals groups out to ranks, equally many each, so that the slowest rank is fast.
+/// Assigns groups to ranks, equally many each, so that the slowest rank is fast.
 ///
 /// - `loads_ns`: `[groups * modules]`, nanoseconds; `groups` is a multiple of `ranks`
 /// - returns the groups of every rank
@@ -23,44 +23,46 @@ const SWAPS_MAX: usize = 256;
 pub fn assign_ranks(loads_ns: &[u64], modules: usize, ranks: usize) -> Vec<Vec<u32>> {
     let groups = loads_ns.len() / modules;
     assert!(groups.is_multiple_of(ranks), "{groups} groups for {ranks} ranks");
-    let mut dealt =
+    let mut assigned =
         Ranks { loads_ns, modules, groups: vec![Vec::new(); ranks], sums: vec![0; ranks * modules] };
     let mut order: Vec<u32> = (0..groups as u32).collect();
-    order.sort_by_key(|&group| Reverse(dealt.load(group).iter().copied().max()));
+    order.sort_by_key(|&group| Reverse(assigned.load(group).iter().copied().max()));
     for group in order {
-        let has_room = |rank: &usize| dealt.groups[*rank].len() < groups / ranks;
-        let rank = (0..ranks).filter(has_room).min_by_key(|&rank| dealt.value_with(rank, group));
-        dealt.add(rank.unwrap_or(0), group);
+        let has_room = |rank: &usize| assigned.groups[*rank].len() < groups / ranks;
+        let rank = (0..ranks).filter(has_room).min_by_key(|&rank| assigned.value_with(rank, group));
+        // The groups divide evenly by the ranks, so that some rank always has room.
+        assigned.add(rank.unwrap_or(0), group);
     }
     for _ in 0..SWAPS_MAX {
-        if !dealt.relieve_slowest() {
+        if !assigned.relieve_slowest() {
             break;
         }
     }
-    dealt.groups
+    assigned.groups
 }
 
-/// Orders microbatches so that small ones run first and last ("valley" of the pipeline's fill and drain).
+/// Orders microbatches with the largest in the middle, so that filling and draining the pipeline is short.
 ///
 /// - `sizes_ns`: `[microbatches]`, nanoseconds
 /// - returns the microbatches in the order to run: ascending up to the largest, then descending
 ///
-/// Ties keep the lower index outside.
+/// Of equal microbatches, the one with the lower index is nearer to an end.
 #[must_use]
 pub fn peak_order(sizes_ns: &[u64]) -> Vec<u32> {
     let mut ascending: Vec<u32> = (0..sizes_ns.len() as u32).collect();
     ascending.sort_by_key(|&microbatch| sizes_ns[microbatch as usize]);
     let front = ascending.iter().step_by(2);
+    // Alternately to the front and to the back, so that both ends stay small.
     let back = ascending.iter().skip(1).step_by(2).rev();
     front.chain(back).copied().collect()
 }
 
-/// Ranks under construction.
+/// Ranks while groups are assigned to them.
 struct Ranks<'a> {
     loads_ns: &'a [u64],
     modules: usize,
     groups: Vec<Vec<u32>>,
-    /// `[ranks * modules]`.
+    /// Summed loads, `[ranks * modules]`.
     sums: Vec<u64>,
 }
 
@@ -78,13 +80,13 @@ impl Ranks<'_> {
         self.sum(rank).iter().copied().max().unwrap_or(0)
     }
 
-    /// The rank's largest module with one group more.
+    /// Returns the rank's largest module with one more group.
     fn value_with(&self, rank: usize, group: u32) -> u64 {
         let sums = self.sum(rank).iter().zip(self.load(group));
         sums.map(|(sum, load)| sum + load).max().unwrap_or(0)
     }
 
-    /// The rank's largest module with one group less and another more.
+    /// Returns the rank's largest module with one group replaced.
     fn value_swapped(&self, rank: usize, less: u32, more: u32) -> u64 {
         let loads = self.load(less).iter().zip(self.load(more));
         let sums = self.sum(rank).iter().zip(loads);

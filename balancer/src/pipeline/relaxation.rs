@@ -1,15 +1,15 @@
-//! A pipeline whose work is a fluid: what no cut into microbatches can beat, and the cut that comes near.
+//! Fluid relaxation of a pipeline: a lower bound for all cuts into microbatches, and a cut close to it.
 //!
-//! Every path through the passes of a step is a lower bound of its makespan, so is every mean of paths.
-//! Let a mean of paths take, of each microbatch `j`, at least the share `u_c` of its time in one stage of
-//! module `c`, whichever `j`. Then a rank takes at least `sum of u_c * (its load in c)`, however the load is
-//! cut into microbatches, and the slowest rank at least that of the mean loads.
+//! Every path through the passes of a step is a lower bound on its makespan, and so is every mean of paths.
+//! Let a mean of paths take, from each microbatch `j`, at least the share `u_c` of its time in one stage of
+//! module `c`, for every `j`. Then a rank takes at least `sum of u_c * (its load in c)`, for any cut of the
+//! load into microbatches, and the slowest rank at least the same sum over the mean loads.
 //!
-//! Which mean of paths is best is a game: one side cuts the mean loads into microbatches, the other
-//! answers with the longest path. Regret matching makes the cuts better, and the paths answered, weighted
-//! by round, are the mean. It is a bound whatever the rounds were; more of them make it tighter. Shares are
-//! floating-point numbers, added, multiplied and divided in a fixed order: all machines choose the same
-//! paths. The bound itself is worked out from their counts, in integers.
+//! The best mean of paths solves a game: one side cuts the mean loads into microbatches, the other answers
+//! with the longest path. Regret matching improves the cuts, and the answers, weighted by round, are the
+//! mean. It is a bound after any number of rounds; more of them make it tighter. Shares are floating-point
+//! numbers, added, multiplied and divided in a fixed order: all machines choose the same paths. The bound
+//! itself is computed from their counts, in integers.
 //!
 //! # Source
 //! Regret matching with positive regrets and linear weights: Tammelin et al., "Solving heads-up limit Texas
@@ -21,38 +21,38 @@ use crate::error::Result;
 use crate::instance::Instance;
 use crate::simulate::split_time;
 
-/// Rounds at least, however many passes they take.
+/// Fewest rounds, independent of the passes that they take.
 const ROUNDS_MIN: u64 = 16;
 
 /// One module's side of the game.
 struct Cut {
     module: usize,
     modules: usize,
-    /// Mean time of a stage.
+    /// Mean load of a stage.
     load_ns: u64,
-    /// Mean time of the items of a pipeline: the same, if the module has the pipelines' DP size.
+    /// Mean load of a pipeline's items: equal to `load_ns` if the module has the pipelines' DP size.
     items_ns: u64,
-    /// `[microbatches]`: how much better each would have done with all the load, if better.
+    /// Regret of each microbatch for not taking the whole load, at least 0, `[microbatches]`.
     regrets: Vec<f64>,
-    /// `[microbatches]`, the shares of the load, in proportion to that.
+    /// Shares of the load, in proportion to the regrets, `[microbatches]`.
     shares: Vec<f64>,
-    /// The sums of these, weighted by round.
+    /// Shares summed over rounds, weighted by round.
     share_sums: Vec<f64>,
-    /// `[microbatches]`, thirds of a stage's time that the paths took, weighted.
+    /// Thirds of a stage's time that the paths took, weighted by round, `[microbatches]`.
     taken: Vec<u64>,
 }
 
-/// What the game ends with.
+/// Solution of the fluid relaxation: a lower bound and the target profile.
 pub(crate) struct Relaxation {
-    /// What no cut can beat, nanoseconds.
+    /// Lower bound on the makespan for any cut, nanoseconds.
     pub(crate) bound_ns: u64,
-    /// `[microbatches * modules]`, the mean of one side's cuts: what the items of a rank's microbatches
-    /// should add up to, nanoseconds.
+    /// Target load of every microbatch of a rank, `[microbatches * modules]` nanoseconds: the mean of all
+    /// rounds' cuts.
     pub(crate) profile_ns: Vec<u64>,
 }
 
 impl Relaxation {
-    /// Plays rounds that walk over `passes_max` passes together, about; `config` fits the instance.
+    /// Plays rounds with about `passes_max` passes in total; `config` fits the instance.
     pub(crate) fn new(instance: &Instance, config: &PipelineConfig, passes_max: u64) -> Result<Self> {
         let (modules, microbatches) = (instance.modules(), instance.groups() / config.dp_size);
         let timeline = Timeline::new(&config.rows(), modules, microbatches)?;
@@ -70,7 +70,7 @@ impl Relaxation {
             weights += round;
         }
         let sum: u128 = cuts.iter().map(|cut| u128::from(cut.load_ns) * u128::from(cut.least_taken())).sum();
-        // A forward pass takes a third, rounded down: up to two thirds of a nanosecond less.
+        // A forward pass takes a third, rounded down: up to two thirds of a nanosecond are lost.
         let sum = sum.saturating_sub(2 * u128::from(forward));
         let cells = (0..microbatches).flat_map(|at| cuts.iter().map(move |cut| cut.items_ns(at, weights)));
         Ok(Self { bound_ns: (sum / (3 * u128::from(weights))) as u64, profile_ns: cells.collect() })
@@ -78,7 +78,7 @@ impl Relaxation {
 }
 
 impl Cut {
-    /// Begins with even microbatches.
+    /// Starts with even microbatches.
     fn new(instance: &Instance, config: &PipelineConfig, module: usize) -> Self {
         let microbatches = instance.groups() / config.dp_size;
         let total_ns: u64 = instance.module_ns(module).sum();
@@ -94,12 +94,12 @@ impl Cut {
         }
     }
 
-    /// The cell of a microbatch's forward pass; that of the backward pass follows.
+    /// Returns the cell of a microbatch's forward pass; the backward pass has the next one.
     fn cell(&self, microbatch: usize) -> usize {
         2 * (microbatch * self.modules + self.module)
     }
 
-    /// Writes the times of every microbatch.
+    /// Writes the times of all microbatches.
     fn write(&self, times_ns: &mut [u64]) {
         for (microbatch, share) in self.shares.iter().enumerate() {
             let (forward_ns, backward_ns) = split_time((share * self.load_ns as f64) as u64);
@@ -108,7 +108,7 @@ impl Cut {
         }
     }
 
-    /// Learns from a path, given as counts by cell; returns the forward passes on it.
+    /// Updates the regrets from a path, given as counts by cell; returns the forward passes on it.
     fn learn(&mut self, path: &[u32], round: u64) -> u64 {
         let passes = |microbatch: usize| {
             let cell = self.cell(microbatch);
@@ -124,6 +124,7 @@ impl Cut {
             let cell = self.cell(microbatch);
             let thirds = u64::from(path[cell]) + 2 * u64::from(path[cell + 1]);
             let regret = &mut self.regrets[microbatch];
+            // Regrets never fall below 0, so that a cut recovers from a bad past in one round.
             *regret = (*regret + mean - thirds as f64).max(0.0);
             self.taken[microbatch] += round * thirds;
             self.share_sums[microbatch] += round as f64 * self.shares[microbatch];
@@ -137,12 +138,12 @@ impl Cut {
         forward_passes
     }
 
-    /// What the items of a microbatch took, in the mean of all rounds so far.
+    /// Returns a microbatch's target load, the mean over all rounds.
     fn items_ns(&self, microbatch: usize, weights: u64) -> u64 {
         (self.share_sums[microbatch] / weights as f64 * self.items_ns as f64) as u64
     }
 
-    /// The least that the paths took of any microbatch.
+    /// Returns the smallest share that the paths took from any microbatch.
     fn least_taken(&self) -> u64 {
         self.taken.iter().copied().min().unwrap_or(0)
     }
@@ -173,7 +174,7 @@ mod tests {
 
     #[test]
     fn equal_modules_on_many_stages_cannot_hide_filling_and_draining() {
-        // A linear program, solved apart, says 1.2162 of the mean load.
+        // A linear program, solved separately, gives 1.2162 of the mean load.
         let found = bound(&[2, 6], 16, [30_000, 30_000]);
         assert!((576_000..=583_800).contains(&found), "{found}");
     }

@@ -1,37 +1,37 @@
-//! What a change of one or two microbatches does to a rank's makespan, without simulating the rest.
+//! Computes a rank's makespan after a change of one or two microbatches, without simulating the rest.
 //!
-//! A 1F1B step is a graph of passes; the makespan is its longest path. Keep for every pass when it *ends*
-//! (the longest path up to it) and its *tail* (the longest path from its begin to the end of the step).
-//! If microbatches `first..=last` change, only the passes between the first forward pass of `first` and
-//! the last backward pass of `last` on each stage, the *window*, lie both after and before a changed pass.
-//! Ends before the window and tails after it stay as they are, and every path from begin to end crosses
-//! the window. So the new makespan is the longest path through it: `p (p + 1)` passes for one microbatch
-//! on `p` stages, instead of `2 p K`.
+//! A 1F1B step is a graph of passes; the makespan is its longest path. Keep for every pass its *end* (the
+//! longest path up to it) and its *tail* (the longest path from its start to the end of the step). If
+//! microbatches `first..=last` change, only the passes between the first forward pass of `first` and the last
+//! backward pass of `last` on each stage, the *window*, lie both after and before a changed pass. Ends before
+//! the window and tails after it stay the same, and every path from start to end crosses the window. So the
+//! new makespan is the longest path through it: `p (p + 1)` passes for one microbatch on `p` stages, instead
+//! of `2 p K`.
 //!
 //! # Source
-//! Heads and tails are those of job-shop local search: Taillard, "Parallel taboo search techniques for the
+//! Heads and tails are from job-shop local search: Taillard, "Parallel taboo search techniques for the
 //! job shop scheduling problem", ORSA J. Computing 6, 1994.
 
 use crate::error::Result;
 use crate::schedule::{Action, ScheduleKind, schedule};
 use crate::simulate::{StageTimes, simulate};
 
-/// Most passes in all windows together; pairs of microbatches beyond share the window of everything.
+/// Most passes in all windows together; further pairs of microbatches share the window of everything.
 const WINDOW_PASSES_MAX: usize = 1 << 16;
 
-/// A pass, in an order in which every pass comes after those that it waits for.
+/// A pass, in an order in which every pass comes after its inputs.
 #[derive(Debug, Clone, Copy)]
 struct Pass {
     stage: usize,
-    /// Cell in the rank's times.
+    /// Index into the rank's times.
     time: u32,
-    /// The pass before on the same stage and the one that sends the input, or `passes.len()`.
+    /// Previous pass on the same stage and the pass that sends the input, or `passes.len()`.
     before: [u32; 2],
-    /// The pass after on the same stage and the one that takes the output, or `passes.len()`.
+    /// Next pass on the same stage and the pass that receives the output, or `passes.len()`.
     after: [u32; 2],
 }
 
-/// A pass of a window; `before` counts into the ends, then into those of the window itself.
+/// A pass of a window; `before` indexes the ends, then the ends of the window itself.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     time: u32,
@@ -42,37 +42,37 @@ struct Step {
 #[derive(Debug, Clone, Default)]
 struct Window {
     steps: Vec<Step>,
-    /// A step's end, counted like `before`, and the pass after the window whose tail follows.
+    /// End of a step, indexed like `before`, and the pass after the window whose tail follows.
     exits: Vec<(u32, u32)>,
 }
 
-/// The graph of passes that all ranks share.
+/// Graph of passes that all ranks share.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     passes: Vec<Pass>,
     microbatches: usize,
     /// Passes of every stage, in order.
     stages: Vec<Vec<u32>>,
-    /// `[stages * microbatches]`, places of a microbatch's forward and backward pass on its stage.
+    /// Positions of a microbatch's forward and backward pass on its stage, `[stages * microbatches]`.
     places: Vec<(usize, usize)>,
     /// Index of every microbatch's first and last pass.
     spans: Vec<(usize, usize)>,
-    /// The window of everything, then those of single microbatches, of neighbors, and so on; made when
-    /// they are asked for.
+    /// The window of everything, then the windows of single microbatches, of neighbors, and so on; each is
+    /// built at its first use.
     windows: Vec<Window>,
-    /// Index of every pass in the window under construction, counted like [`Step::before`].
+    /// Index of every pass in the window under construction, like [`Step::before`].
     codes: Vec<u32>,
 }
 
-/// Times of one rank, and what follows from them.
+/// Times of one rank, and the ends, tails and longest path that follow from them.
 #[derive(Debug, Clone)]
 pub(crate) struct RankTimes {
-    /// `[microbatches * modules * 2]`, forward and backward.
+    /// Times of all passes, `[microbatches * modules * 2]`, forward and backward.
     pub(crate) times_ns: Vec<u64>,
     pub(crate) makespan_ns: u64,
-    /// How often the longest path takes each cell of `times_ns`.
+    /// Number of times that the longest path takes each cell of `times_ns`.
     pub(crate) critical: Vec<u32>,
-    /// End of every pass, a zero for what the first wait for, then room for a window.
+    /// End of every pass, then a zero as the input of the first passes, then space for a window.
     ends_ns: Vec<u64>,
     tails_ns: Vec<u64>,
 }
@@ -100,12 +100,12 @@ impl Timeline {
         Ok(timeline)
     }
 
-    /// Passes that a full simulation walks over.
+    /// Returns the passes that a full simulation walks over.
     pub(crate) fn passes(&self) -> u64 {
         self.passes.len() as u64
     }
 
-    /// Counts the windows, that of everything included, up to [`WINDOW_PASSES_MAX`].
+    /// Counts the windows, including the window of everything, up to [`WINDOW_PASSES_MAX`].
     fn windows_that_fit(&self) -> usize {
         let (mut windows, mut total) = (1, 0);
         for distance in 0..self.microbatches {
@@ -121,18 +121,20 @@ impl Timeline {
         windows
     }
 
-    /// From where to where the window of these microbatches goes, on every stage.
+    /// Lists the first and last position of the window of these microbatches on every stage.
     fn places_of(&self, first: usize, last: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
         let stages = self.places.chunks_exact(self.microbatches);
         stages.map(move |stage| (stage[first].0, stage[last].1))
     }
 
-    /// Index of the window of two microbatches, the first not after the last; it is made if need be.
+    /// Returns the index of the window of two microbatches, the first not after the last; builds it if
+    /// needed.
     fn window(&mut self, first: usize, last: usize) -> usize {
         let distance = last - first;
-        // Before those of this distance come `K`, `K - 1`, ... of the smaller ones.
+        // The windows of smaller distances come first: `K`, `K - 1`, ... of them.
         let before = distance * self.microbatches - distance * distance.saturating_sub(1) / 2;
         let index = 1 + before + first;
+        // No memory for this window: the window of everything gives the same makespan, slower.
         if index >= self.windows.len() {
             return 0;
         }
@@ -147,7 +149,7 @@ impl Timeline {
         index
     }
 
-    /// The window of these passes, ascending.
+    /// Builds the window of these passes, ascending.
     fn window_of(&mut self, members: &[u32]) -> Window {
         let nothing = self.passes.len() as u32;
         let mut window = Window::default();
@@ -172,7 +174,7 @@ impl Timeline {
         window
     }
 
-    /// Room for a rank whose times are all zero.
+    /// Allocates a rank whose times are all zero.
     pub(crate) fn rank(&self, cells: usize) -> RankTimes {
         let passes = self.passes.len();
         RankTimes {
@@ -184,8 +186,8 @@ impl Timeline {
         }
     }
 
-    /// The makespan after a change of the times of two microbatches (or one, twice), and the number of
-    /// passes that it took.
+    /// Returns the makespan after a change of the times of two microbatches (or one, twice), and the number
+    /// of passes walked over.
     pub(super) fn makespan_with(&mut self, rank: &mut RankTimes, first: usize, last: usize) -> (u64, u64) {
         let index = self.window(first, last);
         let window = &self.windows[index];
@@ -199,7 +201,7 @@ impl Timeline {
         (makespan_ns, window.steps.len() as u64)
     }
 
-    /// Works out ends, tails, makespan and longest path after the times of these microbatches changed.
+    /// Updates ends, tails, makespan and longest path after the times of these microbatches changed.
     pub(super) fn settle(&self, rank: &mut RankTimes, first: usize, last: usize) {
         let (from, to) = (self.spans[first].0, self.spans[last].1);
         self.find_ends(rank, from);
@@ -210,7 +212,7 @@ impl Timeline {
         self.follow_longest_path(rank);
     }
 
-    /// Works out the makespan and the longest path from the times alone.
+    /// Computes the makespan and the longest path from the times alone.
     pub(crate) fn find_longest_path(&self, rank: &mut RankTimes) {
         self.find_ends(rank, 0);
         self.follow_longest_path(rank);
@@ -223,7 +225,8 @@ impl Timeline {
         }
     }
 
-    /// Finds the last pass, and the passes that it waited for without a gap.
+    /// Follows the longest path back from the last pass, by the inputs that each pass waited for without a
+    /// gap.
     fn follow_longest_path(&self, rank: &mut RankTimes) {
         // The first stage's last backward pass comes after all others, in time and in this list.
         let nothing = self.passes.len();
@@ -245,7 +248,7 @@ fn sorted_passes(rows: &[usize], modules: usize, microbatches: usize) -> Result<
     let kind = ScheduleKind::OneForwardOneBackward;
     let lists: Vec<Vec<Action>> =
         (0..stages).map(|stage| schedule(kind, stage, stages, microbatches)).collect();
-    // With a time of 1 for every pass, what waits starts later than what it waits for.
+    // With a time of 1 for every pass, a pass starts later than each of its inputs.
     let ones = vec![1; stages * microbatches];
     let mut events = simulate(&lists, &StageTimes::new(stages, microbatches, ones.clone(), ones)?)?.events;
     events.sort_by_key(|event| (event.start_ns, event.stage));
@@ -283,7 +286,7 @@ mod tests {
     use crate::simulate::CompiledSchedule;
     use proptest::prelude::*;
 
-    /// The makespan by a full simulation.
+    /// Computes the makespan by a full simulation.
     fn simulated(rows: &[usize], modules: usize, microbatches: usize, rank: &RankTimes) -> u64 {
         let cells = (0..modules)
             .flat_map(|module| (0..microbatches).map(move |microbatch| 2 * (microbatch * modules + module)));

@@ -1,38 +1,41 @@
-//! What a range of plans takes at least, and about, from mean figures alone.
+//! Lower bound and estimate of a range of plans, from mean times alone.
 //!
-//! For a family with `m` microbatches of `r` LLM ranks, a batch of `S` tokens is cut into `m r` parts. With `f` the
-//! convex hull of a layer's time, all parts together take at least `m r f(S / (m r))` (Jensen), so the slowest rank's
-//! stage is busy for at least a rank's share of that; some microbatch is at least average, and goes through all stages
-//! one after another; so does the longest sample. No makespan is below any of these, whatever the partition, its
-//! order and the links. The first grows with `m`, the second falls, so a whole range of `m` is bounded at once.
+//! For a family with `m` microbatches of `r` LLM ranks, a batch of `S` tokens is cut into `m r` parts. With
+//! `f` the convex hull of a layer's time, all parts together take at least `m r f(S / (m r))` (Jensen), so
+//! the slowest rank's stage is busy for at least a rank's share of that; some microbatch is at least average,
+//! and passes all stages one after another; so does the longest sample. No makespan is below any of these,
+//! for any partition, order and links. The first grows with `m`, the second falls, so a whole range of `m`
+//! has one bound.
 //!
-//! The *estimate* adds filling and draining the pipeline with such microbatches; it sorts plans, it bounds none.
+//! The *estimate* adds filling and draining the pipeline with such microbatches; it sorts plans and is not a
+//! bound.
 
 use super::cluster::Placement;
 use super::space::shape::{StageShape, TpTimes};
 use super::space::{Candidate, Family, SearchSpace};
 
-/// Relative room for the rounding of the bound's own arithmetic.
+/// Relative margin for the rounding of the bound's own arithmetic.
 const ROUNDING: f64 = 1e-9;
 
-/// What a range of plans takes.
+/// Bound and estimate of a range of plans.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LowerEstimate {
-    /// No plan of the range takes less, nanoseconds.
+    /// Lower bound on the step time of every plan of the range, nanoseconds.
     pub(super) bound_ns: f64,
-    /// About what the best of the range takes.
+    /// Estimated step time of the best plan of the range, nanoseconds.
     pub(super) estimate_ns: f64,
 }
 
-/// The LLM's part of a range's figures.
+/// Part of an estimate that depends on the LLM alone.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LlmEstimate {
     own: ModuleEstimate,
-    /// The longest sample through all stages, mean over batches.
+    /// Time of the longest sample through all stages, mean over batches.
     longest_ns: f64,
 }
 
-/// Busy time of the slowest stage, its time for one microbatch, and the way of one microbatch through all stages.
+/// Busy time of the slowest stage, its time for one microbatch, and the time of one microbatch through all
+/// stages.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::struct_field_names, reason = "units end the names")]
 struct ModuleEstimate {
@@ -41,13 +44,13 @@ struct ModuleEstimate {
     path_ns: f64,
 }
 
-/// LowerEstimate of the plans of a family with `few` to `many` microbatches.
+/// Estimates the plans of a family with `few` to `many` microbatches.
 pub(super) fn estimate(space: &SearchSpace<'_>, family: &Family, few: u32, many: u32) -> LowerEstimate {
     let llm = llm_estimate(space, family.llm, family.llm_dp, few, many);
     estimate_with(space, &llm, family, few, many)
 }
 
-/// The same with the LLM's part known.
+/// Estimates the plans of a family whose LLM is estimated already.
 pub(super) fn estimate_with(
     space: &SearchSpace<'_>,
     llm: &LlmEstimate,
@@ -73,7 +76,7 @@ pub(super) fn estimate_with(
     }
 }
 
-/// What the LLM alone takes, whatever the encoder.
+/// Estimates the LLM alone, for any encoder.
 pub(super) fn llm_estimate(
     space: &SearchSpace<'_>,
     llm: usize,
@@ -85,11 +88,11 @@ pub(super) fn llm_estimate(
     let times = &space.llm.times[shape.times];
     let counts = [few, many].map(f64::from);
     let own = module_estimate(shape, times, counts, f64::from(ranks), space.workload.batch_tokens);
-    let [layer_ns, ends_ns] = times.longest_ns;
-    LlmEstimate { own, longest_ns: shape.all * layer_ns + ends_ns }
+    let [layer_ns, outside_ns] = times.longest_ns;
+    LlmEstimate { own, longest_ns: shape.all * layer_ns + outside_ns }
 }
 
-/// A lower bound of one plan, nanoseconds.
+/// Returns a lower bound of one plan, nanoseconds.
 pub(super) fn lower_bound_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
     estimate(space, &candidate.family, candidate.microbatches, candidate.microbatches).bound_ns
 }
@@ -101,12 +104,12 @@ fn encoder_estimate(space: &SearchSpace<'_>, family: &Family, few: u32, many: u3
     module_estimate(shape, times, [few, many].map(f64::from), ranks, space.workload.batch_tiles)
 }
 
-/// Forward and backward of all media of a batch on the encoder's ranks, at least.
+/// Returns the least time of all media of a batch, forward and backward, on the encoder's ranks.
 fn encoder_phase_ns(space: &SearchSpace<'_>, family: &Family) -> f64 {
     let shape = &space.encoder.shapes[family.encoder];
     let times = &space.encoder.times[shape.times];
     let share = space.workload.batch_tiles / f64::from(family.encoder_dp);
-    shape.all * times.layer_hull.at(share) + times.ends_hull.at(share)
+    shape.all * times.layer_hull.at(share) + times.outside_hull.at(share)
 }
 
 impl LowerEstimate {
@@ -116,14 +119,14 @@ impl LowerEstimate {
 }
 
 impl LlmEstimate {
-    /// What no plan with this LLM takes less than.
+    /// Returns a lower bound on the step time of any plan with this LLM layout.
     pub(super) fn bound_ns(&self) -> f64 {
         self.own.busy_ns.max(self.own.path_ns).max(self.longest_ns) * (1.0 - ROUNDING)
     }
 
-    /// What the estimate of any plan with this LLM is not below.
+    /// Returns a lower bound on the estimate of any plan with this LLM layout.
     pub(super) fn least_ns(&self) -> f64 {
-        // An encoder's way is at least as long as its slowest stage, so it takes nothing off.
+        // An encoder's path is at least as long as its slowest stage, so it takes nothing off.
         let ModuleEstimate { busy_ns, stage_ns, path_ns } = self.own;
         (busy_ns + path_ns - stage_ns).max(self.longest_ns)
     }
@@ -138,17 +141,18 @@ fn module_estimate(
 ) -> ModuleEstimate {
     let part = units / (few * ranks);
     let layer_ns = times.layer_hull.at(part) + times.samples_ns / (few * ranks);
-    let ends_ns = times.ends_hull.at(part);
-    let busiest_ns = (shape.inner * layer_ns).max(shape.last * layer_ns + ends_ns);
-    let (small_layer_ns, small_ends_ns) = if many > few {
+    let outside_ns = times.outside_hull.at(part);
+    let busiest_ns = (shape.inner * layer_ns).max(shape.last * layer_ns + outside_ns);
+    // Busy time is least with few microbatches, the path of one with many: each takes its best case.
+    let (small_layer_ns, small_outside_ns) = if many > few {
         let part = units / (many * ranks);
-        (times.layer_hull.at(part) + times.samples_ns / (many * ranks), times.ends_hull.at(part))
+        (times.layer_hull.at(part) + times.samples_ns / (many * ranks), times.outside_hull.at(part))
     } else {
-        (layer_ns, ends_ns)
+        (layer_ns, outside_ns)
     };
     ModuleEstimate {
         busy_ns: few * busiest_ns,
-        stage_ns: (shape.inner * small_layer_ns).max(shape.last * small_layer_ns + small_ends_ns),
-        path_ns: shape.all * small_layer_ns + small_ends_ns,
+        stage_ns: (shape.inner * small_layer_ns).max(shape.last * small_layer_ns + small_outside_ns),
+        path_ns: shape.all * small_layer_ns + small_outside_ns,
     }
 }

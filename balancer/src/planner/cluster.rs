@@ -1,42 +1,42 @@
-//! The devices that a plan is made for, and the links between them.
+//! Describes the GPUs of a cluster and the links between them.
 
 use crate::error::{Error, Result};
 
-/// GPUs in nodes of equal size.
+/// Cluster of GPUs in nodes of equal size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cluster {
-    /// GPUs in all; the last node may be short.
+    /// GPUs in total; the last node may have fewer.
     pub gpus: u32,
-    /// GPUs of a node; a tensor-parallel group stays within one.
+    /// GPUs per node; a tensor-parallel group stays within one.
     pub gpus_per_node: u32,
     /// Memory of a GPU, bytes.
     pub memory_bytes: u64,
-    /// Links between GPUs; `None` takes them as free.
+    /// Links between GPUs; `None` takes communication as free.
     pub links: Option<Links>,
 }
 
 /// Links inside a node and between nodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Links {
-    /// Inside a node.
+    /// Link inside a node.
     pub nvlink: Link,
-    /// Between nodes.
+    /// Link between nodes.
     pub infiniband: Link,
 }
 
 /// One link, each direction by itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
-    /// Bytes a second that one GPU sends.
+    /// Bandwidth per GPU and direction.
     pub bytes_per_second: f64,
-    /// Before the first byte arrives.
+    /// Time before the first byte arrives.
     pub latency_seconds: f64,
 }
 
-/// Whether encoder and LLM have GPUs of their own.
+/// Placement of the encoder relative to the LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Placement {
-    /// Each module has GPUs of its own; the encoder's stages stand before the LLM's.
+    /// Each module has GPUs of its own; the encoder's stages come before the LLM's.
     Disaggregated,
     /// The encoder runs on the LLM's GPUs: all of a step's media forward first, backward last.
     Colocated,
@@ -54,13 +54,13 @@ impl Placement {
 }
 
 impl Link {
-    /// Returns the nanoseconds that a message takes.
+    /// Returns the time of a message, nanoseconds.
     #[must_use]
     pub fn send_ns(&self, bytes: f64) -> f64 {
         (self.latency_seconds + bytes / self.bytes_per_second) * 1e9
     }
 
-    /// Returns the nanoseconds of an all-reduce of `bytes` on each of `ranks` ranks in a ring.
+    /// Returns the time of a ring all-reduce of `bytes` on each of `ranks` ranks, nanoseconds.
     ///
     /// # Source
     /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009:
@@ -82,7 +82,7 @@ impl Link {
 }
 
 impl Links {
-    /// Returns the link between neighbors that are this many GPUs apart: a whole divisor of a node stays inside.
+    /// Returns the link between neighbors that are this many GPUs apart: a divisor of a node stays inside it.
     #[must_use]
     pub fn spanning(&self, gpus: u32, gpus_per_node: u32) -> &Link {
         if gpus_per_node.is_multiple_of(gpus.max(1)) { &self.nvlink } else { &self.infiniband }
@@ -90,10 +90,10 @@ impl Links {
 }
 
 impl Cluster {
-    /// Checks the figures.
+    /// Checks the sizes.
     ///
     /// # Errors
-    /// [`Error::Config`] if one is 0 or no number.
+    /// [`Error::Config`] if one is 0 or not finite.
     pub fn check(&self) -> Result<()> {
         let counts = [("gpus", self.gpus), ("gpus_per_node", self.gpus_per_node)];
         for (setting, count) in counts {
@@ -111,11 +111,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns whether tensor-parallel groups of two modules fit into the nodes side by side, none across a border.
+    /// Returns whether tensor-parallel groups of two modules fit into the nodes together, none across nodes.
     ///
-    /// - each module: GPUs of a group, and groups
+    /// - each module: GPUs per group, and groups
     ///
-    /// The larger groups fill the nodes in order; the smaller take what is left of each.
+    /// The larger groups fill the nodes in order; the smaller ones take the remaining GPUs of each.
     #[must_use]
     pub fn has_room(&self, one: (u32, u64), other: (u32, u64)) -> bool {
         let (large, small) = if one.0 >= other.0 { (one, other) } else { (other, one) };

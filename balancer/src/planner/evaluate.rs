@@ -1,4 +1,4 @@
-//! Scores a given parallelism plan as the planner scores its own.
+//! Scores a given parallelism plan like the planner scores its own.
 
 use super::bound;
 use super::memory::MemoryRequirement;
@@ -8,16 +8,16 @@ use super::score;
 use super::score::step_timeline::StepTimeline;
 use crate::error::{Error, Result};
 
-/// What a given plan takes.
+/// Score of a given plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// Makespan of each batch, nanoseconds.
     pub makespans_ns: Vec<u64>,
-    /// Fullest GPU of the encoder over all batches, bytes.
+    /// Memory of the encoder's fullest GPU over all batches, bytes.
     pub encoder_bytes: u64,
-    /// Fullest GPU of the LLM.
+    /// Memory of the LLM's fullest GPU over all batches, bytes.
     pub llm_bytes: u64,
-    /// What the plan cannot beat on these batches, nanoseconds.
+    /// Lower bound on the plan's makespan on these batches, nanoseconds.
     pub lower_bound_ns: f64,
 }
 
@@ -29,15 +29,16 @@ impl Evaluation {
     }
 }
 
-/// Scores a given plan on the batches of a problem, with the balancing of finalizts.
+/// Scores a given plan on the batches of a problem, with the balancing of finalists.
 ///
-/// Memory is reported; batches of a plan that does not fit are balanced as if there were enough.
+/// Memory is reported; batches of a plan that does not fit are balanced as if memory were unlimited.
 ///
 /// # Errors
-/// [`Error::Config`] if the problem's space has no such plan.
+/// [`Error::Config`] if the plan is outside the problem's search space.
 pub fn evaluate(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<Evaluation> {
     let (mut space, mut timeline) = (problem.space()?, StepTimeline::default());
-    let outside = || Error::Config { setting: "plan", reason: format!("{plan:?} is not one of the space") };
+    let outside =
+        || Error::Config { setting: "plan", reason: format!("{plan:?} is outside the search space") };
     let candidate = plan.candidate(&space).ok_or_else(outside)?;
     if !space.contains(&candidate) {
         return Err(outside());

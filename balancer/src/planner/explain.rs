@@ -1,4 +1,4 @@
-//! Why a plan is the answer: what bounds its step, what memory it leaves, and why the next one lost.
+//! Explains the chosen plan: its bottleneck, its memory, and the reason why the runner-up is slower.
 
 use super::cluster::Placement;
 use super::memory;
@@ -7,7 +7,7 @@ use super::report::{Bottleneck, Explanation, ModuleBytes, RunnerUp};
 use super::score::{self, ScoredPlan};
 use super::space::{Candidate, SearchSpace};
 
-/// Batches that stages' work is added up on: one after another differs by a few percent.
+/// Batches over which the work of stages is averaged: single batches differ by a few percent.
 const BATCHES: usize = 12;
 
 /// Explains the first of the finalists; there is at least one.
@@ -18,7 +18,7 @@ pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explana
         bytes: bytes as u64,
         headroom_bytes: (space.cluster.memory_bytes as f64 - bytes) as i64,
     };
-    // Of the sampled batches, and of the longest sample of all.
+    // The sampled batches, and the longest sample of all, which they may miss.
     let Candidate { family, microbatches } = best.candidate;
     let need = best.score.requirement().max(memory::requirement(space, &family, microbatches, microbatches));
     let next = finals.iter().find(|plan| plan.candidate.family != best.candidate.family);
@@ -35,7 +35,7 @@ pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explana
     }
 }
 
-/// The busiest stage of all, its rank that computes longest, mean over the first batches.
+/// Finds the busiest stage, by its slowest rank and the mean over the first batches.
 fn find_bottleneck(space: &SearchSpace<'_>, plan: &ScoredPlan) -> Bottleneck {
     let batches = BATCHES.min(space.workload.batches().len());
     let [encoder, llm] = busy_ns(space, &plan.candidate, batches);
@@ -54,7 +54,7 @@ fn find_bottleneck(space: &SearchSpace<'_>, plan: &ScoredPlan) -> Bottleneck {
     Bottleneck { module, stage, stages, busy_fraction, other_busy_fraction: other.1 }
 }
 
-/// How long each stage of both modules computes, mean over the first batches, dealt out greedily.
+/// Returns the computing time of each stage of both modules, mean over the first batches, balanced greedily.
 fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> [Vec<f64>; 2] {
     let mut busy = [Vec::new(), Vec::new()];
     for batch in &space.workload.batches()[..batches] {
@@ -82,7 +82,7 @@ fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> [V
     busy
 }
 
-/// What the next plan loses by: longer work on its busiest stage, or more waiting.
+/// Explains why the next plan is slower: longer work on its busiest stage, or more waiting.
 fn reason(space: &SearchSpace<'_>, best: &ScoredPlan, bottleneck: &Bottleneck, next: &ScoredPlan) -> String {
     let (best_ns, next_ns) = (best.score.mean_ns(), next.score.mean_ns());
     let other = find_bottleneck(space, next);

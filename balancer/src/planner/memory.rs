@@ -1,14 +1,14 @@
-//! Whether plans fit into memory, before anything is simulated.
+//! Checks plans against memory before any simulation.
 //!
-//! A 1F1B stage holds the microbatches that are on their way to the stages behind it and back. From mean figures
-//! follows what they hold at least; the simulation looks at the microbatches that really occur.
+//! A 1F1B stage holds the microbatches between its forward and its backward pass. Mean sizes give the least
+//! that these take; the simulation checks the actual microbatches.
 
 use super::cluster::Placement;
 use super::costs::StageBytes;
 use super::space::shape::StageShape;
 use super::space::{Family, SearchSpace};
 
-/// Bytes that the fullest GPU of each module takes; of the same GPU where modules are colocated.
+/// Memory of each module's fullest GPU in bytes; of the same GPU where modules are colocated.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct MemoryRequirement {
     pub(super) encoder_bytes: f64,
@@ -16,7 +16,7 @@ pub(super) struct MemoryRequirement {
 }
 
 impl MemoryRequirement {
-    /// The larger of both for each module.
+    /// Returns the larger requirement of each module.
     pub(super) fn max(self, other: Self) -> Self {
         Self {
             encoder_bytes: self.encoder_bytes.max(other.encoder_bytes),
@@ -24,15 +24,16 @@ impl MemoryRequirement {
         }
     }
 
-    /// The fuller module.
+    /// Returns the requirement of the fuller module.
     pub(super) fn most(&self) -> f64 {
         self.encoder_bytes.max(self.llm_bytes)
     }
 }
 
-/// What plans of a family with `few` to `many` microbatches need, at least, on the fullest batch.
+/// Returns the least memory of plans of a family with `few` to `many` microbatches, on the fullest batch.
 ///
-/// The longest sample comes one day; in flight with it are average microbatches, times the space's slack.
+/// Every plan meets the longest sample at some step; in flight with it are average microbatches, times the
+/// space's slack.
 pub(super) fn requirement(
     space: &SearchSpace<'_>,
     family: &Family,
@@ -57,7 +58,7 @@ pub(super) fn requirement(
     }
 }
 
-/// What an LLM with `few` to `many` microbatches of `ranks` ranks needs, at least.
+/// Returns the least memory of an LLM with `few` to `many` microbatches of `ranks` ranks.
 pub(super) fn llm_bytes(space: &SearchSpace<'_>, llm: usize, ranks: u32, few: u32, many: u32) -> f64 {
     let shape = &space.llm.shapes[llm];
     let batch_tokens = space.slack * space.workload.batch_tokens_max as f64;
@@ -65,7 +66,7 @@ pub(super) fn llm_bytes(space: &SearchSpace<'_>, llm: usize, ranks: u32, few: u3
     fullest(shape, shape.pp, few, tokens, space.workload.tokens_max as f64)
 }
 
-/// What the encoder holds of a batch of so many tiles that runs in one phase.
+/// Returns the encoder's memory for a batch of `batch_tiles` tiles that runs in one phase.
 pub(super) fn phase_bytes(space: &SearchSpace<'_>, family: &Family, batch_tiles: f64) -> f64 {
     let shape = &space.encoder.shapes[family.encoder];
     let tiles = (batch_tiles / f64::from(family.encoder_dp)).ceil();
@@ -77,17 +78,20 @@ pub(super) fn may_fit(space: &SearchSpace<'_>, family: &Family, few: u32, many: 
     requirement(space, family, few, many).most() <= space.budget_bytes
 }
 
-/// The fullest stage with `mean` units a microbatch, one of them at least `largest`.
+/// Returns the memory of the fullest stage with `mean` units per microbatch, one of them at least `largest`.
 fn fullest(shape: &StageShape, stages_to_end: u32, microbatches: u32, mean: f64, largest: f64) -> f64 {
     let of = |(stage, bytes): &(u32, StageBytes)| {
         let in_flight = f64::from(in_flight(stages_to_end, *stage, microbatches));
+        // One of the microbatches in flight is the largest, and it is the one computed.
         let once = mean.max(largest);
         bytes.at(once + (in_flight - 1.0) * mean, once)
     };
     shape.memory.iter().map(of).fold(0.0, f64::max)
 }
 
-/// Microbatches in flight at a stage with `stages_to_end - stage` stages from itself to the end.
+/// Returns the microbatches in flight at a stage, `stages_to_end - stage` stages from the end including
+/// itself.
 pub(super) fn in_flight(stages_to_end: u32, stage: u32, microbatches: u32) -> u32 {
+    // 1F1B runs this many forward passes before the first backward pass.
     (stages_to_end - stage).min(microbatches).max(1)
 }

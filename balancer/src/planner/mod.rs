@@ -1,19 +1,21 @@
-//! The parallelism planner: which degrees, which split of the GPUs and how many microbatches make a step fast.
+//! Plans parallelism: finds the degrees, the split of the GPUs and the number of microbatches of a fast step.
 //!
-//! [`plan`] takes the costs of two modules ([`ModuleCosts`]: an encoder and an LLM), the samples of the dataset and a
-//! [`Cluster`]. It goes over every plan that node size, heads, layers and the global batch allow, bounds all of them
-//! from mean figures, simulates the promising ones on sampled global batches after balancing, few plans on many
-//! batches, and explains its choice. The same arguments give the same answer on every machine.
+//! [`plan`] takes the costs of two modules ([`ModuleCosts`]: an encoder and an LLM), the samples of the
+//! dataset and a [`Cluster`]. It covers every plan that node size, heads, layers and the global batch allow,
+//! bounds all of them from mean times, simulates the promising ones on sampled and balanced global batches,
+//! few plans on many batches, and explains its choice. The same arguments give the same answer on every
+//! machine.
 //!
-//! - problem: [`PlanProblem`], [`Cluster`], [`SearchSpaceOptions`], [`ItemSize`], [`ModuleCosts`], [`ModelCosts`]
-//! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the same way, [`compare`] holds
-//!   planning and balancing of others against ours
-//! - inside: `space` (all plans), `bound` and `memory` (estimates without simulation), `score` (one plan on sampled
-//!   batches), `search` (branch and bound, then successive halving), `explain` and `remedy` (reasons)
+//! - problem: [`PlanProblem`], [`Cluster`], [`SearchSpaceOptions`], [`ItemSize`], [`ModuleCosts`],
+//!   [`ModelCosts`]
+//! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the same
+//!   way, [`compare`] compares with other planning and balancing methods
+//! - inside: `space` (all plans), `bound` and `memory` (estimates without simulation), `score` (one plan on
+//!   sampled batches), `search` (branch and bound, then successive halving), `explain` and `remedy` (reasons)
 //!
 //! # Source
-//! The problem: An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3; there plans are compared by the
-//! makespan of the mean batch, here by the mean makespan of batches.
+//! The problem: An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3; there plans are compared by
+//! the makespan of the mean batch, here by the mean makespan of batches.
 
 mod bound;
 mod cluster;

@@ -1,4 +1,4 @@
-//! A parallelism plan: degrees, stages and microbatches of both modules.
+//! Parallelism plan: degrees, stages and microbatches of both modules.
 
 use super::cluster::Placement;
 use super::space::shape::StageShape;
@@ -21,29 +21,29 @@ impl Degrees {
     }
 }
 
-/// Who runs what.
+/// Degrees, stages, placement and microbatches of both modules.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ParallelismPlan {
-    /// Of the encoder.
+    /// Degrees of the encoder.
     pub encoder: Degrees,
-    /// Of the LLM.
+    /// Degrees of the LLM.
     pub llm: Degrees,
-    /// Of each LLM DP rank in a step.
+    /// Microbatches of each LLM DP rank per step.
     pub microbatches: u32,
-    /// Whether the modules share their GPUs.
+    /// Placement of the encoder relative to the LLM.
     pub placement: Placement,
     /// Layers of each encoder stage.
     pub encoder_layers: Vec<u32>,
     /// Layers of each LLM stage.
     pub llm_layers: Vec<u32>,
-    /// Whether the encoder computes its layers again in the backward pass.
+    /// Whether the encoder recomputes its layers in the backward pass.
     pub is_encoder_recomputed: bool,
-    /// Whether the LLM does.
+    /// Whether the LLM recomputes its layers in the backward pass.
     pub is_llm_recomputed: bool,
 }
 
 impl ParallelismPlan {
-    /// The plan that a candidate stands for.
+    /// Describes a candidate of the space.
     pub(super) fn new(space: &SearchSpace<'_>, candidate: &Candidate) -> Self {
         let Family { placement, encoder, encoder_dp, llm, llm_dp } = candidate.family;
         let (encoder, llm) = (&space.encoder.shapes[encoder], &space.llm.shapes[llm]);
@@ -59,11 +59,12 @@ impl ParallelismPlan {
         }
     }
 
-    /// The candidate that stands for a plan; `None` if the space has no such shapes.
+    /// Finds the candidate of a plan; `None` if the space does not have its shapes.
     pub(super) fn candidate(&self, space: &SearchSpace<'_>) -> Option<Candidate> {
         let find = |shapes: &[StageShape], degrees: Degrees, layers: &[u32], again: bool| {
             shapes.iter().position(|shape| {
                 (shape.tp, shape.pp) == (degrees.tp, degrees.pp)
+                    // The same degrees may exist with even and with uneven layers.
                     && shape.layers == layers
                     && shape.is_recomputed == again
             })

@@ -1,4 +1,4 @@
-//! Finds the fastest parallelism plan of a problem.
+//! Finds the fastest parallelism plan of a problem and reports it.
 
 use super::explain::explain;
 use super::parallelism_plan::ParallelismPlan;
@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 /// Finds the fastest plan.
 ///
 /// # Errors
-/// [`Error::NothingFits`] with the smallest change that would, [`Error::Config`] if the problem makes no sense,
-/// [`Error::Overflow`] if times are too long to compute with.
+/// [`Error::NothingFits`] with the smallest change that would fit, [`Error::Config`] if the problem is
+/// invalid, [`Error::Overflow`] if the sum of all times does not fit 63 bits.
 pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let space = problem.space()?;
     let search = Search::run(&space)?;

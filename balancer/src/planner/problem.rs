@@ -1,4 +1,4 @@
-//! What is to be planned: modules, workload, cluster and options, checked.
+//! Describes a planning problem: modules, workload, cluster and options.
 
 use super::cluster::Cluster;
 use super::costs::ModuleCosts;
@@ -6,7 +6,7 @@ use super::space::{EncoderSplit, SearchSpace, SearchSpaceOptions};
 use super::workload::Workload;
 use crate::error::{Error, Result};
 
-/// What is to be planned.
+/// Planning problem: modules, workload, cluster and options.
 #[derive(Clone, Copy)]
 pub struct PlanProblem<'a> {
     /// Costs of the encoder, whose units are tiles.
@@ -15,13 +15,13 @@ pub struct PlanProblem<'a> {
     pub llm: &'a dyn ModuleCosts,
     /// Batches that plans are judged on.
     pub workload: &'a Workload,
-    /// The devices.
+    /// GPUs and links.
     pub cluster: Cluster,
-    /// What may be planned.
+    /// Kinds of plans to search.
     pub options: SearchSpaceOptions,
-    /// How encoder ranks share a slot.
+    /// Way in which encoder ranks split the media of a slot.
     pub encoder_split: EncoderSplit,
-    /// What is allocated over what is counted: fragments, communication buffers. 1 counts on none, and is the least.
+    /// Allocated memory over counted memory, at least 1: fragmentation, communication buffers.
     pub memory_margin: f64,
 }
 
@@ -32,7 +32,7 @@ impl<'a> PlanProblem<'a> {
             return Err(Error::Config { setting: "layers", reason: "a module has at least one".to_owned() });
         }
         if !(self.memory_margin >= 1.0 && self.memory_margin.is_finite()) {
-            let reason = format!("{} is no number of at least 1", self.memory_margin);
+            let reason = format!("must be a finite number of at least 1, got {}", self.memory_margin);
             return Err(Error::Config { setting: "memory_margin", reason });
         }
         let mut space = SearchSpace::new(self.encoder, self.llm, self.workload, self.cluster, self.options);

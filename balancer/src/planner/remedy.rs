@@ -1,4 +1,4 @@
-//! Why nothing fits, and the smallest change with which something would.
+//! Explains why no plan fits, and names the smallest change with which one would.
 
 use super::cluster::Cluster;
 use super::memory;
@@ -9,7 +9,7 @@ const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 /// Doublings of the cluster that are tried.
 const DOUBLINGS: u32 = 8;
 
-/// Says what plans need at least, and what would make one fit.
+/// Describes the least memory of any plan, and the changes that would make one fit.
 pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
     let Some((least_bytes, family)) = least_requirement(space) else {
         return no_plan(problem, space);
@@ -26,10 +26,12 @@ pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> Stri
     let gib = |bytes: f64| (bytes / BYTES_PER_GIB * 10.0).ceil() / 10.0;
     let mut changes = Vec::new();
     if least_bytes > have {
-        changes
-            .push(format!("{:.1} GiB more memory a GPU", gib((least_bytes - have) * problem.memory_margin)));
+        changes.push(format!(
+            "{:.1} GiB more memory per GPU",
+            gib((least_bytes - have) * problem.memory_margin)
+        ));
     } else {
-        changes.push("a little more memory: balanced microbatches are above the mean".to_owned());
+        changes.push("a little more memory, because balanced microbatches are above the mean".to_owned());
     }
     if !problem.options.has_recomputation {
         let options = SearchSpaceOptions { has_recomputation: true, ..problem.options };
@@ -42,8 +44,8 @@ pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> Stri
     }
     let refused = refused_degrees(problem, space);
     format!(
-        "the least that a plan needs is {:.1} GiB a GPU ({plan}), there are {:.1}, of which {:.1} count with the \
-         margin; what would do: {}{refused}",
+        "a plan needs at least {:.1} GiB per GPU ({plan}), but of {:.1} GiB only {:.1} are usable with the memory \
+         margin; to fit, use {}{refused}",
         gib(least_bytes),
         problem.cluster.memory_bytes as f64 / BYTES_PER_GIB,
         have / BYTES_PER_GIB,
@@ -51,7 +53,7 @@ pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> Stri
     )
 }
 
-/// There is no plan at all, whatever the memory.
+/// Explains why there is no plan at all, for any memory.
 fn no_plan(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
     let Cluster { gpus, gpus_per_node, .. } = problem.cluster;
     for (module, shapes) in [("encoder", &space.encoder.shapes), ("llm", &space.llm.shapes)] {
@@ -64,7 +66,7 @@ fn no_plan(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
             );
         }
     }
-    format!("{gpus} GPUs are too few for both modules apart; what would do: 2 GPUs, or colocated placement")
+    format!("{gpus} GPUs are too few for separate modules; use at least 2 GPUs, or colocated placement")
 }
 
 fn would_fit(problem: &PlanProblem<'_>, cluster: Cluster, options: SearchSpaceOptions) -> bool {
@@ -73,7 +75,7 @@ fn would_fit(problem: &PlanProblem<'_>, cluster: Cluster, options: SearchSpaceOp
     least.is_some_and(|(bytes, _)| bytes <= cluster.memory_bytes as f64 / problem.memory_margin)
 }
 
-/// The smallest doubled cluster with a plan, refined by whole nodes.
+/// Finds the smallest doubled cluster with a plan, refined by whole nodes.
 fn gpus_that_fit(problem: &PlanProblem<'_>) -> Option<u32> {
     let fits = |gpus: u32| would_fit(problem, Cluster { gpus, ..problem.cluster }, problem.options);
     let mut few = problem.cluster.gpus;
@@ -89,6 +91,7 @@ fn gpus_that_fit(problem: &PlanProblem<'_>) -> Option<u32> {
     let (mut many, node) = (many?, problem.cluster.gpus_per_node);
     while many - few > node {
         let middle = few + (many - few) / 2 / node * node;
+        // Rounded down to whole nodes, the middle may not move.
         if middle <= few {
             break;
         }
@@ -97,23 +100,23 @@ fn gpus_that_fit(problem: &PlanProblem<'_>) -> Option<u32> {
     Some(many)
 }
 
-/// Degrees that would fit a node, but are not known: measuring them may help.
+/// Names degrees that would fit a node but have no costs: measuring them may help.
 fn refused_degrees(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
     let largest = space.llm.times.iter().map(|times| times.tp).max().unwrap_or(1);
     if largest < problem.cluster.gpus_per_node {
         return format!(
-            "; the largest tensor-parallel degree that the llm has costs and heads for is {largest} of {}",
+            "; the largest tensor-parallel degree that the heads and costs of the llm allow is {largest} of {}",
             problem.cluster.gpus_per_node
         );
     }
     String::new()
 }
 
-/// The family that needs least memory, and how much; `None` if there is no family.
+/// Finds the family with the least memory; `None` if there is no family.
 pub(super) fn least_requirement(space: &SearchSpace<'_>) -> Option<(f64, Family)> {
     let mut least: Option<(f64, Family)> = None;
     space.visit_llms(|llm, llm_dp| {
-        // Memory hardly changes between: powers of two, and the most ranks that there can be.
+        // Memory hardly changes between powers of two, so these and the largest DP size are enough.
         let is_most = (llm_dp + 1) * space.llm.shapes[llm].gpus() >= space.cluster.gpus;
         if !llm_dp.is_power_of_two() && !is_most {
             return;

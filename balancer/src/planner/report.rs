@@ -1,19 +1,19 @@
-//! A plan, and what is said of it.
+//! Plan report: the plan with its score, limits and runner-up.
 
 use super::parallelism_plan::ParallelismPlan;
 
-/// The planner's answer.
+/// Answer of the planner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanReport {
     /// The plan.
     pub plan: ParallelismPlan,
     /// Mean makespan of the sampled batches.
     pub step_seconds: f64,
-    /// Its 95th percentile.
+    /// 95th percentile of the makespans.
     pub step_seconds_p95: f64,
-    /// What no plan of the space can beat on these batches, whatever the balancing.
+    /// Lower bound on the mean makespan of every plan of the space on these batches, for any balancing.
     pub lower_bound_seconds: f64,
-    /// Plans that were bounded, each by itself or with its neighbors.
+    /// Plans that were bounded, by themselves or together with their neighbors.
     pub plans_bounded: u64,
     /// Plans that were simulated.
     pub plans_simulated: u64,
@@ -21,11 +21,11 @@ pub struct PlanReport {
     pub is_exhaustive: bool,
     /// Batches that the plan was scored on.
     pub batches: usize,
-    /// Why this plan.
+    /// Reasons for this plan.
     pub explanation: Explanation,
 }
 
-/// What bounds the step.
+/// Stage that limits the step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bottleneck {
     /// `encoder` or `llm`.
@@ -43,31 +43,31 @@ pub struct Bottleneck {
 /// Memory of one module's fullest GPU over all batches.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ModuleBytes {
-    /// What it takes.
+    /// Memory in use.
     pub bytes: u64,
-    /// What is left.
+    /// Memory left.
     pub headroom_bytes: i64,
 }
 
-/// The best plan with other degrees.
+/// Best plan with other degrees.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunnerUp {
     /// The plan.
     pub plan: ParallelismPlan,
     /// Its mean makespan.
     pub step_seconds: f64,
-    /// What it loses by.
+    /// Reason why it is slower.
     pub reason: String,
 }
 
-/// Why a plan was chosen.
+/// Reasons for a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
-    /// What bounds the step.
+    /// Stage that limits the step.
     pub bottleneck: Bottleneck,
-    /// Of the encoder's fullest GPU; of the same GPU as the LLM's where they are colocated.
+    /// Memory of the encoder's fullest GPU; of the LLM's where they are colocated.
     pub encoder_memory: ModuleBytes,
-    /// Of the LLM's fullest GPU.
+    /// Memory of the LLM's fullest GPU.
     pub llm_memory: ModuleBytes,
     /// The next plan, if another one with other degrees was scored.
     pub runner_up: Option<RunnerUp>,

@@ -1,9 +1,9 @@
-//! The global batches that plans are judged on, and what they ask for on average.
+//! Samples global batches, on which all plans are judged.
 
 use crate::error::{Error, Result};
 use crate::rng::{SplitMix64, seed_from};
 
-/// What the planner knows of a sample.
+/// Size of a sample in both modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ItemSize {
     /// Tiles, or windows of audio, that the encoder takes; 0 for text alone.
@@ -16,8 +16,9 @@ pub struct ItemSize {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
     batches: Vec<Vec<ItemSize>>,
-    /// Largest sample of all sizes, drawn or not: it will come.
+    /// Tokens of the largest sample of all sizes, drawn or not: it will come.
     pub(super) tokens_max: u64,
+    /// Tokens of the smallest sample.
     pub(super) tokens_min: u64,
     /// Most tiles of a sample.
     pub(super) tiles_max: u64,
@@ -25,20 +26,21 @@ pub struct Workload {
     pub(super) batch_tokens_max: u64,
     /// Most tiles of a batch.
     pub(super) batch_tiles_max: u64,
-    /// Means over batches.
+    /// Tokens of a batch, mean over batches.
     pub(super) batch_tokens: f64,
+    /// Tiles of a batch, mean over batches.
     pub(super) batch_tiles: f64,
 }
 
 impl Workload {
-    /// Draws `batches` global batches of `global_batch` samples: the sizes in random order, over and over.
+    /// Draws `batches` global batches of `global_batch` samples: the sizes in random order, repeatedly.
     ///
     /// # Errors
     /// [`Error::Config`] if there are no sizes or no batches, or a sample has no tokens.
     pub fn draw(sizes: &[ItemSize], global_batch: u32, batches: usize, seed: u64) -> Result<Self> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         if sizes.is_empty() {
-            return invalid("shapes", "there is none".to_owned());
+            return invalid("shapes", "expected at least one".to_owned());
         }
         if let Some(at) = sizes.iter().position(|size| size.tokens == 0) {
             return invalid("shapes", format!("sample {at} has no tokens"));
@@ -50,6 +52,7 @@ impl Workload {
         let mut rng = SplitMix64::new(seed_from([seed, sizes.len() as u64, u64::from(global_batch)]));
         let mut next = order.len();
         let mut draw = || {
+            // A new permutation per pass over the sizes, so that all occur equally often.
             if next == order.len() {
                 rng.shuffle_front(&mut order, sizes.len());
                 next = 0;
@@ -59,6 +62,7 @@ impl Workload {
         };
         let mut batch = || {
             let mut batch: Vec<ItemSize> = (0..global_batch).map(|_| draw()).collect();
+            // Largest first: greedy balancing is LPT in this order.
             batch.sort_unstable_by_key(|size| std::cmp::Reverse((size.tokens, size.tiles)));
             batch
         };
@@ -89,7 +93,7 @@ impl Workload {
         &self.batches
     }
 
-    /// Samples of a batch.
+    /// Returns the samples per batch.
     pub(super) fn global_batch(&self) -> u32 {
         self.batches[0].len() as u32
     }

@@ -1,17 +1,17 @@
-//! What ranks do: passes, messages between ranks, sums of gradients.
+//! Actions of a rank: passes, messages between ranks, sums of gradients.
 
 use std::fmt;
 
-/// One thing that a rank does. A list of actions is all that an executor or the simulator needs.
+/// One action of a rank. An executor and the simulator need nothing but a list of them.
 ///
-/// Messages are named by the rank's own stage: `Recv` brings its input, `Send` takes its output.
+/// Messages are named by the rank's own stage: `Recv` brings its input, `Send` takes its output away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Receives the activations that a forward pass starts from.
     Recv(Message),
     /// Computes the stage's layers, and keeps what the backward pass needs.
     Forward(Part),
-    /// Sends the activations on.
+    /// Sends the activations to the next stage.
     Send(Message),
     /// Receives the gradient of the activations that were sent.
     RecvGrad(Message),
@@ -19,15 +19,15 @@ pub enum Action {
     Backward(Part),
     /// Computes the gradient of the input alone; keeps what the weights' gradient needs.
     BackwardInput(Part),
-    /// Computes the gradient of the weights, and frees what is left.
+    /// Computes the gradient of the weights, and frees the rest.
     BackwardWeight(Part),
     /// Sends the gradient of the received activations back.
     SendGrad(Message),
-    /// Sums this stage's gradients over the ranks that hold the stage. Its last backward pass is done.
+    /// Sums this stage's gradients over the ranks that hold the stage, after its last backward pass.
     ReduceGrads(u16),
 }
 
-/// One microbatch in one stage.
+/// One microbatch in one stage, a *part* of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Part {
     /// Index of the microbatch in the step.
@@ -36,7 +36,7 @@ pub struct Part {
     pub stage: u16,
 }
 
-/// Activations or their gradient on the way from one rank to another.
+/// Activations or their gradient, in transit from one rank to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Message {
     /// Index of the microbatch in the step.
@@ -47,25 +47,25 @@ pub struct Message {
     pub peer: u16,
 }
 
-/// What a pass computes.
+/// Values that a pass computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PassKind {
-    /// The layers themselves.
+    /// Activations of the stage's layers.
     Forward,
     /// Gradients of input and weights.
     Backward,
-    /// The gradient of the input.
+    /// Gradient of the input.
     BackwardInput,
-    /// The gradient of the weights.
+    /// Gradient of the weights.
     BackwardWeight,
 }
 
 /// One pass of one microbatch through one stage: an action that computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pass {
-    /// What it computes.
+    /// Values that it computes.
     pub kind: PassKind,
-    /// Of what.
+    /// Microbatch and stage.
     pub part: Part,
 }
 
@@ -98,7 +98,7 @@ impl From<Pass> for Action {
 }
 
 impl Message {
-    /// The part at this end.
+    /// Returns the part at this end.
     #[must_use]
     pub fn part(self) -> Part {
         Part { microbatch: self.microbatch, stage: self.stage }
@@ -136,7 +136,7 @@ impl fmt::Display for Pass {
     }
 }
 
-/// Reads as `forward 3 in stage 1` or `recv gradient 3 in stage 1 from 2`.
+/// Formats as `forward 3 in stage 1` or `recv gradient 3 in stage 1 from 2`.
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, message, towards) = match *self {

@@ -1,4 +1,4 @@
-//! The passes of all ranks, and which waits for which.
+//! Graph of all ranks' passes and their dependencies.
 
 use super::action::{Part, Pass, PassKind};
 use super::layout::PipelineLayout;
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 
 /// Marks a pass that no rank runs.
 const NONE: u32 = u32::MAX;
-/// Places of one part: forward, backward or its input half, weight half.
+/// Entries per part: forward, backward or its input half, weight half.
 const PLACES: usize = 3;
 
 /// Passes numbered rank by rank, each rank's in the order in which it runs them.
@@ -14,14 +14,14 @@ const PLACES: usize = 3;
 pub(crate) struct PassGraph<'a> {
     layout: &'a PipelineLayout,
     pub(crate) passes: Vec<Pass>,
-    /// The first pass of every rank, then the number of passes.
+    /// Number of the first pass of every rank, then the number of passes.
     starts: Vec<usize>,
-    /// The number of a pass by part and place.
+    /// Number of each pass, by part and kind.
     numbers: Vec<u32>,
 }
 
 impl<'a> PassGraph<'a> {
-    /// Numbers the passes, `[ranks]` lists of parts that the layout has.
+    /// Numbers the passes: `[ranks]` lists, with parts of the layout.
     pub(crate) fn new(layout: &'a PipelineLayout, lists: &[Vec<Pass>]) -> Self {
         let mut numbers = vec![NONE; layout.stages() * layout.microbatches() * PLACES];
         let mut starts = vec![0];
@@ -36,37 +36,37 @@ impl<'a> PassGraph<'a> {
         Self { layout, passes, starts, numbers }
     }
 
-    /// Numbers of a rank's passes.
+    /// Returns the numbers of a rank's passes.
     pub(crate) fn of_rank(&self, rank: usize) -> std::ops::Range<usize> {
         self.starts[rank]..self.starts[rank + 1]
     }
 
-    /// Rank of a pass.
+    /// Returns the rank of a pass.
     pub(crate) fn rank(&self, number: usize) -> usize {
         self.layout.rank(self.passes[number].part)
     }
 
-    /// The pass before on the same rank.
+    /// Returns the previous pass on the same rank.
     pub(crate) fn before(&self, number: usize) -> Option<usize> {
         (number > self.starts[self.rank(number)]).then(|| number - 1)
     }
 
-    /// The passes of other stages whose result a pass takes.
+    /// Lists the passes of other stages whose result a pass needs.
     pub(crate) fn inputs(&self, number: usize) -> impl Iterator<Item = usize> + '_ {
         let Pass { kind, part } = self.passes[number];
         let (forward, backward) = ways(kind);
-        let givers = forward.then(|| self.layout.givers(part)).into_iter().flatten();
-        let takers = backward.then(|| self.layout.takers(part)).into_iter().flatten();
-        givers.chain(takers).filter_map(move |part| self.find(part, kind))
+        let producers = forward.then(|| self.layout.producers(part)).into_iter().flatten();
+        let consumers = backward.then(|| self.layout.consumers(part)).into_iter().flatten();
+        producers.chain(consumers).filter_map(move |part| self.find(part, kind))
     }
 
-    /// The passes of other stages that take a pass's result.
+    /// Lists the passes of other stages that need a pass's result.
     fn outputs(&self, number: usize) -> impl Iterator<Item = usize> + '_ {
         let Pass { kind, part } = self.passes[number];
         let (forward, backward) = ways(kind);
-        let takers = forward.then(|| self.layout.takers(part)).into_iter().flatten();
-        let givers = backward.then(|| self.layout.givers(part)).into_iter().flatten();
-        takers.chain(givers).filter_map(move |part| self.find(part, kind))
+        let consumers = forward.then(|| self.layout.consumers(part)).into_iter().flatten();
+        let producers = backward.then(|| self.layout.producers(part)).into_iter().flatten();
+        consumers.chain(producers).filter_map(move |part| self.find(part, kind))
     }
 
     fn find(&self, part: Part, kind: PassKind) -> Option<usize> {
@@ -74,7 +74,7 @@ impl<'a> PassGraph<'a> {
         (number != NONE).then_some(number as usize)
     }
 
-    /// When each pass would start if every pass took one tick and every message none.
+    /// Computes when each pass would start if every pass took one tick and every message none.
     ///
     /// # Errors
     /// [`Error::Deadlock`] if ranks wait for one another.
@@ -83,6 +83,7 @@ impl<'a> PassGraph<'a> {
         let mut ticks = vec![NONE; self.passes.len()];
         let mut next: Vec<usize> = self.starts[..ranks].to_vec();
         let mut waiting: Vec<usize> = (0..ranks).rev().collect();
+        // Each rank runs until an input is missing; the pass that produces it queues the rank again.
         while let Some(rank) = waiting.pop() {
             while next[rank] < self.starts[rank + 1] {
                 let number = next[rank];
@@ -99,7 +100,7 @@ impl<'a> PassGraph<'a> {
         })
     }
 
-    /// When the last backward pass of every stage has ended, on all ranks that hold it, `[stages]`.
+    /// Returns when the last backward pass of every stage has ended, on all ranks that hold it, `[stages]`.
     pub(crate) fn sum_ticks(&self, ticks: &[u32]) -> Vec<u32> {
         let mut done = vec![0; self.layout.stages()];
         for (pass, tick) in self.passes.iter().zip(ticks) {
@@ -110,12 +111,12 @@ impl<'a> PassGraph<'a> {
     }
 }
 
-/// The first tick at which both are done; none if the second never starts.
+/// Returns the first tick at which both are done; `None` if the second never starts.
 fn later(tick: u32, input: u32) -> Option<u32> {
     (input != NONE).then(|| tick.max(input + 1))
 }
 
-/// Whether a pass takes activations and gives them on, and whether it does so with gradients.
+/// Whether a pass receives and sends activations, and whether it receives and sends gradients.
 fn ways(kind: PassKind) -> (bool, bool) {
     match kind {
         PassKind::Forward => (true, false),

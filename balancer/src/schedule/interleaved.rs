@@ -5,10 +5,10 @@ use super::action::{Part, Pass, PassKind};
 
 /// Lists one rank's passes; rank `r` of `ranks` holds the stages `r`, `r + ranks`, `r + 2 ranks`, …
 ///
-/// Microbatches go in groups of `ranks`, the last group takes what is left over besides; a group runs
-/// through the first chunk, then through the second, backward in reverse. As many forward passes as
-/// Megatron-LM has come first, `2 (ranks - r - 1) + (chunks - 1) g` with `g` the largest group, then
-/// forward and backward in turn.
+/// Microbatches run in groups of `ranks`, and the last group also takes the remainder; a group runs through
+/// the first chunk, then through the second, backward in reverse. As many forward passes come first as in
+/// Megatron-LM, `2 (ranks - r - 1) + (chunks - 1) g` with `g` the largest group, then forward and backward
+/// passes alternate.
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
@@ -30,14 +30,14 @@ pub(super) fn passes(rank: usize, ranks: usize, chunks: usize, microbatches: usi
     passes
 }
 
-/// Microbatches in groups of `ranks`, those left over in the last group.
+/// Groups microbatches by `ranks`, the remainder in the last group.
 fn groups(ranks: usize, microbatches: usize) -> Vec<std::ops::Range<u32>> {
     let count = (microbatches / ranks).max(1);
     let end = |group: usize| if group == count { microbatches } else { group * ranks } as u32;
     (0..count).map(|group| end(group)..end(group + 1)).collect()
 }
 
-/// A group through all stages, then the next group.
+/// Lists passes group by group, each group through all stages.
 fn in_groups(groups: &[std::ops::Range<u32>], kind: PassKind, stages: &[usize]) -> Vec<Pass> {
     let mut passes = Vec::new();
     for group in groups {

@@ -1,16 +1,16 @@
-//! The schedules by name.
+//! Schedules by name.
 
 use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// Chunks a rank when only `interleaved` is asked for.
+/// Chunks per rank when only `interleaved` is given.
 const CHUNKS: u16 = 2;
 
-/// Which schedule; written and read as `gpipe`, `1f1b`, `interleaved:2` and `zb-h1`.
+/// Kind of schedule; written and read as `gpipe`, `1f1b`, `interleaved:2` and `zb-h1`.
 ///
-/// With `p` ranks, `m` microbatches, all alike, and passes of `f` forward and `b` backward in a rank, the
-/// bubble of a rank is the time added to the ideal `m (f + b)`.
+/// The bubble of a rank is the time added to the ideal `m (f + b)`, where `p` ranks run `m` microbatches, all
+/// alike, with passes of `f` forward and `b` backward on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ScheduleKind {
@@ -19,20 +19,20 @@ pub enum ScheduleKind {
     GPipe,
     /// One forward, one backward. Keeps at most `p - r` microbatches on rank `r`; bubble `(p - 1)(f + b)`.
     OneForwardOneBackward,
-    /// 1F1B with several chunks of layers a rank. If `p` divides `m`, it keeps at most
+    /// 1F1B with several chunks of layers per rank. If `p` divides `m`, it keeps at most
     /// `2 (p - r - 1) + (chunks - 1) p + 1` chunks' microbatches and its bubble is `(p - 1)(f + b) / chunks`.
     Interleaved {
         /// Chunks of layers, at least 1.
         chunks: u16,
     },
-    /// ZB-H1: 1F1B with backward passes split in an input and a weight half. Keeps at most `p` microbatches
-    /// on every rank, as 1F1B does on its first. If `m` is at least `p`, its bubble is
+    /// ZB-H1: 1F1B with backward passes split into an input and a weight half. Keeps at most `p` microbatches
+    /// on every rank, like 1F1B on its first. If `m` is at least `p`, its bubble is
     /// `(p - 1)(f + b - 2 w)`, `w` the weight half, not longer than `f` and `b / 2`.
     ZeroBubble,
 }
 
 impl ScheduleKind {
-    /// All kinds, one with two chunks a rank.
+    /// All kinds, one with two chunks per rank.
     pub const ALL: [Self; 4] =
         [Self::GPipe, Self::OneForwardOneBackward, Self::Interleaved { chunks: CHUNKS }, Self::ZeroBubble];
 
@@ -66,7 +66,7 @@ impl fmt::Display for ScheduleKind {
 impl FromStr for ScheduleKind {
     type Err = Error;
 
-    /// Reads a name; `interleaved` has two chunks unless `:` and another number follow.
+    /// Parses a name; `interleaved` has two chunks unless `:` and another number follow.
     fn from_str(name: &str) -> Result<Self> {
         if let Some(chunks) = name.strip_prefix("interleaved:") {
             let chunks = chunks.parse().ok().filter(|chunks| *chunks > 0);

@@ -1,29 +1,29 @@
-//! Who holds which stage, who runs which microbatch there, and what feeds what.
+//! Maps stages and microbatches to ranks, and parts to the parts they exchange messages with.
 
 use super::action::Part;
 use super::module_stages::{ModuleStages, Replicas, check_count, check_modules, check_parts};
 use crate::error::{Error, Result};
 
-/// Stages, ranks and microbatches of a step: what a schedule is made for.
+/// Stages, ranks and microbatches of a step, for which a schedule is made.
 ///
-/// Ranks here are pipeline ranks: the devices that share a stage by tensor parallelism count as one.
-/// A [`PipelineLayout::chain`] is one pipeline. A [`PipelineLayout::of_modules`] is a whole job, with modules that differ
-/// in stages and in DP size; its stages, its ranks and its microbatches are numbered through:
+/// Ranks here are pipeline ranks: the devices that share a stage by tensor parallelism count as one. A
+/// [`PipelineLayout::chain`] is one pipeline. A [`PipelineLayout::of_modules`] is a whole job, with modules
+/// that differ in stages and in DP size; its stages, its ranks and its microbatches are numbered through:
 ///
 /// - stages: module by module
 /// - ranks: module by module, in a module replica by replica, in a replica stage by stage
 /// - microbatches: `u = k * D + d` is microbatch `k` of DP rank `d` of the last module, `D` its DP size;
 ///   the microbatches of one `k` are a *round*
 ///
-/// **Route.** Replica `u mod E` of a module with DP size `E` runs microbatch `u`, unless [`PipelineLayout::route`]
-/// says otherwise. So each replica gets as many microbatches as any other, or one more, whatever the two
-/// sizes: with fewer replicas than `D` each fans out to several LLM ranks, with more each LLM rank is fed
-/// by several in turn. Where items go to replicas without regard to their microbatch, a module
-/// [shares rounds](ModuleStages::share_rounds): its microbatch `k * E + e` is what replica `e` computes in
-/// round `k`, and it feeds all microbatches of the round. Gradients go back the same way.
+/// **Route.** Replica `u mod E` of a module with DP size `E` runs microbatch `u`, unless
+/// [`PipelineLayout::route`] overrides it. So the replicas' numbers of microbatches differ by at most one,
+/// for any two sizes: with fewer replicas than `D` each fans out to several LLM ranks, with more each LLM
+/// rank is fed by several in turn. Where items go to replicas independently of their microbatch, a module
+/// [shares rounds](ModuleStages::share_rounds): its microbatch `k * E + e` is the share of replica `e` in
+/// round `k`, and it feeds all microbatches of the round. Gradients return the same way.
 ///
-/// A module that shares its ranks with another (an encoder *colocated* with an LLM stage) is no module
-/// here: the times of both add up in that stage's row of [`StageTimes`](crate::StageTimes).
+/// A module that shares its ranks with another (an encoder *colocated* with an LLM stage) does not count as a
+/// module here: the times of both are added in that stage's row of [`StageTimes`](crate::StageTimes).
 ///
 /// # Examples
 /// ```
@@ -41,9 +41,9 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineLayout {
     ranks: usize,
-    /// Of the module that has the most.
+    /// Microbatches of the module that has the most.
     microbatches: usize,
-    /// Stages that a rank holds.
+    /// Stages per rank.
     chunks: usize,
     stages: Vec<Stage>,
     modules: Vec<Replicas>,
@@ -64,7 +64,7 @@ impl PipelineLayout {
     /// Describes one pipeline; rank `r` holds the stages `r`, `r + ranks`, …, one for each chunk.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no rank or no chunk, or there are too many of anything.
+    /// [`Error::Config`] if there is no rank or no chunk, or a number is too large.
     pub fn chain(ranks: usize, chunks: usize, microbatches: usize) -> Result<Self> {
         let count = ranks.saturating_mul(chunks);
         check_count("stages", count)?;
@@ -88,7 +88,7 @@ impl PipelineLayout {
     /// [`Error::Config`] if a number is 0 or too large, or a module feeds one that is not after it.
     pub fn of_modules(modules: &[ModuleStages], microbatches: usize) -> Result<Self> {
         let Some(last) = modules.last() else {
-            return Err(Error::Config { setting: "modules", reason: "there is none".to_owned() });
+            return Err(Error::Config { setting: "modules", reason: "expected at least one".to_owned() });
         };
         let starts = check_modules(modules)?;
         let replicas: Vec<Replicas> =
@@ -108,6 +108,7 @@ impl PipelineLayout {
         for stage in (0..stages.len()).rev() {
             if let Some(next) = stages[stage].next {
                 stages[stage].after = stages[next as usize].after + 1;
+                // Stages are visited backwards, so inserting in front keeps them ascending.
                 stages[next as usize].before.insert(0, stage as u16);
             }
         }
@@ -120,13 +121,13 @@ impl PipelineLayout {
         })
     }
 
-    /// Says which replica of a module runs each microbatch, for example to even the replicas' work.
+    /// Sets which replica of a module runs each microbatch, for example to even out the replicas' work.
     ///
     /// - `replicas`: `[microbatches]` of the last module, each below this module's DP size
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Config`] if there is no such module, it is the last or shares rounds (its
-    /// microbatches are numbered by rank), or has no such replica.
+    /// [`Error::Length`]; [`Error::Config`] if the module does not exist, is the last or shares rounds (its
+    /// microbatches are numbered by rank), or does not have the replica.
     pub fn route(mut self, module: usize, replicas: Vec<u16>) -> Result<Self> {
         let invalid = |reason| Err(Error::Config { setting: "route", reason });
         if module + 1 >= self.modules.len() || self.modules[module].shares_rounds {
@@ -151,7 +152,7 @@ impl PipelineLayout {
         self.ranks
     }
 
-    /// Returns the number of stages, those of all chunks or modules.
+    /// Returns the number of stages, of all chunks or modules.
     #[must_use]
     pub fn stages(&self) -> usize {
         self.stages.len()
@@ -167,7 +168,7 @@ impl PipelineLayout {
     /// Returns how many microbatches pass through a stage.
     ///
     /// # Panics
-    /// If there is no such stage.
+    /// If the stage does not exist.
     #[must_use]
     pub fn microbatches_of(&self, stage: usize) -> usize {
         self.modules[self.stages[stage].module].microbatches
@@ -176,7 +177,7 @@ impl PipelineLayout {
     /// Returns the module of a stage; the only one of a chain is 0.
     ///
     /// # Panics
-    /// If there is no such stage.
+    /// If the stage does not exist.
     #[must_use]
     pub fn module(&self, stage: usize) -> usize {
         self.stages[stage].module
@@ -185,14 +186,14 @@ impl PipelineLayout {
     /// Returns the rank that runs a microbatch in a stage.
     ///
     /// # Panics
-    /// If there is no such part.
+    /// If the part does not exist.
     #[must_use]
     pub fn rank(&self, part: Part) -> usize {
         let stage = &self.stages[part.stage as usize];
         stage.first_rank + self.replica(part) * self.modules[stage.module].ranks_apart
     }
 
-    /// The replica of the module that runs a microbatch.
+    /// Returns the replica of the module that runs a microbatch.
     pub(crate) fn replica(&self, part: Part) -> usize {
         let replicas = &self.modules[self.stages[part.stage as usize].module];
         let by_number = || part.microbatch as usize % replicas.count;
@@ -202,45 +203,46 @@ impl PipelineLayout {
     /// Returns the ranks that hold a stage, one for each replica.
     ///
     /// # Panics
-    /// If there is no such stage.
+    /// If the stage does not exist.
     pub fn holders(&self, stage: usize) -> impl Iterator<Item = usize> {
         let Stage { module, first_rank, .. } = self.stages[stage];
         let Replicas { count, ranks_apart, .. } = self.modules[module];
         (0..count).map(move |replica| first_rank + replica * ranks_apart)
     }
 
-    /// Returns the parts that take the activations of a part.
+    /// Lists the parts that receive the activations of a part.
     ///
     /// # Panics
-    /// If there is no such part.
-    pub fn takers(&self, part: Part) -> impl Iterator<Item = Part> {
+    /// If the part does not exist.
+    pub fn consumers(&self, part: Part) -> impl Iterator<Item = Part> {
         let next = self.stages[part.stage as usize].next;
         next.into_iter().flat_map(move |stage| self.linked(part, stage))
     }
 
-    /// Returns the parts whose activations a part takes.
+    /// Lists the parts whose activations a part receives.
     ///
     /// # Panics
-    /// If there is no such part.
-    pub fn givers(&self, part: Part) -> impl Iterator<Item = Part> {
+    /// If the part does not exist.
+    pub fn producers(&self, part: Part) -> impl Iterator<Item = Part> {
         let before = &self.stages[part.stage as usize].before;
         before.iter().flat_map(move |&stage| self.linked(part, stage))
     }
 
-    /// The parts of a stage beside it that a part exchanges messages with.
+    /// Lists the parts of an adjacent stage that a part exchanges messages with.
     fn linked(&self, part: Part, stage: u16) -> impl Iterator<Item = Part> + use<> {
         let [own, other] = [part.stage, stage].map(|stage| self.stages[stage as usize].module);
         let (own, other, is_inside) = (&self.modules[own], &self.modules[other], own == other);
         let microbatches = if is_inside || !(own.shares_rounds || other.shares_rounds) {
             part.microbatch..part.microbatch + 1
         } else {
+            // A shared round corresponds to the other module's whole round, not to single microbatches.
             let round = part.microbatch as usize / own.round * other.round;
             round as u32..(round + other.round) as u32
         };
         microbatches.map(move |microbatch| Part { microbatch, stage })
     }
 
-    /// Stages between this one and the loss.
+    /// Returns the number of stages between this one and the loss.
     pub(super) fn stages_after(&self, stage: usize) -> usize {
         self.stages[stage].after
     }
@@ -249,7 +251,7 @@ impl PipelineLayout {
         self.chunks
     }
 
-    /// Microbatches of a round in a stage.
+    /// Returns the microbatches per round in a stage.
     pub(super) fn round(&self, stage: usize) -> usize {
         self.modules[self.stages[stage].module].round
     }

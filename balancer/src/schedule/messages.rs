@@ -1,16 +1,16 @@
-//! Passes → actions: where messages and sums of gradients stand between the passes.
+//! Inserts messages and sums of gradients between the passes.
 //!
-//! Every message is one event in one order of all events of the job: it comes when the pass that takes it
-//! would start, were all passes equally long, gradients before activations. Both ends have it at that place
-//! of their lists. So there is an order in which everything can happen, and lists never wait for one another for
-//! ever, even if a send waits for its receive.
+//! Every message is one event in a total order of all events of the job: it comes when the pass that receives
+//! it would start, were all passes equally long, gradients before activations. Both ends have it at that
+//! position of their lists. So there is an order in which everything can happen, and lists never deadlock,
+//! even if a send waits for its receive.
 
 use super::action::{Action, Message, Pass, PassKind};
 use super::graph::PassGraph;
 use super::layout::PipelineLayout;
 use crate::error::Result;
 
-/// Place in the order of all events: tick, phase, then what makes it unique.
+/// Position in the total order of events: tick, phase, then two numbers that make it unique.
 type Place = (u32, Phase, i64, usize);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +32,7 @@ pub(super) fn insert(layout: &PipelineLayout, lists: &[Vec<Pass>]) -> Result<Vec
             events[rank].push(((tick, Phase::Passes, 0, 0), pass.into()));
             for input in graph.inputs(number) {
                 let sender = graph.rank(input);
+                // Stages on one rank pass data in memory.
                 if sender != rank {
                     let place = place(tick, pass.kind, rank, sender);
                     let [send, recv] = message(graph.passes[input], pass, [sender, rank]);
@@ -53,7 +54,8 @@ pub(super) fn insert(layout: &PipelineLayout, lists: &[Vec<Pass>]) -> Result<Vec
     Ok(events.into_iter().map(in_order).collect())
 }
 
-/// Of messages at one tick, those nearest to the loss come first: nobody takes before it gives.
+/// Orders messages of one tick: those nearest to the loss come first, so that a rank sends before it
+/// receives.
 fn place(tick: u32, kind: PassKind, receiver: usize, sender: usize) -> Place {
     if kind.is_backward() {
         (tick, Phase::Gradients, receiver as i64, sender)
@@ -62,7 +64,7 @@ fn place(tick: u32, kind: PassKind, receiver: usize, sender: usize) -> Place {
     }
 }
 
-/// Both ends of the message between two passes.
+/// Builds both ends of the message between two passes.
 fn message(from: Pass, to: Pass, [sender, receiver]: [usize; 2]) -> [Action; 2] {
     let end = |pass: Pass, peer: usize| {
         let (microbatch, stage) = (pass.part.microbatch, pass.part.stage);

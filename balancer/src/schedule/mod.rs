@@ -1,23 +1,23 @@
-//! Pipeline schedules as pure data: what each rank does, in order.
+//! Pipeline schedules as pure data: the actions of each rank, in order.
 //!
-//! A *schedule* is a list of [`Action`]s per pipeline rank. The simulator sums predicted times over the
-//! very lists that an executor runs. A kind says in which order a rank computes, one kind a file; messages
-//! are put between the passes in one way for all of them (`messages.rs`), such that lists are safe whether a
-//! send returns at once or waits for its receive.
+//! A *schedule* is a list of [`Action`]s per pipeline rank. The simulator sums predicted times over the same
+//! lists that an executor runs. A kind orders the passes of a rank, one kind per file; messages are inserted
+//! between the passes in the same way for all kinds (`messages.rs`), such that lists are safe whether a send
+//! returns immediately or waits for its receive.
 //!
-//! A [`PipelineLayout`] says who holds which stage: one pipeline, with several chunks of layers a rank if need be,
-//! or a whole job of modules that differ in stages and DP size.
+//! A [`PipelineLayout`] maps stages to ranks: one pipeline, optionally with several chunks of layers per
+//! rank, or a whole job of modules that differ in stages and DP size.
 
 mod action;
 mod gpipe;
 mod graph;
 mod interleaved;
 mod kind;
+mod lagged;
 mod layout;
 mod messages;
 mod module_stages;
 mod one_forward_one_backward;
-mod window;
 mod zero_bubble;
 
 pub use action::{Action, Message, Part, Pass, PassKind};
@@ -27,12 +27,12 @@ pub use layout::PipelineLayout;
 pub use module_stages::ModuleStages;
 
 use crate::error::{Error, Result};
-use window::Share;
+use lagged::RankWork;
 
-/// Lists what one rank of a pipeline does in a step of `microbatches` microbatches.
+/// Lists the actions of one rank of a pipeline in a step of `microbatches` microbatches.
 ///
-/// Each microbatch is computed once forward and once backward in each of the rank's stages; nobody sends
-/// activations to the first stage or gradients to the last. [`PipelineLayout::schedule`] lists all ranks at once.
+/// Each microbatch runs once forward and once backward in each of the rank's stages; the first stage receives
+/// no activations and the last no gradients. [`PipelineLayout::schedule`] lists all ranks together.
 ///
 /// # Panics
 /// If `rank` is not below `ranks`, or the layout would be too large.
@@ -56,20 +56,21 @@ pub fn schedule(kind: ScheduleKind, rank: usize, ranks: usize, microbatches: usi
 }
 
 impl PipelineLayout {
-    /// Lists what every rank does, `[ranks]`.
+    /// Lists the actions of every rank, `[ranks]`.
     ///
     /// # Errors
-    /// [`Error::Config`] if ranks hold another number of chunks than the kind has.
+    /// [`Error::Config`] if the number of chunks per rank differs from the kind's.
     pub fn schedule(&self, kind: ScheduleKind) -> Result<Vec<Vec<Action>>> {
         messages::insert(self, &self.passes(kind)?)
     }
 
-    /// The passes of every rank, in order.
+    /// Lists the passes of every rank, in order.
     pub(crate) fn passes(&self, kind: ScheduleKind) -> Result<Vec<Vec<Pass>>> {
         if kind.chunks() != self.chunks() {
             let reason = format!("{kind} does not fit ranks with {} chunks each", self.chunks());
             return Err(Error::Config { setting: "schedule", reason });
         }
+        // The other kinds order each stage by itself; interleaving mixes the stages of a rank.
         if let ScheduleKind::Interleaved { chunks } = kind {
             let (ranks, microbatches) = (self.ranks(), self.microbatches());
             let of_rank = |rank| interleaved::passes(rank, ranks, usize::from(chunks), microbatches);
@@ -81,14 +82,15 @@ impl PipelineLayout {
             let stages_after = self.stages_after(stage);
             for (rank, microbatches) in self.shares(stage) {
                 let (stage, round) = (stage as u16, self.round(stage));
-                let share = Share { stage, microbatches: &microbatches, round, stages_after, stages_in_all };
-                lists[rank] = kind.passes(&share);
+                let work =
+                    RankWork { stage, microbatches: &microbatches, round, stages_after, stages_in_all };
+                lists[rank] = kind.passes(&work);
             }
         }
         Ok(lists)
     }
 
-    /// The microbatches that every holder of a stage runs, ascending.
+    /// Lists the microbatches of every rank that holds a stage, ascending.
     fn shares(&self, stage: usize) -> Vec<(usize, Vec<u32>)> {
         let mut shares: Vec<(usize, Vec<u32>)> = self.holders(stage).map(|rank| (rank, Vec::new())).collect();
         for microbatch in 0..self.microbatches_of(stage) as u32 {
@@ -102,12 +104,12 @@ impl PipelineLayout {
 }
 
 impl ScheduleKind {
-    /// The passes of a rank that holds one stage.
-    fn passes(self, share: &Share<'_>) -> Vec<Pass> {
+    /// Lists the passes of a rank that holds one stage.
+    fn passes(self, work: &RankWork<'_>) -> Vec<Pass> {
         match self {
-            Self::GPipe => gpipe::passes(share),
-            Self::ZeroBubble => zero_bubble::passes(share),
-            Self::OneForwardOneBackward | Self::Interleaved { .. } => one_forward_one_backward::passes(share),
+            Self::GPipe => gpipe::passes(work),
+            Self::ZeroBubble => zero_bubble::passes(work),
+            Self::OneForwardOneBackward | Self::Interleaved { .. } => one_forward_one_backward::passes(work),
         }
     }
 }

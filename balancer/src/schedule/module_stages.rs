@@ -1,4 +1,4 @@
-//! The modules of a job: how many stages and replicas each has, and what it feeds.
+//! Modules of a job: stages, replicas and the module that each one feeds.
 
 use crate::error::{Error, Result};
 
@@ -12,43 +12,43 @@ pub struct ModuleStages {
     pub stages: usize,
     /// Replicas, at least 1.
     pub dp_size: usize,
-    /// Index of the module that takes the activations; by default the one after. The last module's is
-    /// ignored.
+    /// Index of the module that receives the activations. Default: the next one. Ignored for the last module.
     pub feeds: Option<usize>,
     /// Whether each replica computes a share of every round's items.
     pub shares_rounds: bool,
 }
 
-/// Who runs which microbatch of a module.
+/// Assignment of microbatches to the replicas of a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Replicas {
     pub(super) count: usize,
-    /// Microbatches of a round.
+    /// Microbatches per round.
     pub(super) round: usize,
     pub(super) microbatches: usize,
     pub(super) shares_rounds: bool,
-    /// Ranks from one replica to the next.
+    /// Distance in ranks from one replica to the next.
     pub(super) ranks_apart: usize,
-    /// The replica of every microbatch; empty if it is `u mod count`.
+    /// Replica of every microbatch; empty if it is `u mod count`.
     pub(super) route: Vec<u16>,
 }
 
 impl ModuleStages {
-    /// Describes a module that feeds the one after it.
+    /// Describes a module that feeds the next one.
     #[must_use]
     pub fn new(stages: usize, dp_size: usize) -> Self {
         Self { stages, dp_size, feeds: None, shares_rounds: false }
     }
 
-    /// Names the module that takes this one's activations, past those between: a parallel branch.
+    /// Sets the module that receives this one's activations, skipping those between: a parallel branch.
     #[must_use]
     pub fn feeds(mut self, module: usize) -> Self {
         self.feeds = Some(module);
         self
     }
 
-    /// Lets each replica compute a share of every round's items, whichever microbatches these are in. The
-    /// last module's items stay in their microbatches. Modules between a sharing one and the last share too.
+    /// Lets each replica compute a share of every round's items, independently of their microbatches. The
+    /// last module's items stay in their microbatches. Modules between a sharing one and the last must share
+    /// too.
     #[must_use]
     pub fn share_rounds(mut self) -> Self {
         self.shares_rounds = true;
@@ -57,7 +57,7 @@ impl ModuleStages {
 }
 
 impl Replicas {
-    /// Those of a module; `microbatches` are those of one rank of the last module.
+    /// Describes a module's replicas; `microbatches` counts per rank of the last module.
     pub(super) fn new(modules: &[ModuleStages], module: usize, microbatches: usize) -> Self {
         let own = &modules[module];
         let shares_rounds = own.shares_rounds && module + 1 < modules.len();
@@ -80,7 +80,7 @@ pub(super) struct Start {
     pub(super) rank: usize,
 }
 
-/// Returns where each module starts.
+/// Checks the modules and returns where each starts.
 pub(super) fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
     let (mut stage, mut rank) = (0_usize, 0_usize);
     let mut starts = Vec::with_capacity(modules.len());
@@ -102,8 +102,8 @@ pub(super) fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
     Ok(starts)
 }
 
-/// What a shared round is exchanged with has one microbatch a rank and round, or messages could not be told
-/// apart by their ends.
+/// Rejects modules that exchange messages with a sharing module but have several microbatches per rank and
+/// round: their messages could not be distinguished by their ends.
 fn check_sharing(modules: &[ModuleStages], module: usize) -> Result<()> {
     let last = modules.len() - 1;
     let fed = modules[module].feeds.unwrap_or(module + 1);
@@ -123,11 +123,11 @@ pub(super) fn check_count(setting: &'static str, count: usize) -> Result<()> {
     Err(Error::Config { setting, reason: format!("{count} is not in 1..={COUNT_MAX}") })
 }
 
-/// Parts are numbered in 32 bits, up to three passes each.
+/// Rejects too many parts: they are numbered in 32 bits, with up to three passes each.
 pub(super) fn check_parts(stages: usize, microbatches: usize) -> Result<()> {
     if stages.saturating_mul(microbatches) < u32::MAX as usize / 8 {
         return Ok(());
     }
-    let reason = format!("{microbatches} in {stages} stages are too many");
+    let reason = format!("{microbatches} microbatches in {stages} stages are too many");
     Err(Error::Config { setting: "microbatches", reason })
 }

@@ -1,15 +1,15 @@
-//! 1F1B: forward passes to fill the pipeline, then one forward and one backward in turn.
+//! 1F1B: forward passes fill the pipeline, then one forward and one backward pass alternate.
 
 use super::action::Pass;
 use super::action::PassKind::{Backward, Forward};
-use super::window::{Share, windowed};
+use super::lagged::{RankWork, lagged_passes};
 
-/// Lists one rank's passes: a backward pass runs as many rounds behind its forward pass as there are stages
+/// Lists one rank's passes: a backward pass runs as many rounds after its forward pass as there are stages
 /// after this one.
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
 /// 2021, arXiv:2104.04473, section 2.2.1 (PipeDream-Flush).
-pub(super) fn passes(share: &Share<'_>) -> Vec<Pass> {
-    windowed(share, &[(Forward, 0), (Backward, share.stages_after)])
+pub(super) fn passes(work: &RankWork<'_>) -> Vec<Pass> {
+    lagged_passes(work, &[(Forward, 0), (Backward, work.stages_after)])
 }

@@ -1,26 +1,26 @@
-//! How long messages and sums of gradients take.
+//! Times of messages and of sums of gradients.
 
 use super::times::check_sum;
 use crate::error::{Error, Result};
 
-/// Times of everything that ranks exchange, in nanoseconds; nothing by default.
+/// Times of all messages and sums between ranks, in nanoseconds; all 0 by default.
 ///
-/// A message leaves when its pass ends, takes its time (latency and bytes over bandwidth, as the caller
-/// says) and holds neither rank; messages do not slow one another. Stages on one rank send none.
+/// A message leaves when its pass ends, takes its time (latency plus bytes over bandwidth, computed by the
+/// caller) and occupies neither rank; messages do not slow one another. Stages on one rank exchange none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Communication {
     stages: usize,
     microbatches: usize,
-    /// `[stages * microbatches]`, by the stage nearer to the input.
+    /// Times of messages, `[stages * microbatches]`, by the stage nearer to the input.
     pub(crate) activation_ns: Vec<u64>,
     pub(crate) gradient_ns: Vec<u64>,
-    /// `[stages]`.
+    /// Times of sums, `[stages]`.
     pub(crate) reduce_ns: Vec<u64>,
     pub(crate) is_overlapped: bool,
 }
 
 impl Communication {
-    /// Begins with nothing that takes time.
+    /// Creates communication that takes no time.
     #[must_use]
     pub fn free(stages: usize, microbatches: usize) -> Self {
         let messages = vec![0; stages * microbatches];
@@ -34,14 +34,13 @@ impl Communication {
         }
     }
 
-    /// Sets the times of messages between each stage and the next one; what it is for the last stage is
-    /// ignored.
+    /// Sets the times of messages between each stage and the next one; the last stage's are ignored.
     ///
     /// - `activation_ns`, `gradient_ns`: `[stages]` if all microbatches are alike, else
-    ///   `[stages * microbatches]`, row-major by stage; the gradient's row is that of the stage it goes to
+    ///   `[stages * microbatches]`, row-major by stage; a gradient has the row of the stage that receives it
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Config`] if all times together do not fit 63 bits.
+    /// [`Error::Length`]; [`Error::Config`] if the sum of all times does not fit 63 bits.
     pub fn messages(mut self, activation_ns: &[u64], gradient_ns: &[u64]) -> Result<Self> {
         self.activation_ns = self.rows("activation_ns", activation_ns)?;
         self.gradient_ns = self.rows("gradient_ns", gradient_ns)?;
@@ -49,14 +48,14 @@ impl Communication {
         Ok(self)
     }
 
-    /// Sets how long it takes to sum each stage's gradients over the ranks that hold it.
+    /// Sets the time to sum each stage's gradients over the ranks that hold it.
     ///
     /// - `reduce_ns`: `[stages]`; a stage with 0 has nothing to sum
-    /// - `is_overlapped`: false if the ranks stand still meanwhile, from when the last of them is there;
-    ///   true if they compute on, and the sum begins with the last rank's last backward pass
+    /// - `is_overlapped`: false if the ranks idle meanwhile, from the arrival of the last one; true if they
+    ///   continue to compute, and the sum starts with the last rank's last backward pass
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Config`] if all times together do not fit 63 bits.
+    /// [`Error::Length`]; [`Error::Config`] if the sum of all times does not fit 63 bits.
     pub fn reduce_grads(mut self, reduce_ns: Vec<u64>, is_overlapped: bool) -> Result<Self> {
         let (found, expected) = (reduce_ns.len(), self.stages);
         if found != expected {
@@ -67,7 +66,7 @@ impl Communication {
         Ok(self)
     }
 
-    /// Whether these are times of that many stages and microbatches.
+    /// Checks that these are times of that many stages and microbatches.
     pub(crate) fn check(&self, stages: usize, microbatches: usize) -> Result<()> {
         let (found, expected) = (self.activation_ns.len(), stages * microbatches);
         if self.stages != stages || self.microbatches != microbatches {

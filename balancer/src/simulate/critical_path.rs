@@ -1,31 +1,31 @@
-//! What the makespan is made of.
+//! The critical path: the chain of activities that makes up the makespan.
 
 use crate::schedule::{Part, Pass};
 use std::fmt;
 
-/// Something that takes time.
+/// Activity that takes time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
     /// A rank computes.
     Pass(Pass),
-    /// Activations of a stage are on their way; the rank is the receiver.
+    /// Activations of a stage are in transit; the rank is the receiver.
     Activations(Part),
-    /// The gradient of a stage's activations is on its way back to it; the rank is the receiver.
+    /// The gradient of a stage's activations is in transit to it; the rank is the receiver.
     Gradients(Part),
     /// The gradients of a stage are summed; the rank is the last one that was ready.
     ReduceGrads(u16),
 }
 
-/// A piece of the critical path: it begins when the piece before ends.
+/// One step of the critical path: it starts when the previous one ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CriticalStep {
-    /// What takes the time.
+    /// Activity that takes the time.
     pub activity: Activity,
     /// Index of the rank.
     pub rank: usize,
-    /// When it begins, nanoseconds since the step's begin.
+    /// Start, nanoseconds from the start of the step.
     pub start_ns: u64,
-    /// When it ends.
+    /// End, nanoseconds from the start of the step.
     pub end_ns: u64,
 }
 
@@ -43,16 +43,16 @@ impl fmt::Display for CriticalStep {
     }
 }
 
-/// Everything that took time, each with what it waited for.
+/// All activities of a simulation, each with the one that it waited for.
 #[derive(Debug, Default)]
 pub(super) struct History {
     steps: Vec<CriticalStep>,
-    /// What ended when the step began; none at the begin of all.
+    /// Step that ended when each step started; `None` at the start of all.
     causes: Vec<Option<u32>>,
 }
 
 impl History {
-    /// Adds a step that begins when its cause ends; returns its number.
+    /// Adds a step that starts when its cause ends; returns its number.
     pub(super) fn push(&mut self, activity: Activity, rank: usize, cause: Option<u32>, time_ns: u64) -> u32 {
         let start_ns = cause.map_or(0, |cause| self.end_ns(cause));
         self.steps.push(CriticalStep { activity, rank, start_ns, end_ns: start_ns + time_ns });
@@ -64,18 +64,18 @@ impl History {
         self.steps[step as usize].end_ns
     }
 
-    /// The later of two; the first if they end together.
+    /// Returns the later of two; the first if they end together.
     pub(super) fn later(&self, first: Option<u32>, second: Option<u32>) -> Option<u32> {
         let end_ns = |step: Option<u32>| step.map_or(0, |step| self.end_ns(step));
         if end_ns(second) > end_ns(first) { second } else { first }
     }
 
-    /// All steps, in the order in which they were found.
+    /// Returns all steps, in the order in which they were found.
     pub(super) fn steps(&self) -> &[CriticalStep] {
         &self.steps
     }
 
-    /// The chain of steps that ends last.
+    /// Returns the chain of steps that ends last.
     pub(super) fn critical_path(&self) -> Vec<CriticalStep> {
         let mut at = (0..self.steps.len() as u32).fold(None, |last, step| self.later(last, Some(step)));
         let mut path = Vec::new();

@@ -1,9 +1,9 @@
 //! Runs a pipeline schedule on predicted times, without devices.
 //!
-//! Ranks run their lists in order; a rank waits where its input is not there yet. A message leaves when
-//! the pass that makes it ends, wherever its send stands in the list: an executor starts it there and then, and
-//! only a transport whose sends wait cares for the place. All times are whole nanoseconds.
-//! [`CompiledSchedule`] is the fast way to the makespan alone.
+//! Ranks run their lists in order; a rank waits while its input is missing. A message leaves when the pass
+//! that produces it ends, independently of the position of its send in the list: an executor starts it at
+//! that moment, and only a transport with blocking sends depends on the position. All times are integer
+//! nanoseconds. [`CompiledSchedule`] is the fast way to the makespan alone.
 
 mod communication;
 mod critical_path;
@@ -24,13 +24,13 @@ use run::Run;
 
 /// Runs the action lists of one pipeline, one per rank, with messages that take no time.
 ///
-/// The lists need not come from [`schedule`](crate::schedule::schedule): whatever never gets its input is
-/// an error. Rank `r` of `n` holds the stages `r`, `r + n`, … of `times`.
+/// The lists need not come from [`schedule`](crate::schedule::schedule): an action that never gets its input
+/// is an error. Rank `r` of `n` holds the stages `r`, `r + n`, … of `times`.
 ///
 /// # Errors
-/// [`Error::Length`] if there is not a list per rank; [`Error::Deadlock`] with the first rank that waits
-/// for ever, be it for a message, for a pass of its own, or for something that cannot be done twice or
-/// there.
+/// [`Error::Length`] if the number of lists does not divide the stages; [`Error::Deadlock`] with the first
+/// rank that never completes, because it waits for a message or a pass of its own, or for an action that
+/// cannot be done twice or on that rank.
 ///
 /// # Examples
 /// ```
@@ -58,11 +58,11 @@ pub fn simulate(lists: &[Vec<Action>], times: &StageTimes) -> Result<Simulation>
 impl PipelineLayout {
     /// Runs the action lists of all ranks.
     ///
-    /// - `lists`: `[ranks]`, those of [`PipelineLayout::schedule`] or others
+    /// - `lists`: `[ranks]`, from [`PipelineLayout::schedule`] or elsewhere
     /// - `times`: of all stages and microbatches
     ///
     /// # Errors
-    /// Those of [`simulate`]; [`Error::Length`] if times are missing.
+    /// The errors of [`simulate`]; [`Error::Length`] if times are missing.
     ///
     /// # Examples
     /// ```

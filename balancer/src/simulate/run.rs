@@ -1,4 +1,4 @@
-//! The run itself: ranks step through their lists until nobody can go on.
+//! Runs the lists of all ranks until none can continue.
 
 use super::communication::Communication;
 use super::critical_path::{Activity, CriticalStep, History};
@@ -7,28 +7,28 @@ use super::times::StageTimes;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Message, Part, Pass, PassKind, PipelineLayout};
 
-/// Which steps of the history a part has behind it.
+/// Completed passes of a part, as steps of the history.
 #[derive(Clone, Copy, Default)]
 struct Progress {
     forward: Option<u32>,
-    /// The gradient of the input is there.
+    /// Gradient of the input, once computed.
     input: Option<u32>,
-    /// The gradient of the weights is there.
+    /// Gradient of the weights, once computed.
     weight: Option<u32>,
 }
 
-/// Which steps of the history the messages between two parts are; none if they are on one rank.
+/// Messages between two parts, as steps of the history; empty if they share a rank.
 #[derive(Clone, Copy, Default)]
 struct Link {
-    /// Activations are under way, and taken.
+    /// Activations, once sent, and whether they were received.
     sent: Option<u32>,
     is_taken: bool,
-    /// Their gradient is under way back, and taken.
+    /// Their gradient, once sent back, and whether it was received.
     grad_sent: Option<u32>,
     is_grad_taken: bool,
 }
 
-/// A sum of gradients: who is there, and the step that it waits for or is.
+/// A sum of gradients: the ranks that arrived, and the steps that it waits for and ends with.
 #[derive(Clone, Default)]
 struct Sum {
     arrived: Vec<usize>,
@@ -41,17 +41,17 @@ pub(super) struct Run<'a> {
     times: &'a StageTimes,
     communication: Option<&'a Communication>,
     history: History,
-    /// The step that each rank did last.
+    /// Last step of each rank.
     last: Vec<Option<u32>>,
-    /// `[stages * microbatches]`.
+    /// Completed passes of every part, `[stages * microbatches]`.
     progress: Vec<Progress>,
-    /// Links of all parts to their givers, part by part.
+    /// Links of all parts to their producers, part by part.
     links: Vec<Link>,
-    /// The first link of every part.
+    /// First link of every part.
     link_starts: Vec<usize>,
-    /// `[stages]`.
+    /// Sum of every stage, `[stages]`.
     sums: Vec<Sum>,
-    /// Ranks that may be able to go on.
+    /// Ranks that may be able to continue.
     waiting: Vec<usize>,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Run<'a> {
         for cell in 0..layout.stages() * layout.microbatches() {
             let (stage, microbatch) = (cell / layout.microbatches(), cell % layout.microbatches());
             let part = Part { microbatch: microbatch as u32, stage: stage as u16 };
-            let links = if layout.has(part) { layout.givers(part).count() } else { 0 };
+            let links = if layout.has(part) { layout.producers(part).count() } else { 0 };
             link_starts.push(link_starts[cell] + links);
         }
         Self {
@@ -84,6 +84,7 @@ impl<'a> Run<'a> {
 
     pub(super) fn run(mut self, lists: &[Vec<Action>]) -> Result<Simulation> {
         let mut next = vec![0; lists.len()];
+        // A rank runs as far as it can; an action that unblocks it queues it again.
         while let Some(rank) = self.waiting.pop() {
             while lists[rank].get(next[rank]).is_some_and(|action| self.try_action(rank, *action).is_some()) {
                 next[rank] += 1;
@@ -97,7 +98,7 @@ impl<'a> Run<'a> {
         Ok(self.finish())
     }
 
-    /// Runs an action if what it needs is there.
+    /// Runs an action if its inputs are present.
     fn try_action(&mut self, rank: usize, action: Action) -> Option<()> {
         match action {
             Action::Send(message) => self.send(rank, message),
@@ -114,45 +115,45 @@ impl<'a> Run<'a> {
 
     fn send(&mut self, rank: usize, message: Message) -> Option<()> {
         let part = self.own(rank, message.part())?;
-        let taker = self.peer(rank, self.layout.takers(part), message)?;
+        let consumer = self.peer(rank, self.layout.consumers(part), message)?;
         let cell = self.cell(part);
         let time_ns = self.communication.map_or(0, |times| times.activation_ns[cell]);
         let made = self.progress[cell].forward?;
-        let link = self.link(part, taker)?;
-        let sent = self.travel(Activity::Activations(part), taker, made, time_ns);
-        put(&mut self.links[link].sent, sent)?;
-        self.waiting.push(self.layout.rank(taker));
+        let link = self.link(part, consumer)?;
+        let sent = self.travel(Activity::Activations(part), consumer, made, time_ns);
+        set_once(&mut self.links[link].sent, sent)?;
+        self.waiting.push(self.layout.rank(consumer));
         Some(())
     }
 
     fn send_grad(&mut self, rank: usize, message: Message) -> Option<()> {
         let part = self.own(rank, message.part())?;
-        let taker = self.peer(rank, self.layout.givers(part), message)?;
-        let time_ns = self.communication.map_or(0, |times| times.gradient_ns[self.cell(taker)]);
+        let consumer = self.peer(rank, self.layout.producers(part), message)?;
+        let time_ns = self.communication.map_or(0, |times| times.gradient_ns[self.cell(consumer)]);
         let made = self.progress[self.cell(part)].input?;
-        let link = self.link(taker, part)?;
-        let sent = self.travel(Activity::Gradients(taker), taker, made, time_ns);
-        put(&mut self.links[link].grad_sent, sent)?;
-        self.waiting.push(self.layout.rank(taker));
+        let link = self.link(consumer, part)?;
+        let sent = self.travel(Activity::Gradients(consumer), consumer, made, time_ns);
+        set_once(&mut self.links[link].grad_sent, sent)?;
+        self.waiting.push(self.layout.rank(consumer));
         Some(())
     }
 
     fn recv(&mut self, rank: usize, message: Message) -> Option<()> {
         let part = self.own(rank, message.part())?;
-        let giver = self.peer(rank, self.layout.givers(part), message)?;
-        let link = self.link(giver, part)?;
+        let producer = self.peer(rank, self.layout.producers(part), message)?;
+        let link = self.link(producer, part)?;
         let sent = self.links[link].sent?;
-        once(&mut self.links[link].is_taken)?;
+        raise_once(&mut self.links[link].is_taken)?;
         self.last[rank] = self.history.later(self.last[rank], Some(sent));
         Some(())
     }
 
     fn recv_grad(&mut self, rank: usize, message: Message) -> Option<()> {
         let part = self.own(rank, message.part())?;
-        let giver = self.peer(rank, self.layout.takers(part), message)?;
-        let link = self.link(part, giver)?;
+        let producer = self.peer(rank, self.layout.consumers(part), message)?;
+        let link = self.link(part, producer)?;
         let sent = self.links[link].grad_sent?;
-        once(&mut self.links[link].is_grad_taken)?;
+        raise_once(&mut self.links[link].is_grad_taken)?;
         self.last[rank] = self.history.later(self.last[rank], Some(sent));
         Some(())
     }
@@ -179,6 +180,7 @@ impl<'a> Run<'a> {
         let progress = &mut self.progress[cell];
         match pass.kind {
             PassKind::Forward => progress.forward = step,
+            // A whole backward pass is both halves at once.
             PassKind::Backward => (progress.input, progress.weight) = (step, step),
             PassKind::BackwardInput => progress.input = step,
             PassKind::BackwardWeight => progress.weight = step,
@@ -190,7 +192,7 @@ impl<'a> Run<'a> {
         Some(())
     }
 
-    /// Joins a sum; whether the rank waits for the others or goes on is as set.
+    /// Joins a sum; the rank waits for the others unless sums are overlapped.
     fn reduce_grads(&mut self, rank: usize, stage: u16) -> Option<()> {
         let layout = self.layout;
         if stage as usize >= layout.stages() || !layout.holders(stage as usize).any(|holder| holder == rank) {
@@ -202,9 +204,11 @@ impl<'a> Run<'a> {
             return Some(());
         }
         let sum = &mut self.sums[stage as usize];
+        // The action is tried again once the others arrived; each rank counts once.
         if !sum.arrived.contains(&rank) {
             sum.arrived.push(rank);
             if !times.is_overlapped {
+                // Without overlap, the sum starts when the last rank arrives.
                 sum.ready = self.history.later(sum.ready, self.last[rank]);
             }
             if sum.arrived.len() == layout.holders(stage as usize).count() {
@@ -219,50 +223,50 @@ impl<'a> Run<'a> {
         Some(())
     }
 
-    /// Whether all activations that a forward pass starts from are there.
+    /// Whether all activations that a forward pass needs have arrived.
     fn has_input(&self, rank: usize, part: Part) -> bool {
-        self.layout.givers(part).all(|giver| {
-            if self.layout.rank(giver) == rank {
-                return self.progress[self.cell(giver)].forward.is_some();
+        self.layout.producers(part).all(|producer| {
+            if self.layout.rank(producer) == rank {
+                return self.progress[self.cell(producer)].forward.is_some();
             }
-            self.link(giver, part).is_some_and(|link| self.links[link].is_taken)
+            self.link(producer, part).is_some_and(|link| self.links[link].is_taken)
         })
     }
 
-    /// Whether the forward pass is done and all gradients of its activations are there.
+    /// Whether the forward pass is done and all gradients of its activations have arrived.
     fn has_gradient(&self, rank: usize, part: Part) -> bool {
-        let has_gradient_from = |taker| {
-            if self.layout.rank(taker) == rank {
-                return self.progress[self.cell(taker)].input.is_some();
+        let has_gradient_from = |consumer| {
+            if self.layout.rank(consumer) == rank {
+                return self.progress[self.cell(consumer)].input.is_some();
             }
-            self.link(part, taker).is_some_and(|link| self.links[link].is_grad_taken)
+            self.link(part, consumer).is_some_and(|link| self.links[link].is_grad_taken)
         };
-        self.progress[self.cell(part)].forward.is_some() && self.layout.takers(part).all(has_gradient_from)
+        self.progress[self.cell(part)].forward.is_some() && self.layout.consumers(part).all(has_gradient_from)
     }
 
-    /// The part, if it exists and the rank runs it.
+    /// Returns the part, if it exists and the rank runs it.
     fn own(&self, rank: usize, part: Part) -> Option<Part> {
         (self.layout.has(part) && self.layout.rank(part) == rank).then_some(part)
     }
 
-    /// The part on another rank that a message names.
+    /// Finds the part on another rank that a message names.
     fn peer(&self, rank: usize, mut parts: impl Iterator<Item = Part>, message: Message) -> Option<Part> {
         let peer = message.peer as usize;
         parts.find(|&part| peer != rank && self.layout.rank(part) == peer)
     }
 
-    /// Index of the link between two parts.
-    fn link(&self, giver: Part, taker: Part) -> Option<usize> {
-        let place = self.layout.givers(taker).position(|part| part == giver)?;
-        Some(self.link_starts[self.cell(taker)] + place)
+    /// Returns the index of the link between two parts.
+    fn link(&self, producer: Part, consumer: Part) -> Option<usize> {
+        let place = self.layout.producers(consumer).position(|part| part == producer)?;
+        Some(self.link_starts[self.cell(consumer)] + place)
     }
 
-    /// A message that takes no time is no step of its own.
-    fn travel(&mut self, activity: Activity, taker: Part, made: u32, time_ns: u64) -> u32 {
+    /// Records a message; one that takes no time is not a step by itself.
+    fn travel(&mut self, activity: Activity, consumer: Part, made: u32, time_ns: u64) -> u32 {
         if time_ns == 0 {
             return made;
         }
-        self.history.push(activity, self.layout.rank(taker), Some(made), time_ns)
+        self.history.push(activity, self.layout.rank(consumer), Some(made), time_ns)
     }
 
     fn cell(&self, part: Part) -> usize {
@@ -271,6 +275,7 @@ impl<'a> Run<'a> {
 
     fn finish(self) -> Simulation {
         let mut events: Vec<Event> = self.history.steps().iter().filter_map(event).collect();
+        // A stable sort keeps each rank's events in order of time.
         events.sort_by_key(|event| event.rank);
         let mut busy_ns = vec![0; self.layout.ranks()];
         for event in &events {
@@ -282,7 +287,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The event of a pass.
+/// Returns the event of a pass.
 fn event(step: &CriticalStep) -> Option<Event> {
     let Activity::Pass(Pass { kind, part }) = step.activity else { return None };
     let CriticalStep { rank, start_ns, end_ns, .. } = *step;
@@ -290,12 +295,12 @@ fn event(step: &CriticalStep) -> Option<Event> {
     Some(Event { rank, stage, microbatch, kind, start_ns, end_ns })
 }
 
-/// Sets what is not set yet.
-fn put(place: &mut Option<u32>, step: u32) -> Option<()> {
+/// Sets a step that is not set yet.
+fn set_once(place: &mut Option<u32>, step: u32) -> Option<()> {
     place.is_none().then(|| *place = Some(step))
 }
 
 /// Raises a flag that is not raised yet.
-fn once(flag: &mut bool) -> Option<()> {
+fn raise_once(flag: &mut bool) -> Option<()> {
     (!*flag).then(|| *flag = true)
 }

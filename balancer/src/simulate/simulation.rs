@@ -1,4 +1,4 @@
-//! The outcome of a simulated step: passes, busy times, critical path.
+//! Outcome of a simulated step: passes, busy times, critical path.
 
 use super::critical_path::CriticalStep;
 use crate::schedule::PassKind;
@@ -12,24 +12,24 @@ pub struct Event {
     pub stage: usize,
     /// Index of the microbatch.
     pub microbatch: u32,
-    /// What the pass computes.
+    /// Kind of the pass.
     pub kind: PassKind,
-    /// When the pass begins, nanoseconds since the step's begin.
+    /// Start of the pass, nanoseconds from the start of the step.
     pub start_ns: u64,
-    /// When the pass ends.
+    /// End of the pass, nanoseconds from the start of the step.
     pub end_ns: u64,
 }
 
-/// What running a schedule takes.
+/// Timeline of a simulated step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Simulation {
-    /// When the last pass, message or sum of gradients ends, nanoseconds.
+    /// End of the last pass, message or sum of gradients, nanoseconds.
     pub makespan_ns: u64,
-    /// How long each rank computes, `[ranks]` nanoseconds.
+    /// Computing time of each rank, `[ranks]` nanoseconds.
     pub busy_ns: Vec<u64>,
-    /// All passes, rank by rank, each in the order of time.
+    /// All passes, rank by rank, each rank's in order of time.
     pub events: Vec<Event>,
-    /// What the makespan is made of: one thing after the other from 0 to its end, without a gap.
+    /// Activities that make up the makespan: one after another from 0 to its end, without a gap.
     pub critical_path: Vec<CriticalStep>,
 }
 

@@ -1,16 +1,16 @@
-//! How long every pass takes.
+//! Times of every pass.
 
 use crate::error::{Error, Result};
 use crate::schedule::{Pass, PassKind};
 
-/// How long every stage computes every microbatch, checked once.
+/// Computing times of every microbatch in every stage, checked once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageTimes {
     stages: usize,
     microbatches: usize,
     forward_ns: Vec<u64>,
     backward_ns: Vec<u64>,
-    /// Of the backward times; empty if it is half of them.
+    /// Weight halves of the backward times; empty if each is half of it.
     weight_ns: Vec<u64>,
 }
 
@@ -20,7 +20,8 @@ impl StageTimes {
     /// - `forward_ns`, `backward_ns`: `[stages * microbatches]`, row-major by stage, nanoseconds
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Config`] if there is no stage, or all times together do not fit 63 bits.
+    /// [`Error::Length`]; [`Error::Config`] if there is no stage, or the sum of all times does not fit 63
+    /// bits.
     pub fn new(
         stages: usize,
         microbatches: usize,
@@ -34,8 +35,9 @@ impl StageTimes {
             }
         }
         if stages == 0 {
-            return Err(Error::Config { setting: "stages", reason: "there is none".to_owned() });
+            return Err(Error::Config { setting: "stages", reason: "expected at least one".to_owned() });
         }
+        // No makespan exceeds the sum of all times, so none can overflow.
         check_sum("stage times", forward_ns.iter().chain(&backward_ns))?;
         Ok(Self { stages, microbatches, forward_ns, backward_ns, weight_ns: Vec::new() })
     }
@@ -45,13 +47,13 @@ impl StageTimes {
     /// - `times_ns`: `[stages * microbatches]`, row-major by stage, nanoseconds
     ///
     /// # Errors
-    /// Those of [`StageTimes::new`].
+    /// The errors of [`StageTimes::new`].
     pub fn split(stages: usize, microbatches: usize, times_ns: &[u64]) -> Result<Self> {
         let (forward_ns, backward_ns) = times_ns.iter().map(|time| split_time(*time)).unzip();
         Self::new(stages, microbatches, forward_ns, backward_ns)
     }
 
-    /// Says what part of every backward pass is the weights' gradient. Default: half, rounded down.
+    /// Sets the part of every backward pass that computes the weights' gradient. Default: half, rounded down.
     ///
     /// - `weight_ns`: `[stages * microbatches]`, row-major by stage, nanoseconds
     ///
@@ -87,7 +89,7 @@ impl StageTimes {
     /// Returns how long a pass takes, nanoseconds.
     ///
     /// # Panics
-    /// If there is no such part.
+    /// If the part does not exist.
     #[must_use]
     pub fn pass_ns(&self, pass: Pass) -> u64 {
         let cell = pass.part.stage as usize * self.microbatches + pass.part.microbatch as usize;
@@ -99,17 +101,17 @@ impl StageTimes {
         }
     }
 
-    /// Time of the forward passes, `[stages * microbatches]`.
+    /// Returns the times of the forward passes, `[stages * microbatches]`.
     pub(crate) fn forward_ns(&self) -> &[u64] {
         &self.forward_ns
     }
 
-    /// Times of the backward passes, `[stages * microbatches]`.
+    /// Returns the times of the backward passes, `[stages * microbatches]`.
     pub(crate) fn backward_ns(&self) -> &[u64] {
         &self.backward_ns
     }
 
-    /// The weights' part of a backward pass; none of one that does not exist.
+    /// Returns the weights' part of a backward pass; 0 for a pass that does not exist.
     pub(crate) fn weight_of(&self, cell: usize) -> u64 {
         let half = || weight_part(self.backward_ns.get(cell).copied().unwrap_or(0));
         self.weight_ns.get(cell).copied().unwrap_or_else(half)
@@ -122,18 +124,18 @@ pub fn split_time(time_ns: u64) -> (u64, u64) {
     (time_ns / 3, time_ns - time_ns / 3)
 }
 
-/// The weights' part of a backward pass where nothing else is said.
+/// Returns the default weights' part of a backward pass.
 ///
-/// Both gradients of a linear layer are one product of the same size each.
+/// Both gradients of a linear layer are one matrix product of the same size each.
 pub(crate) fn weight_part(backward_ns: u64) -> u64 {
     backward_ns / 2
 }
 
-/// Checks that times can be added up in any way.
+/// Checks that no sum of these times overflows.
 pub(super) fn check_sum<'a>(setting: &'static str, times: impl Iterator<Item = &'a u64>) -> Result<()> {
     let sum = times.fold(0_u64, |sum, time| sum.saturating_add(*time));
     if i64::try_from(sum).is_err() {
-        return Err(Error::Config { setting, reason: "their sum overflows".to_owned() });
+        return Err(Error::Config { setting, reason: "their sum must be below 2^63".to_owned() });
     }
     Ok(())
 }

@@ -1,13 +1,13 @@
-//! Families of partition problems, generated: what global batches cost, and what is hard besides.
+//! Generates families of partition problems: costs of realistic global batches, and hard cases.
 //!
 //! The realistic ones follow shapes: texts, images of 1 to 10 tiles, several images, videos of 8 to 32
-//! frames, in stated shares. Encoder times are whole tiles, rounded to nanoseconds; LLM times grow a little
+//! frames, in given shares. Encoder times are whole tiles, rounded to nanoseconds; LLM times grow a little
 //! faster than tokens. All numbers come from the seed.
-#![allow(unreachable_pub, reason = "the benches include this file and hand it on")]
+#![allow(unreachable_pub, reason = "the benches include this file and re-export it")]
 
 use dflop_balancer::Instance;
 
-/// What the items of an instance are like.
+/// Kind of the items of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// A small encoder and a 7B LLM: both modules matter.
@@ -18,23 +18,23 @@ pub enum Family {
     LargeLlm,
     /// A small encoder, an audio encoder and a 7B LLM.
     Audio,
-    /// A few items alone are longer than the mean group.
+    /// A few single items are longer than the mean group.
     Giant,
-    /// All items alike, their number no multiple of the groups.
+    /// All items alike, their number not a multiple of the groups.
     EqualOdd,
     /// Items heavy in one module are light in the other.
     Opposed,
-    /// A heavy tail.
+    /// Costs with a heavy tail.
     Pareto,
-    /// Cut from a perfect partition of [`PLANTED_NS`] in every module.
+    /// Pieces of a perfect partition of [`PLANTED_NS`] in every module.
     Planted,
 }
 
-/// The optimum of [`Family::Planted`].
+/// Optimum of [`Family::Planted`].
 pub const PLANTED_NS: u64 = 1_000_000_000;
 
 impl Family {
-    /// All of them.
+    /// All families.
     pub const ALL: [Self; 9] = [
         Self::SmallEncoder,
         Self::LargeEncoder,
@@ -47,10 +47,10 @@ impl Family {
         Self::Planted,
     ];
 
-    /// Those that look like global batches.
+    /// Families that resemble global batches.
     pub const REALISTIC: [Self; 4] = [Self::SmallEncoder, Self::LargeEncoder, Self::LargeLlm, Self::Audio];
 
-    /// Makes an instance; `items` is at least `groups`, and a multiple of it for [`Family::Planted`].
+    /// Generates an instance; `items` is at least `groups`, and a multiple of it for [`Family::Planted`].
     ///
     /// # Panics
     /// If there are fewer items than groups, or no group.
@@ -81,7 +81,8 @@ impl Family {
     }
 }
 
-/// One sample: nanoseconds of a tile and of a token; of a second of audio where there is such a module.
+/// Draws one sample, given the nanoseconds of a tile, of a token and, with an audio module, of a second of
+/// audio.
 fn sample(draws: &mut Draws, [tile_ns, token_ns]: [f64; 2], audio_ns: Option<f64>) -> Vec<u64> {
     const TOKENS_PER_TILE: f64 = 256.0;
     const TOKENS_PER_SECOND: f64 = 25.0;
@@ -117,7 +118,7 @@ fn pareto(draws: &mut Draws) -> Vec<u64> {
     (0..2).map(|_| (1e6 * draws.unit().max(1e-6).powf(-1.0 / 1.5)) as u64).collect()
 }
 
-/// Cuts every group's time in random pieces, as many in every module.
+/// Cuts every group's time into random pieces, as many in every module.
 fn planted(draws: &mut Draws, items: usize, groups: usize) -> Vec<Vec<u64>> {
     let pieces = items / groups;
     let mut rows = Vec::new();
@@ -137,7 +138,7 @@ fn planted(draws: &mut Draws, items: usize, groups: usize) -> Vec<Vec<u64>> {
     rows
 }
 
-/// splitmix64 and what is drawn from it.
+/// A splitmix64 generator and its distributions.
 struct Draws(u64);
 
 impl Draws {
@@ -149,17 +150,17 @@ impl Draws {
         state ^ (state >> 31)
     }
 
-    /// In `0.0..1.0`.
+    /// Draws from `0.0..1.0`.
     fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// In `least..=most`.
+    /// Draws from `least..=most`.
     fn between(&mut self, least: u64, most: u64) -> u64 {
         least + self.next_u64() % (most - least + 1)
     }
 
-    /// With the given median; by Box and Muller.
+    /// Draws a log-normal number with the given median, by Box and Muller.
     fn log_normal(&mut self, median: f64, sigma: f64) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         median * (sigma * radius * (std::f64::consts::TAU * self.unit()).cos()).exp()

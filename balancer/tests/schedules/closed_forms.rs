@@ -11,7 +11,7 @@ fn equal_microbatches_meet_the_closed_form() {
                 let simulation = run(kind, ranks, microbatches, &equal_times(ranks, microbatches, 3, 6));
                 assert_eq!(simulation.makespan_ns as usize, 9 * (microbatches + ranks - 1));
                 assert_eq!(simulation.idle_ns(), vec![9 * (ranks as u64 - 1); ranks]);
-                // Against the ideal time the bubble is (p - 1) / m, against all the time as follows.
+                // Relative to the ideal time the bubble is (p - 1) / m, relative to the makespan as follows.
                 let bubble = (ranks - 1) as f64 / (microbatches + ranks - 1) as f64;
                 assert!((simulation.bubble_fraction() - bubble).abs() < 1e-12);
                 assert!(simulation.bubbles().iter().all(|found| (found - bubble).abs() < 1e-12));

@@ -13,7 +13,7 @@ pub(crate) fn kinds() -> impl Iterator<Item = ScheduleKind> {
     ScheduleKind::ALL.into_iter().chain(more)
 }
 
-/// Every kind and size worth trying: the lists of all ranks.
+/// Lists all ranks' actions for every kind and size worth trying.
 pub(crate) fn chains() -> impl Iterator<Item = (ScheduleKind, PipelineLayout, Vec<Vec<Action>>)> {
     kinds().flat_map(|kind| {
         (1..=7).flat_map(move |ranks| {
@@ -26,7 +26,7 @@ pub(crate) fn chains() -> impl Iterator<Item = (ScheduleKind, PipelineLayout, Ve
     })
 }
 
-/// Stages and DP sizes of modules, of which the first feed the last or one another, with a route.
+/// Draws stages and DP sizes of modules that feed the last or one another, with a route.
 pub(crate) fn jobs() -> impl Strategy<Value = (ScheduleKind, PipelineLayout)> {
     let kind = prop::sample::select(vec![
         ScheduleKind::GPipe,
@@ -93,10 +93,11 @@ pub(crate) fn assert_each_part_runs_once(layout: &PipelineLayout, lists: &[Vec<A
 
 /// Whether two parts exchange messages.
 pub(crate) fn is_link(layout: &PipelineLayout, part: Part, other: Part) -> bool {
-    layout.takers(part).any(|taker| taker == other) || layout.givers(part).any(|giver| giver == other)
+    layout.consumers(part).any(|consumer| consumer == other)
+        || layout.producers(part).any(|producer| producer == other)
 }
 
-/// Runs lists in which a send waits for its receive and a sum for all its ranks; returns whether all end.
+/// Runs lists with blocking sends and sums; returns whether all ranks complete.
 pub(crate) fn ends_with_waiting_sends(layout: &PipelineLayout, lists: &[Vec<Action>]) -> bool {
     let mut next = vec![0; lists.len()];
     loop {
@@ -139,7 +140,7 @@ pub(crate) fn named(list: &[Action]) -> Vec<String> {
     list.iter().map(ToString::to_string).collect()
 }
 
-/// Passes as `F0`, `B0`, `I0`, `W0`, with the stage behind a dot if it is another than the rank.
+/// Formats passes as `F0`, `B0`, `I0`, `W0`, with the stage after a dot if it differs from the rank.
 pub(crate) fn short(rank: usize, list: &[Action]) -> String {
     let pass = |action: &Action| {
         let pass = action.pass()?;
@@ -171,7 +172,7 @@ pub(crate) fn equal_times(
     StageTimes::new(stages, microbatches, all(forward_ns), all(backward_ns)).unwrap()
 }
 
-/// Rank, microbatch, letter, start, end.
+/// Lists rank, microbatch, letter, start and end.
 pub(crate) fn spans(events: &[Event]) -> Vec<(usize, u32, char, u64, u64)> {
     let letter = |kind| match kind {
         PassKind::Forward => 'F',

@@ -70,7 +70,7 @@ fn passes_are_in_the_published_order() {
     let kind = ScheduleKind::Interleaved { chunks: 2 };
     assert_eq!(of(kind, 0, 2, 4), "F0 F1 F0.2 F1.2 F2 B0.2 F3 B1.2 F2.2 B0 F3.2 B1 B2.2 B3.2 B2 B3");
     assert_eq!(of(kind, 1, 2, 2), "F0 F1 F0.3 B0.3 F1.3 B1.3 B0 B1");
-    // Figure 3 (top) of the paper, with 3 ranks: every rank is 2 rounds behind with its weights.
+    // Figure 3 (top) of the paper, with 3 ranks: every rank delays its weights by 2 rounds.
     assert_eq!(of(ScheduleKind::ZeroBubble, 0, 3, 4), "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3");
     assert_eq!(of(ScheduleKind::ZeroBubble, 1, 3, 4), "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3");
     assert_eq!(of(ScheduleKind::ZeroBubble, 2, 3, 4), "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3");

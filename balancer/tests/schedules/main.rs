@@ -1,5 +1,4 @@
-//! Schedules and their simulation: lists that fit together, closed forms, timelines worked out by hand, and two ways
-//! to the same makespan.
+//! Schedules and their simulation keep their promises: one module per kind of claim.
 
 mod closed_forms;
 mod common;

@@ -18,7 +18,7 @@ fn assert_is_consistent(simulation: &Simulation) {
     }
 }
 
-/// Numbers drawn once, used from the start again.
+/// Repeats drawn numbers.
 fn cycled(drawn: &[u64], count: usize, skip: usize) -> Vec<u64> {
     drawn.iter().copied().cycle().skip(skip).take(count).collect()
 }
@@ -41,7 +41,7 @@ fn random_communication(layout: &PipelineLayout, drawn: &[u64], is_overlapped: b
         .unwrap()
 }
 
-/// Both ways to the makespan, without and with communication.
+/// Compares both ways to the makespan, without and with communication.
 fn check_both_ways(kind: ScheduleKind, layout: &PipelineLayout, drawn: &[u64], is_overlapped: bool) {
     let lists = layout.schedule(kind).unwrap();
     let times = random_times(layout, drawn);

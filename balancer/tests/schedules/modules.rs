@@ -1,4 +1,4 @@
-//! Modules with DP sizes of their own feed one another as routed.
+//! Modules with different DP sizes feed one another as routed.
 
 use crate::common::{named, short, spans};
 use dflop_balancer::schedule::{Action, ModuleStages, Part, PipelineLayout, ScheduleKind};
@@ -9,7 +9,7 @@ fn two_encoder_ranks_feed_four_pipelines() {
     let modules = [ModuleStages::new(1, 2), ModuleStages::new(3, 4)];
     let layout = PipelineLayout::of_modules(&modules, 2).unwrap();
     let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
-    // Rank 0 has the even microbatches: those of LLM ranks 0 and 2, which begin at ranks 2 and 8.
+    // Rank 0 has the even microbatches, from LLM ranks 0 and 2, which start at ranks 2 and 8.
     let sent = |rank: usize| -> Vec<(u32, u16)> {
         let sent = |action: &Action| match action {
             Action::Send(message) => Some((message.microbatch, message.peer)),
@@ -19,7 +19,7 @@ fn two_encoder_ranks_feed_four_pipelines() {
     };
     assert_eq!(sent(0), [(0, 2), (2, 8), (4, 2), (6, 8)]);
     assert_eq!(sent(1), [(1, 5), (3, 11), (5, 5), (7, 11)]);
-    // Gradients come back the same way.
+    // Gradients return the same way.
     let taken = |action: &Action| match action {
         Action::RecvGrad(message) => Some((message.microbatch, message.peer)),
         _ => None,
@@ -54,8 +54,8 @@ fn encoder_ranks_that_share_rounds_feed_all_pipelines() {
     assert_eq!(short(4, &lists[4]), "F1.1 B1.1 F3.1 B3.1");
     let taken = ["recv 3 in stage 1 from 0", "recv 3 in stage 1 from 1", "recv 3 in stage 1 from 2"];
     assert!(taken.iter().all(|taken| named(&lists[4]).iter().any(|action| action == taken)));
-    // Round 0 of the encoder takes 1, 2 and 3 ns, so that both pipelines begin at 3; the last two times of
-    // the LLM's row belong to nobody.
+    // Round 0 of the encoder takes 1, 2 and 3 ns, so both pipelines start at 3; the last two times of the
+    // LLM's row are unused.
     let forward = [1, 2, 3, 1, 1, 1, 4, 5, 4, 5, 99, 99];
     let backward = [1, 1, 1, 2, 2, 2, 6, 6, 6, 6, 99, 99];
     let times = StageTimes::new(2, 6, forward.to_vec(), backward.to_vec()).unwrap();

@@ -37,7 +37,7 @@ fn lists_that_wait_for_one_another_are_an_error() {
         vec![Action::Recv(message(1, 0))],
     ];
     let error = simulate(&early, &times).unwrap_err().to_string();
-    assert_eq!(error, "rank 0 waits for ever at `recv gradient 0 in stage 0 from 1`");
+    assert_eq!(error, "deadlock: rank 0 never completes `recv gradient 0 in stage 0 from 1`");
 }
 
 #[test]

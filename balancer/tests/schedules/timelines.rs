@@ -57,7 +57,7 @@ fn split_backward_passes_made_by_hand_are_reproduced() {
 
 #[test]
 fn messages_and_sums_made_by_hand_are_reproduced() {
-    // 1 ns forward, 2 ns backward, activations 3 ns, gradients 4 ns on their way.
+    // 1 ns forward, 2 ns backward, messages of 3 ns for activations and 4 ns for gradients.
     let layout = PipelineLayout::chain(2, 1, 2).unwrap();
     let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
     let times = equal_times(2, 2, 1, 2);
@@ -75,7 +75,7 @@ fn messages_and_sums_made_by_hand_are_reproduced() {
         (1, 1, 'B', 8, 10),
     ];
     assert_eq!(spans(&simulation.events), expected);
-    // The last stage has nothing to do after 10, so that its sum is hidden up to 6 ns.
+    // The last stage is idle after 10, so its sum is hidden up to 6 ns.
     for (reduce_ns, makespan_ns) in [([0, 6], 16), ([0, 7], 17), ([5, 0], 21), ([5, 12], 22)] {
         for is_overlapped in [false, true] {
             let sums = messages.clone().reduce_grads(reduce_ns.to_vec(), is_overlapped).unwrap();

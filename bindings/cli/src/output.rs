@@ -55,7 +55,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 }
 
 /// Formats a number of bytes with a decimal unit, such as `1.5 kB`.
-pub(crate) fn shown_bytes(bytes: u64) -> String {
+pub(crate) fn format_bytes(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, "B");
     for next in ["kB", "MB", "GB", "TB", "PB"] {
         if value < 1000.0 {
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn bytes_are_shown_with_their_unit() {
-        let shown = [0, 999, 1_500, 75_000_000].map(shown_bytes);
+        let shown = [0, 999, 1_500, 75_000_000].map(format_bytes);
         assert_eq!(shown, ["0 B", "999 B", "1.5 kB", "75.0 MB"]);
     }
 }

@@ -2,8 +2,7 @@
 
 `Loader(array_type="jax")` delivers images as JAX arrays over the loader's memory, through DLPack. JAX
 compiles again for every new shape, so images are padded to a fixed number, and `pad_to_tokens` pads every
-microbatch to the same number of tokens. A microbatch holds its samples one after another; the mask separates
-them.
+microbatch to the same number of tokens. A mask separates the samples of a microbatch.
 """
 
 import dflop
@@ -47,13 +46,8 @@ def images():
 
 def texts():
     ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
-    settings = {
-        "global_batch_size": 6,
-        "pad_to_tokens": TOKENS,
-        "skip_media_tensors": True,
-        "array_type": "jax",
-    }
-    for step in dflop.BalancedLoader(ds, model=DIRECTORY / "model", steps=12, **settings):
+    settings = {"global_batch_size": 6, "pad_to_tokens": TOKENS, "steps": 12, "array_type": "jax"}
+    for step in dflop.BalancedLoader(ds, model=DIRECTORY / "model", skip_media_tensors=True, **settings):
         mb, labels = step.microbatches[0], jnp.roll(step.microbatches[0]["labels"], -1, axis=1)
         yield (mb["input_ids"], mb["position_ids"][0]), jnp.abs(labels), (labels >= 0) * mb.loss_scale_sum
 

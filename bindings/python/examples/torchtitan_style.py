@@ -1,8 +1,7 @@
 """Builds a dataloader for torchtitan: `(input_dict, labels)` per microbatch, in distributed checkpoints.
 
 A step takes `gradient_accumulation_steps * num_pp_microbatches` items, the loader's microbatches, and divides
-summed losses by all labels of the global batch. The state is equal on all ranks, so that any number of ranks
-can resume.
+summed losses by all labels of the global batch. The state is equal on all ranks.
 """
 
 import json
@@ -15,15 +14,14 @@ import transformers
 from torch.nn.functional import cross_entropy, pad
 
 DIRECTORY, IGNORED, MICROBATCHES = dflop.example.directory(), -100, 2
+MODEL = DIRECTORY / "model"
 
 
 class BalancedDataLoader(dcp.stateful.Stateful):
     def __init__(self, *, dp_rank=0, dp_world_size=1, global_batch_size=16):
-        ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
+        ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=MODEL, model=MODEL)
         rank = {"dp_rank": dp_rank, "dp_size": dp_world_size, "microbatches": MICROBATCHES}
-        loader = dflop.BalancedLoader(
-            ds, model=DIRECTORY / "model", global_batch_size=global_batch_size, **rank
-        )
+        loader = dflop.BalancedLoader(ds, model=MODEL, global_batch_size=global_batch_size, **rank)
         self.microbatches = dflop.torch.Microbatches(loader, MICROBATCHES)
 
     def __iter__(self):
@@ -52,12 +50,11 @@ def train_step(model, optimizer, data_iterator):
 
 
 if __name__ == "__main__":
-    config = transformers.Qwen2VLConfig.from_pretrained(DIRECTORY / "model")
-    model = transformers.Qwen2VLForConditionalGeneration(config)
-    optimizer, dataloader = torch.optim.AdamW(model.parameters(), lr=3e-3), BalancedDataLoader()
-    data_iterator = iter(dataloader)
+    model = transformers.Qwen2VLForConditionalGeneration(transformers.Qwen2VLConfig.from_pretrained(MODEL))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    data_iterator = iter(dataloader := BalancedDataLoader())
     print("losses", *(f"{sum(train_step(model, optimizer, data_iterator)):.4f}" for _ in range(6)))
     with tempfile.TemporaryDirectory() as checkpoint:
         dcp.save({"dataloader": dataloader}, checkpoint_id=checkpoint)
         dcp.load({"dataloader": (resumed := BalancedDataLoader())}, checkpoint_id=checkpoint)
-    print("both go on with", *(next(it)[0]["input"][0, :9].tolist() for it in (data_iterator, iter(resumed))))
+    print("next tokens", *(next(it)[0]["input"][0, :9].tolist() for it in (data_iterator, iter(resumed))))

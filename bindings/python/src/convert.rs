@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList, PyModule, PyString};
 
-use crate::arrays::array::{Array, numpy_of_stored};
+use crate::arrays::array::{Array, numpy_from_stored};
 use crate::arrays::framework::Framework;
 use crate::arrays::storage::Owner;
 use crate::error::to_python;
@@ -26,8 +26,8 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    pub(crate) fn settled(self, py: Python<'_>) -> PyResult<Self> {
-        Ok(Self { framework: self.framework.settled(py)?, ..self })
+    pub(crate) fn resolved(self, py: Python<'_>) -> PyResult<Self> {
+        Ok(Self { framework: self.framework.resolved(py)?, ..self })
     }
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyA
 /// Converts a batch with all its samples.
 pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<Bound<'_, PyAny>> {
     // Resolved once, so that all arrays of a batch are of one library.
-    let delivery = delivery.settled(py)?;
+    let delivery = delivery.resolved(py)?;
     let batch = class(py, "Batch")?.call0()?;
     let rows = PyList::empty(py);
     if let Some(pixels) = of.pixels {
@@ -110,7 +110,7 @@ pub(crate) fn media(py: Python<'_>, media: Media, framework: Framework) -> PyRes
         Media::Text(text) => Ok(PyString::new(py, &text).into_any()),
         Media::Json(value) => to_python(py, &value),
         Media::Npy(NpyArray { dtype, shape, is_fortran_order, data, .. }) => {
-            framework.of_numpy(numpy_of_stored(py, data, &dtype, &shape, is_fortran_order)?)
+            framework.convert_numpy(numpy_from_stored(py, data, &dtype, &shape, is_fortran_order)?)
         }
         // User code returned a Python object, which is delivered unchanged.
         Media::Custom(custom) => {

@@ -27,17 +27,17 @@ impl CostFunction for PyCost {
         let answer = Python::try_attach(|py| {
             let list = PyList::empty(py);
             for sample in samples {
-                list.append(described(py, modules, sample)?)?;
+                list.append(describe(py, modules, sample)?)?;
             }
             let rows = self.0.bind(py).call1((list,))?;
-            rows.try_iter()?.map(|row| times(&row?, modules)).collect::<PyResult<Vec<_>>>()
+            rows.try_iter()?.map(|row| parse_times(&row?, modules)).collect::<PyResult<Vec<_>>>()
         });
         answer.ok_or("the interpreter has ended")?.map_err(Into::into)
     }
 }
 
 /// Describes a sample for the function, as a dictionary.
-fn described<'py>(
+fn describe<'py>(
     py: Python<'py>,
     modules: &[Module],
     sample: &CostInput<'_>,
@@ -64,7 +64,7 @@ fn described<'py>(
 }
 
 /// Parses a row of the result: seconds by module, or in the order of modules.
-fn times(row: &Bound<'_, PyAny>, modules: &[Module]) -> PyResult<ModuleTimes> {
+fn parse_times(row: &Bound<'_, PyAny>, modules: &[Module]) -> PyResult<ModuleTimes> {
     let seconds: Vec<f64> = match row.cast::<PyMapping>() {
         Ok(by_name) => modules
             .iter()

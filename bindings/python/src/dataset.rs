@@ -240,7 +240,7 @@ impl PyDataset {
     }
 
     /// Returns the shards, for a loader that needs no index.
-    pub(crate) fn listed(&self) -> &[Shard] {
+    pub(crate) fn shard_list(&self) -> &[Shard] {
         &self.shards
     }
 
@@ -250,7 +250,7 @@ impl PyDataset {
     }
 
     /// Records that the index was rebuilt.
-    pub(crate) fn made(&self) {
+    pub(crate) fn mark_rebuilt(&self) {
         let made = Opened { is_made: true, ..Opened::default() };
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = made;
     }

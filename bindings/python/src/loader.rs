@@ -115,8 +115,8 @@ impl PyLoader {
             let reason = "expected no split: use `BalancedLoader`, which reads splits through the index";
             return Err(DflopError::config("dataset", reason).into());
         }
-        let mut builder = Loader::builder(dataset.get().listed().to_vec())
-            .decode(decode_of(decode, image.as_ref())?)
+        let mut builder = Loader::builder(dataset.get().shard_list().to_vec())
+            .decode(parse_decode(decode, image.as_ref())?)
             .batch_size(batch_size)
             .epochs(epochs)
             .buffered_bytes_max(buffered_bytes)
@@ -242,7 +242,7 @@ fn start(builder: &LoaderBuilder) -> PyResult<Arc<Threaded<Loader>>> {
 }
 
 /// Parses the decoding of samples.
-pub(crate) fn decode_of(name: &str, image: Option<&Image>) -> PyResult<Decode> {
+pub(crate) fn parse_decode(name: &str, image: Option<&Image>) -> PyResult<Decode> {
     match (name, image) {
         ("media", Some(image)) => Ok(Decode::Pixels { side: image.side }),
         ("media", None) => Ok(Decode::Media),

@@ -26,7 +26,7 @@ pub(crate) fn index_part<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let mut chosen = Vec::new();
     for url in &shards {
-        let shard = dataset.listed().iter().find(|shard| *shard.url == **url);
+        let shard = dataset.shard_list().iter().find(|shard| *shard.url == **url);
         let unknown =
             || DflopError::config("shards", format!("expected shards of the dataset, found `{url}`"));
         chosen.push(shard.ok_or_else(unknown)?.clone());
@@ -39,11 +39,11 @@ pub(crate) fn index_part<'py>(
 /// Joins the results of `index_part`, in any order, into the index of the dataset.
 #[pyfunction]
 pub(crate) fn merge_index(py: Python<'_>, dataset: &PyDataset, parts: Vec<Vec<u8>>) -> PyResult<()> {
-    let (shards, options) = (dataset.listed().to_vec(), dataset.index_options().clone());
+    let (shards, options) = (dataset.shard_list().to_vec(), dataset.index_options().clone());
     runtime::run(py, move || {
         Index::merge_parts(shards, parts, &options).map(drop).map_err(DflopError::from)
     })?;
-    dataset.made();
+    dataset.mark_rebuilt();
     Ok(())
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn pack_list(
 ) -> PyResult<Vec<Bound<'_, PyBytes>>> {
     let options = settings.options();
     let listed = runtime::run(py, move || list_parts(&source, parts, &options).map_err(DflopError::from))?;
-    listed.iter().map(|part| written(py, part)).collect()
+    listed.iter().map(|part| to_bytes(py, part)).collect()
 }
 
 /// Packs a part of a source; returns bytes for `pack_finish`.
@@ -107,11 +107,11 @@ pub(crate) fn pack_one<'py>(
     part: &[u8],
     settings: PackSettings,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let part: SourcePart = read(part)?;
+    let part: SourcePart = from_bytes(part)?;
     let options = settings.options();
     let packed =
         runtime::run(py, move || pack_part(&source, &out, &part, &options).map_err(DflopError::from))?;
-    written(py, &packed)
+    to_bytes(py, &packed)
 }
 
 /// Joins packed parts.
@@ -122,19 +122,19 @@ pub(crate) fn pack_finish(
     parts: Vec<Vec<u8>>,
     settings: PackSettings,
 ) -> PyResult<Bound<'_, PyDict>> {
-    let parts = parts.iter().map(|part| read(part)).collect::<PyResult<Vec<PackedPart>>>()?;
+    let parts = parts.iter().map(|part| from_bytes(part)).collect::<PyResult<Vec<PackedPart>>>()?;
     let options = settings.options();
     let packed = runtime::run(py, move || finish_parts(&out, parts, &options).map_err(DflopError::from))?;
     report(py, packed)
 }
 
 /// Serializes a value that is sent between tasks.
-fn written<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyBytes>> {
+fn to_bytes<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyBytes>> {
     let wrong = |error: serde_json::Error| DflopError::config("parts", error.to_string());
     Ok(PyBytes::new(py, &serde_json::to_vec(value).map_err(wrong)?))
 }
 
-fn read<T: serde::de::DeserializeOwned>(part: &[u8]) -> PyResult<T> {
+fn from_bytes<T: serde::de::DeserializeOwned>(part: &[u8]) -> PyResult<T> {
     let wrong = |error: serde_json::Error| DflopError::config("parts", format!("expected a part: {error}"));
     Ok(serde_json::from_slice(part).map_err(wrong)?)
 }

@@ -29,11 +29,11 @@ impl TokenizerSettings {
         chat_template: Option<String>,
         caption_prompt: Option<String>,
     ) -> PyResult<Self> {
-        Ok(Self { tokenizer: tokenizer.map(tokenizer_of).transpose()?, chat_template, caption_prompt })
+        Ok(Self { tokenizer: tokenizer.map(parse_tokenizer).transpose()?, chat_template, caption_prompt })
     }
 
     /// Takes the tokenizer in a model's directory if none was given.
-    pub(crate) fn or_of_model(mut self, names: &[String]) -> Result<Self, DflopError> {
+    pub(crate) fn or_from_model(mut self, names: &[String]) -> Result<Self, DflopError> {
         for name in names.iter().filter(|_| self.tokenizer.is_none()) {
             let Some(path) = checkpoint_path(name) else { continue };
             let directory = if path.is_dir() { path } else { path.with_file_name("") };
@@ -76,7 +76,7 @@ pub(crate) fn token_counts(settings: TokenizerSettings, model: Option<&[String]>
         return Ok(TokenCounts::Of(Arc::new(tokenizer.text_counter())));
     };
     let spec = spec_of(model).map_err(DflopError::from)?;
-    let Some(builder) = settings.or_of_model(model)?.preparer(&spec)? else {
+    let Some(builder) = settings.or_from_model(model)?.preparer(&spec)? else {
         let reason = "needs a tokenizer: the model's chat format is counted by it";
         return Err(DflopError::config("tokenizer", reason).into());
     };
@@ -84,7 +84,7 @@ pub(crate) fn token_counts(settings: TokenizerSettings, model: Option<&[String]>
 }
 
 /// Converts the tokenizer argument of a user.
-fn tokenizer_of(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
+fn parse_tokenizer(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
     if let Ok(Names(names)) = value.extract::<Names>()
         && let [name] = &names[..]
     {

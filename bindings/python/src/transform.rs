@@ -145,7 +145,7 @@ impl Function {
                 })
                 .collect::<Vec<_>>(),
         };
-        Ok(answers.into_iter().map(|answer| self.media_of(answer)).collect())
+        Ok(answers.into_iter().map(|answer| self.convert_answer(answer)).collect())
     }
 
     fn function<'py>(
@@ -164,7 +164,7 @@ impl Function {
         answer.try_iter()?.collect()
     }
 
-    fn media_of(&self, answer: PyResult<Bound<'_, PyAny>>) -> Result<Media, BoxError> {
+    fn convert_answer(&self, answer: PyResult<Bound<'_, PyAny>>) -> Result<Media, BoxError> {
         let value = answer?;
         if value.is_instance_of::<PyBaseException>() {
             return Err(PyErr::from_value(value).into());

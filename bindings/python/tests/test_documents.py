@@ -80,7 +80,7 @@ class Documents(unittest.TestCase):
                 fill(Path(directory))
                 for line, code in runs:
                     with self.subTest(document=document.name, line=line), inside(directory):
-                        exec(compile("\n" * line + code, str(document), "exec"), namespace)
+                        exec(compile("\n" * line + code, str(document), "exec"), namespace)  # noqa: S102
 
 
 @contextlib.contextmanager

@@ -16,8 +16,7 @@ use std::fmt::Debug;
 /// same order on both sides; schedules do that.
 ///
 /// # Errors
-/// [`Error::Failed`] once the job is over, whatever the reason; [`Error::Rank`] for a rank that does not
-/// exist.
+/// [`Error::Failed`] once the job has ended for any reason; [`Error::Rank`] for a rank that does not exist.
 pub trait Comm: Send + Sync + Debug {
     /// This rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
@@ -122,7 +121,7 @@ pub trait Comm: Send + Sync + Debug {
         self.start_recv(from, tag, at, shape)?.wait()
     }
 
-    /// Sends and receives together, in whatever order the other ranks do, and returns the received messages
+    /// Sends and receives together, in any order of the other ranks, and returns the received messages
     /// in the order of the receives.
     ///
     /// # Errors
@@ -208,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rarer_digest_is_to_blame() {
+    fn the_rarer_digest_is_blamed() {
         assert_eq!(odd_one(&[7, 7, 7]), None);
         assert_eq!(odd_one(&[7, 8, 8]), Some((0, 1)));
         assert_eq!(odd_one(&[7, 8]), Some((1, 0)));

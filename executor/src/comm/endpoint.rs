@@ -109,7 +109,7 @@ pub(super) struct PendingSend {
 }
 
 impl PendingSend {
-    /// Waits until the memory of the message is no longer needed.
+    /// Waits until the message has left.
     pub(super) fn finish(&self) -> Result<()> {
         let Self { endpoint, to, header, sent } = self;
         let waited = endpoint.transport.wait_sent(*to, sent, header.at, endpoint.settings.wait);

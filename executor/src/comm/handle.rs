@@ -4,7 +4,7 @@ use super::error::Result;
 
 /// Operation that completes later; implemented by each transport.
 pub trait Completion<T>: Send {
-    /// Whether [`wait`](Self::wait) would return at once.
+    /// Whether [`wait`](Self::wait) would return immediately.
     fn is_complete(&self) -> bool;
 
     /// Waits, at most for the communicator's time limit.

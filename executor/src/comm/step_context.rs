@@ -82,7 +82,7 @@ impl StepContext {
         Self { action: action.into(), ..self }
     }
 
-    /// Microbatch as sent; `u32::MAX` stands for none.
+    /// Microbatch as sent; `u32::MAX` for none.
     pub(super) fn wire_microbatch(self) -> u32 {
         self.microbatch.unwrap_or(u32::MAX)
     }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_names_end_at_a_character() {
+    fn long_names_are_cut_at_a_character() {
         let name = ActionName::from("twenty-three bytes long\u{e9}t\u{e9}");
         assert_eq!(name.as_str(), "twenty-three bytes long");
         assert_eq!(ActionName::from_padded(*name.padded()), name);

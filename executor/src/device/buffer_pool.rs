@@ -86,6 +86,7 @@ impl BufferPool {
         free_buffers.used_bytes += bytes_of(values.len());
         free_buffers.used_bytes_max = free_buffers.used_bytes_max.max(free_buffers.used_bytes);
         drop(free_buffers);
+        // so that a read before a write is noticed
         if cfg!(debug_assertions) {
             values[..len].fill(f32::NAN);
         }
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dropped_buffers_are_used_again_and_the_shelf_is_bounded() {
+    fn dropped_buffers_are_reused_and_the_pool_is_bounded() {
         let pool = Arc::new(BufferPool::default());
         let (first, second) = (pool.take(1000).unwrap(), pool.take(10).unwrap());
         let place = first.as_ptr();
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_serves_shorter_lengths_and_what_stays_has_its_own() {
+    fn a_buffer_serves_shorter_lengths_and_uploads_get_exact_ones() {
         let pool = Arc::new(BufferPool::default());
         let long = pool.take(1000).unwrap();
         let place = long.as_ptr();
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn microbatches_of_any_order_find_memory_that_was_touched() {
+    fn microbatches_in_any_order_reuse_memory() {
         let pool = Arc::new(BufferPool::default());
         let step = |tokens: usize| {
             let buffers = [8, 64, 16, 64].map(|width| pool.take(tokens * width).unwrap());

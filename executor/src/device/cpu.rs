@@ -313,6 +313,7 @@ impl Device for Cpu {
         is_added: bool,
         y: &mut CpuFloats,
     ) -> Result<()> {
+        // on the calling thread: only small convolution kernels are transposed
         ops::transpose::transpose(x, rows, columns, is_added, y);
         Ok(())
     }

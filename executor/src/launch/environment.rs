@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_named() {
+    fn missing_and_invalid_variables_are_named() {
         let refuses = |variables: &[(&str, &str)], words: &str| {
             let message = identity(variables).unwrap_err().to_string();
             assert!(message.contains(words), "{message}");

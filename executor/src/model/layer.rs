@@ -129,6 +129,7 @@ impl<D: Device> Block<D> for Layer {
     ) -> Result<Option<D::Floats>> {
         let rows = pass.context.layers.rows;
         let mut d = expect_rows::<D>(gradient, rows, self.hidden)?;
+        // unless it is scaled, the gradient of a branch is the gradient of the sum
         let d_branch = self.split(pass, 1, &d, saved)?;
         let d_normal = self.mlp.backward(pass, d_branch.as_ref().unwrap_or(&d), rows, saved)?;
         let (statistics, h) = (saved.take(), saved.take());

@@ -117,6 +117,7 @@ impl Linear {
         columns: Columns,
     ) -> Result<()> {
         let bias = self.bias.filter(|_| !self.is_bias_elsewhere);
+        // the product is added to the bias, which saves a pass over the output
         if let Some(bias) = bias {
             pass.device.bias(pass.parameters.value(bias), y, columns)?;
         }

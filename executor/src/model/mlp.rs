@@ -83,6 +83,7 @@ impl Mlp {
     ) -> Result<D::Floats> {
         let device = pass.device;
         let mut before = device.alloc(rows * self.stride())?;
+        // gate and up are adjacent in one row, so that the gate is one operation
         for (index, layer) in self.inner.iter().enumerate() {
             let columns = Columns { first: index * self.middle, stride: self.stride() };
             layer.forward_into(pass, &x, rows, &mut before, columns)?;

@@ -48,6 +48,7 @@ impl Norm {
         let rows = x.len() / self.width;
         let mut y = pass.device.alloc(x.len())?;
         let weight = pass.parameters.value(self.weight);
+        // mean and inverse deviation of every row, or its inverse root mean square
         let mut statistics = pass.device.alloc(if self.bias.is_some() { 2 * rows } else { rows })?;
         match self.bias.map(|bias| pass.parameters.value(bias)) {
             None => pass.device.rms_norm(x, weight, self.epsilon, &mut y, &mut statistics)?,

@@ -23,6 +23,7 @@ pub struct Rope {
 impl Rope {
     /// Reads the rotation of a language model; `default_theta` applies if the configuration has none.
     pub(crate) fn read(text: &ConfigFields<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
+        // older configurations have `rope_theta` next to `rope_scaling`
         let (scaling, theta) = if text.has("rope_parameters") {
             let parameters = text.child("rope_parameters");
             let theta = parameters.number("rope_theta", default_theta)?;
@@ -30,6 +31,7 @@ impl Rope {
         } else {
             (text.child("rope_scaling"), text.number("rope_theta", default_theta)?)
         };
+        // older configurations name it `type`
         let key = if scaling.has("rope_type") { "rope_type" } else { "type" };
         let mut frequencies = frequencies(theta, head_dim);
         match scaling.text(key)? {
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_by_name() {
+    fn unsupported_rotations_are_refused_by_name() {
         for (document, part) in [
             (json!({"rope_parameters": {"rope_type": "yarn"}}), "rope_parameters.rope_type` = \"yarn\""),
             (json!({"rope_scaling": {"type": "dynamic"}}), "rope_scaling.type` = \"dynamic\""),

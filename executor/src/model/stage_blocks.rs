@@ -51,6 +51,7 @@ impl<D: Device> StageBlocks<D> {
         declare: impl FnOnce(&mut Declaration) -> Result<Vec<Box<dyn Block<D>>>>,
     ) -> Result<()> {
         self.declaration.freeze(is_frozen);
+        // first parameter of this call: backward reports gradients as complete from here on
         let start = self.declaration.len();
         let blocks = declare(&mut self.declaration)?;
         let is_trained = self.declaration.has_trained_since(start);

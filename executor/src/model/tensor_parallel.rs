@@ -104,6 +104,7 @@ impl TensorParallel {
     pub fn assemble(&self, spec: &ParameterSpec, values: &[f32]) -> Result<Option<Vec<f32>>> {
         let TpRank { rank: own, size } = self.tp_rank();
         let at = StepContext::step(self.step.load(Ordering::Relaxed), "assemble tensors");
+        // only the first rank needs memory for whole tensors
         if own > 0 {
             let payload = Payload::f32(1, values.len(), values.to_vec())?;
             self.comm.send(0, ASSEMBLE, at, payload)?;
@@ -113,7 +114,7 @@ impl TensorParallel {
         for rank in 1..size {
             let shape = PayloadShape::f32(1, spec.shard.shape_of(rank, &spec.shape).iter().product());
             let part = self.comm.recv(rank, ASSEMBLE, at, shape)?.into_f32();
-            parts.push(part.expect("the receiver says the type"));
+            parts.push(part.expect("received parts have the requested type"));
         }
         let mut whole = vec![0.0; spec.shape.iter().product()];
         for (rank, part) in parts.iter().enumerate() {

@@ -119,7 +119,7 @@ mod tests {
         [Activation::GeluExact, Activation::GeluTanh, Activation::GeluQuick, Activation::Silu];
 
     #[test]
-    fn gradients_are_those_of_differences() {
+    fn gradients_match_finite_differences() {
         for activation in ALL {
             let x: Vec<f64> = numbers(20_000, 1).iter().map(|x| 4.0 * x).collect();
             let dy = numbers(x.len(), 2);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_approximations_are_near_the_exact_one() {
+    fn the_approximations_are_close_to_the_exact_function() {
         let x: Vec<f64> = (-500..500).map(|step| f64::from(step) / 100.0).collect();
         let value = |activation| {
             let mut y = vec![0.0; x.len()];

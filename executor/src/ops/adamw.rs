@@ -82,7 +82,7 @@ mod tests {
     /// Recorded from `torch.optim.AdamW([1.0, -2.0], lr=0.1, weight_decay=0.1)` with these gradients, in
     /// `f64`.
     #[test]
-    fn steps_are_those_of_torch() {
+    fn steps_match_torch() {
         let (mut weights, mut mean, mut square) = ([1.0, -2.0], [0.0; 2], [0.0; 2]);
         let gradients = [[0.5, -1.0], [0.25, 2.0], [-1.0, 0.125]];
         for (index, gradients) in gradients.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Biases of linear layers: fills rows before the product is added, and sums gradients over rows.
 //!
 //! A row of the output may be part of a wider row ([`Columns`]): queries, keys and values of an attention
-//! share one matrix, whatever weights they come from.
+//! share one matrix, even if they come from several weights.
 
 use rayon::prelude::*;
 
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_that_of_differences() {
+    fn the_gradient_matches_finite_differences() {
         let (columns, bias, dy) = (Columns { first: 2, stride: 9 }, numbers(5, 1), numbers(9 * 4000, 2));
         let mut d_bias = vec![0.0; 5];
         backward(&dy, columns, &mut d_bias);

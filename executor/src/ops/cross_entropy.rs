@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_that_of_differences() {
+    fn the_gradient_matches_finite_differences() {
         let (rows, vocabulary) = (300, 50);
         let x: Vec<f64> = numbers(rows * vocabulary, 1).iter().map(|x| 5.0 * x).collect();
         let targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % 50).collect();
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_not_lost() {
+    fn nan_and_infinity_reach_the_loss() {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut logits = vec![0.0_f32; 40];
             logits[25] = bad;

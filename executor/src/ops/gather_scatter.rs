@@ -70,7 +70,7 @@ mod tests {
     };
 
     #[test]
-    fn the_gradient_is_that_of_differences() {
+    fn the_gradient_matches_finite_differences() {
         let (x, dy) = (numbers(4 * 7, 1), numbers(2000 * 7, 2));
         let mut dx = vec![0.0; x.len()];
         add(TRANSPOSED, 7, &dy, &mut dx);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_no_target_stay() {
+    fn rows_that_are_not_targets_stay_unchanged() {
         let mut y = vec![7.0; 2000];
         add(SparseView { weights: &[], ..MATRIX }, 1, &[1.0, 2.0, 3.0, 4.0], &mut y);
         assert_eq!((y[0], y[1], y[2], y[1999], y[1998]), (7.0, 12.0, 11.0, 12.0, 7.0));
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "targets are rows")]
-    fn a_target_outside_is_refused() {
+    fn a_target_out_of_bounds_is_refused() {
         add(MATRIX, 1, &[0.0; 4], &mut [0.0; 1999]);
     }
 }

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_those_of_the_definition() {
+    fn products_match_the_definition() {
         let shape = GemmShape { rows: 5, columns: 7, inner: 3 };
         let (a, b) = (matrix(64, 1), matrix(64, 2));
         for a_layout in
@@ -180,7 +180,7 @@ mod tests {
 
     /// The three products of a linear layer, as [`crate::model::linear`] computes them.
     #[test]
-    fn gradients_of_a_linear_layer_are_those_of_differences() {
+    fn gradients_of_a_linear_layer_match_finite_differences() {
         use crate::ops::finite_difference::{check, numbers, project};
         let (rows, inputs, outputs) = (21, 9, 13);
         let (x, w, dy) =
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_result_held_is_not_read_unless_it_is_kept() {
+    fn old_contents_are_read_only_if_they_are_kept() {
         let shape = GemmShape { rows: 1, columns: 1, inner: 0 };
         let mut c = [f32::NAN];
         gemm(

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradients_are_those_of_differences() {
+    fn gradients_match_finite_differences() {
         for (rows, columns) in [(3, 37), (600, 32), (2, 2)] {
             let (x, weight, bias) = (numbers(rows * columns, 1), numbers(columns, 2), numbers(columns, 3));
             let dy = numbers(x.len(), 4);

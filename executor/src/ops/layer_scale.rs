@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradients_are_those_of_differences() {
+    fn gradients_match_finite_differences() {
         let (x, scale, dy) = (numbers(7 * 3000, 1), numbers(7, 2), numbers(7 * 3000, 3));
         let (mut dx, mut d_scale) = (vec![0.0; x.len()], vec![0.0; 7]);
         backward(&dy, &x, &scale, &mut dx, Some(&mut d_scale));

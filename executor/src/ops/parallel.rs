@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reductions_take_every_element_once() {
+    fn reductions_use_every_element_once() {
         for len in [0, 1, 15, 16, 17, 100] {
             let a: Vec<f64> = (0..len).map(f64::from).collect();
             let truth: f64 = a.iter().sum();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_maximum_with_a_nan_is_one() {
+    fn the_maximum_with_a_nan_is_nan() {
         for at in [0, 3, 16, 20] {
             let mut a = vec![1.0_f32; 21];
             a[at] = f32::NAN;

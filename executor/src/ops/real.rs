@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exponentials_are_those_of_the_standard_library() {
+    fn exponentials_match_the_standard_library() {
         for step in -8680..8870 {
             let x = step as f32 / 100.0 + 0.003;
             let truth = f64::from(x).exp();

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradients_are_those_of_differences() {
+    fn gradients_match_finite_differences() {
         for (rows, columns) in [(3, 37), (600, 32), (2, 1)] {
             let (x, weight, dy) =
                 (numbers(rows * columns, 1), numbers(columns, 2), numbers(rows * columns, 3));

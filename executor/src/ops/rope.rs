@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_that_of_differences() {
+    fn the_gradient_matches_finite_differences() {
         let shape = RopeShape { heads: 3, head_dim: 8, stride: 40 };
         let tokens = 300;
         let angles = numbers(tokens * 4, 1);

@@ -12,7 +12,7 @@ use super::real::Real;
 ///
 /// - `gate_up`: `[rows, 2 * columns]`, `y`: `[rows, columns]`
 pub fn forward<F: Real>(gate_up: &[F], columns: usize, y: &mut [F]) {
-    assert_eq!(gate_up.len(), 2 * y.len(), "gate and up lie beside each other");
+    assert_eq!(gate_up.len(), 2 * y.len(), "a row has gate and up");
     let rows = chunk_rows(2 * columns);
     let chunks = y.par_chunks_mut(rows * columns).zip(gate_up.par_chunks(2 * rows * columns));
     chunks.for_each(|(y, gate_up)| {
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_that_of_differences() {
+    fn the_gradient_matches_finite_differences() {
         let (rows, columns) = (700, 11);
         let (x, dy) = (numbers(rows * columns * 2, 1), numbers(rows * columns, 2));
         let mut dx = vec![f64::NAN; x.len()];

@@ -89,6 +89,7 @@ impl SparseRows {
         entries.sort_by_key(|&(source, target, _)| (source, target));
         let mut matrix = Self { starts: vec![0], ..Self::default() };
         for (source, target, weight) in entries {
+            // the row continues: its end moves
             if matrix.targets.last() == Some(&source) {
                 matrix.starts.pop();
             } else {
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_the_sources_are_the_matrix_cut_by_columns() {
+    fn ranges_of_sources_are_columns_of_the_matrix() {
         let matrix = SparseRows::weighted([vec![(3, 0.5), (4, 0.25)], vec![], vec![(0, 2.0), (3, 1.0)]]);
         assert_eq!(matrix.within(&(0..5)), matrix);
         let truth = SparseRows::weighted([vec![(0, 0.5), (1, 0.25)], vec![], vec![(0, 1.0)]]);

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn twice_is_nothing_and_sums_add_up() {
+    fn transposing_twice_is_the_identity() {
         let x = numbers(4 * 3 * 5, 1);
         let (mut y, mut back) = (vec![0.0; x.len()], vec![0.0; x.len()]);
         transpose(&x, 3, 5, false, &mut y);

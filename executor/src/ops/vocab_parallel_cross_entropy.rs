@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_any_width_give_what_the_whole_gives() {
+    fn parts_of_any_width_match_the_whole() {
         let x: Vec<f64> = numbers(ROWS * VOCABULARY, 1).iter().map(|x| 50.0 * x).collect();
         let targets: Vec<u32> = (0..ROWS as u32).map(|row| row * 7 % VOCABULARY as u32).collect();
         let mut truth = x.clone();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_not_lost_and_minus_infinity_is_one() {
+    fn nan_and_infinity_reach_the_loss_and_minus_infinity_does_not() {
         let targets = [1, 30];
         for bad in [f64::NAN, f64::INFINITY] {
             let mut x = vec![0.0; 2 * VOCABULARY];

@@ -137,11 +137,13 @@ impl<D: Device> Stage<D> {
         let result = self.on_device(|| self.run_blocks(&context, at, input));
         let result = result.map_err(|error| error.while_allocating(|| self.forward_of(microbatch)));
         let (output, saved) = self.or_end_job(at, result)?;
+        // reported here with its microbatch, before it reaches the gradients of all ranks
         if let BlockOutput::Loss(loss) = output
             && !loss.is_finite()
         {
             return Err(Error::Loss { stage: self.options.name.clone(), microbatch, loss });
         }
+        // without a backward, nothing would remove the microbatch again
         if self.has_backward() {
             self.in_flight.insert(microbatch, InFlight { context, saved });
         }
@@ -224,6 +226,7 @@ impl<D: Device> Stage<D> {
             all.push(saved);
             match output {
                 BlockOutput::Rows(rows) => input = Some(rows),
+                // only the last block of a model returns a loss
                 loss @ BlockOutput::Loss(_) => return Ok((loss, all)),
             }
         }
@@ -275,6 +278,7 @@ impl<D: Device> Stage<D> {
             let result = self.run_backward(at, in_flight, gradient, done);
             return self.or_end_job(at, result.map_err(|error| error.while_allocating(|| what)));
         }
+        // the closure borrows the stage mutably, so it cannot borrow the device from it
         let device = self.device.clone();
         let result = device.run(|| self.run_backward(at, in_flight, gradient, done));
         result.map_err(|error| error.while_allocating(|| what))

@@ -81,7 +81,7 @@ mod tests {
     use crate::weights::{AxisPartition, TensorShard, TpRank};
 
     #[test]
-    fn values_are_normal_and_those_of_the_name() {
+    fn values_are_normal_and_depend_on_the_name() {
         let spec = |name: &str| ParameterSpec {
             name: name.to_owned(),
             shape: vec![100, 301],

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_dealt_out_evenly_or_replicated() {
+    fn heads_are_divided_evenly_or_replicated() {
         assert_eq!(AxisPartition::heads(4, 3, 2).0, [vec![0..6], vec![6..12]]);
         let replicated = AxisPartition::heads(2, 3, 4);
         assert_eq!(replicated.0, [vec![0..3], vec![0..3], vec![3..6], vec![3..6]]);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_those_of_rows_or_of_columns() {
+    fn spans_cover_rows_or_columns() {
         let (queries, keys) = (AxisPartition::heads(4, 2, 4), AxisPartition::heads(4, 1, 4));
         let fused = AxisPartition::joined(&[(&queries, 8), (&keys, 4)]);
         let rows = TensorShard::cut(SIZE_4, 0, &fused);

@@ -15,7 +15,7 @@ fn options() -> StageOptions {
 }
 
 #[test]
-fn logits_loss_and_gradients_are_those_of_transformers() {
+fn logits_loss_and_gradients_match_transformers() {
     for name in MODELS {
         let (fixture, device) = (Fixture::open(name), Cpu::new(2).unwrap());
         let config = LlmConfig::from_config(&fixture.config).unwrap();
@@ -81,7 +81,7 @@ fn any_split_into_stages_any_threads_and_recomputation_give_the_same_bits() {
 }
 
 #[test]
-fn packed_samples_give_what_they_give_one_by_one() {
+fn packed_samples_give_the_results_of_single_samples() {
     for name in MODELS {
         let fixture = Fixture::open(name);
         let (losses, _) = run(name, &[0, 2], 2, Activations::Stored);

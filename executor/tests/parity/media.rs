@@ -108,7 +108,7 @@ fn run(name: &'static str, setting: Setting) -> Run {
 }
 
 #[test]
-fn logits_loss_and_gradients_are_those_of_transformers() {
+fn logits_loss_and_gradients_match_transformers() {
     for name in MODELS {
         let (fixture, found) = (Fixture::open(name), run(name, WHOLE));
         let truth = fixture.floats("logits");
@@ -141,7 +141,7 @@ fn any_split_any_threads_and_recomputation_give_the_same_bits() {
 
 /// Trained parts have the same gradients as when all is trained; frozen parts have none, and save nothing.
 #[test]
-fn frozen_parts_have_no_gradient_and_change_no_other() {
+fn frozen_parts_have_no_gradient_and_change_no_other_gradient() {
     for name in MODELS {
         let whole = run(name, WHOLE);
         for (encoder, projector, is_llm_frozen) in
@@ -173,7 +173,7 @@ fn frozen_parts_have_no_gradient_and_change_no_other() {
 
 /// A separate encoder: the last hidden state, and gradients from a given one.
 #[test]
-fn towers_alone_are_those_of_transformers() {
+fn separate_encoders_match_transformers() {
     for name in ["clip", "siglip"] {
         let (fixture, device) = (Fixture::open(name), Cpu::new(2).unwrap());
         let config = encoder_of(&fixture);

@@ -31,7 +31,7 @@ fn models() -> [(&'static str, Value); 4] {
 }
 
 #[test]
-fn any_degree_gives_what_one_rank_gives() {
+fn any_degree_gives_the_result_of_one_rank() {
     for (name, config) in models() {
         let job = Job::new(&config, "llama", &Anything);
         let whole = job.run();
@@ -43,7 +43,7 @@ fn any_degree_gives_what_one_rank_gives() {
 }
 
 #[test]
-fn logits_loss_and_gradients_are_those_of_transformers() {
+fn logits_loss_and_gradients_match_transformers() {
     for name in ["qwen2", "llama"] {
         let fixture = Fixture::open(name);
         for ranks in [2, 4] {
@@ -89,7 +89,7 @@ fn gradients_of_microbatches_in_flight_add_up() {
 }
 
 #[test]
-fn a_group_of_one_has_the_bits_of_none() {
+fn a_group_of_one_rank_changes_no_bit() {
     let config = qwen2();
     let job = Job::new(&config, "qwen2", &Anything);
     Job { is_llm_shared: false, ..job }.run().assert_same_bits(&job.run(), "one rank");

@@ -24,7 +24,7 @@ fn stage(model: &ModelConfig, comm: Communicator) -> dflop_executor::Result<Stag
 }
 
 #[test]
-fn degrees_that_do_not_fit_are_refused_by_field() {
+fn degrees_that_do_not_divide_are_refused_by_field() {
     let decoder = json!({"model_type": "llama", "hidden_size": 24, "intermediate_size": 5, "num_hidden_layers": 1,
         "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 48});
     let few_words = json!({"model_type": "llama", "hidden_size": 24, "intermediate_size": 8, "num_hidden_layers": 1,
@@ -95,7 +95,7 @@ fn forward(steps: [Option<u64>; 2]) -> Vec<Option<Error>> {
 }
 
 #[test]
-fn a_rank_that_does_not_come_ends_the_pass_by_name() {
+fn a_missing_rank_ends_the_pass_and_is_named() {
     let errors = forward([Some(3), None]);
     let Some(Error::Comm(error)) = &errors[0] else { panic!("{errors:?}") };
     let failure = error.failure().unwrap();
@@ -105,7 +105,7 @@ fn a_rank_that_does_not_come_ends_the_pass_by_name() {
 
 /// Source that ignores shards.
 #[test]
-fn values_of_whole_tensors_are_no_parts() {
+fn whole_values_are_not_accepted_for_a_shard() {
     struct Whole;
     impl WeightSource for Whole {
         fn values(&self, spec: &ParameterSpec) -> dflop_executor::Result<Vec<f32>> {
@@ -130,7 +130,7 @@ fn values_of_whole_tensors_are_no_parts() {
 
 /// One rank gets rows of another size: it returns an error, and the other does not wait for it.
 #[test]
-fn a_pass_that_fails_on_one_rank_ends_it_on_all() {
+fn a_pass_that_fails_on_one_rank_fails_on_all() {
     let config = Fixture::open("llama").config;
     let model = ModelConfig::from_config(&config).unwrap();
     let errors = run(Transport::Threads, 2, patient(), |comm| {

@@ -28,7 +28,7 @@ const RECORDED: [(&str, &[Sharing]); 5] = [
 ];
 
 #[test]
-fn logits_loss_and_gradients_are_those_of_transformers() {
+fn logits_loss_and_gradients_match_transformers() {
     for (name, sharings) in RECORDED {
         let fixture = Fixture::open(name);
         let job = Job::new(&fixture.config, name, &fixture.weights);
@@ -64,7 +64,7 @@ fn with_four_heads(name: &'static str) -> Value {
 }
 
 #[test]
-fn encoder_and_llm_on_the_same_ranks_give_what_one_rank_gives() {
+fn encoder_and_llm_on_the_same_ranks_give_the_result_of_one_rank() {
     for (name, degrees) in
         [("llava_onevision", &[2, 4][..]), ("internvl", &[2, 4]), ("qwen2_5_vl", &[2]), ("qwen2_audio", &[4])]
     {
@@ -114,7 +114,7 @@ fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other() {
 
 /// CLIP and SigLIP: the last hidden state, and gradients from a given one.
 #[test]
-fn towers_alone_are_those_of_transformers() {
+fn separate_encoders_match_transformers() {
     for name in ["clip", "siglip"] {
         let fixture = Fixture::open(name);
         let ranks = run(Transport::Threads, 3, patient(), |comm| {

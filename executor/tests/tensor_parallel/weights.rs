@@ -47,7 +47,7 @@ fn of_ranks(
 }
 
 #[test]
-fn assembled_tensors_are_those_that_were_loaded() {
+fn assembled_tensors_equal_the_loaded_ones() {
     for (name, module, ranks) in [
         ("llama", ModuleKind::Llm, 4),
         ("qwen2", ModuleKind::Llm, 2),
@@ -67,7 +67,7 @@ fn assembled_tensors_are_those_that_were_loaded() {
 
 /// Checkpoints that several ranks write are read by one rank.
 #[test]
-fn what_ranks_hold_is_written_as_checkpoints_have_it() {
+fn shards_are_written_as_whole_tensors() {
     let fixture = Fixture::open("llama");
     let model = ModelConfig::from_config(&fixture.config).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -111,7 +111,7 @@ fn every_element_is_counted_by_one_rank() {
 
 /// Replicas that differ from the original, as after restoring one rank from another state.
 #[test]
-fn copies_that_differ_are_named() {
+fn replicas_that_differ_are_named() {
     struct Drifted(usize);
     impl WeightSource for Drifted {
         fn values(&self, spec: &dflop_executor::weights::ParameterSpec) -> dflop_executor::Result<Vec<f32>> {

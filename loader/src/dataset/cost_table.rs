@@ -1,4 +1,4 @@
-//! What every sample of a dataset costs, as an Arrow table.
+//! Predicts the cost of every sample of a dataset, as an Arrow table.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use super::Dataset;
 /// Rows of one record batch.
 const BATCH_ROWS: u64 = 1 << 16;
 
-/// Predicts what every sample of a dataset costs, in the order of its index.
+/// Predicts the cost of every sample of a dataset, in the order of its index.
 ///
-/// Columns: `sample` (number in the index), `key`, `refused` (why the model does not take it), `tokens`,
-/// `target_tokens`, `encoder_items`, `encoder_tokens`, and `MODULE_ns` of each module of the model, nanoseconds of forward
-/// and backward; counts and times of a refused sample are null.
+/// Columns: `sample` (number in the index), `key`, `refused` (reason why the model does not take the sample),
+/// `tokens`, `target_tokens`, `encoder_items`, `encoder_tokens`, and `MODULE_ns` for each module of the model,
+/// nanoseconds of forward and backward; counts and times of a refused sample are null.
 ///
 /// # Panics
 /// Never: columns are those of the schema.

@@ -1,4 +1,4 @@
-//! A dataset to draw from: an index, or a split of one, for ever or for some epochs.
+//! Defines a dataset to draw from: an index or a split of one, without end or for some epochs.
 
 mod cost_table;
 mod selection;
@@ -46,7 +46,7 @@ pub struct Dataset {
 }
 
 impl From<Arc<Index>> for Dataset {
-    /// All samples of an index, without end.
+    /// Takes all samples of an index, without end.
     fn from(index: Arc<Index>) -> Self {
         let selection = Arc::new(Selection::All { samples: index.len() });
         let skipped = index.skipped().into();
@@ -58,8 +58,8 @@ impl Dataset {
     /// Keeps the samples of a split.
     ///
     /// # Errors
-    /// [`crate::error::Error::Config`] if there is no split of this name, if it is empty, or if it names shards or keys that the
-    /// index does not have.
+    /// [`crate::error::Error::Config`] if there is no split of this name, if it is empty, or if it names shards or keys
+    /// that the index does not have.
     pub fn split(mut self, splits: &Splits, name: &str) -> Result<Self> {
         let (selection, skipped) = splits.select(name, &self.index)?;
         (self.selection, self.skipped) = (Arc::new(selection), skipped.into());
@@ -67,7 +67,7 @@ impl Dataset {
         Ok(self)
     }
 
-    /// Sets how many epochs of it a run draws. Default: without end.
+    /// Sets how many epochs of the dataset a run draws. Default: without end.
     #[must_use]
     pub fn repeat(mut self, epochs: u64) -> Self {
         self.repeat = Some(epochs);
@@ -80,7 +80,7 @@ impl Dataset {
         &self.index
     }
 
-    /// Returns the name of the split; `None` for the whole index.
+    /// Returns the name of the split; `None` for a whole index.
     #[must_use]
     pub fn split_name(&self) -> Option<&str> {
         self.split.as_deref()
@@ -93,14 +93,14 @@ impl Dataset {
         self.selection.len()
     }
 
-    /// Returns the number of epochs that a run draws; `None` without end.
+    /// Returns the number of epochs that a run draws; `None` if it has no end.
     #[must_use]
     pub fn epochs(&self) -> Option<u64> {
         self.repeat
     }
 
-    /// Returns the number in the index of the sample at `place`, counting the samples of the split in the order of the
-    /// index.
+    /// Returns the number in the index of the sample at `place`, counted over the samples of the split in the order
+    /// of the index.
     ///
     /// # Panics
     /// If `place` is not below [`Self::len`].
@@ -110,33 +110,33 @@ impl Dataset {
         self.selection.sample_at(place)
     }
 
-    /// Returns the samples and shards of the dataset that the headers show to be bad.
+    /// Returns the samples and shards of the dataset that the headers show to be damaged.
     #[must_use]
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
     }
 
-    /// The selected samples of the index.
+    /// Returns the selected samples of the index.
     pub(crate) fn selection(&self) -> &Arc<Selection> {
         &self.selection
     }
 
-    /// Number of its samples below a sample number of the index.
+    /// Counts the samples of the dataset below a sample number of the index.
     pub(crate) fn places_below(&self, sample: u64) -> u64 {
         self.selection.places_below(sample)
     }
 
-    /// Digest of the selected samples; `None` for the whole index.
+    /// Returns the digest of the selected samples; `None` for a whole index.
     pub(crate) fn split_digest(&self) -> Option<u64> {
         self.split.is_some().then(|| self.selection.digest())
     }
 
-    /// Whether another dataset has the same samples.
+    /// Returns whether another dataset has the same samples.
     pub(crate) fn is_twin_of(&self, other: &Self) -> bool {
         self.index.fingerprint() == other.index.fingerprint() && self.selection == other.selection
     }
 
-    /// What messages call it: its first shard, and its split.
+    /// Names the dataset in messages: its first shard, and its split.
     pub(crate) fn shown(&self) -> String {
         let shards = crate::shard::shown(self.index.shards());
         self.split.as_ref().map_or(shards.clone(), |split| format!("{shards} (split `{split}`)"))

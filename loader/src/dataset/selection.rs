@@ -1,4 +1,4 @@
-//! Which samples of an index belong to a dataset: all, whole shards, or a list.
+//! Selects the samples of an index that belong to a dataset: all, whole shards, or a list.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use std::ops::Range;
 pub(crate) enum Selection {
     /// Every sample.
     All { samples: u64 },
-    /// Ranges of sample numbers, ascending, none empty; each with the number of selected samples before it.
+    /// Ascending, non-empty ranges of sample numbers, each with the number of selected samples before it.
     Ranges { ranges: Vec<(u64, Range<u64>)>, samples: u64 },
     /// Sample numbers, ascending.
     List(Vec<u32>),
@@ -26,7 +26,7 @@ impl Selection {
         Self::Ranges { ranges, samples }
     }
 
-    /// Number of samples selected.
+    /// Returns the number of selected samples.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::All { samples } | Self::Ranges { samples, .. } => *samples,
@@ -34,7 +34,7 @@ impl Selection {
         }
     }
 
-    /// Number in the index of the sample at a place of the selection, which is below its length.
+    /// Returns the number in the index of the sample at a place of the selection, which is below its length.
     pub(crate) fn sample_at(&self, place: u64) -> u64 {
         match self {
             Self::All { .. } => place,
@@ -46,7 +46,7 @@ impl Selection {
         }
     }
 
-    /// Number of selected samples below a sample number.
+    /// Counts the selected samples below a sample number.
     pub(crate) fn places_below(&self, sample: u64) -> u64 {
         match self {
             Self::All { .. } => sample,
@@ -59,7 +59,7 @@ impl Selection {
         }
     }
 
-    /// A digest of what is selected.
+    /// Returns a digest of the selected samples.
     pub(crate) fn digest(&self) -> u64 {
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
         match self {

@@ -12,7 +12,7 @@ use super::pool::{DecodePool, Pending};
 use super::tensor::{Slot, Slots, TensorPool};
 use super::transform::TransformStage;
 use crate::error::{Error, Result, Skipped, reason_of};
-use crate::flow::{Metrics, SkipLog, Stage};
+use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::media::augment::{Augment, ImageAugment};
 use crate::media::{DecodeError, DecodeLimits, MediumKind, VideoSampling, kind_of_extension};
 use crate::prepare::{PreparedSample, Preparer};
@@ -298,7 +298,7 @@ impl Collator {
                 slots.push(slot);
                 if let Err(error) = result {
                     let (field, reason) = (Some(extension.to_string()), reason_of(&error));
-                    let error = FieldError { field, reason, is_dropped: false, stage: Stage::Decode };
+                    let error = FieldError { field, reason, is_dropped: false, stage: LoaderStage::Decode };
                     fault.get_or_insert(error);
                 }
             }

@@ -8,7 +8,7 @@ use dflop_costmodel::ImageSize;
 use super::pool::{DecodePool, Pending};
 use super::transform::PendingTransforms;
 use crate::error::{Error, Result, reason_of};
-use crate::flow::Stage;
+use crate::flow::LoaderStage;
 use crate::media::augment::ImageAugment;
 use crate::media::{DecodeLimits, Media, RgbImage, decode};
 use crate::prepare::{PrepareError, PreparedSample, Preparer};
@@ -25,7 +25,7 @@ pub(crate) struct FieldError {
     pub(crate) reason: String,
     pub(crate) is_dropped: bool,
     /// Stage of the loader that failed.
-    pub(crate) stage: Stage,
+    pub(crate) stage: LoaderStage,
 }
 
 /// How a field is decoded.
@@ -52,7 +52,7 @@ impl PendingFields {
             Self::Ready(fields) => Ok(Ok((fields, None))),
             Self::Transforming(pending) => pending.finish().await,
             Self::Decoding(answer) => Ok(answered(answer).await?.unwrap_or_else(|reason| {
-                Err(FieldError { field: None, reason, is_dropped: false, stage: Stage::Decode })
+                Err(FieldError { field: None, reason, is_dropped: false, stage: LoaderStage::Decode })
             })),
         }
     }
@@ -134,7 +134,7 @@ fn decode_field(field: &RawField, work: &FieldWork, limits: &DecodeLimits) -> Re
             field: Some(extension.to_string()),
             reason: reason_of(&error),
             is_dropped: false,
-            stage: Stage::Decode,
+            stage: LoaderStage::Decode,
         }),
     }
 }
@@ -150,7 +150,7 @@ pub(super) fn prepare(
         field: error.field().map(str::to_owned),
         is_dropped: error.is_dropped(),
         reason: reason_of(&error),
-        stage: Stage::Decode,
+        stage: LoaderStage::Decode,
     };
     let prepared = preparer.prepare(&sample).map_err(refusal)?;
     let mut fields = sample.fields;

@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::error;
 use crate::error::Error;
-use crate::flow::{Metrics, Stage};
+use crate::flow::{LoaderStage, Metrics};
 use crate::media::augment::ImageAugment;
 use crate::media::{DecodeError, ImageLimits, Rgb224};
 
@@ -117,7 +117,7 @@ impl DecodePool {
                 let mut idle_since = Instant::now();
                 for job in &queue {
                     let started = Instant::now();
-                    metrics.stage(Stage::Decode).waited_for_input(started - idle_since);
+                    metrics.stage(LoaderStage::Decode).waited_for_input(started - idle_since);
                     idle_since = job(&mut worker, started);
                 }
             };
@@ -136,12 +136,13 @@ impl DecodePool {
         work: impl FnOnce(&mut Worker) -> T + Send + 'static,
     ) -> error::Result<Pending<T>> {
         let room = self.room().await?;
-        self.metrics.stage(Stage::DecodeQueue).depth.add(1);
+        self.metrics.stage(LoaderStage::DecodeQueue).depth.add(1);
         let (answer, pending) = oneshot::channel();
         let (cpu_ns, metrics) = (self.cpu_ns.clone(), self.metrics.clone());
         let job = Box::new(move |worker: &mut Worker, started: Instant| {
             drop(room);
-            let (queue, decode) = (metrics.stage(Stage::DecodeQueue), metrics.stage(Stage::Decode));
+            let (queue, decode) =
+                (metrics.stage(LoaderStage::DecodeQueue), metrics.stage(LoaderStage::Decode));
             queue.depth.remove(1);
             queue.count(1, 0);
             decode.begin();
@@ -168,7 +169,7 @@ impl DecodePool {
         }
         let since = Instant::now();
         let room = self.room.clone().acquire_owned().await;
-        self.metrics.stage(Stage::DecodeQueue).waited_for_room(since.elapsed());
+        self.metrics.stage(LoaderStage::DecodeQueue).waited_for_room(since.elapsed());
         room.map_err(|_| Error::StageEnded { stage: "decode" })
     }
 

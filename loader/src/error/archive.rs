@@ -1,14 +1,14 @@
 //! Describes damage of a tar archive.
 
-/// A fault and where it lies.
+/// A fault and its position.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{fault} at offset {offset}")]
 pub struct ArchiveFault {
     /// Offset in the archive, after decompression.
     pub offset: u64,
-    /// Name of the member that is cut short, where the fault lies in one.
+    /// Name of the truncated member, if the fault lies in one.
     pub entry: Option<String>,
-    /// What is wrong.
+    /// The kind of damage.
     pub fault: TarFault,
 }
 
@@ -26,7 +26,7 @@ impl TarFault {
     }
 }
 
-/// Why an archive cannot be read on. What came before it was good.
+/// Reason why an archive cannot be read further. Everything before it is sound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
@@ -64,10 +64,10 @@ pub enum TarFault {
     /// A name that no file system allows.
     #[error("name of {bytes} bytes, over {most}")]
     NameTooLong { bytes: usize, most: usize },
-    /// Bytes other than zeros behind the end mark, such as a second archive.
-    #[error("non-zero bytes behind the end mark; only the first archive of a file is read")]
+    /// Bytes other than zeros after the end mark, such as a second archive.
+    #[error("non-zero bytes after the end mark; only the first archive of a file is read")]
     TrailingBytes,
-    /// The compressed stream breaks behind the end mark; all members are whole.
-    #[error("the bytes behind the end mark cannot be read: {reason}")]
+    /// The compressed stream is damaged after the end mark; all members are whole.
+    #[error("the bytes after the end mark cannot be read: {reason}")]
     UnreadableTail { reason: String },
 }

@@ -1,6 +1,6 @@
 //! Describes a shard that keeps parts of an index from being merged.
 
-/// Why parts do not make the index of a dataset, at one of its shards.
+/// Reason why parts do not make the index of a dataset, at one of its shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardFault {
@@ -10,21 +10,21 @@ pub enum ShardFault {
     /// More than one part covers it.
     #[error("it is covered more than once; give each part once")]
     Repeated,
-    /// Its length, time of change or entity tag is another now.
+    /// Its length, modification time or entity tag has changed.
     #[error("it has changed since its part was made; make the part again")]
     Changed,
-    /// It is none of the dataset's.
+    /// The dataset does not contain it.
     #[error("a part covers it, but it is not in the dataset; parts and dataset have to name the same shards")]
     Unknown,
-    /// Its texts were counted by other tokenizers than those of the first shard.
+    /// Its texts were counted by other tokenizers than the texts of the first shard.
     #[error(
         "its texts were counted by other tokenizers than those of the first shard; make all parts with the same"
     )]
     OtherCounters,
-    /// Its texts were not counted by the tokenizer that is asked for.
-    #[error("its texts were not counted by the tokenizer that is asked for; make its part with it")]
+    /// Its texts were not counted by the requested tokenizer.
+    #[error("its texts were not counted by the requested tokenizer; make its part with it")]
     NotCounted,
-    /// Its videos were sampled otherwise than is asked for.
-    #[error("its videos were sampled otherwise than is asked for; make its part with the same sampling")]
+    /// Its videos were sampled in another way than requested.
+    #[error("its videos were sampled in another way than requested; make its part with the same sampling")]
     OtherSampling,
 }

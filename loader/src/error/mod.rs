@@ -1,4 +1,4 @@
-//! One error type for the crate; variants by what the caller does next.
+//! Defines the error type of the crate, with variants by what the caller does next.
 
 mod archive;
 mod index_shard;
@@ -12,20 +12,20 @@ pub(crate) use self::skipped::reason_of;
 /// Cause of an error in user code or in a crate that this one depends on.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What every fallible function of this crate returns.
+/// Result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a setting, a dataset or a whole stream cannot be used.
+/// Reason why a setting, a dataset or a whole stream cannot be used.
 ///
 /// A single bad sample is not an error: it is skipped and accounted for as [`Skipped`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum Error {
-    /// A setting makes no sense; raised when something is built, never while it streams.
+    /// A setting is invalid; raised when something is built, never while it streams.
     #[error("invalid `{setting}`: {reason}")]
     Config { setting: &'static str, reason: String },
-    /// A model, device or profile makes no sense.
+    /// A model, device or profile is invalid.
     #[error(transparent)]
     Model(dflop_costmodel::Error),
     /// A shard pattern cannot be expanded.
@@ -34,10 +34,10 @@ pub enum Error {
     /// A shard cannot be opened or read; ends the stream.
     #[error("could not read shard `{shard}`")]
     Read { shard: String, source: std::io::Error },
-    /// A shard is compressed in a way that is not read.
+    /// A shard has an unsupported compression.
     #[error("shard `{shard}` is compressed with {format}; recompress it with gzip or zstd")]
     UnsupportedCompression { shard: String, format: &'static str },
-    /// A shard is damaged from an offset on; what came before was delivered.
+    /// A shard is damaged from an offset on; everything before it was delivered.
     #[error("shard `{shard}` is damaged: {fault}")]
     Shard { shard: String, fault: ArchiveFault },
     /// The dataset has no sample at all.
@@ -56,13 +56,13 @@ pub enum Error {
         .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
     )]
     ErrorCount { skipped: u64, most: u64, first: Box<Skipped> },
-    /// Nothing has happened for longer than was allowed; ends the stream. A state taken now goes on exactly.
+    /// Nothing has happened for longer than allowed; ends the stream. A state taken now continues exactly here.
     #[error("the {stage} stage is stuck{}: nothing has happened for {seconds:.0} s", in_shard(.shard.as_deref()))]
     Stalled { stage: &'static str, shard: Option<String>, seconds: f64 },
     /// An index file cannot be read or written.
     #[error("index `{path}`: {reason}")]
     Index { path: String, reason: String },
-    /// Bytes are no whole part of an index; parts count from 0 in the order given.
+    /// Bytes are not a whole part of an index; parts count from 0 in the order given.
     #[error("part {part} of the index cannot be merged: {reason}")]
     IndexPart { part: usize, reason: String },
     /// The parts of an index do not fit a shard of the dataset.
@@ -88,7 +88,8 @@ pub enum Error {
         tokens_needed: u64,
         reason: String,
     },
-    /// The counted tokens of a microbatch exceed the fixed number; nothing of its step was delivered. Ends the stream.
+    /// The counted tokens of a microbatch exceed the fixed number; nothing of its step was delivered. Ends
+    /// the stream.
     #[error(
         "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {tokens} tokens, over `pad_to_tokens` of \
          {pad_to_tokens}: {planned_tokens} were planned; count texts in the index with the model's tokenizer, so that plans \
@@ -104,25 +105,25 @@ pub enum Error {
         pad_to_tokens: u64,
         tokens_needed: u64,
     },
-    /// A step is asked for that lies behind the end of a run.
+    /// A step after the end of a run was requested.
     #[error("step {step} does not exist: the run has {steps} steps, counted from 0")]
     RunEnded { step: u64, steps: u64 },
-    /// A file cannot be written or read beside the shards.
+    /// A file next to the shards cannot be written or read.
     #[error("could not access `{path}`")]
     File { path: String, source: std::io::Error },
-    /// A sample would not come back from a shard as it was; nothing of it was written.
+    /// A sample would not be read back from a shard as it was; nothing of it was written.
     #[error("could not write sample `{key}`: {reason}")]
     Write { key: String, reason: String },
-    /// New shards would stand beside old ones, or beside what a killed writer left.
+    /// Old shards, or files of a killed writer, occupy the place of new shards.
     #[error("`{path}` is in the way of new shards; remove it or write to another directory")]
     ShardExists { path: String },
-    /// A remote store refuses a file for good.
+    /// A remote store permanently refuses a file.
     #[error("could not upload `{url}`")]
     Upload { url: String, source: std::io::Error },
-    /// Something is no source of samples, or gives none.
+    /// A path is not a source of samples, or holds none.
     #[error("could not pack `{path}`: {reason}")]
     Pack { path: String, reason: String },
-    /// A part of a source was not packed as the others; parts count from 0.
+    /// A part of a source was packed in another way than the others; parts count from 0.
     #[error("part {part} cannot be packed or joined: {reason}")]
     PackPart { part: u32, reason: String },
     /// A model cannot take a medium; the sample is bad for this model, the next one may be good.
@@ -131,10 +132,10 @@ pub enum Error {
     /// User code that changes fields failed as a whole, not on one field; ends the stream.
     #[error("the transform of `{fields}` failed")]
     Transform { fields: String, source: BoxError },
-    /// User code that says what samples cost failed, or gave no costs of this global batch; ends the stream.
+    /// The user's cost function failed, or returned no costs for this global batch; ends the stream.
     #[error("the cost function failed at step {step}")]
     CostFunction { step: u64, source: BoxError },
-    /// A part of the loader ended without a word; a defect, or a runtime that was shut down.
+    /// A stage of the loader ended without an error; a defect, or a runtime that was shut down.
     #[error("the {stage} stage ended early")]
     StageEnded { stage: &'static str },
 }

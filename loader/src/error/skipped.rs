@@ -1,6 +1,6 @@
 //! Describes a sample, or the rest of a shard, that was not delivered.
 
-/// Why a sample, or the rest of a shard, was not delivered.
+/// A sample, or the rest of a shard, that was not delivered, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Skipped {
     /// URL of the shard.
@@ -11,11 +11,11 @@ pub struct Skipped {
     pub key: Option<String>,
     /// Extension of the field at fault; `None` if it is the sample or the shard.
     pub field: Option<String>,
-    /// What is wrong.
+    /// Reason for skipping it.
     pub reason: String,
 }
 
-/// An error and its causes as one line; a cause that the line already says is left out.
+/// Formats an error and its causes as one line; a cause already contained in the line is left out.
 pub(crate) fn reason_of(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.map(ToString::to_string).fold(error.to_string(), |line, cause| {

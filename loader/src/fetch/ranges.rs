@@ -1,8 +1,9 @@
-//! Ranged reads of indexed shards.
+//! Reads ranges of indexed shards.
 //!
-//! Plain local shards are mapped once and read in place. A compressed shard is unpacked whole, so the unpacked bytes
-//! are kept for the samples that follow; both caches drop what was used longest ago. What a step wants of remote shards
-//! is brought beforehand, by [`remote`](crate::fetch), all of it at the same time.
+//! Plain local shards are mapped once and read in place. A compressed shard is unpacked whole, so the
+//! unpacked bytes are kept for the samples that follow; both caches drop what was used longest ago. What a
+//! step wants of remote shards is brought beforehand, by [`remote`](crate::fetch), all of it at the same
+//! time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use tokio::io::{AsyncBufRead, AsyncReadExt};
 
-use super::remote::{IndexedRemote, Wanted};
+use super::remote::{IndexedRemote, WantedRanges};
 use crate::error::{Error, Result};
 use crate::index::{Index, IndexedShard};
 use crate::shard::{Compression, decompress};
@@ -27,8 +28,8 @@ pub(crate) struct ShardRanges {
     index: Arc<Index>,
     /// Counts requests that are tried again.
     retries: Arc<AtomicU64>,
-    mapped: Recent,
-    unpacked: Recent,
+    mapped: RecentShards,
+    unpacked: RecentShards,
     /// Fields of remote shards that the next step reads, by shard, offset and length.
     fetched: HashMap<(usize, u64, u64), Bytes>,
 }
@@ -36,8 +37,8 @@ pub(crate) struct ShardRanges {
 impl ShardRanges {
     /// Keeps at most `unpacked_bytes_max` of unpacked shards, but always the last one.
     pub(crate) fn new(index: Arc<Index>, unpacked_bytes_max: u64, retries: Arc<AtomicU64>) -> Self {
-        let mapped = Recent::new(MAPPED_SHARDS_MAX as u64, |_| 1);
-        let unpacked = Recent::new(unpacked_bytes_max, |bytes| bytes.len() as u64);
+        let mapped = RecentShards::new(MAPPED_SHARDS_MAX as u64, |_| 1);
+        let unpacked = RecentShards::new(unpacked_bytes_max, |bytes| bytes.len() as u64);
         Self { index, retries, mapped, unpacked, fetched: HashMap::new() }
     }
 
@@ -62,7 +63,7 @@ impl ShardRanges {
             let object = shard.remote().map(|object| object.clone().counted_by(self.retries.clone()));
             async move {
                 let object = object.ok_or(Error::StageEnded { stage: "store" })?;
-                let wanted = Wanted { ranges, whole };
+                let wanted = WantedRanges { ranges, whole };
                 let fetched = IndexedRemote { object, known }.fetch(wanted).await;
                 Ok::<_, Error>((number, fetched.map_err(|source| shard.read_error(source))?))
             }
@@ -140,15 +141,15 @@ pub(super) fn unpack(
     Ok(unpacked.into())
 }
 
-/// What was used last, up to a total weight.
+/// Most recently used shards, up to a total weight.
 #[derive(Debug)]
-struct Recent {
+struct RecentShards {
     entries: VecDeque<(usize, Bytes)>,
     weight_max: u64,
     weigh: fn(&Bytes) -> u64,
 }
 
-impl Recent {
+impl RecentShards {
     fn new(weight_max: u64, weigh: fn(&Bytes) -> u64) -> Self {
         Self { entries: VecDeque::new(), weight_max, weigh }
     }
@@ -177,7 +178,7 @@ mod tests {
 
     #[test]
     fn the_longest_unused_shard_is_dropped_first() {
-        let mut recent = Recent::new(25, |bytes| bytes.len() as u64);
+        let mut recent = RecentShards::new(25, |bytes| bytes.len() as u64);
         let ten = Bytes::from_static(b"0123456789");
         recent.put(0, ten.clone());
         recent.put(1, ten.clone());

@@ -1,7 +1,8 @@
-//! What a step wants of one remote shard, by the shortest way.
+//! Fetches the wanted ranges of one remote shard, by range, from the cache or unpacked whole.
 //!
-//! A shard that the cache holds is mapped. Of a plain shard only the wanted fields are requested; with a cache the
-//! whole shard follows in the background, for the steps after. A compressed shard is brought whole and unpacked.
+//! A shard that the cache holds is mapped. Of a plain shard only the wanted fields are requested; with a
+//! cache the whole shard follows in the background, for the steps after. A compressed shard is brought whole
+//! and unpacked.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -23,13 +24,13 @@ pub(super) struct IndexedRemote {
     pub(super) known: IndexedShard,
 }
 
-/// What is wanted: offsets and lengths, and the whole shard if it is in memory.
-pub(super) struct Wanted {
+/// Wanted ranges as offsets and lengths, and the whole shard if it is in memory.
+pub(super) struct WantedRanges {
     pub(super) ranges: Vec<(u64, u64)>,
     pub(super) whole: Option<Bytes>,
 }
 
-/// What was brought.
+/// Bytes fetched from a remote shard.
 pub(super) struct Fetched {
     /// The wanted fields, by offset and length.
     pub(super) fields: Vec<((u64, u64), Bytes)>,
@@ -49,8 +50,8 @@ impl IndexedRemote {
     ///
     /// # Errors
     /// What could not be read, with its offset.
-    pub(super) async fn fetch(&self, wanted: Wanted) -> io::Result<Fetched> {
-        let Wanted { ranges, whole } = wanted;
+    pub(super) async fn fetch(&self, wanted: WantedRanges) -> io::Result<Fetched> {
+        let WantedRanges { ranges, whole } = wanted;
         if let Some(whole) = whole {
             let fields = slices(&whole, ranges)?;
             return Ok(Fetched { fields, whole: None, is_mapped: false });

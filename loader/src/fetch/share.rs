@@ -1,14 +1,14 @@
-//! Which samples of a step a loader reads.
+//! Selects the samples of a step that this loader has to read.
 
 use std::fmt::Debug;
 
 use crate::error::Result;
 use crate::plan::StepPlan;
 
-/// Says which samples of a step a loader delivers, microbatch by microbatch.
+/// Selects the samples of a step that a loader delivers, microbatch by microbatch.
 ///
-/// That of a DP rank is [`DpShare`]. Others are for stages that do not work through a rank's microbatches, such as the
-/// replicas of an encoder among which the media of all ranks are balanced again.
+/// That of a DP rank is [`DpShare`]. Others are for stages that do not work through a rank's microbatches,
+/// such as the replicas of an encoder among which the media of all ranks are balanced again.
 pub trait Share: Debug + Send + Sync {
     /// Returns places in [`StepPlan::samples`], by microbatch; a pure function of the plan.
     ///

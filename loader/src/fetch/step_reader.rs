@@ -6,7 +6,7 @@ use super::ranges::ShardRanges;
 use super::read_plan::{Demand, PlannedRead, ReadPlan};
 use super::share::Share;
 use crate::error::Result;
-use crate::flow::{Metrics, SkipLog, Stage};
+use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::shard::{FieldSelection, RawSample};
 
@@ -56,7 +56,7 @@ impl StepReader {
     /// Plans the reads of a step.
     ///
     /// # Errors
-    /// Those of [`Share::places`].
+    /// See [`Share::places`].
     pub(crate) fn plan(&self, plan: &StepPlan) -> Result<ReadPlan> {
         let StepReaderSettings { planner, share, fields, demand, .. } = &self.settings;
         Ok(ReadPlan::new(planner, plan, &share.places(plan)?, fields, &**demand))
@@ -73,7 +73,7 @@ impl StepReader {
     /// Reads a step, after [`Self::fetch`]; blocks on a cold disk.
     pub(crate) fn read(&mut self, reads: ReadPlan) -> Result<Vec<ReadMicrobatch>> {
         for refused in reads.refused {
-            self.metrics.stage(Stage::Read).fail(1);
+            self.metrics.stage(LoaderStage::Read).fail(1);
             self.skips.push(refused);
         }
         let mut microbatches = Vec::with_capacity(reads.microbatches.len());
@@ -93,7 +93,7 @@ impl StepReader {
             field.payload = Some(self.ranges[dataset].read(shard, field.offset, field.bytes)?);
             read_bytes += field.bytes;
         }
-        self.metrics.stage(Stage::Read).count(1, read_bytes);
+        self.metrics.stage(LoaderStage::Read).count(1, read_bytes);
         Ok((place, sample))
     }
 }

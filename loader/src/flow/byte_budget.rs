@@ -1,4 +1,4 @@
-//! Read-ahead: a bound in bytes, and a stage that runs before it is asked.
+//! Bounds the bytes that wait between stages, and runs a stage ahead of its consumer.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -11,12 +11,15 @@ use crate::error::{Error, Result};
 
 /// Bytes that may wait between two stages.
 ///
-/// Something larger than the whole budget takes all of it, so what is held is never more than the budget or, if
+/// An item larger than the whole budget takes all of it, so the bytes held never exceed the budget or, if
 /// that is larger, one item.
 #[derive(Debug, Clone)]
 pub(crate) struct ByteBudget {
     free: Arc<Semaphore>,
-    bytes: u32,
+    /// Permits of the semaphore.
+    units: u32,
+    /// Bytes of one permit.
+    unit_bytes: u64,
     gauge: Arc<Gauge>,
 }
 
@@ -29,20 +32,29 @@ pub(crate) struct ByteLease {
 }
 
 impl ByteBudget {
-    /// A budget of `bytes`, at least one and at most 4 GiB; `gauge` shows what is held.
+    /// Makes a budget of `bytes`, at least one; `gauge` shows the bytes held.
     pub(crate) fn new(bytes: u64, gauge: Arc<Gauge>) -> Self {
-        let bytes = bytes.clamp(1, u64::from(u32::MAX)) as u32;
-        Self { free: Arc::new(Semaphore::new(bytes as usize)), bytes, gauge }
+        // A semaphore takes at most `u32::MAX` permits at once, so a permit of a budget of 4 GiB or more is
+        // several bytes: 32 of them for 64 GiB.
+        let bytes = bytes.max(1);
+        let unit_bytes = bytes.div_ceil(u64::from(u32::MAX)).next_power_of_two();
+        let units = (bytes / unit_bytes) as u32;
+        Self { free: Arc::new(Semaphore::new(units as usize)), units, unit_bytes, gauge }
     }
 
-    /// A lease of nothing, which grows.
+    /// Returns the permits that `bytes` take, rounded up, at most all.
+    fn units_of(&self, bytes: u64) -> u32 {
+        bytes.div_ceil(self.unit_bytes).min(u64::from(self.units)) as u32
+    }
+
+    /// Makes a lease of nothing, which grows.
     pub(crate) fn empty_lease(&self) -> ByteLease {
         ByteLease { budget: self.clone(), permit: None, bytes: 0 }
     }
 
     /// Takes `bytes` if they are free.
     pub(crate) fn try_lease(&self, bytes: u64) -> Option<ByteLease> {
-        let wanted = bytes.min(u64::from(self.bytes)) as u32;
+        let wanted = self.units_of(bytes);
         let permit = Some(self.free.clone().try_acquire_many_owned(wanted).ok()?);
         self.gauge.add(bytes);
         Some(ByteLease { budget: self.clone(), permit, bytes })
@@ -59,13 +71,14 @@ impl ByteBudget {
 impl ByteLease {
     /// Waits until `bytes` more are free and takes them.
     ///
-    /// A lease that has the whole budget grows without waiting: what is delivered as one can be larger than the
-    /// budget, and is then alone.
+    /// A lease that has the whole budget grows without waiting: what is delivered as one can be larger than
+    /// the budget, and is then alone.
     pub(crate) async fn grow(&mut self, bytes: u64) -> Result<()> {
-        let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) as u64;
-        let wanted = held.saturating_add(bytes).min(u64::from(self.budget.bytes)) - held;
+        let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) as u32;
+        // Rounded over the whole lease, so that growing in small steps takes no more than one large step.
+        let wanted = self.budget.units_of(self.bytes.saturating_add(bytes)).saturating_sub(held);
         if wanted > 0 {
-            let more = self.budget.free.clone().acquire_many_owned(wanted as u32).await;
+            let more = self.budget.free.clone().acquire_many_owned(wanted).await;
             let more = more.map_err(|_| Error::StageEnded { stage: "read-ahead" })?;
             match &mut self.permit {
                 Some(permit) => permit.merge(more),
@@ -84,10 +97,10 @@ impl Drop for ByteLease {
     }
 }
 
-/// Runs a stream in a task of its own, up to `ahead` items before they are asked for.
+/// Runs a stream in its own task, up to `ahead` items before its consumer.
 ///
-/// The stream is polled from the first moment; dropping the receiver ends it at once. A panic in it is an error, not an
-/// end.
+/// The stream is polled immediately; dropping the receiver ends it at once. A panic in it is an
+/// error, not an end.
 pub(crate) fn run_ahead<T: Send + 'static>(
     stream: impl Stream<Item = Result<T>> + Send + 'static,
     ahead: usize,
@@ -140,6 +153,29 @@ mod tests {
         assert_eq!(gauge.now(), 1_000);
         drop(first);
         assert!(budget.try_lease(1).is_some());
+    }
+
+    #[test]
+    fn a_budget_over_4_gib_is_kept_whole() {
+        const GIB: u64 = 1 << 30;
+        let budget = ByteBudget::new(64 * GIB, Arc::default());
+        let mut leases: Vec<_> = (0..64).map(|_| budget.try_lease(GIB).expect("64 GiB are free")).collect();
+        assert!(budget.try_lease(1).is_none(), "65 GiB would be held");
+        leases.pop();
+        assert!(budget.try_lease(GIB + 1).is_none());
+        assert!(budget.try_lease(GIB).is_some());
+        drop(leases);
+        assert!(ByteBudget::new(u64::MAX, Arc::default()).try_lease(1 << 60).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_lease_of_a_large_budget_rounds_once_however_it_grows() {
+        let budget = ByteBudget::new(64 << 30, Arc::default());
+        let mut lease = budget.empty_lease();
+        for _ in 0..64 {
+            lease.grow(1).await.unwrap();
+        }
+        assert_eq!(lease.permit.as_ref().map(OwnedSemaphorePermit::num_permits), Some(2));
     }
 
     #[tokio::test]

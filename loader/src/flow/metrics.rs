@@ -1,7 +1,7 @@
-//! What every stage of a loader did, and where it waits.
+//! Counts items, bytes, errors and times of every stage of a loader.
 //!
-//! Both loaders count items, bytes, errors, queue depths, busy and waiting time of each [`Stage`] in relaxed
-//! atomics; nothing is locked, and no sample costs more than two readings of the clock. A reader of
+//! Both loaders count items, bytes, errors, queue depths, busy and waiting time of each [`LoaderStage`] in
+//! relaxed atomics; nothing is locked, and no sample costs more than two readings of the clock. A reader of
 //! [`MetricsSnapshot`] sees counters of slightly different moments, which add up once the stream has ended.
 //! [`crate::loader`] looks at the same counters to tell which stage is stuck.
 
@@ -20,10 +20,10 @@ const WAIT_SHARE_NOTICED: f64 = 0.05;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Stage {
+pub enum LoaderStage {
     /// Planning of steps; the balanced loader only. Items are steps.
     Plan,
-    /// Reading of shards. Items are samples and whatever was skipped; depth counts samples read ahead.
+    /// Reading of shards. Items are samples, delivered or skipped; depth counts samples read ahead.
     Read,
     /// Jobs that wait for a decode thread. An item is a sample, or an image where images go into a tensor.
     DecodeQueue,
@@ -38,17 +38,17 @@ pub enum Stage {
 }
 
 /// All stages, in order.
-const STAGES: [Stage; 7] = [
-    Stage::Plan,
-    Stage::Read,
-    Stage::DecodeQueue,
-    Stage::Decode,
-    Stage::Transform,
-    Stage::Collate,
-    Stage::Deliver,
+const STAGES: [LoaderStage; 7] = [
+    LoaderStage::Plan,
+    LoaderStage::Read,
+    LoaderStage::DecodeQueue,
+    LoaderStage::Decode,
+    LoaderStage::Transform,
+    LoaderStage::Collate,
+    LoaderStage::Deliver,
 ];
 
-impl Stage {
+impl LoaderStage {
     /// Returns the name that errors and tables use.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -92,7 +92,7 @@ impl Gauge {
     }
 }
 
-/// The counters of one stage, apart from those of the threads of other stages.
+/// Counters of one stage, padded so that threads of other stages do not share their cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct StageMeter {
@@ -151,7 +151,7 @@ impl StageMeter {
         self.active.load(Relaxed) > 0
     }
 
-    fn snapshot(&self, stage: Stage, workers: usize) -> StageSnapshot {
+    fn snapshot(&self, stage: LoaderStage, workers: usize) -> StageSnapshot {
         let seconds = |nanoseconds: &AtomicU64| nanoseconds.load(Relaxed) as f64 / 1e9;
         StageSnapshot {
             stage,
@@ -203,11 +203,11 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn stage(&self, stage: Stage) -> &StageMeter {
+    pub(crate) fn stage(&self, stage: LoaderStage) -> &StageMeter {
         &self.stages[stage as usize]
     }
 
-    /// Says how many threads run user code.
+    /// Sets the number of threads that run user code.
     pub(crate) fn transforms_on(&self, threads: usize) {
         self.transform_workers.store(threads, Relaxed);
     }
@@ -253,8 +253,8 @@ impl Metrics {
     #[must_use]
     pub fn snapshot(&self) -> MetricsSnapshot {
         let workers = |stage| match stage {
-            Stage::Decode => self.decode_workers,
-            Stage::Transform => self.transform_workers.load(Relaxed),
+            LoaderStage::Decode => self.decode_workers,
+            LoaderStage::Transform => self.transform_workers.load(Relaxed),
             _ => 1,
         };
         let stages: Vec<_> =
@@ -276,20 +276,20 @@ impl Metrics {
     }
 }
 
-/// What a stage did so far.
+/// Counters of one stage so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageSnapshot {
-    /// Which stage.
-    pub stage: Stage,
+    /// The stage.
+    pub stage: LoaderStage,
     /// Threads or tasks that share its work.
     pub workers: usize,
-    /// What passed; [`Stage`] says what counts as one.
+    /// Items that passed the stage; see [`LoaderStage`] for the unit.
     pub items: u64,
     /// Payload bytes of the items.
     pub bytes: u64,
     /// Items that were bad.
     pub errors: u64,
-    /// How many wait, or are under way, at this moment.
+    /// Items that wait or are in flight now.
     pub depth: u64,
     /// The most that ever did.
     pub depth_max: u64,
@@ -301,27 +301,29 @@ pub struct StageSnapshot {
     pub output_wait_seconds: f64,
 }
 
-/// What a loader did so far.
+/// Counters of a loader so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MetricsSnapshot {
     /// Time since the stream was first polled.
     pub seconds: f64,
     /// Time that the consumer waited for batches or steps.
     pub consumer_wait_seconds: f64,
-    /// The stage that everything else waits for: [`Stage::Deliver`], the consumer, if it hardly ever waits, else
-    /// the stage whose workers were busy for the largest share of the time.
-    pub bottleneck: Option<Stage>,
+    /// The stage that everything else waits for: [`LoaderStage::Deliver`], the consumer, if it hardly ever
+    /// waits, else the stage whose workers were busy for the largest share of the time.
+    pub bottleneck: Option<LoaderStage>,
     /// The stages, in order.
     pub stages: Vec<StageSnapshot>,
     /// Requests for remote shards that this loader has tried again; indexing is not included.
     pub retries: u64,
     /// Stalls that were reported.
     pub stalls: u64,
-    /// Payload bytes that wait for their decoder, or for delivery as stored; a shuffle buffer is not included.
+    /// Payload bytes that wait for their decoder, or for delivery as stored; a shuffle buffer is not
+    /// included.
     pub undecoded_bytes: u64,
     /// The most that ever did.
     pub undecoded_bytes_max: u64,
-    /// Bytes of media that are decoded, or are promised room to be, and not delivered; estimated from headers.
+    /// Bytes of media that are decoded, or are promised room to be, and not delivered; estimated from
+    /// headers.
     pub decoded_bytes: u64,
     /// The most that ever were.
     pub decoded_bytes_max: u64,
@@ -333,17 +335,17 @@ impl MetricsSnapshot {
     /// # Panics
     /// If the snapshot was read from elsewhere and lacks the stage.
     #[must_use]
-    pub fn stage(&self, stage: Stage) -> &StageSnapshot {
+    pub fn stage(&self, stage: LoaderStage) -> &StageSnapshot {
         self.stages.iter().find(|snapshot| snapshot.stage == stage).expect("a snapshot has every stage")
     }
 }
 
-fn bottleneck(seconds: f64, consumer_wait_seconds: f64, stages: &[StageSnapshot]) -> Option<Stage> {
+fn bottleneck(seconds: f64, consumer_wait_seconds: f64, stages: &[StageSnapshot]) -> Option<LoaderStage> {
     let delivered = stages.last().map_or(0, |deliver| deliver.items);
     if delivered > 0 && consumer_wait_seconds < WAIT_SHARE_NOTICED * seconds {
-        return Some(Stage::Deliver);
+        return Some(LoaderStage::Deliver);
     }
-    let inner = stages.iter().filter(|stage| stage.stage != Stage::Deliver && stage.busy_seconds > 0.0);
+    let inner = stages.iter().filter(|stage| stage.stage != LoaderStage::Deliver && stage.busy_seconds > 0.0);
     let share = |stage: &StageSnapshot| stage.busy_seconds / stage.workers as f64;
     inner.max_by(|one, other| share(one).total_cmp(&share(other))).map(|stage| stage.stage)
 }
@@ -395,25 +397,30 @@ mod tests {
         for (number, &stage) in STAGES.iter().enumerate() {
             assert_eq!(snapshot.stage(stage).items, number as u64 + 1, "{stage:?}");
         }
-        assert_eq!(snapshot.stage(Stage::Decode).workers, 3);
+        assert_eq!(snapshot.stage(LoaderStage::Decode).workers, 3);
     }
 
-    fn with_busy(seconds: &[(Stage, f64)]) -> Vec<StageSnapshot> {
+    fn with_busy(seconds: &[(LoaderStage, f64)]) -> Vec<StageSnapshot> {
         let metrics = Metrics::new(4);
         for &(stage, seconds) in seconds {
             metrics.stage(stage).busy(Duration::from_secs_f64(seconds));
         }
-        metrics.stage(Stage::Deliver).count(1, 1);
+        metrics.stage(LoaderStage::Deliver).count(1, 1);
         metrics.snapshot().stages
     }
 
     #[test]
     fn the_bottleneck_is_the_stage_that_is_busy_for_the_largest_share() {
-        let stages = with_busy(&[(Stage::Read, 6.0), (Stage::Decode, 20.0), (Stage::Collate, 1.0)]);
-        assert_eq!(bottleneck(10.0, 8.0, &stages), Some(Stage::Read), "four decoders share twenty seconds");
-        let stages = with_busy(&[(Stage::Read, 4.0), (Stage::Decode, 20.0)]);
-        assert_eq!(bottleneck(10.0, 8.0, &stages), Some(Stage::Decode));
-        assert_eq!(bottleneck(10.0, 0.1, &stages), Some(Stage::Deliver), "the consumer never waits");
+        let stages =
+            with_busy(&[(LoaderStage::Read, 6.0), (LoaderStage::Decode, 20.0), (LoaderStage::Collate, 1.0)]);
+        assert_eq!(
+            bottleneck(10.0, 8.0, &stages),
+            Some(LoaderStage::Read),
+            "four decoders share twenty seconds"
+        );
+        let stages = with_busy(&[(LoaderStage::Read, 4.0), (LoaderStage::Decode, 20.0)]);
+        assert_eq!(bottleneck(10.0, 8.0, &stages), Some(LoaderStage::Decode));
+        assert_eq!(bottleneck(10.0, 0.1, &stages), Some(LoaderStage::Deliver), "the consumer never waits");
     }
 
     #[tokio::test]
@@ -424,7 +431,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(60)).await;
         };
         metered(&meter, work).await;
-        let snapshot = meter.snapshot(Stage::Collate, 1);
+        let snapshot = meter.snapshot(LoaderStage::Collate, 1);
         assert!(snapshot.busy_seconds >= 0.02 && snapshot.input_wait_seconds >= 0.04, "{snapshot:?}");
     }
 

@@ -1,4 +1,4 @@
-//! How far long work has come, told to whoever wants to draw it.
+//! Reports the progress of long work to a listener.
 
 /// Listens to progress; every method does nothing by default.
 pub trait Progress: Send + Sync + std::fmt::Debug {

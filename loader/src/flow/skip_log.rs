@@ -1,17 +1,17 @@
-//! Exact accounts of what could not be delivered, under an error budget.
+//! Accounts for every sample that was not delivered, under an error budget.
 
 use std::sync::Mutex;
 
 use crate::error::{Error, Result, Skipped};
 
-/// How many bad samples a stream tolerates.
+/// Number of bad samples that a stream tolerates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ErrorBudget {
     /// Tolerated share of the samples seen, 0 to 1.
     pub fraction: f64,
     /// Samples seen before the share is looked at, when the number of samples is not known ahead.
     pub samples_min: u64,
-    /// Tolerated number of bad samples, whatever their share; `None` is any number.
+    /// Largest number of bad samples, whatever their share; `None` is unlimited.
     pub samples_max: Option<u64>,
 }
 
@@ -47,13 +47,13 @@ impl ErrorBudget {
 pub struct SkipLog {
     budget: ErrorBudget,
     samples_known: Option<u64>,
-    state: Mutex<State>,
+    state: Mutex<Account>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Account {
     skipped: Vec<Skipped>,
-    /// Those of `skipped` that a setting asks to leave out.
+    /// Number of entries of `skipped` that a setting leaves out.
     dropped: u64,
     /// The first of `skipped` that is bad.
     first_bad: Option<usize>,
@@ -63,7 +63,7 @@ struct State {
     first_earlier: Option<Skipped>,
 }
 
-impl State {
+impl Account {
     fn first(&self) -> Option<Skipped> {
         let here = self.first_bad.map(|at| &self.skipped[at]);
         self.first_earlier.as_ref().or(here).cloned()
@@ -77,10 +77,10 @@ impl SkipLog {
         Self { budget, samples_known, state: Mutex::default() }
     }
 
-    /// Goes on from an earlier account: its samples count, but are not listed again.
+    /// Continues an earlier account: its samples count, but are not listed again.
     #[must_use]
     pub fn after(self, delivered: u64, skipped: u64, first: Option<Skipped>) -> Self {
-        *self.lock() = State { delivered, earlier: skipped, first_earlier: first, ..State::default() };
+        *self.lock() = Account { delivered, earlier: skipped, first_earlier: first, ..Account::default() };
         self
     }
 
@@ -147,7 +147,7 @@ impl SkipLog {
         Err(Error::ErrorBudget { skipped: bad, samples: of, fraction: self.budget.fraction, first })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Account> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

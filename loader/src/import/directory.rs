@@ -1,4 +1,4 @@
-//! A directory: files that share their path without extension make a sample, `kite.0.jpg` and `kite.1.jpg` with `kite.txt`.
+//! Imports a directory: files that share their path without extension make a sample.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, DirEntry};
@@ -103,9 +103,11 @@ impl Listing {
         }
     }
 
-    /// Gives `kite.0.jpg` to the sample `kite` as its field `0.jpg`, where files tell that there is such a sample.
+    /// Gives `kite.0.jpg` to the sample `kite` as its field `0.jpg`, where files tell that there is such a
+    /// sample.
     ///
-    /// A number alone may be part of a name: `photo.2024.jpg` stays a sample of its own without a `photo.txt`.
+    /// A number alone may be part of a name: `photo.2024.jpg` stays a sample of its own without a
+    /// `photo.txt`.
     fn join_numbered(&mut self) {
         let mut numbered: Vec<(String, String)> = self
             .groups

@@ -1,4 +1,4 @@
-//! One JSON document: an array of objects, or an object of id → object, read entry by entry.
+//! Imports one JSON document, entry by entry: an array of objects, or an object of id → object.
 
 use std::fmt;
 use std::path::Path;

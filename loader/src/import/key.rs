@@ -1,4 +1,4 @@
-//! Keys that readers give back, and that are not given twice.
+//! Makes keys that readers return unchanged, each used once.
 
 use std::collections::HashMap;
 
@@ -39,8 +39,8 @@ pub(super) fn wanted_key(name: Option<&str>, number: u64) -> String {
     name.and_then(safe_key).unwrap_or_else(|| format!("{number:09}"))
 }
 
-/// Makes a name safe: dots in its base name and control characters become `_`, parts that are empty, `.` or `..`
-/// go, and what would read as metadata gets an `x` in front. `None` if nothing is left, or too much.
+/// Makes a name safe: dots in its base name and control characters become `_`, parts that are empty, `.` or
+/// `..` go, and what would read as metadata gets an `x` in front. `None` if nothing is left, or too much.
 fn safe_key(name: &str) -> Option<String> {
     let is_odd = |part: &&str| matches!(*part, "" | "." | "..");
     let parts: Vec<&str> = name.trim().split('/').filter(|part| !is_odd(part)).collect();

@@ -1,4 +1,4 @@
-//! JSON Lines: an object per line, blank lines between them allowed.
+//! Imports JSON Lines: an object per line, blank lines between them allowed.
 
 use std::io::{BufRead, Read};
 use std::path::Path;

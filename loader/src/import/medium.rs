@@ -1,4 +1,4 @@
-//! Files that samples are made of.
+//! Resolves and reads the files that samples are made of.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use crate::shard::FIELD_BYTES_MAX;
 
 /// Reads a whole file that is to be a field.
 ///
-/// Fails with the reason if it is no regular file, so that a pipe never blocks, if it cannot be read, or if it is
-/// longer than readers take by default.
+/// Fails with the reason if it is no regular file, so that a pipe never blocks, if it cannot be read, or if
+/// it is longer than readers take by default.
 pub(super) fn read_medium(path: &Path) -> Result<Vec<u8>, String> {
     let metadata = fs::metadata(path).map_err(|error| error.to_string())?;
     if !metadata.is_file() {
@@ -20,8 +20,8 @@ pub(super) fn read_medium(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|error| error.to_string())
 }
 
-/// Finds the file that a manifest names: below `root`, which a placeholder in front stands for too, unless the
-/// path is absolute.
+/// Finds the file that a manifest names: below `root`, which a placeholder in front stands for too, unless
+/// the path is absolute.
 pub(super) fn resolve_medium(root: &Path, named: &str) -> PathBuf {
     root.join(strip_placeholder(named))
 }
@@ -34,9 +34,9 @@ fn strip_placeholder(named: &str) -> &str {
     if is_placeholder { rest.trim_start_matches('/') } else { named }
 }
 
-/// Splits a file name into what is before and what is behind the dot that begins its extension: the last one, or
-/// the last but one where the file is compressed, as in `a.txt.gz`. The extension is lower-cased; `None` if the
-/// name has none.
+/// Splits a file name into what is before and what is behind the dot that begins its extension: the last one,
+/// or the last but one where the file is compressed, as in `a.txt.gz`. The extension is lower-cased; `None`
+/// if the name has none.
 pub(super) fn split_extension(name: &str) -> Option<(&str, String)> {
     let (stem, extension) = name.rsplit_once('.').filter(|(stem, extension)| {
         !stem.is_empty() && !stem.ends_with('/') && !extension.is_empty() && !extension.contains('/')

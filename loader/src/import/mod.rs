@@ -1,4 +1,4 @@
-//! Packs what people have on disk into shards.
+//! Imports directories, tables and JSON documents of other tools into shards.
 //!
 //! A source is one of these, told by what it is and by its first bytes, never by a setting:
 //!
@@ -9,10 +9,10 @@
 //! | a JSON object of id → object | one entry each: `SpeechBrain` manifests |
 //! | CSV with a header | one row each |
 //!
-//! Whatever is not packed is in [`Packed::skipped`] with its reason; nothing is lost silently. Samples are read
-//! and written one at a time, in an order that depends on the source alone, so equal sources give equal shards.
-//! An entry of a manifest becomes a sample of its media, `txt` with the words if it is a recording, and `json` with
-//! the entry itself, word for word. Shards are written by [`crate::write`].
+//! Whatever is not packed is in [`Packed::skipped`] with its reason; nothing is lost silently. Samples are
+//! read and written one at a time, in an order that depends on the source alone, so equal sources give equal
+//! shards. An entry of a manifest becomes a sample of its media, `txt` with the words if it is a recording,
+//! and `json` with the entry itself, word for word. Shards are written by [`crate::write`].
 
 mod directory;
 mod document;
@@ -35,7 +35,7 @@ use crate::write::SHARD_BYTES;
 
 use self::packer::Packer;
 pub use self::parts::{PackedPart, SourcePart, finish_parts, list_parts, pack_part};
-use self::source::Source;
+use self::source::ImportSource;
 
 /// Settings of [`pack`].
 #[derive(Debug, Clone)]
@@ -48,8 +48,8 @@ pub struct PackOptions {
     pub is_indexed: bool,
     /// Whether shards are compressed with Zstandard. Default: no, so that they can be read by range.
     pub is_zstd: bool,
-    /// Directory that the paths in a manifest start from, and that stands for a placeholder such as `{data_root}`
-    /// or `$data_root` in front of them. Default: the directory of the manifest.
+    /// Directory that the paths in a manifest start from, and that stands for a placeholder such as
+    /// `{data_root}` or `$data_root` in front of them. Default: the directory of the manifest.
     pub root: Option<PathBuf>,
     /// How the store is reached, where shards go to one. Default: the default settings.
     pub stores: Stores,
@@ -89,27 +89,30 @@ pub struct Packed {
 /// Something in a source that was not packed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SkippedSource {
-    /// A file or directory, or an entry of a manifest as `MANIFEST:NUMBER`: the line of JSON Lines or CSV, otherwise
-    /// the position, from 1.
+    /// A file or directory, or an entry of a manifest as `MANIFEST:NUMBER`: the line of JSON Lines or CSV,
+    /// otherwise the position, from 1.
     pub path: String,
     /// Why.
     pub reason: String,
 }
 
-/// Packs `source` into shards in the directory `out`, a path that is made where it is missing, or the URL of a store's.
+/// Packs `source` into shards in the directory `out`, a path that is made where it is missing, or the URL of
+/// a store's.
 ///
-/// A directory is packed with everything below it, links followed, each directory once; the key of a sample is the
-/// path of its files without extension, where dots in the base name become `_`, and the extension is what follows
-/// the last dot, or the last but one in front of `gz` and its like. In a manifest the key is the `id`, made safe in
-/// the same way, or the number of the entry in nine digits where it has none. A key that comes again gets `_1`,
-/// `_2` and so on behind it, whether or not the files of the first could be read: keys are those of the source. A sample of which a file cannot be read is skipped whole.
+/// A directory is packed with everything below it, links followed, each directory once; the key of a sample
+/// is the path of its files without extension, where dots in the base name become `_`, and the extension is
+/// what follows the last dot, or the last but one in front of `gz` and its like. In a manifest the key is the
+/// `id`, made safe in the same way, or the number of the entry in nine digits where it has none. A key that
+/// comes again gets `_1`, `_2` and so on behind it, whether or not the files of the first could be read: keys
+/// are those of the source. A sample of which a file cannot be read is skipped whole.
 ///
 /// # Errors
-/// [`Error::Pack`] if `source` is none of the known kinds, gives no sample at all, or has a syntax error behind
-/// which nothing can be read; [`Error::File`] if it or a shard cannot be accessed; [`Error::ShardExists`] if `out`
-/// holds shards; [`Error::Upload`] if a store refuses one; [`Error::Config`] if a setting makes no sense. Whole shards that were written before stay.
+/// [`Error::Pack`] if `source` is none of the known kinds, gives no sample at all, or has a syntax error
+/// behind which nothing can be read; [`Error::File`] if it or a shard cannot be accessed;
+/// [`Error::ShardExists`] if `out` holds shards; [`Error::Upload`] if a store refuses one; [`Error::Config`]
+/// if a setting makes no sense. Whole shards that were written before stay.
 pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> {
-    let kind = Source::detect(source)?;
+    let kind = ImportSource::detect(source)?;
     check_apart(source, out)?;
     let mut packer = Packer::new(source, out, options)?;
     let outcome = pack_source(source, kind, &mut packer);
@@ -124,12 +127,12 @@ pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> 
 }
 
 /// Gives all entries of a source to a packer.
-fn pack_source(source: &Path, kind: Source, packer: &mut Packer<'_>) -> Result<()> {
+fn pack_source(source: &Path, kind: ImportSource, packer: &mut Packer<'_>) -> Result<()> {
     match kind {
-        Source::Directory => directory::pack_directory(source, packer),
-        Source::Lines => lines::pack_lines(source, packer),
-        Source::Document => document::pack_document(source, packer),
-        Source::Table => table::pack_table(source, packer),
+        ImportSource::Directory => directory::pack_directory(source, packer),
+        ImportSource::Lines => lines::pack_lines(source, packer),
+        ImportSource::Document => document::pack_document(source, packer),
+        ImportSource::Table => table::pack_table(source, packer),
     }
 }
 
@@ -147,7 +150,7 @@ fn check_apart(source: &Path, out: &Path) -> Result<()> {
     Ok(())
 }
 
-fn no_samples(skipped: &[SkippedSource], kind: Source) -> String {
+fn no_samples(skipped: &[SkippedSource], kind: ImportSource) -> String {
     let first = skipped.first().map(|first| {
         let (all, SkippedSource { path, reason }) = (skipped.len(), first);
         format!("; {all} skipped, the first: `{path}`: {reason}")

@@ -1,4 +1,4 @@
-//! Turns what a source gives into samples, writes them, and keeps account of the rest.
+//! Turns the entries of a source into samples, writes them, and accounts for the rest.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,10 +1,12 @@
-//! Packing in parts: tasks on any machines pack a share of a source each, and what they tell is joined.
+//! Imports in parts: tasks on any machines write a share of a source each, which is joined at the end.
 //!
-//! [`list_parts`] looks at the source alone, never at media: it counts entries, cuts them into contiguous shares and gives out
-//! the keys, so that those that come again are renamed as when all is packed at once. [`pack_part`] packs a share into
-//! shards of its own. [`finish_parts`] checks that nothing is missing and writes the index.
+//! [`list_parts`] looks at the source alone, never at media: it counts entries, cuts them into contiguous
+//! shares and gives out the keys, so that those that come again are renamed as when all is packed at once.
+//! [`pack_part`] packs a share into shards of its own. [`finish_parts`] checks that nothing is missing and
+//! writes the index.
 //!
-//! Samples, their keys and their order are those of [`pack`](super::pack); shards end with each part, so their borders differ.
+//! Samples, their keys and their order are those of [`pack`](super::pack); shards end with each part, so
+//! their borders differ.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::packer::Packer;
-use super::source::Source;
+use super::source::ImportSource;
 use super::{PackOptions, Packed, SkippedSource, check_apart, directory, no_samples, pack_source};
 use crate::error::{Error, Result};
 use crate::index::foreign::ForeignIndexes;
@@ -23,7 +25,8 @@ use crate::index::{Index, IndexOptions};
 use crate::shard::Shard;
 use crate::write::{PartDirectory, ShardPart};
 
-/// A contiguous share of a source, as [`list_parts`] cuts it. Small, and survives JSON: tasks are given one each.
+/// A contiguous share of a source, as [`list_parts`] cuts it. Small, and survives JSON: tasks are given one
+/// each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourcePart {
     /// Which part it is, of how many.
@@ -32,7 +35,8 @@ pub struct SourcePart {
     pub first_entry: u64,
     /// Number of its entries: samples, or what will be skipped.
     pub entries: u64,
-    /// Keys of entries that cannot have the one that they ask for, because an earlier entry has it; by number.
+    /// Keys of entries that cannot have the one that they ask for, because an earlier entry has it; by
+    /// number.
     pub renamed: BTreeMap<u64, String>,
     /// Digest of the listing; a part is packed of the source that was listed or not at all.
     pub source_digest: u64,
@@ -57,16 +61,17 @@ pub struct PackedPart {
     pub source_digest: u64,
 }
 
-/// Cuts a source into `parts` contiguous shares of entries, equal but for one entry; reads manifests and lists directories, and
-/// opens no medium.
+/// Cuts a source into `parts` contiguous shares of entries, equal but for one entry; reads manifests and
+/// lists directories, and opens no medium.
 ///
 /// All keys are held in memory meanwhile, as [`pack`](super::pack) holds them.
 ///
 /// # Errors
-/// [`Error::Config`] if there are no parts or more than 100,000; else those of [`pack`](super::pack) that concern the source.
+/// [`Error::Config`] if there are no parts or more than 100,000; else those of [`pack`](super::pack) that
+/// concern the source.
 pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Vec<SourcePart>> {
     ShardPart { part: 0, parts }.check()?;
-    let kind = Source::detect(source)?;
+    let kind = ImportSource::detect(source)?;
     let source_digest = digest(source, kind)?;
     let mut listing = Packer::listing(source, options);
     let outcome = pack_source(source, kind, &mut listing);
@@ -88,18 +93,19 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
     Ok((0..parts).map(share).collect())
 }
 
-/// Packs one part of a source into shards named `shard-00003-of-00010-000000.tar` in the directory `out`, which all parts share.
+/// Packs one part of a source into shards named `shard-00003-of-00010-000000.tar` in the directory `out`,
+/// which all parts share.
 ///
-/// A part that was killed is run again: it removes, or on a store writes over, its own shards and leaves those of others. The
-/// index of the options is not written, only its rows are made.
+/// A part that was killed is run again: it removes, or on a store writes over, its own shards and leaves
+/// those of others. The index of the options is not written, only its rows are made.
 ///
 /// # Errors
-/// Those of [`pack`](super::pack), but that a part may have no good sample; [`Error::PackPart`] if the source is not the one
-/// that was listed; [`Error::ShardExists`] if `out` holds shards that are of no part or of another number of parts, or
-/// another process packs this part.
+/// Those of [`pack`](super::pack), but that a part may have no good sample; [`Error::PackPart`] if the source
+/// is not the one that was listed; [`Error::ShardExists`] if `out` holds shards that are of no part or of
+/// another number of parts, or another process packs this part.
 pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOptions) -> Result<PackedPart> {
     part.part.check()?;
-    let kind = Source::detect(source)?;
+    let kind = ImportSource::detect(source)?;
     check_apart(source, out)?;
     let ShardPart { part: number, .. } = part.part;
     if digest(source, kind)? != part.source_digest {
@@ -124,13 +130,13 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
     })
 }
 
-/// Checks that all parts were packed, in any order, and that the directory holds their shards and no others; then writes the index
-/// where it is looked for, if the options want one.
+/// Checks that all parts were packed, in any order, and that the directory holds their shards and no others;
+/// then writes the index where it is looked for, if the options want one.
 ///
 /// # Errors
-/// [`Error::PackPart`] if a part is missing, there twice, of another listing, without the rows of its shards, or has lost a shard;
-/// [`Error::ShardExists`] if there are other shards; [`Error::Pack`] if no part has a sample; then those of
-/// [`Index::merge_parts`].
+/// [`Error::PackPart`] if a part is missing, there twice, of another listing, without the rows of its shards,
+/// or has lost a shard; [`Error::ShardExists`] if there are other shards; [`Error::Pack`] if no part has a
+/// sample; then those of [`Index::merge_parts`].
 pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -> Result<Packed> {
     let parts = in_order(parts)?;
     let directory = PartDirectory::open(out, &options.stores)?;
@@ -208,10 +214,10 @@ fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
 }
 
 /// Digest of a manifest's bytes, or of the names of all files below a directory.
-fn digest(source: &Path, kind: Source) -> Result<u64> {
+fn digest(source: &Path, kind: ImportSource) -> Result<u64> {
     let unreadable = |error| Error::File { path: source.display().to_string(), source: error };
     let mut hasher = Xxh3::new();
-    if kind == Source::Directory {
+    if kind == ImportSource::Directory {
         directory::hash_names(source, |name| hasher.update(name));
         return Ok(hasher.digest());
     }

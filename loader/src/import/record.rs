@@ -1,8 +1,9 @@
-//! One entry of a manifest: which files it names, and what else makes it a sample.
+//! Parses one entry of a manifest: the files it names, its id and its transcript.
 //!
-//! Columns are known by the names that LLaVA, `NeMo`, `SpeechBrain` and datasets in their manner use. Per kind of
-//! medium the first known column that is not empty counts; `path` and its like count where no other does, so a
-//! file that is named twice is packed once. The entry itself is kept word for word beside its media.
+//! Columns are known by the names that LLaVA, `NeMo`, `SpeechBrain` and datasets in their manner use. Per
+//! kind of medium the first known column that is not empty counts; `path` and its like count where no other
+//! does, so a file that is named twice is packed once. The entry itself is kept word for word beside its
+//! media.
 
 use serde_json::{Map, Value};
 
@@ -42,7 +43,8 @@ pub(super) fn is_known_column(column: &str) -> bool {
 pub(super) struct Record {
     /// What the entry calls itself.
     pub(super) id: Option<String>,
-    /// Extension and path as named, for each medium: `jpg` for the only one of its kind, `0.jpg`, `1.jpg` for more.
+    /// Extension and path as named, for each medium: `jpg` for the only one of its kind, `0.jpg`, `1.jpg` for
+    /// more.
     pub(super) media: Vec<(String, String)>,
     /// Words of the recording, where the entry is one and has no turns.
     pub(super) transcript: Option<String>,

@@ -1,4 +1,4 @@
-//! Tells what kind of source a path is.
+//! Detects the kind of source that a path is.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 /// The kinds of sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum ImportSource {
     /// A directory of files.
     Directory,
     /// JSON Lines: an object per line.
@@ -23,7 +23,7 @@ pub(super) enum Source {
     Table,
 }
 
-impl Source {
+impl ImportSource {
     /// Looks at the path, and into the file.
     pub(super) fn detect(path: &Path) -> Result<Self> {
         let unreadable = |source| Error::File { path: path.display().to_string(), source };
@@ -56,9 +56,9 @@ impl Source {
     }
 }
 
-/// An array is a document. An object is the first of many lines if it ends where its line does, unless it holds
-/// nothing but objects, as one of id → entry does.
-fn sniff_json(path: &Path) -> Result<Option<Source>> {
+/// An array is a document. An object is the first of many lines if it ends where its line does, unless it
+/// holds nothing but objects, as one of id → entry does.
+fn sniff_json(path: &Path) -> Result<Option<ImportSource>> {
     let unreadable = |source| Error::File { path: path.display().to_string(), source };
     let mut reader = open_text(path).map_err(unreadable)?;
     let mut line = Vec::new();
@@ -76,7 +76,7 @@ fn sniff_json(path: &Path) -> Result<Option<Source>> {
         Some(b'[' | b'{') => false,
         _ => return Ok(None),
     };
-    Ok(Some(if is_lines { Source::Lines } else { Source::Document }))
+    Ok(Some(if is_lines { ImportSource::Lines } else { ImportSource::Document }))
 }
 
 fn has_extension(path: &Path, extensions: &[&str]) -> bool {
@@ -98,29 +98,29 @@ pub(super) fn open_text(path: &Path) -> std::io::Result<BufReader<File>> {
 mod tests {
     use super::*;
 
-    fn detect(name: &str, content: &str) -> Option<Source> {
+    fn detect(name: &str, content: &str) -> Option<ImportSource> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(name);
         fs::write(&path, content).unwrap();
-        Source::detect(&path).ok()
+        ImportSource::detect(&path).ok()
     }
 
     #[test]
     fn sources_are_told_by_what_they_are() {
         let table = [
-            ("a.json", "[{\"id\": 1}]", Some(Source::Document)),
-            ("a.jsonl", "\n [\n", Some(Source::Document)),
-            ("a.json", "{\n\"a\": {\"wav\": \"x\"}}", Some(Source::Document)),
-            ("a.json", "{\"a\": {\"wav\": \"x\"}, \"b\": {}}", Some(Source::Document)),
+            ("a.json", "[{\"id\": 1}]", Some(ImportSource::Document)),
+            ("a.jsonl", "\n [\n", Some(ImportSource::Document)),
+            ("a.json", "{\n\"a\": {\"wav\": \"x\"}}", Some(ImportSource::Document)),
+            ("a.json", "{\"a\": {\"wav\": \"x\"}, \"b\": {}}", Some(ImportSource::Document)),
             (
                 "manifest.json",
                 "{\"audio_filepath\": \"x\"}\n{\"audio_filepath\": \"y\"}\n",
-                Some(Source::Lines),
+                Some(ImportSource::Lines),
             ),
-            ("a.jsonl", "\u{feff}{\"text\": \"x\"}", Some(Source::Lines)),
-            ("a.jsonl", "{broken\n{\"text\": \"x\"}", Some(Source::Lines)),
-            ("a", "{\"text\": \"x\"}\n", Some(Source::Lines)),
-            ("a.CSV", "wav\n", Some(Source::Table)),
+            ("a.jsonl", "\u{feff}{\"text\": \"x\"}", Some(ImportSource::Lines)),
+            ("a.jsonl", "{broken\n{\"text\": \"x\"}", Some(ImportSource::Lines)),
+            ("a", "{\"text\": \"x\"}\n", Some(ImportSource::Lines)),
+            ("a.CSV", "wav\n", Some(ImportSource::Table)),
             ("a.txt", "wav,text\n", None),
             ("a.jsonl", "", None),
         ];
@@ -131,6 +131,6 @@ mod tests {
 
     #[test]
     fn a_missing_source_is_an_access_error() {
-        assert!(matches!(Source::detect(Path::new("/nowhere/at/all")), Err(Error::File { .. })));
+        assert!(matches!(ImportSource::detect(Path::new("/nowhere/at/all")), Err(Error::File { .. })));
     }
 }

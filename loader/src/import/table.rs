@@ -1,4 +1,4 @@
-//! CSV with a header: an entry per row, blanks around values removed.
+//! Imports CSV with a header: an entry per row, blanks around values removed.
 //!
 //! A quoted value begins with its quote: behind a blank, a quote is a letter like any other.
 

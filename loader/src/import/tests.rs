@@ -30,7 +30,8 @@ impl Place {
         pack(&self.source().join(source), &self.0.path().join("out"), &PackOptions::default())
     }
 
-    /// Packs; returns `key[extension=payload …]` per sample, and the skipped paths below the source with reasons.
+    /// Packs; returns `key[extension=payload …]` per sample, and the skipped paths below the source with
+    /// reasons.
     fn packed(&self, source: &str) -> (Vec<String>, Vec<String>) {
         let packed = self.pack(source).unwrap();
         let samples: Vec<String> = packed.shards.iter().flat_map(|shard| read_shard(shard)).collect();

@@ -1,9 +1,9 @@
-//! Hands batches of the index to code that is still on arrow2.
+//! Converts batches of the index for code that still uses arrow2.
 //!
-//! arrow2 is unmaintained, and RUSTSEC-2025-0038 stands against its `Rows`, which nothing here touches; code that can
-//! move should move to `arrow`. Nothing is copied: batches pass through the Arrow C data interface, and the arrow2
-//! arrays keep the memory of the index alive. Only batches with the columns of an index are taken, because arrow2's
-//! import is not to be trusted with just any: it reads a misaligned buffer, for one.
+//! arrow2 is unmaintained, and RUSTSEC-2025-0038 stands against its `Rows`, which nothing here touches; code
+//! that can move should move to `arrow`. Nothing is copied: batches pass through the Arrow C data interface,
+//! and the arrow2 arrays keep the memory of the index alive. Only batches with the columns of an index are
+//! taken, because arrow2's import is not to be trusted with just any: it reads a misaligned buffer, for one.
 
 use std::mem::{align_of, size_of, transmute};
 
@@ -23,7 +23,8 @@ const _: () = assert!(align_of::<FFI_ArrowArray>() == align_of::<ArrowArray>());
 const _: () = assert!(size_of::<FFI_ArrowSchema>() == size_of::<ArrowSchema>());
 const _: () = assert!(align_of::<FFI_ArrowSchema>() == align_of::<ArrowSchema>());
 
-/// Returns a batch of [`Index::record_batches`](super::Index::record_batches), or a slice of one, in arrow2's types.
+/// Returns a batch of [`Index::record_batches`](super::Index::record_batches), or a slice of one, in arrow2's
+/// types.
 ///
 /// The columns are those of the index; metadata of the schema stay behind.
 ///
@@ -45,13 +46,15 @@ pub fn to_arrow2(batch: &RecordBatch) -> Result<(Schema, Chunk<Box<dyn Array>>)>
 
 #[expect(unsafe_code, reason = "the C data interface is a contract that the compiler cannot see")]
 fn import(array: FFI_ArrowArray, field: FFI_ArrowSchema) -> Result<Box<dyn Array>, ::arrow2::error::Error> {
-    // SAFETY: both types are `repr(C)` and have the fields that the C data interface defines, sizes and alignments
-    // are compared above; ownership passes, so that what arrow exported is released once, by arrow2's `Drop`.
+    // SAFETY: both types are `repr(C)` and have the fields that the C data interface defines, sizes and
+    // alignments are compared above; ownership passes, so that what arrow exported is released once, by
+    // arrow2's `Drop`.
     let (array, field) = unsafe {
         (transmute::<FFI_ArrowArray, ArrowArray>(array), transmute::<FFI_ArrowSchema, ArrowSchema>(field))
     };
-    // SAFETY: `to_ffi` exports valid structures of this one array and its type, and nobody else holds them. Its
-    // buffers are aligned to their types, as arrow's typed arrays are, have no offset left, and are never written.
+    // SAFETY: `to_ffi` exports valid structures of this one array and its type, and nobody else holds them.
+    // Its buffers are aligned to their types, as arrow's typed arrays are, have no offset left, and are never
+    // written.
     unsafe {
         let field = import_field_from_c(&field)?;
         import_array_from_c(array, field.data_type)
@@ -69,8 +72,8 @@ mod tests {
     use arrow_array::ffi::from_ffi;
     use arrow_schema::{DataType, Field, Schema as ArrowRsSchema};
 
-    use super::{Index, *};
-    use crate::index::cache::IndexOptions;
+    use super::*;
+    use crate::index::{Index, IndexOptions};
     use crate::shard::expand_shards;
     use crate::write::ShardWriter;
 
@@ -148,7 +151,8 @@ mod tests {
         let columns = StructArray::new(Arrow2Type::Struct(schema.fields), chunk.into_arrays(), None);
         let field = Arrow2Field::new("", columns.data_type().clone(), false);
         let (array, field) = (export_array_to_c(columns.boxed()), export_field_to_c(&field));
-        // SAFETY: as in `import`, the other way round: arrow2 exports valid structures that nobody else holds.
+        // SAFETY: as in `import`, the other way round: arrow2 exports valid structures that nobody else
+        // holds.
         let columns = unsafe {
             let array = transmute::<ArrowArray, FFI_ArrowArray>(array);
             from_ffi(array, &transmute::<ArrowSchema, FFI_ArrowSchema>(field)).unwrap()

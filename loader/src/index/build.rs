@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::cache::IndexOptions;
 use super::foreign::walk::walk_entries;
-use super::foreign::{Claims, ForeignIndexes, Layout, differences, grouping_difference, layout};
+use super::foreign::{Claims, ForeignIndexes, HeaderLayout, differences, grouping_difference, layout};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
@@ -92,7 +92,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     Ok(builder.finish())
 }
 
-/// What is known of a shard before it is read.
+/// Returns the metadata of a shard before it is read.
 pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compression) -> IndexedShard {
     IndexedShard {
         name: shard.base_name().to_owned(),
@@ -132,7 +132,8 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Starts a shard; with `is_verified` every field is decoded. Videos have as many frames as `sampling` says.
+    /// Starts a shard; with `is_verified` every field is decoded. Videos have as many frames as `sampling`
+    /// says.
     pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
         let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
@@ -169,8 +170,9 @@ impl Builder {
         built
     }
 
-    /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing then.
-    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &Layout) -> bool {
+    /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing
+    /// then.
+    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &HeaderLayout) -> bool {
         let entries = match walk_entries(&layout.starts, &mut archive.clone()) {
             Ok(entries) => entries,
             Err(reason) => {
@@ -207,7 +209,7 @@ impl Builder {
         self.is_verified
     }
 
-    /// Says how the shard is compressed.
+    /// Sets the compression of the shard.
     pub(super) fn compression(&mut self, compression: Compression) {
         self.built.shard.compression = compression;
     }
@@ -217,13 +219,13 @@ impl Builder {
         self.built.shard.unpacked_bytes = self.rows_end();
     }
 
-    /// Where the payload of the last good sample ends.
+    /// Returns the end of the payload of the last good sample.
     pub(super) fn rows_end(&self) -> u64 {
         let last = self.built.columns.offsets.last().copied().unwrap_or(0);
         last + self.built.columns.last_sample_bytes()
     }
 
-    /// What is known of the shard so far.
+    /// Returns the metadata of the shard so far.
     pub(super) fn shard_mut(&mut self) -> &mut IndexedShard {
         &mut self.built.shard
     }

@@ -1,8 +1,9 @@
 //! Finds the index of a dataset, checks that it still fits, and replaces it when it does not.
 //!
-//! The file is named after the shards' base names and sizes, so different lists of shards have different files.
-//! It lies in `.dflop/` beside the first shard; in the user's cache directory where that directory cannot be
-//! written or the shard is remote; or in the directory that the user names. How it is written is `place.rs`'s.
+//! The file is named after the shards' base names and sizes, so different lists of shards have different
+//! files. It lies in `.dflop/` beside the first shard; in the user's cache directory where that directory
+//! cannot be written or the shard is remote; or in the directory that the user names. How it is written is
+//! `place.rs`'s.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,10 +33,10 @@ use crate::store::{Identity, without_query};
 
 /// Remote shards that are read at the same time, at least.
 const REMOTE_THREADS: usize = 16;
-/// Directory beside the shards.
+/// Directory next to the shards.
 const DIRECTORY: &str = ".dflop";
 
-/// Where the index lies and how it is made.
+/// Location of the index and options of indexing.
 #[derive(Debug, Clone)]
 pub struct IndexOptions {
     /// Directory of the index file; `None` is beside the shards, or the user's cache directory.
@@ -44,16 +45,16 @@ pub struct IndexOptions {
     pub is_rebuilt: bool,
     /// Decodes every field, so that bad samples are known before the first epoch. Implies `is_rebuilt`.
     pub is_verified: bool,
-    /// Which frames of a video are shown, with the feature `video`; an index of videos that was made for others
-    /// is made anew.
+    /// Which frames of a video are shown, with the feature `video`; an index of videos that was made for
+    /// others is made anew.
     pub video_sampling: VideoSampling,
-    /// Whose token counts of texts the index answers with.
+    /// Source of the token counts of texts.
     pub token_counts: TokenCounts,
     /// Shards that are read at the same time.
     pub threads: usize,
-    /// What the files of other tools beside the shards are used for.
+    /// Use of the index files of other tools.
     pub foreign: ForeignIndexes,
-    /// Is told of every shard.
+    /// Listener that is called for every shard.
     pub progress: Arc<dyn Progress>,
 }
 
@@ -123,8 +124,8 @@ pub(super) fn write_and_open(
     write_locked(shards, stats, built, options)
 }
 
-/// Takes the lock in the first directory that can be written; without one, the index may live in memory unless its directory
-/// was named.
+/// Takes the lock in the first directory that can be written; without one, the index may live in memory
+/// unless its directory was named.
 fn locked(
     candidates: &[PathBuf],
     name: &str,
@@ -280,7 +281,8 @@ fn open_fitting(
     is_fitting.then_some(decoded)
 }
 
-/// Whether a shard is the one that was indexed: by its entity tag where it has one, else by the time of change.
+/// Whether a shard is the one that was indexed: by its entity tag where it has one, else by the time of
+/// change.
 pub(super) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
     let is_same = match (&indexed.etag, &found.etag) {
         (Some(indexed), Some(found)) => indexed == found,
@@ -305,8 +307,9 @@ fn has_video_shapes(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
         || !decoded.rows.iter().any(ShardRows::has_videos)
 }
 
-/// Whether the last sample that the index knows of a shard stands where it says. Names, sizes and times may agree
-/// between two datasets; where samples begin hardly does. Compressed shards are believed, and remote ones, whose tags are not alike by chance.
+/// Whether the last sample that the index knows of a shard stands where it says. Names, sizes and times may
+/// agree between two datasets; where samples begin hardly does. Compressed shards are believed, and remote
+/// ones, whose tags are not alike by chance.
 fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool {
     let (indexed, rows) = (&decoded.metadata.shards[shard], &decoded.rows[shard]);
     if indexed.compression != Compression::None || rows.len() == 0 || source.remote().is_some() {

@@ -80,7 +80,7 @@ fn footer_of(file: &[u8]) -> Result<arrow_ipc::Footer<'_>, ArrowError> {
     arrow_ipc::root_as_footer(&file[footer_start..trailer_start]).map_err(|error| damaged(&error.to_string()))
 }
 
-/// Where in the file the digits of its checksum stand.
+/// Offset in the file of the digits of its checksum.
 fn checksum_place(file: &[u8], footer: &arrow_ipc::Footer<'_>) -> Result<Range<usize>, ArrowError> {
     let stored = footer.custom_metadata().iter().flatten().find(|pair| pair.key() == Some(CHECKSUM_KEY));
     let stored = stored.and_then(|pair| pair.value()).filter(|digits| digits.len() == CHECKSUM_DIGITS);
@@ -89,8 +89,8 @@ fn checksum_place(file: &[u8], footer: &arrow_ipc::Footer<'_>) -> Result<Range<u
     Ok(start..start + CHECKSUM_DIGITS)
 }
 
-/// XXH3 of everything but the digits of the checksum, as hex digits: the digest of the digests of its chunks, which are
-/// taken side by side.
+/// XXH3 of everything but the digits of the checksum, as hex digits: the digest of the digests of its chunks,
+/// which are taken side by side.
 fn checksum(file: &[u8], digits: &Range<usize>) -> String {
     let parts = [&file[..digits.start], &file[digits.end..]];
     let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks(CHECKSUM_CHUNK_BYTES)).collect();
@@ -247,7 +247,8 @@ pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
 mod tests {
     use super::*;
 
-    /// The checksum once left out the footer, where the fingerprint is: one wrong digit there gave another order.
+    /// The checksum once left out the footer, where the fingerprint is: one wrong digit there gave another
+    /// order.
     #[test]
     fn no_byte_of_an_index_changes_unnoticed() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! Where an index file is written: under another name, then renamed, in the first directory that takes it; a lock file lets
-//! one process of a machine build while the others wait.
+//! Chooses the location of an index and writes it atomically, under a lock.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// Age at which a temporary file is no longer being written.
+/// Age after which a temporary file counts as abandoned.
 const LEFTOVER_AGE: Duration = Duration::from_mins(10);
 
 /// Takes the lock in the first directory that can be written; waits while another process builds there.

@@ -1,8 +1,8 @@
-//! The index of a dataset in parts: tasks on any machines read shards, and their parts are merged.
+//! Makes an index in parts: tasks on any machines index shards, and their parts are merged.
 //!
-//! A *part* is what reading the headers of a few shards tells, as bytes that travel: for each shard its URL and a small
-//! index file of that shard alone. Merging reads no shard: it checks that every shard is covered once, in its present version,
-//! and writes the file that [`crate::index`] would have written.
+//! A *part* is what reading the headers of a few shards tells, as bytes that travel: for each shard its URL
+//! and a small index file of that shard alone. Merging reads no shard: it checks that every shard is covered
+//! once, in its present version, and writes the file that [`crate::index`] would have written.
 //!
 //! ```text
 //! magic, version, shards; for each shard: length, URL, length, index file; XXH3 of all that
@@ -80,7 +80,7 @@ pub(super) fn merge_parts(
 ) -> Result<Index> {
     check_options(&shards, options)?;
     let stats = stats(&shards)?;
-    let mut places = Places::new(&shards);
+    let mut places = ShardNumbers::new(&shards);
     let mut slots: Vec<Option<PartShard>> = shards.iter().map(|_| None).collect();
     for (number, part) in parts.enumerate() {
         let covered = read_part(&part).map_err(|reason| Error::IndexPart { part: number, reason })?;
@@ -107,8 +107,8 @@ pub(super) fn merge_parts(
     write_and_open(shards, &stats, built, options)
 }
 
-/// Which shard of the dataset each shard of a part is.
-struct Places {
+/// Matches the shards of parts with the shards of the dataset.
+struct ShardNumbers {
     /// Places that are free, the last one first.
     by_url: HashMap<String, Vec<usize>>,
     /// Place by base name, where only one shard has it.
@@ -116,7 +116,7 @@ struct Places {
     is_taken: Vec<bool>,
 }
 
-impl Places {
+impl ShardNumbers {
     fn new(shards: &[Shard]) -> Self {
         let (mut by_url, mut by_name) = (HashMap::<String, Vec<usize>>::new(), HashMap::new());
         for (place, shard) in shards.iter().enumerate().rev() {
@@ -127,7 +127,8 @@ impl Places {
         Self { by_url, by_name, is_taken: vec![false; shards.len()] }
     }
 
-    /// The place of a shard: that of its URL, else of its base name, as the directory may have another path elsewhere.
+    /// The place of a shard: that of its URL, else of its base name, as the directory may have another path
+    /// elsewhere.
     fn take(&mut self, covered: &PartShard) -> Result<usize> {
         let fault = |fault| Error::IndexShard { shard: covered.url.clone(), fault };
         let place = if let Some(places) = self.by_url.get_mut(&covered.url) {
@@ -247,7 +248,7 @@ fn part_shard(url: String, decoded: DecodedIndex) -> Option<PartShard> {
 }
 
 impl BuiltShard {
-    /// What was learned from a shard whose rows were written and read back.
+    /// Restores a built shard from rows that were written and read back.
     fn of_rows(shard: IndexedShard, rows: &ShardRows, skipped: Vec<Skipped>, warnings: Vec<String>) -> Self {
         let mut hasher = Sha256::new();
         for sample in (0..rows.len()).map(|row| rows.row(0, row)) {

@@ -1,4 +1,4 @@
-//! The index of a dataset: where every sample's bytes lie and what shape its media have.
+//! Indexes a dataset: location and shape of every sample.
 //!
 //! Made once from headers, kept as one Arrow IPC file with a record batch per shard, memory-mapped on use. It
 //! lets every rank plan whole global batches without reading a payload. `build` makes it, `schema` says
@@ -53,17 +53,19 @@ impl Index {
     /// Opens the index of `shards`, and makes it first if there is none or a shard has changed.
     ///
     /// # Errors
-    /// [`Error::Config`] if a shard is a stream, which cannot be indexed; [`Error::Read`] if a shard cannot be
-    /// read; [`Error::NoSamples`] if not one good sample is found; [`Error::File`] if a named index directory
-    /// cannot be written.
+    /// [`Error::Config`] if a shard is a stream, which cannot be indexed; [`Error::Read`] if a shard cannot
+    /// be read; [`Error::NoSamples`] if not one good sample is found; [`Error::File`] if a named index
+    /// directory cannot be written.
     pub fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Self> {
         cache::open_or_build(shards, options)
     }
 
-    /// Reads some shards of a dataset for its index, on any machine that sees them: bytes for [`Self::merge_parts`].
+    /// Reads some shards of a dataset for its index, on any machine that sees them: bytes for
+    /// [`Self::merge_parts`].
     ///
-    /// `shards` may be one, and may have no good sample; what is bad is kept for the account. Of the options those count that say
-    /// how rows are made: sampling of videos, text counts, verification, foreign layouts. Shards are read one at a time.
+    /// `shards` may be one, and may have no good sample; what is bad is kept for the account. Of the options
+    /// those count that say how rows are made: sampling of videos, text counts, verification, foreign
+    /// layouts. Shards are read one at a time.
     ///
     /// # Errors
     /// [`Error::Config`] if there is no shard, or one is a stream; [`Error::Read`] if a shard cannot be read.
@@ -71,15 +73,17 @@ impl Index {
         merge::build_part(shards, options)
     }
 
-    /// Joins parts of [`Self::build_part`], in any order, and writes the very file that [`Self::open_or_build`] would have written
-    /// for `shards`, in the same place and under the same lock; reads no shard, only lengths and versions.
+    /// Joins parts of [`Self::build_part`], in any order, and writes the very file that
+    /// [`Self::open_or_build`] would have written for `shards`, in the same place and under the same lock;
+    /// reads no shard, only lengths and versions.
     ///
-    /// A shard of a part is that of the same URL, else the only one of the same base name: tasks may see directories under
-    /// another path.
+    /// A shard of a part is that of the same URL, else the only one of the same base name: tasks may see
+    /// directories under another path.
     ///
     /// # Errors
-    /// [`Error::IndexPart`] if a part is damaged, cut short or none; [`Error::IndexShard`] if a shard is not covered exactly once,
-    /// has changed since, or was read with other options; then those of [`Self::open_or_build`].
+    /// [`Error::IndexPart`] if a part is damaged, cut short or none; [`Error::IndexShard`] if a shard is not
+    /// covered exactly once, has changed since, or was read with other options; then those of
+    /// [`Self::open_or_build`].
     pub fn merge_parts(
         shards: Vec<Shard>,
         parts: impl IntoIterator<Item = impl Into<bytes::Bytes>>,
@@ -172,8 +176,8 @@ impl Index {
         self.rows[shard].row(shard, (sample - self.shard_samples(shard).start) as usize)
     }
 
-    /// Returns the rows as Arrow record batches, one a shard, with the columns that the index file has: see the
-    /// table in the source of `index/schema.rs`. Their arrays are views of the file.
+    /// Returns the rows as Arrow record batches, one a shard, with the columns that the index file has: see
+    /// the table in the source of `index/schema.rs`. Their arrays are views of the file.
     pub fn record_batches(&self) -> impl ExactSizeIterator<Item = &RecordBatch> {
         self.rows.iter().map(ShardRows::batch)
     }

@@ -1,7 +1,7 @@
 //! Makes the rows of a remote shard without downloading what no row needs.
 //!
-//! Headers, texts and clips are read, and the beginnings of long images; what lies between is jumped over where that
-//! is cheaper than reading on.
+//! Headers, texts and clips are read, and the beginnings of long images; what lies between is jumped over
+//! where that is cheaper than reading on.
 
 use std::io;
 use std::ops::Range;
@@ -23,11 +23,11 @@ use crate::store::{Identity, RemoteObject, ShardBody, Task, spawn};
 
 /// Payloads up to this length are read whole: a request costs as much as these bytes.
 const READ_WHOLE_BYTES: u64 = 1 << 20;
-/// What is read of a longer one.
+/// Bytes that are read of a longer payload.
 const PREFIX_BYTES: u64 = 64 << 10;
-/// What is requested behind a jump.
+/// Bytes of the request after a jump.
 const WINDOW_BYTES_MIN: u64 = 128 << 10;
-/// What is requested when everything is read; two such windows are under way.
+/// Bytes of a request when everything is read; two such windows are in flight.
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
 /// Bytes of a compressed shard that are under way.
 const PACKED_BYTES_AHEAD: u64 = 16 << 20;
@@ -42,7 +42,7 @@ pub(super) fn push_remote(
     object: &RemoteObject,
     identity: &Identity,
 ) -> Result<()> {
-    let mut window = Window::new(object.clone(), identity.clone());
+    let mut window = RangeWindow::new(object.clone(), identity.clone());
     let first = window.read(0..identity.bytes.min(WINDOW_BYTES_MIN));
     let first = first.map_err(|source| shard.read_error(source))?;
     let result = match sniff_compression(&shard.url, &first) {
@@ -59,7 +59,7 @@ pub(super) fn push_remote(
     result.map_err(|source| shard.read_error(source))
 }
 
-fn push_plain(builder: &mut Builder, shard: &Shard, window: Window) -> io::Result<()> {
+fn push_plain(builder: &mut Builder, shard: &Shard, window: RangeWindow) -> io::Result<()> {
     let wanted = if builder.is_verified() { all_bytes } else { wanted_bytes };
     let mut samples = RangedSamples::new(shard.url.clone(), window, FIELD_BYTES_MAX, wanted);
     while let Some(item) = samples.next() {
@@ -93,7 +93,7 @@ fn push_compressed(
     failed.map_or(Ok(()), Err)
 }
 
-/// How much of a payload is needed for its shape, as far as its name tells.
+/// Returns the bytes of a payload that determine its shape, as far as its name tells.
 fn wanted_bytes(entry: &Entry) -> u64 {
     let extension = split_key(&entry.name).map(|(_, extension)| extension).unwrap_or_default();
     let is_jumped = match kind_of_extension(&extension) {
@@ -110,7 +110,7 @@ fn all_bytes(entry: &Entry) -> u64 {
 
 /// Reads the rest of a sample's fields where their beginnings do not tell the shape: images that keep their
 /// orientation behind the pixels, and everything else that is not understood.
-fn complete(sample: &mut RawSample, archive: &mut Window) -> io::Result<()> {
+fn complete(sample: &mut RawSample, archive: &mut RangeWindow) -> io::Result<()> {
     let is_cut = |payload: &Option<Bytes>, bytes: u64| {
         payload.as_ref().is_some_and(|payload| (payload.len() as u64) < bytes)
     };
@@ -130,7 +130,7 @@ fn complete(sample: &mut RawSample, archive: &mut Window) -> io::Result<()> {
 }
 
 /// A remote archive seen through a window that moves forward, and grows while nothing is jumped over.
-struct Window {
+struct RangeWindow {
     object: RemoteObject,
     identity: Identity,
     start: u64,
@@ -139,7 +139,7 @@ struct Window {
     next: Option<(Range<u64>, Task<io::Result<Bytes>>)>,
 }
 
-impl Window {
+impl RangeWindow {
     fn new(object: RemoteObject, identity: Identity) -> Self {
         Self { object, identity, start: 0, bytes: Bytes::new(), next_bytes: WINDOW_BYTES_MIN, next: None }
     }
@@ -153,7 +153,7 @@ impl Window {
         spawn(async move { Ok(object.read(range, &identity).await?.0) })
     }
 
-    /// Moves on to the bytes behind the window.
+    /// Advances to the bytes after the window.
     fn advance(&mut self) -> io::Result<()> {
         let start = self.end();
         let task = match self.next.take().filter(|(range, _)| range.start == start) {
@@ -178,7 +178,7 @@ impl Window {
     }
 }
 
-impl Archive for Window {
+impl Archive for RangeWindow {
     fn bytes(&self) -> u64 {
         self.identity.bytes
     }

@@ -1,4 +1,4 @@
-//! Rows of the index, read in place.
+//! Reads rows of the index in place.
 
 use std::sync::Arc;
 
@@ -128,7 +128,7 @@ pub struct SampleRow<'a> {
 /// A field as the index knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldRow<'a> {
-    /// What follows the key's dot in the entry name, lower-cased.
+    /// Entry name after the key's dot, lower-cased.
     pub extension: &'a str,
     /// Offset of the payload in the uncompressed shard.
     pub offset: u64,
@@ -169,7 +169,8 @@ impl<'a> SampleRow<'a> {
         self.fields().map(|field| field.bytes).sum()
     }
 
-    /// Writes what the cost model needs into `shape`, whose buffers are reused; texts by [`super::TokenCounts`].
+    /// Writes what the cost model needs into `shape`, whose buffers are reused; texts by
+    /// [`super::TokenCounts`].
     pub fn read_shape(&self, shape: &mut SampleShape) {
         shape.clear();
         for field in self.fields() {

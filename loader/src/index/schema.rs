@@ -1,4 +1,4 @@
-//! What an index file holds.
+//! Defines the schema of an index file: its columns and its metadata.
 //!
 //! | column | type | meaning |
 //! | --- | --- | --- |
@@ -24,12 +24,12 @@ use crate::shard::Compression;
 
 /// Changes with every change of the file's meaning; another number is rebuilt.
 pub(super) const VERSION: u32 = 5;
-/// What the names of counted columns begin with; the digest of the counter follows.
+/// Prefix of the names of counted columns; the digest of the counter follows.
 pub(super) const TEXT_TOKENS_PREFIX: &str = "text_tokens:";
 /// Metadata key of the JSON document.
 pub(super) const METADATA_KEY: &str = "dflop";
 
-/// What is known of one shard.
+/// Metadata of one shard.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct IndexedShard {
     /// Base name.
@@ -41,7 +41,7 @@ pub struct IndexedShard {
     /// Entity tag of a remote shard, which tells a replaced one too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// How it is compressed.
+    /// Compression of the shard.
     pub compression: Compression,
     /// Length after decompression.
     pub unpacked_bytes: u64,
@@ -62,7 +62,7 @@ pub(super) struct Metadata {
     /// What is bad, with the number of its shard: the name may be another when the file is opened.
     pub(super) skipped: Vec<(usize, Skipped)>,
     pub(super) warnings: Vec<String>,
-    /// How videos were sampled; `None` if they were not looked at.
+    /// Sampling of videos; `None` if they were not examined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) video_sampling: Option<VideoSampling>,
 }

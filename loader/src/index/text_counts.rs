@@ -1,7 +1,8 @@
-//! Token counts of texts by a model's own tokenizer, beside the estimates.
+//! Counts the tokens of texts by the tokenizer of a model, next to the estimates.
 //!
-//! Each counter has a column of its own in the index, named after its digest; an index can hold several. A column is
-//! made when the index is first opened with its counter, which reads the texts of all shards once more.
+//! Each counter has a column of its own in the index, named after its digest; an index can hold several. A
+//! column is made when the index is first opened with its counter, which reads the texts of all shards once
+//! more.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -34,15 +35,15 @@ pub trait TextCounter: Debug + Send + Sync {
     fn count(&self, sample: &Sample) -> Result<TextLength, BoxError>;
 }
 
-/// Whose token counts an index answers with.
+/// Source of the token counts that an index answers with.
 #[derive(Debug, Clone, Default)]
 pub enum TokenCounts {
     /// Estimates from the text alone.
     #[default]
     Estimated,
-    /// Those of a counter; its column is made if it is missing.
+    /// Counts of a counter; its column is made if it is missing.
     Of(Arc<dyn TextCounter>),
-    /// Those of a counter if the index has its column, else estimates.
+    /// Counts of a counter if the index has its column, else estimates.
     IfPresent(Arc<dyn TextCounter>),
 }
 

@@ -1,7 +1,7 @@
-//! The index of shards that are being written: their rows are made on the way.
+//! Indexes shards while they are written.
 //!
-//! Entries go through the rules that read shards ([`Assembler`]) and through the code that measures what is read
-//! ([`Builder`]), so the file is the one that indexing the written shards would make, byte for byte.
+//! Entries go through the rules that read shards ([`Assembler`]) and through the code that measures what is
+//! read ([`Builder`]), so the file is the one that indexing the written shards would make, byte for byte.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ impl WrittenIndex {
     /// Adds a shard that was there before, by reading its headers.
     ///
     /// # Errors
-    /// Those of indexing a shard.
+    /// Errors of indexing a shard.
     pub(crate) fn add_existing(&mut self, shard: Shard) -> Result<()> {
         let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
         let built = build_shard(&shard, &identity(&shard)?, &options)?;
@@ -81,8 +81,8 @@ impl WrittenIndex {
     /// Writes the index of all finished shards where it is looked for; `None` if there are none.
     ///
     /// # Errors
-    /// [`crate::error::Error::File`] if it cannot be written, [`crate::error::Error::Index`] if it cannot be encoded; the shards
-    /// stay, and are indexed on first use.
+    /// [`crate::error::Error::File`] if it cannot be written, [`crate::error::Error::Index`] if it cannot be
+    /// encoded; the shards stay, and are indexed on first use.
     pub(crate) fn finish(mut self) -> Result<Option<PathBuf>> {
         if self.finished.is_empty() {
             return Ok(None);

@@ -1,27 +1,27 @@
-//! Says aloud when a loader is stuck, and where.
+//! Reports a loader that makes no progress, with the stage and the shard.
 //!
-//! A *stall* is a consumer that waits while no stage of the loader gets anything done. The watch is part of the
-//! stream that the consumer polls: a consumer that does not ask is no stall, and neither is a loader that is
-//! slow but moves. What is reported goes to a [`StallListener`], by default to `tracing`, which whatever logging
-//! a trainer has set up picks up and which costs nothing where there is none.
+//! A *stall* is a consumer that waits while no stage of the loader gets anything done. The watch is part of
+//! the stream that the consumer polls: a consumer that does not ask is no stall, and neither is a loader that
+//! is slow but moves. What is reported goes to a [`StallListener`], by default to `tracing`, which whatever
+//! logging a trainer has set up picks up and which costs nothing where there is none.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::flow::{Metrics, MetricsSnapshot, Stage};
+use crate::flow::{LoaderStage, Metrics, MetricsSnapshot};
 use crate::shard::Shard;
 
-/// How often a waiting consumer looks, at the most.
+/// Longest interval between two checks of a waiting consumer.
 const TICK_MAX: Duration = Duration::from_secs(1);
-/// How often a waiting consumer looks, at the least.
+/// Shortest interval between two checks of a waiting consumer.
 const TICK_MIN: Duration = Duration::from_millis(5);
 
-/// What a stuck loader looks like.
+/// Description of a stalled loader.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stall {
     /// The stage that is at work and does not get done.
-    pub stage: Stage,
+    pub stage: LoaderStage,
     /// URL of the shard that is being read; `None` if it is another stage that is stuck.
     pub shard: Option<Arc<str>>,
     /// Time in which nothing happened.
@@ -30,7 +30,7 @@ pub struct Stall {
     pub metrics: MetricsSnapshot,
 }
 
-/// Is told about stalls.
+/// Listens for stalls.
 pub trait StallListener: Send + Sync + std::fmt::Debug {
     /// Nothing has happened for the time that was set; called again each time it has passed.
     fn stalled(&self, stall: &Stall);
@@ -145,16 +145,16 @@ impl Watchdog {
 
     fn stall(&self, seconds: f64) -> Stall {
         let stage = self.stuck_stage();
-        let shard = self.metrics.shard().filter(|_| stage == Stage::Read);
+        let shard = self.metrics.shard().filter(|_| stage == LoaderStage::Read);
         let shard = shard.and_then(|number| self.shards.get(number)).map(|shard| shard.url.clone());
         Stall { stage, shard, seconds, metrics: self.metrics.snapshot() }
     }
 
-    /// The last stage that is at work: those before it wait for room, those behind it for input.
-    fn stuck_stage(&self) -> Stage {
-        let at_work = [Stage::Transform, Stage::Decode, Stage::Read, Stage::Plan];
+    /// Returns the last stage that is working: stages before it wait for room, stages after it for input.
+    fn stuck_stage(&self) -> LoaderStage {
+        let at_work = [LoaderStage::Transform, LoaderStage::Decode, LoaderStage::Read, LoaderStage::Plan];
         let stuck = at_work.into_iter().find(|&stage| self.metrics.stage(stage).is_active());
-        stuck.unwrap_or(Stage::Collate)
+        stuck.unwrap_or(LoaderStage::Collate)
     }
 }
 
@@ -190,11 +190,11 @@ mod tests {
     #[tokio::test]
     async fn a_stage_that_never_ends_is_reported_again_and_again_then_an_error() {
         let (watchdog, heard) = watchdog(0.05, 0.3);
-        watchdog.metrics.stage(Stage::Plan).begin();
+        watchdog.metrics.stage(LoaderStage::Plan).begin();
         let error = watchdog.watch(std::future::pending::<()>()).await.unwrap_err();
         assert!(matches!(error, Error::Stalled { stage: "plan", shard: None, .. }), "{error}");
         let heard = heard.0.lock().unwrap();
-        assert!(heard.len() >= 2 && heard[0].stage == Stage::Plan, "{heard:?}");
+        assert!(heard.len() >= 2 && heard[0].stage == LoaderStage::Plan, "{heard:?}");
         assert_eq!(watchdog.metrics.snapshot().stalls, heard.len() as u64);
     }
 
@@ -205,7 +205,7 @@ mod tests {
         let work = async {
             for _ in 0..20 {
                 tokio::time::sleep(Duration::from_millis(30)).await;
-                metrics.stage(Stage::Read).count(1, 1);
+                metrics.stage(LoaderStage::Read).count(1, 1);
             }
         };
         watchdog.watch(work).await.unwrap();

@@ -1,8 +1,8 @@
-//! The directory of a checkpoint as it is downloaded from Hugging Face: what the model is and how it sees.
+//! Reads the directory of a checkpoint as downloaded from Hugging Face.
 //!
-//! Only the small JSON files are read: `config.json`, and `preprocessor_config.json`,
-//! `video_preprocessor_config.json` and `processor_config.json` beside it, where there are any. What they mean is
-//! said in [`dflop_costmodel::config`]. Nothing is fetched.
+//! Only the small JSON files are read: `config.json` and, where they exist, `preprocessor_config.json`,
+//! `video_preprocessor_config.json` and `processor_config.json`. [`dflop_costmodel::config`] interprets them.
+//! Nothing is fetched.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::prepare::image::ImageProcessor;
 
-/// Largest file that is read, in bytes.
+/// Largest size of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// The files of a checkpoint's directory.
@@ -29,7 +29,7 @@ impl ModelDirectory {
     /// Reads a directory, or the `config.json` in it.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if it is no JSON.
+    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if it is not JSON.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = if path.is_dir() { path.join(CONFIG_FILE) } else { path.to_owned() };
@@ -52,7 +52,7 @@ impl ModelDirectory {
         &self.documents
     }
 
-    /// Returns the name of the directory, or its path where it has none.
+    /// Returns the name of the directory, or its path if it has none.
     #[must_use]
     pub fn name(&self) -> String {
         let directory = match self.path.parent() {
@@ -63,10 +63,10 @@ impl ModelDirectory {
         name.to_string_lossy().into_owned()
     }
 
-    /// Reads what the checkpoint holds of a model.
+    /// Reads the part of a model that the checkpoint holds.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the directory, the file and the field that makes no sense.
+    /// [`Error::Config`] with the directory, the file and the field that is invalid.
     pub fn part(&self) -> Result<PartialModelSpec> {
         PartialModelSpec::from_hugging_face(&self.documents).map_err(|error| self.refused(&error))
     }
@@ -74,16 +74,16 @@ impl ModelDirectory {
     /// Reads the model; its name is that of the directory.
     ///
     /// # Errors
-    /// As [`ModelDirectory::part`]; also if the checkpoint is an encoder alone.
+    /// The errors of [`ModelDirectory::part`]; also if the checkpoint is only an encoder.
     pub fn spec(&self) -> Result<ModelSpec> {
         ModelSpec::from_hugging_face(&self.name(), &self.documents).map_err(|error| self.refused(&error))
     }
 
-    /// Returns what makes pixel values for a model that sees by this checkpoint's encoder: the model's token
-    /// rule with the filter and the statistics that the image processor's file says.
+    /// Returns the processor that makes pixel values for a model with this checkpoint's encoder: the model's token
+    /// rule with the filter and the statistics of the image processor's file.
     ///
     /// # Errors
-    /// [`Error::Config`] if the file names a processor that is unknown or that is told not to do its steps.
+    /// [`Error::Config`] if the file names a processor that is unknown, or switches off one of its steps.
     pub fn image_processor(&self, model: &ModelSpec) -> Result<Option<ImageProcessor>> {
         let Some(published) = ImageProcessor::for_model(model) else { return Ok(None) };
         let own = self.documents.preprocessor.as_ref();

@@ -1,19 +1,20 @@
-//! Checkpoints that the Hugging Face client has downloaded before: name → directory. Nothing is fetched.
+//! Finds checkpoints in the cache of the Hugging Face client; nothing is fetched.
 //!
 //! # Source
-//! The layout: Hugging Face Hub documentation, "Understand caching": `models--ORG--NAME/refs/main` names the commit,
-//! `snapshots/COMMIT/` has the files. The directory: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
+//! The layout: Hugging Face Hub documentation, "Understand caching": `models--ORG--NAME/refs/main` names the
+//! commit, `snapshots/COMMIT/` has the files. The directory: `HF_HUB_CACHE`, else `HF_HOME/hub`, else
+//! `~/.cache/huggingface/hub`.
 
 use std::path::{Path, PathBuf};
 
 /// Finds the directory of a checkpoint such as `Qwen/Qwen2.5-VL-7B-Instruct` in the cache of this user; `None` if it
-/// was not downloaded, or if `name` is no such name.
+/// was not downloaded, or if `name` does not have the form `ORG/NAME`.
 #[must_use]
 pub fn cached_checkpoint(name: &str) -> Option<PathBuf> {
     cached_in(&hub_directory()?, name)
 }
 
-/// Where the client keeps what it downloads.
+/// Returns the directory of the cache.
 fn hub_directory() -> Option<PathBuf> {
     let directory = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
     let home = || directory("XDG_CACHE_HOME").or_else(|| Some(directory("HOME")?.join(".cache")));

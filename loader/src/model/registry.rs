@@ -1,7 +1,7 @@
-//! What a user calls a model, or a measured profile → what is computed with.
+//! Resolves the names that users give to models and profiles.
 //!
-//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, or several of these that are
-//! joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.
+//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, or several of these that
+//! are joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use super::hub_cache::cached_checkpoint;
 use crate::error::{Error, Result};
 use crate::prepare::image::ImageProcessor;
 
-/// Returns the model of one name, or the one that several make together.
+/// Returns the model of one name, or the model that several make together.
 ///
 /// # Errors
-/// [`Error::Model`] if a name is neither a preset nor a directory, with the presets that are known, or if parts do not make
+/// [`Error::Model`] if a name is neither a preset nor a directory, with the known presets, or if the parts do not make
 /// a model; [`Error::File`] and [`Error::Config`] if a directory cannot be read.
 pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     if let [name] = names {
@@ -36,10 +36,10 @@ pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     ModelSpec::compose(&names.join("+"), &parts).map_err(Error::Model)
 }
 
-/// Returns what makes pixel values, where a directory says more of it than the model's family.
+/// Returns the image processor, if a directory describes it in more detail than the model's family does.
 ///
 /// # Errors
-/// Those of [`ModelDirectory::image_processor`].
+/// The errors of [`ModelDirectory::image_processor`].
 pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Result<Option<ImageProcessor>> {
     for name in names {
         let Some(directory) = directory_of(name.as_ref())? else { continue };
@@ -50,8 +50,8 @@ pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Resu
     Ok(None)
 }
 
-/// Finds the checkpoint of a name; `None` for a preset, which goes before a directory of the same name, and for what is
-/// not there.
+/// Finds the checkpoint of a name; `None` for a preset, which takes precedence over a directory of the same name, and
+/// for a name that does not exist.
 #[must_use]
 pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
     if ModelSpec::preset_names().contains(&name) {
@@ -68,8 +68,8 @@ fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
 /// Reads a profile: a CSV file, or all `.csv` files of a directory in the order of their names.
 ///
 /// # Errors
-/// [`Error::File`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if files are no
-/// profile, or not one.
+/// [`Error::File`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if the files
+/// are not a profile, or not one profile.
 pub fn read_profile(path: &Path) -> Result<Profile> {
     let failed = |path: &Path| {
         let path = path.display().to_string();
@@ -94,10 +94,10 @@ pub fn read_profile(path: &Path) -> Result<Profile> {
     Profile::parse(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))).map_err(Error::Model)
 }
 
-/// Returns the settings under which a profile is read.
+/// Returns the options for reading a profile.
 ///
 /// - `tp`: tensor-parallel degrees of the encoders and of the LLM; the default is 1 each
-/// - `packed_tokens`: tokens of a packed LLM sequence, of which a sample's linear work is its share
+/// - `packed_tokens`: tokens of a packed LLM sequence; a sample has its share of the sequence's linear work
 ///
 /// # Errors
 /// [`Error::Config`] for a degree of zero.

@@ -1,12 +1,11 @@
-//! The global order of samples, as arithmetic.
+//! Computes the global order of samples, as arithmetic.
 //!
-//! Which sample stands at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch, position).
-//! It knows nothing of ranks, workers or time, so any rank can compute any step, and a position is the whole
-//! state of a loader.
+//! The sample at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch, position). It does not
+//! depend on ranks, workers or time, so any rank can compute any step, and a position is the whole state of a loader.
 //!
 //! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive ones
-//! to *windows*, and permutes the positions inside each window; [`Shuffle`] says how large both are. Laying out an
-//! epoch is O(blocks); the last few are kept, so that steps of one epoch share its layout.
+//! to *windows*, and permutes the positions inside each window; [`Shuffle`] sets the size of both. Laying out an
+//! epoch is O(blocks); the last few layouts are kept, because the steps of one epoch share it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,12 +17,12 @@ use crate::error::{Error, Result};
 use crate::permutation::{Permutation, mix64};
 use crate::shard::Compression;
 
-/// Laid-out epochs that an order keeps.
+/// Number of epoch layouts that an order keeps.
 const EPOCHS_KEPT: usize = 4;
-/// Most blocks of a dataset: an epoch's layout then takes half a gibibyte.
+/// Largest number of blocks of a dataset: the layout of an epoch then takes half a gibibyte.
 const BLOCKS_MAX: usize = 1 << 24;
 
-type Recent = VecDeque<(u64, Arc<EpochOrder>)>;
+type RecentEpochs = VecDeque<(u64, Arc<EpochOrder>)>;
 
 /// The order of a dataset's samples in all epochs.
 #[derive(Debug, Clone)]
@@ -33,13 +32,13 @@ pub struct Order {
     samples: u64,
     key: u64,
     shuffle: Shuffle,
-    /// Laid-out epochs, the last used in front; shared by all clones.
-    recent: Arc<Mutex<Recent>>,
+    /// Layouts of recent epochs, last used first; shared by all clones.
+    recent: Arc<Mutex<RecentEpochs>>,
 }
 
 impl Order {
-    /// Orders the samples in `blocks`, ranges of sample numbers that follow each other from 0: blocks are permuted,
-    /// and the samples inside each.
+    /// Orders the samples in `blocks`, which are consecutive ranges of sample numbers from 0: blocks are permuted,
+    /// and so are the samples inside each.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample.
@@ -48,8 +47,8 @@ impl Order {
         Self::shuffled(Arc::new(Selection::All { samples }), blocks, Shuffle::Global, fingerprint, seed)
     }
 
-    /// Orders the samples of a dataset. `twins` is the number of datasets before it in a mixture that
-    /// are equal to it: they are shuffled differently.
+    /// Orders the samples of a dataset. `twins` is the number of earlier datasets of the mixture with the same samples;
+    /// each of them gets a shuffle of its own.
     ///
     /// # Errors
     /// [`Error::Config`] if the shuffle's blocks are too many, or a size is zero.
@@ -66,7 +65,7 @@ impl Order {
         Self::shuffled(dataset.selection().clone(), blocks, shuffle, dataset.index().fingerprint(), seed)
     }
 
-    /// Orders selected samples as `shuffle` says; `blocks` are those of that shuffle, in the selection's numbers.
+    /// Orders selected samples by `shuffle`; `blocks` are its blocks, in the numbers of the selection.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample, or are too many.
@@ -90,13 +89,13 @@ impl Order {
         Ok(Self { selection, blocks: blocks.into(), samples, key, shuffle, recent: Arc::default() })
     }
 
-    /// Returns the number of samples of an epoch.
+    /// Returns the number of samples in an epoch.
     #[must_use]
     pub fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// Lays out one epoch, O(blocks), or returns a layout that is kept.
+    /// Lays out one epoch in O(blocks), or returns a layout that is kept.
     #[must_use]
     pub fn epoch(&self, epoch: u64) -> Arc<EpochOrder> {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,8 +140,8 @@ impl Order {
     }
 }
 
-/// Cuts the selection, in its own numbers, into the blocks of a shuffle. `shards` are the samples of every
-/// shard of the index, and whether it is compressed.
+/// Cuts the selection, in its own numbers, into the blocks of a shuffle. `shards` holds, for every shard of the
+/// index, its samples and whether it is compressed.
 pub(super) fn blocks(
     selection: &Selection,
     shuffle: Shuffle,
@@ -171,8 +170,8 @@ pub(super) fn blocks(
 pub struct EpochOrder {
     selection: Arc<Selection>,
     blocks: Vec<PlacedBlock>,
-    /// None at all where positions are not permuted.
-    windows: Vec<Window>,
+    /// Empty where positions are not permuted.
+    windows: Vec<ShuffleWindow>,
     samples: u64,
 }
 
@@ -184,7 +183,7 @@ struct PlacedBlock {
 
 /// Consecutive placed blocks whose positions are permuted together.
 #[derive(Debug, Clone)]
-struct Window {
+struct ShuffleWindow {
     start: u64,
     scatter: Permutation,
 }
@@ -193,7 +192,7 @@ impl EpochOrder {
     fn push_window(&mut self, places: Range<u64>, key: u64) {
         let length = places.end - places.start;
         if length > 0 {
-            self.windows.push(Window { start: places.start, scatter: Permutation::new(length, key) });
+            self.windows.push(ShuffleWindow { start: places.start, scatter: Permutation::new(length, key) });
         }
     }
 
@@ -206,7 +205,7 @@ impl EpochOrder {
         assert!(offset < self.samples, "offset {offset} is outside an epoch of {}", self.samples);
         let window = self.windows.partition_point(|window| window.start <= offset).checked_sub(1);
         let place = window.map_or(offset, |at| {
-            let Window { start, scatter } = &self.windows[at];
+            let ShuffleWindow { start, scatter } = &self.windows[at];
             start + scatter.at(offset - start)
         });
         let block = &self.blocks[self.blocks.partition_point(|block| block.start <= place) - 1];
@@ -282,7 +281,7 @@ mod tests {
         assert_eq!(samples(&order, 4), samples(&order, 0));
     }
 
-    /// Resumed runs rely on it: these values never change.
+    /// Resumed runs rely on these values, so they never change.
     #[test]
     fn the_orders_of_a_seed_are_the_recorded_ones() {
         let blocks = || vec![0..4, 4..9, 9..12];

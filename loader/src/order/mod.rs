@@ -1,7 +1,7 @@
 //! Orders the samples of a run: epochs, mixtures, steps, and the state to resume from.
 //!
-//! Everything is arithmetic on (fingerprint, seed, epoch, position), so any rank computes any step without those before
-//! it, and a position is the whole state of a loader.
+//! Everything is arithmetic on (fingerprint, seed, epoch, position), so any rank computes any step without
+//! those before it, and a position is the whole state of a loader.
 
 mod epoch;
 mod mixture;
@@ -16,9 +16,9 @@ pub(crate) use self::mixture::POSITION_MAX;
 pub use self::mixture::{MixRules, Mixture, Origin, Stop};
 pub use self::quality::ShuffleQuality;
 pub use self::run_state::LoaderState;
-pub(crate) use self::run_state::{Restored, Run};
+pub(crate) use self::run_state::{Restored, RunSettings};
 pub use self::shuffle::Shuffle;
 pub use self::shuffle_buffer::ShuffleBuffer;
 pub(crate) use self::shuffle_buffer::Shuffler;
-pub(crate) use self::steps::{Pace, PaceInput};
+pub(crate) use self::steps::{StepPositions, StepPositionsInput};
 pub use self::steps::{StepSample, Steps, Tail};

@@ -1,11 +1,11 @@
-//! How well an order is shuffled, against a uniform permutation of the same samples.
+//! Measures how well an order is shuffled, against a uniform permutation of the same samples.
 //!
 //! Three statistics, each 1 for a uniform permutation (of many samples) and 0 for the order of the index:
 //!
 //! - *displacement*: mean distance of a position from its sample, over the `n / 3` of a uniform permutation;
 //! - *shards in a batch*: shards that a batch draws from, less the one that it must, over what a uniform draw
 //!   without replacement takes from, less one;
-//! - *separation*: share of neighbors in the order that are no neighbors in the index.
+//! - *separation*: share of neighbors in the order that are not neighbors in the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use super::shuffle::Shuffle;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 
-/// Most positions that are looked at; of a longer epoch, batches spread evenly over it.
+/// Largest number of positions measured; of a longer epoch, batches are taken at even distances.
 const POSITIONS_MAX: u64 = 1 << 22;
 
 /// Statistics of one epoch.
@@ -22,24 +22,24 @@ const POSITIONS_MAX: u64 = 1 << 22;
 pub struct ShuffleQuality {
     /// Samples of the epoch.
     pub samples: u64,
-    /// Positions looked at.
+    /// Number of positions measured.
     pub positions: u64,
     /// Samples of a batch.
     pub batch: u64,
-    /// Mean distance of a position from its sample's place in the index, over `n / 3`.
+    /// Mean distance of a position from the place of its sample in the index, over `n / 3`.
     pub displacement: f64,
     /// Mean number of distinct shards in a batch.
     pub batch_shards: f64,
-    /// What a uniform draw of as many samples expects.
+    /// Expected value of `batch_shards` for a uniform draw.
     pub batch_shards_uniform: f64,
-    /// `(batch_shards - 1) / (batch_shards_uniform - 1)`; 1 where a uniform draw has one shard too.
+    /// `(batch_shards - 1) / (batch_shards_uniform - 1)`; 1 where a uniform draw meets one shard as well.
     pub shard_spread: f64,
-    /// Share of neighbors in the order that are neighbors in the index; `2 / n` of a uniform permutation.
+    /// Share of neighbors in the order that are neighbors in the index; `2 / n` for a uniform permutation.
     pub index_neighbors: f64,
 }
 
 impl ShuffleQuality {
-    /// Measures an epoch of a dataset, alone, in batches of `batch` samples.
+    /// Measures one epoch of a dataset on its own, in batches of `batch` samples.
     ///
     /// # Errors
     /// [`Error::Config`] if `batch` is zero, or if the shuffle does not fit the dataset.
@@ -54,8 +54,8 @@ impl ShuffleQuality {
         Ok(Self::measure(|position| dataset.places_below(order.sample_at(position)), &shard_ends, batch))
     }
 
-    /// Measures an order: `place_at(position)` is the place in the index, both below the last of `shard_ends`, which are
-    /// the ascending ends of the shards' places.
+    /// Measures an order. `place_at(position)` is the place of a sample in the index; places are below the last of
+    /// `shard_ends`, the ascending ends of the shards.
     ///
     /// # Panics
     /// If there is no sample, or `batch` is zero.
@@ -100,8 +100,8 @@ impl ShuffleQuality {
     }
 }
 
-/// Expected number of distinct shards among `batch` samples drawn without replacement: a shard of `k` of `n` samples
-/// is missed with probability `C(n - k, batch) / C(n, batch)`.
+/// Expected number of distinct shards among `batch` samples drawn without replacement: a shard of `k` of `n`
+/// samples is missed with probability `C(n - k, batch) / C(n, batch)`.
 fn uniform_shards(shard_ends: &[u64], batch: u64) -> f64 {
     let samples = shard_ends.last().copied().unwrap_or(0);
     let starts = [0].iter().chain(shard_ends);

@@ -1,4 +1,4 @@
-//! Kinds of shuffle of an epoch.
+//! Defines the shuffles of an epoch.
 
 use std::fmt;
 
@@ -6,24 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// How the samples of an epoch are shuffled.
+/// Shuffle of the samples of an epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shuffle {
-    /// All samples at once where every shard is read by range. Where some are compressed, and so read whole, each
-    /// shard is a block: shards are permuted, then the samples inside each.
+    /// All samples together, where every shard is read by range. A compressed shard is read whole, so where
+    /// there is one, each shard is a block: shards are permuted, then the samples inside each.
     #[default]
     Global,
-    /// For media that are slow to seek: samples are cut into runs that never cross a shard, the runs are permuted,
-    /// and positions are permuted inside windows of consecutive runs. At most `open_blocks` shards are open at
-    /// once, twice as many where a batch spans two windows. A compressed shard is one run, whatever its length.
+    /// For storage that is slow to seek: samples are cut into runs that never cross a shard, the runs are
+    /// permuted, and positions are permuted inside windows of consecutive runs. At most `open_blocks` shards
+    /// are open at the same time, twice as many where a batch spans two windows. A compressed shard is one
+    /// run, whatever its length.
     Blocks {
-        /// Most samples of a run.
+        /// Largest number of samples in a run.
         block_samples: u64,
-        /// Runs of a window.
+        /// Number of runs in a window.
         open_blocks: u64,
     },
-    /// In the order of the index.
+    /// The order of the index.
     None,
 }
 

@@ -1,8 +1,8 @@
-//! A bounded shuffle buffer for input that has no index.
+//! Shuffles input that has no index, in a buffer of bounded size.
 //!
-//! Samples go in as they are read; which one leaves is drawn from (seed, epoch, number of the draw) by integer
+//! Samples enter as they are read; the one that leaves is drawn from (seed, epoch, number of the draw) by integer
 //! arithmetic, so equal input gives equal output anywhere. The buffer drains at the end of every epoch: epochs
-//! do not mix, and each is a permutation of what was read in it. [`crate::loader`] owns the buffer and writes
+//! do not mix, and each is a permutation of the samples read in it. [`crate::loader`] owns the buffer and writes
 //! its contents into its state.
 
 use std::fmt;
@@ -10,18 +10,18 @@ use std::fmt;
 use crate::error::{Error, Result, check_at_most};
 use crate::permutation::mix64;
 
-/// Most samples of a buffer.
+/// Largest number of samples in a buffer.
 const SAMPLES_MAX: u64 = 1 << 24;
 
 /// Bounds and seed of a shuffle buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ShuffleBuffer {
-    /// Most samples that wait; at least 1, which shuffles nothing.
+    /// Largest number of samples in the buffer; at least 1, which shuffles nothing.
     pub samples_max: usize,
-    /// Payload bytes at which the buffer counts as full, so it holds one sample more at the most.
+    /// Payload bytes at which the buffer counts as full; it exceeds them by one sample at most.
     pub bytes_max: u64,
-    /// Samples that wait before the first of an epoch leaves; from there the buffer grows by one with every
-    /// sample that leaves. Fewer give an earlier first batch that is shuffled less.
+    /// Samples in the buffer before the first of an epoch leaves; from then on the buffer grows by one with every
+    /// sample that leaves. A smaller number gives an earlier first batch that is shuffled less.
     pub samples_initial: usize,
     /// Seed of the draws.
     pub seed: u64,
@@ -60,7 +60,7 @@ impl ShuffleBuffer {
     }
 }
 
-/// What waits in a shuffle buffer, with its sizes.
+/// Contents of a shuffle buffer, with their sizes.
 #[derive(Debug)]
 pub(crate) struct Shuffler<T> {
     settings: ShuffleBuffer,
@@ -71,7 +71,7 @@ pub(crate) struct Shuffler<T> {
 }
 
 impl<T> Shuffler<T> {
-    /// Starts in the middle of an epoch, `drawn` samples of which have left; `waiting` is in buffer order.
+    /// Continues inside an epoch after `drawn` of its samples have left; `waiting` is in buffer order.
     pub(crate) fn resume(
         settings: ShuffleBuffer,
         (epoch, drawn): (u64, u64),
@@ -95,7 +95,7 @@ impl<T> Shuffler<T> {
         (self.epoch, self.drawn) = (epoch, 0);
     }
 
-    /// Whether another sample must come, if there is one, before the next may leave.
+    /// Returns whether another sample must enter, if there is one, before the next may leave.
     pub(crate) fn has_room(&self) -> bool {
         let grown = (self.settings.samples_initial as u64).saturating_add(self.drawn);
         let most = grown.min(self.settings.samples_max as u64);
@@ -107,7 +107,7 @@ impl<T> Shuffler<T> {
         self.waiting.push((sample, bytes));
     }
 
-    /// Takes the next sample and says where it lay; the last one takes its place. `None` if nothing waits.
+    /// Takes the next sample and returns its place; the last sample moves there. `None` if the buffer is empty.
     pub(crate) fn draw(&mut self) -> Option<(usize, T)> {
         let at = draw_below(self.waiting.len(), self.settings.seed, self.epoch, self.drawn)?;
         let (sample, bytes) = self.waiting.swap_remove(at);
@@ -117,7 +117,7 @@ impl<T> Shuffler<T> {
     }
 }
 
-/// A number below `len`, drawn from (seed, epoch, count); `None` if `len` is 0.
+/// Draws a number below `len` from (seed, epoch, count); `None` if `len` is 0.
 fn draw_below(len: usize, seed: u64, epoch: u64, count: u64) -> Option<usize> {
     let bits = mix64(mix64(mix64(seed) ^ epoch) ^ count);
     // The high half of the product is uniform below `len`, but for a bias of `len` in 2^64.
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Runs one epoch of samples with these sizes; returns the order and the most that waited.
+    /// Runs one epoch of samples of these sizes; returns the order, and the largest number and bytes in the buffer.
     fn shuffled(settings: ShuffleBuffer, epoch: u64, sizes: &[u64]) -> (Vec<usize>, usize, u64) {
         let mut buffer = Shuffler::resume(settings, (epoch, 0), Vec::new());
         let (mut order, mut samples_high, mut bytes_high) = (Vec::new(), 0, 0);

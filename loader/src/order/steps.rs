@@ -1,27 +1,27 @@
-//! Which samples make up step `t`.
+//! Maps steps to the samples that they hold.
 //!
-//! Step `t` holds positions `tB … (t+1)B` of the run's draws, `B` being the global batch: of the concatenated
-//! epochs of a dataset, or of a mixture of several. [`Tail`] says what happens where an epoch, or the run, ends
-//! inside a batch. Nothing here depends on ranks, and any step is computed without those before it.
+//! Step `t` holds positions `tB … (t+1)B` of the run's draws, where `B` is the global batch size. The draws are the
+//! concatenated epochs of a dataset, or of a mixture of several. [`Tail`] decides what happens where an epoch, or
+//! the run, ends inside a batch. Nothing here depends on ranks, and any step is computed without those before it.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::epoch::{EpochOrder, Order};
-use super::mixture::{Layout, LayoutInput, MixRules, Origin, POSITION_MAX};
+use super::mixture::{MixRules, Origin, POSITION_MAX, Segments, SegmentsInput};
 use crate::error::{Error, Result};
 
-/// What happens to the samples of an epoch that do not fill a global batch.
+/// Treatment of the samples of an epoch that do not fill a global batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// They begin a batch that the next epoch fills. Every sample is visited, and every step is full but the last
+    /// They start a batch that the next epoch fills. Every sample is visited, and every step is full except the last
     /// one of a run that ends.
     #[default]
     Carry,
-    /// They are left out of this epoch; of a mixture, which has to end, at its end.
+    /// They are left out of this epoch; in a mixture, which has to end, at its end.
     Drop,
-    /// They make a short last batch of this epoch; of a mixture, which has to end, at its end.
+    /// They make a short last batch of this epoch; in a mixture, which has to end, at its end.
     Short,
 }
 
@@ -40,9 +40,9 @@ impl Tail {
 /// A sample of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSample {
-    /// Number of the dataset in the mixture; 0 where there is one.
+    /// Number of the dataset in the mixture; 0 where there is only one.
     pub dataset: usize,
-    /// Epoch of the dataset that the sample is drawn from.
+    /// Epoch of the dataset to which the draw belongs.
     pub epoch: u64,
     /// Number of the sample in the index of its dataset.
     pub sample: u64,
@@ -52,19 +52,20 @@ pub struct StepSample {
 #[derive(Debug, Clone)]
 pub struct Steps {
     orders: Vec<Order>,
-    pace: Pace,
+    pace: StepPositions,
 }
 
 impl Steps {
-    /// Counts steps of one dataset, without end, from the first sample of `first_epoch`.
+    /// Counts the steps of one dataset, without end, from the first sample of `first_epoch`.
     ///
     /// # Errors
-    /// [`crate::error::Error::Config`] if `tail` drops every sample, because the global batch is larger than an epoch.
+    /// [`crate::error::Error::Config`] if `tail` drops every sample, because the global batch is larger than
+    /// an epoch.
     pub fn new(order: Order, global_batch: NonZeroU64, tail: Tail, first_epoch: u64) -> Result<Self> {
         let sizes = [order.samples()];
         let origin = Origin::at_epoch(first_epoch, &sizes);
         let (rules, global_batch, seed) = (MixRules::one(), global_batch.get(), 0);
-        let input = PaceInput {
+        let input = StepPositionsInput {
             sizes: &sizes,
             rules: &rules,
             origin: &origin,
@@ -73,25 +74,25 @@ impl Steps {
             tail,
             seed,
         };
-        Ok(Self { orders: vec![order], pace: Pace::new(input)? })
+        Ok(Self { orders: vec![order], pace: StepPositions::new(input)? })
     }
 
-    pub(crate) fn mixed(orders: Vec<Order>, pace: Pace) -> Self {
+    pub(crate) fn mixed(orders: Vec<Order>, pace: StepPositions) -> Self {
         Self { orders, pace }
     }
 
-    pub(crate) fn pace(&self) -> &Pace {
+    pub(crate) fn pace(&self) -> &StepPositions {
         &self.pace
     }
 
-    /// Returns the number of steps that begin in one epoch; under [`Tail::Carry`] the last of them is filled
-    /// from the next epoch. Of a mixture: the steps that as many samples fill as all datasets have.
+    /// Returns the number of steps that start in one epoch; under [`Tail::Carry`] the last of them is filled
+    /// from the next epoch. For a mixture: the number of steps filled by as many samples as all datasets hold.
     #[must_use]
     pub fn per_epoch(&self) -> u64 {
         self.pace.per_epoch()
     }
 
-    /// Returns the number of steps of the run, those before a restored state included; `None` if it has no end.
+    /// Returns the number of steps of the run, including those before a restored state; `None` if it has no end.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a run that was restored at its end is empty, and rare")]
     pub fn len(&self) -> Option<u64> {
@@ -113,8 +114,8 @@ impl Steps {
     /// Returns the samples of a step, in global order.
     ///
     /// # Errors
-    /// [`crate::error::Error::RunEnded`] if the run has no such step; [`crate::error::Error::Config`] if the step lies before the one
-    /// where a changed run was taken up, or too far out.
+    /// [`crate::error::Error::RunEnded`] if the run has no such step; [`crate::error::Error::Config`] if the
+    /// step lies before the one where a changed run was taken up, or too far out.
     pub fn samples(&self, step: u64) -> Result<Vec<StepSample>> {
         let positions = self.pace.positions(step)?;
         let mut at_work: Vec<Option<(u64, Arc<EpochOrder>)>> = vec![None; self.orders.len()];
@@ -132,8 +133,8 @@ impl Steps {
 
 /// Steps of a run over its draws.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Pace {
-    pub(crate) layout: Layout,
+pub(crate) struct StepPositions {
+    pub(crate) layout: Segments,
     pub(crate) origin: Origin,
     pub(crate) global_batch: u64,
     tail: Tail,
@@ -142,9 +143,9 @@ pub(crate) struct Pace {
     samples: u64,
 }
 
-/// What steps are made of.
+/// Inputs of [`StepPositions::new`].
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PaceInput<'a> {
+pub(crate) struct StepPositionsInput<'a> {
     /// Samples of each dataset.
     pub(crate) sizes: &'a [u64],
     pub(crate) rules: &'a MixRules,
@@ -159,18 +160,18 @@ fn invalid<T>(setting: &'static str, reason: impl Into<String>) -> Result<T> {
     Err(Error::Config { setting, reason: reason.into() })
 }
 
-impl Pace {
+impl StepPositions {
     /// Lays out the run.
     ///
     /// # Errors
     /// [`Error::Config`] if `tail` drops every sample, or is to end a mixture that has no end.
-    pub(crate) fn new(input: PaceInput<'_>) -> Result<Self> {
-        let PaceInput { sizes, rules, origin, first_epoch, global_batch, tail, seed } = input;
+    pub(crate) fn new(input: StepPositionsInput<'_>) -> Result<Self> {
+        let StepPositionsInput { sizes, rules, origin, first_epoch, global_batch, tail, seed } = input;
         let limit = |(samples, repeat): (&u64, &Option<u64>)| {
             repeat.map(|epochs| first_epoch.saturating_add(epochs).saturating_mul(*samples).min(POSITION_MAX))
         };
         let limits: Vec<Option<u64>> = sizes.iter().zip(rules.repeat()).map(limit).collect();
-        let layout = Layout::new(rules, LayoutInput { origin, limits: &limits, global_batch, seed });
+        let layout = Segments::new(rules, SegmentsInput { origin, limits: &limits, global_batch, seed });
         let samples = sizes.iter().sum();
         if tail == Tail::Drop && sizes.len() == 1 && samples < global_batch {
             let reason = format!("{global_batch} is more than the {samples} samples of an epoch");
@@ -215,7 +216,8 @@ impl Pace {
     /// Position of the first sample of a step, or of the end of the run.
     ///
     /// # Errors
-    /// [`Error::RunEnded`] if the step lies behind the end; [`Error::Config`] if it lies before the origin, or too far out.
+    /// [`Error::RunEnded`] if the step lies behind the end; [`Error::Config`] if it lies before the origin,
+    /// or too far out.
     pub(crate) fn position(&self, step: u64) -> Result<u64> {
         if let Some(steps) = self.len().filter(|&steps| step > steps) {
             return Err(Error::RunEnded { step, steps });

@@ -1,4 +1,4 @@
-//! Settings of a [`StepPlanner`].
+//! Configures a [`StepPlanner`].
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -7,14 +7,15 @@ use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, SampleShape};
 
 use super::cost_function::CostFunction;
-use super::lockstep::Meet;
+use super::lockstep::Synchronization;
 use super::padding::{PAD_TO_TOKENS_MAX, PadTo};
-use super::{PlanConfig, Source, StepPlanner};
+use super::planner::{PlanConfig, SampleSource, StepPlanner};
 use crate::error::{Error, Result, check_at_most, reason_of};
 use crate::order::{
-    LoaderState, Mixture, Order, Origin, POSITION_MAX, Pace, PaceInput, Restored, Run, Shuffle, Steps, Tail,
+    LoaderState, Mixture, Order, Origin, POSITION_MAX, Restored, RunSettings, Shuffle, StepPositions,
+    StepPositionsInput, Steps, Tail,
 };
-use crate::sample::Layout;
+use crate::sample::BatchLayout;
 
 /// Largest global batch, in samples.
 const GLOBAL_BATCH_MAX: u64 = 1 << 24;
@@ -46,7 +47,7 @@ impl StepPlannerBuilder {
             dp_size: 1,
             microbatches: 1,
             stages: Vec::new(),
-            meet: None,
+            synchronization: None,
             strategy: Strategy::Search,
             caps: Caps::default(),
             pad_to: None,
@@ -96,19 +97,19 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Runs all modules of a rank one after the other on one device, as DDP and FSDP do, in place of a pipeline: a sample
-    /// costs the sum of its modules. Default: pipeline stages, see [`Self::stages`].
+    /// Runs all modules of a rank one after the other on one device, as DDP and FSDP do, instead of a
+    /// pipeline: a sample costs the sum of its modules. Default: pipeline stages, see [`Self::stages`].
     ///
-    /// - `meet`: when data-parallel ranks wait for one another
+    /// - `synchronization`: when data-parallel ranks wait for each other
     #[must_use]
-    pub fn one_device(mut self, meet: Meet) -> Self {
-        self.config.meet = Some(meet);
+    pub fn one_device(mut self, synchronization: Synchronization) -> Self {
+        self.config.synchronization = Some(synchronization);
         self
     }
 
-    /// Asks this function what samples cost, in place of the model's nanoseconds; tokens stay the model's. It must be
-    /// pure and the same on all ranks. Corrections are refused then ([`StepPlanner::correct`]): what is measured goes
-    /// into the function. Default: the model's.
+    /// Replaces the model's nanoseconds by those of a function; tokens stay the model's. The function must be
+    /// pure and the same on all ranks. [`StepPlanner::correct`] then returns an error: measured times belong
+    /// into the function. Default: the model's times.
     #[must_use]
     pub fn cost_function(mut self, function: Arc<dyn CostFunction>) -> Self {
         self.cost_function = Some(function);
@@ -122,24 +123,27 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Sets hard limits of a microbatch, in tokens and payload bytes. Default: no limit of bytes; of tokens a
-    /// quarter above the mean of the step's microbatches, or the mean and the longest sample if that is more.
+    /// Sets hard limits of a microbatch, in tokens and payload bytes. Default: no limit of bytes; at most a
+    /// quarter more tokens than the mean of the step's microbatches, or the mean plus the longest sample if
+    /// that is more.
     #[must_use]
     pub fn caps(mut self, caps: Caps) -> Self {
         self.config.caps = caps;
         self
     }
 
-    /// Gives all microbatches tensors of one shape, of `tokens` tokens, and counts in what their padding costs. With
-    /// [`Layout::Packed`] every microbatch is `[1, tokens]` and is planned for no more; with padded layouts every row is,
-    /// `[samples, tokens]`, and the number of rows differs. A loader takes it over for its preparer, which must have
-    /// such a layout. Default: microbatches are as long as their samples.
+    /// Pads all microbatches to tensors of one shape, of `tokens` tokens, and includes the cost of padding in
+    /// plans. With [`BatchLayout::Packed`] every microbatch is `[1, tokens]` and holds no more; with padded
+    /// layouts every row has `tokens` tokens, `[samples, tokens]`, and the number of rows differs. A loader
+    /// configures its preparer with this length; the layout of the preparer must match. Default: microbatches
+    /// are as long as their samples.
     ///
-    /// Every microbatch then has the same linear LLM work, and what is balanced is the work of the encoders, attention, and
-    /// that samples fit: a microbatch may even have none. A token cap counts rows of padded layouts with their padding. A
-    /// length that suits: the tokens of a global batch over its microbatches, and a tenth more; the errors name what would do.
+    /// Every microbatch then has the same linear LLM work. The balancer distributes the work of encoders and
+    /// attention so that all samples fit; a microbatch may even have no sample. A token cap counts rows of
+    /// padded layouts with their padding. A suitable length is the tokens of a global batch divided by its
+    /// microbatches, plus a tenth; errors name a sufficient length.
     #[must_use]
-    pub fn pad_to_tokens(mut self, tokens: u64, layout: Layout) -> Self {
+    pub fn pad_to_tokens(mut self, tokens: u64, layout: BatchLayout) -> Self {
         self.config.pad_to = Some(PadTo { tokens, layout });
         self
     }
@@ -180,34 +184,34 @@ impl StepPlannerBuilder {
     }
 
     /// Ends the run after this many epochs of every dataset that says nothing else by
-    /// [`crate::dataset::DataSet::repeat`]. Default: without end.
+    /// [`crate::dataset::Dataset::repeat`]. Default: without end.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.mixture = self.mixture.epochs(epochs);
         self
     }
 
-    /// Sets the order of validation: once through the dataset, in the order of the index, every sample exactly once over the
-    /// ranks, whatever their number. All ranks have the same steps; the last may be short, with empty
-    /// microbatches. Stands for [`Self::epochs`] of 1, [`Tail::Short`] and [`Shuffle::None`].
+    /// Sets the order of validation: once through the dataset, in the order of the index, every sample
+    /// exactly once over any number of ranks. All ranks have the same steps; the last may be short, with
+    /// empty microbatches. Sets [`Self::epochs`] to 1, [`Tail::Short`] and [`Shuffle::None`].
     #[must_use]
     pub fn validation(self) -> Self {
         self.epochs(1).tail(Tail::Short).shuffle(Shuffle::None)
     }
 
-    /// Goes on where a state was saved, on any number of ranks and microbatches.
+    /// Resumes from a saved state, on any number of ranks and microbatches.
     ///
-    /// Seed, shuffle and tail must be those of the state; its first epoch replaces [`Self::first_epoch`]. Another
-    /// global batch is taken from where the state stands, under [`Tail::Carry`]. What comes before the state's step
-    /// cannot be planned if the batch or the data changed.
+    /// Seed, shuffle and tail must equal the state's; its first epoch replaces [`Self::first_epoch`]. Another
+    /// global batch applies from the state's step on, under [`Tail::Carry`]. Steps before the state's cannot
+    /// be planned if the batch or the data changed.
     #[must_use]
     pub fn restore(mut self, state: LoaderState) -> Self {
         self.state = Some(state);
         self
     }
 
-    /// Restores even if a dataset has changed: it goes on with its next epoch, the others where they were.
-    /// Default: such a state is refused.
+    /// Restores even if a dataset has changed: it resumes with its next epoch, the others at the saved
+    /// position. Default: a state of changed data is an error.
     #[must_use]
     pub fn accept_changed_data(mut self) -> Self {
         self.accepts_changed_data = true;
@@ -217,10 +221,10 @@ impl StepPlannerBuilder {
     /// Checks that the settings fit each other, the model and the dataset.
     ///
     /// # Errors
-    /// [`Error::Config`] if a count is zero, if the stages do not name every module of the model, if the global
-    /// batch has fewer samples than there are microbatches on all ranks, if the tail drops every sample, or if a
-    /// mixture's weights do not fit its datasets; [`Error::State`] if a state does not fit, with the shard that
-    /// changed.
+    /// [`Error::Config`] if a count is zero, if the stages do not name every module of the model, if the
+    /// global batch has fewer samples than there are microbatches on all ranks, if the tail drops every
+    /// sample, or if a mixture's weights do not fit its datasets; [`Error::State`] if a state does not fit,
+    /// with the shard that changed.
     pub fn build(self) -> Result<StepPlanner> {
         let free = self.model.predict(&SampleShape::default());
         let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
@@ -228,7 +232,7 @@ impl StepPlannerBuilder {
         let global_batch = self.checked_batch()?.get();
         let (seed, tail, shuffle) = (self.seed, self.tail, self.shuffle);
         let (datasets, rules) = self.mixture.check()?;
-        let run = Run { datasets: &datasets, rules: &rules, seed, global_batch, tail, shuffle };
+        let run = RunSettings { datasets: &datasets, rules: &rules, seed, global_batch, tail, shuffle };
         let sizes: Vec<u64> = datasets.iter().map(crate::dataset::Dataset::len).collect();
         let fresh = Restored {
             origin: Origin::at_epoch(self.first_epoch, &sizes),
@@ -242,9 +246,16 @@ impl StepPlannerBuilder {
         }
         let Restored { origin, first_epoch, step } = start;
         let (sizes, rules_of) = (&sizes, &rules);
-        let input =
-            PaceInput { sizes, rules: rules_of, origin: &origin, first_epoch, global_batch, tail, seed };
-        let pace = Pace::new(input)?;
+        let input = StepPositionsInput {
+            sizes,
+            rules: rules_of,
+            origin: &origin,
+            first_epoch,
+            global_batch,
+            tail,
+            seed,
+        };
+        let pace = StepPositions::new(input)?;
         let twins = |at: usize| datasets[..at].iter().filter(|other| other.is_twin_of(&datasets[at])).count();
         let orders = datasets
             .iter()
@@ -252,7 +263,7 @@ impl StepPlannerBuilder {
             .map(|(at, set)| Order::of_dataset(set, shuffle, seed, twins(at) as u64));
         let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
         let config = PlanConfig { stages, ..self.config };
-        let source = Source { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };
+        let source = SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };
         Ok(StepPlanner {
             source: Arc::new(source),
             steps,
@@ -294,7 +305,7 @@ impl StepPlannerBuilder {
 
     fn checked_stages(&self) -> Result<Vec<usize>> {
         let modules = self.model.modules();
-        if self.config.meet.is_some() {
+        if self.config.synchronization.is_some() {
             if self.stages.is_none() {
                 return Ok(vec![1]);
             }

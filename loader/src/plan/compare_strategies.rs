@@ -1,4 +1,4 @@
-//! What strategies would cost: planned steps run through the pipeline simulator.
+//! Compares strategies: runs planned steps through the pipeline simulator.
 //!
 //! Simulated seconds are the cost model's predictions summed by a schedule, nothing else: no
 //! communication, no jitter.
@@ -6,10 +6,11 @@
 use dflop_balancer::schedule::{PipelineLayout, ScheduleKind};
 use dflop_balancer::{Simulation, Strategy, simulate};
 
-use super::{StepPlan, StepPlanner};
+use super::planner::StepPlanner;
+use super::step_plan::StepPlan;
 use crate::error::{Error, Result};
 
-/// What a strategy costs over several steps.
+/// Simulated times of one strategy over several steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StrategySummary {
     /// The strategy.
@@ -39,7 +40,7 @@ impl StrategySummary {
 
 /// Plans the same steps by each strategy and simulates them.
 ///
-/// Plans are made for 1F1B, whatever schedule they are run by.
+/// Plans are made for 1F1B, whatever the simulated schedule.
 ///
 /// # Errors
 /// [`Error::Plan`] if a step cannot be planned, or the schedule does not fit the stages.
@@ -76,7 +77,7 @@ fn summarize(
 
 /// Simulates every DP rank of a planned step, `[dp_size]`, all stages of all modules in one pipeline.
 ///
-/// - `schedule`: with several chunks, `chunks` stages share a pipeline rank, dealt out in turn
+/// - `schedule`: with several chunks, `chunks` stages share a pipeline rank, assigned round robin
 ///
 /// # Errors
 /// [`Error::Plan`] if the plan was made with other settings, or the stages are no multiple of the chunks.

@@ -1,8 +1,8 @@
-//! Costs that user code says in place of the cost model's.
+//! Calls user-supplied cost functions that replace the cost model.
 //!
-//! Planning follows these nanoseconds alone; tokens, and what the model cannot take, stay the model's. Every rank calls
-//! the function for itself: it must be pure, so that all ranks get the same numbers. Where it is not,
-//! [`StepPlan::digest`](super::StepPlan::digest) tells ranks apart whose plans differ.
+//! Plans then depend on these nanoseconds alone; tokens and refusals stay the model's. Every rank calls the
+//! function for itself: it must be pure, so that all ranks get the same numbers. If it is not,
+//! [`StepPlan::digest`](super::StepPlan::digest) differs between ranks.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use dflop_costmodel::{Module, ModuleTimes, SampleCost, SampleShape};
 
 use crate::error::{BoxError, Error, Result};
 
-/// A sample of a global batch, as a cost function sees it.
+/// Sample of a global batch, as the argument of a cost function.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostInput<'a> {
     /// Key of the sample.
@@ -20,32 +20,33 @@ pub struct CostInput<'a> {
     pub dataset: usize,
     /// Number of the sample in the index of its dataset.
     pub sample: u64,
-    /// What it is made of, as the index knows it.
+    /// Shape of its fields, from the index.
     pub shape: &'a SampleShape,
-    /// What the cost model predicts, tokens and nanoseconds.
+    /// Prediction of the cost model, tokens and nanoseconds.
     pub predicted: SampleCost,
 }
 
-/// User code that says what samples cost.
+/// User code that predicts the costs of samples.
 pub trait CostFunction: Debug + Send + Sync {
-    /// Returns forward and backward nanoseconds of every **whole** module on one device, a row for each sample in their
-    /// order, of all samples of a global batch that the model takes.
+    /// Returns forward and backward nanoseconds of every **whole** module on one device: a row for each
+    /// sample, in the order of `samples`, which are all samples of a global batch that the model takes.
     ///
-    /// A pure function of its arguments, the same on all ranks. Called once a step, on the thread that plans ahead.
+    /// A pure function of its arguments, the same on all ranks. Called once a step, on the thread that plans
+    /// ahead.
     ///
-    /// - `modules`: those of the model; rows have their times in this order
+    /// - `modules`: modules of the model; rows have their times in this order
     ///
     /// # Errors
     /// Ends the stream, as [`Error::CostFunction`].
     fn module_ns(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<ModuleTimes>, BoxError>;
 }
 
-/// Why the answer of a cost function cannot be planned with.
+/// Fault in the answer of a cost function.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum CostFault {
-    /// Which row is whose cannot be told.
+    /// The number of rows is wrong, so rows cannot be matched with samples.
     #[error("it was given {expected} samples and answered for {given}")]
     Rows { expected: usize, given: usize },
     /// A row has a time too many or too few.
@@ -59,7 +60,7 @@ pub enum CostFault {
     Panicked,
 }
 
-/// Asks the function and checks what it says.
+/// Calls the function and checks its answer.
 pub(super) fn ask(
     function: &dyn CostFunction,
     step: u64,

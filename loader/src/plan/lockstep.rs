@@ -1,34 +1,36 @@
-//! Plans for ranks without a pipeline: all modules run one after the other on a rank's device.
+//! Plans for ranks without a pipeline, whose modules run one after the other on one device.
 //!
-//! That is how DDP and FSDP run a model. A microbatch takes the sum of its modules, and a rank the sum of its microbatches;
-//! what the step takes depends on when ranks wait for one another.
+//! DDP and FSDP run a model like this. A microbatch takes the sum of its modules, and a rank the sum of its
+//! microbatches; the time of the step depends on when ranks wait for each other.
 
 use dflop_costmodel::SampleCost;
 
-use super::{StepPlan, StepPlanner};
+use super::step_plan::StepPlan;
 
-/// When data-parallel ranks wait for one another.
+/// Point at which data-parallel ranks wait for each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Meet {
-    /// At the end of a step, to add up gradients, as DDP does with accumulated gradients: the step takes as long as the
-    /// slowest rank.
+pub enum Synchronization {
+    /// At the end of a step, to add up gradients, as DDP does with accumulated gradients: the step takes as
+    /// long as the slowest rank.
     #[default]
-    Step,
-    /// In every microbatch, to gather parameters, as FSDP and `ZeRO-3` do: the step takes the sum, over microbatches, of
-    /// the slowest rank's. So all microbatches are made alike, and those that run at the same time more so.
-    Microbatch,
+    PerStep,
+    /// In every microbatch, to gather parameters, as FSDP and `ZeRO-3` do: the step takes the sum, over
+    /// microbatches, of the slowest rank's. All microbatches are therefore balanced to the same length, and
+    /// those that run at the same time even more so.
+    PerMicrobatch,
 }
 
-/// Time of all modules of a sample, in nanoseconds; saturates.
+/// Returns the time of all modules of a sample, in nanoseconds; saturates.
 pub(super) fn one_after_the_other(cost: &SampleCost) -> u64 {
     cost.module_ns.as_slice().iter().copied().fold(0, u64::saturating_add)
 }
 
-/// Orders the microbatches of every rank, longest first, so that those of about a length run at the same time.
+/// Orders the microbatches of every rank, longest first, so that those of similar length run at the same
+/// time.
 pub(super) fn alike_together(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) {
     for microbatches in ranks {
         let ns = |places: &Vec<u32>| -> u64 {
-            // Items behind the samples stand for padding, which all microbatches have.
+            // Items after the samples are padding, which all microbatches have.
             let samples = places.iter().filter_map(|&place| costs.get(place as usize));
             samples.map(one_after_the_other).fold(0, u64::saturating_add)
         };
@@ -36,27 +38,19 @@ pub(super) fn alike_together(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) 
     }
 }
 
-impl StepPlanner {
-    /// Returns whether all modules of a rank share its device and run one after the other, without a pipeline.
-    #[must_use]
-    pub fn is_lockstep(&self) -> bool {
-        self.config.meet.is_some()
-    }
-
-    /// Time of a step whose ranks wait for one another in every microbatch, in nanoseconds.
-    pub(super) fn in_lockstep_ns(&self, plan: &StepPlan) -> u64 {
-        let ns = |places: &Vec<u32>| {
-            let costs = || places.iter().map(|&place| &plan.costs[place as usize]);
-            let tokens = costs().map(|cost| u64::from(cost.tokens)).sum();
-            costs()
-                .map(one_after_the_other)
-                .fold(self.padding_ns(plan.step, places.len(), tokens), u64::saturating_add)
-        };
-        let slots = plan.ranks.iter().map(Vec::len).max().unwrap_or(0);
-        let slowest =
-            |slot: usize| plan.ranks.iter().filter_map(|rank| rank.get(slot)).map(ns).max().unwrap_or(0);
-        (0..slots).map(slowest).fold(0, u64::saturating_add)
-    }
+/// Returns the time of a step whose ranks wait for each other in every microbatch, in nanoseconds.
+pub(super) fn in_lockstep_ns(plan: &StepPlan) -> u64 {
+    let ns = |rank: usize, slot: usize| {
+        let padding_ns = plan.padding_ns.get(rank).map_or(0, |padding| padding[slot]);
+        let costs = plan.ranks[rank][slot].iter().map(|&place| &plan.costs[place as usize]);
+        costs.map(one_after_the_other).fold(padding_ns, u64::saturating_add)
+    };
+    let slots = plan.ranks.iter().map(Vec::len).max().unwrap_or(0);
+    let slowest = |slot: usize| {
+        let ranks = (0..plan.ranks.len()).filter(|&rank| slot < plan.ranks[rank].len());
+        ranks.map(|rank| ns(rank, slot)).max().unwrap_or(0)
+    };
+    (0..slots).map(slowest).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
-//! Steps whose microbatches, or whose rows, have a fixed number of tokens, so that all tensors have one shape.
+//! Plans steps whose microbatches or rows are padded to a fixed number of tokens.
 //!
-//! Padding costs: a packed microbatch of N tokens is its samples and, behind them, one more sequence of N minus their tokens, of
-//! which nothing is learned. So every microbatch has the linear LLM work of N tokens, whatever its samples, and what is left
-//! to balance is the work of the encoders, the attention inside each sample, and that no microbatch goes over N. That
-//! is what the balancer is given: a sample's time is what it takes *more* than padding of its length, and each
-//! microbatch has one more item, which takes the time of N tokens of padding. These items are made so long in tokens that two
-//! do not fit into one microbatch. A token of padding counts at the least that it costs at any length, so the bound stays
-//! one; the makespan of the plan that comes out is that with its real padding.
+//! Padding costs time: a packed microbatch of N tokens is its samples followed by one more sequence without
+//! targets, which fills up to N tokens. So every microbatch has the linear LLM work of N tokens, whatever its
+//! samples, and only the work of the encoders and the attention inside each sample is left to balance, under
+//! the condition that no microbatch exceeds N. The balancer therefore gets as time of a sample only the time
+//! that it takes *more* than padding of its length, and one more item per microbatch, with the time of N
+//! tokens of padding. These items have so many tokens that two do not fit into one microbatch. A token of
+//! padding counts with its smallest cost at any length, so that the lower bound stays valid; the makespan of
+//! the resulting plan is computed with its real padding.
 //!
 //! With padded layouts every sample is a row of N tokens: its padding is part of its own cost.
 
@@ -15,31 +16,32 @@ use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balan
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 use super::compare_strategies::simulate_plan;
-use super::{StepPlan, StepPlanner, is_blind};
+use super::planner::{StepCut, StepPlanner, is_blind};
+use super::step_plan::StepPlan;
 use crate::error::{Error, Result};
 use crate::order::StepSample;
-use crate::sample::Layout;
+use crate::sample::BatchLayout;
 
 /// Items by rank and microbatch.
 type Ranks = Vec<Vec<Vec<u32>>>;
 
 /// Largest fixed length in tokens: `cu_seqlens` are 32-bit.
 pub(super) const PAD_TO_TOKENS_MAX: u64 = i32::MAX as u64;
-/// Lengths up to this are all looked at for the cheapest token; above, each is larger by this share.
+/// Lengths up to this one are all examined for the cheapest token; longer ones in steps of this fraction.
 const LENGTHS_DENSITY: u64 = 64;
 
-/// A fixed length in tokens.
+/// Fixed length in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PadTo {
     /// Tokens of a packed microbatch, `[1, tokens]`, or of every row of a padded one, `[samples, tokens]`.
     pub tokens: u64,
-    /// Which of the two.
-    pub layout: Layout,
+    /// Layout of the padded tensors.
+    pub layout: BatchLayout,
 }
 
 impl PadTo {
-    /// Returns the tokens of padding in a microbatch of `samples` samples and `tokens` tokens; with padded layouts
-    /// one without a sample has one row.
+    /// Returns the tokens of padding in a microbatch of `samples` samples and `tokens` tokens; with padded
+    /// layouts a microbatch without a sample has one row.
     #[must_use]
     pub fn padding_tokens(self, samples: usize, tokens: u64) -> u64 {
         let rows = if self.layout.is_packed() { 1 } else { samples.max(1) as u64 };
@@ -47,7 +49,7 @@ impl PadTo {
     }
 }
 
-/// The length with the model that says what padding costs.
+/// Fixed length, with the cost model of its padding.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Padding<'a> {
     pub(super) to: PadTo,
@@ -55,7 +57,7 @@ pub(super) struct Padding<'a> {
 }
 
 impl Padding<'_> {
-    /// LLM time of padding, as of a text of which nothing is learned.
+    /// Returns the LLM time of padding, costed as text without targets.
     fn ns(&self, tokens: u64) -> u64 {
         let text_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let cost = self.model.predict(&SampleShape { text_tokens, ..SampleShape::default() });
@@ -64,12 +66,22 @@ impl Padding<'_> {
         times.and_then(|times| times.as_slice().last().copied()).unwrap_or(0)
     }
 
-    /// LLM time of a microbatch besides what its samples cost.
+    /// Returns the LLM time of a microbatch in addition to the costs of its samples.
     fn besides_ns(&self, samples: usize, tokens: u64) -> u64 {
         if self.to.layout.is_packed() || samples == 0 {
             return self.ns(self.to.padding_tokens(samples, tokens));
         }
         0
+    }
+
+    /// Returns the LLM time of padding of every planned microbatch, by rank.
+    pub(super) fn of_microbatches(&self, plan: &StepPlan) -> Vec<Vec<u64>> {
+        let of_microbatch = |places: &Vec<u32>| {
+            let is_row = |place: &&u32| !plan.is_refused(**place);
+            let tokens = places.iter().map(|&place| u64::from(plan.costs[place as usize].tokens)).sum();
+            self.besides_ns(places.iter().filter(is_row).count(), tokens)
+        };
+        plan.ranks.iter().map(|rank| rank.iter().map(of_microbatch).collect()).collect()
     }
 
     /// Adds the padding of each row to the cost of its sample, with padded layouts.
@@ -84,14 +96,15 @@ impl Padding<'_> {
         }
     }
 
-    /// The least that a token costs in one of `stages` stages, as padding of any length up to the fixed one, or in one of the
-    /// `samples`, which are given as tokens and nanoseconds.
+    /// Returns the smallest cost of a token in one of `stages` stages, as padding of any length up to the
+    /// fixed one, or in one of the `samples`, given as tokens and nanoseconds.
     fn cheapest_token(&self, stages: u64, samples: impl Iterator<Item = (u64, u64)>) -> TokenRate {
         let mut cheapest = TokenRate { ns: self.ns(1).div_ceil(stages), tokens: 1 };
         let mut length = 1;
         while length <= self.to.tokens {
             let next = length + (length / LENGTHS_DENSITY).max(1);
-            // No length between them takes less time than the first, nor has more tokens than the last.
+            // A length between them takes at least the time of the first and has at most the tokens of the
+            // last.
             let tokens = (next - 1).min(self.to.tokens);
             cheapest = cheapest.min(TokenRate { ns: self.ns(length).div_ceil(stages), tokens });
             length = next;
@@ -115,14 +128,14 @@ impl TokenRate {
         if others < own { other } else { self }
     }
 
-    /// Time of so many tokens, rounded down and up; both saturate.
+    /// Returns the time of `tokens` tokens, rounded down and up; both saturate.
     fn of(self, tokens: u64) -> [u64; 2] {
         let (product, divisor) = (u128::from(self.ns) * u128::from(tokens), u128::from(self.tokens));
         [product / divisor, product.div_ceil(divisor)].map(|ns| u64::try_from(ns).unwrap_or(u64::MAX))
     }
 }
 
-/// A step to be cut, and within what.
+/// Step to cut, with its limits.
 #[derive(Clone, Copy)]
 struct PaddedStep<'a> {
     padding: Padding<'a>,
@@ -134,7 +147,7 @@ struct PaddedStep<'a> {
 }
 
 impl PaddedStep<'_> {
-    /// Most tokens that the samples of a packed microbatch have.
+    /// Returns the maximum tokens of all samples of a packed microbatch.
     fn tokens_max(&self) -> u64 {
         self.caps.tokens_max.map_or(self.padding.to.tokens, |cap| cap.min(self.padding.to.tokens))
     }
@@ -147,9 +160,10 @@ impl StepPlanner {
         self.config.pad_to
     }
 
-    /// Returns the LLM time that a microbatch takes besides what its samples cost, in nanoseconds: that of its padding, or 0.
+    /// Returns the LLM time of a microbatch in addition to the costs of its samples, in nanoseconds: its
+    /// padding, or 0.
     ///
-    /// - `samples`, `tokens`: what is in the microbatch; padding of rows is in the costs of samples
+    /// - `samples`, `tokens`: content of the microbatch; padding of rows is part of the costs of samples
     #[must_use]
     pub fn padding_ns(&self, step: u64, samples: usize, tokens: u64) -> u64 {
         let Some(to) = self.config.pad_to else { return 0 };
@@ -159,20 +173,20 @@ impl StepPlanner {
     /// Cuts a step into microbatches that have room for their samples.
     ///
     /// # Errors
-    /// [`Error::StepTooLong`] if they have not; else [`Error::Plan`].
+    /// [`Error::StepTooLong`] if the samples do not fit; else [`Error::Plan`].
     pub(super) fn cut_padded(
         &self,
         step: u64,
         padding: Padding<'_>,
         samples: &[StepSample],
         costs: &[SampleCost],
-    ) -> Result<PipelineAssignment> {
+    ) -> Result<StepCut> {
         use dflop_balancer::Error::{CapItem, CapTotal, CapUnmet};
         let (strategy, caps, work) = (self.config.strategy, self.config.caps, self.config.work);
         let padded = PaddedStep { padding, samples, costs, caps, strategy, work };
         let (longest, tokens_max) = (longest(costs), padded.tokens_max());
         if padding.to.layout.is_packed() {
-            return self.cut_packed(padded).map_err(|source| match source {
+            return self.cut_packed(padded).map(StepCut::from).map_err(|source| match source {
                 CapItem { .. } | CapTotal { .. } | CapUnmet { .. } => self.too_long(step, padded, &source),
                 source => Error::Plan { step, source },
             });
@@ -196,7 +210,7 @@ impl StepPlanner {
         if is_blind(strategy) {
             return balance_pipeline(&plain, &self.pipeline(), strategy, &caps, &mut budget);
         }
-        // A padding's item and `tokens_max` more fit into a microbatch, and two such items do not.
+        // The item of a padding fits together with samples of `tokens_max`, and two such items do not.
         caps.tokens_max = Some(2 * tokens_max + 1);
         let instance = self.with_padding_items(padded, &plain, tokens_max + 1)?;
         let mut cut = balance_pipeline(&instance, &self.pipeline(), strategy, &caps, &mut budget)?;
@@ -206,7 +220,8 @@ impl StepPlanner {
         Ok(cut)
     }
 
-    /// Samples by what they take more than padding, then an item for the padding of each microbatch.
+    /// Makes a problem of the samples, by their time over that of padding, and an item for the padding of
+    /// each microbatch.
     fn with_padding_items(
         &self,
         padded: PaddedStep<'_>,
@@ -234,35 +249,33 @@ impl StepPlanner {
         Instance::new(groups, modules, times_ns)?.tokens(tokens)?.bytes(bytes)
     }
 
-    /// The samples and the padding of a planned step as a partition problem, and its ranks with an item for the padding of
-    /// each microbatch; without padding the samples alone.
+    /// Returns the samples and the padding of a planned step as a partition problem, and its ranks with an
+    /// item for the padding of each microbatch; without padding the samples alone.
     pub(crate) fn as_run(&self, plan: &StepPlan) -> Result<(Instance, Ranks), dflop_balancer::Error> {
         let plain = self.instance(&plan.samples, &plan.costs)?;
         let mut ranks = plan.ranks.clone();
-        let Some(to) = self.config.pad_to else { return Ok((plain, ranks)) };
-        let model = self.model_of(plan.step);
-        let padding = Padding { to, model: &model };
+        if plan.padding_ns.is_empty() {
+            return Ok((plain, ranks));
+        }
         let (modules, items, stages) = (plain.modules(), plain.items(), &self.config.stages);
         let mut times_ns: Vec<u64> =
             (0..items).flat_map(|item| plain.times_ns(item as u32)).copied().collect();
-        for (number, places) in ranks.iter_mut().flatten().enumerate() {
-            let is_row = |place: &&u32| plan.refused.iter().all(|(at, _)| at != &(**place as usize));
-            let rows = places.iter().filter(is_row).count();
-            let tokens = places.iter().map(|&place| u64::from(plan.costs[place as usize].tokens)).sum();
-            let llm_ns = padding.besides_ns(rows, tokens).div_ceil(stages[modules - 1] as u64);
+        let padding_ns = plan.padding_ns.iter().flatten();
+        for (number, (places, padding_ns)) in ranks.iter_mut().flatten().zip(padding_ns).enumerate() {
+            let llm_ns = padding_ns.div_ceil(stages[modules - 1] as u64);
             times_ns.extend(std::iter::repeat_n(0, modules - 1).chain([llm_ns]));
             places.push((items + number) as u32);
         }
         Ok((Instance::with_empty_groups(plain.groups(), modules, times_ns)?, ranks))
     }
 
-    /// Makespan of the slowest rank, padding and all.
+    /// Returns the makespan of the slowest rank, padding included.
     pub(super) fn makespan_ns(&self, plan: &StepPlan) -> Result<u64> {
         let simulations = simulate_plan(self, plan, ScheduleKind::OneForwardOneBackward)?;
         Ok(simulations.iter().map(|simulation| simulation.makespan_ns).max().unwrap_or(0))
     }
 
-    /// Says why a step does not fit, and which length would do.
+    /// Explains why a step does not fit, and names a sufficient length.
     fn too_long(&self, step: u64, padded: PaddedStep<'_>, cause: &dflop_balancer::Error) -> Error {
         let PaddedStep { samples, costs, .. } = padded;
         let longest = longest(costs);
@@ -284,7 +297,7 @@ impl StepPlanner {
         }
     }
 
-    /// The smallest fixed length at which a step was found to fit.
+    /// Returns the smallest fixed length at which a partition of the step was found.
     fn tokens_needed(&self, padded: PaddedStep<'_>) -> u64 {
         let (longest, total) = (longest(padded.costs), total(padded.costs));
         if !padded.padding.to.layout.is_packed() {

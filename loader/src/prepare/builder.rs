@@ -20,7 +20,7 @@ use super::tokenizer::Tokenizer;
 use super::video::{CountedVideos, VideoTensors};
 use super::{PlainText, Preparer};
 use crate::error::{Error, Result};
-use crate::sample::Layout;
+use crate::sample::BatchLayout;
 
 /// Token by which a vocabulary shows that its turns are written in the manner of Llama 3.
 const HEADER_TOKEN: &str = "<|start_header_id|>";
@@ -39,7 +39,7 @@ pub struct PreparerBuilder {
     audio: Option<Arc<dyn AudioTensors>>,
     videos: Option<Arc<dyn VideoTensors>>,
     plain_text: PlainText,
-    layout: Layout,
+    layout: BatchLayout,
     tokens_max: Option<u64>,
     long_sample: LongSample,
     now: Option<SystemTime>,
@@ -59,7 +59,7 @@ impl PreparerBuilder {
             audio: audio.map(|processor| -> Arc<dyn AudioTensors> { Arc::new(processor) }),
             videos: images.map(|processor| -> Arc<dyn VideoTensors> { Arc::new(processor) }),
             plain_text: PlainText::default(),
-            layout: Layout::Packed,
+            layout: BatchLayout::Packed,
             tokens_max: None,
             long_sample: LongSample::default(),
             now: None,
@@ -122,7 +122,7 @@ impl PreparerBuilder {
 
     /// Sets how samples of a microbatch share tensors. Default: packed.
     #[must_use]
-    pub fn layout(mut self, layout: Layout) -> Self {
+    pub fn layout(mut self, layout: BatchLayout) -> Self {
         self.layout = layout;
         self
     }

@@ -64,7 +64,7 @@ use self::labels::{Labeler, Marked, target_tokens};
 use self::pack::Packer;
 use crate::media::Media;
 use crate::sample::text::MediumSlot;
-use crate::sample::{Layout, Sample};
+use crate::sample::{BatchLayout, Sample};
 
 /// Why a video that was not decoded is refused.
 const UNDECODED_VIDEO: &str = if cfg!(feature = "video") {
@@ -178,7 +178,7 @@ impl Preparer {
 
     /// Returns how samples of a microbatch share tensors.
     #[must_use]
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> BatchLayout {
         self.packer.layout
     }
 

@@ -12,7 +12,7 @@ use super::pixels::{feature_tensors, pixel_tensors, video_tensors};
 use super::positions::grid_positions;
 use super::tensors::NamedTensor;
 use crate::sample::text::MediumSlot;
-use crate::sample::{Layout, PaddingSide};
+use crate::sample::{BatchLayout, PaddingSide};
 
 /// The tensors of a microbatch.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,7 +42,7 @@ impl ModelInputs {
 /// Makes the tensors of microbatches.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packer {
-    pub(super) layout: Layout,
+    pub(super) layout: BatchLayout,
     pub(super) pixel_layout: Option<PixelLayout>,
     pub(super) pad_id: u32,
     /// Fixed length of a packed row, or of each padded one.
@@ -70,8 +70,8 @@ impl Packer {
         }
         let target_tokens = samples.iter().map(|sample| sample.target_tokens() as u64).sum();
         let mut tensors = match self.layout {
-            Layout::Packed => self.packed(&samples, &lengths),
-            Layout::Padded { side } => {
+            BatchLayout::Packed => self.packed(&samples, &lengths),
+            BatchLayout::Padded { side } => {
                 self.padded(&samples, self.pad_to_tokens.map_or(max_seqlen, |row| row.max(max_seqlen)), side)
             }
         };

@@ -338,7 +338,7 @@ proptest! {
     ) {
         let samples: Vec<_> = shapes.iter().map(|&(tokens, rows)| numbered(100, tokens, [2 * rows, 2])).collect();
         let side = if is_left { PaddingSide::Left } else { PaddingSide::Right };
-        let preparer = builder("llava-ov-qwen2.5-7b").layout(Layout::Padded { side }).build().unwrap();
+        let preparer = builder("llava-ov-qwen2.5-7b").layout(BatchLayout::Padded { side }).build().unwrap();
         let inputs = preparer.pack(samples.clone()).unwrap();
         let longest = inputs.max_seqlen as usize;
         let [ids, mask, labels] = ["input_ids", "attention_mask", "labels"].map(|name| ints(&inputs, name));

@@ -2,7 +2,7 @@
 
 /// How the samples of a microbatch share tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Layout {
+pub enum BatchLayout {
     /// One row, samples one behind the other.
     Packed,
     /// A row for each sample, filled up to the longest.
@@ -12,7 +12,7 @@ pub enum Layout {
     },
 }
 
-impl Layout {
+impl BatchLayout {
     /// Whether all samples share one row.
     #[must_use]
     pub fn is_packed(self) -> bool {

@@ -6,7 +6,7 @@ pub mod document;
 mod shape;
 pub mod text;
 
-pub use self::batch_layout::{Layout, PaddingSide};
+pub use self::batch_layout::{BatchLayout, PaddingSide};
 pub use self::decoded::{Field, Sample};
 pub(crate) use self::shape::decoded_bytes;
 pub use self::shape::{FieldFault, FieldShape, measure_sample, measure_sampled};

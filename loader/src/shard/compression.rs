@@ -1,4 +1,4 @@
-//! Compression of a shard, told by its first bytes and never by its name.
+//! Detects the compression of a shard by its first bytes, never by its name.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// reference decoder allows too.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
-/// How a shard is compressed.
+/// Compression of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {

@@ -1,8 +1,8 @@
-//! Which fields of a sample are read; nothing else is read, buffered or decoded.
+//! Selects the fields of a sample to read; nothing else is read, buffered or decoded.
 //!
 //! A stage of a pipeline needs some fields only: the LLM its texts, the encoder its images. A name selects by
-//! extension: `seg.png` is that field, `jpg` stands for `0.jpg` too, `*` for any letters (`img_*.png`), and `images`,
-//! `audio`, `video` and `text` for all fields of that kind, whatever their extension.
+//! extension: `seg.png` is that field, `jpg` stands for `0.jpg` too, `*` for any letters (`img_*.png`), and
+//! `images`, `audio`, `video` and `text` for all fields of that kind, whatever their extension.
 
 use std::fmt;
 

@@ -114,7 +114,7 @@ impl Grouper {
     }
 }
 
-/// What an entry brings along: its bytes, or `None` when they were over the limit.
+/// Payload of an entry, or `None` if it was over the limit.
 pub type RawPayload = Option<bytes::Bytes>;
 
 #[cfg(test)]

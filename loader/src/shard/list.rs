@@ -1,9 +1,10 @@
-//! Names of shards: lists, brace patterns, directories and environment variables.
+//! Expands names of shards: lists, brace patterns, directories and environment variables.
 //!
-//! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken
-//! from the environment, a directory stands for the shards inside it, a shard list of wids (`NAME.json`) for those
-//! that it lists. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`, `gs://`,
-//! `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a directory there ends with `/`.
+//! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken from
+//! the environment, a directory stands for the shards inside it, a shard list of wids (`NAME.json`) for those
+//! that it lists. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`,
+//! `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a directory
+//! there ends with `/`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::wids::listed_shards;
 use crate::error::{Error, Result};
 use crate::store::{Location, Opened, RemoteObject, Stores, is_remote, list_directory, open, without_query};
 
-/// Most shards that a pattern may stand for.
+/// Largest number of shards of one pattern.
 const SHARDS_MAX: usize = 10_000_000;
 /// Rounds of environment substitution, as webdataset allows.
 const SUBSTITUTION_ROUNDS: usize = 10;
@@ -24,7 +25,7 @@ const DIRECTORY_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".t
 pub struct Shard {
     /// The name as given, after expansion.
     pub url: Arc<str>,
-    /// What the name means.
+    /// Location of its bytes, parsed from the name.
     pub location: Location,
 }
 
@@ -99,7 +100,7 @@ fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
 /// Expands patterns to shards, in order; remote ones are reached with the default settings.
 ///
 /// # Errors
-/// Those of [`expand_shards_in`].
+/// See [`expand_shards_in`].
 pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
     expand_shards_in(patterns, &Stores::default())
 }
@@ -148,7 +149,7 @@ fn parts_of(list: &str) -> Vec<&str> {
     parts
 }
 
-/// Whether a name ends where the host of a URL begins, behind `USER:PASSWORD@`.
+/// Whether a name ends where the host of a URL starts, after `USER:PASSWORD@`.
 fn is_behind_user(name: &str) -> bool {
     let authority = name.split_once("://").map(|(_, authority)| authority);
     authority.is_some_and(|authority| authority.ends_with('@') && !authority.contains('/'))
@@ -157,7 +158,7 @@ fn is_behind_user(name: &str) -> bool {
 /// Expands the braces of a base name.
 ///
 /// # Errors
-/// [`Error::ShardList`] if it stands for too many.
+/// [`Error::ShardList`] if it expands to too many.
 pub(crate) fn expand_name(pattern: &str) -> Result<Vec<String>> {
     let mut names = Vec::new();
     expand_braces(pattern, &mut names)?;
@@ -207,7 +208,7 @@ fn push_shards(name: String, stores: &Stores, shards: &mut Vec<Shard>) -> Result
     Ok(())
 }
 
-/// Whether a name stands for the shards that wids lists in it.
+/// Whether a name is a shard list of wids.
 fn is_shard_list(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json") && path.is_file()
 }
@@ -329,20 +330,20 @@ fn alternatives(pattern: &str, inner: &str) -> Result<Vec<String>> {
     Ok(choices)
 }
 
-struct Range {
+struct NumberRange {
     from: i64,
     to: i64,
     width: usize,
 }
 
-fn parse_range(inner: &str) -> Option<Range> {
+fn parse_range(inner: &str) -> Option<NumberRange> {
     let (from, to) = inner.split_once("..")?;
     let is_padded = [from, to].iter().any(|end| end.len() > 1 && end.starts_with('0'));
     let width = if is_padded { from.len().max(to.len()) } else { 0 };
-    Some(Range { from: from.parse().ok()?, to: to.parse().ok()?, width })
+    Some(NumberRange { from: from.parse().ok()?, to: to.parse().ok()?, width })
 }
 
-impl Range {
+impl NumberRange {
     fn count(&self) -> usize {
         self.from.abs_diff(self.to).try_into().unwrap_or(usize::MAX)
     }

@@ -1,7 +1,7 @@
 //! Reads shards: tar files whose entries are grouped to samples.
 //!
-//! [`expand_shards`] names them, [`tar`] walks their entries, [`Grouper`] groups entries to samples by key, and a reader
-//! streams the samples of a list of shards on a thread of its own, ahead of the decoders.
+//! [`expand_shards`] names them, [`tar`] walks their entries, [`Grouper`] groups entries to samples by key,
+//! and a reader streams the samples of a list of shards on a thread of its own, ahead of the decoders.
 
 mod compression;
 mod field_selection;
@@ -23,10 +23,10 @@ pub use self::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, is_m
 pub use self::list::{Shard, expand_shards, expand_shards_in};
 pub(crate) use self::list::{expand_braces, expand_name, shown};
 pub(crate) use self::order::{
-    ItemPlace, KnownShards, Passes, Position, ShardIdentity, ShardOrder, is_rereadable,
+    ItemPosition, KnownShards, Position, ShardIdentity, ShardOrder, ShardPasses, is_rereadable,
 };
 pub use self::raw_sample::{RawField, RawSample, SampleId};
-pub(crate) use self::reader::{SourceConfig, SourceItem, read_shards};
+pub(crate) use self::reader::{ReaderItem, ReaderSettings, read_shards};
 pub(crate) use self::samples::{Assembler, RangedSamples};
 pub use self::samples::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 pub use self::scan::scan_shards;

@@ -1,8 +1,8 @@
-//! Which shards are read in which order, which of their items are wanted, and where a reader stands.
+//! Orders shards by epoch, selects the items to read of each, and records the reader's position.
 //!
 //! An *item* of a shard is a sample or something that was skipped, counted from 0 in shard order. Reading one
-//! shard once is a *pass*. The order of an epoch is arithmetic, so a [`Position`] of three numbers says what was
-//! read. [`crate::shard`] does the passes.
+//! shard once is a *pass*. The order of an epoch is arithmetic, so a [`Position`] of three numbers says what
+//! was read. [`crate::shard`] does the passes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -73,7 +73,7 @@ impl ShardOrder {
     }
 }
 
-/// Where a reader stands: everything before was consumed.
+/// Position of a reader: everything before it was consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Position {
     pub(crate) epoch: u64,
@@ -83,20 +83,20 @@ pub(crate) struct Position {
     pub(crate) items: u64,
 }
 
-/// Where an item was read.
+/// Position at which an item was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ItemPlace {
+pub(crate) struct ItemPosition {
     /// Number of the shard in the list.
     pub(crate) shard: usize,
-    /// Where the reader stands behind the item.
+    /// Position of the reader after the item.
     pub(crate) behind: Position,
     /// Whether it is read again because it was in a buffer.
     pub(crate) is_again: bool,
 }
 
-/// Which items of a pass are wanted.
+/// Selection of the items of a pass.
 #[derive(Debug, Clone)]
-pub(crate) enum Wanted {
+pub(crate) enum WantedItems {
     /// All from this one on.
     From(u64),
     /// These, in order.
@@ -105,40 +105,40 @@ pub(crate) enum Wanted {
 
 /// One shard, read once.
 #[derive(Debug, Clone)]
-pub(crate) struct Pass {
+pub(crate) struct ShardPass {
     pub(crate) shard: usize,
     pub(crate) epoch: u64,
     pub(crate) place: usize,
     /// Number of the first item that the input holds.
     pub(crate) first: u64,
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: WantedItems,
 }
 
-impl Pass {
+impl ShardPass {
     /// Whether the item is wanted.
     pub(crate) fn wants(&self, item: u64) -> bool {
         match &self.wanted {
-            Wanted::From(first) => item >= *first,
-            Wanted::Only(items) => items.binary_search(&item).is_ok(),
+            WantedItems::From(first) => item >= *first,
+            WantedItems::Only(items) => items.binary_search(&item).is_ok(),
         }
     }
 
     /// Whether nothing from this item on is wanted.
     pub(crate) fn is_over(&self, item: u64) -> bool {
-        matches!(&self.wanted, Wanted::Only(items) if items.last().is_none_or(|last| item > *last))
+        matches!(&self.wanted, WantedItems::Only(items) if items.last().is_none_or(|last| item > *last))
     }
 
-    pub(crate) fn place_of(&self, item: u64) -> ItemPlace {
+    pub(crate) fn place_of(&self, item: u64) -> ItemPosition {
         let behind = Position { epoch: self.epoch, place: self.place, items: item + 1 };
-        ItemPlace { shard: self.shard, behind, is_again: matches!(self.wanted, Wanted::Only(_)) }
+        ItemPosition { shard: self.shard, behind, is_again: matches!(self.wanted, WantedItems::Only(_)) }
     }
 }
 
 /// All passes of a stream: what a buffer held, then everything from a position on.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Passes {
+pub(crate) struct ShardPasses {
     pub(crate) order: ShardOrder,
-    /// The epoch behind the last one.
+    /// Epoch after the last one.
     pub(crate) end_epoch: u64,
     pub(crate) start: Position,
     /// Items to be read again, by shard; in ascending order.
@@ -147,15 +147,15 @@ pub(crate) struct Passes {
     pub(crate) is_rest: bool,
 }
 
-impl Passes {
-    pub(crate) fn over<'a>(&'a self, shards: &'a [Shard]) -> impl Iterator<Item = Pass> + 'a {
+impl ShardPasses {
+    pub(crate) fn over<'a>(&'a self, shards: &'a [Shard]) -> impl Iterator<Item = ShardPass> + 'a {
         let start = self.start;
-        let again = self.again.iter().map(move |(&shard, items)| Pass {
+        let again = self.again.iter().map(move |(&shard, items)| ShardPass {
             shard,
             epoch: start.epoch,
             place: 0,
             first: 0,
-            wanted: Wanted::Only(items.clone()),
+            wanted: WantedItems::Only(items.clone()),
         });
         let places = self.order.places(shards.len());
         let all = (start.epoch..self.end_epoch).flat_map(move |epoch| {
@@ -176,12 +176,12 @@ impl Passes {
         self.again.into_keys().chain(all)
     }
 
-    fn pass(&self, shards: &[Shard], epoch: u64, place: usize) -> Pass {
+    fn pass(&self, shards: &[Shard], epoch: u64, place: usize) -> ShardPass {
         let shard = self.order.shard_at(shards.len(), epoch, place);
         let is_start = (epoch, place) == (self.start.epoch, self.start.place);
         let from = if is_start { self.start.items } else { 0 };
         let first = if is_start && self.is_rest && !is_rereadable(&shards[shard]) { from } else { 0 };
-        Pass { shard, epoch, place, first, wanted: Wanted::From(from) }
+        ShardPass { shard, epoch, place, first, wanted: WantedItems::From(from) }
     }
 }
 
@@ -190,7 +190,7 @@ pub(crate) fn is_rereadable(shard: &Shard) -> bool {
     !matches!(shard.location, Location::StandardInput | Location::Pipe(_))
 }
 
-/// What tells a shard from another one in its place.
+/// Identity of a shard's content.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct ShardIdentity {
     /// Length as stored, compressed or not.
@@ -204,13 +204,13 @@ impl ShardIdentity {
         Self::of_header(archive.len() as u64, &archive[..archive.len().min(HEADER_BYTES)])
     }
 
-    /// Of a shard of which only the first [`HEADER_BYTES`] are at hand.
+    /// Identifies a shard by its length and its first [`HEADER_BYTES`].
     pub(crate) fn of_header(bytes: u64, header: &[u8]) -> Self {
         Self { bytes, header: format!("{:016x}", xxh3_64(header)) }
     }
 }
 
-/// How the shards were when a state was taken, and how they are now.
+/// Identities of the shards when a state was saved, and now.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KnownShards {
     expected: Arc<BTreeMap<usize, ShardIdentity>>,
@@ -239,7 +239,7 @@ impl KnownShards {
     /// The same for a shard that is not in memory.
     ///
     /// # Errors
-    /// Those of [`Self::check`].
+    /// See [`Self::check`].
     pub(crate) fn check_identity(&self, number: usize, shard: &Shard, now: ShardIdentity) -> Result<()> {
         if let Some(before) = self.expected.get(&number).filter(|before| **before != now) {
             let reason = if before.bytes == now.bytes {

@@ -1,4 +1,4 @@
-//! Samples as they leave a shard, undecoded.
+//! Describes an undecoded sample and its fields.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use dflop_costmodel::ImageSize;
 /// One entry of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawField {
-    /// What follows the key's dot in the entry name, lower-cased, such as `jpg` or `seg.png`.
+    /// Entry name after the key's dot, lower-cased, such as `jpg` or `seg.png`.
     pub extension: Arc<str>,
     /// Offset of the payload in the shard, after decompression.
     pub offset: u64,
@@ -35,7 +35,7 @@ pub struct RawSample {
     pub fields: Vec<RawField>,
 }
 
-/// What tells a sample from all others of a dataset.
+/// Identity of a sample within a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleId<'a> {
     /// URL of the shard; only its base name counts.

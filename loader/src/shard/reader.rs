@@ -1,8 +1,8 @@
 //! Reads shards one after another on a thread of its own, ahead of the decoders.
 //!
-//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so are
-//! remote shards, which are requested several at a time. Either way the bytes that wait are bounded, and their pages
-//! are resident when they leave.
+//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so
+//! are remote shards, which are requested several at a time. Either way the bytes that wait are bounded, and
+//! their pages are resident when they leave.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -19,11 +19,11 @@ use tokio::sync::mpsc;
 use super::compression::{Compression, decompress, sniff_compression};
 use super::field_selection::FieldSelection;
 use super::list::Shard;
-use super::order::{HEADER_BYTES, ItemPlace, KnownShards, Pass, Passes, ShardIdentity};
+use super::order::{HEADER_BYTES, ItemPosition, KnownShards, ShardIdentity, ShardPass, ShardPasses};
 use super::raw_sample::RawSample;
 use super::samples::{MappedSamples, ShardItem, StreamedSamples};
 use crate::error::{Error, Result, Skipped};
-use crate::flow::{ByteBudget, ByteLease, Metrics, Stage};
+use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
 use crate::store::{Opened, RemoteShard, ShardBody, ShardsAhead};
 
 /// Samples that may wait, however small they are.
@@ -31,20 +31,20 @@ const SAMPLES_WAITING: usize = 256;
 /// Bytes that tell the compression of a stream.
 const SNIFFED_BYTES: usize = 6;
 
-/// What the reader hands on.
+/// Item that the reader delivers.
 #[derive(Debug)]
-pub(crate) struct SourceItem {
+pub(crate) struct ReaderItem {
     pub(crate) item: ShardItem,
-    pub(crate) place: ItemPlace,
-    /// What the sample takes from the reader's budget.
+    pub(crate) place: ItemPosition,
+    /// Share of the reader's budget that the sample holds.
     pub(crate) lease: Option<ByteLease>,
 }
 
-/// How shards are read.
+/// Settings of the reader.
 #[derive(Debug, Clone)]
-pub(crate) struct SourceConfig {
+pub(crate) struct ReaderSettings {
     pub(crate) shards: Vec<Shard>,
-    pub(crate) passes: Passes,
+    pub(crate) passes: ShardPasses,
     pub(crate) known: KnownShards,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) field_bytes_max: u64,
@@ -57,7 +57,7 @@ pub(crate) struct SourceConfig {
     pub(crate) requested_bytes_max: u64,
 }
 
-impl SourceConfig {
+impl ReaderSettings {
     /// Begins to request the remote shards of all passes.
     fn request_ahead(&self) -> Option<ShardsAhead> {
         if self.shards.iter().all(|shard| shard.remote().is_none()) {
@@ -71,13 +71,14 @@ impl SourceConfig {
 }
 
 /// Starts reading; the channel ends after the last sample of the last epoch, or after an error.
-pub(crate) fn read_shards(config: SourceConfig) -> mpsc::Receiver<Result<SourceItem>> {
+pub(crate) fn read_shards(config: ReaderSettings) -> mpsc::Receiver<Result<ReaderItem>> {
     let (sender, receiver) = mpsc::channel(SAMPLES_WAITING);
     let runtime = Handle::current();
     tokio::task::spawn_blocking(move || {
         let to_end = sender.clone();
         let reader = Reader { config, sender, runtime, since: Cell::new(None) };
-        // An error of `run` is that nobody listens any more; a panic must not look like the end of the shards.
+        // An error of `run` is that nobody listens any more; a panic must not look like the end of the
+        // shards.
         if catch_unwind(AssertUnwindSafe(move || reader.run())).is_err() {
             let _ = to_end.blocking_send(Err(Error::StageEnded { stage: "read" }));
         }
@@ -86,19 +87,19 @@ pub(crate) fn read_shards(config: SourceConfig) -> mpsc::Receiver<Result<SourceI
 }
 
 struct Reader {
-    config: SourceConfig,
-    sender: mpsc::Sender<Result<SourceItem>>,
+    config: ReaderSettings,
+    sender: mpsc::Sender<Result<ReaderItem>>,
     runtime: Handle,
     /// When the reader last went to work; `None` while it waits for room.
     since: Cell<Option<Instant>>,
 }
 
 /// The consumer is gone.
-struct Gone;
+struct ReceiverDropped;
 
 impl Reader {
-    fn run(&self) -> Result<(), Gone> {
-        let meter = self.config.metrics.stage(Stage::Read);
+    fn run(&self) -> Result<(), ReceiverDropped> {
+        let meter = self.config.metrics.stage(LoaderStage::Read);
         let mut ahead = self.config.request_ahead();
         for pass in self.config.passes.over(&self.config.shards) {
             let is_remote = self.config.shards[pass.shard].remote().is_some();
@@ -109,7 +110,7 @@ impl Reader {
             if let Err(error) = read {
                 self.pause_work();
                 meter.fail(1);
-                return self.sender.blocking_send(Err(error)).map_err(|_| Gone);
+                return self.sender.blocking_send(Err(error)).map_err(|_| ReceiverDropped);
             }
         }
         self.pause_work();
@@ -119,12 +120,12 @@ impl Reader {
     fn resume_work(&self) -> Instant {
         let now = Instant::now();
         self.since.set(Some(now));
-        self.config.metrics.stage(Stage::Read).begin();
+        self.config.metrics.stage(LoaderStage::Read).begin();
         now
     }
 
     fn pause_work(&self) -> Instant {
-        let (meter, now) = (self.config.metrics.stage(Stage::Read), Instant::now());
+        let (meter, now) = (self.config.metrics.stage(LoaderStage::Read), Instant::now());
         if let Some(since) = self.since.take() {
             meter.busy(now - since);
             meter.end();
@@ -132,7 +133,7 @@ impl Reader {
         now
     }
 
-    fn read_shard(&self, pass: &Pass) -> Result<Result<()>, Gone> {
+    fn read_shard(&self, pass: &ShardPass) -> Result<Result<()>, ReceiverDropped> {
         let shard = &self.config.shards[pass.shard];
         self.config.metrics.reads_shard(pass.shard);
         // So that the time at work is seen shard by shard, if nothing makes the reader wait.
@@ -158,12 +159,17 @@ impl Reader {
         }
     }
 
-    fn give_up(&self) -> Result<Result<()>, Gone> {
+    fn give_up(&self) -> Result<Result<()>, ReceiverDropped> {
         self.pause_work();
-        Err(Gone)
+        Err(ReceiverDropped)
     }
 
-    fn read_mapped(&self, shard: &Shard, pass: &Pass, archive: Bytes) -> Result<Result<()>, Gone> {
+    fn read_mapped(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        archive: Bytes,
+    ) -> Result<Result<()>, ReceiverDropped> {
         match sniff_compression(&shard.url, &archive) {
             Ok(Compression::None) => {
                 let items = MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max)
@@ -189,7 +195,7 @@ impl Reader {
         Ok(Ok(()))
     }
 
-    fn read_remote(&self, pass: &Pass, ahead: &mut ShardsAhead) -> Result<Result<()>, Gone> {
+    fn read_remote(&self, pass: &ShardPass, ahead: &mut ShardsAhead) -> Result<Result<()>, ReceiverDropped> {
         let shard = &self.config.shards[pass.shard];
         self.config.metrics.reads_shard(pass.shard);
         self.pause_work();
@@ -208,18 +214,26 @@ impl Reader {
     }
 
     /// Waits for the next shard, but not longer than anybody wants it.
-    async fn next_remote(&self, ahead: &mut ShardsAhead) -> Result<Option<io::Result<RemoteShard>>, Gone> {
+    async fn next_remote(
+        &self,
+        ahead: &mut ShardsAhead,
+    ) -> Result<Option<io::Result<RemoteShard>>, ReceiverDropped> {
         tokio::select! {
             next = ahead.next() => Ok(next),
             () = self.sender.closed() => {
                 self.pause_work();
-                Err(Gone)
+                Err(ReceiverDropped)
             }
         }
     }
 
-    /// A body that ends too early ends the stream, behind the samples that came whole.
-    async fn read_body(&self, shard: &Shard, pass: &Pass, mut body: ShardBody) -> Result<Result<()>, Gone> {
+    /// Reads a body; one that ends too early ends the stream, after its complete samples.
+    async fn read_body(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        mut body: ShardBody,
+    ) -> Result<Result<()>, ReceiverDropped> {
         let (failure, bytes) = (body.failure(), body.bytes());
         let reading = async {
             let mut header = Vec::with_capacity(HEADER_BYTES);
@@ -244,10 +258,10 @@ impl Reader {
     async fn read_input(
         &self,
         shard: &Shard,
-        pass: &Pass,
+        pass: &ShardPass,
         mut input: impl AsyncBufRead + Send + Unpin,
         command: Option<Box<tokio::process::Child>>,
-    ) -> Result<Result<()>, Gone> {
+    ) -> Result<Result<()>, ReceiverDropped> {
         let mut first = Vec::with_capacity(SNIFFED_BYTES);
         let sniffed = (&mut input).take(SNIFFED_BYTES as u64).read_to_end(&mut first).await;
         if let Err(source) = sniffed {
@@ -266,7 +280,7 @@ impl Reader {
         }
     }
 
-    async fn read_stream<R>(&self, shard: &Shard, pass: &Pass, reader: R) -> Result<(), Gone>
+    async fn read_stream<R>(&self, shard: &Shard, pass: &ShardPass, reader: R) -> Result<(), ReceiverDropped>
     where
         R: tokio::io::AsyncRead + Unpin,
     {
@@ -291,7 +305,7 @@ impl Reader {
         &self,
         shard: &Shard,
         mut command: Box<tokio::process::Child>,
-    ) -> Result<Result<()>, Gone> {
+    ) -> Result<Result<()>, ReceiverDropped> {
         match command.wait().await {
             Ok(status) if status.success() => Ok(Ok(())),
             Ok(status) => {
@@ -301,7 +315,12 @@ impl Reader {
         }
     }
 
-    async fn skip_shard(&self, shard: &Shard, pass: &Pass, reason: String) -> Result<(), Gone> {
+    async fn skip_shard(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        reason: String,
+    ) -> Result<(), ReceiverDropped> {
         if !pass.wants(0) {
             return Ok(());
         }
@@ -310,7 +329,7 @@ impl Reader {
         self.deliver(ShardItem::Skipped(skipped), pass, 0).await
     }
 
-    async fn deliver(&self, item: ShardItem, pass: &Pass, number: u64) -> Result<(), Gone> {
+    async fn deliver(&self, item: ShardItem, pass: &ShardPass, number: u64) -> Result<(), ReceiverDropped> {
         match self.deliver_now(item, pass, number) {
             Ok(()) => Ok(()),
             Err(item) => self.deliver_later(item, pass, number).await,
@@ -318,7 +337,7 @@ impl Reader {
     }
 
     /// Hands an item on if there is room, which takes no clock; else gives it back.
-    fn deliver_now(&self, mut item: ShardItem, pass: &Pass, number: u64) -> Result<(), ShardItem> {
+    fn deliver_now(&self, mut item: ShardItem, pass: &ShardPass, number: u64) -> Result<(), ShardItem> {
         if let ShardItem::Sample(sample) = &mut item {
             sample.epoch = pass.epoch;
             if self.config.is_read_through {
@@ -338,22 +357,33 @@ impl Reader {
     }
 
     /// Waits for room.
-    async fn deliver_later(&self, item: ShardItem, pass: &Pass, number: u64) -> Result<(), Gone> {
+    async fn deliver_later(
+        &self,
+        item: ShardItem,
+        pass: &ShardPass,
+        number: u64,
+    ) -> Result<(), ReceiverDropped> {
         let paused = self.pause_work();
         let lease = match &item {
             ShardItem::Skipped(_) => None,
             ShardItem::Sample(sample) => {
-                Some(self.config.budget.lease(sample.bytes()).await.map_err(|_| Gone)?)
+                Some(self.config.budget.lease(sample.bytes()).await.map_err(|_| ReceiverDropped)?)
             }
         };
-        let room = self.sender.reserve().await.map_err(|_| Gone)?;
+        let room = self.sender.reserve().await.map_err(|_| ReceiverDropped)?;
         room.send(Ok(self.counted(item, pass, number, lease)));
-        self.config.metrics.stage(Stage::Read).waited_for_room(self.resume_work() - paused);
+        self.config.metrics.stage(LoaderStage::Read).waited_for_room(self.resume_work() - paused);
         Ok(())
     }
 
-    fn counted(&self, item: ShardItem, pass: &Pass, number: u64, lease: Option<ByteLease>) -> SourceItem {
-        let meter = self.config.metrics.stage(Stage::Read);
+    fn counted(
+        &self,
+        item: ShardItem,
+        pass: &ShardPass,
+        number: u64,
+        lease: Option<ByteLease>,
+    ) -> ReaderItem {
+        let meter = self.config.metrics.stage(LoaderStage::Read);
         let (bytes, errors) = match &item {
             ShardItem::Sample(sample) => (sample.bytes(), 0),
             ShardItem::Skipped(_) => (0, 1),
@@ -363,7 +393,7 @@ impl Reader {
             meter.fail(errors);
         }
         meter.depth.add(1);
-        SourceItem { item, place: pass.place_of(number), lease }
+        ReaderItem { item, place: pass.place_of(number), lease }
     }
 }
 

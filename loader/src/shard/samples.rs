@@ -1,7 +1,8 @@
-//! Reads a shard from its beginning to its end: samples, and an account of what is no sample.
+//! Reads the samples of one shard, and reports the entries that make none.
 //!
 //! [`MappedSamples`] walks a shard in memory without touching payloads; [`StreamedSamples`] walks bytes as
-//! they come; `RangedSamples` walks a remote shard and leaves long payloads where they are. All deliver the good samples of a damaged shard and then say what is wrong with the rest.
+//! they come; `RangedSamples` walks a remote shard and leaves long payloads where they are. All deliver the
+//! good samples of a damaged shard and then say what is wrong with the rest.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::error::{ArchiveFault, Skipped};
 /// Default limit of one field: 1 GiB. A longer one makes its sample bad.
 pub const FIELD_BYTES_MAX: u64 = 1 << 30;
 
-/// What a shard holds.
+/// Item of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShardItem {
     /// A sample, undecoded.
@@ -30,8 +31,8 @@ pub enum ShardItem {
     Skipped(Skipped),
 }
 
-/// The rules that all readers share, and the writer that indexes: grouping, limits, and what a fault does to the
-/// sample before it.
+/// The rules that all readers share, and the writer that indexes: grouping, limits, and what a fault does to
+/// the sample before it.
 #[derive(Debug)]
 pub(crate) struct Assembler {
     shard: Arc<str>,
@@ -158,7 +159,8 @@ impl Iterator for MappedSamples {
     }
 }
 
-/// Iterates over the samples of an uncompressed shard that is read by range; a payload may be the beginning of one.
+/// Iterates over the samples of an uncompressed shard that is read by range; a payload may be the beginning
+/// of one.
 #[derive(Debug)]
 pub(crate) struct RangedSamples<A> {
     entries: RangedEntries<A>,
@@ -175,7 +177,7 @@ impl<A: Archive> RangedSamples<A> {
         Self { entries, assembler, pending: VecDeque::new(), is_done: false }
     }
 
-    /// What it reads from.
+    /// Returns the archive.
     pub(crate) fn archive(&mut self) -> &mut A {
         &mut self.entries.archive
     }
@@ -230,7 +232,7 @@ impl<R: AsyncRead + Unpin> StreamedSamples<R> {
         self
     }
 
-    /// Reads the next sample; `None` behind the last.
+    /// Reads the next sample; `None` after the last.
     ///
     /// # Cancel safety
     /// Not cancel safe: a dropped future loses the bytes that it had read.

@@ -1,4 +1,4 @@
-//! Everything that shards hold, in order and undecoded: samples, and what is bad.
+//! Streams every sample of a list of shards, in order and undecoded, the bad ones reported.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use futures::stream::BoxStream;
 
 use super::field_selection::FieldSelection;
 use super::list::Shard;
-use super::order::{KnownShards, Passes};
-use super::reader::{SourceConfig, read_shards};
+use super::order::{KnownShards, ShardPasses};
+use super::reader::{ReaderSettings, read_shards};
 use super::samples::{FIELD_BYTES_MAX, ShardItem};
 use crate::error::Result;
 use crate::flow::{ByteBudget, Metrics};
@@ -18,17 +18,17 @@ const BUFFERED_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads shards from their beginning to their end, without an index and without an error budget.
 ///
-/// Lazy: nothing is read until the first poll. A bad sample is an item and the stream goes on; a shard that cannot
-/// be opened is the last item, an error. Dropping the stream ends the reading.
+/// Lazy: nothing is read until the first poll. A bad sample is an item and the stream goes on; a shard that
+/// cannot be opened is the last item, an error. Dropping the stream ends the reading.
 ///
 /// # Panics
 /// If it is polled outside a Tokio runtime.
 #[must_use]
 pub fn scan_shards(shards: Vec<Shard>) -> BoxStream<'static, Result<ShardItem>> {
     let items = async_stream::stream! {
-        let mut source = read_shards(SourceConfig {
+        let mut source = read_shards(ReaderSettings {
             shards,
-            passes: Passes { end_epoch: 1, ..Passes::default() },
+            passes: ShardPasses { end_epoch: 1, ..ShardPasses::default() },
             known: KnownShards::default(),
             metrics: Arc::new(Metrics::new(0)),
             field_bytes_max: FIELD_BYTES_MAX,

@@ -1,8 +1,8 @@
 //! Reads the shard lists of wids, as `widsindex create` writes them.
 //!
-//! `{"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": …, "shardlist": [{"url", "nsamples",
-//! "filesize", "md5sum"}, …], "datasets": [{"shardlist": …}, …]}`. It tells numbers, no offsets. URLs are relative
-//! to `base`, or to the directory of the file.
+//! A list is `{"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": …, "shardlist": [SHARD, …],
+//! "datasets": [{"shardlist": …}, …]}`, where SHARD has `url`, `nsamples`, `filesize` and `md5sum`.
+//! It tells numbers, no offsets. URLs are relative to `base`, or to the directory of the file.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub struct ListedShard {
 /// A shard list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardList {
-    /// What URLs are relative to, where the list says it.
+    /// Base of relative URLs, where the list has one.
     pub base: Option<String>,
     /// The shards, in order.
     pub shards: Vec<ListedShard>,
@@ -36,13 +36,13 @@ pub struct ShardList {
 struct Document {
     wids_version: Option<u64>,
     #[serde(flatten)]
-    part: Part,
+    part: ListPart,
     #[serde(default)]
-    datasets: Vec<Part>,
+    datasets: Vec<ListPart>,
 }
 
 #[derive(serde::Deserialize)]
-struct Part {
+struct ListPart {
     base: Option<String>,
     source_url: Option<String>,
     #[serde(default)]

@@ -1,7 +1,8 @@
-//! Whole remote shards in order, read ahead so that no latency is waited for twice.
+//! Reads whole remote shards in order, ahead of their consumer.
 //!
-//! A shard comes as chunks that are requested side by side and handed on in order; when all of a shard's chunks are
-//! under way, those of the next begin. What is under way is bounded in bytes. With a cache, shards come from its files.
+//! A shard comes as chunks that are requested side by side and handed on in order; when all of a shard's
+//! chunks are under way, those of the next begin. What is under way is bounded in bytes. With a cache, shards
+//! come from its files.
 
 use std::io;
 use std::ops::Range;
@@ -67,7 +68,7 @@ impl ShardsAhead {
         Some(Self { shards, _task: task })
     }
 
-    /// Waits for the next shard; `None` behind the last.
+    /// Waits for the next shard; `None` after the last.
     pub(crate) async fn next(&mut self) -> Option<io::Result<RemoteShard>> {
         self.shards.recv().await
     }
@@ -245,7 +246,7 @@ impl ShardBody {
         self.bytes
     }
 
-    /// Where the reason is found when the body has ended too early.
+    /// Reason of a body that ended too early.
     pub(crate) fn failure(&self) -> Failure {
         self.failure.clone()
     }

@@ -1,4 +1,4 @@
-//! Which bytes go into one request: ranges of one object that lie close together.
+//! Joins ranges of one object that lie close together into requests.
 
 use std::ops::Range;
 
@@ -14,13 +14,14 @@ pub(crate) struct CoalesceLimits {
 /// One request and the wanted ranges inside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// What is read.
+    /// Range that is read.
     pub(crate) range: Range<u64>,
     /// Positions in the list of wanted ranges.
     pub(crate) wanted: Vec<usize>,
 }
 
-/// Joins the wanted ranges of one object to few requests, in the order of their offsets. Empty ranges need none.
+/// Joins the wanted ranges of one object to few requests, in the order of their offsets. Empty ranges need
+/// none.
 pub(crate) fn coalesce(wanted: &[Range<u64>], limits: CoalesceLimits) -> Vec<Request> {
     let mut order: Vec<usize> = (0..wanted.len()).filter(|&at| !wanted[at].is_empty()).collect();
     order.sort_by_key(|&at| (wanted[at].start, wanted[at].end));

@@ -8,7 +8,7 @@ use object_store::ObjectStore;
 use super::retry::RetryConfig;
 use super::url::RemoteUrl;
 
-/// Who tries failed requests again; never both.
+/// Component that retries failed requests; never both.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Retries {
     /// The readers of this crate, which keep what has come.
@@ -119,7 +119,7 @@ mod cloud {
 mod tests {
     use super::*;
 
-    /// What a store says of itself; nothing is contacted.
+    /// Describes a store by its configuration; contacts nothing.
     fn shown(url: &str) -> String {
         let url = RemoteUrl::parse(url).unwrap();
         connect(&url, Duration::from_secs(30), Retries::ByReader).unwrap().to_string()

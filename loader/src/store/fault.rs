@@ -1,4 +1,4 @@
-//! What an error of a store means: try again, or not, and what to do about it.
+//! Classifies errors of a store: try again or fail, with a remedy.
 
 use std::io::{Error, ErrorKind};
 

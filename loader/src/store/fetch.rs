@@ -1,4 +1,4 @@
-//! Many ranges of one object at once: few requests, side by side, and slices of what they gave.
+//! Fetches many ranges of one object at the same time, in few requests.
 
 use std::io;
 use std::ops::Range;

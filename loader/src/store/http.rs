@@ -1,8 +1,9 @@
-//! What is done to every HTTP request below the stores: it is watched, and servers that ignore ranges are put right.
+//! Watches every HTTP request below the stores, and corrects servers that ignore ranges.
 //!
 //! The stores turn responses into errors that no longer say how long to wait. A watched request carries an
-//! [`Observed`], which notes the status and `Retry-After`. A response of 200 to a request for a range is the whole
-//! object: the part that was asked for is cut out of it, and the response becomes the 206 that it should have been.
+//! [`Observed`], which notes the status and `Retry-After`. A response of 200 to a request for a range is the
+//! whole object: the part that was asked for is cut out of it, and the response becomes the 206 that it
+//! should have been.
 
 use std::pin::Pin;
 use std::sync::Arc;

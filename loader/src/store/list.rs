@@ -1,4 +1,4 @@
-//! The shards below a directory of a bucket, and whether one is there.
+//! Lists the objects below a directory of a bucket, and asks whether one exists.
 
 use std::io::{self, ErrorKind};
 
@@ -23,7 +23,7 @@ pub(crate) fn exists(object: &RemoteObject) -> io::Result<bool> {
 /// Lists the URLs of all objects directly below a directory, sorted.
 ///
 /// # Errors
-/// What the store says after all attempts; HTTP servers have no listing.
+/// The store's error after all attempts; HTTP servers have no listing.
 pub(crate) fn list_directory(directory: &RemoteObject) -> io::Result<Vec<String>> {
     if directory.parsed().kind == StoreKind::Http {
         let reason = "HTTP servers do not list directories; name the shards, as in `{000..019}.tar`";

@@ -1,4 +1,4 @@
-//! Local files, memory-mapped: payloads are slices of the page cache.
+//! Maps local files into memory: payloads are slices of the page cache.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
@@ -14,7 +14,7 @@ use memmap2::Mmap;
 /// by rename, as [`crate::index`] and `dflop pack` do.
 ///
 /// # Errors
-/// What the operating system says; a directory is refused.
+/// The error of the operating system; a directory is refused.
 #[expect(unsafe_code, reason = "a memory map is the only way to hand out payloads without copying them")]
 pub(crate) fn map_file(path: &Path) -> Result<Bytes> {
     let file = File::open(path)?;

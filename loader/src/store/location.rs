@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::RemoteObject;
 
-/// Where the bytes of a shard come from.
+/// Location of the bytes of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// A local file.

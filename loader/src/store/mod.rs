@@ -1,7 +1,8 @@
-//! Bytes of shards, by URL.
+//! Opens shards by URL: local files, pipes, and objects of remote stores.
 //!
-//! Local files are mapped; pipes are streams; everything with a URL is reached through [`Stores`], whose settings say
-//! how requests are tried again, how many are in flight, and whether whole shards are kept on a local disk.
+//! Local files are mapped; pipes are streams; everything with a URL is reached through [`Stores`], whose
+//! settings say how requests are tried again, how many are in flight, and whether whole shards are kept on a
+//! local disk.
 
 mod body;
 mod cache;
@@ -60,8 +61,8 @@ pub(crate) enum Opened {
 /// Opens the bytes of a shard.
 ///
 /// # Errors
-/// If the file cannot be mapped or the command cannot be started, or if the location is remote: remote shards are
-/// read through [`ShardsAhead`] or by range.
+/// If the file cannot be mapped or the command cannot be started, or if the location is remote: remote shards
+/// are read through [`ShardsAhead`] or by range.
 pub(crate) fn open(location: &Location) -> io::Result<Opened> {
     match location {
         Location::File(path) => Ok(Opened::Mapped(local::map_file(path)?)),

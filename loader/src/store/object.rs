@@ -1,4 +1,4 @@
-//! A remote object: what it is, and its bytes by range, whatever happens on the way.
+//! Reads a remote object by range, through transient faults.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -20,7 +20,7 @@ use super::url::RemoteUrl;
 /// Memory that is set aside for a body before its first byte has come.
 const BODY_RESERVED_BYTES: usize = 16 << 20;
 
-/// What tells one version of an object from another.
+/// Identity of one version of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// Length.
@@ -63,7 +63,7 @@ impl PartialEq for RemoteObject {
 
 impl Eq for RemoteObject {}
 
-/// How a server answers requests for ranges.
+/// Answer of a server to requests for ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ranges {
     /// With the range.
@@ -77,7 +77,8 @@ impl RemoteObject {
         Self { stores, url, parsed, store, retries: Arc::default() }
     }
 
-    /// The same object, whose retries are counted here: each loader counts its own, whatever handle it shares.
+    /// The same object, whose retries are counted here: each loader counts its own, whatever handle it
+    /// shares.
     pub(crate) fn counted_by(self, retries: Arc<AtomicU64>) -> Self {
         Self { retries, ..self }
     }
@@ -112,7 +113,7 @@ impl RemoteObject {
     /// Asks for length and version.
     ///
     /// # Errors
-    /// What the store said after all attempts, and what to set.
+    /// The store's error after all attempts, and its remedy.
     pub(crate) async fn identity(&self) -> io::Result<Identity> {
         let mut attempts = self.attempts(0);
         loop {
@@ -144,7 +145,8 @@ impl RemoteObject {
     /// What has come when a request fails is kept, the next one asks for the rest.
     ///
     /// # Errors
-    /// What the store said after all attempts, with the offset; an object that was replaced or shortened in between.
+    /// What the store said after all attempts, with the offset; an object that was replaced or shortened in
+    /// between.
     pub(crate) async fn read(&self, range: Range<u64>, identity: &Identity) -> io::Result<(Bytes, Ranges)> {
         let length = range.end - range.start;
         let mut attempts = self.attempts(length);

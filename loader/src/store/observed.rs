@@ -1,4 +1,4 @@
-//! What a request and its response were like, noted below the store that hides it.
+//! Records the status and headers of responses, which stores hide from their callers.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -13,14 +13,14 @@ const RETRY_AFTER_MAX: Duration = Duration::from_mins(2);
 #[derive(Debug, Default)]
 pub(super) struct Observed(Mutex<Notes>);
 
-/// What was noted.
+/// Status and headers recorded for the last response.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Notes {
     /// Whether a request was sent at all.
     pub(super) is_sent: bool,
     /// Status of the response.
     pub(super) status: Option<u16>,
-    /// How long the server asks to wait.
+    /// Delay that the server requests.
     pub(super) retry_after: Option<Duration>,
     /// Whether the server sent the whole object instead of a range.
     pub(super) is_range_ignored: bool,

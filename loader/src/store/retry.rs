@@ -1,7 +1,7 @@
-//! When a failed request is tried again: one policy for everything that goes over a network.
+//! Decides when a failed request is tried again, by one policy for all network reads.
 //!
-//! The stores' own retries are off, so attempts and waits are counted here alone. Attempts are counted since the last
-//! byte of progress; the deadline holds for the whole read.
+//! The stores' own retries are off, so attempts and waits are counted here alone. Attempts are counted since
+//! the last byte of progress; the deadline holds for the whole read.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Error, ErrorKind};
@@ -21,10 +21,10 @@ pub struct Backoff {
     pub most: Duration,
 }
 
-/// How failed requests are tried again.
+/// Policy for failed requests.
 ///
-/// Tried again are refused and reset connections, timeouts, bodies that end early, and the statuses 408, 429 and 5xx; a
-/// `Retry-After` is honored. Any other 4xx is final.
+/// Tried again are refused and reset connections, timeouts, bodies that end early, and the statuses 408, 429
+/// and 5xx; a `Retry-After` is honored. Any other 4xx is final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryConfig {
     /// Attempts without a byte of progress, the first included. Default: 8.

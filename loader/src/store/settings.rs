@@ -1,7 +1,6 @@
-//! Settings of remote stores, and the handle that carries them.
+//! Configures remote stores.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::coalesce::CoalesceLimits;
@@ -60,8 +59,8 @@ impl StoresBuilder {
         self
     }
 
-    /// Sets how long one request may take, its body included; what came until then is kept and the rest asked for
-    /// again. Default: 30 s.
+    /// Sets how long one request may take, its body included; what came until then is kept and the rest asked
+    /// for again. Default: 30 s.
     #[must_use]
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.request_timeout = timeout;
@@ -99,7 +98,8 @@ impl StoresBuilder {
     /// Checks the settings; opens the cache's directory. No store is contacted.
     ///
     /// # Errors
-    /// [`Error::Config`] if a number is zero or absurdly large, [`Error::File`] if the cache's directory cannot be used.
+    /// [`Error::Config`] if a number is zero or absurdly large, [`Error::File`] if the cache's directory
+    /// cannot be used.
     pub fn build(self) -> Result<Stores> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.requests_max == 0 {
@@ -118,28 +118,3 @@ impl StoresBuilder {
         Stores::new(self)
     }
 }
-
-impl Default for Stores {
-    /// The stores that all shards share unless others are named: default settings, no cache.
-    fn default() -> Self {
-        static SHARED: OnceLock<Stores> = OnceLock::new();
-        SHARED.get_or_init(|| StoresBuilder::default().build().expect("the defaults are valid")).clone()
-    }
-}
-
-impl Stores {
-    /// Starts the settings.
-    #[must_use]
-    pub fn builder() -> StoresBuilder {
-        StoresBuilder::default()
-    }
-}
-
-impl PartialEq for Stores {
-    /// Whether both are handles of the same.
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
-    }
-}
-
-impl Eq for Stores {}

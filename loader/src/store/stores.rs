@@ -1,7 +1,8 @@
-//! The handle through which remote shards are reached: settings, connections, the bound on requests, the cache.
+//! Reaches remote shards: settings, connections, the bound on requests, the cache.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use object_store::ObjectStore;
 use tokio::sync::Semaphore;
@@ -10,6 +11,7 @@ use super::cache::Cache;
 use super::connect::{Retries, connect};
 use super::object::RemoteObject;
 use super::settings::StoresBuilder;
+use super::upload::put_file;
 use super::url::RemoteUrl;
 use crate::error::{Error, Result};
 
@@ -19,13 +21,14 @@ pub struct Stores {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What the clones of a handle share.
+/// State that the clones of a handle share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: StoresBuilder,
     pub(super) requests: Semaphore,
     pub(super) cache: Option<Arc<Cache>>,
-    /// One store, and so one pool of connections, for each bucket or server; those that retry by themselves apart.
+    /// One store, and so one pool of connections, for each bucket or server; those that retry by themselves
+    /// apart.
     connected: Mutex<HashMap<(String, bool), Arc<dyn ObjectStore>>>,
     /// Roots whose servers have answered with a range.
     served_ranges: Mutex<HashSet<String>>,
@@ -45,6 +48,12 @@ impl Shared {
 }
 
 impl Stores {
+    /// Starts the settings.
+    #[must_use]
+    pub fn builder() -> StoresBuilder {
+        StoresBuilder::default()
+    }
+
     pub(super) fn new(settings: StoresBuilder) -> Result<Self> {
         let cache = settings.cache.clone().map(Cache::open).transpose()?.map(Arc::new);
         let requests = Semaphore::new(settings.requests_max);
@@ -61,6 +70,18 @@ impl Stores {
         let parsed = RemoteUrl::parse(url).map_err(invalid)?;
         let store = self.connect(&parsed, Retries::ByReader).map_err(invalid)?;
         Ok(RemoteObject::new(self.clone(), url.clone(), parsed, store))
+    }
+
+    /// Uploads a file; blocks until the store has all of it.
+    ///
+    /// Each request is tried again as [`super::RetryConfig`] says. Readers see the old object, or none, until
+    /// the last byte is there.
+    ///
+    /// # Errors
+    /// [`Error::ShardList`] if the URL names no object, [`Error::File`] if the file cannot be read,
+    /// [`Error::Upload`] if the store refuses it for good.
+    pub fn put_file(&self, url: &str, path: &Path) -> Result<()> {
+        put_file(self, url, path)
     }
 
     pub(super) fn connect(&self, url: &RemoteUrl, retries: Retries) -> Result<Arc<dyn ObjectStore>, String> {
@@ -89,5 +110,22 @@ impl Stores {
     /// Bytes of one request where a shard is read whole.
     pub(crate) fn chunk_bytes(&self) -> u64 {
         self.shared.settings.chunk_bytes
+    }
+}
+
+impl PartialEq for Stores {
+    /// Whether both are handles of the same.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for Stores {}
+
+impl Default for Stores {
+    /// The stores that all shards share unless others are named: default settings, no cache.
+    fn default() -> Self {
+        static SHARED: OnceLock<Stores> = OnceLock::new();
+        SHARED.get_or_init(|| StoresBuilder::default().build().expect("the defaults are valid")).clone()
     }
 }

@@ -1,7 +1,7 @@
-//! The runtime of all requests.
+//! Runs all requests on one runtime.
 //!
-//! Requests run on a small runtime of their own, so that connections outlive the runtime of any one loader, and a task
-//! can be started and waited for from inside a runtime and from outside.
+//! Requests run on a small runtime of their own, so that connections outlive the runtime of any one loader,
+//! and a task can be started and waited for from inside a runtime and from outside.
 
 use std::io;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Files to remote stores: an object appears whole or not at all.
+//! Uploads files to remote stores: an object appears whole or not at all.
 
 use std::io;
 use std::path::Path;
@@ -16,38 +16,28 @@ use super::tasks::spawn;
 use super::url::{RemoteUrl, StoreKind};
 use crate::error::{Error, Result};
 
-/// Files up to this length are one request; longer ones are parts of it. S3 wants at least 5 MiB and at most 10,000
-/// parts, so parts of very long files are longer.
+/// Files up to this length are one request; longer ones are parts of it. S3 wants at least 5 MiB and at most
+/// 10,000 parts, so parts of very long files are longer.
 const PART_BYTES_MIN: u64 = 8 << 20;
 /// Most parts of an object.
 const PARTS_MAX: u64 = 10_000;
 /// Parts that are sent at the same time.
 const PARTS_AT_ONCE: usize = 8;
 
-impl Stores {
-    /// Uploads a file; blocks until the store has all of it.
-    ///
-    /// Each request is tried again as [`super::RetryConfig`] says. Readers see the old object, or none, until the
-    /// last byte is there.
-    ///
-    /// # Errors
-    /// [`Error::ShardList`] if the URL names no object, [`Error::File`] if the file cannot be read,
-    /// [`Error::Upload`] if the store refuses it for good.
-    pub fn put_file(&self, url: &str, path: &Path) -> Result<()> {
-        let invalid = |reason: String| Error::ShardList { pattern: url.to_owned(), reason };
-        let parsed = RemoteUrl::parse(url).map_err(invalid)?;
-        if parsed.is_directory {
-            return Err(invalid("it names a directory; name the object to write".into()));
-        }
-        let retries = Retries::ByStore(self.shared.settings.retry);
-        let store = self.connect(&parsed, retries).map_err(invalid)?;
-        let file =
-            map_file(path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
-        let failed = |source| Error::Upload { url: url.to_owned(), source };
-        let (kind, stores) = (parsed.kind, self.clone());
-        let put = spawn(async move { put(&stores, store, &parsed, file).await });
-        put.wait().map_err(failed)?.map_err(|error| failed(refused(&error, kind)))
+/// Uploads a file, see [`Stores::put_file`].
+pub(super) fn put_file(stores: &Stores, url: &str, path: &Path) -> Result<()> {
+    let invalid = |reason: String| Error::ShardList { pattern: url.to_owned(), reason };
+    let parsed = RemoteUrl::parse(url).map_err(invalid)?;
+    if parsed.is_directory {
+        return Err(invalid("it names a directory; name the object to write".into()));
     }
+    let retries = Retries::ByStore(stores.shared.settings.retry);
+    let store = stores.connect(&parsed, retries).map_err(invalid)?;
+    let file = map_file(path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
+    let failed = |source| Error::Upload { url: url.to_owned(), source };
+    let (kind, stores) = (parsed.kind, stores.clone());
+    let put = spawn(async move { put(&stores, store, &parsed, file).await });
+    put.wait().map_err(failed)?.map_err(|error| failed(refused(&error, kind)))
 }
 
 fn refused(error: &object_store::Error, kind: StoreKind) -> io::Error {

@@ -1,9 +1,9 @@
-//! URLs of remote shards, taken apart.
+//! Parses URLs of remote shards.
 
 use object_store::path::Path;
 use url::{Position, Url};
 
-/// Which kind of store a URL belongs to.
+/// Kind of store that a URL belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StoreKind {
     /// `s3://`, `s3a://`
@@ -27,7 +27,7 @@ impl StoreKind {
         }
     }
 
-    /// What to set when a request is refused.
+    /// Remedy for a refused request.
     pub(crate) fn credentials_hint(self) -> &'static str {
         match self {
             Self::S3 => {

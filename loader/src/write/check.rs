@@ -1,4 +1,4 @@
-//! Whether a sample comes back from a shard as it went in.
+//! Checks that a sample would be read back as it was written.
 
 use crate::error::{Error, Result};
 use crate::shard::{is_metadata, split_key};

@@ -1,6 +1,7 @@
-//! Where finished shards go: a directory of this machine, or one of an object store.
+//! Moves finished shards to their destination: a local directory, or one of an object store.
 //!
-//! A shard is built in a file on a local disk and handed over whole, so that no destination ever shows a part of one.
+//! A shard is built in a file on a local disk and handed over whole, so that no destination ever shows a part
+//! of one.
 
 use std::fs::{self, File};
 use std::io;
@@ -87,12 +88,12 @@ impl Destination {
         }
     }
 
-    /// Takes over the file `finished`, complete and on disk, under `name`; returns where it is now. On a store an object is
-    /// written over if `is_replaced`.
+    /// Takes over the file `finished`, complete and on disk, under `name`; returns where it is now. On a
+    /// store an object is written over if `is_replaced`.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if the name is taken, which is left as it is; [`Error::File`] if the file cannot be
-    /// moved; [`Error::Read`] or [`Error::Upload`] if the store fails for good.
+    /// [`Error::ShardExists`] if the name is taken, which is left as it is; [`Error::File`] if the file
+    /// cannot be moved; [`Error::Read`] or [`Error::Upload`] if the store fails for good.
     pub(super) fn put(&self, finished: &Path, name: &str, is_replaced: bool) -> Result<PathBuf> {
         match self {
             Self::Directory(directory) => put_in_directory(directory, finished, name),

@@ -1,4 +1,4 @@
-//! What the destination holds before a writer begins.
+//! Inspects a destination before a writer starts: finished shards, and files of killed writers.
 
 use std::fs::{self, File};
 use std::io;
@@ -27,8 +27,8 @@ impl Existing {
     /// Lists the finished shards; removes what a killed writer left.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if another writer is at work in the directory, or if a shard has a name that no writer
-    /// gives; [`Error::File`] or [`Error::Read`] if the directory cannot be listed.
+    /// [`Error::ShardExists`] if another writer is at work in the directory, or if a shard has a name that no
+    /// writer gives; [`Error::File`] or [`Error::Read`] if the directory cannot be listed.
     pub(super) fn at(destination: &Destination) -> Result<Self> {
         let mut existing = Self::default();
         for name in shard_names(destination)? {

@@ -3,17 +3,19 @@
 //! A *shard* is a tar file named `shard-000000.tar`, or `shard-000000.tar.zst` with Zstandard. A sample lies
 //! in one shard whole; a shard that has no room for the next sample ends, and the next one begins. Equal
 //! samples in equal order give equal bytes: no time, no owner, nothing of the machine goes in. A shard gets
-//! its name when it is complete and on disk, so whatever has a name is whole. What [`crate::shard`] gives back
-//! is what was written; a sample for which that would not hold is refused. Sources come from [`crate::import`].
+//! its name when it is complete and on disk, so whatever has a name is whole. What [`crate::shard`] gives
+//! back is what was written; a sample for which that would not hold is refused. Sources come from
+//! [`crate::import`].
 //!
-//! The rows of the index are made on the way and written at the end, so that the dataset opens without being read
-//! again. A writer that is killed leaves whole shards, which are indexed on first use, and the rest of one under a
-//! hidden name, which a writer that [appends](ShardWriterBuilder::append) removes.
+//! The rows of the index are made on the way and written at the end, so that the dataset opens without being
+//! read again. A writer that is killed leaves whole shards, which are indexed on first use, and the rest of
+//! one under a hidden name, which a writer that [appends](ShardWriterBuilder::append) removes.
 //!
-//! Shards go to a directory, or to one of an [object store](crate::store), such as `s3://bucket/prefix/`. Those are built
-//! in a temporary directory (`TMPDIR`), which has to have room for one, and uploaded when they are complete: an object
-//! appears whole or not at all. Whether a name is taken is asked before, not at the same time, so two writers must not
-//! share a directory of a store. The index of a store's shards goes to the user's cache directory, where it is looked for.
+//! Shards go to a directory, or to one of an [object store](crate::store), such as `s3://bucket/prefix/`.
+//! Those are built in a temporary directory (`TMPDIR`), which has to have room for one, and uploaded when
+//! they are complete: an object appears whole or not at all. Whether a name is taken is asked before, not at
+//! the same time, so two writers must not share a directory of a store. The index of a store's shards goes to
+//! the user's cache directory, where it is looked for.
 
 mod check;
 mod destination;
@@ -74,7 +76,8 @@ pub struct WrittenShards {
     pub bytes: u64,
     /// The index file; `None` without shards, if none was wanted, or if these are the shards of a part.
     pub index: Option<PathBuf>,
-    /// The rows of a part's shards, for [`Index::merge_parts`](crate::index::Index::merge_parts), where an index is wanted.
+    /// The rows of a part's shards, for [`Index::merge_parts`](crate::index::Index::merge_parts), where an
+    /// index is wanted.
     pub index_part: Option<Vec<u8>>,
 }
 
@@ -106,23 +109,24 @@ impl ShardWriterBuilder {
         self
     }
 
-    /// Sets whether the index of the directory is written at the end, which measures every field on the way. Its rows
-    /// wait in memory, about 100 bytes a sample. Default: yes.
+    /// Sets whether the index of the directory is written at the end, which measures every field on the way.
+    /// Its rows wait in memory, about 100 bytes a sample. Default: yes.
     pub fn index(mut self, is_indexed: bool) -> Self {
         self.is_indexed = is_indexed;
         self
     }
 
-    /// Sets whether shards are added to those in the directory, numbered on behind them. What a killed writer left is
-    /// removed then. The index covers all shards; those that were there are read for it. Default: no.
+    /// Sets whether shards are added to those in the directory, numbered on behind them. What a killed writer
+    /// left is removed then. The index covers all shards; those that were there are read for it. Default: no.
     pub fn append(mut self, is_appended: bool) -> Self {
         self.is_appended = is_appended;
         self
     }
 
-    /// Makes one part of the shards in the directory, beside other writers that make other parts of as many; names are those of
-    /// [`ShardPart`]. What an earlier writer of this part left is removed, or on a store written over, and nothing else. No index
-    /// is written; its rows are in [`WrittenShards::index_part`]. Default: all shards are this writer's.
+    /// Makes one part of the shards in the directory, beside other writers that make other parts of as many;
+    /// names are those of [`ShardPart`]. What an earlier writer of this part left is removed, or on a store
+    /// written over, and nothing else. No index is written; its rows are in [`WrittenShards::index_part`].
+    /// Default: all shards are this writer's.
     pub fn part(mut self, part: ShardPart) -> Self {
         self.part = Some(part);
         self
@@ -140,14 +144,15 @@ impl ShardWriterBuilder {
         self
     }
 
-    /// Makes the directory, where it is missing, and a writer into it. The directory of a store is listed, which HTTP servers
-    /// do not do.
+    /// Makes the directory, where it is missing, and a writer into it. The directory of a store is listed,
+    /// which HTTP servers do not do.
     ///
     /// # Errors
-    /// [`Error::Config`] if a setting makes no sense; [`Error::ShardExists`] if the directory holds shards or the rest
-    /// of one, or, when appending, if another writer is at work there; [`Error::File`] if the directory cannot be made
-    /// or read; [`Error::ShardList`] if a URL is malformed or its store cannot be configured; [`Error::Read`] if the
-    /// directory of a store cannot be listed or, when appending, a shard cannot be read for the index.
+    /// [`Error::Config`] if a setting makes no sense; [`Error::ShardExists`] if the directory holds shards or
+    /// the rest of one, or, when appending, if another writer is at work there; [`Error::File`] if the
+    /// directory cannot be made or read; [`Error::ShardList`] if a URL is malformed or its store cannot be
+    /// configured; [`Error::Read`] if the directory of a store cannot be listed or, when appending, a shard
+    /// cannot be read for the index.
     pub fn build(self) -> Result<ShardWriter> {
         self.check()?;
         let destination = Destination::open(&self.directory, &self.stores)?;
@@ -240,11 +245,11 @@ impl ShardWriter {
     /// Appends one sample: a key such as `train/000017`, and `(extension, payload)` of its fields in order.
     ///
     /// # Errors
-    /// [`Error::Write`] if the sample would not be read back as it is; nothing of it is written and the writer
-    /// goes on. That is so for a key that is empty, is the key of the sample before, has a dot in its base name,
-    /// has empty, `.` or `..` parts, or reads as metadata (`__meta__/a`); for an extension with a slash or in
-    /// upper case; for two fields of one extension, and for none.
-    /// [`Error::File`], [`Error::Upload`] or [`Error::ShardExists`] if the shard cannot be written; it is removed and the
+    /// [`Error::Write`] if the sample would not be read back as it is; nothing of it is written and the
+    /// writer goes on. That is so for a key that is empty, is the key of the sample before, has a dot in its
+    /// base name, has empty, `.` or `..` parts, or reads as metadata (`__meta__/a`); for an extension with a
+    /// slash or in upper case; for two fields of one extension, and for none. [`Error::File`],
+    /// [`Error::Upload`] or [`Error::ShardExists`] if the shard cannot be written; it is removed and the
     /// writer is done for: all further calls fail.
     pub fn write(&mut self, key: &str, fields: &[(&str, &[u8])]) -> Result<()> {
         check_sample(key, fields, self.last_key.as_deref())?;
@@ -256,8 +261,9 @@ impl ShardWriter {
     /// Completes the last shard, writes the index, and tells what was written.
     ///
     /// # Errors
-    /// [`Error::File`] or [`Error::ShardExists`] if the shard cannot be completed, or if an earlier call failed;
-    /// [`Error::File`] or [`Error::Index`] naming the index if that cannot be written: all shards are whole then.
+    /// [`Error::File`] or [`Error::ShardExists`] if the shard cannot be completed, or if an earlier call
+    /// failed; [`Error::File`] or [`Error::Index`] naming the index if that cannot be written: all shards are
+    /// whole then.
     pub fn finish(mut self) -> Result<WrittenShards> {
         self.check_whole()?;
         self.close_shard()?;

@@ -1,4 +1,4 @@
-//! Shards that several writers make at the same time, each its part: names that do not collide and sort by part.
+//! Names the shards of several concurrent writers, without collisions and sorted by part.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,8 +15,8 @@ use crate::store::Stores;
 /// Most parts of one dataset: their numbers have five digits.
 const PARTS_MAX: u32 = 100_000;
 
-/// Which of how many parts a writer makes. Its shards are named `shard-00003-of-00010-000000.tar`, so that a directory lists all
-/// shards in the order of the parts.
+/// Which of how many parts a writer makes. Its shards are named `shard-00003-of-00010-000000.tar`, so that a
+/// directory lists all shards in the order of the parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShardPart {
     /// Number of the part, from 0.
@@ -57,8 +57,9 @@ impl ShardPart {
     /// Removes what an earlier run of this part left. Finished shards on a store stay and are written over.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if another writer of this part is at work, or shards are in the way that are of no part or of another
-    /// number of parts; [`Error::File`] or [`Error::Read`] if the directory cannot be listed or a file not be removed.
+    /// [`Error::ShardExists`] if another writer of this part is at work, or shards are in the way that are of
+    /// no part or of another number of parts; [`Error::File`] or [`Error::Read`] if the directory cannot be
+    /// listed or a file not be removed.
     pub(super) fn clear(self, destination: &Destination) -> Result<()> {
         for name in shard_names(destination)? {
             let shard = destination.shard(&name)?;

@@ -1,4 +1,4 @@
-//! One shard under construction: a temporary file that gets its name when it is complete.
+//! Builds one shard in a temporary file that gets its name when it is complete.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -48,7 +48,7 @@ pub(super) fn tar_bytes_of(entries: &[Entry]) -> u64 {
 /// A shard under construction. Dropping it removes the temporary file.
 pub(super) struct ShardFile {
     archive: ::tar::Builder<Sink>,
-    place: Place,
+    place: PartialFile,
     tar_bytes: u64,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Debug for ShardFile {
 impl ShardFile {
     /// Begins the shard of this name in a local directory.
     pub(super) fn create(directory: &Path, name: &str, compression: ShardCompression) -> Result<Self> {
-        let (file, place) = Place::create(directory, name)?;
+        let (file, place) = PartialFile::create(directory, name)?;
         let sink = Sink::new(file, compression).map_err(|source| place.error(source))?;
         Ok(Self { archive: ::tar::Builder::new(sink), place, tar_bytes: 0 })
     }
@@ -123,15 +123,15 @@ pub(super) fn shard_name(part: Option<ShardPart>, number: usize, compression: Sh
 
 /// The name that a shard is to get, and the hidden file beside it that it is till then.
 #[derive(Debug)]
-struct Place {
+struct PartialFile {
     directory: PathBuf,
     name: String,
     partial: PathBuf,
 }
 
-impl Place {
-    /// Never takes over an existing file: it may be the work of another writer. The file stays locked while it is
-    /// open, so that others can tell a writer at work from one that was killed.
+impl PartialFile {
+    /// Never takes over an existing file: it may be the work of another writer. The file stays locked while
+    /// it is open, so that others can tell a writer at work from one that was killed.
     fn create(directory: &Path, name: &str) -> Result<(File, Self)> {
         let partial = directory.join(format!(".{name}.partial"));
         let path = partial.display().to_string();
@@ -151,7 +151,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PartialFile {
     /// A shard that was handed over has no temporary name any more, and so there is nothing to remove.
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.partial);

@@ -183,7 +183,8 @@ impl<'a> Rates<'a> {
     fn encoder_ns(&self, degrees: Degrees, tiles: f64) -> f64 {
         let costs = &self.prepared.costs[0];
         let at = |tiles: u64| {
-            f64::from(costs.layers()) * costs.layer_ns(degrees.tp, tiles) + costs.ends_ns(degrees.tp, tiles)
+            f64::from(costs.layers()) * costs.layer_ns(degrees.tp, tiles)
+                + costs.outside_layers_ns(degrees.tp, tiles)
         };
         interpolated_by_rate(&at, tiles, &[1, 2, 4, 8, 16, 32, 64]) / f64::from(degrees.pp)
     }
@@ -191,7 +192,7 @@ impl<'a> Rates<'a> {
     fn llm_ns(&self, rule: Rule, degrees: Degrees, tokens: f64) -> f64 {
         let costs = &self.prepared.costs[1];
         let (tp, layers) = (degrees.tp, f64::from(costs.layers()));
-        let linear = |tokens: u64| layers * costs.layer_ns(tp, tokens) + costs.ends_ns(tp, tokens);
+        let linear = |tokens: u64| layers * costs.layer_ns(tp, tokens) + costs.outside_layers_ns(tp, tokens);
         let places = [1024, 2048, 3072, 4096, 6144, 8192];
         let linear_ns = interpolated_by_rate(&linear, tokens, &places);
         let known = self.attention.iter().find(|(degree, ..)| *degree == tp);

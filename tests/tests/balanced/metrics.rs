@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dflop_loader::decode::{Batch, Decode};
-use dflop_loader::flow::{ErrorBudget, MetricsSnapshot, Stage};
+use dflop_loader::flow::{ErrorBudget, LoaderStage, MetricsSnapshot};
 use dflop_loader::loader::{BalancedLoader, Loader, Step};
 use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
@@ -20,7 +20,7 @@ fn check_ended(metrics: &MetricsSnapshot) {
         assert!(stage.busy_seconds >= 0.0 && stage.input_wait_seconds >= 0.0, "{stage:?}");
     }
     assert_eq!((metrics.undecoded_bytes, metrics.decoded_bytes), (0, 0));
-    let decode = metrics.stage(Stage::Decode);
+    let decode = metrics.stage(LoaderStage::Decode);
     assert!(decode.depth_max <= decode.workers as u64, "{decode:?}");
     assert!(metrics.consumer_wait_seconds <= metrics.seconds);
     assert!(metrics.bottleneck.is_some());
@@ -37,15 +37,15 @@ fn a_plain_stream_counts_every_sample_at_every_stage() {
     check_ended(&metrics);
     let unread = (0..50).filter(|number| number % 11 == 5).count() as u64;
     let undecoded = (0..50).filter(|number| number % 11 != 5 && number % 7 == 3).count() as u64;
-    let (read, decode) = (metrics.stage(Stage::Read), metrics.stage(Stage::Decode));
+    let (read, decode) = (metrics.stage(LoaderStage::Read), metrics.stage(LoaderStage::Decode));
     assert_eq!((read.items, read.errors), (50, unread));
     assert_eq!((decode.items, decode.errors), (50 - unread, undecoded));
-    assert_eq!(metrics.stage(Stage::DecodeQueue).items, 50 - unread);
-    let deliver = metrics.stage(Stage::Deliver);
+    assert_eq!(metrics.stage(LoaderStage::DecodeQueue).items, 50 - unread);
+    let deliver = metrics.stage(LoaderStage::Deliver);
     assert_eq!(deliver.items, 50 - unread - undecoded);
     let bytes: u64 = batches.iter().flat_map(|batch| &batch.samples).map(|sample| sample.bytes).sum();
     assert_eq!(deliver.bytes, bytes);
-    assert_eq!(metrics.stage(Stage::Plan).items, 0);
+    assert_eq!(metrics.stage(LoaderStage::Plan).items, 0);
     assert!(decode.busy_seconds > 0.0 && read.busy_seconds > 0.0);
 }
 
@@ -58,8 +58,8 @@ fn a_consumer_that_takes_its_time_is_the_bottleneck() {
     let loader = builder.build().unwrap();
     run(loader.stream().for_each(|_| tokio::time::sleep(Duration::from_millis(100))));
     let metrics = loader.metrics();
-    assert_eq!(metrics.bottleneck, Some(Stage::Deliver), "{metrics:?}");
-    assert!(metrics.stage(Stage::Deliver).busy_seconds >= 0.7, "{metrics:?}");
+    assert_eq!(metrics.bottleneck, Some(LoaderStage::Deliver), "{metrics:?}");
+    assert!(metrics.stage(LoaderStage::Deliver).busy_seconds >= 0.7, "{metrics:?}");
 }
 
 #[test]
@@ -71,8 +71,8 @@ fn a_slow_command_is_the_bottleneck() {
     let loader = builder.build().unwrap();
     run(loader.stream().try_for_each(|_| async { Ok(()) })).unwrap();
     let metrics = loader.metrics();
-    assert_eq!(metrics.bottleneck, Some(Stage::Read), "{metrics:?}");
-    assert!(metrics.consumer_wait_seconds >= 0.4 && metrics.stage(Stage::Read).busy_seconds >= 0.4);
+    assert_eq!(metrics.bottleneck, Some(LoaderStage::Read), "{metrics:?}");
+    assert!(metrics.consumer_wait_seconds >= 0.4 && metrics.stage(LoaderStage::Read).busy_seconds >= 0.4);
 }
 
 #[test]
@@ -85,9 +85,12 @@ fn a_balanced_stream_counts_plans_samples_and_steps() {
     let metrics = loader.metrics();
     check_ended(&metrics);
     let items = |stage| metrics.stage(stage).items;
-    assert_eq!((items(Stage::Plan), items(Stage::Collate)), (3, 3));
-    assert_eq!((items(Stage::Read), items(Stage::Decode), items(Stage::Deliver)), (48, 48, 48));
-    assert!(metrics.stage(Stage::Plan).busy_seconds > 0.0);
+    assert_eq!((items(LoaderStage::Plan), items(LoaderStage::Collate)), (3, 3));
+    assert_eq!(
+        (items(LoaderStage::Read), items(LoaderStage::Decode), items(LoaderStage::Deliver)),
+        (48, 48, 48)
+    );
+    assert!(metrics.stage(LoaderStage::Plan).busy_seconds > 0.0);
     assert!(metrics.decoded_bytes_max > 0);
 }
 

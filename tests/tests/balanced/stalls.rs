@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dflop_loader::Error;
-use dflop_loader::flow::Stage;
+use dflop_loader::flow::LoaderStage;
 use dflop_loader::loader::{BalancedLoader, Loader, Stall, StallListener};
 use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
@@ -45,9 +45,11 @@ fn a_command_that_hangs_is_a_stall_of_reading_its_shard() {
     let heard = heard.0.lock().unwrap();
     assert!(heard.len() >= 2, "it is reported again");
     assert!(
-        heard.iter().all(|stall| stall.stage == Stage::Read && stall.shard.as_deref() == Some(&*hanging))
+        heard
+            .iter()
+            .all(|stall| stall.stage == LoaderStage::Read && stall.shard.as_deref() == Some(&*hanging))
     );
-    assert!(heard[0].seconds >= 0.2 && heard[0].metrics.stage(Stage::Read).items >= 4);
+    assert!(heard[0].seconds >= 0.2 && heard[0].metrics.stage(LoaderStage::Read).items >= 4);
 }
 
 #[test]
@@ -84,8 +86,8 @@ fn a_decoder_that_takes_for_ever_is_a_stall_of_decoding() {
     let items: Vec<_> = run(loader.stream().collect());
     assert!(items[0].is_ok());
     let heard = heard.0.lock().unwrap();
-    let stall = heard.iter().find(|stall| stall.stage == Stage::Decode).expect("decoding took long");
-    assert_eq!((stall.shard.as_ref(), stall.metrics.stage(Stage::Decode).depth), (None, 1));
+    let stall = heard.iter().find(|stall| stall.stage == LoaderStage::Decode).expect("decoding took long");
+    assert_eq!((stall.shard.as_ref(), stall.metrics.stage(LoaderStage::Decode).depth), (None, 1));
 }
 
 #[test]
@@ -103,8 +105,8 @@ fn a_balanced_loader_is_watched_too() {
     let loader = builder.stall_seconds_max(0.02).build().unwrap();
     let items: Vec<_> = run(loader.stream().collect());
     assert!(items.len() == 1 && items[0].is_ok());
-    let stages: Vec<Stage> = heard.0.lock().unwrap().iter().map(|stall| stall.stage).collect();
-    assert!(stages.contains(&Stage::Decode), "{stages:?}");
+    let stages: Vec<LoaderStage> = heard.0.lock().unwrap().iter().map(|stall| stall.stage).collect();
+    assert!(stages.contains(&LoaderStage::Decode), "{stages:?}");
     assert_eq!(loader.metrics().stalls, stages.len() as u64);
 }
 

@@ -13,7 +13,7 @@ use dflop_loader::prepare::audio::{AudioFeatures, AudioProcessor};
 use dflop_loader::prepare::image::{ImageProcessor, PixelValues};
 use dflop_loader::prepare::{ModelInputs, Preparer, TensorValues, Tokenizer};
 use dflop_loader::sample::document::SampleMedia;
-use dflop_loader::sample::{Layout, PaddingSide, Sample};
+use dflop_loader::sample::{BatchLayout, PaddingSide, Sample};
 use dflop_loader::shard::expand_shards;
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::run;
@@ -22,7 +22,7 @@ use futures::TryStreamExt;
 
 const SEEING: [&str; 4] = ["qwen2-vl-7b", "qwen2.5-vl-7b", "llava-ov-qwen2.5-7b", "internvl3-8b"];
 const HEARING: &str = "qwen2-audio-7b";
-const LAYOUTS: [Layout; 2] = [Layout::Packed, Layout::Padded { side: PaddingSide::Right }];
+const LAYOUTS: [BatchLayout; 2] = [BatchLayout::Packed, BatchLayout::Padded { side: PaddingSide::Right }];
 /// Settings that prepare only media, so that no text is estimated.
 const WORDLESS: [&str; 2] = ["bare", "noise"];
 
@@ -70,7 +70,7 @@ impl Data {
         Self { _directory: directory, index, model: ModelSpec::preset(family).unwrap() }
     }
 
-    fn preparer(&self, layout: Layout) -> Preparer {
+    fn preparer(&self, layout: BatchLayout) -> Preparer {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/model_inputs/chatml");
         let tokenizer = Tokenizer::open(directory).unwrap();
         Preparer::builder(&self.model).tokenizer(tokenizer).layout(layout).build().unwrap()
@@ -206,7 +206,7 @@ fn check_features(inputs: &ModelInputs, direct: &Direct, placeholders: usize) {
 }
 
 /// Prepares a dataset and compares every microbatch; returns the keys.
-fn check(family: &str, layout: Layout) -> Vec<String> {
+fn check(family: &str, layout: BatchLayout) -> Vec<String> {
     let data = Data::new(family);
     let preparer = data.preparer(layout);
     let id = |token: &str| i64::from(preparer.tokenizer().id(token).unwrap());
@@ -258,7 +258,7 @@ fn tensors_of_clips_are_those_of_the_processor_and_fill_their_placeholders() {
 fn a_sample_without_words_weighs_what_was_planned() {
     for family in SEEING.into_iter().chain([HEARING]) {
         let data = Data::new(family);
-        let preparer = data.preparer(Layout::Packed);
+        let preparer = data.preparer(BatchLayout::Packed);
         let decoded = decoded(data.loader(0, 1));
         let key = WORDLESS.into_iter().find(|key| decoded.contains_key(*key)).unwrap();
         let microbatches = microbatches(data.loader(0, 1));
@@ -277,7 +277,7 @@ fn counted_media_give_the_same_ids_without_tensors() {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/model_inputs/chatml");
         let builder = Preparer::builder(&data.model).tokenizer(Tokenizer::open(directory).unwrap());
         let counted = builder.counted_media().build().unwrap();
-        let made = microbatches(data.loader(0, 1).preparer(Arc::new(data.preparer(Layout::Packed))));
+        let made = microbatches(data.loader(0, 1).preparer(Arc::new(data.preparer(BatchLayout::Packed))));
         let counted = microbatches(data.loader(0, 1).preparer(Arc::new(counted)));
         for (made, counted) in made.iter().zip(&counted) {
             let (made, counted) = (made.inputs.as_ref().unwrap(), counted.inputs.as_ref().unwrap());
@@ -293,13 +293,14 @@ fn counted_media_give_the_same_ids_without_tensors() {
 fn pixels_by_key(data: &Data, dp_size: usize, augment: Option<&Augment>) -> BTreeMap<String, Vec<f32>> {
     let mut found = BTreeMap::new();
     for dp_rank in 0..dp_size {
-        let mut builder = data.loader(dp_rank, dp_size).preparer(Arc::new(data.preparer(Layout::Packed)));
+        let mut builder =
+            data.loader(dp_rank, dp_size).preparer(Arc::new(data.preparer(BatchLayout::Packed)));
         if let Some(augment) = augment {
             builder = builder.augment(*augment);
         }
         for microbatch in microbatches(builder) {
             let inputs = microbatch.inputs.as_ref().unwrap();
-            let pad = i64::from(data.preparer(Layout::Packed).tokenizer().id("<|image_pad|>").unwrap());
+            let pad = i64::from(data.preparer(BatchLayout::Packed).tokenizer().id("<|image_pad|>").unwrap());
             let (shape, mut values) = floats(inputs, "pixel_values");
             let ids = ints(inputs, "input_ids");
             for (bounds, sample) in inputs.cu_seqlens.windows(2).zip(&microbatch.samples) {

@@ -15,7 +15,7 @@ use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::{
     IGNORED, LongSample, ModelInputs, PlainText, PreparedSample, Preparer, TensorValues, Tokenizer,
 };
-use dflop_loader::sample::{Field, Layout, PaddingSide, Sample};
+use dflop_loader::sample::{BatchLayout, Field, PaddingSide, Sample};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use futures::TryStreamExt;
@@ -207,7 +207,7 @@ fn padded_batches_are_those_of_the_processors() {
         let family = of_batch[0]["family"].as_str().unwrap();
         let side = if batch["side"] == "left" { PaddingSide::Left } else { PaddingSide::Right };
         let builder = Preparer::builder(&model(family)).tokenizer(tokenizer(family));
-        let preparer = builder.layout(Layout::Padded { side }).build().unwrap();
+        let preparer = builder.layout(BatchLayout::Padded { side }).build().unwrap();
         let samples = of_batch.iter().map(|case| preparer.prepare(&sample(case)).unwrap()).collect();
         let inputs = preparer.pack(samples).unwrap();
         for name in ["input_ids", "attention_mask", "mm_token_type_ids"] {

@@ -10,7 +10,7 @@ use dflop_loader::media::{Media, Video};
 use dflop_loader::prepare::{
     ModelInputs, PrepareError, PreparedSample, Preparer, PreparerBuilder, TensorValues, Tokenizer,
 };
-use dflop_loader::sample::{Field, Layout, PaddingSide, Sample};
+use dflop_loader::sample::{BatchLayout, Field, PaddingSide, Sample};
 use dflop_tests::recorded::image;
 use serde_json::{Value, json};
 
@@ -250,7 +250,7 @@ fn times_of_layers_are_their_positions() {
 
 #[test]
 fn counted_videos_give_the_same_ids_and_grids_without_pixels() {
-    let layouts = [Layout::Packed, Layout::Padded { side: PaddingSide::Right }];
+    let layouts = [BatchLayout::Packed, BatchLayout::Padded { side: PaddingSide::Right }];
     for (family, layout) in SEEING.into_iter().flat_map(|family| layouts.map(|layout| (family, layout))) {
         let fields = || {
             let videos = [(3, 60, 40), (3, 40, 60)].map(|(frames, width, height)| {

@@ -3,8 +3,8 @@
 use dflop_balancer::Strategy;
 use dflop_loader::Error;
 use dflop_loader::loader::{BalancedLoader, Microbatch};
-use dflop_loader::plan::{Meet, StepPlan, StepPlannerBuilder};
-use dflop_loader::sample::Layout;
+use dflop_loader::plan::{StepPlan, StepPlannerBuilder, Synchronization};
+use dflop_loader::sample::BatchLayout;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::{planning, run};
 use futures::StreamExt;
@@ -18,7 +18,7 @@ fn builder(data: &TempDataset) -> StepPlannerBuilder {
     planning::builder(data.index(), 24, 2).microbatches(3)
 }
 
-fn plan(data: &TempDataset, meet: Meet, strategy: Strategy) -> StepPlan {
+fn plan(data: &TempDataset, meet: Synchronization, strategy: Strategy) -> StepPlan {
     builder(data).one_device(meet).strategy(strategy).build().unwrap().plan(0).unwrap()
 }
 
@@ -32,31 +32,32 @@ fn microbatches_ns(plan: &StepPlan) -> Vec<Vec<u64>> {
 #[test]
 fn a_rank_takes_the_sum_of_all_modules_of_its_microbatches() {
     let data = data();
-    let plan = plan(&data, Meet::Step, Strategy::Search);
+    let plan = plan(&data, Synchronization::PerStep, Strategy::Search);
     let sums: Vec<u64> = microbatches_ns(&plan).iter().map(|rank| rank.iter().sum()).collect();
     assert_eq!(plan.makespan_ns, *sums.iter().max().unwrap());
     assert!(plan.bound.ns <= plan.makespan_ns);
-    let blind = self::plan(&data, Meet::Step, Strategy::RoundRobin);
+    let blind = self::plan(&data, Synchronization::PerStep, Strategy::RoundRobin);
     assert!(plan.makespan_ns < blind.makespan_ns, "{} of {}", plan.makespan_ns, blind.makespan_ns);
 }
 
 #[test]
 fn ranks_that_meet_in_every_microbatch_wait_for_the_slowest_of_each() {
     let data = data();
-    let plan = plan(&data, Meet::Microbatch, Strategy::Search);
+    let plan = plan(&data, Synchronization::PerMicrobatch, Strategy::Search);
     let ranks = microbatches_ns(&plan);
     let slowest = (0..3).map(|slot| ranks.iter().map(|rank| rank[slot]).max().unwrap());
     assert_eq!(plan.makespan_ns, slowest.sum::<u64>());
     assert!(ranks.iter().all(|rank| rank.is_sorted_by(|one, next| one >= next)), "{ranks:?}");
-    let blind = self::plan(&data, Meet::Microbatch, Strategy::RoundRobin);
+    let blind = self::plan(&data, Synchronization::PerMicrobatch, Strategy::RoundRobin);
     assert!(plan.makespan_ns < blind.makespan_ns, "{} of {}", plan.makespan_ns, blind.makespan_ns);
 }
 
 #[test]
 fn padding_is_work_of_the_device_as_well() {
     let data = data();
-    for meet in [Meet::Step, Meet::Microbatch] {
-        let padded = builder(&data).one_device(meet).pad_to_tokens(4096, Layout::Packed).build().unwrap();
+    for meet in [Synchronization::PerStep, Synchronization::PerMicrobatch] {
+        let padded =
+            builder(&data).one_device(meet).pad_to_tokens(4096, BatchLayout::Packed).build().unwrap();
         let (padded, plain) = (padded.plan(0).unwrap(), plan(&data, meet, Strategy::Search));
         assert!(padded.makespan_ns > plain.makespan_ns, "{meet:?}");
     }
@@ -75,7 +76,7 @@ fn delivered_costs(planner: StepPlannerBuilder) -> Vec<(u64, Vec<u64>)> {
 #[test]
 fn a_microbatch_costs_the_sum_of_its_modules_in_lockstep_and_the_slowest_in_a_pipeline() {
     let data = data();
-    for meet in [Meet::Step, Meet::Microbatch] {
+    for meet in [Synchronization::PerStep, Synchronization::PerMicrobatch] {
         for (cost_ns, module_ns) in delivered_costs(builder(&data).one_device(meet)) {
             assert_eq!(cost_ns, module_ns.iter().sum::<u64>(), "{meet:?}");
         }
@@ -88,6 +89,6 @@ fn a_microbatch_costs_the_sum_of_its_modules_in_lockstep_and_the_slowest_in_a_pi
 #[test]
 fn one_device_has_no_pipeline_stages() {
     let data = data();
-    let refused = builder(&data).one_device(Meet::Step).stages(vec![1, 1, 1]).build();
+    let refused = builder(&data).one_device(Synchronization::PerStep).stages(vec![1, 1, 1]).build();
     assert!(matches!(refused, Err(Error::Config { setting: "stages", .. })), "{refused:?}");
 }

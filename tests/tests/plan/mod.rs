@@ -3,5 +3,6 @@
 mod corrections;
 mod cost_function;
 mod lockstep;
+mod near_mean_cap;
 mod pad_to_tokens;
 mod parallelism;

@@ -11,7 +11,7 @@ use dflop_loader::plan::{PadTo, StepPlanner, StepPlannerBuilder};
 use dflop_loader::prepare::{
     IGNORED, ModelInputs, PlainText, Preparer, PreparerBuilder, TensorValues, Tokenizer,
 };
-use dflop_loader::sample::{Layout, PaddingSide};
+use dflop_loader::sample::{BatchLayout, PaddingSide};
 use dflop_loader::{Error, Result};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
@@ -48,7 +48,7 @@ fn steps(loader: &BalancedLoader) -> Vec<Step> {
 }
 
 /// Returns the microbatches of all ranks.
-fn all(planner: &StepPlanner, layout: Layout) -> Vec<Microbatch> {
+fn all(planner: &StepPlanner, layout: BatchLayout) -> Vec<Microbatch> {
     let of_rank = |rank| steps(&loader(planner, rank, preparer().layout(layout)));
     (0..RANKS).flat_map(of_rank).flat_map(|step| step.microbatches).collect()
 }
@@ -77,9 +77,9 @@ fn text_ns(tokens: u64) -> u64 {
 #[test]
 fn packed_microbatches_have_one_shape_on_all_ranks_and_learn_what_they_did_before() {
     let data = TempDataset::new(1, 32, Compression::Plain);
-    let planner = builder(&data).pad_to_tokens(TOKENS, Layout::Packed).build().unwrap();
+    let planner = builder(&data).pad_to_tokens(TOKENS, BatchLayout::Packed).build().unwrap();
     let (padded, plain) =
-        (all(&planner, Layout::Packed), all(&builder(&data).build().unwrap(), Layout::Packed));
+        (all(&planner, BatchLayout::Packed), all(&builder(&data).build().unwrap(), BatchLayout::Packed));
     assert_eq!(padded.len(), 8);
     let row = TOKENS as usize;
     for microbatch in &padded {
@@ -122,7 +122,7 @@ fn packed_microbatches_have_one_shape_on_all_ranks_and_learn_what_they_did_befor
 fn padded_rows_have_the_fixed_length_and_their_padding_is_in_the_cost_of_their_samples() {
     let data = TempDataset::new(1, 32, Compression::Plain);
     for side in [PaddingSide::Left, PaddingSide::Right] {
-        let layout = Layout::Padded { side };
+        let layout = BatchLayout::Padded { side };
         let planner = builder(&data).pad_to_tokens(400, layout).build().unwrap();
         for microbatch in all(&planner, layout) {
             let (inputs, rows) = (inputs(&microbatch), microbatch.samples.len());
@@ -153,7 +153,7 @@ fn costs_and_makespans_count_padding() {
     let data = TempDataset::new(1, 32, Compression::Plain);
     for strategy in [Strategy::Search, Strategy::RoundRobin, Strategy::MultiLpt, Strategy::KarmarkarKarp] {
         let builder = builder(&data).strategy(strategy).stages(vec![1, 2]);
-        let planner = builder.pad_to_tokens(TOKENS, Layout::Packed).build().unwrap();
+        let planner = builder.pad_to_tokens(TOKENS, BatchLayout::Packed).build().unwrap();
         for step in 0..4 {
             let plan = planner.plan(step).unwrap();
             let tokens = |places: &Vec<u32>| -> u64 {
@@ -185,7 +185,7 @@ fn costs_and_makespans_count_padding() {
 #[test]
 fn the_search_is_no_worse_than_others_by_the_makespan_with_padding() {
     let data = TempDataset::new(1, 96, Compression::Plain);
-    let planner = builder(&data).global_batch(48).microbatches(4).pad_to_tokens(TOKENS, Layout::Packed);
+    let planner = builder(&data).global_batch(48).microbatches(4).pad_to_tokens(TOKENS, BatchLayout::Packed);
     let makespan = |strategy| -> u64 {
         let planner = planner.clone().strategy(strategy).build().unwrap();
         (0..4).map(|step| planner.plan(step).unwrap().makespan_ns).sum()
@@ -197,7 +197,7 @@ fn the_search_is_no_worse_than_others_by_the_makespan_with_padding() {
 #[test]
 fn a_microbatch_without_a_good_sample_is_all_padding() {
     let data = TempDataset::new(1, 6, Compression::Plain);
-    for layout in [Layout::Packed, Layout::Padded { side: PaddingSide::Right }] {
+    for layout in [BatchLayout::Packed, BatchLayout::Padded { side: PaddingSide::Right }] {
         // Six samples on two ranks of four microbatches: some microbatches are empty.
         let builder = StepPlanner::builder(data.index(), model()).dp_size(2).microbatches(4);
         let builder = builder.global_batch(8).validation().pad_to_tokens(600, layout);
@@ -241,7 +241,7 @@ fn check_empty(microbatch: &Microbatch) {
 #[test]
 fn a_microbatch_over_the_length_ends_the_stream_before_its_step() {
     let data = TempDataset::new(1, 32, Compression::Plain);
-    let planner = builder(&data).pad_to_tokens(TOKENS, Layout::Packed).build().unwrap();
+    let planner = builder(&data).pad_to_tokens(TOKENS, BatchLayout::Packed).build().unwrap();
     // A template that adds many more tokens than the estimate assumes.
     let template = "{% for m in messages %}{{ 'word ' * 300 }}{{ m.content }}<|im_end|>{% endfor %}";
     let question = PlainText::Answer { question: "What?".into() };
@@ -265,7 +265,7 @@ fn a_step_that_does_not_fit_says_which_length_would_do() {
     let data = TempDataset::new(1, 32, Compression::Plain);
     for strategy in [Strategy::Search, Strategy::RoundRobin] {
         let planner =
-            |tokens| builder(&data).strategy(strategy).pad_to_tokens(tokens, Layout::Packed).build();
+            |tokens| builder(&data).strategy(strategy).pad_to_tokens(tokens, BatchLayout::Packed).build();
         let error = planner(60).unwrap().plan(0).unwrap_err();
         let Error::StepTooLong { tokens, microbatches, tokens_max, tokens_needed, .. } = error else {
             panic!("{error}")
@@ -278,7 +278,7 @@ fn a_step_that_does_not_fit_says_which_length_would_do() {
         let short = planner(tokens.div_ceil(4) - 1).unwrap().plan(0).unwrap_err();
         assert!(matches!(short, Error::StepTooLong { .. }), "{short}");
     }
-    let layout = Layout::Padded { side: PaddingSide::Right };
+    let layout = BatchLayout::Padded { side: PaddingSide::Right };
     let error = builder(&data).pad_to_tokens(60, layout).build().unwrap().plan(0).unwrap_err();
     let Error::StepTooLong { tokens_needed, .. } = error else { panic!("{error}") };
     assert!(builder(&data).pad_to_tokens(tokens_needed, layout).build().unwrap().plan(0).is_ok());
@@ -288,17 +288,19 @@ fn a_step_that_does_not_fit_says_which_length_would_do() {
 fn a_lower_token_cap_leaves_room_and_settings_have_to_fit() {
     let data = TempDataset::new(1, 32, Compression::Plain);
     let caps = Caps { tokens_max: Some(1_200), bytes_max: None };
-    let planner = builder(&data).caps(caps).pad_to_tokens(TOKENS, Layout::Packed).build().unwrap();
-    assert_eq!(planner.pad_to(), Some(PadTo { tokens: TOKENS, layout: Layout::Packed }));
-    let planned = all(&planner, Layout::Packed);
+    let planner = builder(&data).caps(caps).pad_to_tokens(TOKENS, BatchLayout::Packed).build().unwrap();
+    assert_eq!(planner.pad_to(), Some(PadTo { tokens: TOKENS, layout: BatchLayout::Packed }));
+    let planned = all(&planner, BatchLayout::Packed);
     assert!(planned.iter().all(|microbatch| microbatch.planned_tokens <= 1_200));
     let error = BalancedLoader::builder(planner, 0)
-        .preparer(Arc::new(preparer().layout(Layout::Padded { side: PaddingSide::Left }).build().unwrap()))
+        .preparer(Arc::new(
+            preparer().layout(BatchLayout::Padded { side: PaddingSide::Left }).build().unwrap(),
+        ))
         .build()
         .unwrap_err();
     assert!(error.to_string().contains("pad_to_tokens"), "{error}");
     for tokens in [0, 1 << 31] {
-        let error = builder(&data).pad_to_tokens(tokens, Layout::Packed).build().unwrap_err();
+        let error = builder(&data).pad_to_tokens(tokens, BatchLayout::Packed).build().unwrap_err();
         assert!(matches!(error, Error::Config { setting: "pad_to_tokens", .. }), "{error}");
     }
 }

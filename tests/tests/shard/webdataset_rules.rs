@@ -178,7 +178,7 @@ fn only_the_first_of_two_archives_is_read_and_the_second_is_reported() {
     let archive = [members(&["a.jpg"]).finish(), members(&["b.jpg"]).finish()].concat();
     let items = read_all_ways(&archive);
     assert_eq!(shown(&items)[0], "a[jpg]");
-    assert!(shown(&items)[1].contains("behind the end mark"), "{items:?}");
+    assert!(shown(&items)[1].contains("after the end mark"), "{items:?}");
 }
 
 #[test]
@@ -241,6 +241,6 @@ fn what_breaks_behind_the_end_mark_costs_no_sample() {
         std::fs::write(&path, bytes).unwrap();
         let shown = shown(&scan(path.to_str().unwrap()));
         assert_eq!(shown[..2], ["a[jpg]", "b[jpg]"]);
-        assert!(shown[2].contains("behind the end mark"), "{shown:?}");
+        assert!(shown[2].contains("after the end mark"), "{shown:?}");
     }
 }

@@ -1,22 +1,22 @@
-//! The bound by whole tiles: times that are multiples of a unit.
+//! Lower bound from whole tiles: times that are multiples of a unit.
 //!
 //! An encoder that works tile by tile takes (whole tiles) x (a unit), rounded to nanoseconds. Give every
 //! item a whole number of units: some group has at least the mean number of them, rounded up, and every
 //! unit takes at least the smallest ratio of an item's time to its units. **That holds for any unit and any
 //! numbers**, so the unit may be guessed; the ratio takes the rounding of times off the bound.
 //!
-//! The unit is no whole number of nanoseconds: it is found by Euclid's algorithm on reals, then narrowed
-//! by every time in turn. Where times have none, simple fractions of the shortest are tried.
+//! The unit is a real number of nanoseconds: Euclid's algorithm on reals finds it, then every time narrows it
+//! in turn. Where times have no common unit, simple fractions of the shortest time are tried.
 
-/// A time this close to a multiple counts as that one, nanoseconds: rounding is off by a half at most.
+/// Tolerance for a multiple of the unit, nanoseconds: rounding is off by a half at most.
 const ROUNDING_NS: f64 = 0.6;
-/// The same where the unit itself is off by its share of that, and a little more.
+/// Tolerance where the unit itself is off by its share of that, and a little more.
 const SLACK_NS: f64 = 2.0;
-/// Euclid's algorithm takes a remainder below this share of its divisor for none: errors add up.
+/// Share of the divisor below which Euclid's algorithm treats a remainder as zero: errors add up.
 const NONE_SHARE: f64 = 1.0 / 64.0;
-/// A unit below this share of the mean load gains nothing.
+/// Share of the mean load below which a unit gains nothing.
 const UNIT_SHARE_MIN: f64 = 1.0 / (1 << 20) as f64;
-/// Parts of the shortest time that are tried where times have no unit in common.
+/// Largest divisor of the shortest time that is tried where times have no unit in common.
 const PARTS_MAX: u64 = 4;
 
 /// Returns the largest lattice bound of the units tried, or 0.
@@ -31,7 +31,7 @@ pub(super) fn lattice(times: &[u64], groups: usize) -> u64 {
     parts.map(|unit| of_unit(times, groups, unit)).max().unwrap_or(0)
 }
 
-/// The largest unit of which all times are multiples but for rounding, at least `unit_min`.
+/// Finds the largest unit that divides all times except for rounding, at least `unit_min`.
 fn common_unit(times: &[u64], shortest: u64, unit_min: f64) -> Option<f64> {
     let mut guess = shortest as f64;
     for &time in times {
@@ -40,7 +40,8 @@ fn common_unit(times: &[u64], shortest: u64, unit_min: f64) -> Option<f64> {
     let mut distinct: Vec<u64> = times.iter().copied().filter(|time| *time > 0).collect();
     distinct.sort_unstable();
     distinct.dedup();
-    // The longer the time, the narrower: shorter ones have to tell its number of units first.
+    // In ascending order: a time fixes its number of units only if shorter ones have narrowed the unit
+    // enough.
     let (mut least, mut most) = (0.0_f64, f64::INFINITY);
     for time in distinct.into_iter().map(|time| time as f64) {
         let unit = if least > 0.0 { f64::midpoint(least, most) } else { guess };
@@ -54,7 +55,7 @@ fn common_unit(times: &[u64], shortest: u64, unit_min: f64) -> Option<f64> {
     Some(f64::midpoint(least, most))
 }
 
-/// Euclid's algorithm on lengths that are a little off; nothing once the divisor is too short.
+/// Runs Euclid's algorithm on lengths that are a little off; `None` once the divisor is too short.
 fn common_divisor(mut length: f64, mut divisor: f64, divisor_min: f64) -> Option<f64> {
     loop {
         if divisor < divisor_min.max(2.0 * ROUNDING_NS / NONE_SHARE) {
@@ -68,7 +69,7 @@ fn common_divisor(mut length: f64, mut divisor: f64, divisor_min: f64) -> Option
     }
 }
 
-/// The lattice bound of one unit, or 0 where the times are too far from its multiples to gain anything.
+/// Computes the bound of one unit; 0 where the times are too far from its multiples to gain anything.
 fn of_unit(times: &[u64], groups: usize, unit: f64) -> u64 {
     let (mut total, mut lost) = (0_u64, 0.0);
     let lost_max = unit * groups as f64;
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Tiles as they are rounded to nanoseconds.
+    /// Rounds multiples of a unit to nanoseconds.
     fn tiles(unit: f64, counts: &[u64]) -> Vec<u64> {
         counts.iter().map(|count| (*count as f64 * unit).round() as u64).collect()
     }
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_unit_that_no_item_has_alone_is_found() {
-        // 3 + 5 + 7 + 10 tiles in two groups: one has 13, whatever the unit.
+        // 3 + 5 + 7 + 10 tiles in two groups: one has 13, for any unit.
         let times = tiles(8_372_768.9, &[3, 5, 7, 10]);
         let found = lattice(&times, 2) as f64;
         assert!(found <= 13.0 * 8_372_768.9 + 1.0 && found > 13.0 * 8_372_768.9 - 13.0, "{found}");

@@ -1,4 +1,4 @@
-//! Lower bounds of the makespan: what no partition can beat.
+//! Lower bounds on the makespan of any partition.
 //!
 //! A bound is a proof, so it is computed in integers and rounded up. An answer at its bound is optimal.
 
@@ -7,16 +7,16 @@ mod pigeonhole;
 
 use crate::instance::Instance;
 
-/// A value that no answer can go below, and why.
+/// A value that no answer can go below, and the argument for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LowerBound {
     /// The bound, nanoseconds.
     pub ns: u64,
-    /// The argument behind it.
+    /// The argument that proves it.
     pub kind: BoundKind,
 }
 
-/// Why a lower bound holds.
+/// Argument that proves a lower bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BoundKind {
@@ -26,7 +26,8 @@ pub enum BoundKind {
     LargestItem,
     /// Of `k * groups + 1` items, `k + 1` share a group.
     Pigeonhole,
-    /// Times are multiples of a unit (image tiles, say), and some group has the mean number, rounded up.
+    /// Times are multiples of a unit (image tiles, for example), and some group has the mean number, rounded
+    /// up.
     Lattice,
     /// An integer program was solved to its end.
     Exact,
@@ -35,7 +36,7 @@ pub enum BoundKind {
     FillAndDrain,
     /// One item passes all stages, forward and backward.
     LongestPath,
-    /// However the mean load of a rank is cut into microbatches, some path through the stages is long.
+    /// For every cut of a rank's mean load into microbatches, some path through the stages is long.
     Relaxation,
 }
 
@@ -65,7 +66,8 @@ impl std::fmt::Display for BoundKind {
 /// Returns the best of the bounds by mean load, largest item, pigeonhole and lattice.
 ///
 /// Mean load and largest item are taken in every module, pigeonhole also on combinations of modules; the
-/// lattice bound recovers the unit of times that are whole tiles. Takes a few nanoseconds an item and module.
+/// lattice bound recovers the unit of times that are whole tiles. Takes a few nanoseconds per item and
+/// module.
 ///
 /// # Source
 /// Dell'Amico and Martello, "Optimal scheduling of tasks on identical parallel processors", ORSA J.
@@ -75,7 +77,7 @@ pub fn lower_bound(instance: &Instance) -> LowerBound {
     lower_bound_for(instance, instance.groups())
 }
 
-/// The bound for another number of groups than the instance's: ranks, say.
+/// Computes the bound for a number of groups other than the instance's: for ranks, for example.
 pub(crate) fn lower_bound_for(instance: &Instance, groups: usize) -> LowerBound {
     let mut best = LowerBound { ns: 0, kind: BoundKind::MeanLoad };
     let mut offer = |ns: u64, kind: BoundKind| {
@@ -90,6 +92,7 @@ pub(crate) fn lower_bound_for(instance: &Instance, groups: usize) -> LowerBound 
         offer(times.iter().sum::<u64>().div_ceil(groups as u64), BoundKind::MeanLoad);
         offer(times.iter().copied().max().unwrap_or(0), BoundKind::LargestItem);
     }
+    // The cheap bounds come first: pigeonhole skips all sorting if it cannot beat them.
     let known = offer(0, BoundKind::MeanLoad).ns;
     offer(pigeonhole::pigeonhole(instance, groups, known), BoundKind::Pigeonhole);
     for times in &modules {

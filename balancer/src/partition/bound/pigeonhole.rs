@@ -1,4 +1,4 @@
-//! The bound by counting: of `k * groups + 1` items, `k + 1` share a group.
+//! Lower bound by counting: of `k * groups + 1` items, `k + 1` share a group.
 //!
 //! So the sum of the `k + 1` shortest of the `k * groups + 1` longest is a bound, for every `k`. It holds in
 //! every module and on every convex combination of modules: a group's largest module is never below the
@@ -6,14 +6,14 @@
 
 use crate::instance::Instance;
 
-/// Parts of a combination: two modules take a quarter and three, a half each, three quarters and one.
+/// Parts of a combination: two modules are weighted 1 : 3, 2 : 2 and 3 : 1.
 const PARTS: u64 = 4;
-/// Modules whose combinations are all tried; of more, only neighbors are paired.
+/// Most modules of which all pairs are combined; with more, only neighbors are paired.
 const MODULES_MAX: usize = 8;
 
-/// Returns the largest pigeonhole bound above `known`, or 0 if none is.
+/// Returns the largest pigeonhole bound above `known`, or 0 if none exceeds it.
 ///
-/// Tried are every module, every pair of modules in quarters, and the mean of all.
+/// It tries every module, every pair of modules in quarters, and the mean of all.
 ///
 /// # Source
 /// Dell'Amico and Martello, "Optimal scheduling of tasks on identical parallel processors", ORSA J.
@@ -32,7 +32,7 @@ pub(super) fn pigeonhole(instance: &Instance, groups: usize, known: u64) -> u64 
     for weights in combinations(instance.modules()) {
         let parts: u64 = weights.iter().map(|(_, weight)| weight).sum();
         values.clear();
-        // A sum too large for 64 bits is taken for less, which keeps the bound valid.
+        // A sum too large for 64 bits saturates: a smaller value keeps the bound valid.
         values.extend(rows().map(|row| {
             weights.iter().fold(0, |sum: u64, (module, weight)| {
                 sum.saturating_add(row[*module].saturating_mul(*weight))
@@ -46,7 +46,7 @@ pub(super) fn pigeonhole(instance: &Instance, groups: usize, known: u64) -> u64 
     if best > known { best } else { 0 }
 }
 
-/// Modules and their weights.
+/// Lists combinations of modules with their weights.
 fn combinations(modules: usize) -> Vec<Vec<(usize, u64)>> {
     let mut all: Vec<Vec<(usize, u64)>> = (0..modules).map(|module| vec![(module, 1)]).collect();
     for first in 0..modules {
@@ -63,7 +63,7 @@ fn combinations(modules: usize) -> Vec<Vec<(usize, u64)>> {
 }
 
 /// Whether some `k` may give more than `goal`: the `k + 1` items that share a group are no longer than the
-/// longest of them, of rank `k * (groups - 1)`. Counts instead of sorting; a rounding error only says "may".
+/// longest of them, of rank `k * (groups - 1)`. Counts instead of sorting; rounding errs towards "may".
 fn may_exceed(values: &[u64], groups: usize, goal: f64) -> bool {
     let shares_max = (values.len() - 1) / groups;
     // counts[k]: items of which k + 1, but not k, exceed the goal.
@@ -82,7 +82,7 @@ fn may_exceed(values: &[u64], groups: usize, goal: f64) -> bool {
     })
 }
 
-/// The bound itself; sorts the values.
+/// Computes the bound itself; sorts the values.
 fn of_values(values: &mut [u64], groups: usize) -> u128 {
     values.sort_unstable_by(|left, right| right.cmp(left));
     // Sums of a sliding window are differences of running sums.

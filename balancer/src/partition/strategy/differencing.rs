@@ -1,18 +1,18 @@
-//! Largest differencing, on one number per item: its **largest module**, as in [`super::lpt`].
+//! Karmarkar-Karp largest differencing, on one number per item: its **largest module**, as in [`super::lpt`].
 //!
 //! A *tuple* is a partition of some items into all groups, largest sum first. At the start every item is a
-//! tuple of its own. The two tuples of the largest spread are joined, the largest sum of one with the smallest
-//! of the other, until one is left.
+//! tuple by itself. The two tuples with the largest spread are joined, the largest sum of one with the
+//! smallest of the other, until one tuple is left.
 
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The end of a list of items.
+/// End of a list of items.
 const NONE: u32 = u32::MAX;
 
-/// One group of a tuple: sum, number of items, and the first of them.
+/// One group of a tuple: sum, number of items, and the first item.
 #[derive(Debug, Clone, Copy)]
 struct Set {
     sum: u64,
@@ -20,14 +20,14 @@ struct Set {
     first: u32,
 }
 
-/// Items of a set as a list: cheap to join.
+/// Items of every set as linked lists, which are cheap to join.
 struct Lists {
     next: Vec<u32>,
-    /// By the first item.
+    /// Last item of a list, indexed by its first item.
     last: Vec<u32>,
 }
 
-/// Partitions by largest differencing; returns nothing if a cap is not kept.
+/// Partitions by largest differencing; returns `None` if a cap is exceeded.
 ///
 /// Ties: the tuple that holds the lower first item; more items before fewer, so that no group is empty where
 /// there are enough.
@@ -42,6 +42,7 @@ pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     let mut tuples: Vec<Vec<Set>> =
         items.clone().map(|item| vec![Set { sum: sum(item), items: 1, first: item }]).collect();
     let spread = |tuple: &[Set]| {
+        // Groups without items are not listed, so a short tuple has a group of sum 0.
         let smallest = if tuple.len() < problem.groups { 0 } else { tuple[tuple.len() - 1].sum };
         tuple[0].sum - smallest
     };
@@ -77,11 +78,12 @@ fn join(tuple: &mut Vec<Set>, other: Vec<Set>, groups: usize, lists: &mut Lists)
             tuple.push(set);
         }
     }
+    // The first item is unique, so that an unstable sort gives one order everywhere.
     tuple.sort_unstable_by_key(|set| (Reverse((set.sum, set.items)), set.first));
 }
 
 impl Lists {
-    /// Appends the list that begins with `second` to the one that begins with `first`.
+    /// Appends the list that starts with `second` to the one that starts with `first`.
     fn join(&mut self, first: u32, second: u32) {
         self.next[self.last[first as usize] as usize] = second;
         self.last[first as usize] = self.last[second as usize];

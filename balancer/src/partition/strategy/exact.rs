@@ -1,13 +1,13 @@
-//! The best partition, proven: branch and bound on an integer program.
+//! Proves the best partition: branch and bound on an integer program.
 //!
-//! `x[i][j]` says that item `i` is in group `j`; every item is in one group, every group has an item, and no
-//! module of a group is above the lower bound by more than `y`, which is minimized. The search's answer is the
-//! first incumbent, and what it leaves above the bound limits `y`. Groups are numbered by their longest item, so
-//! that no partition appears twice by other numbers.
+//! `x[i][j]` is 1 if item `i` is in group `j`; every item is in one group, every group has an item, and no
+//! module of a group is above the lower bound by more than `y`, which is minimized. The answer of the local
+//! search is the first incumbent, and its excess over the bound limits `y`. Groups are numbered by their
+//! longest item, so that no partition appears twice under different numbers.
 //!
-//! All numbers of the program are whole nanoseconds, and tolerances are far below one of them; the answer is
-//! summed up anew in integers. Effort is counted in nodes, each of some elementary steps for every cell
-//! of the program, so the same budget ends at the same node on every machine.
+//! All numbers of the program are integer nanoseconds, and tolerances are far below one of them; the answer
+//! is summed again in integers. Effort is counted in nodes, each with some elementary steps for every cell of
+//! the program, so the same budget ends at the same node on every machine.
 
 use super::search;
 use crate::budget::Budget;
@@ -20,40 +20,40 @@ use microlp::{
 };
 use std::cmp::Reverse;
 
-/// Rows times columns of the program: above, a single node takes so long that no budget holds.
+/// Most rows times columns of the program: beyond, a single node takes so long that no budget is kept.
 const CELLS_MAX: usize = 8_192;
 /// Work units of the search that finds the first incumbent.
 const SEARCH_WORK: u64 = 20_000;
 /// Elementary steps that a node takes for every cell.
 const STEPS_PER_CELL: u64 = 8;
-/// Nodes between two looks at the budget.
+/// Nodes between two checks of the budget.
 const NODES_PER_LOOK: u64 = 64;
-/// Sums up to here, 13 days, are exact in the program with a thousandth to spare.
+/// Largest sum, 13 days, that is exact in the program with a thousandth to spare.
 const SUM_MAX: u64 = 1 << 50;
-/// Of variables and rows; the least that the solver takes.
+/// Solver tolerance for variables and constraints (the smallest that `microlp` accepts).
 const TOLERANCE: f64 = 1e-10;
 
-/// The program, and what its variables mean.
+/// The integer program and its variables.
 struct Program {
     problem: microlp::Problem,
     excess: Variable,
-    /// Items longest first, each with its variable of every group that it may be in.
+    /// Items longest first, each with one variable per group that it may be in.
     places: Vec<(u32, Vec<Variable>)>,
     cells: usize,
 }
 
-/// Improves a partition until it is proven to be the best, or the budget is spent.
+/// Improves a partition until it is proven optimal, or the budget is spent.
 ///
-/// Returns the partition and its bound: the makespan itself where the proof was finished, otherwise the
-/// problem's. A sum of 13 days in one column is not proven either.
+/// Returns the partition and its bound: the makespan itself where the proof was completed, otherwise the
+/// problem's bound. Where the times sum to more than 13 days, nothing is proven.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if the program would have more than [`CELLS_MAX`] cells.
 ///
 /// # Source
 /// The assignment program of parallel machines, as in Martello, Soumis and Toth, "Exact and approximation
-/// algorithms for makespan minimization on unrelated parallel machines", Discrete Applied Mathematics 75, 1997,
-/// with a row for every module; branch and bound is that of the crate `microlp`.
+/// algorithms for makespan minimization on unrelated parallel machines", Discrete Applied Mathematics 75,
+/// 1997, with a row for every module; the crate `microlp` does branch and bound.
 pub(crate) fn prove(
     problem: &Problem<'_>,
     mut partition: Partition,
@@ -86,16 +86,17 @@ pub(crate) fn prove(
     Ok((partition, bound))
 }
 
-/// Rows times columns of the program.
+/// Counts the rows times columns of the program.
 fn cells(problem: &Problem<'_>) -> usize {
     let rows = problem.items.saturating_add(problem.groups.saturating_mul(problem.width() + 1));
     rows.saturating_mul(problem.items.saturating_mul(problem.groups).saturating_add(1))
 }
 
 impl Program {
-    /// Writes down the program; `excess_max` is what the incumbent has above the bound.
+    /// Builds the program; `excess_max` is the incumbent's excess over the bound.
     fn new(problem: &Problem<'_>, excess_max: u64, cells: usize) -> Self {
         let mut program = microlp::Problem::new(OptimizationDirection::Minimize);
+        // The solver branches on integers of 32 bits; a larger excess is found as a real number.
         let excess = match i32::try_from(excess_max) {
             Ok(max) => program.add_integer_var(1.0, (0, max)),
             Err(_) => program.add_var(1.0, (0.0, excess_max as f64)),
@@ -106,6 +107,7 @@ impl Program {
             .into_iter()
             .enumerate()
             .map(|(rank, item)| {
+                // Only longer items head the groups before its own, so rank `r` means group `r` or lower.
                 let groups = 0..problem.groups.min(rank + 1);
                 (item, groups.map(|_| program.add_binary_var(0.0)).collect())
             })
@@ -115,7 +117,7 @@ impl Program {
         program
     }
 
-    /// Adds the rows: every item once, no group empty, no module and no cap above what it may be.
+    /// Adds the rows: each item in one group, no group empty, no module and no cap above its limit.
     fn constrain(&mut self, problem: &Problem<'_>) {
         for (_, variables) in &self.places {
             let once: Vec<(Variable, f64)> = variables.iter().map(|&variable| (variable, 1.0)).collect();
@@ -139,12 +141,13 @@ impl Program {
         }
     }
 
-    /// Solves the program to its end; returns nothing if the budget or the solver does not allow it.
+    /// Solves the program to its end; returns `None` if the budget or the solver does not allow it.
     fn solve(&self, problem: &Problem<'_>, start: &Partition, budget: &mut Budget) -> Option<Partition> {
         let mut options = SolveOptions::default();
         options.node_limit = Some(NODES_PER_LOOK);
         options.int_tol = TOLERANCE;
         options.tolerances.feasibility = TOLERANCE;
+        // A node is pruned only if it cannot be better at all: the answer is a proof.
         options.tolerances.prune_epsilon = 0.0;
         options.warm_start = Some(self.hint(problem, start));
         let mut outcome = self.problem.solve_with(options).ok()?;
@@ -161,13 +164,14 @@ impl Program {
         self.read(problem, &outcome)
     }
 
-    /// The start, in variables: groups numbered by their longest items.
+    /// Translates the start into values of variables: groups are numbered by their longest items.
     fn hint(&self, problem: &Problem<'_>, start: &Partition) -> Vec<(Variable, f64)> {
         let group_of = |item: u32| start.groups.iter().position(|items| items.contains(&item));
         let mut numbers: Vec<Option<usize>> = Vec::new();
         let mut hint = vec![(self.excess, (start.makespan() - problem.bound.ns) as f64)];
         for (item, variables) in &self.places {
             let group = group_of(*item);
+            // Numbered like in the program: a new group starts at its first, and longest, item.
             let number = numbers.iter().position(|known| *known == group).unwrap_or_else(|| {
                 numbers.push(group);
                 numbers.len() - 1
@@ -182,7 +186,7 @@ impl Program {
         hint
     }
 
-    /// The partition of a solution; nothing if its sums are not what the solver took them for.
+    /// Reads the partition off a solution; `None` if its sums differ from the solver's.
     fn read(&self, problem: &Problem<'_>, outcome: &SolveOutcome) -> Option<Partition> {
         let solution = outcome.solution()?;
         let mut partition = Partition::empty(problem);
@@ -191,6 +195,7 @@ impl Program {
             partition.add(problem, group, *item);
         }
         let excess = partition.makespan() as f64 - problem.bound.ns as f64;
+        // The solver computes in floating point; sums in integers must confirm its objective.
         let is_exact = (excess.max(0.0) - solution.objective()).abs() < 0.5;
         let is_full = partition.groups.iter().all(|items| !items.is_empty());
         (is_exact && is_full && partition.is_within(problem)).then_some(partition)
@@ -223,7 +228,7 @@ mod tests {
         let instance = Instance::new(2, 1, vec![4, 3, 2, 1]).unwrap().tokens(vec![5, 1, 1, 5]).unwrap();
         let caps = Caps { tokens_max: Some(6), bytes_max: None };
         assert_eq!(proven(&instance, &Caps::default(), 1_000_000).unwrap().0, 5);
-        // 4 and 1 may not go together.
+        // 4 and 1 may not share a group.
         let (makespan, bound) = proven(&instance, &caps, 1_000_000).unwrap();
         assert_eq!((makespan, bound), (6, LowerBound { ns: 6, kind: BoundKind::Exact }));
     }

@@ -1,17 +1,17 @@
 //! Longest processing time first, on one number per item.
 //!
-//! The number is the item's **largest module**, and a group's load the sum of its items' numbers: what
-//! plain LPT makes of several modules. [`super::multi_lpt`] keeps them apart.
+//! The number is the item's **largest module**, and a group's load the sum of its items' numbers: plain LPT
+//! reduces several modules to one. [`super::multi_lpt`] keeps them separate.
 
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Gives each item, longest first, to the group with the smallest load.
+/// Assigns each item, longest first, to the group with the smallest load.
 ///
-/// Ties: the item with the lower index first; the group with fewer items, then the lower index. Groups
-/// that a cap closes for an item are passed over; returns nothing if it has no room anywhere.
+/// Ties: the item with the lower index first; the group with fewer items, then the lower index. Groups that a
+/// cap closes for an item are skipped; returns `None` if the item fits no group.
 ///
 /// # Source
 /// Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969.
@@ -30,6 +30,7 @@ pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
                 heap.push(Reverse((load + size(item), count + 1, group)));
                 break;
             }
+            // Closed for this item only: a shorter one may still fit.
             closed.push(Reverse((load, count, group)));
         }
         heap.extend(closed.drain(..));

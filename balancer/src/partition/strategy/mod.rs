@@ -1,8 +1,8 @@
-//! The ways to partition, one per file.
+//! Partition strategies, one per file.
 //!
 //! Every strategy answers every problem: no group is empty when there are enough items, and no cap is
-//! exceeded. One that builds its answer in a single pass may meet a cap it cannot keep; then [`within_caps`]
-//! finds groups within the caps first.
+//! exceeded. A strategy that builds its answer in a single pass may meet a cap that it cannot keep; then
+//! [`within_caps`] finds groups within the caps first.
 
 mod differencing;
 mod exact;
@@ -21,7 +21,7 @@ use crate::partition::problem::Problem;
 use std::fmt;
 use std::str::FromStr;
 
-/// How to partition.
+/// Algorithm that partitions items into groups.
 ///
 /// Written and read as `round_robin`, `random`, `lpt`, `kk`, `multi_lpt`, `search` and `exact`.
 ///
@@ -35,7 +35,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// Item `i` goes to group `i mod groups`: what a trainer does that looks at no cost.
+    /// Item `i` goes to group `i mod groups`, like in a data-blind trainer.
     RoundRobin,
     /// Every item goes to a random group.
     Random,
@@ -47,13 +47,13 @@ pub enum Strategy {
     MultiLpt,
     /// Local search at the slowest group, from the answer of [`Strategy::MultiLpt`].
     Search,
-    /// An integer program that starts from the answer of [`Strategy::Search`] and proves the best one; for small
-    /// instances only, see [`Error::TooLarge`].
+    /// An integer program that starts from the answer of [`Strategy::Search`] and proves the best one; for
+    /// small instances only, see [`Error::TooLarge`].
     Exact,
 }
 
 impl Strategy {
-    /// All strategies, from the most naive to the best.
+    /// All strategies, from data-blind to exact.
     pub const ALL: [Self; 7] = [
         Self::RoundRobin,
         Self::Random,
@@ -64,7 +64,7 @@ impl Strategy {
         Self::Exact,
     ];
 
-    /// Those that take instances of any size: all but [`Strategy::Exact`].
+    /// Strategies for instances of any size: all but [`Strategy::Exact`].
     pub const OF_ANY_SIZE: [Self; 6] =
         [Self::RoundRobin, Self::Random, Self::Lpt, Self::KarmarkarKarp, Self::MultiLpt, Self::Search];
 
@@ -84,8 +84,8 @@ impl Strategy {
 }
 
 impl Strategy {
-    /// Returns the work units that suit the strategy where nothing is known: a quick search of a few
-    /// milliseconds, or for [`Strategy::Exact`] the proof of most instances that it takes.
+    /// Returns the default work units: a quick search of a few milliseconds, or for [`Strategy::Exact`] the
+    /// proof of most instances that it supports.
     #[must_use]
     pub fn work_default(self) -> u64 {
         if self == Self::Exact { 4_000_000 } else { 20_000 }
@@ -110,10 +110,10 @@ impl FromStr for Strategy {
     }
 }
 
-/// Partitions by a strategy; returns the best bound known, too.
+/// Partitions by a strategy; also returns the best known bound.
 ///
 /// # Errors
-/// [`Error::CapUnmet`], and [`Error::TooLarge`] of the exact strategy.
+/// [`Error::CapUnmet`], and [`Error::TooLarge`] from the exact strategy.
 pub(crate) fn solve(
     problem: &Problem<'_>,
     strategy: Strategy,
@@ -128,6 +128,7 @@ pub(crate) fn solve(
     };
     let mut partition = match start {
         Some(partition) => partition,
+        // A single pass failed at a cap; a search for the caps alone may still succeed.
         None => within_caps::assign(problem)?,
     };
     match strategy {

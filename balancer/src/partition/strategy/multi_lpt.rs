@@ -6,16 +6,16 @@
 //! The scan over the groups is the whole cost, at most `items * groups * columns`. It runs on `f32` loads
 //! laid out for the vector units: blocks of [`LANES`] groups, column by column. It uses additions and
 //! comparisons only, which IEEE 754 defines to the bit, so every machine picks the same group. Loads are
-//! kept in integers besides, and whatever is compared with a limit or returned comes from those.
+//! also kept in integers, and every value that is compared with a limit or returned comes from those.
 
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use std::cmp::Reverse;
 
-/// Groups in a block; a fixed number, whatever the machine's vectors.
+/// Groups in a block; fixed, independent of the machine's vectors.
 const LANES: usize = 16;
 
-/// Assigns all items; returns nothing if a cap leaves an item without room.
+/// Assigns all items; returns `None` if an item fits no group within the caps.
 ///
 /// Ties: the item with the lower index first, the group with the lower index.
 ///
@@ -25,6 +25,7 @@ const LANES: usize = 16;
 pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     let scales = Scales::new(problem);
     let mut items: Vec<u32> = (0..problem.items as u32).collect();
+    // A stable sort, so that ties go to the lower index.
     items.sort_by_cached_key(|&item| Reverse(scales.size(problem.row(item))));
     let seeds = problem.groups.min(problem.items);
     let mut shortlist = Shortlist::new(problem.groups, problem.width());
@@ -43,7 +44,7 @@ pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     Some(partition)
 }
 
-/// The group with room whose value stays smallest, lowest index on ties.
+/// Returns the group with room whose value stays smallest, lowest index on ties.
 fn best_with_room(problem: &Problem<'_>, partition: &Partition, item: u32) -> Option<usize> {
     let row = problem.row(item);
     let value = |group: usize| {
@@ -55,7 +56,7 @@ fn best_with_room(problem: &Problem<'_>, partition: &Partition, item: u32) -> Op
         .min_by_key(|&group| value(group))
 }
 
-/// Makes columns comparable: a module in lower bounds, a capped column in caps.
+/// Units that make columns comparable: a module in lower bounds, a capped column in caps.
 struct Scales {
     bound_ns: u64,
     units: Vec<f64>,
@@ -78,7 +79,7 @@ impl Scales {
         }
     }
 
-    /// The largest column in nanoseconds, an integer: it orders the items.
+    /// Returns the largest column in nanoseconds, an integer: it orders the items.
     fn size(&self, row: &[u64]) -> u64 {
         let (times, capped) = row.split_at(self.modules);
         let longest = times.iter().copied().max().unwrap_or(0);
@@ -91,18 +92,18 @@ impl Scales {
 
 /// Scaled loads of all groups, for a fast scan.
 ///
-/// Beside them stand the smallest loads of every block, column by column. No group of a block ends below
-/// what an item would make of those, so most blocks are never looked at; the answer is that of a full scan.
+/// The smallest loads of every block are kept as well, column by column. No group of a block ends below the
+/// value that an item would make of those, so most blocks are skipped; the answer equals a full scan.
 struct Shortlist {
-    /// Groups beyond the last are infinitely loaded.
+    /// Loads by block of groups; groups beyond the last are infinitely loaded.
     groups: Lanes,
-    /// The smallest loads of every block; blocks beyond the last are infinitely loaded.
+    /// Smallest loads of every block; blocks beyond the last are infinitely loaded.
     blocks: Lanes,
-    /// Per block, what the item at hand would make of its smallest loads at least.
+    /// Lower bound of each block's value with the current item added.
     floors: Vec<[f32; LANES]>,
 }
 
-/// `[chunks][width]`, [`LANES`] entries each.
+/// Columns of loads in chunks: `[chunks][width]`, [`LANES`] entries each.
 struct Lanes {
     columns: Vec<[f32; LANES]>,
     width: usize,
@@ -120,12 +121,13 @@ impl Shortlist {
         for (column, value) in row.iter().enumerate() {
             let lanes = self.groups.lanes(block, column);
             lanes[group % LANES] += value;
+            // The whole block again: the changed group may have had the smallest load.
             let smallest = smallest(*lanes);
             self.blocks.lanes(block / LANES, column)[block % LANES] = smallest;
         }
     }
 
-    /// The first group whose largest column is smallest with `row` added.
+    /// Returns the first group whose largest column is smallest with `row` added.
     fn find(&mut self, row: &[f32]) -> usize {
         let (mut floor, mut first) = (f32::INFINITY, 0);
         for (chunk, floors) in self.floors.iter_mut().enumerate() {
@@ -142,6 +144,7 @@ impl Shortlist {
             }
             for (lane, floor) in floors.iter().enumerate() {
                 let block = chunk * LANES + lane;
+                // A block that only ties matters if it comes first: a full scan would take it.
                 if *floor < best.0 || (*floor <= best.0 && block < best.1) {
                     let value = smallest(worst(self.groups.chunk(block), row));
                     if value < best.0 || (value <= best.0 && block < best.1) {
@@ -155,7 +158,7 @@ impl Shortlist {
 }
 
 impl Lanes {
-    /// So many entries of load 0.
+    /// Creates `entries` entries of load 0.
     fn new(entries: usize, width: usize) -> Self {
         let mut columns = vec![[f32::INFINITY; LANES]; entries.div_ceil(LANES) * width];
         for entry in 0..entries {
@@ -179,12 +182,12 @@ impl Lanes {
     }
 }
 
-/// The first lane that is `value` or less.
+/// Returns the first lane that is `value` or less.
 fn lane_of(lanes: &[f32; LANES], value: f32) -> usize {
     lanes.iter().position(|lane| *lane <= value).unwrap_or(0)
 }
 
-/// Per lane, the largest column with `row` added.
+/// Adds `row` to every lane and returns the largest column per lane.
 #[inline]
 fn worst(columns: &[[f32; LANES]], row: &[f32]) -> [f32; LANES] {
     let mut worst = [0.0; LANES];
@@ -196,7 +199,7 @@ fn worst(columns: &[[f32; LANES]], row: &[f32]) -> [f32; LANES] {
     worst
 }
 
-/// The smallest lane, by halves: a fold from left to right would be a chain of scalars.
+/// Returns the smallest lane, by halves: a fold from left to right would be a chain of scalars.
 #[inline]
 fn smallest(mut lanes: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
@@ -209,13 +212,13 @@ fn smallest(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// One vector instruction, unlike `f32::max`, which also minds NaN.
+/// Returns the larger by one vector instruction, unlike `f32::max`, which also handles NaN.
 #[inline]
 fn larger(left: f32, right: f32) -> f32 {
     if left > right { left } else { right }
 }
 
-/// One vector instruction, unlike `f32::min`, which also minds NaN.
+/// Returns the smaller by one vector instruction, unlike `f32::min`, which also handles NaN.
 #[inline]
 fn smaller(left: f32, right: f32) -> f32 {
     if left < right { left } else { right }

@@ -1,13 +1,13 @@
-//! Every item to a random group.
+//! Random partition, seeded from the instance.
 
 use super::round_robin::next_with_room;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use crate::rng::SplitMix64;
 
-/// Draws a group for every item, after one random item for each group; around full groups.
+/// Draws a group for every item, after one random item for each group; skips full groups.
 ///
-/// Returns nothing if an item has no room anywhere.
+/// Returns `None` if an item fits no group.
 pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     let mut rng = SplitMix64::new(problem.seed);
     let mut items: Vec<u32> = (0..problem.items as u32).collect();

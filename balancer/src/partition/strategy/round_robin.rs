@@ -1,22 +1,22 @@
-//! Item `i` to group `i mod groups`: the partition of a trainer that looks at no cost.
+//! Data-blind partition: item `i` goes to group `i mod groups`.
 
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 
-/// Deals the items in their order; one that a cap keeps out goes to the next group with room.
+/// Assigns the items in their order; an item that a cap keeps out goes to the next group with room.
 ///
-/// Returns nothing if an item has no room anywhere.
+/// Returns `None` if an item fits no group.
 pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     let mut partition = Partition::empty(problem);
     for item in 0..problem.items as u32 {
-        let dealt = item as usize % problem.groups;
-        let group = next_with_room(problem, &partition, dealt, item)?;
+        let preferred = item as usize % problem.groups;
+        let group = next_with_room(problem, &partition, preferred, item)?;
         partition.add(problem, group, item);
     }
     Some(partition)
 }
 
-/// The first group from `start` on, around the end, that an item fits.
+/// Finds the first group from `start` on, wrapping around, that has room for an item.
 pub(super) fn next_with_room(
     problem: &Problem<'_>,
     partition: &Partition,

@@ -1,7 +1,7 @@
-//! Groups within tight caps, when a single pass finds none.
+//! Finds groups within tight caps where a single pass finds none.
 //!
-//! The caps alone make a partition problem of their own: its modules are the capped columns. The search
-//! that minimizes a makespan solves it, and ends once all caps are met. Times are not looked at.
+//! The caps alone are a partition problem: its modules are the capped columns. The local search for a small
+//! makespan solves it, and ends once all caps are met. Times are ignored.
 
 use super::{multi_lpt, search};
 use crate::budget::Budget;
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 
-/// Work units before giving up, about 10 ms.
+/// Most work units before it fails, about 10 ms.
 const WORK_MAX: u64 = 200_000;
 
 /// Finds groups within all caps.

@@ -1,9 +1,9 @@
-//! A change of two slots, as drawn by an operator and carried out by the plan.
+//! A change of two slots: drawn by the search, tried and applied by the state.
 
 use crate::partition::Partition;
 use crate::partition::Problem;
 
-/// What happens to two slots.
+/// Change of two slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Change {
     pub(super) first: usize,
@@ -11,12 +11,12 @@ pub(super) struct Change {
     pub(super) kind: ChangeKind,
 }
 
-/// How.
+/// Kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangeKind {
-    /// They change places.
+    /// The slots are exchanged.
     Slots,
-    /// The first gives the item at a position, and takes one in return unless nothing is said.
+    /// The first slot gives the item at a position, and takes one in return if given.
     Items { gives: usize, takes: Option<usize> },
 }
 
@@ -26,7 +26,7 @@ impl Change {
         Self { first, second, kind: ChangeKind::Slots }
     }
 
-    /// Works out the columns of both slots afterwards; returns whether they keep within all limits.
+    /// Computes the columns of both slots after the change; returns whether they stay within all limits.
     pub(super) fn loads_after(
         self,
         problem: &Problem<'_>,
@@ -47,13 +47,14 @@ impl Change {
         !problem.has_caps() || (problem.is_within(first) && problem.is_within(second))
     }
 
-    /// Carries it out.
+    /// Applies the change.
     pub(super) fn apply(self, problem: &Problem<'_>, slots: &mut Partition) {
         let ChangeKind::Items { gives, takes } = self.kind else {
             return slots.swap_groups(problem, self.first, self.second);
         };
         let given = slots.take(problem, self.first, gives);
         if let Some(takes) = takes {
+            // Positions are from before the change, so that both items leave before one arrives.
             let taken = slots.take(problem, self.second, takes);
             slots.add(problem, self.first, taken);
         }
@@ -61,7 +62,7 @@ impl Change {
     }
 }
 
-/// Takes a row from one load to another.
+/// Moves a row from one load to another.
 fn shift(from: &mut [u64], to: &mut [u64], row: &[u64]) {
     for ((from, to), value) in from.iter_mut().zip(to).zip(row) {
         *from -= value;

@@ -1,14 +1,14 @@
-//! Moves scored by the simulator: what min-max alone cannot see.
+//! Simulated annealing of items and microbatches, scored by the simulated makespan.
 //!
-//! Equal microbatches are not the best ones: small first and last ones shorten fill and drain, and what a
-//! stage waits for depends on the order. So every change here, of slots ([`slots`]) or of items
-//! ([`items`]), is judged by the 1F1B makespan of the ranks that it touches, worked out by
-//! [`timeline`] from the few passes that can move. Half of the changes are tried at the slowest rank,
-//! because no other can lower the makespan; the others prepare the ground.
+//! Equal microbatches are not optimal: small first and last ones shorten fill and drain, and the waiting time
+//! of a stage depends on the order. So every change, of slots or of items ([`change`]), is judged by the 1F1B
+//! makespan of the ranks that it touches, computed by [`super::timeline`] from the few passes that can move.
+//! Half of the changes are tried at the slowest rank, because no other can lower the makespan; the others
+//! prepare later ones.
 //!
-//! A change stays if the slowest rank that it touches ends no later than a [`threshold`] above the slowest
-//! of them before. The threshold is random and shrinks to nothing, so that the search leaves plateaus
-//! early and descends late (simulated annealing); the best state seen is what counts.
+//! A change is accepted if the slowest rank that it touches ends no later than a [`threshold`] above the
+//! slowest of them before. The threshold is random and shrinks to zero, so that the search leaves plateaus
+//! early and descends late; the best state seen is the answer.
 
 mod change;
 mod schedule_state;
@@ -21,30 +21,30 @@ use change::{Change, ChangeKind};
 pub(crate) use schedule_state::ScheduleState;
 use threshold::Threshold;
 
-/// Elementary steps of the first cycle, for each item, where the budget has no end.
+/// Elementary steps per item of the first cycle, where the budget is unlimited.
 const FIRST_CYCLE_STEPS: u64 = 4_096;
-/// A budget above this, about a quarter of an hour, is taken for endless.
+/// Steps, about a quarter of an hour, above which a budget counts as unlimited.
 const STEPS_ENDLESS: u64 = 1 << 38;
-/// What drawing a change and adding up its slots counts as; the cells and passes looked at come on top.
+/// Elementary steps charged for drawing a change and summing its slots; cells and passes are charged on top.
 const DRAW_STEPS: u64 = 8;
-/// Within 2 to the power of minus this above the goal, 15 ns in a second, a state is as good as at it.
+/// Binary order of the relative gap, 15 ns in a second, up to which a state counts as at the goal.
 const NEAR_SHIFT: u32 = 26;
-/// Cycles in a row that may find nothing better.
+/// Cycles in a row without improvement before the search ends.
 const VAIN_CYCLES_MAX: u32 = 2;
 
-/// What may be changed.
+/// Changes that a search may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MoveSet {
-    /// The order of microbatches, and the rank of each.
+    /// Order of microbatches, and the rank of each.
     Order,
-    /// Also what is in them.
+    /// Order, rank and items of microbatches.
     Contents,
 }
 
 /// Lowers the slowest rank's makespan until it meets `goal_ns`, the budget is spent or nothing helps.
 /// Never makes it worse.
 ///
-/// One cycle of shrinking thresholds takes all of the budget; where that has no end (a deadline), cycles
+/// One cycle of shrinking thresholds takes the whole budget; where that is unlimited (a deadline), cycles
 /// double in length.
 ///
 /// # Source
@@ -67,7 +67,7 @@ pub(crate) fn improve(state: &mut ScheduleState<'_>, moves: MoveSet, goal_ns: u6
     }
 }
 
-/// One cycle of about so many elementary steps; the state ends as the best seen.
+/// Runs one cycle of about `steps` elementary steps; the state ends as the best seen.
 fn anneal(
     state: &mut ScheduleState<'_>,
     moves: MoveSet,
@@ -92,18 +92,19 @@ fn anneal(
     state.return_to_best();
 }
 
-/// The mean threshold that a cycle begins with: a 256th of what is left to the goal, a 64th of a microbatch
-/// at most; but more if microbatches hold few items, as changes are coarse then.
+/// Returns the mean threshold at the start of a cycle: a 256th of the gap to the goal, at most a 64th of a
+/// microbatch; but more if microbatches hold few items, because changes are coarse then.
 fn start_threshold(state: &ScheduleState<'_>, goal_ns: u64) -> u64 {
     let microbatch_ns = state.makespan_ns() / state.microbatches() as u64;
     let (items, groups) = (state.problem().items.max(1) as u128, state.problem().groups as u128);
     let per_item = |time_ns: u128, _| (time_ns * groups / items).min(u128::from(microbatch_ns));
+    // Falls with the cube of the items per group: with many items, changes are fine.
     let coarse_ns = (0..3).fold(u128::from(microbatch_ns), per_item);
     let fine_ns = state.makespan_ns().saturating_sub(goal_ns) / 256;
     fine_ns.min(microbatch_ns / 64).max(coarse_ns as u64)
 }
 
-/// Draws a change of two different slots; nothing if a slot would be empty.
+/// Draws a change of two different slots; `None` if a slot would be empty.
 fn draw(state: &ScheduleState<'_>, moves: MoveSet, rng: &mut SplitMix64) -> Option<Change> {
     let (ranks, microbatches) = (state.ranks(), state.microbatches());
     // The bits of one number: at the slowest rank 1 in 2, inside one rank 3 in 8, whole slots 1 in 4.
@@ -123,8 +124,8 @@ fn draw(state: &ScheduleState<'_>, moves: MoveSet, rng: &mut SplitMix64) -> Opti
     }
 }
 
-/// Draws items of two different slots: a swap in 2 of 3, always if the first slot would be empty.
-/// Nothing if there is no such item.
+/// Draws items of two different slots: a swap in 2 of 3, always if the first slot would be empty; `None` if
+/// there is no such item.
 fn draw_items(
     state: &ScheduleState<'_>,
     first: usize,

@@ -1,7 +1,7 @@
 //! Microbatches in the slots of all ranks, with the makespan of each rank.
 //!
 //! Slot `s` of rank `r` is group `r * microbatches + s` of the partition. A change is tried on the times
-//! first; the partition follows only if the change stays.
+//! first; the partition follows only if the change is accepted.
 
 use super::change::Change;
 use super::shared_modules::SharedModules;
@@ -13,7 +13,7 @@ use crate::pipeline::config::PipelineConfig;
 use crate::pipeline::timeline::{RankTimes, Timeline};
 use crate::simulate::split_time;
 
-/// A state that can be changed, and the best that it was.
+/// State of the search, and the best one seen.
 pub(crate) struct ScheduleState<'a> {
     problem: &'a Problem<'a>,
     slots: Partition,
@@ -23,17 +23,17 @@ pub(crate) struct ScheduleState<'a> {
     ranks: Vec<RankTimes>,
     slowest: usize,
     best_ns: u64,
-    /// The best state, once it was left for a worse one.
+    /// Slots of the best state, once the search has left it for a worse one.
     best: Option<Partition>,
     trial: Trial,
 }
 
-/// A change on trial; kept for its memory.
+/// A change on trial; kept to reuse its memory.
 #[derive(Default)]
 struct Trial {
     /// Columns of the two slots after the change.
     after: [Vec<u64>; 2],
-    /// Cells of the ranks' times before it: rank, cell, nanoseconds.
+    /// Cells of the ranks' times before the change: rank, cell, nanoseconds.
     before: Vec<(usize, usize, u64)>,
     touched: Vec<Touched>,
 }
@@ -43,7 +43,7 @@ struct Touched {
     rank: usize,
     from: usize,
     to: usize,
-    /// After the change.
+    /// Makespan after the change.
     makespan_ns: u64,
 }
 
@@ -63,17 +63,17 @@ impl<'a> ScheduleState<'a> {
         Ok(state)
     }
 
-    /// Hands out the items of every slot, ascending, and the makespan of every rank.
+    /// Returns the items of every slot, ascending, and the makespan of every rank.
     pub(crate) fn into_parts(self) -> (Vec<Vec<u32>>, Vec<u64>) {
         (self.slots.into_groups(), self.ranks.iter().map(|rank| rank.makespan_ns).collect())
     }
 
-    /// The slowest rank's makespan.
+    /// Returns the slowest rank's makespan.
     pub(crate) fn makespan_ns(&self) -> u64 {
         self.ranks[self.slowest].makespan_ns
     }
 
-    /// The first of the slowest ranks.
+    /// Returns the first of the slowest ranks.
     pub(super) fn slowest(&self) -> usize {
         self.slowest
     }
@@ -82,7 +82,7 @@ impl<'a> ScheduleState<'a> {
         self.ranks.len()
     }
 
-    /// Microbatches of a rank.
+    /// Returns the microbatches per rank.
     pub(super) fn microbatches(&self) -> usize {
         self.microbatches
     }
@@ -91,7 +91,7 @@ impl<'a> ScheduleState<'a> {
         self.problem
     }
 
-    /// Items in a slot.
+    /// Returns the number of items in a slot.
     pub(super) fn items(&self, slot: usize) -> usize {
         self.slots.groups[slot].len()
     }
@@ -105,6 +105,7 @@ impl<'a> ScheduleState<'a> {
         self.touch(change, budget);
         let slowest = self.trial.touched.iter().map(|touched| self.ranks[touched.rank].makespan_ns).max();
         let limit_ns = slowest.unwrap_or(0).saturating_add(threshold_ns);
+        // Rejects at the cost of a few cells what would otherwise take a simulation.
         if !self.may_fit(change, limit_ns, budget) {
             return;
         }
@@ -113,6 +114,7 @@ impl<'a> ScheduleState<'a> {
             self.keep_best();
             self.apply(change, budget);
         } else {
+            // Rejected: the old times return.
             for &(rank, cell, time_ns) in &self.trial.before {
                 self.ranks[rank].times_ns[cell] = time_ns;
             }
@@ -125,8 +127,9 @@ impl<'a> ScheduleState<'a> {
         let (from, to) = (first.1.min(second.1), first.1.max(second.1));
         let touched = |rank, from, to| Touched { rank, from, to, makespan_ns: 0 };
         self.trial.touched.clear();
+        // A move between pools changes the time of a shared module on every rank.
         if from != to && !self.shared.is_empty() {
-            budget.spend(self.shared.work_out(self.problem, &self.slots, change, &self.trial.after));
+            budget.spend(self.shared.compute_change(self.problem, &self.slots, change, &self.trial.after));
             self.trial.touched.extend((0..self.ranks.len()).map(|rank| touched(rank, from, to)));
         } else if first.0 == second.0 {
             self.trial.touched.push(touched(first.0, from, to));
@@ -136,12 +139,12 @@ impl<'a> ScheduleState<'a> {
         }
     }
 
-    /// Rank and place of both slots.
+    /// Returns rank and place of both slots.
     fn places(&self, change: Change) -> [(usize, usize); 2] {
         [change.first, change.second].map(|slot| (slot / self.microbatches, slot % self.microbatches))
     }
 
-    /// Whether the paths that are longest now stay within the limit; else no makespan does.
+    /// Whether the currently longest paths stay within the limit; if not, the new makespan cannot either.
     fn may_fit(&self, change: Change, limit_ns: u64, budget: &mut Budget) -> bool {
         self.trial.touched.iter().all(|touched| {
             let times = &self.ranks[touched.rank];
@@ -156,7 +159,7 @@ impl<'a> ScheduleState<'a> {
         })
     }
 
-    /// Shows every cell of a rank that a change touches, with its new time.
+    /// Calls `show` with every cell of a rank that a change touches, and its new time.
     fn new_times(&self, change: Change, rank: usize, mut show: impl FnMut(usize, u64)) {
         let modules = self.problem.modules;
         let slots = self.places(change);
@@ -179,7 +182,7 @@ impl<'a> ScheduleState<'a> {
         }
     }
 
-    /// Writes the times of the ranks touched, and keeps those before.
+    /// Writes the new times of the ranks touched, and keeps the old ones.
     fn write(&mut self, change: Change) {
         let mut before = std::mem::take(&mut self.trial.before);
         before.clear();
@@ -188,12 +191,13 @@ impl<'a> ScheduleState<'a> {
             self.new_times(change, rank, |cell, new_ns| before.push((rank, cell, new_ns)));
         }
         for (rank, cell, time_ns) in &mut before {
+            // After the swap, `before` holds the old times.
             std::mem::swap(time_ns, &mut self.ranks[*rank].times_ns[*cell]);
         }
         self.trial.before = before;
     }
 
-    /// Works out the makespans of the ranks touched; returns false, at once, if one is above the limit.
+    /// Computes the makespans of the ranks touched; returns false as soon as one is above the limit.
     fn simulate(&mut self, limit_ns: u64, budget: &mut Budget) -> bool {
         let Self { trial, timeline, ranks, .. } = self;
         trial.touched.iter_mut().all(|touched| {
@@ -205,15 +209,16 @@ impl<'a> ScheduleState<'a> {
         })
     }
 
-    /// Copies the state if it is the best so far and the change on trial makes it worse.
+    /// Copies the slots if the state is the best so far and the change on trial makes it worse.
     fn keep_best(&mut self) {
         let touched = self.trial.touched.iter().map(|touched| touched.makespan_ns).max();
+        // Only the step away from the best state is copied; later states need no copy.
         if self.best.is_none() && touched > Some(self.best_ns) {
             self.best = Some(self.slots.clone());
         }
     }
 
-    /// Carries out the change on trial, whose times are written.
+    /// Applies the change on trial, whose times are written.
     fn apply(&mut self, change: Change, budget: &mut Budget) {
         change.apply(self.problem, &mut self.slots);
         self.shared.apply(self.problem, &self.slots, change);
@@ -228,7 +233,7 @@ impl<'a> ScheduleState<'a> {
         }
     }
 
-    /// Takes the best state seen.
+    /// Returns to the best state seen.
     pub(super) fn return_to_best(&mut self) {
         if let Some(best) = self.best.take() {
             self.slots = best;
@@ -245,7 +250,7 @@ impl<'a> ScheduleState<'a> {
         }
     }
 
-    /// Works everything out from the slots.
+    /// Computes everything from the slots.
     fn refresh(&mut self) {
         let modules = self.problem.modules;
         self.shared.refresh(self.problem, &self.slots);
@@ -277,7 +282,7 @@ mod tests {
     use crate::{Caps, Instance};
     use proptest::prelude::*;
 
-    /// The makespans of a state's ranks, simulated from its items.
+    /// Simulates the makespans of a state's ranks from its items.
     fn simulated(instance: &Instance, config: &PipelineConfig, state: &ScheduleState<'_>) -> Vec<u64> {
         let ranks: Vec<Vec<Vec<u32>>> =
             state.slots.groups.chunks(state.microbatches).map(<[_]>::to_vec).collect();

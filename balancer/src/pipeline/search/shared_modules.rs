@@ -1,7 +1,7 @@
-//! Modules whose DP size is not the pipeline's: their items of a slot are dealt out anew.
+//! Times of modules with another DP size than the pipelines, whose items are shared per slot.
 //!
 //! The microbatches that all ranks run in the same slot are one pool of encoder work, shared evenly by the
-//! encoder's own DP ranks, as far as items can be shared: a stage takes the pool's mean per encoder rank, or
+//! encoder's DP ranks, as far as items can be shared: a stage takes the pool's mean per encoder rank, or
 //! the pool's longest item if that is longer. All pipelines wait for it alike.
 
 use super::change::{Change, ChangeKind};
@@ -9,23 +9,23 @@ use crate::partition::Partition;
 use crate::partition::Problem;
 use crate::pipeline::config::PipelineConfig;
 
-/// What the pools take, kept in step with the slots.
+/// Times of all pools, updated with the slots.
 pub(super) struct SharedModules {
-    /// Index in `modules`, by module of the problem.
+    /// Index into `modules`, by module of the problem.
     index: Vec<Option<usize>>,
     modules: Vec<Pools>,
 }
 
-/// The pools of one such module.
+/// Pools of one shared module.
 struct Pools {
     module: usize,
     dp_size: u64,
     microbatches: usize,
-    /// `[microbatches]`, of all ranks together.
+    /// Load of each pool, all ranks together, `[microbatches]`.
     pool_ns: Vec<u64>,
-    /// `[groups]`, the longest item of every slot.
+    /// Longest item of every slot, `[groups]`.
     longest_ns: Vec<u64>,
-    /// What the two pools of a change take after it.
+    /// Times of the two pools of a change after it.
     after_ns: [u64; 2],
 }
 
@@ -55,19 +55,19 @@ impl SharedModules {
         self.modules.is_empty()
     }
 
-    /// What a stage of a module takes for a pool; nothing if the module is not dealt out anew.
+    /// Returns the time of a stage of a module for a pool; `None` if the module is not shared.
     pub(super) fn time_ns(&self, module: usize, place: usize) -> Option<u64> {
         let module = &self.modules[self.index[module]?];
         let longest = module.slots_of(place).map(|slot| module.longest_ns[slot]).max();
         Some(module.time_ns(module.pool_ns[place], longest.unwrap_or(0)))
     }
 
-    /// The same after the change last worked out, for the pool of its first or second slot.
+    /// Returns the time after the last computed change, for the pool of its first or second slot.
     pub(super) fn time_after_ns(&self, module: usize, side: usize) -> Option<u64> {
         Some(self.modules[self.index[module]?].after_ns[side])
     }
 
-    /// Sums everything up.
+    /// Sums all pools from the slots.
     pub(super) fn refresh(&mut self, problem: &Problem<'_>, slots: &Partition) {
         for module in &mut self.modules {
             for place in 0..module.microbatches {
@@ -79,8 +79,8 @@ impl SharedModules {
         }
     }
 
-    /// Works out a change between two pools; returns the elementary steps that took.
-    pub(super) fn work_out(
+    /// Computes a change between two pools; returns the elementary steps spent.
+    pub(super) fn compute_change(
         &mut self,
         problem: &Problem<'_>,
         slots: &Partition,
@@ -94,6 +94,7 @@ impl SharedModules {
                 let place = slot % module.microbatches;
                 let pool_ns = module.pool_ns[place] - slots.load(problem, slot)[module.module]
                     + after[side][module.module];
+                // The changed slot's own longest item comes from `longest_after`.
                 let others = module.slots_of(place).filter(|other| *other != slot);
                 let longest_ns = others.map(|other| module.longest_ns[other]).max();
                 module.after_ns[side] = module.time_ns(pool_ns, longest_ns.unwrap_or(0).max(longest[side]));
@@ -103,7 +104,7 @@ impl SharedModules {
         steps
     }
 
-    /// Follows a change that was carried out.
+    /// Updates the pools after a change was applied.
     pub(super) fn apply(&mut self, problem: &Problem<'_>, slots: &Partition, change: Change) {
         for module in &mut self.modules {
             for slot in [change.first, change.second] {
@@ -119,7 +120,7 @@ impl Pools {
         pool_ns.div_ceil(self.dp_size).max(longest_ns)
     }
 
-    /// The slots of all ranks at a place.
+    /// Lists the slots of all ranks at a place.
     fn slots_of(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
         (place..self.longest_ns.len()).step_by(self.microbatches)
     }
@@ -133,9 +134,10 @@ impl Pools {
         items.iter().map(|&item| problem.row(item)[self.module]).max().unwrap_or(0)
     }
 
-    /// The longest items of both slots after a change.
+    /// Returns the longest items of both slots after a change.
     fn longest_after(&self, problem: &Problem<'_>, slots: &Partition, change: Change) -> [u64; 2] {
         let ChangeKind::Items { gives, takes } = change.kind else {
+            // Whole slots are exchanged, and their longest items with them.
             return [self.longest_ns[change.second], self.longest_ns[change.first]];
         };
         let time_ns = |slot: usize, position: usize| problem.row(slots.groups[slot][position])[self.module];

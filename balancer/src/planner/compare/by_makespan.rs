@@ -1,4 +1,4 @@
-//! Our balancing: the makespan of the pipeline is the objective.
+//! Runs a batch balanced for the makespan of the pipeline.
 
 use super::outcome::{self, Outcome, WORK, group_of};
 use crate::budget::Budget;
@@ -14,7 +14,7 @@ use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
 
-/// The best of the planner's own ways and of a search for the makespan; one that fits, if any does.
+/// Runs the best of the planner's own balancing and a search for the makespan; one that fits, if any does.
 pub(super) fn run_best(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -32,7 +32,7 @@ pub(super) fn run_best(
     Ok(best.unwrap_or(Outcome { makespan_ns: 0, busy_ns: 0.0, bytes: 0.0 }))
 }
 
-/// SlotAssignment by [`balance_pipeline`], which knows of encoders with a DP size of their own.
+/// Assigns slots by [`balance_pipeline`], which supports encoders with another DP size.
 fn balance_for_makespan(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -41,7 +41,7 @@ fn balance_for_makespan(
     let family = &candidate.family;
     let (ranks, encoder_ranks) = (family.llm_dp as usize, family.encoder_dp as usize);
     let stages = [space.encoder.shapes[family.encoder].pp, space.llm.shapes[family.llm].pp];
-    // Of a partition, an encoder's time is what its ranks take of it; here, what one of them would take.
+    // A partition takes the encoder's time on its ranks; here it is the time on a single one.
     let alone = |[encoder_ns, llm_ns]: [u64; 2]| {
         [encoder_ns.saturating_mul(encoder_ranks as u64) / ranks as u64, llm_ns]
     };

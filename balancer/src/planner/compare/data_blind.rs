@@ -1,4 +1,4 @@
-//! Samples dealt round robin, no cost looked at.
+//! Runs a batch with samples dealt round robin, independent of their costs.
 
 use super::outcome::{self, Outcome};
 use crate::planner::score::slot_assignment::SlotAssignment;
@@ -7,7 +7,7 @@ use crate::planner::space::{Candidate, EncoderSplit, Family, SearchSpace};
 use crate::planner::workload::ItemSize;
 use crate::rng::{SplitMix64, seed_from};
 
-/// One job whose encoder ranks take whole samples in turn.
+/// Runs one job whose encoder ranks take whole samples in turn.
 pub(super) fn run_one_job(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -22,7 +22,7 @@ pub(super) fn run_one_job(
     outcome::run(space, candidate, &assignment, timeline)
 }
 
-/// As many jobs as DP ranks, each with an encoder and an LLM of its own: the slowest one is the step.
+/// Runs one pipeline per DP rank, each with its encoder and LLM: the slowest one determines the step.
 pub(super) fn run_pipelines(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -42,17 +42,18 @@ pub(super) fn run_pipelines(
         all.busy_ns += outcome.busy_ns;
         all.bytes = all.bytes.max(outcome.bytes);
     }
+    // The pipelines run independently and meet in the all-reduce at the end.
     all.makespan_ns += reduce_of_ranks_ns(space, candidate);
     all
 }
 
-/// All-reduce of the gradients over the DP ranks, behind the last pass.
+/// Returns the all-reduce of the gradients over the DP ranks, after the last pass.
 fn reduce_of_ranks_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
     let empty = SlotAssignment::new(space, candidate, &[], |_| 0, EncoderSplit::Tile);
     empty.times(space, candidate).reduce_ns.into_iter().max().unwrap_or(0)
 }
 
-/// The order in which a loader that knows nothing draws the samples; batches are kept by size.
+/// Shuffles a batch like a data-blind loader draws it; batches are stored by size.
 fn in_random_order(batch: &[ItemSize]) -> Vec<ItemSize> {
     let words = batch.iter().flat_map(|item| [u64::from(item.tiles), u64::from(item.tokens)]);
     let mut shuffled = batch.to_vec();
@@ -60,12 +61,13 @@ fn in_random_order(batch: &[ItemSize]) -> Vec<ItemSize> {
     shuffled
 }
 
-/// Item `i` goes to rank `i mod ranks`, slot `(i / ranks) mod slots`; slot by slot.
+/// Returns the cell of item `i`: rank `i mod ranks`, slot `(i / ranks) mod slots`; slot by slot.
 fn cell(item: usize, ranks: usize, slots: usize) -> usize {
     (item / ranks) % slots * ranks + item % ranks
 }
 
-/// Tiles of the fullest encoder rank in each slot, whose samples with media are dealt to the ranks in turn.
+/// Returns the tiles of the fullest encoder rank in each slot, whose samples with media go to the ranks in
+/// turn.
 fn shares_in_turn(batch: &[ItemSize], ranks: usize, slots: usize, encoder_ranks: usize) -> Vec<u64> {
     let mut shares = vec![vec![0; encoder_ranks]; slots];
     let mut next = vec![0; slots];

@@ -1,4 +1,4 @@
-//! Methods side by side on the same batches: what planning gains, what balancing gains, and what is left.
+//! Compares planning and balancing methods on the same batches, and with the ideal.
 //!
 //! Each method is a plan and a way to cut batches, judged by the same simulation:
 //!
@@ -7,10 +7,10 @@
 //! | data-blind, uniform | the best with one TP and one DP degree for both modules | dealt round robin |
 //! | data-blind | ours | dealt round robin |
 //! | LPT | ours | longest processing time first, on each sample's slower module |
-//! | paper | Algorithm 1 of the paper, the better of two numbers of microbatches | the least largest sum of a module in a microbatch |
+//! | paper | Algorithm 1 of the paper, the better of two numbers of microbatches | min-max of module sums |
 //! | ours | ours | the makespan itself |
 //!
-//! The *ideal* is a lower bound of every plan on these batches, whatever the balancing.
+//! The *ideal* is a lower bound of every plan on these batches, for any balancing.
 
 mod by_makespan;
 mod data_blind;
@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::partition::Strategy;
 use outcome::Outcome;
 
-/// A way to plan and to balance.
+/// Method of planning and balancing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Method {
@@ -62,41 +62,41 @@ impl Method {
     }
 }
 
-/// One method in figures.
+/// Score of one method.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MethodScore {
-    /// The method.
+    /// Method that is scored.
     pub method: Method,
-    /// Its plan.
+    /// Plan of the method.
     pub plan: ParallelismPlan,
     /// Mean makespan of the batches.
     pub step_seconds: f64,
-    /// The makespan that 95 % of the batches do not exceed.
+    /// Smallest makespan that 95 % of the batches do not exceed.
     pub step_seconds_p95: f64,
-    /// Share of the plan's GPU time in which nothing is computed, in `0..=1`.
+    /// Share of the plan's GPU time without computation, in `0..=1`.
     pub idle_fraction: f64,
     /// Whether every batch fits into memory; data-blind microbatches may not.
     pub fits: bool,
 }
 
-/// Methods on the batches of one problem.
+/// Scores of all methods on the batches of one problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MethodComparison {
-    /// Those for which there is a plan, in the order of [`Method::ALL`].
+    /// Methods that have a plan, in the order of [`Method::ALL`].
     pub methods: Vec<MethodScore>,
-    /// What no plan and no balancing can beat on average.
+    /// Lower bound on the mean makespan of any plan and balancing.
     pub ideal_seconds: f64,
 }
 
 /// Compares all methods on the batches of a problem whose plan was found.
 ///
-/// Data-blind samples come in a random order that depends on nothing but the batch.
+/// Data-blind samples come in a random order that depends on the batch alone.
 ///
 /// # Errors
-/// [`Error::Config`] if the plan is not one of the problem's space; those of [`super::plan`].
+/// [`Error::Config`] if the plan is outside the problem's search space; the errors of [`super::plan`].
 pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodComparison> {
     let space = problem.space()?;
-    let outside = || Error::Config { setting: "plan", reason: "it is not one of the space".to_owned() };
+    let outside = || Error::Config { setting: "plan", reason: "it is outside the search space".to_owned() };
     let ours = found.plan.candidate(&space).ok_or_else(outside)?;
     let mut methods = Vec::new();
     for method in Method::ALL {
@@ -107,6 +107,7 @@ pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodCo
         };
         let scores = candidates.iter().map(|candidate| judge(&space, method, candidate));
         let scores = scores.collect::<Result<Vec<MethodScore>>>()?;
+        // A plan that fits beats any plan that does not.
         let rank = |score: &MethodScore| (!score.fits, score.step_seconds);
         methods.extend(scores.into_iter().min_by(|a, b| {
             let (a, b) = (rank(a), rank(b));

@@ -1,4 +1,4 @@
-//! Runs one batch by one method.
+//! Simulates one batch of one method.
 
 use crate::budget::Budget;
 use crate::caps::Caps;
@@ -12,20 +12,20 @@ use crate::planner::score::step_timeline::{StepTimeline, StepTimes};
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
 
-/// Work units for one batch.
+/// Work units for balancing one batch.
 pub(super) const WORK: u64 = 20_000;
 
-/// One batch by one method.
+/// Outcome of one batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outcome {
     pub(super) makespan_ns: u64,
-    /// Nanoseconds in which a GPU computes, summed over GPUs.
+    /// Computing time, summed over GPUs, nanoseconds.
     pub(super) busy_ns: f64,
-    /// What the fullest GPU holds.
+    /// Memory of the fullest GPU.
     pub(super) bytes: f64,
 }
 
-/// Microbatches of a strategy in the order in which it numbers them.
+/// Runs the microbatches of a strategy in the order in which it numbers them.
 pub(super) fn run_partitioned(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -41,7 +41,7 @@ pub(super) fn run_partitioned(
     Ok(run(space, candidate, &assignment, timeline))
 }
 
-/// Runs assignment as they are.
+/// Runs a slot assignment.
 pub(super) fn run(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -55,7 +55,7 @@ pub(super) fn run(
     }
 }
 
-/// Nanoseconds of computing, each times the GPUs that take part; encoder ranks work as long as the busiest.
+/// Returns computing nanoseconds times the GPUs that take part; encoder ranks work as long as the busiest.
 fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &SlotAssignment) -> f64 {
     let family = &candidate.family;
     let (encoder, llm) = (&space.encoder.shapes[family.encoder], &space.llm.shapes[family.llm]);
@@ -67,11 +67,12 @@ fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &Slot
         Placement::Disaggregated => sum(&step.encoder_stages, &step.encoder_ns),
         Placement::Colocated => assignment.phase_ns(space, candidate) as f64,
     };
+    // Each encoder rank is charged the busiest one's time.
     of_encoder * f64::from(family.encoder_dp * encoder.tp)
         + sum(&step.llm_stages, &step.llm_ns) * f64::from(llm.tp)
 }
 
-/// The group of each item.
+/// Returns the group of each item.
 pub(super) fn group_of(groups: &[Vec<u32>], items: usize) -> Vec<u32> {
     let mut group_of = vec![0; items];
     for (group, own) in groups.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The paper's plan: the least makespan of a batch whose microbatches are all the mean one.
+//! The paper's planning: the least makespan of a batch whose microbatches all equal the mean.
 
 use crate::planner::cluster::Placement;
 use crate::planner::costs::StageBytes;
@@ -6,18 +6,20 @@ use crate::planner::memory::in_flight;
 use crate::planner::space::shape::{StageShape, TpTimes};
 use crate::planner::space::{Candidate, Family, SearchSpace};
 
-/// Finds the plans of Algorithm 1: with every number of microbatches that there may be, and with the one number that
+/// Finds the plans of Algorithm 1: with every possible number of microbatches, and with the one number that
 /// the authors' implementation tries for each configuration.
 ///
-/// For every split of the GPUs and all degrees, `T = (m + E_pp + L_pp - 1) * max(E_dur, L_dur)` at the mean shapes of
-/// `m` microbatches, if these fit into memory. The mean knows nothing of uneven batches, so the first plan may have as
-/// many microbatches as samples; the second has the fewest whose mean is no larger than the largest sample.
+/// For every split of the GPUs and all degrees, `T = (m + E_pp + L_pp - 1) * max(E_dur, L_dur)` at the mean
+/// shapes of `m` microbatches, if these fit into memory. The mean ignores uneven batches, so the first plan
+/// may have as many microbatches as samples; the second has the fewest whose mean is no larger than the
+/// largest sample.
 ///
 /// # Source
 /// An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3. Times are interpolated here, not rates.
 pub(super) fn plans(space: &SearchSpace<'_>) -> Vec<Candidate> {
     let mut best: [Option<(f64, Candidate)>; 2] = [None, None];
     space.visit(|family| {
+        // Algorithm 1 splits the GPUs between the modules.
         if family.placement == Placement::Colocated {
             return;
         }
@@ -36,7 +38,8 @@ pub(super) fn plans(space: &SearchSpace<'_>) -> Vec<Candidate> {
     best.into_iter().flatten().map(|(_, candidate)| candidate).collect()
 }
 
-/// The fewest microbatches whose mean has at least a sample for every rank, and is no larger than the largest sample.
+/// Returns the fewest microbatches whose mean has at least a sample for every rank, and is no larger than the
+/// largest sample.
 fn fewest(space: &SearchSpace<'_>, family: &Family) -> Option<u32> {
     let samples = f64::from(space.workload.global_batch());
     let (tiles_max, tokens_max) = (space.workload.tiles_max as f64, space.workload.tokens_max as f64);
@@ -47,7 +50,7 @@ fn fewest(space: &SearchSpace<'_>, family: &Family) -> Option<u32> {
     })
 }
 
-/// `T` at the mean microbatch.
+/// Computes `T` at the mean microbatch.
 pub(super) fn makespan_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
     let Family { encoder, llm, llm_dp, .. } = candidate.family;
     let (encoder, llm) = (&space.encoder.shapes[encoder], &space.llm.shapes[llm]);
@@ -58,7 +61,7 @@ pub(super) fn makespan_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64
     f64::from(candidate.microbatches + encoder.pp + llm.pp - 1) * encoder_ns.max(llm_ns)
 }
 
-/// Tiles and tokens of the mean microbatch of an encoder rank and of an LLM rank.
+/// Returns tiles and tokens of the mean microbatch of an encoder rank and of an LLM rank.
 fn means(space: &SearchSpace<'_>, candidate: &Candidate) -> [f64; 2] {
     let Family { encoder_dp, llm_dp, .. } = candidate.family;
     let microbatches = f64::from(candidate.microbatches);
@@ -66,12 +69,12 @@ fn means(space: &SearchSpace<'_>, candidate: &Candidate) -> [f64; 2] {
     [tiles, space.workload.batch_tokens / (microbatches * f64::from(llm_dp))]
 }
 
-/// All layers and what is outside them, divided evenly: `E_FLOP / (E_thr E_tp E_pp)`.
+/// Returns a stage's time with all work divided evenly: `E_FLOP / (E_thr E_tp E_pp)`.
 fn stage_ns(shape: &StageShape, times: &TpTimes, units: f64, samples_ns: f64) -> f64 {
-    (shape.all * (times.layer.at(units) + samples_ns) + times.ends.at(units)) / f64::from(shape.pp)
+    (shape.all * (times.layer.at(units) + samples_ns) + times.outside.at(units)) / f64::from(shape.pp)
 }
 
-/// Whether the mean microbatch fits, as often as it is in flight.
+/// Whether the mean microbatch fits, times the number of microbatches in flight.
 pub(super) fn fits(space: &SearchSpace<'_>, candidate: &Candidate) -> bool {
     let Family { encoder, llm, .. } = candidate.family;
     let (encoder, llm) = (&space.encoder.shapes[encoder], &space.llm.shapes[llm]);

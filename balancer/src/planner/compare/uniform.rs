@@ -1,7 +1,7 @@
-//! The best plan with one TP and one DP degree for both modules: what trainers do that know of one model only.
+//! Finds the best plan with one TP and one DP degree for both modules, like trainers made for one model.
 //!
-//! Every DP rank is a pipeline of its own, encoder stages first. The promising ones of all such plans, by the mean
-//! microbatch, are simulated on the data-blind batches themselves; so is a plan tuned by hand.
+//! Every DP rank is a pipeline by itself, encoder stages first. The promising plans, by the mean microbatch,
+//! are simulated on the data-blind batches themselves, like a plan tuned by hand would be.
 
 use super::{data_blind, paper};
 use crate::planner::cluster::Placement;
@@ -13,7 +13,7 @@ const TRIED: usize = 48;
 /// Batches that they are simulated on.
 const BATCHES: usize = 8;
 
-/// Finds the plan; one that fits into memory before one that does not; `None` if there is none at all.
+/// Finds the plan, preferring plans that fit into memory; `None` if the space has none.
 pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
     let mut timeline = StepTimeline::default();
     let mut best: Option<((bool, u128), Candidate)> = None;
@@ -32,7 +32,7 @@ pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
     best.map(|(_, candidate)| candidate)
 }
 
-/// The shortest by the mean microbatch that it fits, shortest first.
+/// Lists the plans whose mean microbatch fits, shortest first.
 fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
     for (encoder, of_encoder) in space.encoder.shapes.iter().enumerate() {
@@ -56,7 +56,7 @@ fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     found.into_iter().take(TRIED).map(|(_, candidate)| candidate).collect()
 }
 
-/// Powers of two up to the most, and the most.
+/// Lists the powers of two up to the most, and the most.
 fn counts(most: u32) -> Vec<u32> {
     let mut counts: Vec<u32> = (0..31).map(|power| 1 << power).take_while(|count| *count < most).collect();
     counts.push(most);

@@ -1,17 +1,17 @@
-//! What the planner asks of a module: time and memory of a pipeline stage.
+//! Costs of a module to the planner: time and memory of a pipeline stage.
 //!
-//! A *unit* is what a module counts its work in: tiles of an encoder, tokens of an LLM. Units of one microbatch run
-//! together in a layer; attention of an LLM goes by original sample and is asked for apart.
+//! A *unit* counts a module's work: tiles of an encoder, tokens of an LLM. Units of one microbatch run
+//! together in a layer; attention of an LLM depends on the original samples and is a separate cost.
 
 mod model;
 pub(super) mod time_table;
 
 pub use model::{ModelCosts, ModelCostsBuilder};
 
-/// Which part of a module a stage holds.
+/// Part of a module that a stage holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StagePart {
-    /// Layers.
+    /// Number of layers.
     pub layers: u32,
     /// Whether it is the module's first stage.
     pub is_first: bool,
@@ -19,14 +19,15 @@ pub struct StagePart {
     pub is_last: bool,
 }
 
-/// Memory of one GPU of a stage: `fixed + kept * units in flight + working * units of the microbatch computed`.
+/// Memory of one GPU of a stage: `fixed + kept * units in flight + working * units of the microbatch
+/// computed`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StageBytes {
-    /// Parameters, gradients, optimizer.
+    /// Bytes of parameters, gradients and optimizer state.
     pub fixed: f64,
-    /// Kept for each unit of the microbatches in flight.
+    /// Bytes kept for each unit of the microbatches in flight.
     pub kept_per_unit: f64,
-    /// Besides, for each unit of the microbatch that is computed.
+    /// Additional bytes for each unit of the microbatch that is computed.
     pub working_per_unit: f64,
 }
 
@@ -40,30 +41,30 @@ impl StageBytes {
 
 /// Time and memory of one module.
 ///
-/// Times are nanoseconds of forward and backward together of a whole tensor-parallel group; they must not fall with
-/// units and be finite. Only degrees that [`ModuleCosts::tp_degrees`] names are asked for.
+/// Times are nanoseconds of forward and backward together of a whole tensor-parallel group; they must be
+/// finite and non-decreasing in units. Only the degrees of [`ModuleCosts::tp_degrees`] are requested.
 pub trait ModuleCosts {
-    /// Layers, at least 1.
+    /// Returns the number of layers, at least 1.
     fn layers(&self) -> u32;
 
-    /// Tensor-parallel degrees that heads allow and that costs are known for, ascending.
+    /// Returns the tensor-parallel degrees that heads and costs allow, ascending.
     fn tp_degrees(&self) -> Vec<u32>;
 
-    /// Time of one layer over the units of a microbatch, without [`ModuleCosts::sample_ns`].
+    /// Returns the time of one layer over the units of a microbatch, without [`ModuleCosts::sample_ns`].
     fn layer_ns(&self, tp: u32, units: u64) -> f64;
 
-    /// Time of one layer that an original sample of this size adds, whatever it is packed with: attention.
+    /// Returns the time that an original sample of this size adds to one layer, in any packing: attention.
     fn sample_ns(&self, tp: u32, units: u64) -> f64;
 
-    /// Time of what is outside the layers, which the last stage computes.
-    fn ends_ns(&self, tp: u32, units: u64) -> f64;
+    /// Returns the time outside the layers, which the last stage computes.
+    fn outside_layers_ns(&self, tp: u32, units: u64) -> f64;
 
-    /// Memory of a stage; with `is_recomputed`, layers keep their inputs alone.
+    /// Returns the memory of a stage; with `is_recomputed`, layers keep their inputs alone.
     fn memory(&self, tp: u32, part: StagePart, is_recomputed: bool) -> StageBytes;
 
-    /// Bytes of one unit that go from a stage to the next one, and as gradient back.
+    /// Returns the bytes per unit that a stage sends to the next one, and that return as gradient.
     fn border_bytes(&self) -> f64;
 
-    /// Bytes of gradients on one GPU of a stage.
+    /// Returns the bytes of gradients on one GPU of a stage.
     fn gradient_bytes(&self, tp: u32, part: StagePart) -> f64;
 }

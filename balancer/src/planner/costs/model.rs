@@ -1,4 +1,4 @@
-//! Costs of a model's modules, from a measured profile or a stated rate.
+//! Costs of a model's modules, from a measured profile or a stated device rate.
 
 use super::{ModuleCosts, StageBytes, StagePart};
 use crate::error::{Error, Result};
@@ -9,9 +9,9 @@ use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::{DeviceRate, LayerTimes, ModelSpec, Module};
 use std::num::NonZeroU32;
 
-/// Bytes of an activation, and of a gradient.
+/// Bytes of an element of an activation or gradient.
 const BYTES: f64 = 2.0;
-/// All-reduces of a tensor-parallel layer, forward and backward.
+/// All-reduces per tensor-parallel layer, forward and backward.
 ///
 /// # Source
 /// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
@@ -23,7 +23,7 @@ pub struct ModelCosts {
     layers: u32,
     degrees: Vec<Degree>,
     memory: ModuleMemory,
-    /// Tokens of a unit inside the module: of a tile, 1 in an LLM.
+    /// Tokens per unit inside the module: per tile, 1 in an LLM.
     unit_tokens: f64,
     border_bytes: f64,
     is_llm: bool,
@@ -33,11 +33,11 @@ pub struct ModelCosts {
 struct Degree {
     tp: u32,
     times: LayerTimes,
-    /// Over which tensor-parallel all-reduces go, where times do not hold them already.
+    /// Link of tensor-parallel all-reduces, where times do not include them already.
     link: Option<Link>,
 }
 
-/// Says where costs come from.
+/// Builder of costs from a model and a source of times.
 #[derive(Debug, Clone)]
 pub struct ModelCostsBuilder<'a> {
     spec: &'a ModelSpec,
@@ -68,15 +68,15 @@ impl<'a> ModelCostsBuilder<'a> {
         self
     }
 
-    /// Adds tensor-parallel all-reduces over this link to times of a stated rate; measured times hold them. Default:
-    /// free.
+    /// Adds tensor-parallel all-reduces over this link to times of a stated rate; measured times include
+    /// them. Default: free.
     #[must_use]
     pub const fn tensor_parallel_link(mut self, link: Option<Link>) -> Self {
         self.link = link;
         self
     }
 
-    /// Sets the bytes that are held for each parameter where memory is computed. Default: [`StateBytes::ADAM`].
+    /// Sets the bytes held per parameter where memory is computed. Default: [`StateBytes::ADAM`].
     #[must_use]
     pub const fn state(mut self, state: StateBytes) -> Self {
         self.state = state;
@@ -86,8 +86,8 @@ impl<'a> ModelCostsBuilder<'a> {
     /// Builds the costs of the encoder and of the LLM.
     ///
     /// # Errors
-    /// [`Error::Config`] if the model has not exactly one encoder, the encoder takes no tiles of equal size, there is
-    /// neither a rate nor a profile, or the profile does not reach.
+    /// [`Error::Config`] if the model does not have exactly one encoder, the encoder's tiles differ in size,
+    /// there is neither a rate nor a profile, or the profile does not cover the model.
     pub fn build(self) -> Result<[ModelCosts; 2]> {
         let (module, tile_tokens) = encoder(self.spec)?;
         Ok([self.module(module, tile_tokens)?, self.module(Module::Llm, 1)?])
@@ -114,11 +114,13 @@ impl<'a> ModelCostsBuilder<'a> {
         let fits = |tp: &u32| {
             let has_heads = heads.is_multiple_of(*tp);
             has_heads
+                // Fewer KV heads than ranks are replicated, if they divide evenly.
                 && (kv_heads.is_multiple_of(*tp) || tp.is_multiple_of(kv_heads))
                 && has_memory(&memory, *tp)
         };
         let candidates = match self.profile {
             Some(profile) => LayerTimes::measured_degrees(self.spec, profile, module),
+            // A stated rate gives times for any degree.
             None => (1..=heads).collect(),
         };
         let degrees = candidates.into_iter().filter(fits).map(|tp| self.degree(module, tp, unit_tokens));
@@ -152,7 +154,7 @@ impl<'a> ModelCostsBuilder<'a> {
     }
 }
 
-/// The one encoder of a model, and the tokens of what it takes one by one.
+/// Returns the encoder of a model, and the tokens per unit.
 fn encoder(spec: &ModelSpec) -> Result<(Module, u32)> {
     let invalid =
         |reason: &str| Err(Error::Config { setting: "model", reason: format!("`{}` {reason}", spec.name) });
@@ -181,6 +183,7 @@ fn has_memory(memory: &ModuleMemory, tp: u32) -> bool {
 impl ModelCosts {
     fn degree(&self, tp: u32) -> &Degree {
         let known = self.degrees.iter().find(|degree| degree.tp == tp);
+        // The fallback is for degrees outside `tp_degrees` only; `build` ensures that there is one.
         known.unwrap_or(&self.degrees[0])
     }
 }
@@ -210,7 +213,7 @@ impl ModuleCosts for ModelCosts {
         if self.is_llm { self.degree(tp).times.attention_ns(1.0, units as f64) } else { 0.0 }
     }
 
-    fn ends_ns(&self, tp: u32, units: u64) -> f64 {
+    fn outside_layers_ns(&self, tp: u32, units: u64) -> f64 {
         let times = &self.degree(tp).times;
         if self.is_llm {
             times.outside_layers_ns(1.0, units as f64)
@@ -224,7 +227,7 @@ impl ModuleCosts for ModelCosts {
         let kept = if is_recomputed { SavedActivations::LayerInputs } else { SavedActivations::All };
         let StagePart { layers, is_first, is_last } = part;
         let stage = self.memory.stage(tp, StageLayers { layers, is_first, is_last }, kept);
-        // A degree without memory is none of `tp_degrees`.
+        // Degrees without memory are not in `tp_degrees`, so they are never requested.
         stage.map_or(StageBytes { fixed: f64::INFINITY, ..StageBytes::default() }, |stage| StageBytes {
             fixed: stage.fixed_bytes,
             kept_per_unit: stage.saved_bytes_per_token * self.unit_tokens,

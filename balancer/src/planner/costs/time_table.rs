@@ -1,21 +1,21 @@
-//! A time over units, looked up in a few operations.
+//! Tabulates a time over units, looked up in a few operations.
 //!
-//! The planner's times *are* these tables: piecewise linear between knots that lie 1/16 of an octave apart, so that
-//! a lower bound made from the knots is a bound of every simulated time.
+//! The planner's times *are* these tables: piecewise linear between knots 1/16 of an octave apart, so that a
+//! lower bound made from the knots bounds every simulated time.
 
-/// Knots of an octave.
+/// Knots per octave.
 const STEPS: u64 = 16;
 
 /// Times at knots, linear between them, non-decreasing, 0 at 0.
 #[derive(Debug, Clone)]
 pub(in crate::planner) struct TimeTable {
     ns: Vec<f64>,
-    /// From each knot to the next, nanoseconds a unit.
+    /// Slope from each knot to the next, nanoseconds per unit.
     slopes: Vec<f64>,
 }
 
 impl TimeTable {
-    /// Tabulates a time up to `units_max`; a time that falls is held.
+    /// Tabulates a time up to `units_max`; a falling time is held constant.
     pub(in crate::planner) fn new(units_max: u64, time_ns: impl Fn(u64) -> f64) -> Self {
         let mut ns = vec![0.0];
         for at in 1..=index(units_max.max(1)) + 1 {
@@ -30,16 +30,16 @@ impl TimeTable {
         Self { slopes: (0..ns.len() - 1).map(slope).collect(), ns }
     }
 
-    /// The time of this many units; beyond the table with the slope of its end.
+    /// Returns the time of this many units; beyond the table with the slope of its end.
     pub(in crate::planner) fn at(&self, units: f64) -> f64 {
         let low = index(units as u64).min(self.slopes.len() - 1);
         self.ns[low] + self.slopes[low] * (units - knot(low) as f64)
     }
 
-    /// The greatest convex function below the times from `units_min` units on, and below no time at none.
+    /// Returns the greatest convex function below the times from `units_min` units on, nowhere below 0.
     ///
-    /// `count * hull(total / count)` is at most the sum of times over any `count` parts of `total`, each at least
-    /// `units_min` or, if that is 0, empty (Jensen).
+    /// `count * hull(total / count)` is at most the sum of times over any `count` parts of `total`, each at
+    /// least `units_min` or, if that is 0, empty (Jensen).
     pub(in crate::planner) fn hull(&self, units_min: u64) -> Self {
         let first = index(units_min).min(self.ns.len() - 2);
         let mut corners: Vec<usize> = Vec::new();
@@ -59,7 +59,7 @@ impl TimeTable {
                 *below = self.ns[pair[0]] + slope * (knot(at) - knot(pair[0])) as f64;
             }
         }
-        // Below the least part the first slope goes on, never below 0.
+        // Below the smallest part the first slope continues, never below 0.
         let slope = hull[first + 1] - hull[first];
         let slope = slope / (knot(first + 1) - knot(first)) as f64;
         let least = hull[first];
@@ -74,13 +74,13 @@ impl TimeTable {
     }
 }
 
-/// Units at a knot: 0 to 15, then 16 to 31 times powers of two.
+/// Returns the units at a knot: 0 to 15, then 16 to 31 times powers of two.
 fn knot(at: usize) -> u64 {
     let at = at as u64;
     if at < STEPS { at } else { (STEPS + at % STEPS) << (at / STEPS - 1) }
 }
 
-/// The last knot that is not above this many units.
+/// Returns the last knot that is not above this many units.
 fn index(units: u64) -> usize {
     if units < STEPS {
         return units as usize;

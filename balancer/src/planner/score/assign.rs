@@ -1,16 +1,16 @@
-//! From samples to cells: which slot of which LLM rank each sample of a batch goes to.
+//! Assigns the samples of a batch to groups, and groups to slots of the LLM ranks.
 //!
-//! Groups are made greedily, the longest samples first, dealt out to ranks so that these are even, and ordered with small ends, so that slot `k` of
-//! all ranks is of about the same size.
+//! Groups are made greedily, the longest samples first, and assigned to ranks so that these are even; each
+//! rank is in peak order, so that slot `k` of all ranks has about the same size.
 
 use crate::pipeline::peak_order;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Cuts items into groups, one after another, each to the group with the smallest sum; returns each item's group.
+/// Assigns each item to the group with the smallest sum, one after another; returns each item's group.
 ///
-/// LPT if the items come by size. There are at least as many items as groups; the first items seed the groups, so none
-/// is empty. Ties go to the lower index.
+/// This is LPT if the items are sorted by size. There are at least as many items as groups; the first items
+/// seed the groups, so none is empty. Ties go to the lower index.
 pub(super) fn greedy_groups(sizes_ns: &[u64], groups: usize) -> Vec<u32> {
     let seeds = sizes_ns.iter().take(groups).enumerate();
     let seeds: Vec<Reverse<(u64, u32)>> = seeds.map(|(group, size)| Reverse((*size, group as u32))).collect();
@@ -25,25 +25,25 @@ pub(super) fn greedy_groups(sizes_ns: &[u64], groups: usize) -> Vec<u32> {
     group_of
 }
 
-/// Deals groups out to ranks and slots; returns each group's cell, `slot * ranks + rank`.
+/// Assigns groups to ranks and slots; returns each group's cell, `slot * ranks + rank`.
 pub(super) fn cells_of_groups(group_ns: &[u64], ranks: usize) -> Vec<u32> {
     let slots = group_ns.len() / ranks;
     let mut order: Vec<u32> = (0..group_ns.len() as u32).collect();
     order.sort_unstable_by_key(|&group| (Reverse(group_ns[group as usize]), group));
-    let mut dealt: Vec<Vec<u32>> = vec![Vec::with_capacity(slots); ranks];
+    let mut by_rank: Vec<Vec<u32>> = vec![Vec::with_capacity(slots); ranks];
     let mut heap: BinaryHeap<Reverse<(u64, u32)>> =
         (0..ranks as u32).map(|rank| Reverse((0, rank))).collect();
     for group in order {
-        // A rank leaves the heap when it is full, so there is one as long as groups are left.
+        // A full rank leaves the heap, so the heap is not empty while groups are left.
         let Some(Reverse((load, rank))) = heap.pop() else { break };
-        let own = &mut dealt[rank as usize];
+        let own = &mut by_rank[rank as usize];
         own.push(group);
         if own.len() < slots {
             heap.push(Reverse((load + group_ns[group as usize], rank)));
         }
     }
     let mut cells = vec![0; group_ns.len()];
-    for (rank, own) in dealt.iter().enumerate() {
+    for (rank, own) in by_rank.iter().enumerate() {
         let own_ns: Vec<u64> = own.iter().map(|&group| group_ns[group as usize]).collect();
         for (slot, at) in peak_order(&own_ns).into_iter().enumerate() {
             cells[own[at as usize] as usize] = (slot * ranks + rank) as u32;
@@ -52,7 +52,7 @@ pub(super) fn cells_of_groups(group_ns: &[u64], ranks: usize) -> Vec<u32> {
     cells
 }
 
-/// The largest sum when whole samples are dealt out to `ranks` ranks by LPT.
+/// Returns the largest sum when LPT assigns whole samples to `ranks` ranks.
 pub(super) fn largest_share(mut tiles: Vec<u64>, ranks: usize) -> u64 {
     tiles.sort_unstable_by_key(|&tiles| Reverse(tiles));
     let mut heap: BinaryHeap<Reverse<u64>> = vec![Reverse(0); ranks.min(tiles.len().max(1))].into();

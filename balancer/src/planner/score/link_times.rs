@@ -1,8 +1,9 @@
-//! What links add to a step: messages between stages, and the all-reduce of gradients at its end.
+//! Adds the time of links to a step: messages between stages, all-reduces of gradients at its end.
 //!
-//! Activations go forward and their gradients back, as many bytes. From the encoder to the LLM goes at most the whole
-//! sequence of the fullest rank, text included: which of its tokens are media is not known here. Messages travel
-//! while stages compute; what waits for one waits for all of it. Tensor-parallel all-reduces are part of a layer's time.
+//! Activations go forward and gradients of the same size back. From the encoder to the LLM goes at most the
+//! whole sequence of the fullest rank, text included: the planner does not know which of its tokens are
+//! media. Messages travel while stages compute; a pass waits for its whole message. Tensor-parallel
+//! all-reduces are part of a layer's time.
 
 use super::step_timeline::StepTimes;
 use crate::planner::cluster::{Link, Links};
@@ -29,6 +30,7 @@ pub(super) fn add_links(
         let link = links.spanning(encoder.gpus(), space.cluster.gpus_per_node);
         let bytes = space.encoder.border_bytes;
         step.encoder_hop_ns = share_tiles.iter().map(|tiles| send(link, *tiles, bytes)).collect();
+        // Encoder and LLM lie anywhere in the plan's GPUs, so that their link may span all of them.
         let widest = links.spanning(space.gpus(family), space.cluster.gpus_per_node);
         let fullest = |slot: usize| {
             let of_slot = &tokens[slot * step.ranks..(slot + 1) * step.ranks];
@@ -43,7 +45,7 @@ pub(super) fn add_links(
     step.reduce_ns.extend(reduce_ns(space, links, llm, family.llm_dp, gradients));
 }
 
-/// All-reduce of a colocated encoder's gradients, nanoseconds.
+/// Returns the all-reduce of a colocated encoder's gradients, nanoseconds.
 pub(super) fn phase_reduce_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
     let Some(links) = &space.cluster.links else { return 0 };
     let family = &candidate.family;
@@ -52,7 +54,7 @@ pub(super) fn phase_reduce_ns(space: &SearchSpace<'_>, candidate: &Candidate) ->
     reduce_ns(space, links, shape, family.encoder_dp, gradients).into_iter().max().unwrap_or(0)
 }
 
-/// Of each stage.
+/// Returns the all-reduce of each stage's gradients, nanoseconds.
 fn reduce_ns(
     space: &SearchSpace<'_>,
     links: &Links,

@@ -1,4 +1,4 @@
-//! What a plan takes on sampled batches: each is balanced, dealt out and simulated.
+//! Scores a plan on sampled batches: each is balanced, assigned to slots and simulated.
 
 mod assign;
 mod link_times;
@@ -21,13 +21,13 @@ use step_timeline::StepTimeline;
 
 /// Work units of balancing one batch of a finalist.
 const SEARCH_WORK: u64 = 400;
-/// Samples times groups up to which finalists are searched for; its first partition takes time in proportion.
+/// Most samples times groups of a finalist that is searched for; the first partition's time is proportional.
 const SEARCH_CELLS_MAX: usize = 4_000_000;
 
-/// What is called far behind, as a factor: plans differ by about a percent more or less from batch to batch.
+/// Slowdown factor beyond which a plan is discarded early; batch-to-batch noise is about 1 %.
 const FAR_BEHIND: f64 = 1.05;
 
-/// A plan's makespans, and what it requirements, in the order of the batches.
+/// Makespans and memory requirements of a plan, in the order of the batches.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Score {
     pub(super) makespans_ns: Vec<u64>,
@@ -47,13 +47,13 @@ impl Score {
         self.requirements.append(&mut more.requirements);
     }
 
-    /// Whether a score on the first batches is so much worse than another's on the same ones that more would not turn it.
+    /// Whether a score on the first batches is worse than another's on the same ones beyond the noise.
     pub(super) fn is_far_behind(&self, other: &Self) -> bool {
         let batches = 0..self.makespans_ns.len().min(other.makespans_ns.len());
         self.range(batches.clone()).mean_ns() > FAR_BEHIND * other.range(batches).mean_ns()
     }
 
-    /// The score on some of the batches.
+    /// Returns the score on some of the batches.
     pub(super) fn range(&self, batches: Range<usize>) -> Self {
         Self {
             makespans_ns: self.makespans_ns[batches.clone()].to_vec(),
@@ -61,7 +61,7 @@ impl Score {
         }
     }
 
-    /// Over all batches.
+    /// Returns the memory requirement over all batches.
     pub(super) fn requirement(&self) -> MemoryRequirement {
         self.requirements.iter().copied().fold(MemoryRequirement::default(), MemoryRequirement::max)
     }
@@ -71,7 +71,7 @@ impl Score {
         sum as f64 / self.makespans_ns.len().max(1) as f64
     }
 
-    /// The smallest makespan that 95 % of the batches do not exceed.
+    /// Returns the smallest makespan that 95 % of the batches do not exceed.
     pub(super) fn p95_ns(&self) -> u64 {
         let mut sorted = self.makespans_ns.clone();
         sorted.sort_unstable();
@@ -80,7 +80,7 @@ impl Score {
     }
 }
 
-/// A plan with its score.
+/// Plan with its score.
 #[derive(Debug, Clone)]
 pub(super) struct ScoredPlan {
     pub(super) candidate: Candidate,
@@ -97,18 +97,19 @@ pub(super) fn score(
     let mut score = Score::default();
     for batch in &space.workload.batches()[batches] {
         let sizes_ns = sums(&item_sizes_ns(space, candidate, batch));
-        let dealt = fitting(space, candidate, balance_by(space, candidate, batch, &sizes_ns)).or_else(|| {
-            // Even tokens take least memory.
-            let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
-            fitting(space, candidate, balance_by(space, candidate, batch, &tokens))
-        });
-        let (assignment, required) = dealt?;
+        let fitted =
+            fitting(space, candidate, balance_by(space, candidate, batch, &sizes_ns)).or_else(|| {
+                // Even tokens take the least memory.
+                let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
+                fitting(space, candidate, balance_by(space, candidate, batch, &tokens))
+            });
+        let (assignment, required) = fitted?;
         score.push(makespan_ns(space, candidate, &assignment, timeline), required);
     }
     Some(score)
 }
 
-/// Replaces a score on some batches by that of [`Strategy::Search`], where that is better and fits.
+/// Replaces a score on some batches by the one of [`Strategy::Search`], where that is better and fits.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
@@ -127,6 +128,7 @@ pub(super) fn improve(
             continue;
         };
         let makespan_ns = makespan_ns(space, candidate, &assignment, timeline);
+        // The greedy assignment stays where the search is not better.
         if makespan_ns < score.makespans_ns[at] {
             (score.makespans_ns[at], score.requirements[at]) = (makespan_ns, required);
         }
@@ -134,7 +136,7 @@ pub(super) fn improve(
     Ok(())
 }
 
-/// What a batch requirements as it is dealt out, if it fits.
+/// Returns a slot assignment with its memory requirement, if it fits.
 fn fitting(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -144,7 +146,7 @@ fn fitting(
     (required.most() <= space.budget_bytes).then_some((assignment, required))
 }
 
-/// A batch balanced greedily on the sum of both modules' times, the longest samples first.
+/// Balances a batch greedily on the sum of both modules' times, the longest samples first.
 pub(super) fn balance_greedily(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -162,7 +164,7 @@ fn balance_by(
     assign_slots(space, candidate, batch, sizes, &greedy_groups(sizes, candidate.groups()))
 }
 
-/// A batch balanced by [`Strategy::Search`]; `None` where that would take too long or has no choice.
+/// Balances a batch by [`Strategy::Search`]; `None` where that would take too long or has no choice.
 pub(super) fn balance_by_search(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -202,7 +204,8 @@ pub(super) fn makespan_ns(
     }
 }
 
-/// What a sample adds to the slowest stage of each module, about; the encoder's ranks serve all LLM ranks.
+/// Estimates the time that a sample adds to the slowest stage of each module; encoder ranks serve all LLM
+/// ranks.
 pub(super) fn item_sizes_ns(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -211,6 +214,7 @@ pub(super) fn item_sizes_ns(
     let family = &candidate.family;
     let (encoder, llm) = (&space.encoder.shapes[family.encoder], &space.llm.shapes[family.llm]);
     let llm_times = &space.llm.times[llm.times];
+    // The time per token depends on the microbatch's size, so it is taken at the mean one.
     let tokens = space.workload.batch_tokens / candidate.groups() as f64;
     let token_ns = llm_times.layer.at(tokens) / tokens;
     let layers = llm.inner.max(llm.last);
@@ -221,6 +225,7 @@ pub(super) fn item_sizes_ns(
             let slots = f64::from(candidate.microbatches) * f64::from(family.encoder_dp);
             let share = (space.workload.batch_tiles / slots).max(1.0);
             let slowest = encoder.inner.max(encoder.last);
+            // A group belongs to one LLM rank, but all encoder ranks share its tiles.
             let ranks = f64::from(family.llm_dp) / f64::from(family.encoder_dp);
             slowest * times.layer.at(share) / share * ranks
         }
@@ -248,7 +253,7 @@ fn assign_slots(
     SlotAssignment::new(space, candidate, batch, |item| cell_of[group_of[item] as usize], space.encoder_split)
 }
 
-/// Both modules' times together.
+/// Adds both modules' times.
 fn sums(sizes_ns: &[[u64; 2]]) -> Vec<u64> {
     sizes_ns.iter().map(|[encoder, llm]| encoder + llm).collect()
 }

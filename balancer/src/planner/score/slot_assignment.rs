@@ -1,4 +1,4 @@
-//! One batch under one plan: from cells to the times of every pass, and to the memory that they take.
+//! Slot assignment of one batch: the times of every pass and the memory that follow from it.
 
 use super::assign::largest_share;
 use super::link_times;
@@ -10,25 +10,25 @@ use crate::planner::space::shape::{StageShape, TpTimes};
 use crate::planner::space::{Candidate, EncoderSplit, SearchSpace};
 use crate::planner::workload::ItemSize;
 
-/// What each cell and each slot of a step holds.
+/// Units in each cell and each slot of a step.
 #[derive(Debug, Clone, Default)]
 pub(in crate::planner) struct SlotAssignment {
     pub(in crate::planner) ranks: usize,
     pub(in crate::planner) slots: usize,
-    /// `[slots * ranks]`.
+    /// Tokens of each cell, `[slots * ranks]`.
     pub(in crate::planner) tokens: Vec<u64>,
-    /// Attention of the cell's samples in one layer.
+    /// Attention time of each cell's samples in one layer.
     samples_ns: Vec<f64>,
     /// Tiles of the largest share of an encoder rank, `[slots]`.
     pub(in crate::planner) share_tiles: Vec<u64>,
-    /// Tiles of a slot, all encoder ranks.
+    /// Tiles of each slot, all encoder ranks together.
     slot_tiles: Vec<u64>,
     /// Tiles of the whole batch.
     pub(in crate::planner) batch_tiles: u64,
 }
 
 impl SlotAssignment {
-    /// Adds samples up, each in its cell.
+    /// Sums samples by cell.
     pub(in crate::planner) fn new(
         space: &SearchSpace<'_>,
         candidate: &Candidate,
@@ -55,6 +55,7 @@ impl SlotAssignment {
             cells.samples_ns[cell] += llm.sample.at(f64::from(size.tokens));
             cells.slot_tiles[cell / ranks] += tiles;
             cells.batch_tiles += tiles;
+            // Only a split by sample needs the tiles of every sample.
             if let Some(of_slot) = by_slot.get_mut(cell / ranks) {
                 of_slot.push(tiles);
             }
@@ -69,20 +70,20 @@ impl SlotAssignment {
         cells
     }
 
-    /// Times of all passes.
+    /// Returns the times of all passes.
     pub(in crate::planner) fn times(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> StepTimes {
         let family = &candidate.family;
         let llm = &space.llm.shapes[family.llm];
         let llm_times = &space.llm.times[llm.times];
-        let (layer_ns, ends_ns) = (
+        let (layer_ns, outside_ns) = (
             self.tokens
                 .iter()
                 .zip(&self.samples_ns)
                 .map(|(tokens, samples_ns)| llm_times.layer.at(*tokens as f64) + samples_ns),
-            self.tokens.iter().map(|tokens| llm_times.ends.at(*tokens as f64)),
+            self.tokens.iter().map(|tokens| llm_times.outside.at(*tokens as f64)),
         );
-        let (layer_ns, ends_ns): (Vec<f64>, Vec<f64>) = (layer_ns.collect(), ends_ns.collect());
-        let (llm_stages, llm_ns) = rows(llm, &layer_ns, &ends_ns);
+        let (layer_ns, outside_ns): (Vec<f64>, Vec<f64>) = (layer_ns.collect(), outside_ns.collect());
+        let (llm_stages, llm_ns) = rows(llm, &layer_ns, &outside_ns);
         let mut step =
             StepTimes { ranks: self.ranks, slots: self.slots, llm_stages, llm_ns, ..StepTimes::default() };
         if family.placement == Placement::Disaggregated {
@@ -91,22 +92,22 @@ impl SlotAssignment {
             let of = |table: fn(&TpTimes) -> &TimeTable| -> Vec<f64> {
                 self.share_tiles.iter().map(|tiles| table(times).at(*tiles as f64)).collect()
             };
-            let (layer_ns, ends_ns) = (of(|times| &times.layer), of(|times| &times.ends));
-            (step.encoder_stages, step.encoder_ns) = rows(encoder, &layer_ns, &ends_ns);
+            let (layer_ns, outside_ns) = (of(|times| &times.layer), of(|times| &times.outside));
+            (step.encoder_stages, step.encoder_ns) = rows(encoder, &layer_ns, &outside_ns);
         }
         link_times::add_links(space, candidate, &self.tokens, &self.share_tiles, &mut step);
         step
     }
 
-    /// Forward and backward of all media on colocated encoder ranks, nanoseconds.
+    /// Returns the time of all media, forward and backward, on colocated encoder ranks, nanoseconds.
     pub(in crate::planner) fn phase_ns(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
         let shape = &space.encoder.shapes[candidate.family.encoder];
         let times = &space.encoder.times[shape.times];
         let share = self.batch_tiles.div_ceil(u64::from(candidate.family.encoder_dp)) as f64;
-        (shape.all * times.layer.at(share) + times.ends.at(share)).ceil() as u64
+        (shape.all * times.layer.at(share) + times.outside.at(share)).ceil() as u64
     }
 
-    /// What the fullest GPU of each module holds.
+    /// Returns the memory of each module's fullest GPU.
     pub(in crate::planner) fn requirement(
         &self,
         space: &SearchSpace<'_>,
@@ -133,11 +134,12 @@ impl SlotAssignment {
     }
 }
 
-/// The fullest stage over a run of microbatches: as many neighbors as are in flight.
+/// Returns the memory of the fullest stage over consecutive microbatches, as many as are in flight.
 fn fullest(shape: &StageShape, stages_to_end: u32, units: &[u64]) -> f64 {
     let largest = units.iter().copied().max().unwrap_or(0) as f64;
     let mut most = 0.0_f64;
     for (stage, bytes) in &shape.memory {
+        // Neighbors are in flight together, so a window slides over the microbatches.
         let window = in_flight(stages_to_end, *stage, units.len() as u32) as usize;
         let mut sum: u64 = units[..window].iter().sum();
         let mut held = sum;
@@ -150,8 +152,8 @@ fn fullest(shape: &StageShape, stages_to_end: u32, units: &[u64]) -> f64 {
     most
 }
 
-/// One row of forward and backward times for each number of layers, and one for the last stage.
-fn rows(shape: &StageShape, layer_ns: &[f64], ends_ns: &[f64]) -> (Vec<usize>, Vec<[Vec<u64>; 2]>) {
+/// Computes rows of forward and backward times: one for each number of layers, and one for the last stage.
+fn rows(shape: &StageShape, layer_ns: &[f64], outside_ns: &[f64]) -> (Vec<usize>, Vec<[Vec<u64>; 2]>) {
     let (mut stages, mut rows, mut known): (Vec<usize>, Vec<_>, Vec<u32>) = Default::default();
     let last = shape.layers.len() - 1;
     let recomputed = if shape.is_recomputed { 1.0 / 3.0 } else { 0.0 };
@@ -161,13 +163,14 @@ fn rows(shape: &StageShape, layer_ns: &[f64], ends_ns: &[f64]) -> (Vec<usize>, V
             continue;
         }
         let count = f64::from(layers);
-        let ends = if stage == last { 1.0 } else { 0.0 };
+        let outside_factor = if stage == last { 1.0 } else { 0.0 };
         let (mut forward, mut backward) =
             (Vec::with_capacity(layer_ns.len()), Vec::with_capacity(layer_ns.len()));
-        for (layer_ns, ends_ns) in layer_ns.iter().zip(ends_ns) {
-            let (own, outside) = (count * layer_ns, ends * ends_ns);
+        for (layer_ns, outside_ns) in layer_ns.iter().zip(outside_ns) {
+            let (own, outside) = (count * layer_ns, outside_factor * outside_ns);
             let third = (own + outside) / 3.0;
             forward.push(whole_ns(third));
+            // Recomputation repeats the forward pass of the layers, without the work outside them.
             backward.push(whole_ns(2.0 * third + recomputed * own));
         }
         stages.push(rows.len());

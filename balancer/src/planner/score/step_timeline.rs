@@ -1,53 +1,54 @@
-//! One step of a pipeline whose encoder and LLM differ in stages and DP degree.
+//! Simulates a step of a pipeline whose encoder and LLM differ in stages and DP degree.
 //!
-//! The encoder's ranks share the media of all LLM ranks' microbatches of a *slot* (the k-th microbatch of each LLM
-//! rank) and hand them on together, so the encoder is one chain with a time for each slot; every LLM rank is a chain
-//! of its own behind it. A slot's gradient goes back into the encoder when the last LLM rank has sent it. Stages
-//! count through from the encoder's first to the LLM's last and run 1F1B.
+//! The encoder's ranks share the media of all LLM ranks' microbatches of a *slot* (the k-th microbatch of
+//! each LLM rank) and send them on together, so the encoder is one chain with a time for each slot, followed
+//! by one chain per LLM rank. A slot's gradient returns to the encoder when the last LLM rank has sent it.
+//! Stages are numbered from the encoder's first to the LLM's last and run 1F1B.
 //!
 //! With one LLM rank this is the pipeline of [`crate::simulate`]; a test compares them.
 
 use std::cmp::Ordering;
 
-/// Nanoseconds of every pass of one step.
+/// Times of every pass of one step, nanoseconds.
 #[derive(Debug, Clone, Default)]
 pub(in crate::planner) struct StepTimes {
     /// LLM ranks.
     pub(in crate::planner) ranks: usize,
     /// Microbatches of each LLM rank, which are the encoder's slots.
     pub(in crate::planner) slots: usize,
-    /// Row of [`StepTimes::encoder_ns`] that each encoder stage takes; empty if the encoder is no pipeline stage.
+    /// Row of [`StepTimes::encoder_ns`] of each encoder stage; empty if the encoder is not a pipeline stage.
     pub(in crate::planner) encoder_stages: Vec<usize>,
-    /// Row of [`StepTimes::llm_ns`] that each LLM stage takes.
+    /// Row of [`StepTimes::llm_ns`] of each LLM stage.
     pub(in crate::planner) llm_stages: Vec<usize>,
-    /// By row, `[slots]`: forward, and backward.
+    /// Forward and backward times by row, `[slots]`.
     pub(in crate::planner) encoder_ns: Vec<[Vec<u64>; 2]>,
-    /// By row, `[slots * ranks]`, slot by slot.
+    /// Forward and backward times by row, `[slots * ranks]`, slot by slot.
     pub(in crate::planner) llm_ns: Vec<[Vec<u64>; 2]>,
-    /// From stage to stage of the encoder, `[slots]`, from the encoder to the LLM, `[slots]`, and between stages of the
-    /// LLM, `[slots * ranks]`; empty if links are free.
+    /// Times of messages between stages of the encoder, `[slots]`, from the encoder to the LLM, `[slots]`,
+    /// and between stages of the LLM, `[slots * ranks]`; empty if links are free.
     pub(in crate::planner) encoder_hop_ns: Vec<u64>,
     pub(in crate::planner) between_hop_ns: Vec<u64>,
     pub(in crate::planner) llm_hop_ns: Vec<u64>,
-    /// Gradient all-reduce of each stage behind its last pass, the encoder's first; empty if links are free.
+    /// Gradient all-reduce of each stage after its last pass, the encoder's first; empty if links are free.
     pub(in crate::planner) reduce_ns: Vec<u64>,
 }
 
-/// When passes end; kept between steps so that nothing is allocated.
+/// Ends of passes; reused between steps to avoid allocation.
 #[derive(Debug, Clone, Default)]
 #[expect(clippy::struct_field_names, reason = "units end the names")]
 pub(in crate::planner) struct StepTimeline {
-    /// By stage and rank; the encoder has one rank.
+    /// Ends by stage and rank; the encoder has one rank.
     end_ns: Vec<u64>,
     forward_out_ns: Vec<u64>,
     backward_out_ns: Vec<u64>,
 }
 
 impl StepTimeline {
-    /// Returns when the step ends.
+    /// Returns the end of the step.
     ///
-    /// In slots of time as long as a pass, `F(s, k)` runs in `2k + s` and `B(s, k)` in `2k + 2p - 1 - s`: an order in
-    /// which everything comes behind what it waits for, with 1F1B's order on each stage. The real times follow it.
+    /// In time slots as long as a pass, `F(s, k)` runs in `2k + s` and `B(s, k)` in `2k + 2p - 1 - s`: an
+    /// order in which every pass comes after its inputs, with 1F1B's order on each stage. The real times
+    /// follow it.
     pub(in crate::planner) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
         if step.ranks == 1 {
             return self.chain_ns(step);
@@ -82,13 +83,14 @@ impl StepTimeline {
         (0..stages).map(end).max().unwrap_or(0)
     }
 
-    /// The same with one LLM rank, where every stage has one time for each slot and one neighbor on each side.
+    /// Returns the end of a step with one LLM rank, where every stage has one time for each slot and one
+    /// neighbor on each side.
     fn chain_ns(&mut self, step: &StepTimes) -> u64 {
         let encoder = step.encoder_stages.iter().map(|row| &step.encoder_ns[*row]);
         let rows: Vec<&[Vec<u64>; 2]> =
             encoder.chain(step.llm_stages.iter().map(|row| &step.llm_ns[*row])).collect();
         let encoder_stages = step.encoder_stages.len();
-        // Of the message between a stage and the one before it.
+        // Message between a stage and the previous one.
         let hops: Vec<&[u64]> = (0..rows.len())
             .map(|stage| match stage.cmp(&encoder_stages) {
                 _ if stage == 0 => &[][..],
@@ -98,7 +100,7 @@ impl StepTimeline {
             })
             .collect();
         let stages = rows.len();
-        // A stage more on each side, from which nothing is waited for.
+        // One more stage on each side, whose end stays 0.
         for cells in [&mut self.end_ns, &mut self.forward_out_ns, &mut self.backward_out_ns] {
             cells.clear();
             cells.resize(stages + 2, 0);
@@ -184,7 +186,7 @@ impl StepTimeline {
     }
 }
 
-/// When the input of each rank is there: what was sent, and the message, if links are not free.
+/// Returns the arrival of each rank's input: the time sent plus the message, if links are not free.
 fn arrivals<'a>(sent: &'a [u64], hops_ns: Option<&'a [u64]>) -> impl Fn(usize) -> u64 {
     move |rank| sent[rank] + hops_ns.map_or(0, |hops_ns| hops_ns[rank])
 }
@@ -243,7 +245,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two ranks that do the same take what one of them takes, messages and sums included.
+        /// Two ranks with equal times take as long as one of them, messages and sums included.
         #[test]
         fn equal_ranks_take_what_one_takes(
             encoder_stages in 0usize..4, llm_stages in 1usize..5, slots in 1usize..9,
@@ -276,8 +278,8 @@ mod tests {
         }
     }
 
-    /// Two LLM ranks of 1 and 4 behind an encoder of 1, forward and backward alike: the encoder's backward waits
-    /// for the slower rank.
+    /// Two LLM ranks of 1 and 4 after an encoder of 1, forward and backward alike: the encoder's backward
+    /// waits for the slower rank.
     #[test]
     fn the_encoder_waits_for_the_slowest_rank() {
         let mut step = StepTimes {

@@ -1,8 +1,8 @@
-//! Successive halving: many plans on few batches, few plans on many.
+//! Successive halving: simulates many plans on few batches, few plans on many.
 //!
-//! A plan leaves for good where its bound is not below the best score, and by rank where too many are left: which plan
-//! is best on the first batches is a sample of which is best on all. Around the best, neighbors are tried that the
-//! estimate may have misjudged. The finalists are scored on every batch, with the better balancing.
+//! A plan is discarded where its bound is not below the best score, and by rank where too many are left: the
+//! best plan on the first batches need not be the best on all. Around the best plans, neighbors are tried
+//! that the estimate may have misjudged. The finalists are scored on every batch, with the better balancing.
 //!
 //! # Source
 //! Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", 2016.
@@ -14,20 +14,22 @@ use crate::planner::space::{Candidate, Family, SearchSpace};
 use crate::planner::{bound, memory};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Batches of each round, and how many plans go into the next one.
+/// Batches of each round, and plans that enter the next one.
 const ROUNDS: [(usize, usize); 3] = [(1, 32), (4, 10), (12, 3)];
 
-/// Batches of the first round with the better balancing, and how many plans are finalists.
+/// Batches of the first round with the better balancing, and number of finalists.
 const FINAL_ROUND: (usize, usize) = (12, 2);
 
-/// Plans around which neighbors are tried, and how often.
+/// Plans around which neighbors are tried.
 const CENTERS: usize = 4;
+/// Most moves from the best plans to their neighbors.
 const WALKS: usize = 5;
 
+/// Search by successive halving, with the scores of all plans so far.
 pub(super) struct Halving<'a> {
     space: &'a SearchSpace<'a>,
     timeline: StepTimeline,
-    /// Plans that were simulated at least once, with their quick scores on the first batches; `None` if they do not fit.
+    /// Simulated plans with their quick scores on the first batches; `None` if they do not fit.
     seen: BTreeMap<Candidate, Option<Score>>,
     /// Scores of finalists with the better balancing.
     improved: BTreeMap<Candidate, Score>,
@@ -38,7 +40,7 @@ impl<'a> Halving<'a> {
         Self { space, timeline: StepTimeline::default(), seen: BTreeMap::new(), improved: BTreeMap::new() }
     }
 
-    /// Plans that were simulated.
+    /// Returns the number of simulated plans.
     pub(super) fn simulated(&self) -> u64 {
         self.seen.len() as u64
     }
@@ -48,6 +50,7 @@ impl<'a> Halving<'a> {
         let batches = self.space.workload.batches().len();
         let mut left = self.variants(candidates);
         let mut has_room = true;
+        // A run with more slack meets plans of an earlier one again.
         left.retain(|plan| finals.iter().all(|known| known.candidate != *plan));
         for (round, (count, keep)) in ROUNDS.into_iter().enumerate() {
             let count = count.min(batches);
@@ -75,7 +78,7 @@ impl<'a> Halving<'a> {
         Ok(has_room)
     }
 
-    /// Scores all plans on all batches in the order of their bounds until no bound is below the best score.
+    /// Scores plans on all batches in the order of their bounds, until no bound is below the best score.
     pub(super) fn run_all(&mut self, candidates: Vec<Candidate>) -> Result<Vec<ScoredPlan>> {
         let batches = self.space.workload.batches().len();
         let mut by_bound: Vec<(u64, Candidate)> = candidates
@@ -94,7 +97,7 @@ impl<'a> Halving<'a> {
         Ok(finals)
     }
 
-    /// Scores on the first batches with the better balancing, the best first.
+    /// Scores plans on the first batches with the better balancing, the best first.
     fn finals(&mut self, candidates: &[Candidate], batches: usize) -> Result<Vec<ScoredPlan>> {
         let mut finals: Vec<ScoredPlan> = Vec::new();
         for &candidate in candidates {
@@ -105,7 +108,7 @@ impl<'a> Halving<'a> {
         Ok(finals)
     }
 
-    /// The score on the first batches with the better balancing, from where an earlier round left it.
+    /// Returns the score on the first batches with the better balancing, resuming from an earlier round.
     fn improved(&mut self, candidate: Candidate, batches: usize) -> Result<Option<Score>> {
         let Some(quick) = self.quick(candidate, batches) else { return Ok(None) };
         let score = self.improved.entry(candidate).or_default();
@@ -115,12 +118,13 @@ impl<'a> Halving<'a> {
         Ok(Some(score.clone()))
     }
 
-    /// Scores plans on the first batches, the best first. One that is far behind the best leaves early, with the score
-    /// that it has by then.
+    /// Scores plans on the first batches, the best first. A plan far slower than the best is discarded early,
+    /// with its score so far.
     fn score_all(&mut self, candidates: &[Candidate], batches: usize) -> Vec<ScoredPlan> {
         let mut scored = Vec::new();
         let mut best: Option<Score> = None;
         for &candidate in candidates {
+            // One batch is enough to discard a plan that is far slower.
             let score = self.quick(candidate, 1).and_then(|first| {
                 let is_behind = best.as_ref().is_some_and(|best| first.is_far_behind(best));
                 if is_behind { Some(first) } else { self.quick(candidate, batches) }
@@ -135,7 +139,7 @@ impl<'a> Halving<'a> {
         scored
     }
 
-    /// The quick score on the first batches at least, from where an earlier round left it.
+    /// Returns the quick score on at least the first batches, resuming from an earlier round.
     fn quick(&mut self, candidate: Candidate, batches: usize) -> Option<Score> {
         let known = self.seen.entry(candidate).or_insert_with(|| Some(Score::default()));
         let score = known.as_mut()?;
@@ -143,13 +147,14 @@ impl<'a> Halving<'a> {
         if done < batches {
             match score::score(self.space, &candidate, done..batches, &mut self.timeline) {
                 Some(more) => score.append(more),
+                // A plan with a batch that does not fit is never scored again.
                 None => *known = None,
             }
         }
         known.clone()
     }
 
-    /// Those that left early behind all others; by mean; ties to fewer GPUs, then to the lower plan.
+    /// Sorts plans: complete scores first, then by mean; ties go to fewer GPUs, then to the lower plan.
     fn sort(&self, scored: &mut [ScoredPlan], batches: usize) {
         scored.sort_by(|one, other| {
             let left_early = |plan: &ScoredPlan| plan.score.makespans_ns.len() < batches;
@@ -160,7 +165,7 @@ impl<'a> Halving<'a> {
         });
     }
 
-    /// Goes from the best plans to better neighbors, a few times.
+    /// Moves from the best plans to better neighbors, a few times.
     fn walk(&mut self, mut scored: Vec<ScoredPlan>, batches: usize) -> Vec<ScoredPlan> {
         for _ in 0..WALKS {
             let mut fresh = BTreeSet::new();
@@ -168,7 +173,7 @@ impl<'a> Halving<'a> {
                 let known = |plan: &Candidate| !scored.iter().any(|old| old.candidate == *plan);
                 fresh.extend(self.neighbors(&center.candidate).into_iter().filter(known));
             }
-            // What cannot be better than the best is not simulated.
+            // Plans that cannot beat the best are not simulated.
             let best_ns = scored.first().map_or(f64::INFINITY, |best| best.score.mean_ns());
             let fresh: Vec<Candidate> =
                 fresh.into_iter().filter(|plan| bound::lower_bound_ns(self.space, plan) <= best_ns).collect();
@@ -182,7 +187,8 @@ impl<'a> Halving<'a> {
         scored
     }
 
-    /// Tries other numbers of microbatches for the best plan: what it takes is flat in them, and what is best is a sample.
+    /// Tries other numbers of microbatches for the best plan: the makespan depends little on them, and the
+    /// best number so far is noisy.
     fn recount(&mut self, mut scored: Vec<ScoredPlan>, batches: usize) -> Vec<ScoredPlan> {
         let Some(best) = scored.first().map(|best| best.candidate) else { return scored };
         let step = (best.microbatches / 8).max(1);
@@ -197,7 +203,7 @@ impl<'a> Halving<'a> {
         scored
     }
 
-    /// The plans with fewer microbatches besides: small microbatches vary more than the estimate knows.
+    /// Adds plans with fewer microbatches: small microbatches vary more than the estimate assumes.
     fn variants(&self, candidates: Vec<Candidate>) -> Vec<Candidate> {
         let mut all = BTreeSet::new();
         for plan in candidates {
@@ -240,7 +246,7 @@ impl<'a> Halving<'a> {
             if shape.llm_dp == 0 {
                 continue;
             }
-            // As many microbatches in all as before, and as many on a rank.
+            // As many microbatches per rank as before, and as many in total.
             let same = microbatches * family.llm_dp / shape.llm_dp;
             self.space.visit_encoders(shape.llm, shape.llm_dp, &mut |found| {
                 if found.encoder == shape.encoder && found.placement == shape.placement {

@@ -8,17 +8,17 @@ use super::space::SearchSpace;
 use crate::error::Result;
 use halving::Halving;
 
-/// Plans that are simulated in the first round of halving, at most.
+/// Most plans that are simulated in the first round of halving.
 const SWEEP_MAX: usize = 128;
-/// Samples that the first round may simulate for each GPU; large batches start with fewer plans.
+/// Samples per GPU that the first round may simulate; large batches start with fewer plans.
 const SWEEP_UNITS: u64 = 512;
-/// Up to so much, in samples of all batches of all plans, every plan is looked at.
+/// Samples, over all batches of all plans, up to which every plan is simulated.
 const ALL_UNITS: u64 = 2_000_000;
 
-/// Room in memory for microbatches above the mean, tried one after another.
+/// Memory slack for microbatches above the mean, tried one after another.
 const SLACKS: [f64; 4] = [1.0, 1.15, 1.35, 1.7];
 
-/// What a search found.
+/// Outcome of a search.
 pub(super) struct Search {
     pub(super) finals: Vec<ScoredPlan>,
     pub(super) bounded: u64,
@@ -27,7 +27,7 @@ pub(super) struct Search {
 }
 
 impl Search {
-    /// Sweeps and halves, once more with room in memory as long as most of the plans turn out not to fit.
+    /// Sweeps and halves; repeats with more memory slack while most of the plans turn out not to fit.
     pub(super) fn run(space: &SearchSpace<'_>) -> Result<Self> {
         let items = u64::from(space.workload.global_batch());
         let batches = space.workload.batches().len() as u64;

@@ -1,28 +1,28 @@
-//! From the whole space to the plans that are worth simulating, by branch and bound.
+//! Branch and bound over the whole space: lists the plans worth simulating.
 //!
-//! Every family's numbers of microbatches are halved as long as the range may hold a plan that enters the list: the
-//! estimate of a range is at most that of its plans, and whole families fall by one look.
+//! Every family's range of microbatches is halved as long as it may hold a plan for the list: the estimate of
+//! a range is at most its plans' estimates, so whole families are discarded by one look.
 
 use crate::planner::space::{Candidate, Family, SearchSpace};
 use crate::planner::{bound, memory};
 use std::collections::BinaryHeap;
 
-/// Plans of the sweep, and how many there were.
+/// Plans of a sweep, and the size of the space.
 #[derive(Debug, Clone, Default)]
 pub(in crate::planner) struct SweepResult {
-    /// By estimate, the best first.
+    /// Plans by estimate, the best first.
     pub(in crate::planner) candidates: Vec<Candidate>,
-    /// Plans that a bound of theirs, or of a range around them, was computed for.
+    /// Plans that were bounded, by themselves or within a range.
     pub(in crate::planner) plans: u64,
     /// Whether the candidates are all plans that may fit.
     pub(in crate::planner) is_all: bool,
 }
 
-/// Plans by estimate, the worst on top.
+/// Plans by estimate, the worst on top of the heap.
 struct Shortlist {
     heap: BinaryHeap<(u64, Candidate)>,
     length_max: usize,
-    /// What is known to be no better than the last of the list.
+    /// Estimate from which a plan does not enter the list.
     limit_ns: f64,
 }
 
@@ -37,22 +37,23 @@ impl Shortlist {
             self.heap.pop();
         }
         if let Some((last_ns, _)) = self.heap.peek().filter(|_| self.heap.len() == self.length_max) {
-            // A nanosecond more, so that what is as good as the last is looked at.
+            // One nanosecond more, so that plans as good as the last are considered.
             self.limit_ns = self.limit_ns.min(*last_ns as f64 + 1.0);
         }
     }
 }
 
-/// Part of the LLM ranks that the first look takes.
+/// Divisor of the first look: it takes the numbers of LLM ranks that are multiples of their eighth, rounded
+/// up.
 const FIRST_LOOK: u32 = 8;
 
-/// Lists the best plans by estimate, one of a family, or all plans if these are at most `all_max`.
+/// Lists the best plans by estimate, one per family, or all plans if these are at most `all_max`.
 pub(in crate::planner) fn sweep(space: &SearchSpace<'_>, length_max: usize, all_max: usize) -> SweepResult {
     let plans = count_plans(space);
     if plans <= all_max as u64 {
         return SweepResult { candidates: all_that_may_fit(space), plans, is_all: true };
     }
-    // A first look at some of the families says about how good the list will be.
+    // A first look at some families gives an early limit, which discards most others.
     let mut first = Shortlist::new(length_max, f64::INFINITY);
     fill(space, &mut first, |ranks| ranks.is_multiple_of(ranks.div_ceil(FIRST_LOOK)), |pp| pp == 1);
     let limit_ns = if first.heap.len() == length_max { first.limit_ns } else { f64::INFINITY };
@@ -62,7 +63,7 @@ pub(in crate::planner) fn sweep(space: &SearchSpace<'_>, length_max: usize, all_
     SweepResult { candidates: sorted.into_iter().map(|(_, plan)| plan).collect(), plans, is_all: false }
 }
 
-/// Looks at the families whose LLM ranks and encoder stages are wanted.
+/// Adds the families whose LLM ranks and encoder stages are wanted.
 fn fill(
     space: &SearchSpace<'_>,
     shortlist: &mut Shortlist,
@@ -90,14 +91,15 @@ fn fill(
     });
 }
 
-/// Plans of the whole space.
+/// Counts the plans of the whole space.
 fn count_plans(space: &SearchSpace<'_>) -> u64 {
     let mut plans = 0;
     space.visit(|family| plans += u64::from(space.microbatches_max(family)));
     plans
 }
 
-/// The number of microbatches in a range with the least estimate below `best`; the range's own is given.
+/// Finds the number of microbatches in a range with the least estimate below `best`; takes the range's own
+/// estimate.
 fn least(
     space: &SearchSpace<'_>,
     family: &Family,
@@ -115,14 +117,14 @@ fn least(
     let middle = few + (many - few) / 2;
     let halves = [(few, middle), (middle + 1, many)];
     let estimates = halves.map(|(few, many)| bound::estimate(space, family, few, many).estimate_ns);
-    // The half that looks better first, so that the other may fall at once.
+    // The half that looks better first, so that its result may discard the other.
     let order = if estimates[1] < estimates[0] { [1, 0] } else { [0, 1] };
     for half in order {
         least(space, family, halves[half], estimates[half], best);
     }
 }
 
-/// The least bound of all plans that may fit: no plan of the space takes less.
+/// Returns the least bound of all plans that may fit: no plan of the space takes less.
 pub(in crate::planner) fn least_bound_ns(space: &SearchSpace<'_>, start_ns: f64) -> f64 {
     let mut least_ns = start_ns;
     space.visit_llms(|llm, llm_dp| {

@@ -1,7 +1,8 @@
-//! Every plan that node size, heads, layers and the global batch allow.
+//! Enumerates every plan that node size, heads, layers and the global batch allow.
 //!
-//! Plans come in *families* that differ in nothing but the number of microbatches. Beside a given LLM the encoder
-//! takes all GPUs that are left: with more ranks its shares of a microbatch are smaller, so fewer are never faster.
+//! Plans form *families* that differ only in the number of microbatches. With a given LLM the encoder takes
+//! all remaining GPUs: with more ranks its shares of a microbatch are smaller, so fewer ranks are never
+//! faster.
 
 pub(super) mod shape;
 
@@ -10,17 +11,17 @@ use super::costs::ModuleCosts;
 use super::workload::Workload;
 use shape::{StageShape, TpTimes};
 
-/// What may be planned.
+/// Kinds of plans that are searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each switches one options on, by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "each enables one kind of plan, by itself")]
 pub struct SearchSpaceOptions {
-    /// Encoder and LLM on GPUs of their own.
+    /// Whether encoder and LLM may have separate GPUs.
     pub is_disaggregated: bool,
-    /// The encoder on the LLM's GPUs.
+    /// Whether the encoder may run on the LLM's GPUs.
     pub is_colocated: bool,
-    /// Stages of unequal layers.
+    /// Whether stages may differ in layers beyond rounding.
     pub has_uneven_layers: bool,
-    /// Activations computed again in the backward pass.
+    /// Whether activations may be recomputed in the backward pass.
     pub has_recomputation: bool,
 }
 
@@ -35,10 +36,10 @@ impl Default for SearchSpaceOptions {
     }
 }
 
-/// How encoder ranks share the media of a slot.
+/// Way in which encoder ranks split the media of a slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum EncoderSplit {
-    /// Tile by tile, whatever sample it belongs to.
+    /// Tile by tile, across samples.
     #[default]
     Tile,
     /// Whole samples, by LPT.
@@ -56,7 +57,7 @@ impl EncoderSplit {
     }
 }
 
-/// Plans that differ in the number of microbatches alone.
+/// Plans that differ only in the number of microbatches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Family {
     pub(super) placement: Placement,
@@ -68,7 +69,7 @@ pub(super) struct Family {
     pub(super) llm_dp: u32,
 }
 
-/// One plan.
+/// One plan of the space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Candidate {
     pub(super) family: Family,
@@ -76,7 +77,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// Microbatches of all LLM ranks.
+    /// Returns the microbatches of all LLM ranks.
     pub(super) fn groups(&self) -> usize {
         self.family.llm_dp as usize * self.microbatches as usize
     }
@@ -95,17 +96,17 @@ pub(super) struct ModuleSpace {
     pub(super) gradient_bytes: Vec<Vec<f64>>,
 }
 
-/// Both modules with all their shapes, and the cluster that they are placed on.
+/// All shapes of both modules, and the cluster that they are placed on.
 #[derive(Debug, Clone)]
 pub(super) struct SearchSpace<'a> {
     pub(super) encoder: ModuleSpace,
     pub(super) llm: ModuleSpace,
     pub(super) cluster: Cluster,
-    /// Memory of a GPU that plans may count on.
+    /// Memory per GPU that plans may use.
     pub(super) budget_bytes: f64,
     pub(super) options: SearchSpaceOptions,
     pub(super) encoder_split: EncoderSplit,
-    /// Room for microbatches above the mean, a factor on it, in what is expected to fit.
+    /// Factor on mean microbatches in the memory check, for microbatches above the mean.
     pub(super) slack: f64,
     pub(super) workload: &'a Workload,
 }
@@ -132,6 +133,7 @@ impl<'a> SearchSpace<'a> {
         options: SearchSpaceOptions,
     ) -> Self {
         let degrees = |costs: &dyn ModuleCosts| {
+            // A group stays within a node, so its degree must divide the node.
             let fits = |tp: &u32| *tp > 0 && *tp <= cluster.gpus && cluster.gpus_per_node.is_multiple_of(*tp);
             costs.tp_degrees().into_iter().filter(fits).collect::<Vec<u32>>()
         };
@@ -157,7 +159,7 @@ impl<'a> SearchSpace<'a> {
         self.visit_llms(|llm, llm_dp| self.visit_encoders(llm, llm_dp, &mut visit));
     }
 
-    /// Calls `visit` with every LLM: the index of its shape, and its ranks from many to few.
+    /// Calls `visit` with every LLM: the index of its shape, and its ranks in descending order.
     pub(super) fn visit_llms(&self, mut visit: impl FnMut(usize, u32)) {
         for llm in 0..self.llm.shapes.len() {
             let ranks_max =
@@ -183,7 +185,7 @@ impl<'a> SearchSpace<'a> {
         }
     }
 
-    /// Whether a family is one of this space; of families that a search made up.
+    /// Whether a plan made up by a search belongs to this space.
     pub(super) fn contains(&self, candidate: &Candidate) -> bool {
         let Family { placement, encoder, encoder_dp, llm, llm_dp } = candidate.family;
         let items = u64::from(self.workload.global_batch());
@@ -197,16 +199,17 @@ impl<'a> SearchSpace<'a> {
             Placement::Disaggregated => {
                 self.encoder_ranks(encoder, llm, llm_dp).is_some_and(|most| encoder_dp <= most)
             }
+            // A colocated encoder uses all of the LLM's GPUs, never fewer.
             Placement::Colocated => self.colocated_ranks(encoder, llm, llm_dp) == Some(encoder_dp),
         }
     }
 
-    /// Most microbatches of an LLM rank.
+    /// Returns the most microbatches of an LLM rank.
     pub(super) fn microbatches_max(&self, family: &Family) -> u32 {
         self.workload.global_batch() / family.llm_dp
     }
 
-    /// GPUs that a family takes.
+    /// Returns the GPUs that a family takes.
     pub(super) fn gpus(&self, family: &Family) -> u32 {
         let llm = self.llm.shapes[family.llm].gpus() * family.llm_dp;
         match family.placement {
@@ -215,7 +218,7 @@ impl<'a> SearchSpace<'a> {
         }
     }
 
-    /// Most encoder ranks beside an LLM.
+    /// Returns the most encoder ranks that fit next to an LLM.
     fn encoder_ranks(&self, encoder: usize, llm: usize, llm_dp: u32) -> Option<u32> {
         if !self.options.is_disaggregated {
             return None;
@@ -228,12 +231,13 @@ impl<'a> SearchSpace<'a> {
             if self.cluster.has_room(llm_groups, (encoder.tp, u64::from(encoder.pp) * u64::from(ranks))) {
                 return Some(ranks);
             }
+            // Nodes may leave gaps that no tensor-parallel group fits.
             ranks -= 1;
         }
         None
     }
 
-    /// Encoder ranks on the GPUs of an LLM: all of them, each a tensor-parallel group.
+    /// Returns the encoder ranks on the GPUs of an LLM: all of them, each a tensor-parallel group.
     fn colocated_ranks(&self, encoder: usize, llm: usize, llm_dp: u32) -> Option<u32> {
         if !self.options.is_colocated {
             return None;
@@ -246,7 +250,7 @@ impl<'a> SearchSpace<'a> {
     }
 }
 
-/// Every shape of a module: degrees, stages, and what else is free.
+/// Lists every shape of a module: degrees, stages and the enabled options.
 fn shapes(
     costs: &dyn ModuleCosts,
     times: &[TpTimes],
@@ -263,10 +267,11 @@ fn shapes(
                 shapes.extend(StageShape::new(costs, cut, is_recomputed, None));
                 if options.has_uneven_layers {
                     let layer = of_degree.layer.at(units) + of_degree.sample.at(units);
+                    // Recomputed layers take longer, so the work outside them is worth fewer layers.
                     let factor = if is_recomputed { 4.0 / 3.0 } else { 1.0 };
-                    let ends_layers =
-                        if layer > 0.0 { of_degree.ends.at(units) / layer / factor } else { 0.0 };
-                    shapes.extend(StageShape::new(costs, cut, is_recomputed, Some(ends_layers)));
+                    let outside_as_layers =
+                        if layer > 0.0 { of_degree.outside.at(units) / layer / factor } else { 0.0 };
+                    shapes.extend(StageShape::new(costs, cut, is_recomputed, Some(outside_as_layers)));
                 }
             }
         }
@@ -274,7 +279,7 @@ fn shapes(
     shapes
 }
 
-/// Bytes of gradients by shape and stage.
+/// Returns the bytes of gradients by shape and stage.
 fn gradients(costs: &dyn ModuleCosts, shapes: &[StageShape]) -> Vec<Vec<f64>> {
     let of = |shape: &StageShape| {
         let stages = 0..shape.pp as usize;

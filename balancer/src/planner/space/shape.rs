@@ -1,32 +1,32 @@
-//! How one module is cut: tensor-parallel degree, pipeline stages, layers of each, recomputation.
+//! Cuts one module: tensor-parallel degree, pipeline stages, layers per stage, recomputation.
 
 use crate::planner::costs::time_table::TimeTable;
 use crate::planner::costs::{ModuleCosts, StageBytes, StagePart};
 use crate::planner::workload::Workload;
 use dflop_costmodel::memory::split_layers;
 
-/// Forward, backward and once more forward, over forward and backward.
+/// Time of forward, backward and a second forward pass, over forward and backward.
 const RECOMPUTED: f64 = 4.0 / 3.0;
 
 /// Times of a module at one tensor-parallel degree.
 #[derive(Debug, Clone)]
 pub(in crate::planner) struct TpTimes {
     pub(in crate::planner) tp: u32,
-    /// One layer over the units of a microbatch.
+    /// Time of one layer over the units of a microbatch.
     pub(in crate::planner) layer: TimeTable,
     pub(in crate::planner) layer_hull: TimeTable,
-    /// What is outside the layers.
-    pub(in crate::planner) ends: TimeTable,
-    pub(in crate::planner) ends_hull: TimeTable,
-    /// Of an original sample in one layer.
+    /// Time outside the layers.
+    pub(in crate::planner) outside: TimeTable,
+    pub(in crate::planner) outside_hull: TimeTable,
+    /// Time of an original sample in one layer.
     pub(in crate::planner) sample: TimeTable,
-    /// All samples of a batch in one layer, mean over batches.
+    /// Time of all samples of a batch in one layer, mean over batches.
     pub(in crate::planner) samples_ns: f64,
-    /// Mean over batches of the longest sample alone: one layer, and what is outside.
+    /// Times of the longest sample alone, mean over batches: one layer, and outside the layers.
     pub(in crate::planner) longest_ns: [f64; 2],
 }
 
-/// One way to cut a module.
+/// Shape of a module: its degree and the cut into stages.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::planner) struct StageShape {
     /// Index of its [`TpTimes`].
@@ -34,11 +34,11 @@ pub(in crate::planner) struct StageShape {
     pub(in crate::planner) tp: u32,
     pub(in crate::planner) pp: u32,
     pub(in crate::planner) is_recomputed: bool,
-    /// Of each stage.
+    /// Layers of each stage.
     pub(in crate::planner) layers: Vec<u32>,
-    /// Of each stage, in layers' times: recomputation counts.
+    /// Time of each stage in layer times: recomputation counts.
     pub(in crate::planner) layer_times: Vec<f64>,
-    /// Most layer times of a stage before the last; 0 if there is none.
+    /// Most layer times of a stage before the last; 0 with a single stage.
     pub(in crate::planner) inner: f64,
     /// Layer times of the last stage.
     pub(in crate::planner) last: f64,
@@ -50,34 +50,34 @@ pub(in crate::planner) struct StageShape {
 
 impl TpTimes {
     /// Tabulates an LLM, whose samples are at least `tokens_min` long.
-    pub(in crate::planner) fn of_llm(costs: &dyn ModuleCosts, tp: u32, load: &Workload) -> Self {
-        let mut times = Self::new(costs, tp, load.batch_tokens_max, load.tokens_min);
-        let count = load.batches().len() as f64;
-        for batch in load.batches() {
+    pub(in crate::planner) fn of_llm(costs: &dyn ModuleCosts, tp: u32, workload: &Workload) -> Self {
+        let mut times = Self::new(costs, tp, workload.batch_tokens_max, workload.tokens_min);
+        let count = workload.batches().len() as f64;
+        for batch in workload.batches() {
             let of = |tokens: u32| times.sample.at(f64::from(tokens));
             times.samples_ns += batch.iter().map(|item| of(item.tokens)).sum::<f64>() / count;
             let longest = batch.iter().map(|item| item.tokens).max().unwrap_or(0);
             let alone = times.layer.at(f64::from(longest)) + of(longest);
-            let ends = times.ends.at(f64::from(longest));
-            times.longest_ns = [times.longest_ns[0] + alone / count, times.longest_ns[1] + ends / count];
+            let outside = times.outside.at(f64::from(longest));
+            times.longest_ns = [times.longest_ns[0] + alone / count, times.longest_ns[1] + outside / count];
         }
         times
     }
 
     /// Tabulates an encoder, whose shares of a microbatch may be empty.
-    pub(in crate::planner) fn of_encoder(costs: &dyn ModuleCosts, tp: u32, load: &Workload) -> Self {
-        Self::new(costs, tp, load.batch_tiles_max, 0)
+    pub(in crate::planner) fn of_encoder(costs: &dyn ModuleCosts, tp: u32, workload: &Workload) -> Self {
+        Self::new(costs, tp, workload.batch_tiles_max, 0)
     }
 
     fn new(costs: &dyn ModuleCosts, tp: u32, units_max: u64, units_min: u64) -> Self {
         let layer = TimeTable::new(units_max, |units| costs.layer_ns(tp, units));
-        let ends = TimeTable::new(units_max, |units| costs.ends_ns(tp, units));
+        let outside = TimeTable::new(units_max, |units| costs.outside_layers_ns(tp, units));
         Self {
             tp,
             layer_hull: layer.hull(units_min),
-            ends_hull: ends.hull(units_min),
+            outside_hull: outside.hull(units_min),
             layer,
-            ends,
+            outside,
             sample: TimeTable::new(units_max, |units| costs.sample_ns(tp, units)),
             samples_ns: 0.0,
             longest_ns: [0.0; 2],
@@ -86,10 +86,10 @@ impl TpTimes {
 }
 
 impl StageShape {
-    /// Cuts a module into `pp` stages; `ends_layers` is the time outside the layers, in layers.
+    /// Cuts a module into `pp` stages; `outside_as_layers` is the time outside the layers, in layers.
     ///
-    /// Even: as equal as can be, at most `ceil(layers / pp)`. Uneven: as few layers in the last stage as evens out what
-    /// is outside the layers; `None` if that is the even cut.
+    /// Even: as equal as possible, at most `ceil(layers / pp)`. Uneven: fewer layers in the last stage, to
+    /// even out the time outside the layers; `None` if that is the even cut.
     pub(in crate::planner) fn new(
         costs: &dyn ModuleCosts,
         (times, tp, pp): (usize, u32, u32),
@@ -99,8 +99,8 @@ impl StageShape {
         let even = split_layers(costs.layers(), pp);
         let layers = match uneven {
             None => even,
-            Some(ends_layers) => {
-                Some(uneven_layers(costs.layers(), pp, ends_layers)).filter(|layers| *layers != even)?
+            Some(outside_as_layers) => {
+                Some(uneven_layers(costs.layers(), pp, outside_as_layers)).filter(|layers| *layers != even)?
             }
         };
         let factor = if is_recomputed { RECOMPUTED } else { 1.0 };
@@ -124,12 +124,12 @@ impl StageShape {
         })
     }
 
-    /// GPUs of one rank.
+    /// Returns the GPUs of one rank.
     pub(in crate::planner) fn gpus(&self) -> u32 {
         self.tp * self.pp
     }
 
-    /// The part of the module that a stage holds.
+    /// Returns the part of the module that a stage holds.
     pub(in crate::planner) fn part(&self, stage: usize) -> StagePart {
         stage_part(&self.layers, stage)
     }
@@ -139,7 +139,7 @@ fn stage_part(layers: &[u32], stage: usize) -> StagePart {
     StagePart { layers: layers[stage], is_first: stage == 0, is_last: stage + 1 == layers.len() }
 }
 
-/// The first stage of each number of layers, the second, and the last: others hold less.
+/// Lists the first stage of each number of layers, the second, and the last: others hold less.
 fn fullest_stages(layers: &[u32]) -> Vec<usize> {
     let is_fullest = |stage: &usize| {
         *stage < 2 || *stage + 1 == layers.len() || !layers[1..*stage].contains(&layers[*stage])
@@ -147,15 +147,16 @@ fn fullest_stages(layers: &[u32]) -> Vec<usize> {
     (0..layers.len()).filter(is_fullest).collect()
 }
 
-/// Layers with as few in the last stage as makes the slowest stage fastest; ties to more there.
-fn uneven_layers(layers: u32, pp: u32, ends_layers: f64) -> Vec<u32> {
+/// Splits layers with the number in the last stage that makes the slowest stage fastest; ties to more there.
+fn uneven_layers(layers: u32, pp: u32, outside_as_layers: f64) -> Vec<u32> {
     if pp < 2 {
         return vec![layers];
     }
     let slowest = |last: u32| {
         let inner = (layers - last).div_ceil(pp - 1);
-        f64::from(inner).max(f64::from(last) + ends_layers)
+        f64::from(inner).max(f64::from(last) + outside_as_layers)
     };
+    // The last stage gets at most its even share: work outside the layers only adds to it.
     let most = layers / pp;
     let mut best = most;
     for last in (1..most).rev() {

@@ -1,11 +1,11 @@
-//! Schedule → steps in an order in which every step comes after what it waits for.
+//! Compiles a schedule to steps, sorted so that every step comes after its inputs.
 
 use super::{CompiledSchedule, Step, StepKind};
 use crate::error::Result;
 use crate::schedule::{PassGraph, PassKind, PipelineLayout, ScheduleKind};
 use crate::simulate::communication::Communication;
 
-/// Stands for the step that everything may wait for, until the number of steps is known.
+/// Placeholder for the step that everything may wait for, until the number of steps is known.
 const NOTHING: u32 = u32::MAX;
 
 pub(super) struct Compiler<'a> {
@@ -14,11 +14,11 @@ pub(super) struct Compiler<'a> {
     communication: &'a Communication,
     steps: Vec<Step>,
     delay_ns: Vec<u64>,
-    /// The last step of each rank.
+    /// Last step of each rank.
     before: Vec<u32>,
-    /// The last backward step of each stage, by replica.
+    /// Last backward step of each stage, by replica.
     backward: Vec<Vec<u32>>,
-    /// Sums that nobody waits for.
+    /// Overlapped sums, which no rank waits for.
     sums: Vec<u32>,
 }
 
@@ -49,6 +49,7 @@ impl<'a> Compiler<'a> {
         let mut sums: Vec<(u32, usize)> = graph.sum_ticks(&ticks).into_iter().zip(0..).collect();
         sums.sort_unstable();
         let mut order: Vec<usize> = (0..graph.passes.len()).collect();
+        // Ticks follow all dependencies, so that this order is topological.
         order.sort_by_key(|&number| (ticks[number], graph.rank(number)));
 
         let mut sums = sums.into_iter().peekable();
@@ -65,7 +66,7 @@ impl<'a> Compiler<'a> {
         Ok(self.finish())
     }
 
-    /// Adds a pass; passes with several inputs wait for a chain of steps that take no time.
+    /// Adds a pass; a pass with several inputs waits for a chain of steps that take no time.
     fn push_pass(&mut self, graph: &PassGraph<'_>, number: usize, step_of: &[u32]) -> u32 {
         let (pass, rank) = (graph.passes[number], graph.rank(number));
         let inputs: Vec<(u32, u64)> =
@@ -74,6 +75,7 @@ impl<'a> Compiler<'a> {
             [] => (NOTHING, 0),
             [input] => input,
             [..] => {
+                // A step has two inputs; more are joined by waits.
                 let join =
                     |joined, (input, delay_ns)| self.push([joined, input], 0, StepKind::Wait, delay_ns);
                 (inputs.iter().copied().fold(NOTHING, join), 0)
@@ -95,14 +97,14 @@ impl<'a> Compiler<'a> {
         step
     }
 
-    /// How long a message between two passes takes.
+    /// Returns the time of a message between two passes.
     fn delay_ns(&self, graph: &PassGraph<'_>, from: usize, to: usize) -> u64 {
         if graph.rank(from) == graph.rank(to) {
             return 0;
         }
-        let (is_gradient, giver, taker) =
+        let (is_gradient, producer, consumer) =
             (graph.passes[to].kind.is_backward(), graph.passes[from].part, graph.passes[to].part);
-        let part = if is_gradient { taker } else { giver };
+        let part = if is_gradient { consumer } else { producer };
         let cell = part.stage as usize * self.layout.microbatches() + part.microbatch as usize;
         let times = self.communication;
         if is_gradient { times.gradient_ns[cell] } else { times.activation_ns[cell] }
@@ -139,6 +141,7 @@ impl<'a> Compiler<'a> {
     fn finish(mut self) -> CompiledSchedule {
         let nothing = self.steps.len() as u32;
         for step in &mut self.steps {
+            // `NOTHING` becomes the cell after the last step, which always ends at 0.
             step.waits_for = step.waits_for.map(|other| other.min(nothing));
         }
         let is_plain = |step: &Step| matches!(step.kind, StepKind::Forward | StepKind::Backward);

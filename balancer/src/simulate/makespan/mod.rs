@@ -1,8 +1,8 @@
-//! The makespan of a schedule and nothing else, fast.
+//! Computes the makespan of a schedule fast, without events.
 //!
-//! A search asks for millions of makespans of one schedule on other times. A [`CompiledSchedule`] lists
-//! all passes once in an order in which every pass comes after what it waits for; a makespan is then one
-//! walk over that list, two look-ups and a maximum for each pass.
+//! A search needs millions of makespans of one schedule with different times. A [`CompiledSchedule`] lists
+//! all passes once in an order in which every pass comes after its inputs; a makespan is then one walk over
+//! that list, two look-ups and a maximum for each pass.
 
 mod compile;
 
@@ -11,9 +11,9 @@ use crate::schedule::{PipelineLayout, ScheduleKind};
 use crate::simulate::communication::Communication;
 use crate::simulate::times::StageTimes;
 
-/// A schedule whose passes are sorted by what waits for what.
+/// Schedule whose passes are sorted by their dependencies.
 ///
-/// Stages that share their times (those of one module) share a *row* of times, so that a time is written
+/// Stages that share their times (the stages of one module) share a *row* of times, so that a time is written
 /// once for all of them.
 ///
 /// # Examples
@@ -32,21 +32,21 @@ pub struct CompiledSchedule {
     rows: usize,
     microbatches: usize,
     steps: Vec<Step>,
-    /// What the input of each step takes on its way.
+    /// Time of the message that brings the input of each step.
     delay_ns: Vec<u64>,
     /// Whether every step is a forward pass or a whole backward pass, and no input takes time.
     is_plain: bool,
-    /// The steps that nothing waits for.
+    /// Steps that no other step waits for.
     last: Vec<u32>,
-    /// When each step ends; the last cell, always 0, is what the first steps wait for.
+    /// End of each step; the last cell, always 0, is the input of the first steps.
     end_ns: Vec<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Step {
-    /// The step before on the same rank, and the one that sends the input.
+    /// Previous step on the same rank, and the step that sends the input.
     waits_for: [u32; 2],
-    /// Index in the rows of times.
+    /// Index into the rows of times.
     time: u32,
     kind: StepKind,
 }
@@ -62,28 +62,30 @@ enum StepKind {
 }
 
 impl CompiledSchedule {
-    /// Sorts the passes of one pipeline's schedule, messages taking no time.
+    /// Compiles one pipeline's schedule, with messages that take no time.
     ///
-    /// - `rows`: `[stages]`, which row of [`StageTimes`] each stage takes; if ranks hold several chunks, the
-    ///   stages are those of all chunks
+    /// - `rows`: `[stages]`, the row of [`StageTimes`] of each stage; if ranks hold several chunks, the
+    ///   stages of all chunks
     ///
     /// # Errors
-    /// [`Error::Config`] if `rows` is empty, or no multiple of the chunks.
+    /// [`Error::Config`] if `rows` is empty, or its length is not a multiple of the chunks.
     pub fn new(kind: ScheduleKind, rows: &[usize], microbatches: usize) -> Result<Self> {
         if rows.is_empty() || !rows.len().is_multiple_of(kind.chunks()) {
-            let reason = format!("{} stages for {} chunks a rank", rows.len(), kind.chunks());
+            let reason =
+                format!("{} stages do not divide into {} chunks per rank", rows.len(), kind.chunks());
             return Err(Error::Config { setting: "rows", reason });
         }
         let layout = PipelineLayout::chain(rows.len() / kind.chunks(), kind.chunks(), microbatches)?;
         Self::of_layout(kind, &layout, rows, &Communication::free(rows.len(), microbatches))
     }
 
-    /// Sorts the passes of a whole layout, with times of everything that ranks exchange.
+    /// Compiles the schedule of a whole layout, with times of all messages and sums.
     ///
-    /// - `rows`: `[stages]`, which row of [`StageTimes`] each stage takes
+    /// - `rows`: `[stages]`, the row of [`StageTimes`] of each stage
     ///
     /// # Errors
-    /// Those of [`PipelineLayout::schedule`]; [`Error::Length`] if `rows` or `communication` do not fit the layout.
+    /// The errors of [`PipelineLayout::schedule`]; [`Error::Length`] if `rows` or `communication` do not fit
+    /// the layout.
     ///
     /// # Examples
     /// ```
@@ -111,7 +113,7 @@ impl CompiledSchedule {
         compile::Compiler::new(layout, rows, communication).compile(kind)
     }
 
-    /// Returns when everything has ended, nanoseconds; the same as [`simulate`](crate::simulate) says.
+    /// Returns the end of all steps, nanoseconds; equal to the makespan of [`simulate`](crate::simulate).
     ///
     /// # Panics
     /// If `times` has fewer rows or another number of microbatches than the schedule.
@@ -132,13 +134,13 @@ impl CompiledSchedule {
             let cell = step.time as usize;
             let of = |times: &[u64]| times.get(cell).copied().unwrap_or(0);
             let (forward, backward, weight) = (of(forward_ns), of(backward_ns), weight_of(cell));
-            // One of all, without a branch: passes come in no order that a branch could learn.
+            // One of all, without a branch: passes come in an order that no branch predictor could learn.
             end_ns[at] = start + [forward, backward, backward - weight, weight, 0][step.kind as usize];
         }
         self.makespan()
     }
 
-    /// The common case: nothing but whole passes, messages that take no time.
+    /// Walks the common case: whole passes only, messages that take no time.
     fn walk_plain(&mut self, forward_ns: &[u64], backward_ns: &[u64]) -> u64 {
         let end_ns = &mut self.end_ns[..];
         // Both times are loaded and one is taken, again without a branch.

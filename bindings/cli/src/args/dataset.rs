@@ -95,7 +95,7 @@ impl IndexLocationArgs {
 
     /// Returns the options for building an index, without its directory.
     pub(crate) fn index_options(&self, token_counts: TokenCounts) -> Result<IndexOptions, Failure> {
-        Ok(IndexOptions { video_sampling: self.video.of_index()?, token_counts, ..index_options() })
+        Ok(IndexOptions { video_sampling: self.video.index_sampling()?, token_counts, ..index_options() })
     }
 }
 

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use dflop_balancer::{Caps, Strategy};
 use dflop_loader::order::{LoaderState, Mixture, Shuffle, Tail};
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
-use dflop_loader::sample::Layout;
+use dflop_loader::sample::BatchLayout;
 
 use crate::args::model::ModelArgs;
 use crate::failure::Failure;
@@ -181,13 +181,13 @@ impl StepPlanArgs {
         epoch: u64,
         resume: &ResumeArgs,
     ) -> Result<StepPlanner, Failure> {
-        self.planner_for(Layout::Packed, data, epoch, resume)
+        self.planner_for(BatchLayout::Packed, data, epoch, resume)
     }
 
     /// Builds the planner for a layout of microbatches.
     pub(crate) fn planner_for(
         &self,
-        layout: Layout,
+        layout: BatchLayout,
         data: impl Into<Mixture>,
         epoch: u64,
         resume: &ResumeArgs,

@@ -66,7 +66,7 @@ impl VideoArgs {
     ///
     /// # Errors
     /// The same as for [`Self::sampling`].
-    pub(crate) fn of_index(&self) -> Result<VideoSampling, Failure> {
+    pub(crate) fn index_sampling(&self) -> Result<VideoSampling, Failure> {
         Ok(self.sampling()?.unwrap_or_default())
     }
 }
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn nothing_given_is_the_default() {
         assert_eq!(args(None, None, None).sampling().unwrap(), None);
-        assert_eq!(args(None, None, None).of_index().unwrap(), VideoSampling::default());
+        assert_eq!(args(None, None, None).index_sampling().unwrap(), VideoSampling::default());
     }
 
     #[cfg(feature = "video")]

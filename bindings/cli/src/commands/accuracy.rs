@@ -64,7 +64,7 @@ fn entries(json: &AccuracyJson<'_>) -> Vec<(String, String)> {
         ("measured on", device(json.profile_device)),
         ("observations", json.observed.clone()),
         ("observed on", device(json.observed_device)),
-        ("within the stated uncertainty", shown_percent(json.accuracy.within_uncertainty)),
+        ("within the stated uncertainty", format_percent(json.accuracy.within_uncertainty)),
     ]
     .map(|(label, value)| (label.to_owned(), value))
     .to_vec()
@@ -91,7 +91,7 @@ fn print(out: &mut impl Write, json: &AccuracyJson<'_>) -> Result<(), Failure> {
     writeln!(
         out,
         "{} of the points are within the stated uncertainty; {} are extrapolated beyond the measured shapes",
-        shown_percent(accuracy.within_uncertainty),
+        format_percent(accuracy.within_uncertainty),
         accuracy.extrapolated
     )?;
     for unpredicted in &accuracy.unpredicted {
@@ -102,11 +102,11 @@ fn print(out: &mut impl Write, json: &AccuracyJson<'_>) -> Result<(), Failure> {
 
 fn print_errors(out: &mut impl Write, name: &str, errors: &ErrorSummary) -> Result<(), Failure> {
     let [bias, mape, p50, p95, max] =
-        [errors.bias, errors.mape, errors.p50, errors.p95, errors.max].map(shown_percent);
+        [errors.bias, errors.mape, errors.p50, errors.p95, errors.max].map(format_percent);
     writeln!(out, "{name:<28} {:>7} {bias:>8} {mape:>8} {p50:>8} {p95:>8} {max:>8}", errors.count)?;
     Ok(())
 }
 
-fn shown_percent(fraction: f64) -> String {
+fn format_percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
 }

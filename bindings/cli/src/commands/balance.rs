@@ -218,15 +218,15 @@ fn print(out: &mut impl Write, report: &BalanceReport) -> Result<(), Failure> {
         writeln!(out, "cut short by the deadline: another run may find another answer")?;
     }
     for (group, items) in report.groups.iter().flatten().enumerate() {
-        writeln!(out, "group {group}: {}", shown_items(items))?;
+        writeln!(out, "group {group}: {}", format_items(items))?;
     }
     for (rank, microbatches) in report.ranks.iter().flatten().enumerate() {
-        let shown: Vec<String> = microbatches.iter().map(|items| shown_items(items)).collect();
+        let shown: Vec<String> = microbatches.iter().map(|items| format_items(items)).collect();
         writeln!(out, "rank {rank}: {}", shown.join(" | "))?;
     }
     Ok(())
 }
 
-fn shown_items(items: &[u32]) -> String {
+fn format_items(items: &[u32]) -> String {
     items.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }

@@ -21,7 +21,7 @@ use super::train::{Trained, train_demo};
 use crate::args::dataset::index_options;
 use crate::demo_data::{DemoData, write_demo_data};
 use crate::failure::Failure;
-use crate::output::{Output, runtime, shown_bytes, write_json};
+use crate::output::{Output, format_bytes, runtime, write_json};
 use crate::progress::{Bars, bar};
 use crate::report::{RankTimeline, Report, StrategyView, render};
 
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
     let data =
         data.map_err(|error| Failure::Failed(format!("could not write `{}`: {error}", directory.display())))?;
     let DemoData { shards, samples, bytes } = &data;
-    writeln!(out, "made      {samples} samples in {} shards, {}", shards.len(), shown_bytes(*bytes))?;
+    writeln!(out, "made      {samples} samples in {} shards, {}", shards.len(), format_bytes(*bytes))?;
     let planner = planner(&data, args.seed)?;
     writeln!(
         out,
@@ -198,7 +198,7 @@ fn write_report(
             label("Cluster", format!("{DP_SIZE} DP ranks x {} stages", STAGES.iter().sum::<usize>())),
             label("Schedule", format!("1F1B, {MICROBATCHES} microbatches per rank")),
             label("Global batch", format!("{GLOBAL_BATCH} samples")),
-            label("Data", format!("{} samples, {}", data.samples, shown_bytes(data.bytes))),
+            label("Data", format!("{} samples, {}", data.samples, format_bytes(data.bytes))),
             label("Steps", format!("{}", planner.steps().per_epoch())),
         ],
         modules: planner.model().modules().iter().map(|module| module.name().to_owned()).collect(),

@@ -15,7 +15,7 @@ use crate::args::model::spec_of;
 use crate::args::tokenizer::TokenizerArgs;
 use crate::args::video::VideoArgs;
 use crate::failure::Failure;
-use crate::output::{Output, print_skipped, shown_bytes, write_json};
+use crate::output::{Output, format_bytes, print_skipped, write_json};
 
 /// Write the index: location and shape of every sample, from headers.
 ///
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
         is_rebuilt: args.rebuild,
         is_verified: args.verify,
         foreign: args.foreign.into(),
-        video_sampling: args.video.of_index()?,
+        video_sampling: args.video.index_sampling()?,
         token_counts: args.tokenizer.token_counts(model.as_ref())?,
         ..index_options()
     };
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
 
 fn print(out: &mut impl std::io::Write, report: &IndexReport<'_>) -> Result<(), Failure> {
     let IndexReport { shards, samples, bytes, seconds, .. } = report;
-    writeln!(out, "{shards} shards, {samples} samples, {} in {seconds:.3} s", shown_bytes(*bytes))?;
+    writeln!(out, "{shards} shards, {samples} samples, {} in {seconds:.3} s", format_bytes(*bytes))?;
     writeln!(out, "fingerprint {}", report.fingerprint)?;
     match &report.path {
         Some(path) => writeln!(out, "index       {path}")?,

@@ -11,7 +11,7 @@ use dflop_loader::write::SHARD_BYTES;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::{Output, shown_bytes, write_json};
+use crate::output::{Output, format_bytes, write_json};
 use crate::progress::Bars;
 
 /// Write shards from a directory, a LLaVA-style JSON or JSONL file, or an audio manifest.
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &PackArgs, out: &mut Output) -> Result<(), Failure> {
         return write_json(out, &report);
     }
     let PackReport { shards, samples, bytes, index, skipped } = &report;
-    writeln!(out, "{shards} shards, {samples} samples, {} in {}", shown_bytes(*bytes), args.out.display())?;
+    writeln!(out, "{shards} shards, {samples} samples, {} in {}", format_bytes(*bytes), args.out.display())?;
     if let Some(index) = index {
         writeln!(out, "index  {index}")?;
     }

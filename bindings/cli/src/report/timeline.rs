@@ -98,7 +98,7 @@ fn draw_rank(chart: &mut Chart, rank: &RankTimeline, rows: &Rows<'_>) {
         svg::rect(&mut chart.plot, "idle", [0.0, rows.axis.x(to_seconds(rows.step_ns))], ys, "");
     }
     for event in &rank.events {
-        let module = rank.stages.get(event.rank).map_or(0, |label| module_of(label, rows.modules));
+        let module = rank.stages.get(event.rank).map_or(0, |label| find_module(label, rows.modules));
         draw_event(&mut chart.plot, event, module, row_ys(event.rank), rows.axis);
     }
     let x = rows.axis.x(to_seconds(rank.makespan_ns));
@@ -107,7 +107,7 @@ fn draw_rank(chart: &mut Chart, rank: &RankTimeline, rows: &Rows<'_>) {
 }
 
 /// Returns the module whose name is one of the label's words; the first if none is.
-fn module_of(label: &str, modules: &[String]) -> usize {
+fn find_module(label: &str, modules: &[String]) -> usize {
     let names = |module: &String| label.split_whitespace().any(|word| word == module);
     modules.iter().position(names).unwrap_or(0)
 }
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn a_stage_has_the_color_of_the_module_it_names() {
         let modules = ["vision", "llm"].map(str::to_owned);
-        assert_eq!(module_of("rank 0 llm 1", &modules), 1);
-        assert_eq!(module_of("rank 0", &modules), 0);
+        assert_eq!(find_module("rank 0 llm 1", &modules), 1);
+        assert_eq!(find_module("rank 0", &modules), 0);
     }
 }

@@ -170,7 +170,7 @@ fn malformed_instances_are_refused() {
         (
             r#"{"name":"x","n":2,"m":1,"c":1,"d":[[1],[2.5]]}"#,
             1,
-            "`d` of item 1 is no whole number of 63 bits: 2.5",
+            "`d` of item 1 must be an integer below 2^63, got 2.5",
         ),
         (r#"{"name":"x","n":2,"m":1,"c":1,"d":[[9223372036854775807],[2]]}"#, 1, "overflows at item 1"),
         ("\u{1f}no gzip either", 1, "instance"),

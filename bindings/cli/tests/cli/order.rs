@@ -1,6 +1,7 @@
 //! Tests that the order of samples depends on seed, dataset and batch size only.
 
 use dflop_tests::dataset::{Compression, TempDataset};
+use dflop_tests::tar::TarBytes;
 use serde_json::Value;
 
 use crate::command::dflop;
@@ -141,4 +142,20 @@ fn names_of_a_dataset_are_interchangeable() {
     let [first, second, third] = [0, 1, 2].map(|shard| data.shard(shard).display().to_string());
     assert_eq!(order(&format!("{first}::{second}::{third}"), &size), whole);
     assert_eq!(order(&first, &[&[second.as_str(), third.as_str()], &size[..]].concat()), whole);
+}
+
+#[test]
+fn a_line_tells_that_a_byte_cap_left_no_partition_near_the_mean() {
+    let directory = tempfile::tempdir().unwrap();
+    let texts = ["a.txt", "b.txt", "c.txt"].into_iter();
+    let tar = texts.fold(TarBytes::new(), |tar, name| tar.file(name, "word ".repeat(500).as_bytes()));
+    let tar = tar.file("d.bin", &[0; 100_000]).file("d.txt", b"word");
+    std::fs::write(directory.path().join("texts.tar"), tar.finish()).unwrap();
+    let pattern = directory.path().display().to_string();
+    let size = ["--global-batch", "4", "--microbatches", "2", "--steps", "1"];
+    let line = |more: &[&str]| -> Value {
+        serde_json::from_str(&order(&pattern, &[&size[..], more].concat())).expect("a line is JSON")
+    };
+    assert_eq!(line(&[]).get("near_mean_cap_dropped"), None);
+    assert_eq!(line(&["--bytes-max", "100010"])["near_mean_cap_dropped"], true);
 }

@@ -147,7 +147,7 @@ fn what_cannot_be_planned_says_why() {
         }
     };
     let small = inputs.args(&["--memory-gib", "2"]);
-    fails(&small, 1, &["no plan fits", "GiB more memory a GPU", "is 4 of 8"]);
+    fails(&small, 1, &["no plan fits", "GiB more memory per GPU", "is 4 of 8"]);
     fails(&inputs.args(&["--memory-gib", "0"]), 2, &["memory-gib"]);
     fails(&inputs.args(&["--memory-margin", "0.5"]), 2, &["memory_margin"]);
     let mut missing = inputs.args(&[]);

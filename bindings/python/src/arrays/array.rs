@@ -193,7 +193,7 @@ impl Array {
 /// Returns an array of a NumPy type that [`Array`] does not have.
 ///
 /// - `shape`, `order`: as in `numpy.ndarray`
-pub(crate) fn numpy_of_stored<'py>(
+pub(crate) fn numpy_from_stored<'py>(
     py: Python<'py>,
     stored: Bytes,
     dtype: &str,

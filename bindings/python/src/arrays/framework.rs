@@ -39,7 +39,7 @@ impl Framework {
     }
 
     /// Resolves `Auto`, once per batch.
-    pub(crate) fn settled(self, py: Python<'_>) -> PyResult<Self> {
+    pub(crate) fn resolved(self, py: Python<'_>) -> PyResult<Self> {
         if self != Self::Auto {
             return Ok(self);
         }
@@ -55,7 +55,7 @@ impl Framework {
         shape: &[usize],
     ) -> PyResult<Bound<'py, PyAny>> {
         let array = Bound::new(py, Array::new(owner, shape))?;
-        match self.settled(py)? {
+        match self.resolved(py)? {
             Self::Torch => import(py, &TORCH, "torch")?.call_method1("from_dlpack", (array,)),
             Self::Jax => import(py, &JAX, "jax.dlpack")?.call_method1("from_dlpack", (array,)),
             Self::Dlpack => Ok(array.into_any()),
@@ -65,9 +65,9 @@ impl Framework {
 
     /// Converts an array of `NumPy`; other libraries do not support read-only memory, so it is copied for
     /// them.
-    pub(crate) fn of_numpy(self, array: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+    pub(crate) fn convert_numpy(self, array: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
         let py = array.py();
-        match self.settled(py)? {
+        match self.resolved(py)? {
             Self::Torch => {
                 let copy = numpy(py)?.call_method1("array", (array,))?;
                 import(py, &TORCH, "torch")?.call_method1("from_numpy", (copy,))

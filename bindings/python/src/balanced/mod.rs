@@ -26,7 +26,7 @@ use crate::cost::PyCost;
 use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
 use crate::image::PyAugment;
-use crate::loader::{budget, decode_of};
+use crate::loader::{budget, parse_decode};
 use crate::model::ModelSettings;
 use crate::names::Names;
 use crate::runtime::{self, Threaded};
@@ -156,7 +156,7 @@ impl PyBalancedLoader {
         };
         let user_code = UserCode { threads: transform_threads, seed, framework, is_prepared: true };
         let read = ReadSettings {
-            decode: decode_of(decode, None)?,
+            decode: parse_decode(decode, None)?,
             fields: fields.map(|fields| fields.0),
             augment: augment.map(|augment| augment.settings.clone()),
             workers,

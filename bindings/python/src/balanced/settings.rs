@@ -12,9 +12,9 @@ use dflop_loader::loader::BalancedLoaderBuilder;
 use dflop_loader::model::image_processor_of;
 use dflop_loader::order::Shuffle;
 use dflop_loader::order::Tail;
-use dflop_loader::plan::{CostFunction, Meet, StepPlanner, StepPlannerBuilder};
+use dflop_loader::plan::{CostFunction, StepPlanner, StepPlannerBuilder, Synchronization};
 use dflop_loader::prepare::{LongSample, Preparer};
-use dflop_loader::sample::{Layout, PaddingSide};
+use dflop_loader::sample::{BatchLayout, PaddingSide};
 use pyo3::prelude::*;
 
 use super::loader_config::LoaderConfig;
@@ -179,9 +179,9 @@ impl PrepareSettings {
         self,
         model: &ModelSettings,
         spec: &ModelSpec,
-        layout: Layout,
+        layout: BatchLayout,
     ) -> Result<Option<Preparer>, DflopError> {
-        let Some(builder) = self.tokenizer.or_of_model(&model.names)?.preparer(spec)? else {
+        let Some(builder) = self.tokenizer.or_from_model(&model.names)?.preparer(spec)? else {
             return Ok(None);
         };
         let mut builder = builder.layout(layout).long_sample(long_sample(&self.long_sample)?);
@@ -240,10 +240,10 @@ pub(crate) fn strategy(name: &str) -> Result<Strategy, DflopError> {
     }
 }
 
-fn synchronization(name: &str) -> Result<Meet, DflopError> {
+fn synchronization(name: &str) -> Result<Synchronization, DflopError> {
     match name {
-        "step" => Ok(Meet::Step),
-        "microbatch" => Ok(Meet::Microbatch),
+        "step" => Ok(Synchronization::PerStep),
+        "microbatch" => Ok(Synchronization::PerMicrobatch),
         _ => Err(DflopError::config("synchronize", format!("expected step or microbatch, found `{name}`"))),
     }
 }
@@ -268,11 +268,11 @@ fn is_exact(token_counts: &str) -> Result<bool, DflopError> {
     }
 }
 
-fn layout(name: &str) -> Result<Layout, DflopError> {
+fn layout(name: &str) -> Result<BatchLayout, DflopError> {
     match name {
-        "packed" => Ok(Layout::Packed),
-        "padded" => Ok(Layout::Padded { side: PaddingSide::Right }),
-        "padded_left" => Ok(Layout::Padded { side: PaddingSide::Left }),
+        "packed" => Ok(BatchLayout::Packed),
+        "padded" => Ok(BatchLayout::Padded { side: PaddingSide::Right }),
+        "padded_left" => Ok(BatchLayout::Padded { side: PaddingSide::Left }),
         _ => Err(DflopError::config(
             "layout",
             format!("expected packed, padded or padded_left, found `{name}`"),

@@ -19,7 +19,7 @@ pub(super) fn step<'py>(
     model: &CostModel,
     delivery: Delivery,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let delivery = delivery.settled(py)?;
+    let delivery = delivery.resolved(py)?;
     let microbatches = PyList::empty(py);
     for one in of.microbatches {
         microbatches.append(microbatch(py, one, model, delivery)?)?;

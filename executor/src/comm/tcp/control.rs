@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_messages_come_back() {
+    fn control_messages_round_trip() {
         let at = StepContext::microbatch(7, 3, "forward");
         let failure = Failure {
             cause: Cause::Digest,

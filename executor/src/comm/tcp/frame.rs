@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn headers_come_back(
+        fn headers_round_trip(
             words in any::<[u64; 3]>(), rows in 0_usize..1 << 20, cols in 0_usize..1 << 20,
             microbatch in any::<Option<u32>>(), action in "[a-z ]{0,24}", code in 1_u8..=5, op in 0_u8..7,
         ) {
@@ -81,7 +81,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_refused_or_read_as_what_they_say(mut bytes in any::<[u8; HEADER_BYTES]>(), op in 0_u8..9) {
+        fn any_bytes_are_refused_or_decode_to_what_encodes_back(mut bytes in any::<[u8; HEADER_BYTES]>(), op in 0_u8..9) {
             prop_assert_eq!(decode(&bytes), None);
             bytes[..4].copy_from_slice(&MAGIC);
             (bytes[4], bytes[5]) = (op, op);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_no_memory_holds_are_refused() {
+    fn lengths_beyond_all_memory_are_refused() {
         let at = StepContext::step(0, "");
         let shape = PayloadShape { dtype: Dtype::F64, rows: usize::MAX / 2, cols: 3 };
         assert_eq!(decode(&encode(&Header { comm: 0, op: Op::Point, tag: 0, at, shape })), None);

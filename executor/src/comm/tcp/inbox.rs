@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_and_what_ends_within_one_has_the_sender_to_blame() {
+    fn invalid_and_truncated_messages_blame_the_sender() {
         let at = StepContext::microbatch(6, 2, "send");
         let header = Header { comm: 0, op: Op::Point, tag: 1, at, shape: PayloadShape::f32(2, 2) };
         let whole = [encode(&header).as_slice(), &[0; 16]].concat();

@@ -346,6 +346,7 @@ impl Device for CpuBf16 {
         gradients: &Bf16Floats,
         (mean, square): (&mut Bf16Floats, &mut Bf16Floats),
     ) -> Result<()> {
+        // moments and master weights are `f32` already: `update` converts only what is stored as bf16
         let gradients = self.read(gradients)?;
         self.update(weights, |weights| {
             self.update(mean, |mean| {

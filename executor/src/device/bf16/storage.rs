@@ -68,6 +68,7 @@ impl CpuBf16 {
         let mut values = Vec::new();
         let pool = |_| Error::out_of_memory(2 * len, self.memory_used_bytes());
         values.try_reserve_exact(len).map_err(pool)?;
+        // NaN in debug builds, so that a read before a write is noticed
         values.resize(len, if cfg!(debug_assertions) { bf16::NAN } else { bf16::ZERO });
         self.used_bytes.fetch_add(2 * len as u64, Ordering::Relaxed);
         Ok(Bf16Values { values, used_bytes: Arc::clone(&self.used_bytes) })

@@ -171,7 +171,7 @@ fn operations_give_the_rounded_results_of_f32() {
 }
 
 #[test]
-fn numbers_are_stored_to_the_nearest_with_ties_to_even() {
+fn numbers_are_rounded_to_nearest_with_ties_to_even() {
     let device = CpuBf16::new(1).unwrap();
     // around 1, bf16 numbers are 2^-7 apart
     let step = 0.007_812_5_f32;

@@ -41,6 +41,7 @@ pub(super) fn arrange(rule: &AnyRes, shown: &[TiledMedium]) -> Result<(SparseRow
 /// Adds every frame at half its size, with newlines as the rule requires.
 fn video_of(rule: &AnyRes, frames: usize, first: usize, tokens: &mut Tokens) {
     let side = usize::from(rule.patches_per_side);
+    // odd sides round up, as in transformers
     let half = side.div_ceil(2);
     for frame in 0..frames {
         let start = first + frame * side * side;

@@ -53,6 +53,7 @@ impl EncoderConfig {
                 class: optional(&plan.class)?,
                 taken: optional(&plan.taken)?,
                 projected_rows: plan.projected_rows,
+                // without an arrangement, projected rows are the tokens
                 tokens: plan.arranged.as_ref().map_or(plan.projected_rows, SparseRows::rows),
                 arranged: optional(&plan.arranged)?,
                 newlines: optional(&plan.newlines)?,

@@ -36,6 +36,7 @@ impl NativeResolution {
             if [height, width].iter().any(|&side| side == 0 || !side.is_multiple_of(self.merge)) {
                 return refuse("grids", format!("image {index} has {height} x {width} patches"));
             }
+            // frames of a video do not attend to each other: each layer of patches is a segment
             for _ in 0..layers {
                 let first = rows.len() / block;
                 self.layer(height, width, &mut rows, &mut columns);

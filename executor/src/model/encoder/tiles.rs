@@ -55,6 +55,7 @@ impl Tiles {
             let problem = format!("has {} elements for {tiles} tiles of {of_tile}", pixels.len());
             return refuse("pixel_values", problem);
         }
+        // a medium without tiles would read the rows of the next one
         if let Some(index) = shown.iter().position(|shown| shown.tiles() == 0) {
             return refuse("shown", format!("medium {index} has no tile"));
         }

@@ -105,6 +105,7 @@ impl LlmConfig {
             text.flag("tie_word_embeddings", false)?
         };
         let is_qwen_vl = model_type.starts_with("qwen2_vl") || model_type.starts_with("qwen2_5_vl");
+        // checkpoints of these models have no `language_model.` prefix
         let is_alone = matches!(model_type, "llama" | "qwen2") || is_qwen_vl;
         let (prefix, head) = if is_alone {
             ("model.", "lm_head.weight")

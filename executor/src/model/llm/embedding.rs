@@ -71,6 +71,7 @@ impl<D: Device> Block<D> for Embedding {
         let dy = expect_rows::<D>(gradient, pass.context.layers.rows, self.hidden)?;
         if let Some(gradient) = pass.parameters.gradient_mut(self.table) {
             if pass.tensor.is_some() {
+                // only own words: the gradients of others belong to their ranks
                 let own = text.words.within(&self.vocabulary.own()).transposed();
                 let own = SparseBuffers::new(pass.device, &own)?;
                 pass.device.gather_scatter(&own, self.hidden, &dy, gradient)?;

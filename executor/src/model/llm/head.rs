@@ -136,6 +136,7 @@ impl<D: Device> Block<D> for Head {
     ) -> Result<Option<D::Floats>> {
         let (device, text) = (pass.device, pass.context.inputs.text()?);
         let rows = text.targets.len();
+        // without rows, forward had no chunk and saved no logits
         let kept = (self.is_kept(rows) && rows > 0).then(|| saved.take());
         let (normal, statistics, taken) = (saved.take(), saved.take(), saved.take());
         let mut d_normal = device.alloc(rows * self.hidden)?;
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_made_anew_in_chunks_give_what_kept_ones_give() {
+    fn recomputed_chunks_of_logits_give_the_result_of_saved_ones() {
         let (loss, dx, gradients) = run(LOGITS_KEPT);
         for rows in [1, 4, 27] {
             let (chunked_loss, chunked_dx, chunked) = run(rows * VOCABULARY);
@@ -249,7 +250,7 @@ mod tests {
 
     /// 40 words on 3 ranks: the first has one more, and all must cut rows into the same chunks.
     #[test]
-    fn ranks_that_share_the_words_cut_the_same_chunks() {
+    fn ranks_that_share_the_vocabulary_use_the_same_chunks() {
         let (loss, dx, gradients) = run(LOGITS_KEPT);
         for kept in [LOGITS_KEPT, 27 * 14, 27 * 13, 5 * 14, 1] {
             let ranks = threads::world(3, Settings::default()).unwrap();

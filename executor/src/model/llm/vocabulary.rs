@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_is_one_ranks() {
+    fn every_word_belongs_to_one_rank() {
         let tp_rank = |rank| TpRank { rank, size: 4 };
         let own: Vec<Range<usize>> = (0..4).map(|rank| Vocabulary::new(50, tp_rank(rank)).own()).collect();
         assert_eq!(own, [0..13, 13..26, 26..38, 38..50]);

@@ -65,7 +65,7 @@ impl AttentionShape {
         assert!(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), "heads share keys evenly");
         assert!(
             segments.first().is_none_or(|&first| first == 0) && segments.is_sorted(),
-            "segments begin at 0"
+            "segments start at 0"
         );
         assert_eq!(qkv.len(), tokens * self.row(), "segments end with the tokens");
         assert_eq!(output.len(), tokens * self.output(), "the output has a row for every token");

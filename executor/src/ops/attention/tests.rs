@@ -48,7 +48,7 @@ fn by_definition(shape: &AttentionShape, segments: &[u32], qkv: &[f64]) -> Vec<f
 const SEGMENTS: [u32; 6] = [0, 3, 3, 4, 71, 205];
 
 #[test]
-fn the_output_is_that_of_the_definition() {
+fn the_output_matches_the_definition() {
     for (heads, kv_heads, is_causal) in [(1, 1, true), (4, 2, true), (4, 1, false), (3, 3, false)] {
         let shape = shape(heads, kv_heads, is_causal);
         let qkv = numbers(205 * shape.row(), 1);
@@ -59,7 +59,7 @@ fn the_output_is_that_of_the_definition() {
 }
 
 #[test]
-fn gradients_are_those_of_differences() {
+fn gradients_match_finite_differences() {
     for (heads, kv_heads, is_causal) in [(1, 1, true), (4, 2, true), (4, 1, false), (3, 3, false)] {
         let shape = shape(heads, kv_heads, is_causal);
         let (qkv, dy) = (numbers(205 * shape.row(), 1), numbers(205 * shape.output(), 2));
@@ -70,7 +70,7 @@ fn gradients_are_those_of_differences() {
 }
 
 #[test]
-fn a_sample_of_a_pack_is_what_it_is_alone() {
+fn a_sample_of_a_pack_has_the_bits_it_has_alone() {
     let shape = shape(4, 2, true);
     let (qkv, dy) = (numbers(205 * shape.row(), 1), numbers(205 * shape.output(), 2));
     let (qkv, dy) = (to_f32(&qkv), to_f32(&dy));

@@ -1,15 +1,15 @@
-//! The splits of a dataset that Energon prepared.
+//! Reads the splits of a dataset prepared with Energon.
 
 use std::path::Path;
 
-use super::{Split, Splits, invalid};
+use super::{CheckedSplit, Splits, invalid};
 use crate::error::Result;
-use crate::index::foreign::energon::{Split as EnergonSplit, splits};
+use crate::index::foreign::energon::{EnergonSplit, splits};
 
-/// Directories in which `.nv-meta` is looked for: that of the shards and those above.
+/// Number of directories searched for `.nv-meta`: that of the shards and those above it.
 const DIRECTORIES_UP_MAX: usize = 4;
 
-/// Finds the splits of the dataset that the shards in `directory` belong to; `None` if Energon left none.
+/// Finds the splits of the dataset to which the shards in `directory` belong; `None` if Energon left none.
 pub(super) fn find(directory: &Path) -> Result<Option<Splits>> {
     let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     for root in directory.ancestors().take(DIRECTORIES_UP_MAX) {
@@ -31,16 +31,16 @@ fn of(root: &Path, named: Vec<EnergonSplit>) -> Result<Splits> {
     Ok(splits)
 }
 
-fn checked(root: &Path, split: EnergonSplit) -> Result<Split> {
+fn checked(root: &Path, split: EnergonSplit) -> Result<CheckedSplit> {
     let excluded = split.excluded_samples.iter().map(|sample| {
         let parts = sample.rsplit_once('/').map(|(shard, key)| (shard.to_owned(), key.to_owned()));
         parts
             .ok_or_else(|| invalid(format!("split `{}` excludes `{sample}`, which is no sample", split.name)))
     });
-    Ok(Split {
+    Ok(CheckedSplit {
         excluded: excluded.collect::<Result<_>>()?,
         shards: Some(split.shards.into_iter().collect()),
         directory: Some(root.to_owned()),
-        ..Split::default()
+        ..CheckedSplit::default()
     })
 }

@@ -1,7 +1,7 @@
-//! Named splits of a dataset: `train`, `val` and what else its owner says.
+//! Reads named splits of a dataset, such as `train` and `val`.
 //!
 //! They are stated in a JSON file, `splits.json` in the shards' directory or one that the user names. A split takes
-//! the samples that meet everything it says:
+//! the samples that meet all of its conditions:
 //!
 //! ```json
 //! {"splits": {
@@ -15,10 +15,10 @@
 //!
 //! `fraction` is a range of a hash of the sample's key, its end left out: a sample stays in its split when shards are
 //! added, whatever the seed, and samples that share a key share a split. Boundaries are integers, in units of
-//! one billionth. A keys file has one key a line and lies beside the splits file.
+//! one billionth. A keys file has one key per line and lies in the directory of the splits file.
 //!
-//! Where there is no `splits.json`, the `split.yaml` of a dataset that Energon prepared is read: its splits are lists of
-//! shards, less those and the single samples that it excludes.
+//! Without a `splits.json`, the `split.yaml` of a dataset prepared with Energon is read: its splits are lists of
+//! shards, less the shards and the single samples that it excludes.
 
 mod energon;
 
@@ -36,16 +36,16 @@ use crate::shard::{Shard, expand_name};
 
 /// Name of the splits file in the shards' directory.
 pub const SPLITS_FILE: &str = "splits.json";
-/// Units of a whole: what a fraction's boundaries are rounded to.
+/// Units of a whole, to which the boundaries of a fraction are rounded.
 const UNITS: u64 = 1_000_000_000;
 
-/// The splits that a dataset states.
+/// The splits of a dataset.
 #[derive(Debug, Clone)]
 pub struct Splits {
-    /// The file they come from, for messages.
+    /// File from which they were read, for messages.
     origin: String,
-    by_name: BTreeMap<String, Split>,
-    /// What to do about splits that overlap.
+    by_name: BTreeMap<String, CheckedSplit>,
+    /// Advice to the user about splits that overlap.
     overlap_hint: &'static str,
 }
 
@@ -55,7 +55,7 @@ struct SplitsFile {
     splits: BTreeMap<String, SplitRule>,
 }
 
-/// A split as its file says it.
+/// A split as written in its file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct SplitRule {
@@ -66,12 +66,12 @@ struct SplitRule {
     may_overlap: bool,
 }
 
-/// A checked split; a sample is in it if it meets every condition there is.
+/// A checked split; a sample belongs to it if it meets every condition given.
 #[derive(Debug, Clone, Default)]
-struct Split {
+struct CheckedSplit {
     units: Option<Range<u64>>,
     shards: Option<BTreeSet<String>>,
-    /// Names of shards are paths below this directory; without it they are base names.
+    /// Directory below which names of shards are paths; without it they are base names.
     directory: Option<PathBuf>,
     keys: Option<BTreeSet<String>>,
     /// Samples that are left out, by shard and key.
@@ -83,7 +83,7 @@ fn invalid(reason: impl Into<String>) -> Error {
     Error::Config { setting: "split", reason: reason.into() }
 }
 
-/// Where a key stands between 0 and one billion: XXH3 with 64 bits of its bytes, scaled.
+/// Maps a key to a number from zero to one billion: XXH3 with 64 bits of its bytes, scaled.
 fn unit_of(key: &str) -> u64 {
     ((u128::from(xxhash_rust::xxh3::xxh3_64(key.as_bytes())) * u128::from(UNITS)) >> 64) as u64
 }
@@ -92,7 +92,7 @@ impl Splits {
     /// Reads a splits file.
     ///
     /// # Errors
-    /// [`Error::File`] if it, or a keys file that it names, cannot be read; those of [`Self::parse`], with its name.
+    /// [`Error::File`] if it, or a keys file that it names, cannot be read; the errors of [`Self::parse`], with its name.
     pub fn read(path: &Path) -> Result<Self> {
         Self::from_document(&read_text(path)?, &path.display().to_string(), path.parent())
     }
@@ -101,8 +101,8 @@ impl Splits {
     /// `.nv-meta` there or up to three directories above.
     ///
     /// # Errors
-    /// [`Error::Config`] if the shards are in no local directory; those of [`Self::read`]; [`Error::Index`] if Energon's
-    /// file cannot be understood.
+    /// [`Error::Config`] if the shards are not in a local directory; the errors of [`Self::read`]; [`Error::Index`] if
+    /// Energon's file cannot be understood.
     pub fn beside(index: &Index) -> Result<Self> {
         let directory = index.shards()[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
         let directory =
@@ -116,11 +116,11 @@ impl Splits {
         Self::read(&own)
     }
 
-    /// Reads the text of a splits file; one that names no keys file.
+    /// Parses the text of a splits file that names no keys file.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is no JSON of the form above, if a split has no condition, or if two splits overlap of
-    /// which neither says that it may.
+    /// [`Error::Config`] if it is not JSON of the form above, if a split has no condition, or if two splits overlap and
+    /// neither has `may_overlap`.
     pub fn parse(document: &str) -> Result<Self> {
         Self::from_document(document, "splits", None)
     }
@@ -133,10 +133,10 @@ impl Splits {
                 Error::Config { reason, .. } => invalid(format!("`{origin}`: split `{name}`: {reason}")),
                 other => other,
             };
-            let split = Split::new(rule, directory).map_err(named)?;
+            let split = CheckedSplit::new(rule, directory).map_err(named)?;
             Ok((name, split))
         });
-        let overlap_hint = "say `\"may_overlap\": true` in one of them if that is meant";
+        let overlap_hint = "set `\"may_overlap\": true` in one of them if that is intended";
         let splits =
             Self { origin: origin.to_owned(), by_name: checked.collect::<Result<_>>()?, overlap_hint };
         splits.check_overlaps()?;
@@ -161,7 +161,7 @@ impl Splits {
         self.by_name.keys().map(String::as_str)
     }
 
-    /// Samples of an index that belong to a split, and what of the bad ones does.
+    /// Selects the samples of an index that belong to a split, and the skipped samples among them.
     pub(crate) fn select(&self, name: &str, index: &Index) -> Result<(Selection, Vec<Skipped>)> {
         let Some(split) = self.by_name.get(name) else {
             let known: Vec<_> = self.names().collect();
@@ -185,7 +185,7 @@ impl Splits {
     }
 }
 
-impl Split {
+impl CheckedSplit {
     fn new(rule: SplitRule, directory: Option<&Path>) -> Result<Self> {
         let SplitRule { fraction, shards, keys, keys_file, may_overlap } = rule;
         let mut all_keys: Option<BTreeSet<String>> = keys.map(|keys| keys.into_iter().collect());
@@ -205,7 +205,7 @@ impl Split {
         Ok(Self { units, shards: shards.transpose()?, keys: all_keys, may_overlap, ..Self::default() })
     }
 
-    /// What the split calls a shard.
+    /// Returns the name by which the split refers to a shard.
     fn name_of<'a>(&self, shard: &'a Shard) -> Cow<'a, str> {
         let below = |directory: &PathBuf| {
             let path = std::path::absolute(shard.path()?).ok()?;
@@ -225,7 +225,7 @@ impl Split {
             && self.keys.as_ref().is_none_or(|keys| keys.contains(key))
     }
 
-    /// What two splits share, as far as their rules tell; `None` if they cannot share a sample.
+    /// Describes what two splits share, as far as their rules show; `None` if they cannot share a sample.
     fn overlap(&self, other: &Self) -> Option<String> {
         let mut shared = "nothing keeps them apart".to_owned();
         if let (Some(ours), Some(theirs)) = (&self.shards, &other.shards) {
@@ -247,7 +247,7 @@ impl Split {
         Some(shared)
     }
 
-    /// Numbers of the shards that the split looks into.
+    /// Returns the numbers of the shards from which the split selects.
     fn shards_of(&self, index: &Index) -> Result<Vec<usize>, String> {
         let all = 0..index.shards().len();
         let Some(names) = &self.shards else { return Ok(all.collect()) };
@@ -289,7 +289,7 @@ impl Split {
         Ok(Selection::List(list))
     }
 
-    /// A sample that is left out in vain is misspelt, and would be trained on.
+    /// Checks that excluded samples exist: a misspelled one would be trained on.
     fn check_excluded(&self, shards: &[usize], index: &Index) -> Result<(), String> {
         for &number in shards.iter().take_while(|_| !self.excluded.is_empty()) {
             let shard = &index.shards()[number];
@@ -310,7 +310,7 @@ impl Split {
     }
 }
 
-/// Boundaries of a fraction in units of one billionth.
+/// Returns the boundaries of a fraction in units of one billionth.
 fn units_of([from, to]: [f64; 2]) -> Result<Range<u64>> {
     let in_units = |boundary: f64| {
         let units = boundary * UNITS as f64;
@@ -350,7 +350,7 @@ mod tests {
         }
     }
 
-    /// A sample never changes its split: this value is recorded.
+    /// Guards the recorded value: a sample never changes its split.
     #[test]
     fn the_place_of_a_key_never_changes() {
         assert_eq!(["kite", "", "sample-00007"].map(unit_of), [411_023_531, 175_880_433, 18_930_558]);

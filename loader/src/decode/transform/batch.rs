@@ -11,7 +11,7 @@ use super::pool::{CallAnswer, TransformPool};
 use super::{TransformFault, TransformInput, Transforms};
 use crate::decode::fields::{Decoded, FieldError, PendingFields, Preparing};
 use crate::error::{Error, Result, reason_of};
-use crate::flow::{Metrics, Stage};
+use crate::flow::{LoaderStage, Metrics};
 use crate::media::Media;
 use crate::media::augment::field_seed;
 use crate::shard::RawSample;
@@ -30,7 +30,7 @@ pub(crate) struct TransformStage {
 /// As many batches as there are threads are transformed at the same time, in the order in which they were
 /// started. No batch overtakes one that is waited for earlier, and a single thread makes its calls in the
 /// order of samples.
-struct Turn {
+struct BatchTurn {
     before: Option<oneshot::Receiver<()>>,
     done: oneshot::Sender<()>,
 }
@@ -116,19 +116,19 @@ impl TransformStage {
         answers.into_iter().map(|answer| PendingTransforms { answer, _task: task.clone() }).collect()
     }
 
-    fn turn(&self) -> Turn {
+    fn turn(&self) -> BatchTurn {
         let (done, is_done) = oneshot::channel();
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = turns.len() == self.transforms.threads;
         let before = if is_full { turns.pop_front() } else { None };
         turns.push_back(is_done);
-        Turn { before, done }
+        BatchTurn { before, done }
     }
 
     async fn run(
         &self,
         samples: Vec<(RawSample, PendingFields)>,
-        turn: Turn,
+        turn: BatchTurn,
         preparing: Option<Preparing>,
     ) -> Result<Vec<Result<Decoded, FieldError>>> {
         let mut moving = Vec::with_capacity(samples.len());
@@ -222,7 +222,8 @@ fn put_back(
             Ok(media) => fields[field].media = media,
             Err(reason) => {
                 let field = Some(fields[field].extension.to_string());
-                *outcome = Err(FieldError { field, reason, is_dropped: false, stage: Stage::Transform });
+                *outcome =
+                    Err(FieldError { field, reason, is_dropped: false, stage: LoaderStage::Transform });
             }
         }
     }

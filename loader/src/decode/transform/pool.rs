@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::{Transform, TransformInput};
 use crate::error::{BoxError, Error, Result};
-use crate::flow::{Metrics, Stage};
+use crate::flow::{LoaderStage, Metrics};
 use crate::media::Media;
 
 /// Calls queued per thread, in addition to the one that runs.
@@ -55,7 +55,7 @@ impl TransformPool {
         let ended = || Error::StageEnded { stage: "transform" };
         let since = Instant::now();
         let room = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
-        self.metrics.stage(Stage::Transform).waited_for_room(since.elapsed());
+        self.metrics.stage(LoaderStage::Transform).waited_for_room(since.elapsed());
         let (answer, pending) = oneshot::channel();
         let metrics = self.metrics.clone();
         let call = move || {
@@ -63,7 +63,7 @@ impl TransformPool {
             if answer.is_closed() {
                 return;
             }
-            let (meter, count) = (metrics.stage(Stage::Transform), fields.len() as u64);
+            let (meter, count) = (metrics.stage(LoaderStage::Transform), fields.len() as u64);
             meter.depth.add(1);
             let called = meter.timed(|| catch_unwind(AssertUnwindSafe(|| transform.apply(fields))));
             meter.depth.remove(1);
@@ -78,7 +78,7 @@ impl TransformPool {
 fn work(queue: &Receiver<Call>, metrics: &Metrics) {
     let mut idle_since = Instant::now();
     for call in queue {
-        metrics.stage(Stage::Transform).waited_for_input(idle_since.elapsed());
+        metrics.stage(LoaderStage::Transform).waited_for_input(idle_since.elapsed());
         call();
         idle_since = Instant::now();
     }

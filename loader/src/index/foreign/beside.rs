@@ -13,12 +13,12 @@ use crate::store::local::read_file;
 const DIRECTORIES_UP_MAX: usize = 4;
 /// JSON files of a directory that may be shard lists of wids.
 const LISTS_MAX: usize = 64;
-/// Where in a shard list its kind stands.
+/// Bytes at the start of a shard list that contain its kind.
 const KIND_WITHIN_BYTES: u64 = 512;
 /// Longest file that is read.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// What files beside a shard say of it, each with the file that says so.
+/// Claims of the files next to a shard, each with its file.
 #[derive(Debug, Clone, Default)]
 pub(in crate::index) struct Claims {
     pub(in crate::index) samples: Vec<(String, u64)>,
@@ -27,13 +27,13 @@ pub(in crate::index) struct Claims {
     pub(in crate::index) warnings: Vec<String>,
 }
 
-/// Where a file beside a shard says that headers stand.
+/// Offsets of headers, as claimed by a file next to a shard.
 #[derive(Debug, Clone)]
-pub(in crate::index) struct Layout {
+pub(in crate::index) struct HeaderLayout {
     pub(in crate::index) source: String,
-    /// Where chains of headers begin; rising.
+    /// Offsets at which chains of headers start; ascending.
     pub(in crate::index) starts: Vec<u64>,
-    /// Where samples begin, if the tool groups entries by itself.
+    /// Offsets at which samples start, if the tool groups entries itself.
     pub(in crate::index) samples: Option<Vec<u64>>,
 }
 
@@ -65,7 +65,7 @@ pub(in crate::index) fn claims(shards: &[Shard]) -> Vec<Claims> {
     claims
 }
 
-/// Adds what one file says.
+/// Adds the claims of one file.
 fn collect(file: &Path, by_path: &HashMap<PathBuf, usize>, claims: &mut [Claims]) -> Result<(), String> {
     let source = file.display().to_string();
     let bytes =
@@ -91,7 +91,8 @@ fn collect(file: &Path, by_path: &HashMap<PathBuf, usize>, claims: &mut [Claims]
     Ok(())
 }
 
-/// JSON files in a directory that say of themselves that they are shard lists; those of webshart, one a shard, are not.
+/// JSON files in a directory that say of themselves that they are shard lists; those of webshart, one a
+/// shard, are not.
 fn shard_lists(directory: &Path, shards: &HashMap<PathBuf, usize>) -> Vec<PathBuf> {
     let is_list = |path: &PathBuf| {
         let is_json = path.extension().is_some_and(|extension| extension == "json");
@@ -116,7 +117,7 @@ fn says_its_kind(path: &Path) -> bool {
     read.is_ok() && begin.windows(20).any(|window| window == b"wids-shard-index-v1\"")
 }
 
-/// Where `SHARD.tar.idx`, else webshart's `SHARD.json`, says that headers stand; `None` without either.
+/// Returns the header offsets of `SHARD.tar.idx`, else of webshart's `SHARD.json`; `None` without either.
 ///
 /// # Errors
 /// A warning that names the file if it does not fit the shard.
@@ -124,7 +125,7 @@ pub(in crate::index) fn layout(
     shard: &Shard,
     shard_bytes: u64,
     is_followed: bool,
-) -> Result<Option<Layout>, String> {
+) -> Result<Option<HeaderLayout>, String> {
     let Some(path) = shard.path() else { return Ok(None) };
     let tar_index = PathBuf::from(format!("{}.idx", path.display()));
     if let Some(layout) = with_file(&tar_index, shard, |bytes| tar_index_layout(bytes, shard_bytes))? {
@@ -138,13 +139,13 @@ pub(in crate::index) fn layout(
     with_file(&json, shard, |bytes| payloads_layout(bytes, shard, shard_bytes))
 }
 
-type Places = (Vec<u64>, Option<Vec<u64>>);
+type HeaderOffsets = (Vec<u64>, Option<Vec<u64>>);
 
 fn with_file(
     path: &Path,
     shard: &Shard,
-    parse: impl Fn(&[u8]) -> Result<Places, String>,
-) -> Result<Option<Layout>, String> {
+    parse: impl Fn(&[u8]) -> Result<HeaderOffsets, String>,
+) -> Result<Option<HeaderLayout>, String> {
     let source = path.display().to_string();
     let unusable = |reason: String| {
         format!("`{source}` is not used, shard `{}` is read from its beginning: {reason}", shard.url)
@@ -152,16 +153,16 @@ fn with_file(
     let bytes = read_file(path, BYTES_MAX).map_err(|error| unusable(crate::error::reason_of(&error)))?;
     let Some(bytes) = bytes else { return Ok(None) };
     let (starts, samples) = parse(&bytes).map_err(unusable)?;
-    Ok(Some(Layout { source, starts, samples }))
+    Ok(Some(HeaderLayout { source, starts, samples }))
 }
 
-fn tar_index_layout(bytes: &[u8], shard_bytes: u64) -> Result<Places, String> {
+fn tar_index_layout(bytes: &[u8], shard_bytes: u64) -> Result<HeaderOffsets, String> {
     let starts = parse_tar_index(bytes, shard_bytes)?;
     let samples = starts[..starts.len() - 1].to_vec();
     Ok((starts, Some(samples)))
 }
 
-fn payloads_layout(bytes: &[u8], shard: &Shard, shard_bytes: u64) -> Result<Places, String> {
+fn payloads_layout(bytes: &[u8], shard: &Shard, shard_bytes: u64) -> Result<HeaderOffsets, String> {
     let payloads = parse_payloads(bytes)?;
     if payloads.shard != shard.base_name() {
         return Err(format!("it is that of shard `{}`", payloads.shard));

@@ -26,7 +26,7 @@ const SPLIT_BYTES_MAX: u64 = 64 << 20;
 
 /// A named part of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Split {
+pub struct EnergonSplit {
     /// Its name, such as `train`.
     pub name: String,
     /// Shards as paths below the directory of the dataset, in order; the excluded ones left out.
@@ -39,7 +39,7 @@ pub struct Split {
 ///
 /// # Errors
 /// [`Error::Index`] if the file is not what Energon writes; [`Error::File`] if it cannot be read.
-pub fn splits(directory: &Path) -> Result<Option<Vec<Split>>> {
+pub fn splits(directory: &Path) -> Result<Option<Vec<EnergonSplit>>> {
     for name in SPLIT_FILES {
         let path = directory.join(DIRECTORY).join(name);
         let Some(text) = read_file(&path, SPLIT_BYTES_MAX)? else { continue };
@@ -50,7 +50,7 @@ pub fn splits(directory: &Path) -> Result<Option<Vec<Split>>> {
     Ok(None)
 }
 
-fn parse_splits(text: &[u8], is_yaml: bool) -> Result<Vec<Split>, String> {
+fn parse_splits(text: &[u8], is_yaml: bool) -> Result<Vec<EnergonSplit>, String> {
     let document: Value = if is_yaml {
         parse_yaml(std::str::from_utf8(text).map_err(|error| error.to_string())?)?
     } else {
@@ -69,7 +69,7 @@ fn parse_splits(text: &[u8], is_yaml: bool) -> Result<Vec<Split>, String> {
             let shard = excluded.rsplit_once('/').map(|(shard, _)| shard);
             shard.is_some_and(|shard| shards.iter().any(|listed| listed == shard))
         });
-        Ok(Split { name: name.clone(), excluded_samples: samples.cloned().collect(), shards })
+        Ok(EnergonSplit { name: name.clone(), excluded_samples: samples.cloned().collect(), shards })
     };
     parts.iter().map(split).collect()
 }
@@ -126,7 +126,7 @@ mod tests {
         let text = b"split_parts:\n  train: ['s-{0..3}.tar']\n  val: [t.tar]\n\
             exclude: ['s-{1..2}.tar', s-0.tar/7, t.tar/3]\n";
         let parts = parse_splits(text, true).unwrap();
-        let train = Split {
+        let train = EnergonSplit {
             name: "train".into(),
             shards: vec!["s-0.tar".into(), "s-3.tar".into()],
             excluded_samples: vec!["s-0.tar/7".into()],

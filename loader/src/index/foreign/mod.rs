@@ -1,12 +1,13 @@
-//! What other tools know of shards: Energon, wids, webshart.
+//! Reads the index files of other tools, as hints: Energon, wids, webshart.
 //!
-//! Their files are hints, never truth. Numbers of samples and lengths of files are compared with what the headers
-//! show; a difference is a warning that names both. Places of headers let a shard be read in many ranges at once
-//! instead of header by header ([`walk`]), which pays where every range is a request; the rows are the same, because
-//! every header is still read and grouped by this project's own rules. A file that does not fit its shard is a
-//! warning, and the shard is read from its beginning.
+//! Their files are hints, never truth. Numbers of samples and lengths of files are compared with what the
+//! headers show; a difference is a warning that names both. Places of headers let a shard be read in many
+//! ranges at once instead of header by header ([`walk`]), which pays where every range is a request; the rows
+//! are the same, because every header is still read and grouped by this project's own rules. A file that does
+//! not fit its shard is a warning, and the shard is read from its beginning.
 //!
-//! The parsers take bytes, so that files which lie elsewhere than on a local disk can be read by the same code.
+//! The parsers take bytes, so that files which lie elsewhere than on a local disk can be read by the same
+//! code.
 
 pub mod energon;
 pub mod walk;
@@ -15,12 +16,12 @@ pub mod webshart;
 mod beside;
 mod yaml;
 
-pub(super) use self::beside::{Claims, Layout, claims, layout};
+pub(super) use self::beside::{Claims, HeaderLayout, claims, layout};
 
 use super::build::BuiltShard;
 use crate::shard::Shard;
 
-/// What the files of other tools beside shards are used for when an index is made.
+/// Use of the index files of other tools when an index is made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ForeignIndexes {
     /// Nothing.
@@ -28,8 +29,8 @@ pub enum ForeignIndexes {
     /// Numbers of samples and lengths are compared; a difference is a warning.
     #[default]
     Check,
-    /// The same, and headers are read where those files say that they are; the rows are the same. Worth its while
-    /// where every read takes long.
+    /// The same, and headers are read where those files say that they are; the rows are the same. Worth its
+    /// while where every read takes long.
     Follow,
 }
 
@@ -56,7 +57,11 @@ pub(super) fn differences(shard: &Shard, built: &BuiltShard, claims: &Claims) ->
 }
 
 /// Compares where another tool lets samples begin with where the headers show them to begin.
-pub(super) fn grouping_difference(shard: &Shard, built: &BuiltShard, layout: &Layout) -> Option<String> {
+pub(super) fn grouping_difference(
+    shard: &Shard,
+    built: &BuiltShard,
+    layout: &HeaderLayout,
+) -> Option<String> {
     let begins = layout.samples.as_ref()?;
     let bad = built.skipped.iter().filter(|skipped| skipped.key.is_some()).count();
     let found = built.columns.offsets.len() + bad;

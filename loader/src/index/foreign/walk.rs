@@ -1,9 +1,9 @@
 //! Reads the headers of a shard from many places at once.
 //!
-//! A chain of tar headers has to be followed one by one, unless something tells where chains begin: then all of
-//! them are followed together, a round of ranges at a time. Every chain must end exactly where the next begins.
-//! Since the first begins at 0, the entries are those that following one chain from 0 would give, whatever the
-//! places came from: a wrong place makes the walk fail, never its result wrong.
+//! A chain of tar headers has to be followed one by one, unless something tells where chains begin: then all
+//! of them are followed together, a round of ranges at a time. Every chain must end exactly where the next
+//! begins. Since the first begins at 0, the entries are those that following one chain from 0 would give,
+//! whatever the places came from: a wrong place makes the walk fail, never its result wrong.
 
 use std::ops::Range;
 
@@ -13,9 +13,9 @@ use crate::shard::tar::header::BLOCK_BYTES;
 use crate::shard::tar::headers::{Headers, Next};
 use crate::shard::tar::{Entry, padded};
 
-/// Most ranges that are asked for at once.
+/// Largest number of ranges that are requested at once.
 const RANGES_MAX: usize = 4_096;
-/// Length of the ranges in which the bytes behind the end mark are read.
+/// Length of the ranges in which the bytes after the end mark are read.
 const TAIL_RANGE_BYTES: u64 = 1 << 20;
 
 /// A shard that is read by ranges.
@@ -23,11 +23,11 @@ pub trait ByteRanges {
     /// Returns the length of the shard.
     fn bytes(&self) -> u64;
 
-    /// Reads ranges, all inside the shard; returns as many pieces, each as long as its range. A store that is far
-    /// away reads them at the same time.
+    /// Reads ranges, all inside the shard; returns as many pieces, each as long as its range. A store that is
+    /// far away reads them at the same time.
     ///
     /// # Errors
-    /// What the store says.
+    /// Error of the store.
     fn read(&mut self, ranges: &[Range<u64>]) -> std::io::Result<Vec<Bytes>>;
 }
 
@@ -49,8 +49,8 @@ impl ByteRanges for Bytes {
 /// Reads all entries of a shard, following a chain of headers from 0 and from each of `starts`.
 ///
 /// # Errors
-/// Why the places do not fit the shard, or what is wrong with the shard itself; reading it from its beginning tells
-/// what it is then.
+/// Why the places do not fit the shard, or what is wrong with the shard itself; reading it from its beginning
+/// tells what it is then.
 pub(crate) fn walk_entries(starts: &[u64], shard: &mut dyn ByteRanges) -> Result<Vec<Entry>, String> {
     let mut chains = chains(starts, shard.bytes())?;
     let mut unfinished: Vec<usize> = (0..chains.len()).collect();
@@ -113,7 +113,7 @@ impl Chain {
         self.end_mark.is_some() || self.at == self.end
     }
 
-    /// What is to be read next.
+    /// Next range to read.
     fn wanted(&self) -> Range<u64> {
         let payload = self.at + BLOCK_BYTES as u64;
         match self.extension_bytes {
@@ -173,7 +173,7 @@ fn check_tail(end_mark: u64, shard: &mut dyn ByteRanges) -> Result<(), String> {
         let end = (at + TAIL_RANGE_BYTES).min(shard.bytes());
         let pieces = shard.read(std::slice::from_ref(&(at..end))).map_err(|error| error.to_string())?;
         if pieces.iter().any(|piece| piece.iter().any(|&byte| byte != 0)) {
-            return Err(format!("non-zero bytes behind the end mark at offset {end_mark}"));
+            return Err(format!("non-zero bytes after the end mark at offset {end_mark}"));
         }
         at = end;
     }

@@ -1,19 +1,19 @@
 //! Reads the JSON that webshart keeps for each shard.
 //!
-//! `{"path": "a.tar", "filesize": …, "files": {NAME: {"offset", "length", …}}}`. Offsets are those of payloads. The
-//! places are used, nothing else: names leave out what comes twice, there are no samples, and `width` and `height`
-//! are those before EXIF orientation.
+//! `{"path": "a.tar", "filesize": …, "files": {NAME: {"offset", "length", …}}}`. Offsets are those of
+//! payloads. The places are used, nothing else: names leave out what comes twice, there are no samples, and
+//! `width` and `height` are those before EXIF orientation.
 
 use std::collections::BTreeMap;
 
-/// Where the payloads of a shard lie.
+/// Offsets of the payloads of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Payloads {
     /// Base name of the shard.
     pub shard: String,
     /// Length of the shard.
     pub filesize: u64,
-    /// Offset behind the padding of each payload, where the next header begins; rising.
+    /// Offset after the padding of each payload, where the next header starts; ascending.
     pub ends: Vec<u64>,
 }
 

@@ -1,8 +1,8 @@
 //! Reads the YAML of foreign tools as a JSON value.
 //!
-//! Sequences, mappings with text keys, and scalars; scalars stay texts, which is what names of shards are. What
-//! those files never hold is refused instead of guessed at: anchors, aliases (which let a small file grow without
-//! bounds), tags, a second document.
+//! Sequences, mappings with text keys, and scalars; scalars stay texts, which is what names of shards are.
+//! What those files never hold is refused instead of guessed at: anchors, aliases (which let a small file
+//! grow without bounds), tags, a second document.
 
 use saphyr_parser::{Event, Parser};
 use serde_json::{Map, Value};

@@ -1,4 +1,4 @@
-//! Settings of a [`BalancedLoader`].
+//! Configures a [`BalancedLoader`].
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -44,7 +44,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) stalls: StallSettings,
     pub(super) preparer: Option<Arc<Preparer>>,
     pub(super) is_packed: bool,
-    /// As the indexes were made: the plan counts these frames.
+    /// Sampling that the indexes were made with: plans count these frames.
     pub(super) video_sampling: Option<VideoSampling>,
 }
 
@@ -74,16 +74,16 @@ impl BalancedLoaderBuilder {
         }
     }
 
-    /// Sets the first step. Costs nothing, wherever it is. Default: that of the planner, which is 0 unless it was
-    /// restored.
+    /// Sets the first step. Costs nothing, wherever it is. Default: that of the planner, which is 0 unless it
+    /// was restored.
     #[must_use]
     pub fn from_step(mut self, step: u64) -> Self {
         self.from_step = step;
         self
     }
 
-    /// Goes on with the step that a state of the planner's run stands at; replaces [`Self::from_step`]. A state of changed
-    /// data, or of another global batch, is restored by the planner.
+    /// Goes on with the step that a state of the planner's run stands at; replaces [`Self::from_step`]. A
+    /// state of changed data, or of another global batch, is restored by the planner.
     #[must_use]
     pub fn restore(mut self, state: LoaderState) -> Self {
         self.state = Some(state);
@@ -97,24 +97,25 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Reads only the fields that these names stand for, see [`FieldSelection`]: `jpg` also stands for `0.jpg`,
-    /// `images` for all images. Default: all fields.
+    /// Reads only the fields that these names stand for, see [`FieldSelection`]: `jpg` also stands for
+    /// `0.jpg`, `images` for all images. Default: all fields.
     #[must_use]
     pub fn fields(mut self, names: Vec<String>) -> Self {
         self.field_names = Some(names);
         self
     }
 
-    /// Changes images at random, the same for a sample and epoch wherever it is decoded. They keep their width and
-    /// height, so that planned costs hold. Default: no change.
+    /// Changes images at random, the same for a sample and epoch wherever it is decoded. They keep their
+    /// width and height, so that planned costs hold. Default: no change.
     #[must_use]
     pub fn augment(mut self, augment: Augment) -> Self {
         self.augment = Some(augment);
         self
     }
 
-    /// Passes fields through user code, behind decoding and before the preparer. A field that no decoder claims, and that
-    /// a transform makes an image, is planned at no cost: indexes do not know it. Default: none.
+    /// Passes fields through user code, behind decoding and before the preparer. A field that no decoder
+    /// claims, and that a transform makes an image, is planned at no cost: indexes do not know it. Default:
+    /// none.
     #[must_use]
     pub fn transforms(mut self, transforms: Transforms) -> Self {
         self.transforms = transforms;
@@ -164,22 +165,22 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Reports a loader that gets nothing done for so long while its consumer waits, again each time it has
-    /// passed; infinity is never. Default: 60 seconds.
+    /// Logs a stall after this many seconds without progress while the consumer waits, and again after each
+    /// further interval. `INFINITY` disables it. Default: 60.
     #[must_use]
     pub fn stall_seconds_max(mut self, seconds: f64) -> Self {
         self.stalls.warn_seconds = seconds;
         self
     }
 
-    /// Ends the stream with [`Error::Stalled`] after so long. Default: infinity, never.
+    /// Fails the stream with [`Error::Stalled`] after this many seconds without progress. Default: disabled.
     #[must_use]
     pub fn stall_seconds_error(mut self, seconds: f64) -> Self {
         self.stalls.error_seconds = seconds;
         self
     }
 
-    /// Sets who is told about stalls. Default: [`crate::loader::LogStalls`].
+    /// Sets the listener for stalls. Default: [`crate::loader::LogStalls`].
     #[must_use]
     pub fn stall_listener(mut self, listener: Arc<dyn StallListener>) -> Self {
         self.stalls.listener = listener;
@@ -194,9 +195,9 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Leaves prepared samples as they are, for callers that pack them themselves ([`Microbatch::prepared`](super::Microbatch::prepared),
-    /// [`Preparer::pack`]):
-    /// microbatches have no tensors.
+    /// Leaves prepared samples as they are, for callers that pack them themselves
+    /// ([`Microbatch::prepared`](super::Microbatch::prepared), [`Preparer::pack`]): microbatches have no
+    /// tensors.
     #[must_use]
     pub fn unpacked(mut self) -> Self {
         self.is_packed = false;
@@ -213,10 +214,11 @@ impl BalancedLoaderBuilder {
     /// Checks the settings and starts the decode threads.
     ///
     /// # Errors
-    /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, if no field is
-    /// named or undecoded images are to be changed, if pixels are asked for, which have no microbatch form yet, or a
-    /// preparer for undecoded samples, or with another layout than the planner pads for; [`Error::ErrorBudget`] or [`Error::ErrorCount`] if the index alone exceeds it;
-    /// [`Error::State`] if a state is of another run.
+    /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, if no
+    /// field is named or undecoded images are to be changed, if pixels are asked for, which have no
+    /// microbatch form yet, or a preparer for undecoded samples, or with another layout than the planner pads
+    /// for; [`Error::ErrorBudget`] or [`Error::ErrorCount`] if the index alone exceeds it; [`Error::State`]
+    /// if a state is of another run.
     pub fn build(mut self) -> Result<BalancedLoader> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let dp_size = self.planner.dp_size();

@@ -1,8 +1,8 @@
-//! The balanced loader: every DP rank's share of every global batch, planned ahead.
+//! Delivers a DP rank's share of every global batch, planned ahead.
 //!
-//! `planner (k steps ahead) → ranged reads of my samples, my fields → decode pool → step`. The planner runs on
-//! a thread of its own, off the critical path, and plans the same on every rank. What a rank reads is bounded
-//! in bytes; a step that is larger than the bound is loaded alone.
+//! `planner (k steps ahead) → ranged reads of my samples, my fields → decode pool → step`. The planner runs
+//! on a thread of its own, off the critical path, and plans the same on every rank. What a rank reads is
+//! bounded in bytes; a step that is larger than the bound is loaded alone.
 
 mod builder;
 mod packing;
@@ -25,7 +25,9 @@ use crate::index::SampleRow;
 use super::watchdog::Watchdog;
 use crate::decode::{Collator, DecodePool, PendingSample, TransformStage, Transforms};
 use crate::error::{Error, Result, Skipped};
-use crate::flow::{ByteBudget, ByteLease, Metrics, MetricsSnapshot, SkipLog, Stage, metered, run_ahead};
+use crate::flow::{
+    ByteBudget, ByteLease, LoaderStage, Metrics, MetricsSnapshot, SkipLog, metered, run_ahead,
+};
 use crate::order::LoaderState;
 use crate::plan::{StepPlan, StepPlanner};
 use crate::prepare::{ModelInputs, PrepareLog, PrepareReport, PreparedSample, Preparer};
@@ -54,7 +56,7 @@ pub struct Microbatch {
     pub samples: Vec<Sample>,
     /// Place of each of `samples` in [`StepPlan::samples`].
     pub places: Vec<u32>,
-    /// What each of `samples` costs.
+    /// Predicted cost of each of `samples`.
     pub costs: Vec<SampleCost>,
     /// Model inputs of each of `samples`, where the loader has a preparer and
     /// [leaves them unpacked](BalancedLoaderBuilder::unpacked); else empty.
@@ -63,7 +65,8 @@ pub struct Microbatch {
     pub inputs: Option<ModelInputs>,
     /// LLM positions of `samples`: counted where the loader has a preparer, else as planned.
     pub tokens: u64,
-    /// Tokens of `samples` that the loss is computed on: counted where the loader has a preparer, else as planned.
+    /// Tokens of `samples` that the loss is computed on: counted where the loader has a preparer, else as
+    /// planned.
     pub target_tokens: u64,
     /// Tokens of padding up to the fixed length of the planner, which are not among `tokens`; 0 without one.
     pub padding_tokens: u64,
@@ -71,27 +74,30 @@ pub struct Microbatch {
     pub planned_tokens: u64,
     /// Tokens of `samples` that the loss is computed on, as planned.
     pub planned_target_tokens: u64,
-    /// Predicted forward and backward time of each whole module, in the model's order; padding to a fixed length is in
-    /// that of the LLM.
+    /// Predicted forward and backward time of each whole module, in the model's order; padding to a fixed
+    /// length is in that of the LLM.
     pub module_ns: Vec<u64>,
-    /// Whether the modules share a device and run one after the other; otherwise each has pipeline stages of its own.
+    /// Whether the modules share a device and run one after the other; otherwise each has pipeline stages of
+    /// its own.
     pub is_lockstep: bool,
     /// Factor for the **mean** loss over this microbatch's target tokens:
     /// `target_tokens * dp_size / step.target_tokens`. Summed over microbatches and averaged over DP ranks it
-    /// gives the gradient of the token-normalized loss of the global batch. With a preparer the numerator is counted
-    /// and the denominator planned, the same on all ranks: microbatches weigh exactly what they have to, and the
-    /// gradient as a whole is off by the one factor between counted and planned tokens of the step.
+    /// gives the gradient of the token-normalized loss of the global batch. With a preparer the numerator is
+    /// counted and the denominator planned, the same on all ranks: microbatches weigh exactly what they have
+    /// to, and the gradient as a whole is off by the one factor between counted and planned tokens of the
+    /// step.
     ///
-    /// It is 0 where nothing is learned, as in a microbatch of padding alone. The mean loss over no token is no number there, and
-    /// stays none times 0: a loss that has to be computed on such a microbatch is summed, with `loss_scale_sum`.
+    /// It is 0 where nothing is learned, as in a microbatch of padding alone. The mean loss over no token is
+    /// no number there, and stays none times 0: a loss that has to be computed on such a microbatch is
+    /// summed, with `loss_scale_sum`.
     pub loss_scale: f64,
     /// The same factor for a loss that is **summed** over target tokens: `dp_size / step.target_tokens`.
     pub loss_scale_sum: f64,
 }
 
 impl Microbatch {
-    /// Returns the predicted forward and backward time, in seconds: of all modules together where they share a device,
-    /// of the slowest module where each has pipeline stages of its own.
+    /// Returns the predicted forward and backward time, in seconds: of all modules together where they share
+    /// a device, of the slowest module where each has pipeline stages of its own.
     #[must_use]
     pub fn cost_seconds(&self) -> f64 {
         let ns = if self.is_lockstep {
@@ -110,7 +116,7 @@ pub struct BalancedLoader {
     pool: Arc<DecodePool>,
     transforms: Option<Arc<TransformStage>>,
     skips: Arc<SkipLog>,
-    /// The step behind the last one that a stream gave out.
+    /// Step after the last one that a stream delivered.
     next_step: Arc<AtomicU64>,
     prepared: Arc<PrepareLog>,
 }
@@ -124,11 +130,11 @@ impl BalancedLoader {
 
     /// Streams steps, to the end of the run or of the number that was set, if there is one.
     ///
-    /// Lazy: nothing is planned or read until the first poll. A sample that cannot be decoded is left out of its
-    /// microbatch and listed by [`BalancedLoader::skipped`]; no other rank has to know. A plan that cannot be
-    /// made, an unreadable shard, more bad samples than the budget allows, or a microbatch of more counted tokens than
-    /// the planner's fixed length ([`Error::MicrobatchTooLong`], instead of its step), is the last item. Dropping the stream
-    /// ends all its tasks.
+    /// Lazy: nothing is planned or read until the first poll. A sample that cannot be decoded is left out of
+    /// its microbatch and listed by [`BalancedLoader::skipped`]; no other rank has to know. A plan that
+    /// cannot be made, an unreadable shard, more bad samples than the budget allows, or a microbatch of more
+    /// counted tokens than the planner's fixed length ([`Error::MicrobatchTooLong`], instead of its step), is
+    /// the last item. Dropping the stream ends all its tasks.
     ///
     /// # Panics
     /// If it is polled outside a Tokio runtime, or in one without a timer.
@@ -153,20 +159,20 @@ impl BalancedLoader {
             let mut begun = run_ahead(begin_steps(settings, collator.clone()), 1);
             loop {
                 let next = next_step(&mut begun, &collator, &packing, &planner);
-                let next = watchdog.watch(metered(metrics.stage(Stage::Collate), next)).await?;
+                let next = watchdog.watch(metered(metrics.stage(LoaderStage::Collate), next)).await?;
                 let Some(step) = next? else { break };
                 skips.check(false)?;
                 at_step.store(step.step + 1, Ordering::Relaxed);
                 let yielded = Instant::now();
                 yield step;
-                metrics.stage(Stage::Deliver).busy(yielded.elapsed());
+                metrics.stage(LoaderStage::Deliver).busy(yielded.elapsed());
             }
         };
         steps.boxed()
     }
 
-    /// Saves where the run stands: at the step behind the last one that a stream of this loader gave out, whatever
-    /// was read ahead. The state is the same on every rank at the same step.
+    /// Saves where the run stands: at the step behind the last one that a stream of this loader gave out,
+    /// whatever was read ahead. The state is the same on every rank at the same step.
     ///
     /// # Errors
     /// [`Error::RunEnded`] or [`Error::Config`] if the loader began at a step that the run does not have.
@@ -221,7 +227,7 @@ struct PendingStep {
     _lease: ByteLease,
 }
 
-/// Plans on a thread of its own, `ahead` steps before they are read.
+/// Plans on its own thread, `ahead` steps before they are read.
 fn plan_ahead(
     planner: StepPlanner,
     steps: std::ops::Range<u64>,
@@ -230,7 +236,7 @@ fn plan_ahead(
 ) -> mpsc::Receiver<Result<StepPlan>> {
     let (sender, receiver) = mpsc::channel(ahead);
     tokio::task::spawn_blocking(move || {
-        let meter = metrics.stage(Stage::Plan);
+        let meter = metrics.stage(LoaderStage::Plan);
         for step in steps {
             // A panic must not look like the end of the run.
             let plan = catch_unwind(AssertUnwindSafe(|| meter.timed(|| planner.plan(step))));
@@ -269,15 +275,15 @@ fn begin_steps(
         };
         let mut reader = Some(StepReader::new(read_settings, collator.skips(), metrics.clone()));
         while let Some(plan) = plans.recv().await {
-            metrics.stage(Stage::Plan).depth.remove(1);
+            metrics.stage(LoaderStage::Plan).depth.remove(1);
             let plan = Arc::new(plan?);
             let mut at_work = reader.take().ok_or(Error::StageEnded { stage: "read" })?;
             let mut reads = at_work.plan(&plan)?;
             let lease = budget.lease(reads.resident_bytes).await?;
-            metered(metrics.stage(Stage::Read), at_work.fetch(&mut reads)).await?;
+            metered(metrics.stage(LoaderStage::Read), at_work.fetch(&mut reads)).await?;
             let its_metrics = metrics.clone();
             let reading = tokio::task::spawn_blocking(move || {
-                (its_metrics.stage(Stage::Read).timed(|| at_work.read(reads)), at_work)
+                (its_metrics.stage(LoaderStage::Read).timed(|| at_work.read(reads)), at_work)
             });
             let (microbatches, done) = reading.await.map_err(|_| Error::StageEnded { stage: "read" })?;
             reader = Some(done);
@@ -290,7 +296,7 @@ fn begin_steps(
                 collator.transform(samples.iter_mut().map(|(_, sample)| sample));
                 pending.push(samples);
             }
-            metrics.stage(Stage::Collate).depth.add(1);
+            metrics.stage(LoaderStage::Collate).depth.add(1);
             yield PendingStep { plan, microbatches: pending, _lease: lease };
         }
     }
@@ -304,18 +310,23 @@ async fn next_step(
     planner: &StepPlanner,
 ) -> Result<Option<Step>> {
     let Some(pending) = begun.recv().await.transpose()? else { return Ok(None) };
-    let mut step = finish_step(collator, pending, planner).await?;
+    let mut step = finish_step(collator, pending, planner, packing.dp_rank()).await?;
     packing.pack(collator, &mut step).await?;
     let samples = || step.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
     let (delivered, bytes) = (samples().count() as u64, samples().map(|sample| sample.bytes).sum());
     let metrics = collator.metrics();
-    metrics.stage(Stage::Collate).depth.remove(1);
-    metrics.stage(Stage::Collate).count(1, bytes);
-    metrics.stage(Stage::Deliver).count(delivered, bytes);
+    metrics.stage(LoaderStage::Collate).depth.remove(1);
+    metrics.stage(LoaderStage::Collate).count(1, bytes);
+    metrics.stage(LoaderStage::Deliver).count(delivered, bytes);
     Ok(Some(step))
 }
 
-async fn finish_step(collator: &Collator, pending: PendingStep, planner: &StepPlanner) -> Result<Step> {
+async fn finish_step(
+    collator: &Collator,
+    pending: PendingStep,
+    planner: &StepPlanner,
+    dp_rank: usize,
+) -> Result<Step> {
     let PendingStep { plan, microbatches, _lease } = pending;
     let mut finished = Vec::with_capacity(microbatches.len());
     let loss_scale_sum =
@@ -334,20 +345,23 @@ async fn finish_step(collator: &Collator, pending: PendingStep, planner: &StepPl
         let is_lockstep = planner.is_lockstep();
         let microbatch = microbatch_of(samples, costs, loss_scale_sum);
         let mut microbatch = Microbatch { places, prepared, is_lockstep, ..microbatch };
-        pad(&mut microbatch, plan.step, planner);
+        pad(&mut microbatch, finished.len(), &plan, dp_rank, planner);
         finished.push(microbatch);
     }
     Ok(Step { step: plan.step, microbatches: finished, target_tokens: plan.target_tokens, plan })
 }
 
-/// Counts in the padding up to the length that the step was planned for.
-fn pad(microbatch: &mut Microbatch, step: u64, planner: &StepPlanner) {
+/// Adds the padding up to the length that the step was planned for.
+fn pad(microbatch: &mut Microbatch, number: usize, plan: &StepPlan, dp_rank: usize, planner: &StepPlanner) {
     let Some(to) = planner.pad_to() else { return };
     let (samples, tokens) = (microbatch.samples.len(), microbatch.tokens);
     microbatch.padding_tokens = to.padding_tokens(samples, tokens);
     microbatch.module_ns.resize(planner.model().modules().len(), 0);
     if let Some(llm_ns) = microbatch.module_ns.last_mut() {
-        *llm_ns = llm_ns.saturating_add(planner.padding_ns(step, samples, tokens));
+        // Only where samples were skipped, or another share is read, the cost model has to be asked again.
+        let planned = plan.planned_padding_ns(dp_rank, number, &microbatch.places);
+        let padding_ns = planned.unwrap_or_else(|| planner.padding_ns(plan.step, samples, tokens));
+        *llm_ns = llm_ns.saturating_add(padding_ns);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Prepared samples of a step to the tensors of its microbatches.
+//! Packs the prepared samples of a step into the tensors of its microbatches.
 
 use std::sync::Arc;
 
@@ -31,6 +31,11 @@ impl Packing {
             dp_rank,
             log,
         }
+    }
+
+    /// Rank whose microbatches are packed.
+    pub(super) fn dp_rank(&self) -> usize {
+        self.dp_rank
     }
 
     /// Gives every microbatch its counted tokens and its tensors, joined on the pool.

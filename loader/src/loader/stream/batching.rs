@@ -7,18 +7,18 @@
 use async_stream::try_stream;
 
 use super::builder::LoaderBuilder;
-use super::shuffle_stage::{Fed, Feed};
+use super::shuffle_stage::{ShuffleStage, ShuffledItem};
 use super::stream_state::Progressed;
 use crate::decode::{Collator, Decode, PendingBatch, PendingSample};
 use crate::error::Result;
-use crate::flow::{ByteBudget, ByteLease, Stage};
-use crate::shard::{KnownShards, RawSample, SourceConfig, read_shards};
+use crate::flow::{ByteBudget, ByteLease, LoaderStage};
+use crate::shard::{KnownShards, RawSample, ReaderSettings, read_shards};
 
 /// A batch under way, and what it takes from the budgets until it is delivered.
 pub(super) struct BegunBatch {
     pub(super) batch: PendingBatch,
     pub(super) samples: u64,
-    /// What was read for it.
+    /// Reading and shuffling since the previous batch.
     pub(super) progressed: Progressed,
     _leases: [ByteLease; 2],
 }
@@ -89,7 +89,7 @@ impl OpenBatch<'_> {
             collator.transform(self.pending.iter_mut());
             PendingBatch::Fields(self.pending)
         };
-        collator.metrics().stage(Stage::Collate).depth.add(1);
+        collator.metrics().stage(LoaderStage::Collate).depth.add(1);
         Ok(BegunBatch { batch, samples, progressed, _leases: [self.encoded, self.decoded] })
     }
 }
@@ -112,7 +112,7 @@ pub(super) fn begin_batches(
             })?;
             let Some(fed) = fed else { break };
             left -= 1;
-            if let Fed::Sample(sample, lease) = fed {
+            if let ShuffledItem::Sample(sample, lease) = fed {
                 batch.add(sample, lease).await?;
             }
             if batch.len() == settings.batch_size {
@@ -129,7 +129,7 @@ async fn start(
     settings: &LoaderBuilder,
     known: KnownShards,
     collator: Collator,
-) -> Result<(BatchStarter, Feed)> {
+) -> Result<(BatchStarter, ShuffleStage)> {
     let input = &settings.input;
     let metrics = collator.metrics().clone();
     let is_leased_through = settings.decode == Decode::Media && input.shuffle.is_none();
@@ -137,7 +137,7 @@ async fn start(
     let reader_bytes = if is_leased_through { settings.buffered_bytes_max } else { half };
     let passes = input.passes(settings.epochs);
     let start = passes.start;
-    let source = read_shards(SourceConfig {
+    let source = read_shards(ReaderSettings {
         shards: settings.shards.clone(),
         passes,
         known,
@@ -148,7 +148,7 @@ async fn start(
         budget: ByteBudget::new(reader_bytes, metrics.undecoded.clone()),
         requested_bytes_max: settings.buffered_bytes_max,
     });
-    let mut feed = Feed::new(source, settings.shards.clone(), metrics.clone());
+    let mut feed = ShuffleStage::new(source, settings.shards.clone(), metrics.clone());
     feed.start_at(start);
     if let Some(buffer) = input.shuffle {
         let (epoch, drawn) = input.shuffled();

@@ -1,4 +1,4 @@
-//! Samples that wait in a shuffle buffer, as a state knows them.
+//! Serializes the samples that wait in the shuffle buffer.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -6,11 +6,11 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::shard::{ItemPlace, RawField, RawSample, Shard};
+use crate::shard::{ItemPosition, RawField, RawSample, Shard};
 
 /// A sample in the buffer: where it is read again, or its bytes.
 #[derive(Debug, Clone)]
-pub(super) struct Held {
+pub(super) struct BufferedSample {
     pub(super) shard: usize,
     pub(super) item: u64,
     pub(super) offset: u64,
@@ -18,8 +18,8 @@ pub(super) struct Held {
     pub(super) sample: Option<RawSample>,
 }
 
-impl Held {
-    pub(super) fn new(place: &ItemPlace, sample: &RawSample, is_rereadable: bool) -> Self {
+impl BufferedSample {
+    pub(super) fn new(place: &ItemPosition, sample: &RawSample, is_rereadable: bool) -> Self {
         let kept = (!is_rereadable).then(|| sample.clone());
         Self { shard: place.shard, item: place.behind.items - 1, offset: sample.offset, sample: kept }
     }
@@ -29,15 +29,15 @@ impl Held {
         self.sample.as_ref().map(RawSample::bytes)
     }
 
-    pub(super) fn write(&self) -> HeldState {
+    pub(super) fn write(&self) -> BufferedSampleState {
         let sample = self.sample.as_ref().map(StoredSample::write);
-        HeldState { shard: self.shard, item: self.item, offset: self.offset, sample }
+        BufferedSampleState { shard: self.shard, item: self.item, offset: self.offset, sample }
     }
 }
 
-/// The written form of [`Held`].
+/// The written form of [`BufferedSample`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct HeldState {
+pub(super) struct BufferedSampleState {
     pub(super) shard: usize,
     pub(super) item: u64,
     /// Of the sample's first header, to tell that the shard is the same.
@@ -64,10 +64,10 @@ struct StoredField {
     payload: String,
 }
 
-impl HeldState {
-    pub(super) fn read(&self) -> Result<Held> {
+impl BufferedSampleState {
+    pub(super) fn read(&self) -> Result<BufferedSample> {
         let sample = self.sample.as_ref().map(StoredSample::read).transpose()?;
-        Ok(Held { shard: self.shard, item: self.item, offset: self.offset, sample })
+        Ok(BufferedSample { shard: self.shard, item: self.item, offset: self.offset, sample })
     }
 
     /// What to say of a shard that does not hold the sample any more.
@@ -113,18 +113,18 @@ impl StoredSample {
 mod tests {
     use super::*;
 
-    fn held() -> HeldState {
+    fn held() -> BufferedSampleState {
         let payload = Some(Bytes::from_static(&[0, 255, 10]));
         let field = RawField { extension: "a.bin".into(), offset: 512, bytes: 3, payload, size: None };
         let (key, shard) = ("k".to_owned(), "-".into());
         let sample = RawSample { key, shard, offset: 0, epoch: 2, fields: vec![field] };
-        Held { shard: 0, item: 7, offset: 0, sample: Some(sample) }.write()
+        BufferedSample { shard: 0, item: 7, offset: 0, sample: Some(sample) }.write()
     }
 
     #[test]
     fn a_stored_sample_comes_back_as_it_was() {
         let text = serde_json::to_string(&held()).unwrap();
-        let back: HeldState = serde_json::from_str(&text).unwrap();
+        let back: BufferedSampleState = serde_json::from_str(&text).unwrap();
         assert_eq!(back.read().unwrap().write(), held());
         assert_eq!(back.read().unwrap().stored_bytes(), Some(3));
     }

@@ -1,4 +1,4 @@
-//! Settings of a [`Loader`].
+//! Configures a [`Loader`].
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::loader::watchdog::{StallListener, StallSettings};
 use crate::media::VideoSampling;
 use crate::media::augment::Augment;
 use crate::order::ShuffleBuffer;
-use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Passes, Position, Shard, ShardOrder};
+use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Position, Shard, ShardOrder, ShardPasses};
 
 /// Largest batch, in samples.
 const BATCH_SIZE_MAX: u64 = 1 << 20;
@@ -75,41 +75,41 @@ impl LoaderBuilder {
         self
     }
 
-    /// Sets whether [`Decode::Pixels`] may decode a JPEG to a half, a quarter or an eighth of its size where what
-    /// becomes the square is still at least as long as its side then. Faster, and slightly different pixels; needs
-    /// the feature `turbojpeg`. Default: no.
+    /// Sets whether [`Decode::Pixels`] may decode a JPEG to a half, a quarter or an eighth of its size where
+    /// what becomes the square is still at least as long as its side then. Faster, and slightly different
+    /// pixels; needs the feature `turbojpeg`. Default: no.
     #[must_use]
     pub fn scaled_decode(mut self, is_scaled: bool) -> Self {
         self.scaled_decode = is_scaled;
         self
     }
 
-    /// Changes images at random, the same for a sample and epoch wherever it is decoded. With [`Decode::Pixels`]
-    /// the random crop takes the place of the center crop; with [`Decode::Media`] an image keeps its width and
-    /// height. Default: no change.
+    /// Changes images at random, the same for a sample and epoch wherever it is decoded. With
+    /// [`Decode::Pixels`] the random crop takes the place of the center crop; with [`Decode::Media`] an image
+    /// keeps its width and height. Default: no change.
     #[must_use]
     pub fn augment(mut self, augment: Augment) -> Self {
         self.augment = Some(augment);
         self
     }
 
-    /// Passes fields through user code, behind decoding; not with [`Decode::Pixels`]. Default: none.
+    /// Passes fields through user code after decoding; not with [`Decode::Pixels`]. Default: none.
     #[must_use]
     pub fn transforms(mut self, transforms: Transforms) -> Self {
         self.transforms = transforms;
         self
     }
 
-    /// Sets which frames of a video [`Decode::Media`] delivers; needs the feature `video`. Default: two a second, 64 at
-    /// most.
+    /// Sets which frames of a video [`Decode::Media`] delivers; needs the feature `video`. Default: two a
+    /// second, 64 at most.
     #[must_use]
     pub fn video_sampling(mut self, sampling: VideoSampling) -> Self {
         self.video_sampling = Some(sampling);
         self
     }
 
-    /// Reads these fields only; others are passed over, in streams too. Default: all, and with [`Decode::Pixels`]
-    /// the images.
+    /// Reads these fields only; others are passed over, in streams too. Default: all, and with
+    /// [`Decode::Pixels`] the images.
     #[must_use]
     pub fn fields(mut self, fields: FieldSelection) -> Self {
         self.fields = fields;
@@ -161,17 +161,18 @@ impl LoaderBuilder {
     /// Sets how many payload bytes may wait for their decoder; a larger sample is alone. Of remote
     /// shards as many bytes again may be requested ahead. Default: 64 MiB.
     ///
-    /// That is exact for [`Decode::Media`]: never more than this or one sample. What is collected first, batches
-    /// as stored and batches of pixel tensors, is read ahead within one half and held within the other, or as one
-    /// batch where a batch is larger. A shuffle buffer has a bound of its own and halves the bytes likewise.
+    /// That is exact for [`Decode::Media`]: never more than this or one sample. What is collected first,
+    /// batches as stored and batches of pixel tensors, is read ahead within one half and held within the
+    /// other, or as one batch where a batch is larger. A shuffle buffer has a bound of its own and halves the
+    /// bytes likewise.
     #[must_use]
     pub fn buffered_bytes_max(mut self, bytes: u64) -> Self {
         self.buffered_bytes_max = bytes;
         self
     }
 
-    /// Sets how many bytes of decoded media may be under way, whole batches at a time; a larger batch is alone.
-    /// Of pixel tensors, which are used again, at least three are under way. Default: 64 MiB.
+    /// Sets how many bytes of decoded media may be under way, whole batches at a time; a larger batch is
+    /// alone. Of pixel tensors, which are used again, at least three are under way. Default: 64 MiB.
     #[must_use]
     pub fn decoded_bytes_max(mut self, bytes: u64) -> Self {
         self.decoded_bytes_max = bytes;
@@ -181,9 +182,9 @@ impl LoaderBuilder {
     /// Checks the settings and starts the decode threads.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no shard, if there are fewer than ranks, if a count is zero or absurdly large, or
-    /// if images are to be scaled or changed that are not decoded, or pass user code on their way into a tensor; [`Error::State`] if a state to go on from is of
-    /// another stream.
+    /// [`Error::Config`] if there is no shard, if there are fewer than ranks, if a count is zero or absurdly
+    /// large, or if images are to be scaled or changed that are not decoded, or pass user code on their way
+    /// into a tensor; [`Error::State`] if a state to go on from is of another stream.
     pub fn build(self) -> Result<Loader> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.shards.is_empty() {
@@ -244,7 +245,7 @@ impl LoaderBuilder {
         if has_choice { self.fields.clone() } else { FieldSelection::images() }
     }
 
-    /// What another loader must have in common with this one to go on from its state.
+    /// Returns the properties that another loader must share to resume from its state.
     pub(super) fn kind(&self) -> StreamKind<'_> {
         let has_videos = cfg!(feature = "video") && self.decode == Decode::Media;
         StreamKind {
@@ -272,35 +273,36 @@ impl LoaderBuilder {
     /// Reads every `world`-th shard of an epoch's order, from shard `rank` on, as webdataset splits shards by
     /// node: ranks read apart without an index. Default: all shards.
     ///
-    /// Shards hold different numbers of samples, so ranks deliver different numbers of batches; where steps must
-    /// agree, use [`crate::loader`], or stop all ranks together. With [`Self::shuffle_shards`], and the same
-    /// seed on all ranks, a rank gets other shards in every epoch.
+    /// Shards hold different numbers of samples, so ranks deliver different numbers of batches; where steps
+    /// must agree, use [`crate::loader`], or stop all ranks together. With [`Self::shuffle_shards`], and the
+    /// same seed on all ranks, a rank gets other shards in every epoch.
     #[must_use]
     pub fn shards_of_rank(mut self, rank: usize, world: usize) -> Self {
         (self.input.order.rank, self.input.order.world) = (rank, world);
         self
     }
 
-    /// Sets the epoch to begin with, from which [`Self::epochs`] counts: epoch 2 of a loader that begins there has the
-    /// order, shuffle and random changes of the third epoch of one that begins at 0. For trainers that make a loader
-    /// for every pass. Default: 0.
+    /// Sets the epoch to begin with, from which [`Self::epochs`] counts: epoch 2 of a loader that begins
+    /// there has the order, shuffle and random changes of the third epoch of one that begins at 0. For
+    /// trainers that make a loader for every pass. Default: 0.
     #[must_use]
     pub fn first_epoch(mut self, epoch: u64) -> Self {
         self.input.first_epoch = epoch;
         self
     }
 
-    /// Goes on where another loader was when it gave this state: the batches that follow are those that the other
-    /// would have delivered, epochs counted from its first, which replaces [`Self::first_epoch`]. Shards, rank, shuffle buffer, shard shuffle and frames of
-    /// videos must be the same; [`Self::samples_max`] counts from here. Default: from the first sample.
+    /// Goes on where another loader was when it gave this state: the batches that follow are those that the
+    /// other would have delivered, epochs counted from its first, which replaces [`Self::first_epoch`].
+    /// Shards, rank, shuffle buffer, shard shuffle and frames of videos must be the same;
+    /// [`Self::samples_max`] counts from here. Default: from the first sample.
     #[must_use]
     pub fn restore(mut self, state: StreamState) -> Self {
         self.input.restored = Some(Arc::new(state));
         self
     }
 
-    /// Says where standard input, or the pipe that was being read, begins after [`Self::restore`]. Default: at
-    /// its beginning.
+    /// Says where standard input, or the pipe that was being read, begins after [`Self::restore`]. Default:
+    /// at its beginning.
     #[must_use]
     pub fn restored_input(mut self, begins: RestoredInput) -> Self {
         self.input.begins = begins;
@@ -315,14 +317,15 @@ impl LoaderBuilder {
         self
     }
 
-    /// Ends the stream with [`crate::error::Error::Stalled`] after so long. Default: infinity, never.
+    /// Fails the stream with [`crate::error::Error::Stalled`] after this many seconds without progress.
+    /// Default: disabled.
     #[must_use]
     pub fn stall_seconds_error(mut self, seconds: f64) -> Self {
         self.stalls.error_seconds = seconds;
         self
     }
 
-    /// Sets who is told about stalls. Default: [`crate::loader::LogStalls`].
+    /// Sets the listener for stalls. Default: [`crate::loader::LogStalls`].
     #[must_use]
     pub fn stall_listener(mut self, listener: Arc<dyn StallListener>) -> Self {
         self.stalls.listener = listener;
@@ -352,13 +355,13 @@ fn check_video(sampling: Option<VideoSampling>) -> Result<()> {
     }
 }
 
-/// Where standard input or a pipe begins when a stream goes on.
+/// Start of standard input, or of a pipe, when a stream resumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RestoredInput {
     /// At its beginning, as it was; what was consumed is read again and passed over.
     #[default]
     Start,
-    /// Behind what was consumed, as an archive of its own.
+    /// After the consumed part, as a new archive.
     Rest,
 }
 
@@ -368,7 +371,7 @@ pub(super) struct Input {
     pub(super) order: ShardOrder,
     pub(super) shuffle: Option<ShuffleBuffer>,
     pub(super) restored: Option<Arc<StreamState>>,
-    /// That of the builder; a restored state has its own.
+    /// First epoch of the builder; a restored state has its own.
     first_epoch: u64,
     begins: RestoredInput,
 }
@@ -386,12 +389,12 @@ impl Input {
         }
     }
 
-    pub(super) fn passes(&self, epochs: u64) -> Passes {
+    pub(super) fn passes(&self, epochs: u64) -> ShardPasses {
         let start = Position { epoch: self.first_epoch, ..Position::default() };
         let end_epoch = self.first_epoch().saturating_add(epochs);
         match &self.restored {
             Some(state) => state.passes(end_epoch, self.begins == RestoredInput::Rest),
-            None => Passes { order: self.order, end_epoch, start, ..Passes::default() },
+            None => ShardPasses { order: self.order, end_epoch, start, ..ShardPasses::default() },
         }
     }
 
@@ -400,7 +403,7 @@ impl Input {
         self.restored.as_ref().map_or(self.first_epoch, |state| state.first_epoch())
     }
 
-    /// Where a stream begins.
+    /// Returns the start of a stream.
     pub(super) fn tracker(&self) -> Result<Tracker> {
         match &self.restored {
             Some(state) => Tracker::restore(state),

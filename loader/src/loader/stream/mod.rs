@@ -1,8 +1,8 @@
-//! The plain loader: shards in order, batches out.
+//! Delivers batches of the samples of a list of shards, in order.
 //!
 //! `reader thread → samples → decode pool → batches`; every arrow is a queue bounded in bytes or in batches,
-//! so a slow consumer stops the reader. A shuffle buffer may stand behind the reader. Where a stream stands is
-//! small JSON, [`StreamState`]. Needs no index. [`crate::loader`] is the loader that plans ahead.
+//! so a slow consumer stops the reader. A shuffle buffer may stand behind the reader. Where a stream stands
+//! is small JSON, [`StreamState`]. Needs no index. [`crate::loader`] is the loader that plans ahead.
 
 mod batching;
 mod buffered_sample;
@@ -28,7 +28,7 @@ pub use self::stream_state::{HELD_BYTES_MAX, StreamState};
 use super::watchdog::Watchdog;
 use crate::decode::{Batch, Collator, DecodePool, TransformStage};
 use crate::error::{Result, Skipped};
-use crate::flow::{MetricsSnapshot, SkipLog, Stage, metered, run_ahead};
+use crate::flow::{LoaderStage, MetricsSnapshot, SkipLog, metered, run_ahead};
 use crate::shard::{KnownShards, Shard};
 
 /// Batches in order; an error is the last item.
@@ -79,14 +79,14 @@ impl Loader {
             let mut begun = run_ahead(begin_batches(settings, known, collator.clone()), ahead);
             loop {
                 let next = next_batch(&mut begun, &collator, &tracker);
-                let next = watchdog.watch(metered(metrics.stage(Stage::Collate), next)).await?;
+                let next = watchdog.watch(metered(metrics.stage(LoaderStage::Collate), next)).await?;
                 let Some(batch) = next? else { break };
                 if !batch.samples.is_empty() {
                     let bytes = batch.samples.iter().map(|sample| sample.bytes).sum();
-                    metrics.stage(Stage::Deliver).count(batch.samples.len() as u64, bytes);
+                    metrics.stage(LoaderStage::Deliver).count(batch.samples.len() as u64, bytes);
                     let yielded = Instant::now();
                     yield batch;
-                    metrics.stage(Stage::Deliver).busy(yielded.elapsed());
+                    metrics.stage(LoaderStage::Deliver).busy(yielded.elapsed());
                 }
             }
             skips.check(true)?;
@@ -100,8 +100,8 @@ impl Loader {
     /// shuffle buffer is written as places in shards, so that the state is small; see [`StreamState`].
     ///
     /// # Errors
-    /// [`Error::State`](crate::error::Error::State) if more than [`HELD_BYTES_MAX`] wait in a buffer over pipes or
-    /// standard input.
+    /// [`Error::State`](crate::error::Error::State) if more than [`HELD_BYTES_MAX`] wait in a buffer over
+    /// pipes or standard input.
     pub fn state(&self) -> Result<StreamState> {
         lock(&self.tracker).state(&self.settings.kind(), &self.known)
     }
@@ -131,7 +131,8 @@ fn lock(tracker: &Mutex<Tracker>) -> MutexGuard<'_, Tracker> {
 
 /// Waits for the next batch that was begun, and for its decoders.
 ///
-/// Bad samples are accounted for in the order of batches, so that a state knows exactly those up to its batch.
+/// Bad samples are accounted for in the order of batches, so that a state knows exactly those up to its
+/// batch.
 async fn next_batch(
     begun: &mut Receiver<Result<BegunBatch>>,
     collator: &Collator,
@@ -145,8 +146,8 @@ async fn next_batch(
     let batch = collator.finish(begun.batch).await?;
     let delivered = batch.samples.len() as u64;
     let (bad, bytes) = (begun.samples - delivered, batch.samples.iter().map(|sample| sample.bytes).sum());
-    metrics.stage(Stage::Collate).depth.remove(1);
-    metrics.stage(Stage::Collate).count(1, bytes);
+    metrics.stage(LoaderStage::Collate).depth.remove(1);
+    metrics.stage(LoaderStage::Collate).count(1, bytes);
     // A batch that ends the stream is not delivered: a state behind it would lose its good samples.
     skips.check(false)?;
     let mut tracker = lock(tracker);

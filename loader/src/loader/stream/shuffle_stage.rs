@@ -1,41 +1,41 @@
-//! Samples in the order in which they join batches: as read, or out of the shuffle buffer.
+//! Feeds samples to batches: in the order of shards, or through the shuffle buffer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::buffered_sample::{Held, HeldState};
+use super::buffered_sample::{BufferedSample, BufferedSampleState};
 use super::stream_state::{Change, Progressed};
 use crate::error::{Error, Result, Skipped};
-use crate::flow::{ByteLease, Metrics, Stage};
+use crate::flow::{ByteLease, LoaderStage, Metrics};
 use crate::order::{ShuffleBuffer, Shuffler};
-use crate::shard::{Position, RawSample, Shard, ShardItem, SourceItem, is_rereadable};
+use crate::shard::{Position, RawSample, ReaderItem, Shard, ShardItem, is_rereadable};
 
-/// What comes next.
+/// Next item of the input.
 #[derive(Debug)]
-pub(super) enum Fed {
+pub(super) enum ShuffledItem {
     /// A sample; the reader's lease, if it comes straight from there.
     Sample(RawSample, Option<ByteLease>),
-    /// Something was skipped; [`Feed::progressed`] says what.
+    /// A sample was skipped; see [`ShuffleStage::progressed`].
     Skipped,
 }
 
 /// Draws samples from the reader and keeps account of what it consumed.
 #[derive(Debug)]
-pub(super) struct Feed {
-    source: mpsc::Receiver<Result<SourceItem>>,
+pub(super) struct ShuffleStage {
+    source: mpsc::Receiver<Result<ReaderItem>>,
     shards: Vec<Shard>,
     metrics: Arc<Metrics>,
     shuffler: Option<Shuffler<RawSample>>,
     /// The first item of the next epoch, which waits until the buffer has drained.
-    ahead: Option<SourceItem>,
+    ahead: Option<ReaderItem>,
     progressed: Progressed,
 }
 
-impl Feed {
+impl ShuffleStage {
     pub(super) fn new(
-        source: mpsc::Receiver<Result<SourceItem>>,
+        source: mpsc::Receiver<Result<ReaderItem>>,
         shards: Vec<Shard>,
         metrics: Arc<Metrics>,
     ) -> Self {
@@ -43,7 +43,7 @@ impl Feed {
         Self { source, shards, metrics, shuffler: None, ahead: None, progressed }
     }
 
-    /// Says what was consumed before.
+    /// Sets the position that the input starts at.
     pub(super) fn start_at(&mut self, position: Position) {
         self.progressed.position = position;
     }
@@ -54,7 +54,7 @@ impl Feed {
         buffer: ShuffleBuffer,
         epoch: u64,
         drawn: u64,
-        held: &[HeldState],
+        held: &[BufferedSampleState],
     ) -> Result<Self> {
         let waiting = self.read_again(held).await?;
         self.shuffler = Some(Shuffler::resume(buffer, (epoch, drawn), waiting));
@@ -67,20 +67,20 @@ impl Feed {
         std::mem::replace(&mut self.progressed, Progressed { position, ..Progressed::default() })
     }
 
-    /// Waits for the next sample; `None` behind the last.
-    pub(super) async fn next(&mut self) -> Result<Option<Fed>> {
+    /// Waits for the next sample; `None` after the last.
+    pub(super) async fn next(&mut self) -> Result<Option<ShuffledItem>> {
         if self.shuffler.is_none() {
             let Some(item) = self.receive().await? else { return Ok(None) };
             self.progressed.position = item.place.behind;
             return Ok(Some(match item.item {
-                ShardItem::Sample(sample) => Fed::Sample(sample, item.lease),
+                ShardItem::Sample(sample) => ShuffledItem::Sample(sample, item.lease),
                 ShardItem::Skipped(skipped) => self.skip(skipped),
             }));
         }
         self.next_shuffled().await
     }
 
-    async fn next_shuffled(&mut self) -> Result<Option<Fed>> {
+    async fn next_shuffled(&mut self) -> Result<Option<ShuffledItem>> {
         while self.shuffler.as_ref().is_some_and(Shuffler::has_room) {
             let Some(item) = self.next_of_epoch().await? else { break };
             self.progressed.position = item.place.behind;
@@ -88,7 +88,7 @@ impl Feed {
                 ShardItem::Skipped(skipped) => return Ok(Some(self.skip(skipped))),
                 ShardItem::Sample(sample) => {
                     let is_rereadable = is_rereadable(&self.shards[item.place.shard]);
-                    let held = Held::new(&item.place, &sample, is_rereadable);
+                    let held = BufferedSample::new(&item.place, &sample, is_rereadable);
                     self.progressed.changes.push(Change::Push(held));
                     let bytes = sample.bytes();
                     if let Some(shuffler) = &mut self.shuffler {
@@ -99,11 +99,11 @@ impl Feed {
         }
         let Some((at, sample)) = self.shuffler.as_mut().and_then(Shuffler::draw) else { return Ok(None) };
         self.progressed.changes.push(Change::Draw(at));
-        Ok(Some(Fed::Sample(sample, None)))
+        Ok(Some(ShuffledItem::Sample(sample, None)))
     }
 
     /// The next item, unless it is of the next epoch and the buffer has still samples of this one.
-    async fn next_of_epoch(&mut self) -> Result<Option<SourceItem>> {
+    async fn next_of_epoch(&mut self) -> Result<Option<ReaderItem>> {
         let item = match self.ahead.take() {
             Some(item) => item,
             None => match self.receive().await? {
@@ -125,19 +125,19 @@ impl Feed {
         Ok(Some(item))
     }
 
-    fn skip(&mut self, skipped: Skipped) -> Fed {
+    fn skip(&mut self, skipped: Skipped) -> ShuffledItem {
         self.progressed.skipped.push(skipped);
-        Fed::Skipped
+        ShuffledItem::Skipped
     }
 
-    async fn receive(&mut self) -> Result<Option<SourceItem>> {
+    async fn receive(&mut self) -> Result<Option<ReaderItem>> {
         let Some(item) = self.source.recv().await.transpose()? else { return Ok(None) };
-        self.metrics.stage(Stage::Read).depth.remove(1);
+        self.metrics.stage(LoaderStage::Read).depth.remove(1);
         Ok(Some(item))
     }
 
     /// Receives what the reader reads again and puts it where it lay.
-    async fn read_again(&mut self, held: &[HeldState]) -> Result<Vec<(RawSample, u64)>> {
+    async fn read_again(&mut self, held: &[BufferedSampleState]) -> Result<Vec<(RawSample, u64)>> {
         let mut missing = BTreeMap::new();
         let mut waiting: Vec<Option<RawSample>> = Vec::with_capacity(held.len());
         for (at, held) in held.iter().enumerate() {

@@ -1,20 +1,20 @@
-//! Where a stream stands: small JSON from which another loader goes on exactly.
+//! Saves the position of a stream as small JSON, from which another loader resumes exactly.
 //!
-//! A state is that of the last *delivered* batch, whatever was read ahead: every batch brings along what reading
-//! and shuffling did for it, and a [`Tracker`] repeats that when the batch is handed over. Samples that wait in
-//! the shuffle buffer are written as (shard, item) and read again. Those of pipes and of standard input, which
-//! cannot be read again, are written themselves, in base64, up to [`HELD_BYTES_MAX`].
+//! A state is that of the last *delivered* batch, whatever was read ahead: every batch brings along what
+//! reading and shuffling did for it, and a [`Tracker`] repeats that when the batch is handed over. Samples
+//! that wait in the shuffle buffer are written as (shard, item) and read again. Those of pipes and of
+//! standard input, which cannot be read again, are written themselves, in base64, up to [`HELD_BYTES_MAX`].
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::buffered_sample::{Held, HeldState};
+use super::buffered_sample::{BufferedSample, BufferedSampleState};
 use crate::error::{Error, Result, Skipped};
 use crate::media::VideoSampling;
 use crate::order::ShuffleBuffer;
-use crate::shard::{KnownShards, Passes, Position, Shard, ShardIdentity, ShardOrder};
+use crate::shard::{KnownShards, Position, Shard, ShardIdentity, ShardOrder, ShardPasses};
 
 /// Payload bytes of samples that a state writes out; a shuffle buffer over streams is bounded below.
 pub const HELD_BYTES_MAX: u64 = 256 << 20;
@@ -25,16 +25,18 @@ const COUNT_MAX: u64 = 1 << 62;
 /// Version of the JSON form.
 const VERSION: u32 = 2;
 
-/// Where a stream stands, as JSON by `serde`.
+/// Position of a stream, as JSON by `serde`.
 ///
-/// It fits a loader over shards of the same names, in the same order, with the same rank, shuffle buffer, shard shuffle
-/// and, where videos are decoded, frames of videos; directories, workers, decoding and batch size may change. A shard
-/// that the state needs and that has another length or another first header is refused when the stream gets to it.
+/// It fits a loader over shards of the same names, in the same order, with the same rank, shuffle buffer,
+/// shard shuffle and, where videos are decoded, frames of videos; directories, workers, decoding and batch
+/// size may change. A shard that the state needs and that has another length or another first header is
+/// refused when the stream gets to it.
 ///
-/// Going on costs a walk over the headers of the shard that was being read and of every shard that the buffer has
-/// samples of; a compressed shard is unpacked that far, and what came from a pipe or standard input before is read
-/// again and passed over, unless [`crate::loader::RestoredInput::Rest`] says that it begins behind. A stream that was cut in
-/// the middle of a batch, by [`crate::loader::LoaderBuilder::samples_max`], goes on with the next sample in a full batch.
+/// Going on costs a walk over the headers of the shard that was being read and of every shard that the buffer
+/// has samples of; a compressed shard is unpacked that far, and what came from a pipe or standard input
+/// before is read again and passed over, unless [`crate::loader::RestoredInput::Rest`] says that it begins
+/// behind. A stream that was cut in the middle of a batch, by [`crate::loader::LoaderBuilder::samples_max`],
+/// goes on with the next sample in a full batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamState {
     version: u32,
@@ -45,7 +47,7 @@ pub struct StreamState {
     names: String,
     order: ShardOrder,
     shuffle: Option<ShuffleBuffer>,
-    /// Which frames of videos were delivered; none where videos were not decoded.
+    /// Sampling of the delivered videos; none where videos were not decoded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     video_sampling: Option<VideoSampling>,
     /// The epoch that the first stream began with.
@@ -55,8 +57,8 @@ pub struct StreamState {
     position: Position,
     /// Samples that left the shuffle buffer in this epoch.
     drawn: u64,
-    /// What waits in the shuffle buffer, in its order.
-    buffer: Vec<HeldState>,
+    /// Samples in the shuffle buffer, in its order.
+    buffer: Vec<BufferedSampleState>,
     /// Shards that are needed again, by number, as they were.
     opened: BTreeMap<usize, ShardIdentity>,
     delivered: u64,
@@ -101,7 +103,7 @@ impl StreamState {
         format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&document))
     }
 
-    pub(super) fn held(&self) -> &[HeldState] {
+    pub(super) fn held(&self) -> &[BufferedSampleState] {
         &self.buffer
     }
 
@@ -113,8 +115,8 @@ impl StreamState {
         KnownShards::expecting(self.opened.clone())
     }
 
-    /// What is to be read from here on.
-    pub(super) fn passes(&self, end_epoch: u64, is_rest: bool) -> Passes {
+    /// Returns the passes that are left to read.
+    pub(super) fn passes(&self, end_epoch: u64, is_rest: bool) -> ShardPasses {
         let mut again: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         for held in self.buffer.iter().filter(|held| held.sample.is_none()) {
             again.entry(held.shard).or_default().push(held.item);
@@ -122,7 +124,7 @@ impl StreamState {
         for items in again.values_mut() {
             items.sort_unstable();
         }
-        Passes { order: self.order, end_epoch, start: self.position, again, is_rest }
+        ShardPasses { order: self.order, end_epoch, start: self.position, again, is_rest }
     }
 
     /// Checks that the state belongs to a stream.
@@ -174,7 +176,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What two streams must have in common to share a state.
+/// Properties that two streams must share to share a state.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamKind<'a> {
     pub(super) shards: &'a [Shard],
@@ -194,18 +196,18 @@ fn names_digest(shards: &[Shard]) -> String {
     format!("{:016x}", digest.digest())
 }
 
-/// What the shuffle buffer did.
+/// Change of the shuffle buffer.
 #[derive(Debug)]
 pub(super) enum Change {
     /// Began an epoch, empty.
     Epoch,
     /// Took a sample in.
-    Push(Held),
+    Push(BufferedSample),
     /// Gave away the one that lay here.
     Draw(usize),
 }
 
-/// What reading and shuffling did since the batch before.
+/// Progress of reading and shuffling since the previous batch.
 #[derive(Debug, Default)]
 pub(super) struct Progressed {
     pub(super) position: Position,
@@ -213,13 +215,13 @@ pub(super) struct Progressed {
     pub(super) skipped: Vec<Skipped>,
 }
 
-/// Where the consumer stands, which is behind the reader.
+/// Position of the consumer, which is before that of the reader.
 #[derive(Debug, Default)]
 pub(super) struct Tracker {
     first_epoch: u64,
     position: Position,
     drawn: u64,
-    held: Vec<Held>,
+    held: Vec<BufferedSample>,
     delivered: u64,
     skipped: u64,
     first_skipped: Option<Skipped>,
@@ -232,20 +234,20 @@ impl Tracker {
         Self { first_epoch, position, ..Self::default() }
     }
 
-    /// Goes on at a state.
+    /// Resumes at a state.
     pub(super) fn restore(state: &StreamState) -> Result<Self> {
         Ok(Self {
             first_epoch: state.first_epoch,
             position: state.position,
             drawn: state.drawn,
-            held: state.buffer.iter().map(HeldState::read).collect::<Result<_>>()?,
+            held: state.buffer.iter().map(BufferedSampleState::read).collect::<Result<_>>()?,
             delivered: state.delivered,
             skipped: state.skipped,
             first_skipped: state.first_skipped.clone(),
         })
     }
 
-    /// Goes on by one batch.
+    /// Advances by one batch.
     pub(super) fn advance(&mut self, progressed: Progressed, delivered: u64, skipped: u64) {
         self.position = progressed.position;
         for change in progressed.changes {
@@ -271,7 +273,7 @@ impl Tracker {
 
     /// Writes the state down.
     pub(super) fn state(&self, stream: &StreamKind<'_>, known: &KnownShards) -> Result<StreamState> {
-        let held_bytes: u64 = self.held.iter().filter_map(Held::stored_bytes).sum();
+        let held_bytes: u64 = self.held.iter().filter_map(BufferedSample::stored_bytes).sum();
         if held_bytes > HELD_BYTES_MAX {
             let reason = format!(
                 "the shuffle buffer holds {held_bytes} bytes of streams that cannot be read again, over \
@@ -294,7 +296,7 @@ impl Tracker {
             first_epoch: self.first_epoch,
             position: self.position,
             drawn: self.drawn,
-            buffer: self.held.iter().map(Held::write).collect(),
+            buffer: self.held.iter().map(BufferedSample::write).collect(),
             opened,
             delivered: self.delivered,
             skipped: self.skipped,
@@ -309,11 +311,11 @@ mod tests {
     use super::*;
     use crate::shard::{RawField, RawSample, expand_shards};
 
-    fn held(bytes: u64) -> Held {
+    fn held(bytes: u64) -> BufferedSample {
         let field = RawField { extension: "bin".into(), offset: 512, bytes, payload: None, size: None };
         let (key, shard) = ("k".to_owned(), "-".into());
         let sample = RawSample { key, shard, offset: 0, epoch: 0, fields: vec![field] };
-        Held { shard: 0, item: 0, offset: 0, sample: Some(sample) }
+        BufferedSample { shard: 0, item: 0, offset: 0, sample: Some(sample) }
     }
 
     #[test]
@@ -333,7 +335,7 @@ mod tests {
     #[test]
     fn a_tracker_repeats_what_the_buffer_did() {
         let mut tracker = Tracker::default();
-        let push = |item| Change::Push(Held { item, ..held(1) });
+        let push = |item| Change::Push(BufferedSample { item, ..held(1) });
         let changes = vec![push(0), push(1), push(2), Change::Draw(0), push(3), Change::Draw(1)];
         tracker.advance(Progressed { changes, ..Progressed::default() }, 2, 1);
         let items: Vec<u64> = tracker.held.iter().map(|held| held.item).collect();

@@ -88,8 +88,9 @@ fn surplus_bytes(message: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{decode_rgb, decode_stored_into, jpeg, stored_header, *};
+    use super::*;
     use crate::media::fixtures::{encode, gradient};
+    use crate::media::image::{decode_rgb, decode_stored_into, jpeg, stored_header};
     use crate::media::limits::ImageLimits;
 
     #[test]

@@ -1,9 +1,9 @@
-//! A weighted mixture of datasets, in a fixed order that is computed for any position.
+//! Draws from a weighted mixture of datasets, in a fixed order that is computed for any position.
 //!
 //! Position `p` of a run draws from one of the datasets: by weights, which every period of positions meets exactly
-//! (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is its epoch `k / n`, offset `k % n`, in
+//! (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is offset `k % n` of its epoch `k / n`, in
 //! its own [`super::Order`]. Weights change only at stated steps and where a dataset is exhausted
-//! (`layout`). None of it depends on ranks.
+//! (`segments`). Nothing here depends on ranks.
 
 mod segments;
 mod shares;
@@ -12,28 +12,28 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::segments::{Draw, Layout, LayoutInput, POSITION_MAX};
+pub(crate) use self::segments::{Draw, POSITION_MAX, Segments, SegmentsInput};
 use self::shares::Shares;
 
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::index::Index;
 
-/// Weights are rounded to this part of one.
+/// Weights are rounded to multiples of one over this number.
 const WEIGHT_UNITS: f64 = 10_000.0;
 /// Largest weight.
 const WEIGHT_MAX: f64 = 1e6;
-/// Most datasets of a mixture, and most entries of a pattern.
+/// Largest number of datasets of a mixture, and of entries of a pattern.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// When a mixture ends in which datasets are drawn for a number of epochs only ([`DataSet::repeat`]).
+/// End of a mixture whose datasets are drawn for a limited number of epochs ([`Dataset::repeat`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
-    /// With the last sample of the dataset that is exhausted first.
+    /// Ends with the last sample of the dataset that is exhausted first.
     #[default]
     FirstExhausted,
-    /// When all are exhausted; the weight of an exhausted one goes to the rest. Without end if one of the rest is.
+    /// Ends when all are exhausted; the weight of an exhausted dataset goes to the others. Without end if one of them is.
     AllExhausted,
 }
 
@@ -42,13 +42,13 @@ pub enum Stop {
 /// # Examples
 /// ```no_run
 /// # use std::sync::Arc;
-/// # use dflop_loader::dataset::DataSet;
+/// # use dflop_loader::dataset::Dataset;
 /// # use dflop_loader::index::Index;
 /// # use dflop_loader::order::{Mixture, Stop};
 /// # fn mixture(images: Arc<Index>, clips: Arc<Index>) -> Mixture {
 /// Mixture::new()
 ///     .dataset(images, 0.7)
-///     .dataset(DataSet::from(clips).repeat(2), 0.3)
+///     .dataset(Dataset::from(clips).repeat(2), 0.3)
 ///     .weights_from(10_000, &[0.5, 0.5])
 ///     .stop(Stop::AllExhausted)
 /// # }
@@ -75,13 +75,14 @@ impl From<Dataset> for Mixture {
 }
 
 impl Mixture {
-    /// Starts with no dataset.
+    /// Creates a mixture without datasets.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a dataset; the first has number 0. Weights need not add up to one; they are rounded to four decimals.
+    /// Adds a dataset; the first has number 0. Weights need not add up to one; they are rounded to four
+    /// decimals.
     #[must_use]
     pub fn dataset(mut self, dataset: impl Into<Dataset>, weight: f64) -> Self {
         self.datasets.push(dataset.into());
@@ -89,7 +90,7 @@ impl Mixture {
         self
     }
 
-    /// Sets other weights, one for each dataset, from a step on.
+    /// Sets other weights from a step on, one for each dataset.
     #[must_use]
     pub fn weights_from(mut self, step: u64, weights: &[f64]) -> Self {
         self.changes.push((step, weights.to_vec()));
@@ -119,11 +120,11 @@ impl Mixture {
         self
     }
 
-    /// The datasets and the rules to draw from them.
+    /// Checks the mixture and returns its datasets and the rules to draw from them.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit them or draw from none, or if a dataset
-    /// is drawn for no epoch.
+    /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit the datasets or draw from none of
+    /// them, or if a dataset is drawn for zero epochs.
     pub(crate) fn check(self) -> Result<(Vec<Dataset>, MixRules)> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let count = self.datasets.len();
@@ -147,7 +148,7 @@ impl Mixture {
         let mut weights = vec![WeightsFrom { step: 0, weights: checked_weights(&self.weights, count)? }];
         for (step, changed) in &self.changes {
             if *step <= weights[weights.len() - 1].step {
-                return invalid("weights_from", format!("step {step} is not behind the one before it"));
+                return invalid("weights_from", format!("step {step} is not after the one before it"));
             }
             weights.push(WeightsFrom { step: *step, weights: checked_weights(changed, count)? });
         }
@@ -157,7 +158,7 @@ impl Mixture {
     }
 }
 
-/// Weights in units of 1/10,000, reduced by their greatest common divisor where they are drawn by.
+/// Returns weights in units of 1/10,000; they are reduced by their greatest common divisor when drawn by.
 fn checked_weights(weights: &[f64], count: usize) -> Result<Vec<u64>> {
     let invalid = |reason: String| Err(Error::Config { setting: "weights", reason });
     if weights.len() != count {
@@ -180,16 +181,16 @@ fn checked_weights(weights: &[f64], count: usize) -> Result<Vec<u64>> {
     Ok(units)
 }
 
-/// How a mixture is drawn from; part of a saved state.
+/// Rules to draw from a mixture; part of a saved state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixRules {
-    /// Weights of the datasets in units of 1/10,000, from step 0 and from where they change.
+    /// Weights of the datasets in units of 1/10,000, from step 0 and from every step at which they change.
     weights: Vec<WeightsFrom>,
-    /// The pattern, where there is one: it replaces the weights.
+    /// The pattern, if there is one: it replaces the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     choose: Option<Vec<u32>>,
-    /// Epochs of each dataset; `null` is without end.
+    /// Epochs of each dataset; `null` for no end.
     repeat: Vec<Option<u64>>,
     stop: Stop,
 }
@@ -202,18 +203,18 @@ struct WeightsFrom {
 }
 
 impl MixRules {
-    /// One dataset without end.
+    /// Returns the rules of one dataset without end.
     pub(crate) fn one() -> Self {
         let weights = vec![WeightsFrom { step: 0, weights: vec![1] }];
         Self { weights, choose: None, repeat: vec![None], stop: Stop::default() }
     }
 
-    /// Number of epochs of each dataset.
+    /// Returns the number of epochs of each dataset.
     pub(crate) fn repeat(&self) -> &[Option<u64>] {
         &self.repeat
     }
 
-    /// Whether all numbers fit `datasets` datasets, as they do unless somebody edited them.
+    /// Returns whether all numbers fit `datasets` datasets, as they do unless somebody edited them.
     pub(crate) fn fits(&self, datasets: usize) -> bool {
         let has_weights = |change: &WeightsFrom| change.weights.len() == datasets;
         let is_known = |pattern: &Vec<u32>| pattern.iter().all(|&at| (at as usize) < datasets);
@@ -225,7 +226,7 @@ impl MixRules {
             && self.repeat.len() == datasets
     }
 
-    /// Shares of the datasets that are not exhausted; `None` if there are none.
+    /// Returns the shares of the datasets that are not exhausted; `None` if all of them are.
     fn shares(&self, in_force: usize, is_active: &[bool], key: u64) -> Option<Shares> {
         if let Some(pattern) = &self.choose {
             let kept = pattern.iter().copied().filter(|&dataset| is_active[dataset as usize]);
@@ -238,20 +239,20 @@ impl MixRules {
     }
 }
 
-/// From where positions count.
+/// Origin from which positions count.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
-    /// The step that begins at position 0.
+    /// The step that starts at position 0.
     pub(crate) step: u64,
-    /// Draws of each dataset before it, from its first epoch on.
+    /// Draws of each dataset before it, counted from its first epoch.
     pub(crate) draws: Vec<u64>,
-    /// Where it lies in the period or the pattern.
+    /// Phase of the period or the pattern.
     pub(crate) phase: u64,
 }
 
 impl Origin {
-    /// The first samples of an epoch of every dataset, at step 0.
+    /// Returns the origin at the first sample of an epoch of every dataset, at step 0.
     pub(crate) fn at_epoch(epoch: u64, sizes: &[u64]) -> Self {
         let draws = sizes.iter().map(|samples| epoch.saturating_mul(*samples)).collect();
         Self { step: 0, draws, phase: 0 }

@@ -1,8 +1,8 @@
-//! The draws of a run: position → dataset and how many of its draws came before.
+//! Maps positions of a run to draws: the dataset, and how many of its draws came before.
 //!
-//! A run is a few *segments* in which shares do not change: they begin where weights change at a stated step and
-//! where a dataset is exhausted. Segments and the draws before each are found once, when a run is built; from
-//! then on any position costs the same.
+//! A run consists of a few *segments* in which shares do not change: they start where weights change at a stated
+//! step and where a dataset is exhausted. Segments and the draws before each are found once, when a run is built;
+//! after that every position costs the same.
 
 use std::ops::Range;
 
@@ -10,32 +10,32 @@ use super::shares::Shares;
 use super::{MixRules, Origin, Stop};
 use crate::permutation::mix64;
 
-/// Positions that are counted; far behind the end of any run.
+/// Bound on positions, far beyond the end of any run.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
 /// A draw of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Draw {
     pub(crate) dataset: usize,
-    /// Draws of the dataset before this one, from its first epoch on.
+    /// Draws of the dataset before this one, counted from its first epoch.
     pub(crate) number: u64,
 }
 
-/// All draws of a run, by position behind its origin.
+/// All draws of a run, by position after its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct Segments {
     segments: Vec<Segment>,
-    /// Where the run ends; `None` if it does not.
+    /// Position at which the run ends; `None` if it does not.
     pub(crate) end: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Segment {
     start: u64,
-    /// Position of its shares that `start` is.
+    /// Position within its shares at which the segment starts.
     phase: u64,
     shares: Shares,
-    /// What is added to the counts of its shares, by dataset.
+    /// Added to the counts of its shares, by dataset.
     base: Vec<i64>,
 }
 
@@ -52,20 +52,20 @@ impl Segment {
     }
 }
 
-/// What a layout is made of, besides the rules.
+/// Input of a layout, in addition to the rules.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LayoutInput<'a> {
+pub(crate) struct SegmentsInput<'a> {
     pub(crate) origin: &'a Origin,
-    /// Draws after which each dataset is exhausted, from its first epoch on.
+    /// Number of draws that exhaust each dataset, counted from its first epoch.
     pub(crate) limits: &'a [Option<u64>],
     pub(crate) global_batch: u64,
     pub(crate) seed: u64,
 }
 
-impl Layout {
-    /// Finds the segments; there is none where nothing is left to draw at the origin.
-    pub(crate) fn new(rules: &MixRules, input: LayoutInput<'_>) -> Self {
-        let LayoutInput { origin, limits, global_batch, seed } = input;
+impl Segments {
+    /// Finds the segments; there are none where nothing is left to draw at the origin.
+    pub(crate) fn new(rules: &MixRules, input: SegmentsInput<'_>) -> Self {
+        let SegmentsInput { origin, limits, global_batch, seed } = input;
         let key = mix64(seed ^ mix64(0x006d_6978_7475_7265));
         let step_position =
             |step: u64| step.saturating_sub(origin.step).saturating_mul(global_batch).min(POSITION_MAX);
@@ -92,7 +92,7 @@ impl Layout {
                 let left = limits[at]?.checked_sub(draws[at])?;
                 shares.reach(at, phase, left, POSITION_MAX).map(|reach| reach - phase + start)
             });
-            // An exhausted dataset has no share, so its reach is never.
+            // An exhausted dataset has no share, so it is never reached again.
             let next = exhausted.chain(changes.peek().copied()).min().filter(|&next| next < POSITION_MAX);
             layout.segments.push(Segment::new(start, phase, shares, &draws));
             let Some(next) = next else { return layout };
@@ -112,18 +112,18 @@ impl Layout {
         self.segments.partition_point(|segment| segment.start <= position).saturating_sub(1)
     }
 
-    /// Draws of each dataset before a position, from its first epoch on; O(256) plus the number of datasets.
+    /// Draws of each dataset before a position, from its first epoch; O(256) plus the number of datasets.
     pub(crate) fn draws_before(&self, position: u64) -> Option<Vec<u64>> {
         self.segments.get(self.segment_at(position)).map(|segment| segment.draws_before(position))
     }
 
-    /// Where in its shares' own positions a position lies.
+    /// Returns the position within its shares of a position of the run.
     pub(crate) fn phase_at(&self, position: u64) -> u64 {
         let segment = self.segments.get(self.segment_at(position));
         segment.map_or(0, |segment| position - segment.start + segment.phase)
     }
 
-    /// The draws of a range of positions in front of the end.
+    /// Returns the draws of a range of positions before the end.
     pub(crate) fn draws(&self, positions: Range<u64>) -> Vec<Draw> {
         let mut drawn = Vec::with_capacity((positions.end - positions.start) as usize);
         let mut position = positions.start;
@@ -149,7 +149,7 @@ impl Layout {
         drawn
     }
 
-    /// Whether two runs draw the same up to a position.
+    /// Returns whether two runs draw the same up to a position.
     pub(crate) fn agrees_until(&self, other: &Self, position: u64) -> bool {
         let starts =
             |layout: &Self| layout.segments.iter().filter(|segment| segment.start < position).count();

@@ -1,13 +1,12 @@
-//! Which dataset each position draws from: by weights or by a pattern, as arithmetic.
+//! Chooses the dataset of each position: by weights or by a pattern, as arithmetic.
 //!
-//! Positions are cut into *blocks*. How often each dataset is drawn before a block is known in closed form, and
-//! inside a block, of at most [`BLOCK`] positions, draws are counted: any position costs the same.
+//! Positions are cut into *blocks*. The number of draws of each dataset before a block is known in closed form, and
+//! inside a block of at most [`BLOCK`] positions draws are counted: every position costs the same.
 //!
-//! By weights, a *period* is as long as their sum. A tree halves the list of datasets; a node that has seen `p`
+//! With weights, a *period* is as long as their sum. A tree halves the list of datasets; a node that has seen `p`
 //! positions has sent `floor((p * left + phase) / (left + right))` of them to its left half, so every period
-//! draws each dataset exactly its weight's number of times, and none lags or leads by more than a few draws
-//! anywhere. Inside each block a permutation hides the regular pattern, which a round-robin deal over ranks would
-//! otherwise resonate with.
+//! draws each dataset exactly as often as its weight, and none is ever more than a few draws early or late. Inside
+//! each block a permutation hides the regular pattern, with which dealing round robin over ranks would resonate.
 
 use crate::permutation::{Permutation, mix64};
 
@@ -17,11 +16,11 @@ const BLOCK: u64 = 256;
 /// The dataset of every position, counted from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shares {
-    /// Always the same one.
+    /// Always the same dataset.
     One { dataset: usize, datasets: usize },
-    /// By weights; `sums[i]` is the sum of those before `i`.
+    /// By weights; `sums[i]` is the sum of the weights before `i`.
     Weighted { sums: Vec<u64>, key: u64 },
-    /// By a pattern that repeats; `per_cycle[i]` is how often it names `i`.
+    /// By a repeating pattern; `per_cycle[i]` is how often it names `i`.
     Cyclic { pattern: Vec<u32>, per_cycle: Vec<u64> },
 }
 
@@ -53,7 +52,7 @@ impl Shares {
         (!pattern.is_empty()).then_some(Self::Cyclic { pattern, per_cycle })
     }
 
-    /// Positions after which every dataset was drawn its share, and how often this one was.
+    /// Returns the length of a period, and the number of draws of this dataset in it.
     fn period(&self, dataset: usize) -> (u64, u64) {
         match self {
             Self::One { dataset: only, .. } => (1, u64::from(*only == dataset)),
@@ -62,7 +61,7 @@ impl Shares {
         }
     }
 
-    /// First position of the block that holds `position`, and the datasets of all its positions.
+    /// Returns the first position of the block that holds `position`, and the dataset of each of its positions.
     pub(super) fn block(&self, position: u64) -> (u64, Vec<u32>) {
         match self {
             Self::One { dataset, .. } => {
@@ -84,7 +83,7 @@ impl Shares {
         }
     }
 
-    /// How often each dataset is drawn before `position`.
+    /// Counts the draws of each dataset before `position`.
     pub(super) fn counts(&self, position: u64) -> Vec<u64> {
         let (start, block) = self.block(position);
         let mut counts = self.counts_at_block(start);
@@ -106,7 +105,7 @@ impl Shares {
         }
     }
 
-    /// How often one dataset is drawn before `position`.
+    /// Counts the draws of one dataset before `position`.
     fn count(&self, dataset: usize, position: u64) -> u64 {
         let Self::Weighted { .. } = self else { return self.counts(position)[dataset] };
         let (start, block) = self.block(position);
@@ -115,8 +114,8 @@ impl Shares {
         self.count_in_tree(dataset, start) + within as u64
     }
 
-    /// First position, from `from` on, before which `draws` more of a dataset lie; `None` if that is never, or
-    /// behind `most`.
+    /// Returns the first position, from `from` on, before which `draws` more draws of a dataset lie; `None` if that
+    /// never happens, or lies beyond `most`.
     pub(super) fn reach(&self, dataset: usize, from: u64, draws: u64, most: u64) -> Option<u64> {
         let (period, weight) = self.period(dataset);
         let wanted = self.count(dataset, from).checked_add(draws)?;
@@ -134,15 +133,15 @@ impl Shares {
         Some(low)
     }
 
-    /// Where the shares behind these begin, at `position`: a pattern goes on where it is, without the datasets that
-    /// are not active any more; weights begin a new period.
+    /// Returns the phase of the shares that follow these at `position`: a pattern continues where it is, without the
+    /// datasets that are no longer active; weights start a new period.
     pub(super) fn phase_behind(&self, position: u64, is_active: &[bool]) -> u64 {
         let Self::Cyclic { pattern, .. } = self else { return 0 };
         let passed = &pattern[..(position % pattern.len() as u64) as usize];
         passed.iter().filter(|&&dataset| is_active[dataset as usize]).count() as u64
     }
 
-    /// The dataset that the tree sends a position to.
+    /// Returns the dataset to which the tree sends a position.
     fn in_tree(&self, position: u64) -> usize {
         let Self::Weighted { sums, key } = self else { return 0 };
         let (mut first, mut end, mut position) = (0, sums.len() - 1, position);
@@ -158,7 +157,7 @@ impl Shares {
         first
     }
 
-    /// How many of the first `position` positions the tree sends to a dataset.
+    /// Counts how many of the first `position` positions the tree sends to a dataset.
     fn count_in_tree(&self, dataset: usize, position: u64) -> u64 {
         let Self::Weighted { sums, key } = self else { return 0 };
         let (mut first, mut end, mut position) = (0, sums.len() - 1, position);
@@ -175,7 +174,7 @@ impl Shares {
     }
 }
 
-/// A node of the tree: the datasets from one number up to another, halved.
+/// Node of the tree: a range of dataset numbers, halved.
 struct Node {
     middle: usize,
     left: u64,
@@ -191,7 +190,7 @@ impl Node {
         Self { middle, left: sums[middle] - sums[first], both, phase }
     }
 
-    /// How many of the first `position` positions go to the left half.
+    /// Counts how many of the first `position` positions go to the left half.
     fn sent_left(&self, position: u64) -> u64 {
         let scaled = u128::from(position) * u128::from(self.left) + u128::from(self.phase);
         scaled.checked_div(u128::from(self.both)).unwrap_or(0) as u64
@@ -260,7 +259,7 @@ mod tests {
         assert_eq!((shares.reach(2, 0, 2, 99), shares.reach(1, 0, 1, 99)), (Some(6), None));
     }
 
-    /// Resumed runs rely on it: these values never change.
+    /// Resumed runs rely on these values, so they never change.
     #[test]
     fn the_draws_of_a_key_are_the_recorded_ones() {
         let shares = Shares::weighted(&[7, 3], 42).unwrap();

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use crate::order::mixture::*;
-use crate::order::steps::{Pace, PaceInput, Tail};
+use crate::order::steps::{StepPositions, StepPositionsInput, Tail};
 
 /// Rules over weights in whole units.
 fn rules(weights: &[u64], repeat: &[Option<u64>], stop: Stop) -> MixRules {
@@ -9,12 +9,21 @@ fn rules(weights: &[u64], repeat: &[Option<u64>], stop: Stop) -> MixRules {
     MixRules { weights, choose: None, repeat: repeat.to_vec(), stop }
 }
 
-fn pace(rules: &MixRules, sizes: &[u64], origin: &Origin, global_batch: u64) -> Pace {
+fn pace(rules: &MixRules, sizes: &[u64], origin: &Origin, global_batch: u64) -> StepPositions {
     let tail = Tail::Carry;
-    Pace::new(PaceInput { sizes, rules, origin, first_epoch: 0, global_batch, tail, seed: 9 }).unwrap()
+    StepPositions::new(StepPositionsInput {
+        sizes,
+        rules,
+        origin,
+        first_epoch: 0,
+        global_batch,
+        tail,
+        seed: 9,
+    })
+    .unwrap()
 }
 
-fn draws(pace: &Pace, positions: std::ops::Range<u64>) -> Vec<(usize, u64)> {
+fn draws(pace: &StepPositions, positions: std::ops::Range<u64>) -> Vec<(usize, u64)> {
     pace.layout.draws(positions).iter().map(|draw| (draw.dataset, draw.number)).collect()
 }
 

@@ -1,14 +1,14 @@
-//! The state of a run: where it stands, as small JSON, equal on all ranks.
+//! Saves and restores the state of a run, as small JSON that is equal on all ranks.
 //!
-//! A state says which datasets were drawn from, by which rules, and how far. It holds nothing of ranks, workers or
-//! microbatches: a run goes on with the same global batches on any number of them. Restoring computes no position
-//! before the state's.
+//! A state names the datasets, the rules by which they are drawn from, and the progress in each. It does not depend on
+//! ranks, workers or microbatches: a run continues with the same global batches on any number of them. Restoring
+//! computes no position before the state's.
 //!
-//! A dataset that changed since is refused, and the shard named, unless the caller accepts it: then that dataset
-//! goes on at its next epoch, or its current one if none of it was drawn, and the others exactly where they were.
-//! What cannot be told by keys, offsets and lengths, such as other pixels in a file of the same length, is no change.
-//! Other frames of the same videos are other costs and other inputs: refused as well, and where they are accepted the
-//! run goes on exactly where it was.
+//! A dataset that has changed since is refused, and the shard named, unless the caller accepts it: then that dataset
+//! continues with its next epoch, or its current one if none of it was drawn, and the others exactly where they were.
+//! A change that keys, offsets and lengths do not show, such as other pixels in a file of the same length, is not
+//! noticed. Other frames of the same videos have other costs and give other inputs: they are refused as well, and if
+//! they are accepted the run continues exactly where it was.
 
 mod sampling;
 mod shards;
@@ -19,16 +19,16 @@ use self::sampling::SavedSampling;
 use self::shards::ShardList;
 use super::mixture::{MixRules, Origin, POSITION_MAX};
 use super::shuffle::Shuffle;
-use super::steps::{Pace, PaceInput, Tail};
+use super::steps::{StepPositions, StepPositionsInput, Tail};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 
-/// Changes with every change of the meaning of a state.
+/// Increases with every change to the meaning of a state.
 const VERSION: u32 = 1;
 
-/// Where a run stands.
+/// Position of a run.
 ///
-/// Serializes with `serde`; [`Self::to_json`] and [`Self::from_json`] are at hand.
+/// Serializes with `serde`, or with [`Self::to_json`] and [`Self::from_json`].
 ///
 /// # Examples
 /// ```
@@ -79,7 +79,7 @@ pub struct LoaderState {
     datasets: Vec<DatasetState>,
 }
 
-/// A dataset, and how far it was drawn from.
+/// A dataset and the progress in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DatasetState {
@@ -90,7 +90,7 @@ struct DatasetState {
     /// Epoch and offset of the next draw.
     epoch: u64,
     offset: u64,
-    /// Which frames of videos were counted; none if there are no videos or they were not looked at.
+    /// Frames of videos that were counted; null if there are no videos or they were not read.
     #[serde(default, skip_serializing_if = "SavedSampling::is_none")]
     video_sampling: SavedSampling,
     shards: ShardList,
@@ -103,9 +103,9 @@ struct SplitState {
     digest: String,
 }
 
-/// The run that a state is saved of, or restored to.
+/// The run of which a state is saved, or to which it is restored.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Run<'a> {
+pub(crate) struct RunSettings<'a> {
     pub(crate) datasets: &'a [Dataset],
     pub(crate) rules: &'a MixRules,
     pub(crate) seed: u64,
@@ -114,7 +114,7 @@ pub(crate) struct Run<'a> {
     pub(crate) shuffle: Shuffle,
 }
 
-/// From where a restored run counts, and where it goes on.
+/// Origin of a restored run, and the step at which it continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Restored {
     pub(crate) origin: Origin,
@@ -139,7 +139,7 @@ impl LoaderState {
     /// Reads a state.
     ///
     /// # Errors
-    /// [`Error::State`] if it is no state, or of another version.
+    /// [`Error::State`] if the text is not a state, or one of another version.
     pub fn from_json(document: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -149,13 +149,18 @@ impl LoaderState {
         if let Ok(version) = version
             && version != VERSION
         {
-            return unfit(format!("it is of version {version}, and {VERSION} is read"));
+            return unfit(format!("version {version} is not supported, expected {VERSION}"));
         }
         serde_json::from_str(document).or_else(|error| unfit(format!("it is no loader state: {error}")))
     }
 
-    /// Saves where a run stands before a step.
-    pub(crate) fn save(run: Run<'_>, pace: &Pace, first_epoch: u64, step: u64) -> Result<Self> {
+    /// Saves the position of a run before a step.
+    pub(crate) fn save(
+        run: RunSettings<'_>,
+        pace: &StepPositions,
+        first_epoch: u64,
+        step: u64,
+    ) -> Result<Self> {
         let draws = pace.draws_before(step)?;
         let datasets =
             run.datasets.iter().zip(draws).map(|(dataset, draws)| DatasetState::new(dataset, draws));
@@ -173,8 +178,8 @@ impl LoaderState {
         })
     }
 
-    /// Finds where `run` goes on from this state.
-    pub(crate) fn restore(&self, run: Run<'_>, accepts_changed_data: bool) -> Result<Restored> {
+    /// Finds the step at which `run` continues from this state.
+    pub(crate) fn restore(&self, run: RunSettings<'_>, accepts_changed_data: bool) -> Result<Restored> {
         self.check_settings(&run)?;
         let saved = self.saved_pace(run.rules)?;
         let draws = saved.draws_before(self.step)?;
@@ -212,10 +217,10 @@ impl LoaderState {
         })
     }
 
-    fn check_settings(&self, run: &Run<'_>) -> Result<()> {
+    fn check_settings(&self, run: &RunSettings<'_>) -> Result<()> {
         let datasets = self.datasets.len();
         if self.version != VERSION {
-            return unfit(format!("it is of version {}, and {VERSION} is read", self.version));
+            return unfit(format!("version {} is not supported, expected {VERSION}", self.version));
         }
         if self.seed != run.seed {
             return unfit(format!("it has seed {}, and this run has {}", self.seed, run.seed));
@@ -253,11 +258,11 @@ impl LoaderState {
         Ok(())
     }
 
-    /// The run as it was saved; refused if it would have drawn otherwise by `rules`.
-    fn saved_pace(&self, rules: &MixRules) -> Result<Pace> {
+    /// Returns the steps of the saved run; refused if `rules` would have drawn other samples.
+    fn saved_pace(&self, rules: &MixRules) -> Result<StepPositions> {
         let sizes: Vec<u64> = self.datasets.iter().map(|dataset| dataset.samples).collect();
         let pace = |rules: &MixRules| {
-            Pace::new(PaceInput {
+            StepPositions::new(StepPositionsInput {
                 sizes: &sizes,
                 rules,
                 origin: &self.origin,
@@ -301,7 +306,7 @@ impl DatasetState {
         self.epoch.saturating_mul(self.samples).saturating_add(self.offset)
     }
 
-    /// What happened to the dataset since; `None` if nothing did.
+    /// Describes how the dataset has changed since; `None` if it has not.
     fn change(&self, dataset: &Dataset) -> Option<String> {
         let now = Self::new(dataset, 0);
         let mut changes = self.shards.changes(&now.shards);

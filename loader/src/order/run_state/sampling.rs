@@ -1,4 +1,4 @@
-//! Which frames of videos a saved state was made for.
+//! Records the video sampling for which a state was saved.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::index::Index;
 use crate::media::VideoSampling;
 
-/// The sampling of an index, as it is written in a state.
+/// Video sampling of an index, in the form in which a state stores it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct SavedSampling(Option<Value>);
@@ -22,7 +22,7 @@ impl SavedSampling {
         self.0.is_none()
     }
 
-    /// What is sampled otherwise now; `None` if nothing is.
+    /// Describes how the sampling has changed; `None` if it has not.
     pub(super) fn change(&self, now: &Self) -> Option<String> {
         (self != now).then(|| format!("were sampled as {self}, and are now as {now}"))
     }

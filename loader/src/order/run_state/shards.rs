@@ -1,4 +1,4 @@
-//! The shards of a dataset in a saved state: base names, folded, and a digest of each.
+//! Records the shards of a dataset in a saved state: base names, folded, and a digest of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::index::Index;
 
-/// Hex digits of a digest.
+/// Number of hex digits of a digest.
 const DIGITS: usize = 16;
-/// Most digits of a number in a name that is folded.
+/// Largest number of digits in a folded number of a name.
 const NUMBER_DIGITS_MAX: usize = 18;
 
-/// Names and digests of shards, in order. A thousand shards that are numbered take 16 kB.
+/// Names and digests of shards, in order. A thousand numbered shards take 16 kB.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ShardList {
     names: Vec<Names>,
-    /// 16 hex digits a shard.
+    /// 16 hex digits for each shard.
     digests: String,
 }
 
@@ -29,7 +29,7 @@ enum Names {
 }
 
 impl Names {
-    /// A name taken apart at its last number, of at most [`NUMBER_DIGITS_MAX`] digits.
+    /// Splits a name at its last number, of at most [`NUMBER_DIGITS_MAX`] digits.
     fn of(name: &str) -> Self {
         let one = || Self::One(name.to_owned());
         let Some(end) = name.rfind(|c: char| c.is_ascii_digit()).map(|at| at + 1) else { return one() };
@@ -45,7 +45,7 @@ impl Names {
         }
     }
 
-    /// Takes in the name that follows; whether it could.
+    /// Appends the next name; returns whether it continues the count.
     fn extend(&mut self, next: &str) -> bool {
         let Self::Counted { before, from, count, digits, after } = self else { return false };
         let is_next = format!("{before}{:0digits$}{after}", *from + *count, digits = *digits) == next;
@@ -65,7 +65,7 @@ impl Names {
         }
     }
 
-    /// How many names these are; `None` if no name has so many digits.
+    /// Returns the number of names; `None` if no name has as many digits.
     fn count(&self) -> Option<u64> {
         match self {
             Self::One(_) => Some(1),
@@ -90,7 +90,7 @@ impl ShardList {
         self.digests.extend(format!("{digest:016x}").chars());
     }
 
-    /// Names with their digests; `None` if somebody edited them out of step.
+    /// Returns the names with their digests; `None` if their numbers differ, because somebody edited them.
     fn pairs(&self) -> Option<Vec<(String, &str)>> {
         let is_hex = self.digests.bytes().all(|digit| digit.is_ascii_hexdigit());
         let counted = self.names.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count()?))?;
@@ -103,7 +103,7 @@ impl ShardList {
         Some(names.into_iter().enumerate().map(|(at, name)| (name, digest(at))).collect())
     }
 
-    /// What happened to the shards since `self` was saved, one shard a message; empty if nothing did.
+    /// Describes what has changed in the shards since `self` was saved, one message per shard.
     pub(super) fn changes(&self, now: &Self) -> Vec<String> {
         let (Some(before), Some(now)) = (self.pairs(), now.pairs()) else {
             return vec!["the list of shards in the state is damaged".into()];
@@ -126,7 +126,7 @@ impl ShardList {
 
 type Pair<'a> = (String, &'a str);
 
-/// Digests of the shards of each base name; a name may be there more than once.
+/// Groups the digests by base name; a name may occur more than once.
 fn by_name<'a>(pairs: &'a [Pair<'a>]) -> BTreeMap<&'a str, Vec<&'a str>> {
     let mut names: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, digest) in pairs {
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Such a count once expanded to names until memory was full, and such a width was a panic.
+    /// Guards against counts that expanded to names until memory was full, and widths that panicked.
     #[test]
     fn numbers_that_nobody_saved_are_damage() {
         let sound = r#"{"names":[{"before":"s-","from":0,"count":2,"digits":3,"after":".tar"}],

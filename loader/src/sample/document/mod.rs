@@ -11,7 +11,7 @@
 //! out. A name without a field is a [`MediaFault`], never a gap; so is a number of placeholders that differs
 //! from the number of media of that modality.
 //!
-//! [`super::shape`] counts by the same rules at indexing, and [`crate::prepare`] turns the result into
+//! [`crate::sample`] counts by the same rules at indexing, and [`crate::prepare`] turns the result into
 //! tensors.
 
 mod content;
@@ -114,7 +114,7 @@ impl<'a> SampleMedia<'a> {
     /// out.
     ///
     /// # Errors
-    /// See [`from_sample`](Self::from_sample).
+    /// See [`of`](Self::of).
     pub fn of_kinds(sample: &'a Sample, takes: impl Fn(MediumSlot) -> bool) -> Result<Self, MediaFault> {
         let (json_name, json) = document(sample).map_or(("", None), |(name, json)| (name, Some(json)));
         let of_kind = |slot| if takes(slot) { media_of(sample, json, slot) } else { Ok(Vec::new()) };

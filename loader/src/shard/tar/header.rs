@@ -1,4 +1,4 @@
-//! One 512-byte tar header block: name, size, type and checksum.
+//! Parses a 512-byte tar header block: name, size, type and checksum.
 //!
 //! Understands the V7, ustar and GNU layouts. Numbers are octal or base-256. Nothing here reads a
 //! payload; [`super::headers`] joins extension headers with the member that they describe.
@@ -8,7 +8,7 @@ use crate::error::TarFault;
 /// Bytes of a header block, and the unit that payloads are padded to.
 pub(crate) const BLOCK_BYTES: usize = 512;
 
-/// What a header announces.
+/// Kind of entry that follows a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A regular file: the only kind that becomes a field.

@@ -1,4 +1,4 @@
-//! Joins header blocks and extension headers into entries, whatever the bytes come from.
+//! Joins header blocks and extension headers into entries, for any source of bytes.
 //!
 //! [`Headers`] is fed one block at a time and says what to read next, so the mapped reader and the
 //! streamed reader share every rule of the format and differ only in how bytes arrive.
@@ -17,7 +17,7 @@ const EXTENSIONS_MAX: u32 = 16;
 /// Longest member name.
 const NAME_BYTES_MAX: usize = 1 << 16;
 
-/// What a reader does after a header block.
+/// Next action of a reader after a header block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// A regular member; its payload of `entry.bytes` follows.
@@ -42,7 +42,7 @@ pub(crate) struct Headers {
 }
 
 impl Headers {
-    /// Takes the block that stands at `offset`.
+    /// Takes the block at `offset`.
     pub(crate) fn block(&mut self, offset: u64, block: &[u8; BLOCK_BYTES]) -> Result<Next, TarFault> {
         let Some(header) = parse_header(block)? else {
             return if self.extensions == 0 { Ok(Next::End) } else { Err(TarFault::DanglingExtension) };

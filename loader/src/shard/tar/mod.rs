@@ -1,9 +1,9 @@
-//! Tar archives to entries: names, offsets and payloads.
+//! Reads tar archives: names, offsets and payloads of their entries.
 //!
 //! [`mod@slice`] walks an archive that is in memory or memory-mapped and hands out payloads without a copy;
 //! [`stream`] walks one that arrives as bytes. Both follow `headers`, so they accept and refuse the same
-//! archives. An archive that is damaged gives its good entries first and then a [`TarFault`]; nothing ends
-//! silently. Entries go to [`crate::shard`].
+//! archives. An archive that is damaged gives its good entries first and then a
+//! [`TarFault`](crate::error::TarFault); nothing ends silently. Entries go to [`crate::shard`].
 
 pub(crate) mod header;
 pub(crate) mod headers;
@@ -28,7 +28,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Offset behind the payload's padding; `None` if it does not fit 64 bits.
+    /// Offset after the payload's padding; `None` if it does not fit 64 bits.
     #[must_use]
     pub fn end_offset(&self) -> Option<u64> {
         self.payload_offset.checked_add(padded(self.bytes)?)

@@ -1,11 +1,11 @@
-//! PAX extended header records: `LENGTH KEY=VALUE\n`, one after another.
+//! Parses PAX extended header records, `LENGTH KEY=VALUE\n`.
 //!
 //! Only `path` and `size` change what a reader delivers. A record that does not end where its length
 //! says is a fault: guessing on would let a payload pose as a header.
 
 use crate::error::TarFault;
 
-/// What the PAX records of a member override.
+/// Values that the PAX records of a member override.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct PaxRecords {
     pub(crate) path: Option<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! Walks an archive that is read by range, and passes over payloads that nobody has to see.
+//! Walks an archive that is read by range, and passes over unneeded payloads.
 
 use std::io;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(crate) trait Archive {
 #[derive(Debug)]
 pub(crate) struct RangedEntries<A> {
     pub(crate) archive: A,
-    /// How much of a payload is read.
+    /// Number of payload bytes to read.
     wanted: fn(&Entry) -> u64,
     offset: u64,
     headers: Headers,
@@ -82,7 +82,7 @@ impl<A: Archive> RangedEntries<A> {
         Ok(block.first_chunk().copied())
     }
 
-    /// Moves on behind a payload and its padding, which alone may be missing at the end.
+    /// Advances past a payload and its padding, which alone may be missing at the end.
     fn pass(&mut self, start: u64, bytes: u64, header_offset: u64) -> Result<(), ArchiveFault> {
         let length = self.archive.bytes();
         if start.checked_add(bytes).is_none_or(|end| end > length) {

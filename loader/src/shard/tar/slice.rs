@@ -26,7 +26,7 @@ impl SliceEntries {
         Self::starting_at(archive, 0)
     }
 
-    /// Starts at the header that stands at `offset`.
+    /// Starts at the header at `offset`.
     #[must_use]
     pub fn starting_at(archive: Bytes, offset: u64) -> Self {
         Self { archive, offset, headers: Headers::default(), is_done: false }

@@ -8,7 +8,7 @@ use super::headers::{Headers, Next};
 use super::{Entry, padded};
 use crate::error::{ArchiveFault, TarFault};
 
-/// How far behind the end mark a stream is searched for bytes that should not be there.
+/// How far after the end mark a stream is searched for bytes that should not be there.
 pub(super) const TAIL_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a streamed archive cannot be read on.
@@ -22,7 +22,7 @@ pub enum StreamFault {
     Read {
         /// Offset in the archive, after decompression.
         offset: u64,
-        /// What the reader said.
+        /// Error of the reader.
         source: std::io::Error,
     },
 }
@@ -45,7 +45,7 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
 
     /// Reads the next entry and its payload, which is `None` when it was over the limit and passed over.
     ///
-    /// Returns `None` behind the last entry. After an error there is nothing more.
+    /// Returns `None` after the last entry. After an error the stream has ended.
     ///
     /// # Cancel safety
     /// Not cancel safe: a dropped future loses the bytes that it had read.
@@ -53,7 +53,8 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         self.next_if(|_| true).await
     }
 
-    /// Like [`next`](Self::next), but passes over the payloads of entries that `is_read` refuses, without a buffer.
+    /// Like [`next`](Self::next), but passes over the payloads of entries that `is_read` refuses, without a
+    /// buffer.
     ///
     /// # Cancel safety
     /// As [`next`](Self::next).

@@ -1,10 +1,10 @@
-//! The cache's directory: which files are in it, who writes them, and which have to go.
+//! Manages the files of the shard cache: reservation, writing and eviction.
 //!
-//! `STEM.shard` is a whole shard, `STEM.part` one under way. A part is as long as its shard from the first moment, so
-//! what is reserved counts. Its writer holds the file locked; the kernel lets go of the lock when the writer dies, and
-//! an unlocked part is a leftover that the next process removes. Whoever reserves, keeps or removes holds `lock`, so
-//! the lengths that are added up are those of one moment. A shard that is removed while a process has it mapped stays
-//! whole for that process.
+//! `STEM.shard` is a whole shard, `STEM.part` one under way. A part is as long as its shard from the first
+//! moment, so what is reserved counts. Its writer holds the file locked; the kernel lets go of the lock when
+//! the writer dies, and an unlocked part is a leftover that the next process removes. Whoever reserves, keeps
+//! or removes holds `lock`, so the lengths that are added up are those of one moment. A shard that is removed
+//! while a process has it mapped stays whole for that process.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -21,22 +21,22 @@ use crate::store::settings::ShardCache;
 
 /// Name of the file that guards the directory.
 const LOCK: &str = "lock";
-/// Times of files are those of a clock that ticks every few milliseconds, so they may lie before a time that was taken
-/// earlier.
+/// Times of files are those of a clock that ticks every few milliseconds, so they may lie before a time that
+/// was taken earlier.
 const CLOCK_TICK: Duration = Duration::from_millis(100);
 const SHARD: &str = "shard";
 const PART: &str = "part";
 
-/// What may be removed to make room.
+/// Files that may be removed to make room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Whatever was used longest ago.
+    /// Least recently used files.
     Any,
     /// Only what nobody has used since this process opened the cache.
     Unused,
 }
 
-/// What came of asking for room.
+/// Outcome of a cache reservation.
 pub(super) enum Reserved {
     /// It is there already.
     Kept(Bytes),
@@ -45,18 +45,18 @@ pub(super) enum Reserved {
     /// It does not fit.
     NoRoom,
     /// It is to be written.
-    Part(Part),
+    PartialShard(PartialShard),
 }
 
 /// A shard under way; the file goes away with this unless it is kept.
-pub(super) struct Part {
+pub(super) struct PartialShard {
     file: Arc<File>,
     path: PathBuf,
     bytes: u64,
     is_kept: bool,
 }
 
-impl Part {
+impl PartialShard {
     /// Begins a file that nobody writes.
     fn begin(path: PathBuf, bytes: u64) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create_new(true).open(&path);
@@ -73,7 +73,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for PartialShard {
     fn drop(&mut self) {
         if !self.is_kept {
             // Still locked, so nobody else has it; if it stays it is a leftover like any other.
@@ -145,11 +145,11 @@ impl Directory {
         if !self.make_room(key.bytes, entries, room) {
             return Ok(Reserved::NoRoom);
         }
-        Part::begin(path, key.bytes).map(Reserved::Part)
+        PartialShard::begin(path, key.bytes).map(Reserved::PartialShard)
     }
 
     /// Turns a part that is written into a shard.
-    pub(super) fn keep(&self, mut part: Part) -> io::Result<Bytes> {
+    pub(super) fn keep(&self, mut part: PartialShard) -> io::Result<Bytes> {
         part.file.sync_all().map_err(|error| in_file(&part.path, &error))?;
         let path = part.path.with_extension(SHARD);
         let _lock = self.lock()?;
@@ -246,9 +246,9 @@ mod tests {
         CacheKey { stem: format!("{name}-{bytes}"), bytes }
     }
 
-    fn begun(directory: &Directory, key: &CacheKey) -> Part {
+    fn begun(directory: &Directory, key: &CacheKey) -> PartialShard {
         match directory.reserve(key, Room::Any).unwrap() {
-            Reserved::Part(part) => part,
+            Reserved::PartialShard(part) => part,
             _ => panic!("it is new and there is room"),
         }
     }
@@ -290,7 +290,7 @@ mod tests {
         assert!(matches!(directory.reserve(&key("a", 70), Room::Any), Ok(Reserved::ByOther)));
         assert!(matches!(directory.reserve(&key("b", 40), Room::Any), Ok(Reserved::NoRoom)));
         drop(part);
-        assert!(matches!(directory.reserve(&key("b", 40), Room::Any), Ok(Reserved::Part(_))));
+        assert!(matches!(directory.reserve(&key("b", 40), Room::Any), Ok(Reserved::PartialShard(_))));
         assert!(matches!(directory.reserve(&key("c", 101), Room::Any), Ok(Reserved::NoRoom)));
     }
 
@@ -318,7 +318,7 @@ mod tests {
         put(&directory, "a", 70);
         assert!(matches!(directory.reserve(&key("b", 40), Room::Unused), Ok(Reserved::NoRoom)));
         used_at(&directory, "a", 70, 1);
-        assert!(matches!(directory.reserve(&key("b", 40), Room::Unused), Ok(Reserved::Part(_))));
+        assert!(matches!(directory.reserve(&key("b", 40), Room::Unused), Ok(Reserved::PartialShard(_))));
         assert!(!has(&directory, "a", 70));
     }
 }

@@ -1,9 +1,9 @@
-//! Whole remote shards on a local disk, shared by all processes of a machine.
+//! Caches whole remote shards on a local disk, shared by all processes of a machine.
 //!
-//! A shard is downloaded once, by whichever process comes first, while the others wait for it; then it is mapped like a
-//! local file. Its file is named after the URL, the version and the length, so a replaced object is another file and
-//! a file of another length is never served. [`directory`] holds what makes this safe between processes. The cache is for
-//! one machine: locks of network file systems are not relied on.
+//! A shard is downloaded once, by whichever process comes first, while the others wait for it; then it is
+//! mapped like a local file. Its file is named after the URL, the version and the length, so a replaced
+//! object is another file and a file of another length is never served. [`directory`] holds what makes this
+//! safe between processes. The cache is for one machine: locks of network file systems are not relied on.
 
 mod directory;
 
@@ -28,7 +28,7 @@ use super::tasks::detach;
 use super::url::without_query;
 use crate::error::Result;
 
-/// How often a process looks whether another has finished its download.
+/// Interval at which a process checks whether another has finished its download.
 const POLL: Duration = Duration::from_millis(50);
 /// Shards that are copied in the background at the same time.
 const COPIES_AT_ONCE: usize = 4;
@@ -128,7 +128,8 @@ impl Cache {
 
     /// Returns a kept shard; makes room for it and lets `fill` write it first if need be.
     ///
-    /// Other processes that want it wait. `None` if there is no room, or not without what must not be removed.
+    /// Other processes that want it wait. `None` if there is no room, or not without what must not be
+    /// removed.
     pub(crate) async fn get_or_fill<F>(
         &self,
         key: &CacheKey,
@@ -144,7 +145,7 @@ impl Cache {
                 Reserved::Kept(bytes) => return Ok(Some(bytes)),
                 Reserved::ByOther => tokio::time::sleep(POLL).await,
                 Reserved::NoRoom => return Ok(None),
-                Reserved::Part(part) => break part,
+                Reserved::PartialShard(part) => break part,
             }
         };
         fill(part.file().clone()).await?;

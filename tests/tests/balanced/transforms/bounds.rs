@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dflop_loader::Error;
 use dflop_loader::decode::{Transform, TransformInput};
-use dflop_loader::flow::Stage;
+use dflop_loader::flow::LoaderStage;
 use dflop_loader::loader::{Loader, LoaderBuilder};
 use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Compression, TempDataset};
@@ -130,8 +130,8 @@ fn a_slow_transform_stops_the_reader_and_loses_nothing() {
         assert!(tokio::time::timeout(Duration::from_millis(400), stream.next()).await.is_err());
         let metrics = loader.metrics();
         // Two batches are ready, one waits for room, and one is awaited; 256 samples are read ahead.
-        assert!(metrics.stage(Stage::Decode).items <= 5 * 4, "{metrics:?}");
-        assert!(metrics.stage(Stage::Read).items <= 256 + 6 * 4, "{metrics:?}");
+        assert!(metrics.stage(LoaderStage::Decode).items <= 5 * 4, "{metrics:?}");
+        assert!(metrics.stage(LoaderStage::Read).items <= 256 + 6 * 4, "{metrics:?}");
         assert_eq!(gate.entered.load(SeqCst), 4, "one thread is in one call");
         gate.open();
         let mut delivered = 0;

@@ -3,7 +3,7 @@
 use dflop_loader::Error;
 use dflop_loader::decode::{Batch, TransformFault, TransformInput, Transforms};
 use dflop_loader::error::BoxError;
-use dflop_loader::flow::{ErrorBudget, Stage};
+use dflop_loader::flow::{ErrorBudget, LoaderStage};
 use dflop_loader::media::Media;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
@@ -41,8 +41,10 @@ fn an_error_of_one_field_makes_its_sample_bad_and_no_other() {
     assert_eq!((loader.state().unwrap().delivered(), loader.state().unwrap().skipped()), (15, 1));
     let metrics = loader.metrics();
     let errors = |stage| metrics.stage(stage).errors;
-    assert_eq!((errors(Stage::Transform), errors(Stage::Decode)), (1, 0));
-    assert!(metrics.stage(Stage::Transform).items >= 31 && metrics.stage(Stage::Transform).depth == 0);
+    assert_eq!((errors(LoaderStage::Transform), errors(LoaderStage::Decode)), (1, 0));
+    assert!(
+        metrics.stage(LoaderStage::Transform).items >= 31 && metrics.stage(LoaderStage::Transform).depth == 0
+    );
 }
 
 #[test]

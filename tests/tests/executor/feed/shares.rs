@@ -1,14 +1,14 @@
 //! Checks what each rank reads of the dataset.
 
 use dflop_executor::model::model_config::ModuleKind;
-use dflop_loader::flow::Stage;
+use dflop_loader::flow::LoaderStage;
 
 use super::corpus::{Corpus, Family, mixed};
 use super::job::{RankSeen, Setting, run};
 
 /// Samples and bytes that a rank read.
 fn read(rank: &RankSeen) -> (u64, u64) {
-    let stage = rank.metrics.stage(Stage::Read);
+    let stage = rank.metrics.stage(LoaderStage::Read);
     (stage.items, stage.bytes)
 }
 

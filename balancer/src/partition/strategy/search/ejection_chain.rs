@@ -1,20 +1,20 @@
-//! Ejection chains: an item leaves the slowest group, and every group on its way passes one on.
+//! Ejection chains: an item leaves the slowest group, and every group on its way ejects one.
 //!
-//! An item moves to a second group, one of that to a third, until a group takes the last one for good or the
-//! chain closes at the slowest group. Every group that is touched ends within the target; each is passed
-//! once. Breadth first: the shortest chain is found.
+//! An item moves to a second group, one of its items to a third, until a group keeps the last one or the
+//! chain closes at the slowest group. Every group that is touched ends within the target; each is visited
+//! once. The search is breadth first, so the shortest chain is found.
 
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use crate::rng::SplitMix64;
 
-/// Group-item checks of one search for a chain.
+/// Most checks of a group with an item in one search for a chain.
 const CHECKS_MAX: u64 = 60_000;
-/// No item.
+/// Marks an item that no chain reaches.
 const NONE: u32 = u32::MAX;
 
-/// Where an item would go.
+/// Move of one item from group to group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Move {
     item: u32,
@@ -22,21 +22,21 @@ pub(super) struct Move {
     to: usize,
 }
 
-/// Finds chains; keeps its memory from one to the next.
+/// Finder of chains, which reuses its memory from search to search.
 #[derive(Default)]
 pub(super) struct ChainFinder {
-    /// Per item, the one that pushes it out; itself in the slowest group, [`NONE`] where no chain leads.
+    /// Item that ejects each item; itself in the slowest group, [`NONE`] where no chain leads.
     pushed_by: Vec<u32>,
-    /// Items that are on their way, in the order in which they were found.
+    /// Items that are to be moved, in the order in which they were found.
     queue: Vec<u32>,
     group_of: Vec<usize>,
-    /// Per group, the place in the queue whose chain passed it last.
+    /// Position in the queue whose chain visited each group last.
     passed: Vec<usize>,
-    /// One group's load with an item more.
+    /// One group's load with the moved item added.
     load: Vec<u64>,
 }
 
-/// What does not change while chains grow.
+/// Inputs that stay fixed while chains grow.
 #[derive(Clone, Copy)]
 struct Frame<'a> {
     problem: &'a Problem<'a>,
@@ -51,8 +51,8 @@ impl ChainFinder {
     /// # Source
     /// Glover, "Ejection chains, reference structures and alternating path methods for traveling salesman
     /// problems", Discrete Applied Mathematics 65, 1996; for machines: Frangioni, Necciari and Scutellà, "A
-    /// multi-exchange neighborhood for minimum makespan parallel machine scheduling problems", J. Combinatorial
-    /// Optimization 8, 2004.
+    /// multi-exchange neighborhood for minimum makespan parallel machine scheduling problems", J.
+    /// Combinatorial Optimization 8, 2004.
     pub(super) fn find(
         &mut self,
         (problem, partition): (&Problem<'_>, &Partition),
@@ -64,8 +64,10 @@ impl ChainFinder {
         let limits = problem.limits_within(target);
         let frame = Frame { problem, partition, limits: &limits, slow };
         self.start(frame, rng);
+        // A random first group, so that repeated searches do not favor low indices.
         let first_group = rng.below(problem.groups);
         let (mut place, mut checks) = (0, 0);
+        // The queue holds shorter chains before longer ones.
         while place < self.queue.len() && checks < CHECKS_MAX && !budget.is_spent() {
             let (found, steps) = self.extend(frame, place, first_group);
             if found.is_some() {
@@ -78,7 +80,7 @@ impl ChainFinder {
         None
     }
 
-    /// Begins a chain with every item that relieves the slowest group enough.
+    /// Starts a chain with every item that relieves the slowest group enough.
     fn start(&mut self, frame: Frame<'_>, rng: &mut SplitMix64) {
         let Frame { problem, partition, limits, slow } = frame;
         self.pushed_by.clear();
@@ -102,7 +104,7 @@ impl ChainFinder {
         }
     }
 
-    /// Looks where the item at a place of the queue could go; returns a chain that ends, and the steps taken.
+    /// Extends the chain at a position of the queue; returns a chain that ends, and the steps spent.
     fn extend(&mut self, frame: Frame<'_>, place: usize, first_group: usize) -> (Option<Vec<Move>>, u64) {
         let Frame { problem, partition, limits, slow } = frame;
         let item = self.queue[place];
@@ -110,6 +112,7 @@ impl ChainFinder {
         let relieved: Vec<u64> = without(partition.load(problem, slow), problem.row(root));
         let mut steps = 0;
         for group in (first_group..problem.groups).chain(0..first_group) {
+            // The chain already goes through this group; its load would be counted twice.
             if self.passed[group] == place {
                 continue;
             }
@@ -128,6 +131,7 @@ impl ChainFinder {
                 }
                 self.pushed_by[pushed as usize] = item;
                 self.queue.push(pushed);
+                // Close the chain: the ejected item replaces the first one in the slowest group.
                 let mut closed = relieved.clone();
                 add(&mut closed, row);
                 if problem.fits(&closed, None, limits) {
@@ -138,7 +142,7 @@ impl ChainFinder {
         (None, steps)
     }
 
-    /// Marks the groups on the way to an item; returns where the chain begins.
+    /// Marks the groups on the way to an item; returns the first item of the chain.
     fn mark_path(&mut self, mut item: u32, place: usize) -> u32 {
         loop {
             self.passed[self.group_of[item as usize]] = place;
@@ -150,7 +154,7 @@ impl ChainFinder {
         }
     }
 
-    /// The moves of a chain whose last item goes to a group.
+    /// Lists the moves of a chain whose last item goes to a group.
     fn moves(&self, mut item: u32, mut to: usize) -> Vec<Move> {
         let mut moves = Vec::new();
         loop {
@@ -165,7 +169,7 @@ impl ChainFinder {
     }
 }
 
-/// Carries out a chain.
+/// Makes the moves of a chain.
 pub(super) fn apply(problem: &Problem<'_>, partition: &mut Partition, moves: &[Move]) {
     for &Move { item, from, to } in moves {
         let position = partition.groups[from].iter().position(|other| *other == item);
@@ -217,7 +221,7 @@ mod tests {
     #[test]
     fn a_chain_may_end_in_a_group_with_room() {
         let instance = Instance::new(3, 1, vec![5, 6, 4, 5, 3, 2]).unwrap();
-        // 6 pushes 5 out of 4 + 5 = 9, which fits with 3.
+        // 6 ejects 5 from 4 + 5 = 9, which fits with 3.
         let values = chained(&instance, &[&[0, 1], &[2, 3], &[4, 5]], 10).unwrap();
         assert!(values.iter().all(|value| *value <= 10), "{values:?}");
     }

@@ -1,25 +1,25 @@
-//! The best single move or 1-1 swap between two groups.
+//! Finds the best single move or 1-1 swap between two groups.
 //!
-//! A move takes an item from the slow group to the other; a swap brings one back. Both groups must end
-//! at or below a target in every module, and within the limits of every capped column.
+//! A move takes an item from the slow group to the other; a swap returns one. Both groups must end at or
+//! below a target in every module, and within the limits of every capped column.
 
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 
-/// A move (`takes` is nothing) or a swap, by positions in the groups.
+/// A swap, or a move if `takes` is `None`, by positions in the groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Exchange {
     gives: usize,
     takes: Option<usize>,
 }
 
-/// Two groups and what they may hold; differences of integers, so signed.
+/// Two groups with their limits; differences of integers, so signed.
 struct Pair<'a> {
     problem: &'a Problem<'a>,
     slow: &'a [u64],
     other: &'a [u64],
-    /// The column that makes the slow group slow: most candidates fail there.
+    /// Column that makes the slow group slow: most candidates fail there.
     tight: usize,
     target: i64,
 }
@@ -27,7 +27,7 @@ struct Pair<'a> {
 /// Finds the exchange that leaves the larger of the two groups smallest, at most `target`.
 ///
 /// Ties: the first by position in `slow`, then move before swap, then by position in `other`. Once the
-/// budget is spent the best so far is taken.
+/// budget is spent, the best exchange so far is returned.
 pub(super) fn find(
     problem: &Problem<'_>,
     partition: &Partition,
@@ -44,12 +44,14 @@ pub(super) fn find(
         }
         budget.spend(other_items.len() as u64 + 1);
         let given = problem.row(given);
+        // A move must not empty the group.
         if slow_items.len() > 1 && pair.accepts(given, None) {
             best = Some(Exchange { gives, takes: None });
         }
         let (least, most) = pair.window(given[pair.tight]);
         for (position, &taken) in other_items.iter().enumerate() {
             let taken = problem.row(taken);
+            // One comparison in the tight column rejects most candidates before the other columns.
             let is_near = (least..=most).contains(&(taken[pair.tight] as i64));
             if is_near && pair.accepts(given, Some(taken)) {
                 best = Some(Exchange { gives, takes: Some(position) });
@@ -59,7 +61,7 @@ pub(super) fn find(
     best
 }
 
-/// Carries out an exchange.
+/// Makes an exchange.
 pub(super) fn apply(
     problem: &Problem<'_>,
     partition: &mut Partition,
@@ -85,7 +87,7 @@ impl<'a> Pair<'a> {
         Self { problem, slow, other, tight, target: target as i64 }
     }
 
-    /// What an item taken in return for `given` may weigh in the tight column.
+    /// Returns the range, in the tight column, of an item taken in return for `given`.
     fn window(&self, given: u64) -> (i64, i64) {
         let given = given as i64;
         let least = given - (self.target - self.other[self.tight] as i64);
@@ -110,6 +112,7 @@ impl<'a> Pair<'a> {
                 worst = worst.max(larger);
             }
         }
+        // Only strictly better exchanges count from here on.
         self.target = worst - 1;
         true
     }

@@ -1,13 +1,14 @@
-//! Local search at the slowest group.
+//! Iterated local search that relieves the slowest group.
 //!
 //! Only the slowest group can lower the makespan, so every step relieves that one, by the first operator that
 //! does: an exchange with a partner, a new split of two groups, detours through splits of other groups, an
-//! ejection chain, a new split of three. The target is ambitious first (half of the way to the lower bound),
-//! then anything better. When nothing helps, a few random swaps shake the groups and the search goes on from
-//! there; where groups hold few items, an excess search takes turns with that. The best answer is kept.
+//! ejection chain, a new split of three. The first target is ambitious (half of the way to the lower bound),
+//! then any improvement counts. When nothing helps, a few random swaps perturb the groups and the search
+//! resumes from there; where groups hold few items, a target descent takes turns with that. The best answer
+//! is kept.
 //!
-//! Every comparison that decides is one of integers, the generator is seeded from the instance, and
-//! effort is counted in work units: the answer is the same on every machine.
+//! Decisive comparisons are made in integers, the generator is seeded from the instance, and effort is
+//! counted in work units: the answer is the same on every machine.
 
 mod ejection_chain;
 mod exchange;
@@ -24,31 +25,31 @@ use crate::rng::SplitMix64;
 use ejection_chain::ChainFinder;
 use resplit::{Resplitter, Wanted};
 
-/// Random partners tried before all of them are.
+/// Random partners that are tried before all groups are.
 const PARTNERS: usize = 64;
-/// Pairs of other groups that are split anew on a detour.
+/// Pairs of other groups that are resplit on a detour.
 const DETOURS_MAX: usize = 256;
-/// Random threes that are split anew.
-const THREES: usize = 6;
-/// Shakes in a row, without a better answer, before the search goes back to the best.
+/// Random triples of groups that are resplit.
+const TRIPLES: usize = 6;
+/// Perturbations in a row, without a better answer, before the search returns to the best.
 const PERTURBATIONS_FROM_BEST: u32 = 50;
-/// Shakes in a row, without a better answer, before the search gives up.
+/// Perturbations in a row, without a better answer, before the search ends.
 const PERTURBATIONS_MAX: u32 = 4096;
-/// The same, once the answer is as good as at its bound.
+/// Perturbations in a row before the search ends, once the answer is as good as at its bound.
 const PERTURBATIONS_MAX_NEAR: u32 = 8;
-/// Within 2 to the power of minus this above the bound, 240 ns in a second, an answer is as good as at it: so
-/// much may be lost to the rounding of tiles.
+/// Binary order of the relative gap, 240 ns in a second, up to which an answer counts as at its bound: the
+/// rounding of tiles may cost that.
 const NEAR_SHIFT: u32 = 22;
-/// Groups of this many items at most, in the mean, are few: the excess search takes turns.
+/// Mean items per group up to which the target descent takes turns.
 const FEW_ITEMS: usize = 5;
-/// Steps that an excess search may take at least.
+/// Fewest steps of one target descent.
 const DESCENT_STEPS_MIN: u64 = 20_000;
 
 /// Lowers the makespan until it meets the lower bound or the budget is spent. Never makes it worse.
 ///
 /// # Source
-/// The neighborhood is that of Korf, "Multi-way number partitioning", IJCAI 2009, two sets at a time,
-/// on several dimensions; restarts as in Lourenço, Martin and Stützle, "Iterated local search", 2003.
+/// The neighborhood is from Korf, "Multi-way number partitioning", IJCAI 2009, two sets at a time, on several
+/// dimensions; restarts as in Lourenço, Martin and Stützle, "Iterated local search", 2003.
 pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: &mut Budget) {
     let mut search = Search::new(problem, budget);
     search.descend(partition);
@@ -62,6 +63,7 @@ pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: 
         && perturbations < patience(problem, &best)
         && !search.budget.is_spent()
     {
+        // Also at 0: at the start, and after every improvement.
         if perturbations % PERTURBATIONS_FROM_BEST == 0 {
             if has_few_items && search.descend_to_targets(&mut best, &mut turn) {
                 perturbations = 0;
@@ -79,7 +81,9 @@ pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: 
     partition.clone_from(&best);
 }
 
-/// How many perturbations in a row may fail. Times are rounded, so an optimum may sit nanoseconds above its bound.
+/// Returns how many perturbations in a row may fail.
+///
+/// Times are rounded, so an optimum may lie nanoseconds above its bound.
 fn patience(problem: &Problem<'_>, best: &Partition) -> u32 {
     let is_near = best.makespan() - problem.bound.ns <= problem.bound.ns >> NEAR_SHIFT;
     if is_near { PERTURBATIONS_MAX_NEAR } else { PERTURBATIONS_MAX }
@@ -93,9 +97,9 @@ struct Search<'a> {
     chains: ChainFinder,
 }
 
-/// How two groups are looked at.
+/// Operators that change a pair of groups.
 #[derive(Clone, Copy)]
-enum Means {
+enum PairOperator {
     Exchange,
     Resplit,
     Both,
@@ -107,7 +111,7 @@ impl<'a> Search<'a> {
         Self { problem, budget, rng: SplitMix64::new(problem.seed), resplitter, chains }
     }
 
-    /// Relieves the slowest group, again and again, until nothing helps.
+    /// Relieves the slowest group repeatedly, until nothing helps.
     fn descend(&mut self, partition: &mut Partition) {
         while partition.makespan() > self.problem.bound.ns && !self.budget.is_spent() {
             if !self.relieve(partition) {
@@ -116,7 +120,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Lowers the value of the slowest group; returns whether that worked.
+    /// Lowers the value of the slowest group; returns whether that succeeded.
     fn relieve(&mut self, partition: &mut Partition) -> bool {
         let slow = partition.slowest();
         let (value, goal) = (partition.value(slow), self.problem.bound.ns);
@@ -125,14 +129,15 @@ impl<'a> Search<'a> {
         let some = || some.iter().copied();
         let groups = self.problem.groups;
         let all = || (0..groups).filter(|&other| other != slow);
+        // A group with more items than fit into a pool takes part with others each time.
         self.resplitter.redraw(slow);
-        self.try_partners(partition, slow, some(), halfway, Means::Both)
-            || self.try_partners(partition, slow, some(), value - 1, Means::Both)
-            || self.try_partners(partition, slow, all(), value - 1, Means::Exchange)
-            || self.try_partners(partition, slow, all(), value - 1, Means::Resplit)
+        self.try_partners(partition, slow, some(), halfway, PairOperator::Both)
+            || self.try_partners(partition, slow, some(), value - 1, PairOperator::Both)
+            || self.try_partners(partition, slow, all(), value - 1, PairOperator::Exchange)
+            || self.try_partners(partition, slow, all(), value - 1, PairOperator::Resplit)
             || self.try_detours(partition, slow)
             || self.try_chains(partition, slow)
-            || self.try_threes(partition, slow)
+            || self.try_triples(partition, slow)
     }
 
     /// Draws random partners.
@@ -146,45 +151,45 @@ impl<'a> Search<'a> {
         drawn + usize::from(drawn >= group)
     }
 
-    /// Changes the slowest group and the first partner that helps.
+    /// Changes the slowest group together with the first partner that helps.
     fn try_partners(
         &mut self,
         partition: &mut Partition,
         slow: usize,
         partners: impl IntoIterator<Item = usize>,
         target: u64,
-        means: Means,
+        operator: PairOperator,
     ) -> bool {
         for other in partners {
             if self.budget.is_spent() {
                 return false;
             }
-            if partition.value(other) <= target && self.try_pair(partition, (slow, other), target, means) {
+            if partition.value(other) <= target && self.try_pair(partition, (slow, other), target, operator) {
                 return true;
             }
         }
         false
     }
 
-    /// Changes two groups so that both end at or below the target, if there is a way.
+    /// Changes two groups so that both end at or below the target, if possible.
     fn try_pair(
         &mut self,
         partition: &mut Partition,
         pair: (usize, usize),
         target: u64,
-        means: Means,
+        operator: PairOperator,
     ) -> bool {
         let problem = self.problem;
-        if !matches!(means, Means::Resplit)
+        if !matches!(operator, PairOperator::Resplit)
             && let Some(found) = exchange::find(problem, partition, pair, target, self.budget)
         {
             exchange::apply(problem, partition, pair, found);
             return true;
         }
-        !matches!(means, Means::Exchange) && self.try_resplit(partition, pair, target, Wanted::Best)
+        !matches!(operator, PairOperator::Exchange) && self.try_resplit(partition, pair, target, Wanted::Best)
     }
 
-    /// Splits two groups anew, if there is a wanted split.
+    /// Resplits two groups, if there is a split as wanted.
     fn try_resplit(
         &mut self,
         partition: &mut Partition,
@@ -201,7 +206,7 @@ impl<'a> Search<'a> {
         true
     }
 
-    /// Splits pairs of other groups anew, no slower than the slowest: either may be the partner that was missing.
+    /// Resplits pairs of other groups within the target: either may then be the partner that was missing.
     fn try_detours(&mut self, partition: &mut Partition, slow: usize) -> bool {
         if self.problem.groups < 3 {
             return false;
@@ -210,6 +215,7 @@ impl<'a> Search<'a> {
         for _ in 0..DETOURS_MAX {
             let first = self.other_group(slow);
             let second = self.other_group(first);
+            // The detour must leave both groups below the slowest one, or nothing is gained.
             if second == slow || partition.value(first).max(partition.value(second)) > target {
                 continue;
             }
@@ -217,7 +223,7 @@ impl<'a> Search<'a> {
                 return false;
             }
             if self.try_resplit(partition, (first, second), target, Wanted::Another)
-                && self.try_partners(partition, slow, [first, second], target, Means::Resplit)
+                && self.try_partners(partition, slow, [first, second], target, PairOperator::Resplit)
             {
                 return true;
             }
@@ -225,7 +231,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Passes items on from group to group, by most of the way to the bound first.
+    /// Moves items along a chain of groups; most of the way to the bound is tried first.
     fn try_chains(&mut self, partition: &mut Partition, slow: usize) -> bool {
         let (problem, value, goal) = (self.problem, partition.value(slow), self.problem.bound.ns);
         for target in [goal + (u128::from(value - goal) * 7 / 10) as u64, value - 1] {
@@ -238,18 +244,19 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Splits the slowest and two random groups anew.
-    fn try_threes(&mut self, partition: &mut Partition, slow: usize) -> bool {
+    /// Resplits the slowest and two random groups.
+    fn try_triples(&mut self, partition: &mut Partition, slow: usize) -> bool {
         if self.problem.groups < 3 {
             return false;
         }
         let target = partition.value(slow) - 1;
-        for _ in 0..THREES {
+        for _ in 0..TRIPLES {
             let groups = [slow, self.other_group(slow), self.other_group(slow)];
             if groups[1] == groups[2] || self.budget.is_spent() {
                 continue;
             }
             let found = three_way::find((self.problem, partition), groups, target, self.budget);
+            // If nothing was found, there are no pairs and the groups stay.
             for (group, items) in groups.into_iter().zip(found.into_iter().flatten()) {
                 partition.set(self.problem, group, items);
             }
@@ -260,7 +267,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Lets the excess search have as many steps as were taken since its last turn.
+    /// Runs a target descent with as many steps as were spent since its last turn.
     fn descend_to_targets(&mut self, best: &mut Partition, turn: &mut u64) -> bool {
         let steps_max = (self.budget.steps() - *turn).max(DESCENT_STEPS_MIN);
         let has_found = target_descent::lower(self.problem, best, steps_max, &mut self.rng, self.budget);

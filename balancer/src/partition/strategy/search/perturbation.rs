@@ -1,13 +1,13 @@
-//! The kick of the iterated search: a few random swaps, within the caps.
+//! Perturbation step of the iterated local search: a few random swaps within the caps.
 
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use crate::rng::SplitMix64;
 
-/// Most swaps of one shake.
+/// Most swaps of one perturbation.
 const SWAPS_MAX: usize = 3;
 
-/// Swaps a few random items; every other swap takes one of the slowest group's.
+/// Swaps a few random items; every other swap takes one from the slowest group.
 ///
 /// # Source
 /// Lourenço, Martin and Stützle, "Iterated local search", Handbook of Metaheuristics, 2003.
@@ -32,6 +32,7 @@ fn swap_random(
     }
     let given = partition.take(problem, first, rng.below(partition.groups[first].len()));
     let taken = partition.take(problem, second, rng.below(partition.groups[second].len()));
+    // Both items are out of their groups by now, so each group is checked without the item it gives.
     let is_allowed = partition.has_room(problem, first, taken) && partition.has_room(problem, second, given);
     let (to_first, to_second) = if is_allowed { (taken, given) } else { (given, taken) };
     partition.add(problem, first, to_first);

@@ -1,10 +1,11 @@
-//! The best split of two groups' items into two, by meeting in the middle.
+//! Finds the best split of two groups' items into two, by meeting in the middle.
 //!
-//! All subset sums of each group are listed, sorted in one column. A wanted split is a pair of sums inside a
-//! window, found by walking one list up and the other down; the other columns are looked at for the pairs
-//! inside. Lists are kept until their group changes: most groups are looked at with many partners.
+//! All subset sums of each group are listed, sorted by one column. A wanted split is a pair of sums inside a
+//! window, found by walking one list up and the other down; the other columns are checked for the pairs
+//! inside. Lists are kept until their group changes, because most groups are tried with many partners.
 //!
-//! A group of more than [`POOL_ITEMS_MAX`](super::subset_sums::POOL_ITEMS_MAX) items takes part with a random choice of them, the others stay.
+//! A group of more than [`POOL_ITEMS_MAX`](super::subset_sums::POOL_ITEMS_MAX) items takes part with a random
+//! choice of them, the *pool*; the others stay.
 
 use super::subset_sums::{SubsetSums, Sum};
 use crate::budget::Budget;
@@ -12,46 +13,46 @@ use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use crate::rng::SplitMix64;
 
-/// Pairs of sums inside the window that are looked at before the best so far is taken.
+/// Most pairs of sums inside the window that are checked before the best so far is returned.
 const PAIRS_MAX: u64 = 4096;
 
-/// Which of the splits within the target is wanted.
+/// Kind of split that is wanted within the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// The one whose larger value is smallest.
+    /// The split whose larger value is smallest.
     Best,
-    /// Any but the present one, from a random place on.
+    /// Any split but the present one, from a random position on.
     Another,
 }
 
-/// Groups whose lists are kept, those with the same rest one at a time: all of them would outgrow the caches.
+/// Groups whose lists are kept, one for each remainder of their index: more would outgrow the caches.
 const SLOTS: usize = 64;
 
-/// What the first group may get of both groups' pools: inclusive, by column.
+/// Bounds of the first group's share of both pools: inclusive, by column.
 #[derive(Default)]
 struct Window {
     bounds: Vec<(i64, i64)>,
-    /// The sums of both pools.
+    /// Sums of both pools.
     total: Vec<i64>,
 }
 
-/// Splits pairs of groups anew; keeps the lists of every group.
+/// Resplits pairs of groups; keeps the lists of recent groups.
 #[derive(Default)]
 pub(super) struct Resplitter {
-    /// [`SLOTS`] by group, and one for a partner of the same rest.
+    /// Lists of [`SLOTS`] groups by remainder, and one for a partner with the same remainder.
     slots: Vec<SubsetSums>,
     merged: Vec<Sum>,
     window: Window,
 }
 
-/// A split: which items of each pool the first group gets, a bit each.
+/// Items of each pool that the first group gets, one bit each.
 type Masks = [u32; 2];
 
 impl Resplitter {
     /// Finds a split of two groups whose values are at most `target`.
     ///
-    /// Exact unless a group is pooled in part or [`PAIRS_MAX`] pairs of sums are near. Neither group ends
-    /// empty.
+    /// Exact unless a group takes part with a pool or [`PAIRS_MAX`] pairs of sums are close. Neither group
+    /// ends empty.
     ///
     /// # Source
     /// Horowitz and Sahni, "Computing partitions with applications to the knapsack problem", J. ACM 21,
@@ -68,6 +69,7 @@ impl Resplitter {
         let tight = tight_column(problem, partition, pair, target)?;
         self.slots.resize_with(SLOTS + 1, SubsetSums::default);
         let first = pair.0 % SLOTS;
+        // Two groups with the same remainder would share a slot; the extra one serves the second.
         let second = if pair.1 % SLOTS == first { SLOTS } else { pair.1 % SLOTS };
         for (slot, group) in [(first, pair.0), (second, pair.1)] {
             let items = &partition.groups[group];
@@ -82,7 +84,7 @@ impl Resplitter {
         found.map(|masks| split(lists, masks))
     }
 
-    /// Draws a group's pool anew at its next split, if it is a choice.
+    /// Draws a group's pool again at its next split, if it is a choice.
     pub(super) fn redraw(&mut self, group: usize) {
         if let Some(list) = self.slots.get_mut(group % SLOTS).filter(|list| list.keeps_some()) {
             list.forget();
@@ -90,7 +92,7 @@ impl Resplitter {
     }
 }
 
-/// Walks one list up and the other down; every split that fits makes the window smaller.
+/// Walks one list up and the other down; every split that fits narrows the window.
 fn best(
     problem: &Problem<'_>,
     lists: [&SubsetSums; 2],
@@ -113,6 +115,7 @@ fn best(
             let masks = [up.mask, down.mask];
             if window.contains(lists, masks) && fills_both(lists, masks) {
                 let value = window.value(problem, lists, masks);
+                // Only strictly better splits count from here on.
                 window.set(problem, lists, value - 1);
                 found = Some(masks);
             }
@@ -125,7 +128,7 @@ fn best(
     found
 }
 
-/// Walks one list up from a random place and takes the first split that fits and is new.
+/// Walks one list up from a random position and returns the first split that fits and is new.
 fn another(
     lists: [&SubsetSums; 2],
     window: &Window,
@@ -135,6 +138,7 @@ fn another(
 ) -> Option<Masks> {
     let [ups, downs] = lists.map(|list| list.sorted(tight));
     let (least, most) = window.bounds[tight];
+    // The present split and its mirror image, which does not count as new either.
     let present = [lists[0].all(), 0];
     let mirrored = [0, lists[1].all()];
     let start = rng.below(ups.len());
@@ -163,7 +167,7 @@ fn another(
     None
 }
 
-/// The largest module of both groups together, where the window is narrowest; nothing if they hold too
+/// Returns the largest module of both groups together, where the window is narrowest; `None` if they hold too
 /// much for any split.
 fn tight_column(
     problem: &Problem<'_>,
@@ -192,7 +196,7 @@ fn fills_both(lists: [&SubsetSums; 2], masks: Masks) -> bool {
     (masks != [0, 0] || lists[0].keeps_some()) && (!is_all || lists[1].keeps_some())
 }
 
-/// The groups of a split.
+/// Lists the items of both groups of a split.
 fn split(lists: [&SubsetSums; 2], masks: Masks) -> [Vec<u32>; 2] {
     let mut groups = lists.map(|list| list.kept().to_vec());
     for (list, mask) in lists.into_iter().zip(masks) {
@@ -204,7 +208,7 @@ fn split(lists: [&SubsetSums; 2], masks: Masks) -> [Vec<u32>; 2] {
 }
 
 impl Window {
-    /// What the first group may get so that both groups keep within their limits and the target.
+    /// Bounds the first group's share so that both groups stay within their limits and the target.
     fn set(&mut self, problem: &Problem<'_>, lists: [&SubsetSums; 2], target: i64) {
         self.bounds.clear();
         self.total.clear();
@@ -229,7 +233,7 @@ impl Window {
         is_inside
     }
 
-    /// The larger value of both groups.
+    /// Returns the larger value of both groups.
     fn value(&self, problem: &Problem<'_>, lists: [&SubsetSums; 2], masks: Masks) -> i64 {
         let larger = |column: usize| {
             let gets = lists[0].row(masks[0])[column] + lists[1].row(masks[1])[column];
@@ -246,7 +250,7 @@ mod tests {
     use crate::{Caps, Instance};
     use proptest::prelude::*;
 
-    /// The best value of any split, by trying all.
+    /// Finds the best value of any split by trying all.
     fn brute_force(instance: &Instance) -> u64 {
         let items = instance.items() as u32;
         let value = |mask: u32| {

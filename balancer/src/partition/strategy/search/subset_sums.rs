@@ -1,42 +1,42 @@
-//! All subset sums of one group's items, sorted in one column.
+//! Lists all subset sums of one group's items, sorted by one column.
 //!
-//! Kept from one question to the next: a list is made anew only when its group has changed.
+//! Lists are reused: they are rebuilt only when their group has changed.
 
 use crate::budget::Budget;
 use crate::partition::problem::Problem;
 use crate::rng::SplitMix64;
 
-/// Items of a group that are listed in full; the work grows with 2 to the power of it.
+/// Most items of a group that are listed in full; the work grows with 2 to the power of it.
 pub(super) const POOL_ITEMS_MAX: usize = 10;
-/// Items that are drawn where a group has more.
+/// Items that are drawn from a larger group.
 const POOL_ITEMS_DRAWN: usize = 8;
 
-/// A subset's sum in the sorted column, and its items, a bit each.
+/// A subset's sum in the sorted column, and its items, one bit each.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sum {
     pub(super) sum: i64,
     pub(super) mask: u32,
 }
 
-/// The subsets of a group's pool.
+/// Subset sums of a group's pool.
 #[derive(Debug, Default)]
 pub(super) struct SubsetSums {
-    /// The group's items as they were listed.
+    /// Items of the group when it was listed.
     group: Vec<u32>,
-    /// The same, those of the pool first.
+    /// Items of the group, the pool first.
     items: Vec<u32>,
     pool_items: usize,
     pool_load: Vec<i64>,
     kept_load: Vec<i64>,
-    /// `[2^pool_items * width]`, by mask.
+    /// Sums of all subsets, `[2^pool_items * width]`, by mask.
     rows: Vec<i64>,
     width: usize,
-    /// By column; empty where nobody has asked.
+    /// Sorted sums by column; empty for columns that were not needed yet.
     sorted: Vec<Vec<Sum>>,
 }
 
 impl SubsetSums {
-    /// Brings the lists up to date with a group's items, sorted in column `tight`; `merged` is memory.
+    /// Updates the lists to a group's items, sorted by column `tight`; `merged` is scratch memory.
     pub(super) fn refresh(
         &mut self,
         problem: &Problem<'_>,
@@ -46,6 +46,7 @@ impl SubsetSums {
         rng: &mut SplitMix64,
         budget: &mut Budget,
     ) {
+        // Items are compared in order: a reordered group is listed again, which costs time only.
         if self.rows.is_empty() || self.group != items {
             self.draw(items, rng);
             self.sum(problem);
@@ -59,53 +60,53 @@ impl SubsetSums {
         }
     }
 
-    /// Makes the next question draw the pool anew.
+    /// Makes the next refresh draw the pool again.
     pub(super) fn forget(&mut self) {
         self.rows.clear();
     }
 
-    /// The subsets by their sums in a column, ascending.
+    /// Returns the subsets by their sums in a column, ascending.
     pub(super) fn sorted(&self, column: usize) -> &[Sum] {
         &self.sorted[column]
     }
 
-    /// One subset's sums, `[width]`.
+    /// Returns one subset's sums, `[width]`.
     pub(super) fn row(&self, mask: u32) -> &[i64] {
         let start = mask as usize * self.width;
         &self.rows[start..start + self.width]
     }
 
-    /// The mask of the whole pool.
+    /// Returns the mask of the whole pool.
     pub(super) fn all(&self) -> u32 {
         (1 << self.pool_items) - 1
     }
 
-    /// The items that subsets are made of.
+    /// Returns the items that subsets consist of.
     pub(super) fn pool(&self) -> &[u32] {
         &self.items[..self.pool_items]
     }
 
-    /// The items that stay whatever happens.
+    /// Returns the items that always stay.
     pub(super) fn kept(&self) -> &[u32] {
         &self.items[self.pool_items..]
     }
 
-    /// Whether any item stays.
+    /// Whether any item always stays.
     pub(super) fn keeps_some(&self) -> bool {
         self.items.len() > self.pool_items
     }
 
-    /// The sums of the pool, `[width]`.
+    /// Returns the sums of the pool, `[width]`.
     pub(super) fn pool_load(&self) -> &[i64] {
         &self.pool_load
     }
 
-    /// The sums of what stays, `[width]`.
+    /// Returns the sums of the items that stay, `[width]`.
     pub(super) fn kept_load(&self) -> &[i64] {
         &self.kept_load
     }
 
-    /// Chooses the pool.
+    /// Draws the pool.
     fn draw(&mut self, items: &[u32], rng: &mut SplitMix64) {
         self.group.clear();
         self.group.extend_from_slice(items);
@@ -123,6 +124,7 @@ impl SubsetSums {
         self.rows.clear();
         self.rows.resize(self.width << self.pool_items, 0);
         for (bit, &item) in self.items[..self.pool_items].iter().enumerate() {
+            // The subsets with this item follow those without it, in the same order.
             let known = self.width << bit;
             self.rows.copy_within(..known, known);
             for sum in self.rows[known..2 * known].chunks_exact_mut(self.width) {
@@ -138,7 +140,7 @@ impl SubsetSums {
         }
     }
 
-    /// Sorts by one column without sorting: with each item the list is joined with itself, shifted.
+    /// Sorts by one column by merging: for each item the list is merged with itself, shifted.
     fn sort(&mut self, problem: &Problem<'_>, column: usize, merged: &mut Vec<Sum>) {
         let sorted = &mut self.sorted[column];
         sorted.push(Sum { sum: 0, mask: 0 });

@@ -1,25 +1,25 @@
-//! Excess search: every group at a target, by walking through partitions that are not.
+//! Target descent: lowers the excess of all groups over a falling target.
 //!
 //! Where groups hold few items, the slowest one often has no exchange that helps. This search fixes a target
-//! slightly below the best makespan and lowers the *excess*, the sum over groups and modules of what is
-//! above it. Any exchange that lowers the excess, or keeps it, is made, and now and then one that does not.
-//! At excess zero a better partition is found, and the target goes on down.
+//! slightly below the best makespan and lowers the *excess*, the sum over groups and modules of the load
+//! above it. Any exchange that lowers the excess, or keeps it, is made, and now and then one that raises it.
+//! At excess zero a better partition is found, and the target falls further.
 
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use crate::rng::SplitMix64;
 
-/// Random partners that a group above the target is compared with.
+/// Random partners that are compared with a group above the target.
 const PARTNERS: usize = 24;
-/// Far from the bound the target is this share of the bound below the best.
+/// Divisor of the bound: far from it, the target lies `bound / STEP_SHARE` below the best.
 const STEP_SHARE: u64 = 10_000;
-/// Within this share of the bound, "far" ends: then the target is the bound and 7/10 of what is above.
+/// Divisor of the bound: within `bound / NEAR_SHARE` of it, the target is the bound plus 7/10 of the gap.
 const NEAR_SHARE: u64 = 1_000;
-/// A rise of the excess by this share of the bound halves the chance that it is made.
+/// Divisor of the bound: a rise of the excess by `bound / RISE_SHARE` halves the chance of acceptance.
 const RISE_SHARE: u64 = 720;
 
-/// An exchange: positions in the two groups; nothing is taken in a move.
+/// Exchange by positions in the two groups; a move takes nothing in return.
 struct Exchange {
     rise: i64,
     partner: usize,
@@ -27,12 +27,12 @@ struct Exchange {
     takes: Option<usize>,
 }
 
-/// Looks for a better partition until `steps_max` are spent; returns whether one was found.
+/// Searches for a better partition until `steps_max` are spent; returns whether one was found.
 ///
 /// # Source
-/// A fixed number of bins whose overfull rest is lowered: Alvim, Ribeiro, Glover and Aloise, "A hybrid
-/// improvement heuristic for the one-dimensional bin packing problem", J. Heuristics 10, 2004; acceptance as in
-/// Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983.
+/// Lowering the overfull rest of a fixed number of bins: Alvim, Ribeiro, Glover and Aloise, "A hybrid
+/// improvement heuristic for the one-dimensional bin packing problem", J. Heuristics 10, 2004; acceptance as
+/// in Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983.
 pub(super) fn lower(
     problem: &Problem<'_>,
     best: &mut Partition,
@@ -54,7 +54,7 @@ pub(super) fn lower(
     has_found
 }
 
-/// What to try for next.
+/// Returns the next target.
 fn target(bound: u64, makespan: u64) -> u64 {
     let above = makespan - bound;
     if above > bound / NEAR_SHARE {
@@ -64,7 +64,7 @@ fn target(bound: u64, makespan: u64) -> u64 {
     }
 }
 
-/// Walks until no group is above the target; returns whether that was reached.
+/// Exchanges items until no group is above the target; returns whether that was reached.
 fn reach(
     problem: &Problem<'_>,
     partition: &mut Partition,
@@ -83,6 +83,7 @@ fn reach(
         let drawn = rng.below(above.len());
         let group = above[drawn];
         if partition.value(group) <= target {
+            // An exchange has relieved this group in the meantime.
             above.swap_remove(drawn);
             continue;
         }
@@ -92,6 +93,7 @@ fn reach(
         }
         let partner = found.partner;
         make(problem, partition, group, &found);
+        // The exchange may lift the partner above the target; then it is relieved in turn.
         if partition.value(partner) > target && !above.contains(&partner) {
             above.push(partner);
         }
@@ -99,13 +101,15 @@ fn reach(
     true
 }
 
-/// One in two for no rise, half as often for every [`RISE_SHARE`]th of the bound; no exponential is computed.
+/// Whether a rise is accepted: with chance 1/2 for none, halved for every [`RISE_SHARE`]th of the bound.
+///
+/// Leading zeros of random bits replace an exponential, which would differ between machines.
 fn is_accepted(rise: u64, bound: u64, rng: &mut SplitMix64) -> bool {
     let halvings = rise.div_ceil((bound / RISE_SHARE).max(1));
     u64::from(rng.next_u64().leading_zeros()) > halvings
 }
 
-/// The exchange with some random partners that raises the excess least; ties go to the first.
+/// Finds the exchange with some random partners that raises the excess least; ties go to the first.
 fn best_exchange(
     problem: &Problem<'_>,
     partition: &Partition,
@@ -132,6 +136,7 @@ fn best_exchange(
                     best = Some(Exchange { rise, partner, gives, takes });
                 }
             };
+            // A move must not empty the group.
             if items.len() > 1 {
                 offer(None, None);
             }
@@ -143,12 +148,12 @@ fn best_exchange(
     best
 }
 
-/// What a load has above the target.
+/// Returns a load's excess over the target.
 fn excess(problem: &Problem<'_>, load: &[u64], target: u64) -> u64 {
     load[..problem.modules].iter().map(|load| load.saturating_sub(target)).sum()
 }
 
-/// The excess of both groups after an exchange; nothing if a cap forbids it.
+/// Returns the excess of both groups after an exchange; `None` if a cap forbids it.
 fn excess_after(
     problem: &Problem<'_>,
     (slow, other): (&[u64], &[u64]),
@@ -186,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_perfect_partition_of_few_items_is_found() {
-        // Four groups of two: 1 + 8, 2 + 7, 3 + 6 and 4 + 5, dealt out badly.
+        // Four groups of two: 1 + 8, 2 + 7, 3 + 6 and 4 + 5, badly assigned at first.
         let instance = Instance::new(4, 1, vec![1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
         let problem = Problem::new(&instance, &Caps::default()).unwrap();
         let groups = vec![vec![0, 1], vec![2, 3], vec![4, 5], vec![6, 7]];

@@ -1,16 +1,16 @@
-//! New splits of three groups at once, depth first.
+//! Splits three groups again at once, depth first.
 //!
 //! Items go longest first, each to the least loaded group first; groups of equal load are tried once. The
-//! number of nodes is bounded, so only small splits are searched to the end.
+//! number of nodes is bounded, so only small splits are searched completely.
 
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use std::cmp::Reverse;
 
-/// Nodes of one search.
+/// Most nodes of one search.
 const NODES_MAX: u64 = 6_000;
-/// Nodes after a first split is found, in search of a better one.
+/// Most nodes after the first split is found, in search of a better one.
 const NODES_FOUND_MAX: u64 = NODES_MAX / 4;
 const GROUPS: usize = 3;
 
@@ -18,22 +18,22 @@ const GROUPS: usize = 3;
 struct Split<'a> {
     problem: &'a Problem<'a>,
     items: Vec<u32>,
-    /// Lowered below every split found.
+    /// Limits by column; below every split found.
     limits: Vec<u64>,
     /// `[GROUPS * width]`.
     loads: Vec<u64>,
     sizes: [usize; GROUPS],
-    /// Per item, its group.
+    /// Group of each item.
     choice: Vec<usize>,
     found: Option<Vec<usize>>,
     nodes: u64,
 }
 
-/// Finds groups for the items of three, each within `target`; nothing if none was found.
+/// Finds groups for the items of three, each within `target`; `None` if it finds none.
 ///
 /// # Source
 /// Korf, "A complete anytime algorithm for number partitioning", Artificial Intelligence 106, 1998, section
-/// on several subsets, without its bounds on the rest.
+/// on several subsets, without its bounds on the remaining items.
 pub(super) fn find(
     (problem, partition): (&Problem<'_>, &Partition),
     groups: [usize; GROUPS],
@@ -43,6 +43,7 @@ pub(super) fn find(
     let limits = problem.limits_within(target);
     for (column, limit) in limits.iter().enumerate() {
         let total: u64 = groups.iter().map(|&group| partition.load(problem, group)[column]).sum();
+        // Even a perfect split would be above the limit.
         if total.div_ceil(GROUPS as u64) > *limit {
             return None;
         }
@@ -78,6 +79,7 @@ impl Split<'_> {
         let mut order = [0, 1, 2];
         order.sort_by_key(|&group| (self.value(group), group));
         for (rank, &group) in order.iter().enumerate() {
+            // Groups with equal loads are interchangeable, so that one of them is enough.
             let is_repeated = rank > 0 && self.load(group) == self.load(order[rank - 1]);
             if is_repeated || self.is_over() || !self.has_room(group, problem.row(item)) {
                 continue;
@@ -104,6 +106,7 @@ impl Split<'_> {
         self.found = Some(self.choice.clone());
         let value = (0..GROUPS).map(|group| self.value(group)).max().unwrap_or(0);
         for limit in &mut self.limits[..self.problem.modules] {
+            // Only strictly better splits count from here on.
             *limit = value.saturating_sub(1);
         }
     }

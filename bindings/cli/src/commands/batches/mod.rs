@@ -10,7 +10,7 @@ use dflop_loader::error::Skipped;
 use dflop_loader::index::TokenCounts;
 use dflop_loader::loader::{BalancedLoader, Microbatch};
 use dflop_loader::prepare::{LongSample, ModelInputs, NamedTensor, PrepareReport, Preparer, TensorValues};
-use dflop_loader::sample::{Layout, PaddingSide};
+use dflop_loader::sample::{BatchLayout, PaddingSide};
 use futures::StreamExt;
 use serde::Serialize;
 
@@ -157,9 +157,9 @@ impl BatchesArgs {
     fn preparer(&self) -> Result<Preparer, Failure> {
         let model = self.plan.model.spec()?;
         let layout = match self.layout {
-            LayoutArg::Packed => Layout::Packed,
-            LayoutArg::Padded => Layout::Padded { side: PaddingSide::Right },
-            LayoutArg::PaddedLeft => Layout::Padded { side: PaddingSide::Left },
+            LayoutArg::Packed => BatchLayout::Packed,
+            LayoutArg::Padded => BatchLayout::Padded { side: PaddingSide::Right },
+            LayoutArg::PaddedLeft => BatchLayout::Padded { side: PaddingSide::Left },
         };
         let long_sample = match self.long_sample {
             LongArg::Error => LongSample::Error,

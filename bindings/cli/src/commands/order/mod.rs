@@ -63,6 +63,10 @@ struct OrderLine<'a> {
     makespan_ns: u64,
     lower_bound_ns: u64,
     target_tokens: u64,
+    /// Whether token counts may be far from their mean, because no closer partition satisfied the byte cap.
+    /// Omitted if false.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    near_mean_cap_dropped: bool,
 }
 
 pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
@@ -121,6 +125,7 @@ fn line<'a>(planner: &'a StepPlanner, plan: &StepPlan) -> OrderLine<'a> {
         makespan_ns: plan.makespan_ns,
         lower_bound_ns: plan.bound.ns,
         target_tokens: plan.target_tokens,
+        near_mean_cap_dropped: plan.is_near_mean_cap_dropped,
     }
 }
 

@@ -149,7 +149,7 @@ impl PlanJson {
             ("llm", self.plan.llm, &self.memory.llm, &self.plan.layers.llm),
         ];
         for (name, ModuleJson { tp, pp, dp }, ModuleMemoryJson { gib, headroom_gib }, layers) in modules {
-            let layers = shown_layers(layers);
+            let layers = format_layers(layers);
             writeln!(out, "{name:<9} {tp:>3} {pp:>4} {dp:>5} {gib:>10.1} {headroom_gib:>12.1}  {layers}")?;
         }
         let Self { step_seconds, step_seconds_p95, lower_bound_seconds, batches, .. } = self;
@@ -181,7 +181,7 @@ impl PlanJson {
 }
 
 /// Formats layers by runs of equal stages: `4x7` is four stages of seven layers.
-fn shown_layers(layers: &[u32]) -> String {
+fn format_layers(layers: &[u32]) -> String {
     let runs = layers.chunk_by(|a, b| a == b);
     runs.map(|run| format!("{}x{}", run.len(), run[0])).collect::<Vec<_>>().join(" ")
 }
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn layers_are_shown_by_runs() {
-        assert_eq!(shown_layers(&[7, 7, 7, 6]), "3x7 1x6");
-        assert_eq!(shown_layers(&[28]), "1x28");
+        assert_eq!(format_layers(&[7, 7, 7, 6]), "3x7 1x6");
+        assert_eq!(format_layers(&[28]), "1x28");
     }
 }

@@ -56,9 +56,9 @@ fn print_quantiles(out: &mut impl Write, report: &StatsReport) -> Result<(), Fai
         write!(out, "{name:<20} {:>9}", quantiles.n)?;
         let Quantiles { mean, min, p50, p95, p99, max, .. } = quantiles;
         for value in [mean, min, p50, p95, p99, max] {
-            write!(out, " {:>9}", shown_value(*value))?;
+            write!(out, " {:>9}", format_value(*value))?;
         }
-        writeln!(out, "  {}", shown_histogram(histogram))?;
+        writeln!(out, "  {}", format_histogram(histogram))?;
     }
     Ok(())
 }
@@ -73,14 +73,14 @@ fn print_outliers(out: &mut impl Write, report: &StatsReport) -> Result<(), Fail
         writeln!(
             out,
             "  {:>9} s, {times_median:>5.1} x median: {key} in {shard}",
-            shown_value(*cost_seconds)
+            format_value(*cost_seconds)
         )?;
     }
     Ok(())
 }
 
 /// Formats a value with four significant digits, or as a whole number if it has more.
-fn shown_value(value: f64) -> String {
+fn format_value(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 || value.fract() == 0.0 => format!("{value:.0}"),
         size if size >= 1.0 => format!("{value:.2}"),
@@ -89,7 +89,7 @@ fn shown_value(value: f64) -> String {
     }
 }
 
-fn shown_histogram(histogram: &Histogram) -> String {
+fn format_histogram(histogram: &Histogram) -> String {
     let most = histogram.counts.iter().copied().max().unwrap_or(0).max(1);
     let bar = |count: &u64| BARS[(count * 8).div_ceil(most) as usize];
     histogram.counts.iter().map(bar).collect()
@@ -102,12 +102,12 @@ mod tests {
     #[test]
     fn a_class_with_any_value_is_seen() {
         let histogram = Histogram { min: 0.0, max: 1.0, counts: vec![0, 1, 1000] };
-        assert_eq!(shown_histogram(&histogram), " ▁█");
+        assert_eq!(format_histogram(&histogram), " ▁█");
     }
 
     #[test]
     fn values_keep_their_size() {
-        let shown = [0.0, 12.0, 12345.6, 3.14444, 0.012_345, 2e-7].map(shown_value);
+        let shown = [0.0, 12.0, 12345.6, 3.14444, 0.012_345, 2e-7].map(format_value);
         assert_eq!(shown, ["0", "12", "12346", "3.14", "0.01235", "2.00e-7"]);
     }
 }

@@ -6,7 +6,7 @@ use dflop_loader::flow::MetricsSnapshot;
 use dflop_loader::loader::{Stall, StallListener};
 
 use crate::failure::Failure;
-use crate::output::shown_bytes;
+use crate::output::format_bytes;
 
 /// Prints a line per stage.
 pub(crate) fn print_metrics(out: &mut impl Write, metrics: &MetricsSnapshot) -> Result<(), Failure> {
@@ -16,7 +16,7 @@ pub(crate) fn print_metrics(out: &mut impl Write, metrics: &MetricsSnapshot) -> 
         "stage", "items", "bytes", "errors", "depth", "most", "busy s", "no input", "no room"
     )?;
     for stage in &metrics.stages {
-        let (name, bytes) = (stage.stage.name(), shown_bytes(stage.bytes));
+        let (name, bytes) = (stage.stage.name(), format_bytes(stage.bytes));
         let (busy, input, room) = (stage.busy_seconds, stage.input_wait_seconds, stage.output_wait_seconds);
         writeln!(
             out,
@@ -28,7 +28,7 @@ pub(crate) fn print_metrics(out: &mut impl Write, metrics: &MetricsSnapshot) -> 
     let (waited, retries) = (metrics.consumer_wait_seconds, metrics.retries);
     writeln!(out, "the consumer waited {waited:.3} s; bottleneck: {bottleneck}; retries: {retries}")?;
     let (undecoded, decoded) = (metrics.undecoded_bytes_max, metrics.decoded_bytes_max);
-    writeln!(out, "at most {} undecoded, {} decoded", shown_bytes(undecoded), shown_bytes(decoded))?;
+    writeln!(out, "at most {} undecoded, {} decoded", format_bytes(undecoded), format_bytes(decoded))?;
     Ok(())
 }
 

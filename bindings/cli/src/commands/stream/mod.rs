@@ -21,7 +21,7 @@ use crate::args::augment::AugmentArgs;
 use crate::args::dataset::DatasetArgs;
 use crate::args::video::VideoArgs;
 use crate::failure::Failure;
-use crate::output::{Output, print_skipped, runtime, shown_bytes, write_json};
+use crate::output::{Output, format_bytes, print_skipped, runtime, write_json};
 use crate::progress::bar;
 use input::InputArgs;
 use metrics::{PrintStalls, print_metrics};
@@ -216,12 +216,12 @@ fn peak_rss_bytes() -> Option<u64> {
 fn print(out: &mut impl std::io::Write, report: &StreamReport) -> Result<(), Failure> {
     let StreamReport { samples, bytes, seconds, cpu_seconds, kernel_cpu_seconds, .. } = report;
     let rate = *samples as f64 / seconds;
-    writeln!(out, "{samples} samples, {} in {seconds:.3} s: {rate:.0} samples/s", shown_bytes(*bytes))?;
+    writeln!(out, "{samples} samples, {} in {seconds:.3} s: {rate:.0} samples/s", format_bytes(*bytes))?;
     writeln!(out, "CPU         {cpu_seconds:.3} s, {kernel_cpu_seconds:.3} s of it in decoders")?;
     if let Some(first) = report.first_batch_seconds {
         writeln!(out, "first batch {first:.3} s")?;
     }
-    writeln!(out, "peak memory {}, mapped files included", shown_bytes(report.peak_rss_bytes))?;
+    writeln!(out, "peak memory {}, mapped files included", format_bytes(report.peak_rss_bytes))?;
     if let Some(metrics) = &report.metrics {
         print_metrics(out, metrics)?;
     }

@@ -62,7 +62,7 @@ fn layouts_that_do_not_fit_are_refused() {
     let job = Job::new();
     assert!(message(&job, &["--pipeline-stages", "9"], 2).contains("8 stages for 3 layers"));
     assert!(message(&job, &["--pipeline-stages", "0"], 2).contains("--pipeline-stages 0"));
-    assert!(message(&job, &["--local-ranks", "3"], 2).contains("the job has 2 ranks"));
+    assert!(message(&job, &["--local-ranks", "3"], 2).contains("expected 2, the ranks of the job"));
 }
 
 #[test]

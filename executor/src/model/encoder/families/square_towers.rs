@@ -168,6 +168,7 @@ fn square_tower(
         has_bias: !is_clip,
         class: is_clip.then(|| (name("embeddings.class_embedding"), vec![hidden])),
         positions: Some((name("embeddings.position_embedding.weight"), vec![positions, hidden])),
+        // the misspelled name is the one in the checkpoints
         norm: is_clip.then(|| (name("pre_layrnorm"), epsilon)),
     };
     let layers = (0..spec.layers - spec.details.unused_layers).map(|layer| {

@@ -1,0 +1,51 @@
+//! Orders passes so that every kind runs a fixed number of rounds after the forward pass.
+
+use super::action::{Part, Pass, PassKind};
+
+/// Work of one rank in a schedule with one stage per rank.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RankWork<'a> {
+    pub(super) stage: u16,
+    /// Microbatches of the rank, ascending.
+    pub(super) microbatches: &'a [u32],
+    /// Microbatches per round: one for each replica of the last module.
+    pub(super) round: usize,
+    /// Stages between this one and the loss.
+    pub(super) stages_after: usize,
+    /// Stages on the longest path to the loss.
+    pub(super) stages_in_all: usize,
+}
+
+impl RankWork<'_> {
+    pub(super) fn pass(&self, kind: PassKind, microbatch: u32) -> Pass {
+        Pass { kind, part: Part { microbatch, stage: self.stage } }
+    }
+
+    /// Returns the microbatches of a round; none before the first and after the last.
+    fn of_round(&self, round: Option<usize>) -> &[u32] {
+        let Some(round) = round else { return &[] };
+        let start = self.microbatches.partition_point(|&microbatch| microbatch as usize / self.round < round);
+        let rest = &self.microbatches[start..];
+        &rest[..rest.partition_point(|&microbatch| microbatch as usize / self.round == round)]
+    }
+}
+
+/// Lists passes round by round: in round `i` the passes of each kind for the microbatches of round `i - lag`,
+/// alternating between kinds.
+///
+/// Such lists never deadlock if the forward pass has lag 0 and the backward pass the number of stages after:
+/// a backward pass then waits for an earlier round only, a forward pass for its round in an earlier stage.
+pub(super) fn lagged_passes(work: &RankWork<'_>, lags: &[(PassKind, usize)]) -> Vec<Pass> {
+    let last = work.microbatches.last().map_or(0, |&last| last as usize / work.round + 1);
+    let longest = lags.iter().map(|(_, lag)| *lag).max().unwrap_or(0);
+    let mut passes = Vec::with_capacity(work.microbatches.len() * lags.len());
+    for round in 0..last + longest {
+        let turns = |&(kind, lag): &(PassKind, usize)| (kind, work.of_round(round.checked_sub(lag)));
+        let count = lags.iter().map(|lag| turns(lag).1.len()).max().unwrap_or(0);
+        for turn in 0..count {
+            let of_turn = lags.iter().map(turns).filter_map(|(kind, these)| Some((kind, *these.get(turn)?)));
+            passes.extend(of_turn.map(|(kind, microbatch)| work.pass(kind, microbatch)));
+        }
+    }
+    passes
+}

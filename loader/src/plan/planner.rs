@@ -1,0 +1,431 @@
+//! Plans steps: draws the samples, predicts their costs, cuts them into ranks and microbatches.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dflop_balancer::{
+    Budget, Caps, Instance, PipelineAssignment, PipelineConfig, PipelineObjective, Strategy, balance_pipeline,
+};
+use dflop_costmodel::correction::{CorrectionTable, Corrections, Observation};
+use dflop_costmodel::{CostModel, Module, SampleCost, SampleShape};
+
+use super::builder::{self, StepPlannerBuilder};
+use super::cost_function::{self, CostFunction, CostInput};
+use super::lockstep::{Synchronization, alike_together, in_lockstep_ns, one_after_the_other};
+use super::padding::{PadTo, Padding};
+use super::step_plan::{StepPlan, digest};
+use crate::dataset::Dataset;
+use crate::error::{Error, Result, check_at_most, reason_of};
+use crate::index::{Index, SampleRow};
+use crate::order::{LoaderState, MixRules, Mixture, RunSettings, Shuffle, StepSample, Steps, Tail};
+
+/// Settings of how global batches are cut.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct PlanConfig {
+    pub(super) dp_size: usize,
+    pub(super) microbatches: usize,
+    /// Pipeline stages of every module, in the model's order; one of all modules where they share a device.
+    pub(super) stages: Vec<usize>,
+    /// Point at which ranks wait for each other, where the modules share a device.
+    pub(super) synchronization: Option<Synchronization>,
+    pub(super) strategy: Strategy,
+    pub(super) caps: Caps,
+    /// Fixed length of microbatches or rows.
+    pub(super) pad_to: Option<PadTo>,
+    /// Work units that the search for one step may spend.
+    pub(super) work: u64,
+}
+
+/// Datasets, and the rules by which samples are drawn from them.
+#[derive(Debug)]
+pub(super) struct SampleSource {
+    pub(super) datasets: Vec<Dataset>,
+    pub(super) rules: MixRules,
+    pub(super) seed: u64,
+    pub(super) shuffle: Shuffle,
+    pub(super) tail: Tail,
+    pub(super) first_epoch: u64,
+    /// First step of a restored run.
+    pub(super) first_step: u64,
+}
+
+/// Plans the steps of a run, any of them at any time.
+#[derive(Debug, Clone)]
+pub struct StepPlanner {
+    pub(super) source: Arc<SampleSource>,
+    pub(super) steps: Steps,
+    pub(super) model: Arc<CostModel>,
+    pub(super) config: PlanConfig,
+    pub(super) free: SampleCost,
+    pub(super) cost_function: Option<Arc<dyn CostFunction>>,
+    /// Corrections learned so far, shared by all clones.
+    pub(super) corrections: Arc<Mutex<Corrections>>,
+    /// Steps from 0 up to the last one that was planned.
+    pub(super) planned: Arc<AtomicU64>,
+}
+
+impl StepPlanner {
+    /// Starts the settings of a planner over a dataset, a split of one or a mixture; only the global batch
+    /// has no default.
+    #[must_use]
+    pub fn builder(data: impl Into<Mixture>, model: CostModel) -> StepPlannerBuilder {
+        StepPlannerBuilder::new(data.into(), model)
+    }
+
+    /// Returns the datasets, in the order of their numbers.
+    #[must_use]
+    pub fn datasets(&self) -> &[Dataset] {
+        &self.source.datasets
+    }
+
+    /// Returns the index of the first dataset, which is the only one unless there is a mixture.
+    #[must_use]
+    pub fn index(&self) -> &Arc<Index> {
+        self.source.datasets[0].index()
+    }
+
+    /// Returns the index row of a sample.
+    ///
+    /// # Panics
+    /// If the sample does not belong to this planner's datasets.
+    #[must_use]
+    pub fn row(&self, sample: StepSample) -> SampleRow<'_> {
+        self.source.datasets[sample.dataset].index().sample(sample.sample)
+    }
+
+    /// Returns the first step: 0, or the step of a restored state.
+    #[must_use]
+    pub fn first_step(&self) -> u64 {
+        self.source.first_step
+    }
+
+    /// Saves the position of the run before a step.
+    ///
+    /// # Errors
+    /// [`Error::RunEnded`] if the run ends before the step; [`Error::Config`] if the step lies before the one
+    /// at which changed data or another global batch was accepted.
+    pub fn state(&self, step: u64) -> Result<LoaderState> {
+        check_at_most("step", step, builder::COUNT_MAX)?;
+        LoaderState::save(self.run(), self.steps.pace(), self.source.first_epoch, step)
+    }
+
+    /// Returns the step of a state that was saved by this very run.
+    pub(crate) fn step_of(&self, state: &LoaderState) -> Result<u64> {
+        let restored = state.restore(self.run(), false)?;
+        if restored.origin != self.steps.pace().origin || restored.first_epoch != self.source.first_epoch {
+            let reason = "it is of another run: restore it when the planner is built".into();
+            return Err(Error::State { reason });
+        }
+        Ok(restored.step)
+    }
+
+    fn run(&self) -> RunSettings<'_> {
+        let SampleSource { datasets, rules, seed, shuffle, tail, .. } = &*self.source;
+        let global_batch = self.steps.global_batch();
+        RunSettings { datasets, rules, seed: *seed, global_batch, tail: *tail, shuffle: *shuffle }
+    }
+
+    /// Returns the steps of the run.
+    #[must_use]
+    pub fn steps(&self) -> &Steps {
+        &self.steps
+    }
+
+    /// Returns the cost model.
+    #[must_use]
+    pub fn model(&self) -> &CostModel {
+        &self.model
+    }
+
+    /// Returns the number of data-parallel ranks.
+    #[must_use]
+    pub fn dp_size(&self) -> usize {
+        self.config.dp_size
+    }
+
+    /// Returns the number of microbatches of each rank.
+    #[must_use]
+    pub fn microbatches(&self) -> usize {
+        self.config.microbatches
+    }
+
+    /// Returns the hard limits of a microbatch.
+    #[must_use]
+    pub fn caps(&self) -> Caps {
+        self.config.caps
+    }
+
+    /// Plans a step.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total.
+    /// [`Error::StepTooLong`] if the samples do not fit into microbatches of a fixed length.
+    /// [`Error::RunEnded`] if the run has no such step. [`Error::CostFunction`] if there is one and it fails.
+    pub fn plan(&self, step: u64) -> Result<StepPlan> {
+        check_at_most("step", step, builder::COUNT_MAX)?;
+        let samples = self.steps.samples(step)?;
+        let model = self.model_at(step);
+        let (mut costs, refused) = self.annotate(&samples, &model);
+        self.ask_costs(step, &samples, &refused, &mut costs)?;
+        let padding = self.config.pad_to.map(|to| Padding { to, model: &model });
+        let StepCut { assignment: mut cut, is_near_mean_cap_dropped } = if let Some(padding) = padding {
+            padding.pad_rows(&mut costs, &refused);
+            self.cut_padded(step, padding, &samples, &costs)?
+        } else {
+            let instance = self.instance(&samples, &costs);
+            let cut = instance.and_then(|instance| self.cut(&instance, &costs));
+            cut.map_err(|source| Error::Plan { step, source })?
+        };
+        let is_sorted = self.config.synchronization == Some(Synchronization::PerMicrobatch)
+            && !is_blind(self.config.strategy);
+        if is_sorted {
+            alike_together(&mut cut.ranks, &costs);
+        }
+        let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
+        let mut plan = StepPlan {
+            step,
+            digest: digest(step, &cut.ranks, &samples),
+            samples,
+            costs,
+            refused,
+            ranks: cut.ranks,
+            padding_ns: Vec::new(),
+            is_near_mean_cap_dropped,
+            makespan_ns: cut.makespan_ns,
+            bound: cut.bound,
+            target_tokens,
+        };
+        plan.padding_ns = padding.map_or_else(Vec::new, |padding| padding.of_microbatches(&plan));
+        if self.config.synchronization == Some(Synchronization::PerMicrobatch) {
+            plan.makespan_ns = in_lockstep_ns(&plan);
+        } else if self.config.pad_to.is_some() {
+            plan.makespan_ns = self.makespan_ns(&plan)?;
+        }
+        Ok(plan)
+    }
+
+    /// Returns whether all modules of a rank share its device and run one after the other, without a
+    /// pipeline.
+    #[must_use]
+    pub fn is_lockstep(&self) -> bool {
+        self.config.synchronization.is_some()
+    }
+
+    /// Applies a correction from its step on, in every clone of this planner, including that of a running
+    /// loader.
+    ///
+    /// All ranks must apply the same table before any of them plans its step: choose a step a few steps after
+    /// the last planned one, see [`Self::planned_steps`]. The samples of a step do not change, only their
+    /// assignment. A restored run has to apply its tables again, in their order.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if this planner has already planned the step, if the table does not follow the last
+    /// one, or if costs come from a cost function, which corrections of the model do not change.
+    pub fn correct(&self, table: CorrectionTable) -> Result<()> {
+        if self.cost_function.is_some() {
+            let reason = "a correction applies to the cost model, but costs come from a cost function; build a new \
+                          planner whose cost function uses the measured times";
+            return Err(Error::Config { setting: "correction", reason: reason.into() });
+        }
+        let mut corrections = self.corrections.lock().unwrap_or_else(PoisonError::into_inner);
+        let refused = |error: dflop_costmodel::Error| Error::Config {
+            setting: "correction",
+            reason: error.to_string(),
+        };
+        corrections.accept(table, self.planned_steps()).map_err(refused)
+    }
+
+    /// Returns the number of steps from 0 up to the last one that was planned.
+    #[must_use]
+    pub fn planned_steps(&self) -> u64 {
+        self.planned.load(Ordering::Acquire)
+    }
+
+    /// Returns the observation of a measured time of a module over a microbatch, for a
+    /// [`CorrectionTracker`](dflop_costmodel::correction::CorrectionTracker); `None` if no sample has work
+    /// for the module.
+    ///
+    /// - `measured_ns`: forward and backward of the whole module on one device, in nanoseconds; the sum over
+    ///   its stages
+    ///
+    /// # Panics
+    /// If the plan has no such rank or microbatch.
+    #[must_use]
+    pub fn observation(
+        &self,
+        plan: &StepPlan,
+        [rank, microbatch]: [usize; 2],
+        module: Module,
+        measured_ns: u64,
+    ) -> Option<Observation> {
+        let (mut shape, mut samples) = (SampleShape::default(), Vec::new());
+        for &place in &plan.ranks[rank][microbatch] {
+            self.row(plan.samples[place as usize]).read_shape(&mut shape);
+            // A refused sample was planned at no cost, so it adds nothing here either.
+            samples.extend(self.model.predict_uncorrected(module, &shape).ok().flatten());
+        }
+        (!samples.is_empty()).then_some(Observation { module, measured_ns, samples })
+    }
+
+    /// Returns the cost model of a step; corrections can no longer change it afterwards.
+    fn model_at(&self, step: u64) -> CostModel {
+        let corrections = self.corrections.lock().unwrap_or_else(PoisonError::into_inner);
+        self.planned.fetch_max(step.saturating_add(1), Ordering::AcqRel);
+        self.corrected(&corrections, step)
+    }
+
+    /// Returns the cost model of a step; corrections can still change it.
+    pub(super) fn model_of(&self, step: u64) -> CostModel {
+        self.corrected(&self.corrections.lock().unwrap_or_else(PoisonError::into_inner), step)
+    }
+
+    fn corrected(&self, corrections: &Corrections, step: u64) -> CostModel {
+        let model = CostModel::clone(&self.model);
+        match corrections.at_step(step) {
+            Some(table) => model.correction(Some(table.clone())),
+            None => model,
+        }
+    }
+
+    /// Returns the same planner with another strategy.
+    #[must_use]
+    pub fn strategy(mut self, strategy: Strategy) -> Self {
+        self.config.strategy = strategy;
+        self
+    }
+
+    /// Returns the pipeline that one DP rank runs.
+    #[must_use]
+    pub fn pipeline(&self) -> PipelineConfig {
+        let objective = match self.config.synchronization {
+            Some(Synchronization::PerMicrobatch) => PipelineObjective::MinMax,
+            Some(Synchronization::PerStep) | None => PipelineObjective::Makespan,
+        };
+        PipelineConfig::new(self.config.dp_size, self.config.stages.clone()).objective(objective)
+    }
+
+    /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because
+    /// a shorter makespan is no use if one microbatch does not fit into memory.
+    pub(super) fn cut(
+        &self,
+        instance: &Instance,
+        costs: &[SampleCost],
+    ) -> Result<StepCut, dflop_balancer::Error> {
+        let PlanConfig { strategy, caps, work, .. } = &self.config;
+        let solve = |caps: &Caps| {
+            balance_pipeline(instance, &self.pipeline(), *strategy, caps, &mut Budget::work(*work))
+        };
+        if is_blind(*strategy) || caps.tokens_max.is_some() {
+            return Ok(solve(caps)?.into());
+        }
+        let near = Caps { tokens_max: Some(near_mean_tokens(costs, instance.groups())), ..*caps };
+        match solve(&near) {
+            // Tokens alone always fit the near-mean cap; together with the byte cap there may be no such
+            // partition.
+            Err(dflop_balancer::Error::CapUnmet { .. }) => {
+                Ok(StepCut { assignment: solve(caps)?, is_near_mean_cap_dropped: true })
+            }
+            cut => Ok(cut?.into()),
+        }
+    }
+
+    fn annotate(&self, samples: &[StepSample], model: &CostModel) -> (Vec<SampleCost>, Vec<(usize, String)>) {
+        let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
+        let cost = |(place, sample): (usize, &StepSample)| {
+            self.row(*sample).read_shape(&mut shape);
+            model.predict(&shape).unwrap_or_else(|error| {
+                refused.push((place, reason_of(&error)));
+                self.free
+            })
+        };
+        (samples.iter().enumerate().map(cost).collect(), refused)
+    }
+
+    /// Replaces the model's times by those of the cost function, if there is one.
+    fn ask_costs(
+        &self,
+        step: u64,
+        samples: &[StepSample],
+        refused: &[(usize, String)],
+        costs: &mut [SampleCost],
+    ) -> Result<()> {
+        let Some(function) = self.cost_function.as_deref() else { return Ok(()) };
+        let is_taken = |place: &usize| refused.binary_search_by_key(place, |(refused, _)| *refused).is_err();
+        let places: Vec<usize> = (0..samples.len()).filter(is_taken).collect();
+        let shape_of = |&place: &usize| {
+            let mut shape = SampleShape::default();
+            self.row(samples[place]).read_shape(&mut shape);
+            shape
+        };
+        let shapes: Vec<SampleShape> = places.iter().map(shape_of).collect();
+        let input = |(&place, shape)| {
+            let StepSample { dataset, sample, .. } = samples[place];
+            CostInput { key: self.row(samples[place]).key(), dataset, sample, shape, predicted: costs[place] }
+        };
+        let inputs: Vec<CostInput<'_>> = places.iter().zip(&shapes).map(input).collect();
+        let times = cost_function::ask(function, step, self.model.modules(), &inputs)?;
+        for (place, module_ns) in places.into_iter().zip(times) {
+            costs[place].module_ns = module_ns;
+        }
+        Ok(())
+    }
+
+    /// Makes the partition problem of a step; times are per stage of each module.
+    ///
+    /// # Errors
+    /// Errors of [`Instance::new`]; times that overflow.
+    pub(crate) fn instance(
+        &self,
+        samples: &[StepSample],
+        costs: &[SampleCost],
+    ) -> Result<Instance, dflop_balancer::Error> {
+        let stages = &self.config.stages;
+        let stage_ns = |cost: &SampleCost| -> Vec<u64> {
+            if self.config.synchronization.is_some() {
+                return vec![one_after_the_other(cost)];
+            }
+            let modules = cost.module_ns.as_slice().iter().zip(stages);
+            modules.map(|(ns, stages)| ns.div_ceil(*stages as u64)).collect()
+        };
+        let times_ns: Vec<u64> = costs.iter().flat_map(stage_ns).collect();
+        let groups = self.config.dp_size * self.config.microbatches;
+        // Only the short last batch of an epoch has fewer samples than groups.
+        let instance = if samples.len() < groups {
+            Instance::with_empty_groups(groups, stages.len(), times_ns)?
+        } else {
+            Instance::new(groups, stages.len(), times_ns)?
+        };
+        let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).collect();
+        let bytes = samples.iter().map(|sample| self.row(*sample).bytes()).collect();
+        instance.tokens(tokens)?.bytes(bytes)
+    }
+}
+
+/// A step cut into ranks and microbatches.
+pub(super) struct StepCut {
+    pub(super) assignment: PipelineAssignment,
+    pub(super) is_near_mean_cap_dropped: bool,
+}
+
+impl From<PipelineAssignment> for StepCut {
+    fn from(assignment: PipelineAssignment) -> Self {
+        Self { assignment, is_near_mean_cap_dropped: false }
+    }
+}
+
+/// Whether a strategy looks at no cost.
+pub(super) fn is_blind(strategy: Strategy) -> bool {
+    matches!(strategy, Strategy::RoundRobin | Strategy::Random)
+}
+
+/// Returns a quarter above the mean of the microbatches, or the mean plus the longest sample: any list
+/// schedule meets it.
+///
+/// # Source
+/// Graham, "Bounds on multiprocessing timing anomalies", 1969: no list schedule exceeds the mean by more than
+/// the longest item.
+fn near_mean_tokens(costs: &[SampleCost], groups: usize) -> u64 {
+    let tokens = || costs.iter().map(|cost| u64::from(cost.tokens));
+    let mean = tokens().sum::<u64>().div_ceil(groups as u64);
+    (mean + mean / 4).max(mean + tokens().max().unwrap_or(0))
+}
