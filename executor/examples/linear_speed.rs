@@ -1,22 +1,22 @@
-//! Compares the products of linear layers with the best matrix products on the same threads.
+//! Compares the products of linear layers with the peak of matrix products on the same threads.
 //!
 //! ```sh
 //! cargo run --release -p dflop-executor --example linear_speed -- THREADS ROUNDS
 //! ```
 //!
-//! Weights `[outputs, inputs]`, with as many rows as a microbatch: forward, the gradient of the input and the
-//! gradient of the weight, in the layouts of `dflop_executor::model::linear`. Every round times each of them
-//! once together with the peak; the best of all rounds counts. One thread is timed by its CPU time, several
-//! by wall time.
+//! Weights are `[outputs, inputs]`, with the rows of a microbatch: forward, gradient of the input, and
+//! gradient of the weight, in the layouts of `dflop_executor::model::linear`. Every round times each product
+//! and the peak once; the best of all rounds counts. One thread is timed by its CPU time, several by wall
+//! time.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use dflop_executor::Result;
 use dflop_executor::device::{Cpu, CpuFloats, Device};
-use dflop_executor::measure::clock::Clock;
-use dflop_executor::measure::gemm_peak_flops;
 use dflop_executor::ops::gemm::{GemmShape, MatrixLayout};
+use dflop_executor::profile::clock::Clock;
+use dflop_executor::profile::gemm_peak_flops;
 
-/// Outputs and inputs.
+/// Outputs and inputs of the weights.
 const WEIGHTS: [[usize; 2]; 3] = [[512, 512], [512, 2048], [2048, 512]];
 const ROWS: [usize; 2] = [1024, 4096];
 

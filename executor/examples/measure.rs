@@ -1,13 +1,12 @@
-//! Measures a small model on this machine, predicts from the profile, and holds it against microbatches that
+//! Measures a small model on this machine, predicts from the profile, and compares with microbatches that
 //! run.
 //!
 //! ```sh
 //! cargo run --release -p dflop-executor --example measure -- SECONDS MICROBATCHES REPEATS [THREADS]
 //! ```
 //!
-//! Three layers of a vision tower of width 128 and four of a language model of width 256. What
-//! `dflop profile --check` does with a model of choice. `PROFILE` names a profile to take instead of
-//! measuring one.
+//! The model has three layers of a vision tower of width 128 and four of a language model of width 256. For
+//! any other model use `dflop profile --check`. `PROFILE` names a profile to use instead of measuring one.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use std::error::Error;
@@ -15,8 +14,8 @@ use std::error::Error;
 use dflop_costmodel::config::Documents;
 use dflop_costmodel::{CostModel, ModelSpec, Profile, ProfileOptions};
 use dflop_executor::device::Cpu;
-use dflop_executor::measure::check::{CheckOptions, check};
-use dflop_executor::measure::{MeasureOptions, MeasuredModel, measure};
+use dflop_executor::profile::check::{CheckOptions, check};
+use dflop_executor::profile::{MeasureOptions, MeasuredModel, measure};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -65,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The text of a profile; `OUT` names a file that takes it.
+/// Measures a profile and returns its text; `OUT` names a file to write it to.
 fn measured(model: &MeasuredModel, device: &Cpu, seconds_max: f64) -> Result<String, Box<dyn Error>> {
     let options = MeasureOptions { seconds_max, tokens_max: 2048, ..MeasureOptions::default() };
     let profile = measure(model, device, &options, |line| println!("{line}"))?;

@@ -4,8 +4,8 @@
 //! cargo run --release -p dflop-executor --example train_step -- THREADS STEPS
 //! ```
 //!
-//! 2 layers, width 128, 4 heads, MLP 512, vocabulary 256; 8 samples of 128 tokens, packed. Prints the loss of
-//! the first and the last step, and steps a second: the best of five runs.
+//! 2 layers, width 128, 4 heads, MLP 512, vocabulary 256; 8 samples of 128 tokens, packed. Prints the losses
+//! of the first and the last step, and steps per second: the best of five runs.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Losses of the first and the last step, and seconds; the first step is not timed.
+/// Returns the losses of the first and the last step, and seconds; the first step is not timed.
 fn run(config: &ModelConfig, device: &Cpu, stage: &mut Stage<Cpu>, steps: usize) -> Result<(f64, f64, f64)> {
     let lengths: Vec<usize> =
         stage.parameters().owned().map(|(_, values)| dflop_executor::device::Buffer::len(values)).collect();

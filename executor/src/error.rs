@@ -61,9 +61,6 @@ pub enum Error {
     /// The gradient of a parameter is NaN or infinite.
     #[error("stage {stage}: the norm of the gradient of `{tensor}` is {norm}")]
     Gradient { stage: String, tensor: String, norm: f64 },
-    /// The loss of a step is NaN or infinite on one rank.
-    #[error("step {step}: the loss is {sum} in total over {target_tokens} target tokens")]
-    StepLoss { step: u64, target_tokens: u64, sum: f64 },
     /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
     InvalidSetting { setting: &'static str, reason: String },

@@ -7,26 +7,27 @@
 //! Every backward is written by hand: there is no tape and no graph. Weights have the names and shapes of
 //! Hugging Face checkpoints ([`weights`]).
 //!
-//! Between ranks stands [`comm`], one trait over threads and TCP; [`launch`] says how ranks come to be. A
-//! [`pipeline::Pipeline`] is one rank of a job: it runs a schedule's actions over its stages and
-//! communicators. [`feed`] brings it what the balanced loader reads, [`training`] turns gradients into better
-//! weights, saves them, and says what the time went into. [`measure`] times stages of a model on this device,
-//! into the profile that the cost model predicts from.
+//! Ranks exchange messages through [`comm`], one trait over threads and TCP; [`launch`] starts them. A
+//! [`pipeline::PipelineRank`] is one rank of a job: it runs a schedule's actions over its stages and communicators.
+//! [`inputs`] prepares its microbatches from the balanced loader, [`optimizer`] turns gradients into weights,
+//! [`checkpoint`] saves both, and [`train`] joins these to a training loop. [`profile`] times stages of a model on this
+//! device, as a profile that the cost model predicts from.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
+pub mod checkpoint;
 pub mod comm;
 pub mod device;
 pub mod error;
-pub mod feed;
+pub mod inputs;
 pub mod launch;
-pub mod measure;
 pub mod model;
 pub mod ops;
+pub mod optimizer;
 pub mod pipeline;
-pub mod run;
+pub mod profile;
 pub mod stage;
-pub mod training;
+pub mod train;
 pub mod weights;
 
 pub use error::{Error, Result};

@@ -1,11 +1,11 @@
-//! Measured profiles of tiny models are ones that the cost model predicts from, and what is predicted is what runs.
+//! Measured profiles of tiny models predict the times of the same models.
 
 use dflop_costmodel::config::Documents;
 use dflop_costmodel::profile::{Part, Phase, Profile};
 use dflop_costmodel::{CostModel, ModelSpec, Module, ProfileOptions};
 use dflop_executor::device::Cpu;
-use dflop_executor::measure::check::{CheckOptions, check};
-use dflop_executor::measure::{MeasureOptions, MeasuredModel, MeasuredProfile, gemm_peak_flops, measure};
+use dflop_executor::profile::check::{CheckOptions, check};
+use dflop_executor::profile::{MeasureOptions, MeasuredModel, MeasuredProfile, gemm_peak_flops, measure};
 use serde_json::{Value, json};
 
 fn text() -> Value {
@@ -13,7 +13,7 @@ fn text() -> Value {
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 48})
 }
 
-/// One model of every kind of medium.
+/// Returns one model per modality.
 fn documents() -> [(&'static str, Value); 4] {
     let tower = |kind: &str| {
         json!({"model_type": kind, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2,
@@ -49,7 +49,7 @@ fn model(name: &str, config: Value) -> MeasuredModel {
     MeasuredModel::from_config(&documents.config, spec).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// With a budget that is spent at once.
+/// Measures with a budget that is spent immediately.
 fn measured(model: &MeasuredModel, device: &Cpu, layers: Option<usize>) -> MeasuredProfile {
     let options = MeasureOptions { tokens_max: 128, seconds_max: 1e-9, layers, ..MeasureOptions::default() };
     measure(model, device, &options, |_| ()).unwrap()
@@ -120,7 +120,7 @@ fn few_layers_stand_for_all_in_proportion() {
     let profile = measured(&model, &Cpu::new(2).unwrap(), Some(1));
     assert!(profile.modules.iter().all(|report| report.layers == 1));
     let predictor = predictor(&model, &profile);
-    assert!(!predictor.profile_warnings().is_empty(), "that they are in proportion is said");
+    assert!(!predictor.profile_warnings().is_empty(), "warns that times are scaled from fewer layers");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! How a model is spread over ranks: layers of every stage, replicas of every module.
+//! Describes a job: the layers of every stage and the replicas of every module.
 
 use std::ops::Range;
 
@@ -8,9 +8,9 @@ use crate::device::Cpu;
 use crate::error::{Error, Result};
 use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 
-/// Stages and replicas of one module of a job.
+/// Parallelism of one module of a job: its stages, replicas and tensor-parallel degree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModuleLayout {
+pub struct ModuleParallelism {
     /// The module.
     pub module: ModuleKind,
     /// Transformer layers of every stage, in order, at least one each; lengths may differ.
@@ -21,14 +21,14 @@ pub struct ModuleLayout {
     pub tp_size: usize,
 }
 
-impl ModuleLayout {
-    /// Describes one replica on ranks of their own.
+impl ModuleParallelism {
+    /// Describes one replica on ranks of their own, without tensor parallelism.
     #[must_use]
     pub fn new(module: ModuleKind, stages: Vec<Range<usize>>) -> Self {
         Self { module, stages, dp_size: 1, tp_size: 1 }
     }
 
-    /// Cuts `layers` into stages that differ by one layer at most, the longer ones first.
+    /// Cuts `layers` into stages that differ by at most one layer, the longer ones first.
     ///
     /// # Panics
     /// If there is no stage.
@@ -42,14 +42,14 @@ impl ModuleLayout {
         Self::new(module, crate::comm::even_parts(layers, stages).into_iter().map(cut).collect())
     }
 
-    /// Sets the replicas. Default: 1.
+    /// Sets the number of replicas. Default: 1.
     #[must_use]
     pub fn dp_size(mut self, replicas: usize) -> Self {
         self.dp_size = replicas;
         self
     }
 
-    /// Sets the world ranks of a pipeline rank. Default: 1.
+    /// Sets the number of world ranks per pipeline rank. Default: 1.
     #[must_use]
     pub fn tp_size(mut self, ranks: usize) -> Self {
         self.tp_size = ranks;
@@ -57,14 +57,14 @@ impl ModuleLayout {
     }
 }
 
-/// A stage of a job and what its neighbors have to know of it.
+/// A stage of a job, with the facts that its neighbors need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobStage {
     /// Module and layers.
     pub range: StageRange,
-    /// Whether something is trained in it or before it: whether it takes gradients of its output.
+    /// Whether it takes gradients of its output: something is trained in it or before it.
     pub has_backward: bool,
-    /// Columns of the rows that it hands on; 0 of the last one, which has the loss.
+    /// Columns of its output rows; 0 for the last stage, whose output is the loss.
     pub output_width: usize,
     /// Index of the module in the job.
     pub(super) module: usize,
@@ -78,33 +78,34 @@ impl JobStage {
     }
 }
 
-/// A model, what of it is trained, and how its modules are spread over ranks. The same on all ranks.
+/// A model, its frozen parts, and its distribution over ranks. The same on all ranks.
 ///
-/// Stages are numbered module by module, encoders first; *pipeline ranks* module by module, in a module replica by replica, in a
-/// replica stage by stage ([`dflop_balancer::schedule::PipelineLayout`]); world ranks pipeline rank by pipeline rank, as many
-/// each as the module's TP size.
+/// Stages are numbered module by module, encoders first. *Pipeline ranks* are numbered module by module,
+/// within a module replica by replica, within a replica stage by stage
+/// ([`dflop_balancer::schedule::PipelineLayout`]). World ranks are numbered pipeline rank by pipeline rank,
+/// with the module's TP size of each.
 #[derive(Debug, Clone)]
 pub struct Job {
     pub(super) model: ModelConfig,
     pub(super) schedule: ScheduleKind,
-    pub(super) modules: Vec<ModuleLayout>,
+    pub(super) modules: Vec<ModuleParallelism>,
     pub(super) stages: Vec<JobStage>,
-    /// Trained parameters that the first and the last stage of the LLM both have: a tied embedding.
+    /// Trained parameters that both the first and the last stage of the LLM have: a tied embedding.
     pub(super) tied: Vec<String>,
 }
 
 impl Job {
-    /// Checks that the layout fits the model.
+    /// Creates a job after checking that the layout fits the model.
     ///
     /// - `modules`: encoders that run, then the LLM, each at most once
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] if layers are missing or doubled, a number is 0, or the schedule cannot be run: one with split backwards,
-    /// or several chunks a rank for a job with encoders.
+    /// [`Error::InvalidSetting`] if layers are missing or repeated, a number is 0, or the schedule is not supported:
+    /// split backward passes, or several chunks per rank in a job with encoders.
     pub fn new(
         model: ModelConfig,
         frozen: FrozenModules,
-        modules: Vec<ModuleLayout>,
+        modules: Vec<ModuleParallelism>,
         schedule: ScheduleKind,
     ) -> Result<Self> {
         check_modules(&model, &modules)?;
@@ -133,7 +134,7 @@ impl Job {
 
     /// Returns the modules that run, the LLM last.
     #[must_use]
-    pub fn modules(&self) -> &[ModuleLayout] {
+    pub fn modules(&self) -> &[ModuleParallelism] {
         &self.modules
     }
 
@@ -143,31 +144,31 @@ impl Job {
         &self.stages
     }
 
-    /// Returns the names of trained parameters of which the first and the last stage of the LLM hold a copy each. Both copies
-    /// get the same gradient; a norm over all parameters counts those of the first stage alone.
+    /// Returns the names of trained parameters that the first and the last stage of the LLM both hold. Both
+    /// copies get the same gradient; a norm over all parameters counts the one of the first stage alone.
     #[must_use]
     pub fn tied_parameters(&self) -> &[String] {
         &self.tied
     }
 
-    /// The LLM, which every job has.
-    pub(super) fn llm(&self) -> &ModuleLayout {
+    /// Returns the LLM, which every job has.
+    pub(super) fn llm(&self) -> &ModuleParallelism {
         &self.modules[self.modules.len() - 1]
     }
 
-    /// First stage of a module.
+    /// Returns the first stage of a module.
     pub(super) fn first_stage(&self, module: usize) -> usize {
         self.modules[..module].iter().map(|module| module.stages.len()).sum()
     }
 
-    /// First and last stage of the LLM, if they are two.
+    /// Returns the first and last stage of the LLM, if they are two.
     pub(super) fn llm_ends(&self) -> Option<[u16; 2]> {
         let first = self.first_stage(self.modules.len() - 1);
         let last = self.stages.len() - 1;
         (first < last).then_some([first as u16, last as u16])
     }
 
-    /// Index of a module that runs.
+    /// Returns the index of a module; `None` if it does not run.
     pub(super) fn module_index(&self, module: ModuleKind) -> Option<usize> {
         self.modules.iter().position(|own| own.module == module)
     }
@@ -177,11 +178,14 @@ fn refuse<T>(setting: &'static str, problem: String) -> Result<T> {
     Err(Error::InvalidSetting { setting, reason: problem })
 }
 
-fn check_modules(model: &ModelConfig, modules: &[ModuleLayout]) -> Result<()> {
+fn check_modules(model: &ModelConfig, modules: &[ModuleParallelism]) -> Result<()> {
     let is_ordered = modules.windows(2).all(|pair| pair[0].module < pair[1].module);
     if !is_ordered || modules.last().is_none_or(|last| last.module != ModuleKind::Llm) {
         let named: Vec<ModuleKind> = modules.iter().map(|module| module.module).collect();
-        return refuse("modules", format!("must be vision, audio, the LLM, the last at least: {named:?}"));
+        return refuse(
+            "modules",
+            format!("must be encoders in the order vision, audio, then the LLM; found {named:?}"),
+        );
     }
     for layout in modules {
         let (module, layers) = (layout.module, model.layers(layout.module));
@@ -190,29 +194,32 @@ fn check_modules(model: &ModelConfig, modules: &[ModuleLayout]) -> Result<()> {
             if range.start != next || range.end <= range.start {
                 return refuse(
                     "stages",
-                    format!("of {module:?} must go on with layer {next}, not {range:?}"),
+                    format!("{module:?} must continue with layer {next}, found {range:?}"),
                 );
             }
             next = range.end;
         }
         if next != layers || layers == 0 {
-            return refuse("stages", format!("of {module:?} have {next} layers, the model {layers}"));
+            return refuse(
+                "stages",
+                format!("the stages of {module:?} have {next} layers, the model has {layers}"),
+            );
         }
         if layout.dp_size == 0 || layout.tp_size == 0 {
-            return refuse("dp_size", format!("and `tp_size` of {module:?} must be above 0"));
+            return refuse("dp_size", format!("{module:?} needs `dp_size` and `tp_size` above 0"));
         }
     }
     Ok(())
 }
 
-fn check_schedule(modules: &[ModuleLayout], schedule: ScheduleKind) -> Result<()> {
+fn check_schedule(modules: &[ModuleParallelism], schedule: ScheduleKind) -> Result<()> {
     if schedule == ScheduleKind::ZeroBubble {
-        return refuse("schedule", format!("{schedule} splits backwards, which stages cannot"));
+        return refuse("schedule", format!("{schedule} splits backward passes, which stages do not support"));
     }
     let chunks = schedule.chunks();
     let stages = modules.last().map_or(0, |llm| llm.stages.len());
     if matches!(schedule, ScheduleKind::Interleaved { .. }) && modules.len() > 1 {
-        return refuse("schedule", format!("{schedule} is for an LLM alone"));
+        return refuse("schedule", format!("{schedule} is for a language model without encoders"));
     }
     if chunks == 0 || !stages.is_multiple_of(chunks) {
         return refuse("schedule", format!("{schedule} needs a multiple of {chunks} stages, found {stages}"));
@@ -224,11 +231,12 @@ fn describe(
     model: &ModelConfig,
     frozen: FrozenModules,
     module: usize,
-    layout: &ModuleLayout,
+    layout: &ModuleParallelism,
     layers: Range<usize>,
 ) -> Result<JobStage> {
     let is_last = layers.end == model.layers(layout.module);
     let range = StageRange { module: layout.module, layers };
+    // A stage without trained parameters still passes gradients back to a trained stage before it.
     let is_trained = model.stage_blocks::<Cpu>(&range, frozen, None)?.is_trained();
     let has_backward = is_trained || model.is_input_trained(&range, frozen);
     let encoder = match layout.module {

@@ -1,14 +1,16 @@
-//! One rank of a job: the balancer's action lists run over stages and communicators.
+//! Runs one rank of a job: the action list of a schedule over stages and communicators.
 //!
-//! A [`Job`] says how a model is spread over ranks, a [`StepPlan`] what microbatches a step has and who encodes which medium;
-//! both are the same on all ranks. [`StepWork`] adds what this rank's own module needs. [`Pipeline::step`] runs the rank's
-//! list of [`Action`](dflop_balancer::schedule::Action)s, the one that was simulated.
+//! A [`Job`] describes how a model is distributed over ranks. A [`PipelineStepPlan`] has the microbatches of
+//! a step and the encoder replica of every medium. Both are the same on all ranks. [`RankStep`] adds the
+//! contexts of this rank's microbatches. [`PipelineRank::step`] runs the rank's list of
+//! [`Action`](dflop_balancer::schedule::Action)s, the same list that is simulated.
 //!
-//! **Guarantees.** No shape is ever sent: both ends of a message know it from the plan, and a message without rows is not
-//! sent at all. Sums have an order that the layout fixes: two runs give the same bits, over any transport. So does any number
-//! of stages, with one or two replicas; with more, the order in which replicas are added up depends on an element's place in
-//! its bucket, hence on what else the stage holds. A rank or microbatch without media or tokens computes nothing
-//! there, and changes no gradient. Whatever fails on one rank ends the job on all, with the action that failed.
+//! **Guarantees.** No shape is ever sent: both ends of a message know it from the plan, and a message without
+//! rows is not sent at all. Sums have a fixed order: two runs give the same bits over any transport, and so
+//! does any number of stages with one or two replicas. With more replicas, the order in which they are summed
+//! depends on an element's position in its bucket, hence on the other parameters of the stage. A rank or
+//! microbatch without media or tokens computes nothing there and changes no gradient. A failure on one rank
+//! ends the job on all, with the failed action.
 //!
 //! # Examples
 //! ```
@@ -20,27 +22,29 @@
 //! use dflop_executor::device::Cpu;
 //! use dflop_executor::model::llm::TextBatch;
 //! use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
-//! use dflop_executor::pipeline::{Job, MicrobatchPlan, ModuleLayout, Pipeline, StepPlan, StepWork};
+//! use dflop_executor::pipeline::{
+//!     Job, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep,
+//! };
 //! use dflop_executor::stage::Activations;
 //! use dflop_executor::weights::Seed;
 //!
-//! // three layers on two ranks, two microbatches of four tokens
+//! // Three layers on two ranks, two microbatches of four tokens.
 //! let model = ModelConfig::from_config(&serde_json::json!({"model_type": "qwen2", "hidden_size": 16,
 //!     "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
 //!     "vocab_size": 48}))?;
-//! let layout = ModuleLayout::new(ModuleKind::Llm, vec![0..2, 2..3]);
+//! let layout = ModuleParallelism::new(ModuleKind::Llm, vec![0..2, 2..3]);
 //! let job = Job::new(model, FrozenModules::default(), vec![layout], ScheduleKind::OneForwardOneBackward)?;
 //! let job = Arc::new(job);
 //!
 //! let loss_of_rank = |comm: threads::ThreadComm| -> Result<f64> {
 //!     let (device, model) = (Cpu::new(1)?, job.model());
-//!     let place = job.place(comm.rank())?;
+//!     let placement = job.placement(comm.rank())?;
 //!     let stage = |range| model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Seed(1));
-//!     let stages = job.ranges(&place).iter().map(stage).collect::<Result<_>>()?;
-//!     let mut pipeline = Pipeline::new(Box::new(comm), Arc::clone(&job), stages)?;
+//!     let stages = job.ranges(&placement).iter().map(stage).collect::<Result<_>>()?;
+//!     let mut pipeline = PipelineRank::new(Box::new(comm), Arc::clone(&job), stages)?;
 //!
 //!     let microbatches = vec![MicrobatchPlan { tokens: 4, media: Vec::new() }; 2];
-//!     let plan = Arc::new(StepPlan::new(&job, 0, 6, microbatches)?);
+//!     let plan = Arc::new(PipelineStepPlan::new(&job, 0, 6, microbatches)?);
 //!     let batch = TextBatch {
 //!         input_ids: &[5, 6, 7, 8],
 //!         labels: &[5, 6, 7, 8],
@@ -49,10 +53,10 @@
 //!         media_places: &[],
 //!         loss_scale: plan.loss_scale(),
 //!     };
-//!     let own = plan.microbatches_of(&job, place.module, place.replica);
+//!     let own = plan.microbatches_of(&job, placement.module, placement.replica);
 //!     let context = |own| Ok((own, Arc::new(model.llm.context(&device, &batch)?)));
 //!     let contexts = own.map(context).collect::<Result<_>>()?;
-//!     Ok(pipeline.step(&StepWork { plan, contexts })?.loss)
+//!     Ok(pipeline.step(&RankStep { plan, contexts })?.loss)
 //! };
 //! let losses = std::thread::scope(|scope| {
 //!     let ranks = threads::world(2, Settings::default())?;
@@ -63,28 +67,28 @@
 //! # Ok::<(), dflop_executor::Error>(())
 //! ```
 
-mod assign;
-mod edge;
-mod exchange;
-mod groups;
+mod activation_transfer;
+mod assign_media;
+mod gradient_groups;
+mod gradient_reduction;
 mod job;
-mod plan;
-mod rank;
-mod ranks;
-mod reduce;
+mod pipeline_rank;
+mod rank_map;
+mod rank_step;
 mod route;
-mod run;
+mod step_execution;
+mod step_plan;
 mod timeline;
 mod topology;
-mod work;
+mod transfer_buffers;
 
-pub use assign::assign;
-pub use job::{Job, JobStage, ModuleLayout};
-pub(crate) use plan::name as module_name;
-pub use plan::{MediumPlan, MicrobatchPlan, StepPlan};
-pub use rank::{Pipeline, StepOutcome};
-pub use ranks::Place;
-pub use route::{End, RoutePlan, RouteRow};
-pub use timeline::Timed;
+pub use assign_media::assign_media;
+pub use job::{Job, JobStage, ModuleParallelism};
+pub use pipeline_rank::{PipelineRank, StepOutcome};
+pub use rank_map::RankPlacement;
+pub use rank_step::RankStep;
+pub use route::{RouteEnd, RoutePlan, RoutedMedium};
+pub(crate) use step_plan::name as module_name;
+pub use step_plan::{MediumPlan, MicrobatchPlan, PipelineStepPlan};
+pub use timeline::TimedAction;
 pub(crate) use topology::simulate;
-pub use work::StepWork;

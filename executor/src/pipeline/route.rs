@@ -1,15 +1,16 @@
-//! Which rows of an encoder go where in the LLM, and their gradients back.
+//! Routes rows of encoders to microbatches of the LLM, and their gradients back.
 //!
-//! A medium's rows lie in the output of one encoder microbatch, its *source*, and take places among the media rows of one LLM
-//! microbatch, its *destination*. Every rank computes the same rows, so no shape is ever sent; between a source and a
-//! destination goes one message with the rows of all media that they share, none if there are no rows. Gradients go
-//! the same way back: the transpose exchanges source and destination and keeps the offsets, so it is the inverse.
+//! The rows of a medium are a part of the output of one encoder microbatch, its *source*, and of the media
+//! rows of one LLM microbatch, its *destination*. Every rank computes the same routes, so no shape is ever
+//! sent. One message goes from a source to a destination, with the rows of all media that they share; none if
+//! there are no rows. Gradients go the same way back: the transposed route swaps source and destination and
+//! keeps the offsets, so it is the inverse.
 
 use std::collections::BTreeMap;
 
-/// One medium on its way.
+/// Route of one medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RouteRow {
+pub struct RoutedMedium {
     /// Index among the media of the destination.
     pub medium: usize,
     /// Rows that the LLM reads.
@@ -24,39 +25,39 @@ pub struct RouteRow {
     pub destination_offset: usize,
 }
 
-/// The ends of a route.
+/// Ends of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// The encoder's.
+pub enum RouteEnd {
+    /// The encoder.
     Source,
-    /// The LLM's.
+    /// The LLM.
     Destination,
 }
 
-/// All media of a step that one encoder encodes, sorted by destination and place there.
+/// Routes of all media of a step that one encoder encodes, sorted by destination and position there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoutePlan {
-    rows: Vec<RouteRow>,
-    /// Indices of rows by source and destination.
+    rows: Vec<RoutedMedium>,
+    /// Indices into `rows` by source and destination.
     pairs: BTreeMap<(u32, u32), Vec<usize>>,
     /// Tokens of every source that has any medium.
     source_tokens: BTreeMap<u32, usize>,
 }
 
-impl RouteRow {
-    fn offset(&self, end: End) -> usize {
+impl RoutedMedium {
+    fn offset(&self, end: RouteEnd) -> usize {
         match end {
-            End::Source => self.source_offset,
-            End::Destination => self.destination_offset,
+            RouteEnd::Source => self.source_offset,
+            RouteEnd::Destination => self.destination_offset,
         }
     }
 }
 
 impl RoutePlan {
-    /// Sorts media by destination, and lays them out in their sources in that order; source offsets that are given are not
-    /// read.
+    /// Sorts media by destination and sets their source offsets in that order; source offsets of the argument
+    /// are ignored.
     #[must_use]
-    pub fn new(mut rows: Vec<RouteRow>) -> Self {
+    pub fn new(mut rows: Vec<RoutedMedium>) -> Self {
         rows.sort_by_key(|row| (row.destination, row.medium));
         let (mut pairs, mut source_tokens) = (BTreeMap::new(), BTreeMap::new());
         for (index, row) in rows.iter_mut().enumerate() {
@@ -69,44 +70,51 @@ impl RoutePlan {
         Self { rows, pairs, source_tokens }
     }
 
-    /// Returns all media.
+    /// Returns the routes of all media.
     #[must_use]
-    pub fn rows(&self) -> &[RouteRow] {
+    pub fn rows(&self) -> &[RoutedMedium] {
         &self.rows
     }
 
     /// Returns the media of a source, in the order in which it encodes them.
-    pub fn of_source(&self, source: u32) -> impl Iterator<Item = &RouteRow> {
+    pub fn of_source(&self, source: u32) -> impl Iterator<Item = &RoutedMedium> {
         let pairs = self.pairs.range((source, 0)..=(source, u32::MAX));
         pairs.flat_map(|(_, rows)| rows).map(|&row| &self.rows[row])
     }
 
-    /// Returns the rows that a source hands on.
+    /// Returns the number of output rows of a source.
     #[must_use]
     pub fn source_tokens(&self, source: u32) -> usize {
         self.source_tokens.get(&source).copied().unwrap_or(0)
     }
 
-    /// Returns the media that go from a source to a destination, in the order of their message.
-    pub fn between(&self, source: u32, destination: u32) -> impl Iterator<Item = &RouteRow> {
+    /// Returns the media that go from a source to a destination, in the order of the message.
+    pub fn between(&self, source: u32, destination: u32) -> impl Iterator<Item = &RoutedMedium> {
         self.pairs.get(&(source, destination)).into_iter().flatten().map(|&row| &self.rows[row])
     }
 
-    /// Returns the rows of the message from a source to a destination; without any there is none.
+    /// Returns the number of rows of the message from a source to a destination; without rows no message is
+    /// sent.
     #[must_use]
     pub fn tokens_between(&self, source: u32, destination: u32) -> usize {
         self.between(source, destination).map(|row| row.tokens).sum()
     }
 
-    /// Takes a message out of the rows at one end.
+    /// Extracts a message from the rows at one end.
     ///
     /// - `rows`: `[rows, width]` of the whole end
     /// - returns `[tokens_between(source, destination), width]`
     ///
     /// # Panics
-    /// If the end has fewer rows than the plan says.
+    /// If the end has fewer rows than planned.
     #[must_use]
-    pub fn pack(&self, [source, destination]: [u32; 2], end: End, rows: &[f32], width: usize) -> Vec<f32> {
+    pub fn pack(
+        &self,
+        [source, destination]: [u32; 2],
+        end: RouteEnd,
+        rows: &[f32],
+        width: usize,
+    ) -> Vec<f32> {
         let mut message = Vec::with_capacity(self.tokens_between(source, destination) * width);
         for row in self.between(source, destination) {
             let start = row.offset(end) * width;
@@ -115,14 +123,14 @@ impl RoutePlan {
         message
     }
 
-    /// Puts a message where it belongs among the rows at one end: the inverse of [`pack`](Self::pack).
+    /// Writes a message to its rows at one end: the inverse of [`pack`](Self::pack).
     ///
     /// # Panics
-    /// If the message or the end has fewer rows than the plan says.
+    /// If the message or the end has fewer rows than planned.
     pub fn unpack(
         &self,
         [source, destination]: [u32; 2],
-        end: End,
+        end: RouteEnd,
         message: &[f32],
         rows: &mut [f32],
         width: usize,

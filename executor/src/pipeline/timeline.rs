@@ -1,29 +1,29 @@
-//! When each action of a step ran.
+//! Times every action of a step.
 
 use std::time::Instant;
 
 use dflop_balancer::schedule::Action;
 use rustix::time::{ClockId, clock_gettime};
 
-/// One action of a step, as it ran.
+/// One action of a step, with its measured times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timed {
+pub struct TimedAction {
     /// The action.
     pub action: Action,
-    /// Begin, in nanoseconds since the step's.
+    /// Start, in nanoseconds since the start of the step.
     pub start_ns: u64,
-    /// End, in nanoseconds since the step's begin.
+    /// End, in nanoseconds since the start of the step.
     pub end_ns: u64,
-    /// CPU time of the thread that computed it, without waits. Of a pass that several threads of a device compute, that of the
-    /// one that leads.
+    /// CPU time of the thread that computed it, without waits; of the leading thread if a device computes a
+    /// pass with several.
     pub cpu_ns: u64,
 }
 
-/// The clock of a step.
+/// Records the actions of a step.
 #[derive(Debug)]
 pub(super) struct Clock {
     start: Instant,
-    timeline: Vec<Timed>,
+    timeline: Vec<TimedAction>,
 }
 
 impl Clock {
@@ -37,10 +37,10 @@ impl Clock {
 
     pub(super) fn add(&mut self, action: Action, start_ns: u64, cpu_ns: u64) {
         let end_ns = self.now_ns();
-        self.timeline.push(Timed { action, start_ns, end_ns, cpu_ns });
+        self.timeline.push(TimedAction { action, start_ns, end_ns, cpu_ns });
     }
 
-    pub(super) fn into_timeline(self) -> Vec<Timed> {
+    pub(super) fn into_timeline(self) -> Vec<TimedAction> {
         self.timeline
     }
 }

@@ -1,4 +1,4 @@
-//! Who runs what in a step: the balancer's layout, replicated where it is a single pipeline.
+//! Maps parts of a step to pipeline ranks: the balancer's layout, replicated where that is a single pipeline.
 
 use std::ops::Range;
 
@@ -8,19 +8,19 @@ use dflop_balancer::{Communication, StageTimes};
 use super::job::Job;
 use crate::error::Result;
 
-/// Parts of a step, who runs them and what feeds them.
+/// Parts of a step, the ranks that run them, and the parts they take activations from.
 ///
-/// A schedule with chunks is one of a single pipeline; its replicas are laid side by side here. Microbatch `k` of replica
-/// `d` of `D` is `k * D + d`, as in jobs of modules.
+/// The layout of a schedule with chunks is a single pipeline; replicas are added here. Microbatch `k` of
+/// replica `d` of `D` is `k * D + d`, as in jobs with encoders.
 pub(super) struct Topology {
     layout: PipelineLayout,
-    /// Pipelines side by side; 1 if the layout is that of the whole job.
+    /// Number of parallel pipelines; 1 if the layout covers the whole job.
     replicas: usize,
     schedule: ScheduleKind,
 }
 
 impl Topology {
-    /// - `microbatches`: of every DP rank of the LLM
+    /// - `microbatches`: per DP rank of the LLM
     pub(super) fn new(job: &Job, microbatches: usize) -> Result<Self> {
         let (schedule, llm) = (job.schedule, job.llm());
         if let ScheduleKind::Interleaved { chunks } = schedule {
@@ -28,8 +28,9 @@ impl Topology {
             let layout = PipelineLayout::chain(llm.stages.len() / chunks, chunks, microbatches)?;
             return Ok(Self { layout, replicas: llm.dp_size, schedule });
         }
+        // Each encoder feeds the LLM, the last module; its replicas share the media of a round.
         let last = job.modules.len() - 1;
-        let stages = |(index, module): (usize, &super::job::ModuleLayout)| {
+        let stages = |(index, module): (usize, &super::job::ModuleParallelism)| {
             let stages = ModuleStages::new(module.stages.len(), module.dp_size);
             if index < last { stages.share_rounds().feeds(last) } else { stages }
         };
@@ -37,7 +38,7 @@ impl Topology {
         Ok(Self { layout: PipelineLayout::of_modules(&modules, microbatches)?, replicas: 1, schedule })
     }
 
-    /// The actions of a pipeline rank.
+    /// Returns the actions of a pipeline rank.
     pub(super) fn list(&self, pipeline_rank: usize) -> Result<Vec<Action>> {
         let mut lists = self.layout.schedule(self.schedule)?;
         let replica = pipeline_rank / self.layout.ranks();
@@ -45,7 +46,7 @@ impl Topology {
         Ok(list.into_iter().map(|action| self.in_replica(action, replica)).collect())
     }
 
-    /// The same action in another of the pipelines side by side.
+    /// Moves an action to one of the parallel pipelines.
     fn in_replica(&self, action: Action, replica: usize) -> Action {
         let message = |message: Message| Message {
             microbatch: self.outside(message.microbatch, replica),
@@ -71,41 +72,41 @@ impl Topology {
         microbatch * self.replicas as u32 + replica as u32
     }
 
-    /// A part as the layout numbers it, and its replica.
+    /// Returns a part as the layout numbers it, and its replica.
     fn inside(&self, part: Part) -> (Part, usize) {
         let replicas = self.replicas as u32;
         (Part { microbatch: part.microbatch / replicas, ..part }, (part.microbatch % replicas) as usize)
     }
 
-    /// The pipeline rank that runs a part.
+    /// Returns the pipeline rank that runs a part.
     pub(super) fn rank(&self, part: Part) -> usize {
         let (inside, replica) = self.inside(part);
         self.layout.rank(inside) + replica * self.layout.ranks()
     }
 
-    /// The parts whose activations a part takes.
-    pub(super) fn givers(&self, part: Part) -> Vec<Part> {
+    /// Returns the parts whose activations a part takes.
+    pub(super) fn upstream_parts(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
         self.layout.producers(inside).map(outside).collect()
     }
 
-    /// The parts that take the activations of a part.
-    pub(super) fn takers(&self, part: Part) -> Vec<Part> {
+    /// Returns the parts that take the activations of a part.
+    pub(super) fn downstream_parts(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
         self.layout.consumers(inside).map(outside).collect()
     }
 }
 
-/// A pass of a pipeline rank, and when it runs.
+/// Pipeline rank, pass, and time range of the pass in nanoseconds.
 pub(crate) type Simulated = (usize, Pass, Range<u64>);
 
-/// Simulates the lists that a job's ranks run; messages and sums of gradients take no time.
+/// Simulates the action lists of a job's ranks; messages and gradient sums take no time.
 ///
-/// - `microbatches`: of every DP rank of the LLM
-/// - `stage_ns`: forward and backward of a microbatch in a stage, a third of it forward
-/// - returns when the last rank ends, nanoseconds, and all passes
+/// - `microbatches`: per DP rank of the LLM
+/// - `stage_ns`: forward and backward of a microbatch in a stage; a third of it is forward
+/// - returns the end of the last rank in nanoseconds, and all passes
 pub(crate) fn simulate(
     job: &Job,
     microbatches: usize,
@@ -119,6 +120,7 @@ pub(crate) fn simulate(
     for replica in 0..topology.replicas {
         let cell = |cell: usize| {
             let (stage, inside) = (cell / layout.microbatches(), cell % layout.microbatches());
+            // Modules with fewer replicas have fewer microbatches; their remaining cells stay empty.
             if inside < layout.microbatches_of(stage) {
                 stage_ns(stage as u16, topology.outside(inside as u32, replica))
             } else {

@@ -1,4 +1,4 @@
-//! A global batch of made-up samples, and how it is cut into microbatches.
+//! Builds a global batch of synthetic samples and cuts it into microbatches.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const MELS: usize = 8;
 const FRAMES: usize = 40;
 const PLACEHOLDER: i64 = 47;
 
-/// An image of `[rows, columns]` patches, or a clip of so many frames.
+/// An image of `[rows, columns]` patches, or an audio clip of `frames` frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Item {
     Image { grid: [u32; 2], seed: u32 },
@@ -62,7 +62,7 @@ impl Item {
     }
 }
 
-/// The context of an encoder for some media, of its module alone.
+/// Builds the context of an encoder for media of its module alone.
 pub(crate) fn media_context(
     model: &ModelConfig,
     module: ModuleKind,
@@ -90,7 +90,7 @@ pub(crate) fn media_context(
     encoder.as_ref().unwrap().context(device, &medium).unwrap()
 }
 
-/// Samples packed into one microbatch.
+/// Packs samples into one microbatch.
 pub(crate) fn text_context(
     model: &ModelConfig,
     samples: &[&Sample],
@@ -131,13 +131,13 @@ impl Sample {
             + self.media.iter().map(|item| item.tokens()).sum::<usize>()
     }
 
-    /// All texts but the first token of the sample, which nothing predicts.
+    /// Counts the tokens of all texts but the first token of the sample, which nothing predicts.
     pub(crate) fn target_tokens(&self) -> u64 {
         self.text.iter().map(Vec::len).sum::<usize>() as u64 - 1
     }
 }
 
-/// Samples of texts of uneven lengths, without media.
+/// Makes samples with texts of uneven lengths and without media.
 pub(crate) fn texts(count: usize) -> Vec<Sample> {
     let text = |seed: usize| {
         let length = 2 + (7 * seed + 3) % 11;
@@ -146,14 +146,14 @@ pub(crate) fn texts(count: usize) -> Vec<Sample> {
     (0..count).map(|seed| Sample { text: text(seed), media: Vec::new() }).collect()
 }
 
-/// Media of a sample come between texts of three tokens.
+/// Makes a sample with media between texts of three tokens.
 pub(crate) fn sample(seed: u32, media: Vec<Item>) -> Sample {
     let mut ids = draws(seed + 100).map(|draw| i64::from(draw % 40));
     let text = (0..=media.len()).map(|_| ids.by_ref().take(3).collect()).collect();
     Sample { text, media }
 }
 
-/// How a cut is planned.
+/// Plans the microbatches of a cut.
 pub(crate) fn plan_of(samples: &[Sample], cut: &Cut) -> Vec<MicrobatchPlan> {
     let microbatch = |of: &Vec<usize>| {
         let media = of.iter().flat_map(|&sample| &samples[sample].media).map(|item| {
@@ -166,7 +166,7 @@ pub(crate) fn plan_of(samples: &[Sample], cut: &Cut) -> Vec<MicrobatchPlan> {
     cut.iter().map(microbatch).collect()
 }
 
-/// Deals samples out round robin over `microbatches`.
+/// Assigns samples round robin to `microbatches` microbatches.
 pub(crate) fn round_robin(samples: usize, microbatches: usize) -> Cut {
     (0..microbatches).map(|microbatch| (microbatch..samples).step_by(microbatches).collect()).collect()
 }
@@ -181,7 +181,7 @@ pub(crate) fn language_model(is_tied: bool) -> Arc<ModelConfig> {
     Arc::new(ModelConfig::from_config(&qwen2(LLM_LAYERS, is_tied)).unwrap())
 }
 
-/// A language model with the encoders of Qwen2-VL and Qwen2-Audio, in small.
+/// A language model with small encoders of Qwen2-VL and Qwen2-Audio.
 pub(crate) fn with_encoders(has_vision: bool, has_audio: bool) -> Arc<ModelConfig> {
     let text = qwen2(LLM_LAYERS, true);
     let vision = json!({"model_type": "qwen2_vl", "text_config": text, "vision_config": {"depth": 2, "embed_dim": 16,

@@ -1,11 +1,11 @@
-//! What fails on one rank ends the job on all, by name.
+//! A failure on one rank ends the job on all, with the name of the rank.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dflop_executor::comm::{Cause, Settings};
 use dflop_executor::model::model_config::ModuleKind;
-use dflop_executor::pipeline::{ModuleLayout, StepPlan, StepWork};
+use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan, RankStep};
 use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::{Seed, WeightSource};
 use dflop_executor::{Error, Result};
@@ -14,7 +14,7 @@ use super::batch::{Cut, Item, LLM_LAYERS, Sample, language_model, plan_of, sampl
 use super::job::{Setting, Tamper, run_failing};
 use super::support::ALL;
 
-/// An embedding of one token that is not a number.
+/// Weights with NaN in the embedding of one token.
 struct Poisoned(usize);
 
 impl WeightSource for Poisoned {
@@ -27,12 +27,12 @@ impl WeightSource for Poisoned {
     }
 }
 
-fn two_stages() -> Vec<ModuleLayout> {
-    vec![ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, 2).dp_size(2)]
+fn two_stages() -> Vec<ModuleParallelism> {
+    vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2).dp_size(2)]
 }
 
-/// What the ranks that did not fail themselves were told.
-fn told(errors: &[Error], culprit: usize) -> Vec<String> {
+/// Returns the errors of the ranks that did not fail themselves.
+fn errors_of_others(errors: &[Error], culprit: usize) -> Vec<String> {
     let others = errors.iter().enumerate().filter(|(rank, _)| *rank != culprit);
     others
         .map(|(rank, error)| {
@@ -62,8 +62,8 @@ fn a_loss_that_is_no_number_ends_all_ranks_with_stage_and_microbatch() {
         let expected = "stage Llm 2..4, microbatch 3: the loss is NaN";
         assert!(matches!(errors[3], Error::Loss { microbatch: 3, .. }), "{}", errors[3]);
         assert_eq!(errors[3].to_string(), expected);
-        for told in told(&errors, 3) {
-            assert!(told.contains(expected) && told.contains("forward, stage 1"), "{told}");
+        for error in errors_of_others(&errors, 3) {
+            assert!(error.contains(expected) && error.contains("forward, stage 1"), "{error}");
         }
     }
 }
@@ -72,12 +72,12 @@ fn a_loss_that_is_no_number_ends_all_ranks_with_stage_and_microbatch() {
 fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
     let model = language_model(false);
-    let missing = |rank: usize, work: &mut StepWork<_>| {
+    let missing = |rank: usize, work: &mut RankStep<_>| {
         if rank == 2 {
             work.contexts.remove(&3);
         }
     };
-    let foreign = |rank: usize, work: &mut StepWork<_>| {
+    let foreign = |rank: usize, work: &mut RankStep<_>| {
         if rank == 2 {
             let own = Arc::clone(&work.contexts[&1]);
             work.contexts.insert(0, own);
@@ -85,26 +85,26 @@ fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
     };
     let tampers: [(Tamper<'_>, &str); 2] = [
         (&missing, "plan of step 0, microbatch 3 of the LLM: has no context"),
-        (&foreign, "plan of step 0, microbatch 0 of the LLM: is none of replica 1"),
+        (&foreign, "plan of step 0, microbatch 0 of the LLM: does not belong to replica 1"),
     ];
     for (tamper, expected) in tampers {
         let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), tamper);
         assert_eq!(errors[2].to_string(), expected);
-        assert!(told(&errors, 2).iter().all(|told| told.contains(expected)));
+        assert!(errors_of_others(&errors, 2).iter().all(|error| error.contains(expected)));
     }
 }
 
-/// A clip's context on the rank of images, and images of another size than planned.
+/// A context of audio on the vision rank, and images of another size than planned.
 #[test]
 fn media_that_are_not_those_of_the_plan_end_all_ranks() {
     let model = with_encoders(true, true);
     let image = |side| Item::Image { grid: [side, side], seed: 3 };
     let samples: Vec<Sample> = vec![sample(1, vec![image(4), Item::Clip { frames: 40, seed: 2 }])];
-    let stage = |module| ModuleLayout::even(module, model.layers(module), 1);
+    let stage = |module| ModuleParallelism::even(module, model.layers(module), 1);
     let setting = Setting::new(&model, model.modules().into_iter().map(stage).collect());
     let replaced = |item: Item| {
         let model = Arc::clone(&model);
-        move |rank: usize, work: &mut StepWork<_>| {
+        move |rank: usize, work: &mut RankStep<_>| {
             if rank == 0 {
                 let device = dflop_executor::device::Cpu::new(1).unwrap();
                 let context = super::batch::media_context(&model, item.module(), &[item], &device);
@@ -113,9 +113,9 @@ fn media_that_are_not_those_of_the_plan_end_all_ranks() {
         }
     };
     let errors = run_failing(&setting, (&samples, &vec![vec![0]]), &replaced(image(6)));
-    let expected = "plan of step 0, microbatch 0 of vision: has 9 tokens of media, planned are 4";
+    let expected = "plan of step 0, microbatch 0 of vision: has 9 tokens of media, the plan has 4";
     assert_eq!(errors[0].to_string(), expected);
-    assert!(told(&errors, 0).iter().all(|told| told.contains(expected)));
+    assert!(errors_of_others(&errors, 0).iter().all(|error| error.contains(expected)));
 }
 
 #[test]
@@ -123,11 +123,12 @@ fn ranks_with_different_plans_are_told_apart() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
     let setting = Setting::new(&language_model(false), two_stages());
     let job = setting.job().unwrap();
-    let other = move |rank: usize, work: &mut StepWork<_>| {
+    let other = move |rank: usize, work: &mut RankStep<_>| {
         if rank == 1 {
             let mut microbatches = work.plan.microbatches().to_vec();
             microbatches[3].tokens += 1;
-            work.plan = Arc::new(StepPlan::new(&job, 0, work.plan.target_tokens(), microbatches).unwrap());
+            work.plan =
+                Arc::new(PipelineStepPlan::new(&job, 0, work.plan.target_tokens(), microbatches).unwrap());
         }
     };
     for error in run_failing(&setting, (&samples, &cut), &other) {
@@ -142,7 +143,7 @@ fn ranks_with_different_plans_are_told_apart() {
 fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
     let model = language_model(false);
-    let scaled = |rank: usize, work: &mut StepWork<_>| {
+    let scaled = |rank: usize, work: &mut RankStep<_>| {
         if rank == 1 {
             let device = dflop_executor::device::Cpu::new(1).unwrap();
             let context = super::batch::text_context(&model, &[&samples[2]], 0.5, &device);
@@ -150,12 +151,12 @@ fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
         }
     };
     let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), &scaled);
-    let expected = "plan of step 0, microbatch 2 of the LLM: has the loss scale 0.5, the step ";
+    let expected = "plan of step 0, microbatch 2 of the LLM: has the loss scale 0.5, expected ";
     assert!(errors[1].to_string().starts_with(expected), "{}", errors[1]);
-    assert!(told(&errors, 1).iter().all(|told| told.contains(expected)));
+    assert!(errors_of_others(&errors, 1).iter().all(|error| error.contains(expected)));
 }
 
-/// A rank that is late is named by those that wait for it, with what they wait for.
+/// The ranks that wait name the rank that is late, and the message that they wait for.
 #[test]
 fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
@@ -163,10 +164,10 @@ fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
     let setting = Setting {
         is_plan_checked: false,
         comm: Settings::default().wait(limit),
-        ..Setting::new(&language_model(false), vec![ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, 2)])
+        ..Setting::new(&language_model(false), vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2)])
     };
     let start = Instant::now();
-    let late = |rank: usize, _: &mut StepWork<_>| {
+    let late = |rank: usize, _: &mut RankStep<_>| {
         if rank == 1 {
             std::thread::sleep(4 * limit);
         }
@@ -181,11 +182,11 @@ fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
     }
 }
 
-/// Two stages of a replica that counted the same text otherwise.
+/// Two stages of a replica with different lengths of the same text.
 #[test]
 fn stages_with_different_texts_are_told_apart() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
-    let exchanged = |rank: usize, work: &mut StepWork<_>| {
+    let exchanged = |rank: usize, work: &mut RankStep<_>| {
         if rank == 2 {
             let (first, last) = (Arc::clone(&work.contexts[&1]), Arc::clone(&work.contexts[&3]));
             work.contexts.extend([(1, last), (3, first)]);

@@ -8,7 +8,9 @@ use dflop_balancer::schedule::ScheduleKind;
 use dflop_executor::comm::{Comm, Communicator, Settings};
 use dflop_executor::device::Cpu;
 use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
-use dflop_executor::pipeline::{Job, ModuleLayout, Pipeline, Place, StepPlan, StepWork, Timed};
+use dflop_executor::pipeline::{
+    Job, ModuleParallelism, PipelineRank, PipelineStepPlan, RankPlacement, RankStep, TimedAction,
+};
 use dflop_executor::stage::Activations;
 use dflop_executor::weights::{Seed, WeightSource};
 use dflop_executor::{Error, Result};
@@ -17,11 +19,11 @@ use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
 use super::reference::Truth;
 use super::support::{Transport, patient, run};
 
-/// How a global batch is run.
+/// Settings of a run of a global batch.
 #[derive(Clone)]
 pub(crate) struct Setting {
     pub(crate) model: Arc<ModelConfig>,
-    pub(crate) modules: Vec<ModuleLayout>,
+    pub(crate) modules: Vec<ModuleParallelism>,
     pub(crate) schedule: ScheduleKind,
     pub(crate) activations: Activations,
     pub(crate) frozen: FrozenModules,
@@ -29,14 +31,14 @@ pub(crate) struct Setting {
     pub(crate) steps: u64,
     pub(crate) bucket_elements: usize,
     pub(crate) is_plan_checked: bool,
-    /// Planned tokens of every microbatch that turn out not to be there.
+    /// Planned tokens that every microbatch lacks when it runs.
     pub(crate) surplus_tokens: usize,
     pub(crate) comm: Settings,
     pub(crate) weights: Arc<dyn WeightSource + Send + Sync>,
 }
 
 impl Setting {
-    pub(crate) fn new(model: &Arc<ModelConfig>, modules: Vec<ModuleLayout>) -> Self {
+    pub(crate) fn new(model: &Arc<ModelConfig>, modules: Vec<ModuleParallelism>) -> Self {
         Self {
             model: Arc::clone(model),
             modules,
@@ -58,47 +60,47 @@ impl Setting {
     }
 }
 
-/// What the ranks of a job have after their last step.
+/// Results of all ranks after their last step.
 pub(crate) struct Ran {
     pub(crate) truth: Truth,
-    pub(crate) timelines: Vec<Vec<Timed>>,
+    pub(crate) timelines: Vec<Vec<TimedAction>>,
 }
 
 struct OfRank {
-    place: Place,
+    placement: RankPlacement,
     loss: f64,
-    /// By stage.
+    /// Gradients by stage.
     gradients: Vec<(u16, BTreeMap<String, Vec<f32>>)>,
-    timeline: Vec<Timed>,
+    timeline: Vec<TimedAction>,
 }
 
-/// The contexts of one rank.
+/// Builds the contexts of one rank.
 pub(crate) fn work(
     job: &Job,
-    place: &Place,
-    plan: &Arc<StepPlan>,
+    placement: &RankPlacement,
+    plan: &Arc<PipelineStepPlan>,
     samples: &[Sample],
     cut: &Cut,
     device: &Cpu,
-) -> StepWork<Cpu> {
+) -> RankStep<Cpu> {
     let media_of = |microbatch: u32| -> Vec<Item> {
         cut[microbatch as usize].iter().flat_map(|&sample| samples[sample].media.clone()).collect()
     };
     let context = |microbatch: u32| {
-        if place.module == ModuleKind::Llm {
+        if placement.module == ModuleKind::Llm {
             let packed: Vec<&Sample> =
                 cut[microbatch as usize].iter().map(|&sample| &samples[sample]).collect();
             let is_planned = plan.microbatches()[microbatch as usize].tokens > 0;
             return is_planned.then(|| text_context(job.model(), &packed, plan.loss_scale(), device));
         }
-        let route = plan.route(job, place.module).unwrap();
+        let route = plan.route(job, placement.module).unwrap();
         let media: Vec<Item> =
             route.of_source(microbatch).map(|row| media_of(row.destination)[row.medium]).collect();
-        (!media.is_empty()).then(|| media_context(job.model(), place.module, &media, device))
+        (!media.is_empty()).then(|| media_context(job.model(), placement.module, &media, device))
     };
-    let own = plan.microbatches_of(job, place.module, place.replica);
+    let own = plan.microbatches_of(job, placement.module, placement.replica);
     let contexts = own.filter_map(|microbatch| Some((microbatch, Arc::new(context(microbatch)?)))).collect();
-    StepWork { plan: Arc::clone(plan), contexts }
+    RankStep { plan: Arc::clone(plan), contexts }
 }
 
 pub(crate) fn pipeline(
@@ -106,19 +108,19 @@ pub(crate) fn pipeline(
     job: &Arc<Job>,
     comm: Communicator,
     device: &Cpu,
-) -> Result<Pipeline<Cpu>> {
-    let place = job.place(comm.rank())?;
+) -> Result<PipelineRank<Cpu>> {
+    let placement = job.placement(comm.rank())?;
     let stage = |range| {
         setting.model.stage(device, range, setting.frozen, setting.activations, setting.weights.as_ref())
     };
-    let stages = job.ranges(&place).iter().map(stage).collect::<Result<_>>()?;
-    Ok(Pipeline::new(Box::new(comm), Arc::clone(job), stages)?
+    let stages = job.ranges(&placement).iter().map(stage).collect::<Result<_>>()?;
+    Ok(PipelineRank::new(Box::new(comm), Arc::clone(job), stages)?
         .check_plans(setting.is_plan_checked)
         .bucket_elements(setting.bucket_elements))
 }
 
-/// Changes what a rank is given before it runs a step.
-pub(crate) type Tamper<'a> = &'a (dyn Fn(usize, &mut StepWork<Cpu>) + Sync);
+/// Changes the inputs of a rank before it runs a step.
+pub(crate) type Tamper<'a> = &'a (dyn Fn(usize, &mut RankStep<Cpu>) + Sync);
 
 fn of_rank(
     setting: &Setting,
@@ -130,7 +132,7 @@ fn of_rank(
     let device = Cpu::new(1)?;
     let rank = comm.rank();
     let mut pipeline = pipeline(setting, job, comm, &device)?;
-    let place = pipeline.place().clone();
+    let placement = pipeline.placement().clone();
     let targets = samples.iter().map(Sample::target_tokens).sum();
     let mut last = None;
     for step in 0..setting.steps {
@@ -138,8 +140,8 @@ fn of_rank(
         for microbatch in &mut microbatches {
             microbatch.tokens += setting.surplus_tokens;
         }
-        let plan = Arc::new(StepPlan::new(job, step, targets, microbatches)?);
-        let mut work = work(job, &place, &plan, samples, cut, &device);
+        let plan = Arc::new(PipelineStepPlan::new(job, step, targets, microbatches)?);
+        let mut work = work(job, &placement, &plan, samples, cut, &device);
         tamper(rank, &mut work);
         last = Some(pipeline.step(&work)?);
     }
@@ -148,7 +150,7 @@ fn of_rank(
         pipeline.stages().map(|(number, stage)| Ok((number, stage.parameters().gradients(&device)?)));
     Ok(OfRank {
         gradients: gradients.collect::<Result<_>>()?,
-        place,
+        placement,
         loss: last.loss,
         timeline: last.timeline,
     })
@@ -180,7 +182,7 @@ pub(crate) fn run_job(setting: &Setting, samples: &[Sample], cut: &Cut) -> Ran {
         }
     }
     for rank in &ranks {
-        assert_eq!(rank.loss.to_bits(), ranks[0].loss.to_bits(), "{:?}", rank.place);
+        assert_eq!(rank.loss.to_bits(), ranks[0].loss.to_bits(), "{:?}", rank.placement);
     }
     Ran {
         truth: Truth { loss: ranks[0].loss, gradients },

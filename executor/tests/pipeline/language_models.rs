@@ -1,8 +1,8 @@
-//! A language model alone: stages, schedules, replicas.
+//! Language models without encoders: stages, schedules, replicas.
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_executor::model::model_config::{FrozenModules, ModuleKind};
-use dflop_executor::pipeline::ModuleLayout;
+use dflop_executor::pipeline::ModuleParallelism;
 use dflop_executor::stage::Activations;
 
 use super::batch::{LLM_LAYERS, language_model, round_robin, texts};
@@ -10,8 +10,8 @@ use super::job::{Setting, run_job};
 use super::reference::one_by_one;
 use super::support::Transport;
 
-fn llm(stages: usize) -> ModuleLayout {
-    ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, stages)
+fn llm(stages: usize) -> ModuleParallelism {
+    ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, stages)
 }
 
 #[test]
@@ -22,7 +22,7 @@ fn any_number_of_stages_gives_the_same_bits() {
         let whole = run_job(&Setting::new(&model, vec![llm(1)]), &samples, &cut);
         one_by_one(&model, FrozenModules::default(), &samples).assert_close(&whole.truth);
         for transport in [Transport::Threads, Transport::Tcp] {
-            for layout in [llm(2), llm(4), ModuleLayout::new(ModuleKind::Llm, vec![0..3, 3..4])] {
+            for layout in [llm(2), llm(4), ModuleParallelism::new(ModuleKind::Llm, vec![0..3, 3..4])] {
                 let setting = Setting { transport, steps: 2, ..Setting::new(&model, vec![layout]) };
                 assert_eq!(run_job(&setting, &samples, &cut).truth, whole.truth);
             }
@@ -92,7 +92,8 @@ fn stages_of_replicas_give_the_bits_of_whole_ones() {
     }
 }
 
-/// Sums begin layer by layer within the last backward; one rank has nothing to do in its last microbatch, and another never.
+/// Sums start layer by layer in the last backward pass, also on ranks with an empty last microbatch or no
+/// work at all.
 #[test]
 fn sums_of_gradients_in_buckets_of_any_size_have_the_same_bits() {
     let samples = texts(4);
@@ -120,7 +121,7 @@ fn a_rank_without_samples_neither_hangs_nor_changes_a_gradient() {
     }
 }
 
-/// Texts that were planned by an estimate; a microbatch that was planned with tokens turns out to have none.
+/// Texts planned from an estimate; a microbatch planned with tokens turns out to have none.
 #[test]
 fn counted_tokens_may_differ_from_planned_ones() {
     let (model, samples) = (language_model(true), texts(4));
@@ -131,7 +132,7 @@ fn counted_tokens_may_differ_from_planned_ones() {
     assert_eq!(run_job(&estimated, &samples, &cut).truth, whole);
 }
 
-/// Ranks of one pipeline rank: here each computes the whole stage, so that all of them must have the same.
+/// TP ranks of one pipeline rank that each compute the whole stage, so that all must have the same values.
 #[test]
 fn ranks_that_share_a_stage_run_the_same_list() {
     let (model, samples, cut) = (language_model(true), texts(6), round_robin(6, 4));

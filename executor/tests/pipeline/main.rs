@@ -1,4 +1,4 @@
-//! Jobs of several ranks against one another and against stages that are run by hand.
+//! Compares jobs of several ranks with one another and with stages that are run by hand.
 
 #[path = "../support/mod.rs"]
 mod support;

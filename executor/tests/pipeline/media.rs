@@ -1,11 +1,11 @@
-//! Models that see and hear: encoders with DP sizes of their own, routes, media that are missing.
+//! Multimodal models: encoders with DP sizes of their own, routes, missing media.
 
 use std::sync::Arc;
 
 use dflop_balancer::schedule::{Action, ScheduleKind};
 use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
-use dflop_executor::pipeline::ModuleLayout;
+use dflop_executor::pipeline::ModuleParallelism;
 use dflop_executor::stage::Activations;
 
 use super::batch::{Cut, Item, LLM_LAYERS, Sample, round_robin, sample, with_encoders};
@@ -21,7 +21,8 @@ fn clip(frames: u32, seed: u32) -> Item {
     Item::Clip { frames, seed }
 }
 
-/// Samples with no, one or several media of uneven sizes, of the modules of a model; one clip has no tokens.
+/// Makes samples with no, one or several media of uneven sizes for the modules of a model; one clip has no
+/// tokens.
 fn samples(model: &ModelConfig) -> Vec<Sample> {
     let media = [
         vec![image(2, 4, 1), clip(40, 2)],
@@ -38,14 +39,14 @@ fn samples(model: &ModelConfig) -> Vec<Sample> {
     (0..).zip(media).map(of).collect()
 }
 
-/// Every module in one stage, each on ranks of its own.
-fn apart(model: &ModelConfig) -> Vec<ModuleLayout> {
-    let stages = |module| ModuleLayout::even(module, model.layers(module), 1);
+/// Puts every module in one stage, on ranks of its own.
+fn apart(model: &ModelConfig) -> Vec<ModuleParallelism> {
+    let stages = |module| ModuleParallelism::even(module, model.layers(module), 1);
     model.modules().into_iter().map(stages).collect()
 }
 
 /// DP sizes of encoders and of the LLM.
-fn replicated(modules: &[ModuleLayout], encoders: usize, llm: usize) -> Vec<ModuleLayout> {
+fn replicated(modules: &[ModuleParallelism], encoders: usize, llm: usize) -> Vec<ModuleParallelism> {
     let size = |module: ModuleKind| if module == ModuleKind::Llm { llm } else { encoders };
     modules.iter().map(|layout| layout.clone().dp_size(size(layout.module))).collect()
 }
@@ -74,9 +75,9 @@ fn stages_of_encoders_and_llm_give_the_same_bits() {
     for model in models() {
         let (samples, cut) = (samples(&model), round_robin(8, 4));
         let whole = run_job(&Setting::new(&model, apart(&model)), &samples, &cut).truth;
-        let cut_up: Vec<ModuleLayout> = apart(&model)
+        let cut_up: Vec<ModuleParallelism> = apart(&model)
             .into_iter()
-            .map(|layout| ModuleLayout::even(layout.module, model.layers(layout.module), 2))
+            .map(|layout| ModuleParallelism::even(layout.module, model.layers(layout.module), 2))
             .collect();
         for transport in [Transport::Threads, Transport::Tcp] {
             for (schedule, activations) in [
@@ -97,7 +98,7 @@ fn a_job_over_tcp_has_the_bits_of_one_over_threads() {
     let (samples, cut) = (samples(&model), round_robin(8, 4));
     let setting = Setting { steps: 2, ..Setting::new(&model, replicated(&apart(&model), 2, 2)) };
     let over_threads = run_job(&setting, &samples, &cut).truth;
-    // A byte of room for what no one awaits yet: sends complete late.
+    // One byte for messages that no receive was posted for: sends complete late.
     let narrow = Setting { comm: setting.comm.buffered_bytes_max(1), ..setting.clone() };
     for other in [setting, narrow.clone()] {
         let over_tcp = Setting { transport: Transport::Tcp, ..other };
@@ -120,7 +121,7 @@ fn balanced_and_data_blind_cuts_have_the_same_gradients() {
     }
 }
 
-/// Microbatches, rounds, ranks and whole steps without images or clips, and ranks without any sample.
+/// Microbatches, rounds, ranks and whole steps without images or audio, and ranks without any sample.
 #[test]
 fn missing_media_neither_hang_nor_change_a_gradient() {
     for model in models() {
@@ -153,9 +154,9 @@ fn frozen_modules_get_no_gradients_and_change_no_other() {
     let parts = |encoder, projector| FrozenEncoder { encoder, projector };
     for model in models() {
         let samples = samples(&model);
-        let layouts: Vec<ModuleLayout> = apart(&model)
+        let layouts: Vec<ModuleParallelism> = apart(&model)
             .into_iter()
-            .map(|layout| ModuleLayout::even(layout.module, model.layers(layout.module), 2))
+            .map(|layout| ModuleParallelism::even(layout.module, model.layers(layout.module), 2))
             .collect();
         for (vision, audio, is_llm_frozen) in [
             (parts(true, true), parts(true, true), false),
@@ -183,7 +184,7 @@ fn ranks_that_share_a_stage_may_be_of_different_numbers() {
     }
 }
 
-/// The large image is encoded on one replica, everything else of the round on the other.
+/// One replica encodes the large image, the other everything else of the round.
 #[test]
 fn encoders_deal_their_media_out_by_cost() {
     let model = with_encoders(true, false);
@@ -193,14 +194,14 @@ fn encoders_deal_their_media_out_by_cost() {
     let setting = Setting::new(&model, replicated(&apart(&model), 2, 2));
     let job = setting.job().unwrap();
     let plan = super::batch::plan_of(&used, &vec![vec![0, 1, 2], vec![3, 4]]);
-    let plan = dflop_executor::pipeline::StepPlan::new(&job, 0, 1, plan).unwrap();
+    let plan = dflop_executor::pipeline::PipelineStepPlan::new(&job, 0, 1, plan).unwrap();
     let route = plan.route(&job, ModuleKind::Vision).unwrap();
     let mut of_replicas: Vec<Vec<usize>> =
         (0..2).map(|source| route.of_source(source).map(|row| row.tokens).collect()).collect();
     of_replicas.sort();
     assert_eq!(of_replicas, [vec![2, 8, 1, 6, 1, 1], vec![16]]);
     let ran = run_job(&setting, &used, &vec![vec![0, 1, 2], vec![3, 4]]);
-    let forwards = |timeline: &[dflop_executor::pipeline::Timed]| {
+    let forwards = |timeline: &[dflop_executor::pipeline::TimedAction]| {
         timeline.iter().filter(|timed| matches!(timed.action, Action::Forward(_)) && timed.cpu_ns > 0).count()
     };
     assert!(ran.timelines.iter().all(|timeline| forwards(timeline) == 1));

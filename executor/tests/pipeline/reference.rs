@@ -1,4 +1,4 @@
-//! The same global batch, sample by sample through whole modules, without any pipeline.
+//! Runs the same global batch sample by sample through whole modules, without any pipeline.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn rows(output: BlockOutput<Cpu>) -> Vec<f32> {
     }
 }
 
-/// Runs every sample alone, and every medium of it alone.
+/// Runs every sample and every medium of it separately.
 pub(crate) fn one_by_one(model: &ModelConfig, frozen: FrozenModules, samples: &[Sample]) -> Truth {
     let device = Cpu::new(1).unwrap();
     let stage = |module: ModuleKind| -> Stage<Cpu> {
@@ -76,7 +76,7 @@ fn norm(values: &[f32]) -> f64 {
 }
 
 impl Truth {
-    /// Holds another run of the same global batch against this one, up to the rounding of `f32`.
+    /// Compares another run of the same global batch with this one, up to the rounding of `f32`.
     #[track_caller]
     pub(crate) fn assert_close(&self, found: &Self) {
         assert!((self.loss - found.loss).abs() <= 1e-6 * self.loss, "{} for {}", found.loss, self.loss);

@@ -1,37 +1,47 @@
-//! Jobs and plans that make no sense are refused before anything runs.
+//! Invalid jobs and plans are refused before anything runs.
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_executor::comm::{Settings, threads};
 use dflop_executor::device::Cpu;
 use dflop_executor::model::model_config::ModuleKind;
-use dflop_executor::pipeline::{Job, MediumPlan, MicrobatchPlan, ModuleLayout, Pipeline, StepPlan};
+use dflop_executor::pipeline::{
+    Job, MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan,
+};
 
 use super::batch::{LLM_LAYERS, language_model, with_encoders};
 use super::job::Setting;
 
-fn llm(stages: usize) -> ModuleLayout {
-    ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, stages)
+fn llm(stages: usize) -> ModuleParallelism {
+    ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, stages)
 }
 
 #[test]
 fn jobs_that_cannot_run_are_refused_by_setting() {
     let model = with_encoders(true, false);
-    let (llm_alone, vision) = (llm(1), ModuleLayout::even(ModuleKind::Vision, 2, 1));
+    let (llm_alone, vision) = (llm(1), ModuleParallelism::even(ModuleKind::Vision, 2, 1));
     let one = ScheduleKind::OneForwardOneBackward;
-    let cut = |ranges: Vec<std::ops::Range<usize>>| vec![ModuleLayout::new(ModuleKind::Llm, ranges)];
+    let cut = |ranges: Vec<std::ops::Range<usize>>| vec![ModuleParallelism::new(ModuleKind::Llm, ranges)];
     for (modules, schedule, expected) in [
-        (vec![], one, "invalid `modules`: must be vision, audio, the LLM"),
-        (vec![vision.clone()], one, "the last at least: [Vision]"),
+        (vec![], one, "invalid `modules`: must be encoders in the order vision, audio, then the LLM"),
+        (vec![vision.clone()], one, "then the LLM; found [Vision]"),
         (vec![llm_alone.clone(), vision.clone()], one, "invalid `modules`: must be"),
-        (vec![ModuleLayout::even(ModuleKind::Audio, 2, 1), llm_alone.clone()], one, "2 layers, the model 0"),
-        (cut(vec![0..2, 3..4]), one, "invalid `stages`: of Llm must go on with layer 2, not 3..4"),
-        (cut(vec![0..2, 2..2, 2..4]), one, "not 2..2"),
-        (cut(vec![0..3]), one, "invalid `stages`: of Llm have 3 layers, the model 4"),
+        (
+            vec![ModuleParallelism::even(ModuleKind::Audio, 2, 1), llm_alone.clone()],
+            one,
+            "2 layers, the model has 0",
+        ),
+        (cut(vec![0..2, 3..4]), one, "invalid `stages`: Llm must continue with layer 2, found 3..4"),
+        (cut(vec![0..2, 2..2, 2..4]), one, "found 2..2"),
+        (cut(vec![0..3]), one, "invalid `stages`: the stages of Llm have 3 layers, the model has 4"),
         (cut(vec![]), one, "have 0 layers"),
-        (vec![llm(1).dp_size(0)], one, "must be above 0"),
-        (vec![llm(1).tp_size(0)], one, "must be above 0"),
-        (vec![llm(2)], ScheduleKind::ZeroBubble, "invalid `schedule`: zb-h1 splits backwards"),
-        (vec![vision, llm(2)], ScheduleKind::Interleaved { chunks: 2 }, "interleaved:2 is for an LLM alone"),
+        (vec![llm(1).dp_size(0)], one, "`dp_size` and `tp_size` above 0"),
+        (vec![llm(1).tp_size(0)], one, "`dp_size` and `tp_size` above 0"),
+        (vec![llm(2)], ScheduleKind::ZeroBubble, "invalid `schedule`: zb-h1 splits backward passes"),
+        (
+            vec![vision, llm(2)],
+            ScheduleKind::Interleaved { chunks: 2 },
+            "interleaved:2 is for a language model",
+        ),
         (vec![llm(3)], ScheduleKind::Interleaved { chunks: 2 }, "needs a multiple of 2 stages, found 3"),
         (vec![llm(2)], ScheduleKind::Interleaved { chunks: 0 }, "needs a multiple of 0 stages"),
     ] {
@@ -43,7 +53,7 @@ fn jobs_that_cannot_run_are_refused_by_setting() {
 #[test]
 fn plans_that_do_not_fit_the_job_are_refused_by_microbatch() {
     let model = with_encoders(true, false);
-    let modules = vec![ModuleLayout::even(ModuleKind::Vision, 2, 1), llm(1).dp_size(2)];
+    let modules = vec![ModuleParallelism::even(ModuleKind::Vision, 2, 1), llm(1).dp_size(2)];
     let job = Setting::new(&model, modules).job().unwrap();
     let with =
         |module, tokens| MicrobatchPlan { tokens: 8, media: vec![MediumPlan { module, tokens, cost_ns: 1 }] };
@@ -51,11 +61,11 @@ fn plans_that_do_not_fit_the_job_are_refused_by_microbatch() {
     for (microbatches, expected) in [
         (vec![], "microbatch 0 of the LLM: 0 microbatches for 2 DP ranks"),
         (vec![text(); 3], "3 microbatches for 2 DP ranks"),
-        (vec![text(), with(ModuleKind::Audio, 2)], "microbatch 1 of the LLM: medium 0 is for audio"),
-        (vec![with(ModuleKind::Llm, 2), text()], "microbatch 0 of the LLM: medium 0 is for the LLM"),
+        (vec![text(), with(ModuleKind::Audio, 2)], "microbatch 1 of the LLM: has medium 0 for audio"),
+        (vec![with(ModuleKind::Llm, 2), text()], "microbatch 0 of the LLM: has medium 0 for the LLM"),
         (vec![text(), with(ModuleKind::Vision, 9)], "microbatch 1 of the LLM: has 8 tokens, its media 9"),
     ] {
-        let error = StepPlan::new(&job, 5, 7, microbatches).unwrap_err().to_string();
+        let error = PipelineStepPlan::new(&job, 5, 7, microbatches).unwrap_err().to_string();
         assert!(error.starts_with("plan of step 5") && error.contains(expected), "{error}");
     }
 }
@@ -67,24 +77,31 @@ fn a_world_or_stages_of_another_job_are_refused() {
     let job = std::sync::Arc::new(setting.job().unwrap());
     let join = |stages| {
         let comm = threads::world(1, Settings::default()).unwrap().remove(0);
-        Pipeline::<Cpu>::new(Box::new(comm), std::sync::Arc::clone(&job), stages).err().unwrap().to_string()
+        PipelineRank::<Cpu>::new(Box::new(comm), std::sync::Arc::clone(&job), stages)
+            .err()
+            .unwrap()
+            .to_string()
     };
-    assert_eq!(join(Vec::new()), "invalid `world size`: is 2, found 1 ranks");
+    assert_eq!(join(Vec::new()), "invalid `world size`: expected 2 ranks, found 1");
     let one = std::sync::Arc::new(Setting::new(&model, vec![llm(1)]).job().unwrap());
     let comm = threads::world(1, Settings::default()).unwrap().remove(0);
-    let error = Pipeline::<Cpu>::new(Box::new(comm), one, Vec::new()).err().unwrap().to_string();
-    assert_eq!(error, "invalid `stages`: of rank 0 are [0], found 0");
-    assert_eq!(job.place(2).unwrap_err().to_string(), "invalid `world size`: is 2, there is no rank 2");
+    let error = PipelineRank::<Cpu>::new(Box::new(comm), one, Vec::new()).err().unwrap().to_string();
+    assert_eq!(error, "invalid `stages`: expected [0] on rank 0, found 0 stages");
+    assert_eq!(
+        job.placement(2).unwrap_err().to_string(),
+        "invalid `world size`: expected a rank below 2, found 2"
+    );
 }
 
 /// Ranks are numbered module by module, replica by replica, stage by stage, and by TP rank last.
 #[test]
 fn ranks_hold_what_the_layout_of_the_balancer_says() {
     let model = with_encoders(true, false);
-    let modules = vec![ModuleLayout::even(ModuleKind::Vision, 2, 1).dp_size(2), llm(2).dp_size(2).tp_size(2)];
+    let modules =
+        vec![ModuleParallelism::even(ModuleKind::Vision, 2, 1).dp_size(2), llm(2).dp_size(2).tp_size(2)];
     let job = Setting::new(&model, modules).job().unwrap();
     assert_eq!(job.world_size(), 2 + 2 * 2 * 2);
-    let places: Vec<_> = (0..job.world_size()).map(|rank| job.place(rank).unwrap()).collect();
+    let places: Vec<_> = (0..job.world_size()).map(|rank| job.placement(rank).unwrap()).collect();
     let of = |rank: usize| (places[rank].pipeline_rank, places[rank].tp_rank, places[rank].replica);
     assert_eq!(
         [0, 1, 2, 3, 4, 9].map(of),
@@ -97,10 +114,10 @@ fn ranks_hold_what_the_layout_of_the_balancer_says() {
     let chunks = ScheduleKind::Interleaved { chunks: 2 };
     let chunked: Job =
         Setting { schedule: chunks, ..Setting::new(&model, vec![llm(4).dp_size(2)]) }.job().unwrap();
-    let place = chunked.place(3).unwrap();
-    assert_eq!((place.replica, &place.stages[..]), (1, &[1, 3][..]));
+    let placement = chunked.placement(3).unwrap();
+    assert_eq!((placement.replica, &placement.stages[..]), (1, &[1, 3][..]));
     assert_eq!(
-        chunked.ranges(&place).iter().map(|range| range.layers.clone()).collect::<Vec<_>>(),
+        chunked.ranges(&placement).iter().map(|range| range.layers.clone()).collect::<Vec<_>>(),
         [1..2, 3..4]
     );
 }

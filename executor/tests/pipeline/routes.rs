@@ -1,7 +1,7 @@
-//! Theorems about routes: what is sent arrives, nothing else does, and gradients take the same way back.
+//! Properties of routes: everything sent arrives, nothing else does, and gradients return the same way.
 
 use dflop_executor::model::model_config::ModuleKind;
-use dflop_executor::pipeline::{End, MediumPlan, MicrobatchPlan, ModuleLayout, StepPlan};
+use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineStepPlan, RouteEnd};
 use proptest::prelude::*;
 
 use super::batch::{LLM_LAYERS, with_encoders};
@@ -9,8 +9,8 @@ use super::job::Setting;
 
 const WIDTH: usize = 3;
 
-/// DP sizes of encoder and LLM, and the media of every microbatch: tokens (0 among them) and whether the other encoder
-/// takes it.
+/// DP sizes of encoder and LLM, and the media of every microbatch: tokens (0 among them), and whether the
+/// other encoder takes the medium.
 fn steps() -> impl Strategy<Value = ([usize; 2], Vec<Vec<(usize, bool)>>)> {
     let sizes = prop::sample::select(vec![[1, 4], [4, 1], [3, 2], [4, 4], [5, 3], [1, 1], [2, 3]]);
     let media = || prop::collection::vec((0_usize..7, prop::bool::weighted(0.3)), 0..5);
@@ -25,8 +25,8 @@ proptest! {
     #[test]
     fn a_route_and_its_transpose_are_the_identity(([encoders, llm], media) in steps()) {
         let model = with_encoders(true, true);
-        let encoder = |module| ModuleLayout::even(module, 2, 1).dp_size(encoders);
-        let decoder = ModuleLayout::even(ModuleKind::Llm, LLM_LAYERS, 1).dp_size(llm);
+        let encoder = |module| ModuleParallelism::even(module, 2, 1).dp_size(encoders);
+        let decoder = ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 1).dp_size(llm);
         let modules = vec![encoder(ModuleKind::Vision), encoder(ModuleKind::Audio), decoder];
         let job = Setting::new(&model, modules).job().unwrap();
         let medium = |&(tokens, is_audio): &(usize, bool)| {
@@ -38,10 +38,10 @@ proptest! {
             MicrobatchPlan { tokens: 9 + media.iter().map(|medium| medium.tokens).sum::<usize>(), media }
         };
         let microbatches: Vec<MicrobatchPlan> = media.iter().map(microbatch).collect();
-        let plan = StepPlan::new(&job, 0, 1, microbatches.clone()).unwrap();
-        prop_assert_eq!(&plan, &StepPlan::new(&job, 0, 1, microbatches.clone()).unwrap());
+        let plan = PipelineStepPlan::new(&job, 0, 1, microbatches.clone()).unwrap();
+        prop_assert_eq!(&plan, &PipelineStepPlan::new(&job, 0, 1, microbatches.clone()).unwrap());
 
-        // Every row of a source has a value of its own.
+        // Every row of a source has a different value.
         let mut arrived: Vec<Vec<f32>> =
             (0..media.len()).map(|at| vec![-1.0; plan.media_tokens(at as u32) * WIDTH]).collect();
         let mut seen = 0;
@@ -63,18 +63,18 @@ proptest! {
                     if destination as usize / llm != round {
                         prop_assert_eq!(route.between(source, destination).count(), 0);
                     }
-                    let message = route.pack(pair, End::Source, &sent, WIDTH);
+                    let message = route.pack(pair, RouteEnd::Source, &sent, WIDTH);
                     prop_assert_eq!(message.len(), route.tokens_between(source, destination) * WIDTH);
                     let there = &mut arrived[destination as usize];
-                    route.unpack(pair, End::Destination, &message, there, WIDTH);
-                    let returned = route.pack(pair, End::Destination, there, WIDTH);
+                    route.unpack(pair, RouteEnd::Destination, &message, there, WIDTH);
+                    let returned = route.pack(pair, RouteEnd::Destination, there, WIDTH);
                     prop_assert_eq!(&returned, &message);
-                    route.unpack(pair, End::Source, &returned, &mut back, WIDTH);
+                    route.unpack(pair, RouteEnd::Source, &returned, &mut back, WIDTH);
                 }
                 prop_assert_eq!(back, sent);
             }
         }
-        // Every place got exactly one row.
+        // Every row got exactly one value.
         let mut values: Vec<i64> = arrived.concat().into_iter().map(|value| value as i64).collect();
         values.sort_unstable();
         prop_assert!((0..).zip(&values).all(|(at, &value)| value == at));

@@ -1,36 +1,34 @@
-//! Weights and activations of bf16, with masters of `f32`.
+//! Weights and activations in bf16, with master weights in `f32`.
 
+use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::comm::{Comm, Communicator, threads};
 use dflop_executor::device::{Buffer, Cpu, CpuBf16, Device};
+use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
 use dflop_executor::stage::Stage;
-use dflop_executor::training::checkpoint::{Checkpoints, RunState};
-use dflop_executor::training::{
-    LearningRate, LossSum, OptimizerSettings, Precision, Trainer, TrainerSettings,
-};
 use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::Seed;
 
-use super::model::{LAYERS, config, context, run_whole, settings, stage, weights};
+use super::model::{LAYERS, config, context, mean_loss, run_whole, settings, stage, weights};
 use super::support::patient;
 
 fn alone() -> Communicator {
     threads::world(1, patient()).unwrap().remove(0)
 }
 
-fn trainer<D: Device>(stage: &Stage<D>, precision: Precision, comm: &dyn Comm) -> Trainer<D> {
-    Trainer::new(settings(precision), comm, [stage]).unwrap()
+fn optimizer<D: Device>(stage: &Stage<D>, precision: Precision, comm: &dyn Comm) -> JobOptimizer<D> {
+    JobOptimizer::new(settings(precision), comm, [stage]).unwrap()
 }
 
-/// Losses of steps on the same samples.
+/// Returns the losses of steps on the same samples.
 fn losses<D: Device>(device: &D, precision: Precision, steps: usize) -> Vec<f64> {
     let comm = alone();
     let mut stage = stage(device, 0..LAYERS, &Seed(1));
-    let mut trainer = trainer(&stage, precision, &comm);
+    let mut optimizer = optimizer(&stage, precision, &comm);
     let mut losses = Vec::new();
     for step in 0..steps as u64 {
-        let sum: LossSum = run_whole(&mut stage, 0, &[0, 1]);
-        losses.push(sum.reduce(&comm, step).unwrap().mean);
-        trainer.update([&mut stage], 1.0).unwrap();
+        let sum = run_whole(&mut stage, 0, &[0, 1]);
+        losses.push(mean_loss(sum, &comm, step));
+        optimizer.update([&mut stage]).unwrap();
     }
     losses
 }
@@ -47,7 +45,7 @@ fn losses_of_bf16_are_within_two_percent_of_f32() {
 
 #[test]
 fn weights_and_activations_take_half_the_memory() {
-    /// Bytes of weights and gradients, of what a forward leaves, and of that with 4 bytes a number.
+    /// Bytes of weights and gradients, bytes saved by a forward pass, and the latter at 4 bytes per number.
     fn used<D: Device>(device: &D) -> [u64; 3] {
         let mut stage = stage(device, 0..LAYERS, &Seed(1));
         let weights = device.memory_used_bytes();
@@ -60,16 +58,17 @@ fn weights_and_activations_take_half_the_memory() {
     let own: usize = specs.iter().filter(|spec| spec.shares.is_none()).map(ParameterSpec::elements).sum();
     let all: usize = specs.iter().map(ParameterSpec::elements).sum();
     let [full, half] = [used(&Cpu::new(1).unwrap()), used(&CpuBf16::new(1).unwrap())];
-    // gradients are f32 in both, a tied one has two
+    // Gradients are f32 in both; a tied one has two.
     assert_eq!([full[0], half[0]], [4 * (own + all) as u64, (2 * own + 4 * all) as u64]);
-    // statistics of norms and attention stay f32: 6 of every 272 numbers of a row in a layer
+    // Statistics of norms and attention stay f32: 6 of every 272 numbers of a row in a layer.
     assert!(full[1] >= full[2] && full[2] == half[2], "{full:?} {half:?}");
     let share = half[1] as f64 / half[2] as f64;
     assert!((0.5..0.53).contains(&share), "{share}");
     println!("activations of a microbatch: {} bytes of f32, {} of bf16", full[1], half[1]);
 }
 
-/// A norm's scales are 1, below which numbers of bf16 are 0.004 apart: steps of 0.0001 are lost without masters.
+/// Scales of a norm are 1, near which bf16 has steps of 0.004: updates of 0.0001 are lost without master
+/// weights.
 #[test]
 fn masters_add_up_what_bf16_cannot_hold() {
     const STEPS: usize = 100;
@@ -77,32 +76,32 @@ fn masters_add_up_what_bf16_cannot_hold() {
     let train = |precision| {
         let (device, comm) = (CpuBf16::new(1).unwrap(), alone());
         let mut stage = stage(&device, 0..LAYERS, &Seed(1));
-        let settings = TrainerSettings {
+        let settings = JobOptimizerSettings {
             learning_rate: LearningRate::constant(1e-4),
-            optimizer: OptimizerSettings { precision, ..OptimizerSettings::default() },
+            adamw: AdamWSettings { precision, ..AdamWSettings::default() },
             gradient_norm_max: None,
         };
-        let mut trainer = Trainer::new(settings, &comm, [&stage]).unwrap();
+        let mut optimizer = JobOptimizer::new(settings, &comm, [&stage]).unwrap();
         for _ in 0..STEPS {
             let mut all = stage.parameters_mut().trained_mut();
             let (_, _, gradient) = all.find(|(spec, ..)| spec.name == NORM).unwrap();
             *gradient = device.upload_f32(&vec![1.0; gradient.len()]).unwrap();
             drop(all);
-            trainer.update([&mut stage], 1.0).unwrap();
+            optimizer.update([&mut stage]).unwrap();
         }
         let mut all = stage.parameters().owned();
         let (_, values) = all.find(|(spec, _)| spec.name == NORM).unwrap();
         device.download(values).unwrap()
     };
     assert!(train(Precision::F32).iter().all(|&value| value == 1.0), "bf16 alone stalls");
-    // 100 steps of 0.0001, rounded to 1/256
+    // 100 steps of 0.0001, rounded to 1/256.
     assert!(train(Precision::Bf16).iter().all(|&value| (value - 0.99).abs() <= 0.002), "masters move");
 }
 
-fn steps<D: Device>(stage: &mut Stage<D>, trainer: &mut Trainer<D>, until: u64) {
-    while trainer.steps() < until {
-        run_whole(stage, trainer.steps(), &[0, 1]);
-        trainer.update([&mut *stage], 1.0).unwrap();
+fn steps<D: Device>(stage: &mut Stage<D>, optimizer: &mut JobOptimizer<D>, until: u64) {
+    while optimizer.steps() < until {
+        run_whole(stage, optimizer.steps(), &[0, 1]);
+        optimizer.update([&mut *stage]).unwrap();
     }
 }
 
@@ -110,16 +109,16 @@ fn steps<D: Device>(stage: &mut Stage<D>, trainer: &mut Trainer<D>, until: u64) 
 fn a_run_of_bf16_goes_on_with_the_same_bits_and_its_masters_serve_f32() {
     let (device, comm) = (CpuBf16::new(1).unwrap(), alone());
     let directory = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(directory.path());
+    let checkpoints = CheckpointDirectory::new(directory.path());
     let mut straight = stage(&device, 0..LAYERS, &Seed(1));
-    let mut first = trainer(&straight, Precision::Bf16, &comm);
+    let mut first = optimizer(&straight, Precision::Bf16, &comm);
     steps(&mut straight, &mut first, 3);
     checkpoints.save(&first, [&straight], &RunState::default()).unwrap();
     steps(&mut straight, &mut first, 6);
 
     let saved = checkpoints.latest(&comm).unwrap().unwrap();
     let mut resumed = stage(&device, 0..LAYERS, saved.weights());
-    let mut second = trainer(&resumed, Precision::Bf16, &comm);
+    let mut second = optimizer(&resumed, Precision::Bf16, &comm);
     second.restore([&mut resumed], &saved).unwrap();
     steps(&mut resumed, &mut second, 6);
     assert_eq!(weights(&resumed), weights(&straight));
@@ -134,7 +133,7 @@ fn a_run_of_bf16_goes_on_with_the_same_bits_and_its_masters_serve_f32() {
     let cpu = Cpu::new(1).unwrap();
     let mut full = stage(&cpu, 0..LAYERS, saved.weights());
     let rounded = weights(&full);
-    let mut third = trainer(&full, Precision::F32, &comm);
+    let mut third = optimizer(&full, Precision::F32, &comm);
     third.restore([&mut full], &saved).unwrap();
     assert_ne!(weights(&full), rounded, "masters have more digits");
 }

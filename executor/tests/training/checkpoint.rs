@@ -1,15 +1,15 @@
-//! Saved states: the same bits after a break, other layouts, damage.
+//! Checkpoints: the same bits after an interruption, other layouts, damage.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use dflop_executor::Error;
+use dflop_executor::checkpoint::{CheckpointDirectory, RunState, SavedCheckpoint};
 use dflop_executor::comm::{Comm, Communicator, threads};
 use dflop_executor::device::Cpu;
+use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_executor::stage::Stage;
-use dflop_executor::training::checkpoint::{Checkpoints, RunState, Saved};
-use dflop_executor::training::{Precision, Trainer};
 use dflop_executor::weights::ParameterSpec;
 use dflop_executor::weights::{Checkpoint, Seed, Tensor, WeightSource};
 use serde_json::json;
@@ -27,38 +27,43 @@ fn run_state() -> RunState {
     RunState { seed: 7, layout: json!({"stages": 1}), loader: json!({"position": [1, 2, 3]}) }
 }
 
-fn checkpoints(root: &Path) -> Checkpoints {
-    Checkpoints::new(root).companion("config.json", document().to_string().into_bytes())
+fn checkpoints(root: &Path) -> CheckpointDirectory {
+    CheckpointDirectory::new(root).companion("config.json", document().to_string().into_bytes())
 }
 
-/// A stage and a trainer of this rank, from a seed or a state.
-fn begin(comm: &dyn Comm, cuts: &[usize], saved: Option<&Saved>) -> (Stage<Cpu>, Trainer<Cpu>) {
+/// Builds a stage and an optimizer of this rank, from a seed or a checkpoint.
+fn begin(
+    comm: &dyn Comm,
+    cuts: &[usize],
+    saved: Option<&SavedCheckpoint>,
+) -> (Stage<Cpu>, JobOptimizer<Cpu>) {
     let device = Cpu::new(1).unwrap();
     let source: &dyn WeightSource = saved.map_or(&Seed(1), |saved| saved.weights());
     let mut stage = stage(&device, cuts[comm.rank()]..cuts[comm.rank() + 1], source);
-    let mut trainer = Trainer::new(settings(Precision::F32), comm, [&stage]).unwrap();
+    let mut optimizer = JobOptimizer::new(settings(Precision::F32), comm, [&stage]).unwrap();
     if let Some(saved) = saved {
-        trainer.restore([&mut stage], saved).unwrap();
+        optimizer.restore([&mut stage], saved).unwrap();
     }
-    (stage, trainer)
+    (stage, optimizer)
 }
 
-fn go_on(stage: &mut Stage<Cpu>, trainer: &mut Trainer<Cpu>, comm: &dyn Comm, steps: u64) {
-    while trainer.steps() < steps {
-        let step = trainer.steps();
+fn go_on(stage: &mut Stage<Cpu>, optimizer: &mut JobOptimizer<Cpu>, comm: &dyn Comm, steps: u64) {
+    while optimizer.steps() < steps {
+        let step = optimizer.steps();
         run_staged(stage, comm, step).unwrap();
-        trainer.update([&mut *stage], 1.0).unwrap();
+        optimizer.update([&mut *stage]).unwrap();
     }
 }
 
-/// Trains up to a step on so many stages, from the newest state if there is one, and saves; weights of all ranks.
+/// Trains up to a step on several stages, from the newest checkpoint if any, and saves; returns weights of
+/// all ranks.
 fn train(root: &Path, cuts: &[usize], steps: u64) -> Weights {
     let ranks = run(Transport::Threads, cuts.len() - 1, patient(), |comm| {
         let checkpoints = checkpoints(root);
         let saved = checkpoints.latest(&comm).unwrap();
-        let (mut stage, mut trainer) = begin(&comm, cuts, saved.as_ref());
-        go_on(&mut stage, &mut trainer, &comm, steps);
-        checkpoints.save(&trainer, [&stage], &run_state()).unwrap();
+        let (mut stage, mut optimizer) = begin(&comm, cuts, saved.as_ref());
+        go_on(&mut stage, &mut optimizer, &comm, steps);
+        checkpoints.save(&optimizer, [&stage], &run_state()).unwrap();
         weights(&stage)
     });
     ranks.into_iter().flatten().collect()
@@ -73,7 +78,7 @@ fn a_run_with_a_break_ends_with_the_bits_of_one_without_on_any_stages() {
         let directory = tempfile::tempdir().unwrap();
         train(directory.path(), before, 3);
         assert_eq!(train(directory.path(), after, 6), straight, "{before:?} {after:?}");
-        let saved = Checkpoints::new(directory.path()).latest(&alone()).unwrap().unwrap();
+        let saved = CheckpointDirectory::new(directory.path()).latest(&alone()).unwrap().unwrap();
         assert_eq!((saved.step(), saved.run()), (6, &run_state()));
     }
 }
@@ -88,14 +93,14 @@ fn a_run_goes_on_with_more_replicas_to_rounding() {
         let device = Cpu::new(1).unwrap();
         let saved = saved.unwrap();
         let mut stage = stage(&device, 0..LAYERS, saved.weights());
-        let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
-        trainer.restore([&mut stage], &saved).unwrap();
+        let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
+        optimizer.restore([&mut stage], &saved).unwrap();
         for step in 3..6 {
             super::model::run_whole(&mut stage, step, &[comm.rank()]);
             super::update::reduce(&mut stage, &comm, step);
-            trainer.update([&mut stage], 1.0).unwrap();
+            optimizer.update([&mut stage]).unwrap();
         }
-        let path = checkpoints(directory.path()).save(&trainer, [&stage], &run_state()).unwrap();
+        let path = checkpoints(directory.path()).save(&optimizer, [&stage], &run_state()).unwrap();
         assert!(path.join("model.safetensors").exists(), "one replica writes");
         weights(&stage)
     });
@@ -114,10 +119,10 @@ fn a_state_is_a_checkpoint_of_hugging_face_with_others_tensors() {
     let directory = tempfile::tempdir().unwrap();
     let other = Tensor { name: "rotary.inv_freq".to_owned(), shape: vec![2], values: vec![0.5, 0.25] };
     run(Transport::Threads, 3, patient(), |comm| {
-        let (mut stage, mut trainer) = begin(&comm, &[0, 1, 3, 4], None);
-        go_on(&mut stage, &mut trainer, &comm, 1);
+        let (mut stage, mut optimizer) = begin(&comm, &[0, 1, 3, 4], None);
+        go_on(&mut stage, &mut optimizer, &comm, 1);
         let checkpoints = checkpoints(directory.path()).others(vec![other.clone()]);
-        checkpoints.save(&trainer, [&stage], &run_state()).unwrap();
+        checkpoints.save(&optimizer, [&stage], &run_state()).unwrap();
     });
     let state = directory.path().join("step-00000001");
     let files: Vec<String> = {
@@ -149,7 +154,7 @@ fn a_state_is_a_checkpoint_of_hugging_face_with_others_tensors() {
     assert_eq!((&state["step"], &state["learning_rate"]["next"]), (&json!(1), &json!(0.01)));
 }
 
-/// Two states, at steps 1 and 2.
+/// Saves two checkpoints, at steps 1 and 2.
 fn two_states(root: &Path) {
     train(root, &[0, 2, 4], 1);
     train(root, &[0, 2, 4], 2);
@@ -177,7 +182,7 @@ fn damaged_states_are_passed_over_and_named_when_asked_for() {
                 *bytes.last_mut().unwrap() ^= 1;
                 fs::write(path, bytes).unwrap();
             },
-            "`model-00001-of-00002.safetensors` is damaged: it has another digest",
+            "`model-00001-of-00002.safetensors` is damaged: its digest differs from the manifest",
         ),
         (|state| fs::write(state.join("state.json"), "{").unwrap(), "`state.json` has 1 bytes, not"),
     ];
@@ -189,10 +194,10 @@ fn damaged_states_are_passed_over_and_named_when_asked_for() {
         let newest = copy.path().join("step-00000002");
         damage(&newest);
         let ranks = run(Transport::Threads, 2, patient(), |comm| {
-            Checkpoints::new(copy.path()).latest(&comm).unwrap().map(|saved| saved.step())
+            CheckpointDirectory::new(copy.path()).latest(&comm).unwrap().map(|saved| saved.step())
         });
         assert_eq!(ranks, [Some(1); 2], "case {index}");
-        let error = Saved::open(&newest).unwrap_err();
+        let error = SavedCheckpoint::open(&newest).unwrap_err();
         assert!(matches!(error, Error::Saved { .. }) && error.to_string().contains(expected), "{error}");
     }
 }
@@ -213,15 +218,15 @@ fn copy_states(from: &Path, to: &Path) {
 fn a_rank_that_cannot_write_is_named_and_the_run_goes_on() {
     let directory = tempfile::tempdir().unwrap();
     let errors = run(Transport::Threads, 2, patient(), |comm| {
-        let (mut stage, mut trainer) = begin(&comm, &[0, 2, 4], None);
-        go_on(&mut stage, &mut trainer, &comm, 1);
+        let (mut stage, mut optimizer) = begin(&comm, &[0, 2, 4], None);
+        go_on(&mut stage, &mut optimizer, &comm, 1);
         let good = checkpoints(directory.path());
-        good.save(&trainer, [&stage], &run_state()).unwrap();
-        go_on(&mut stage, &mut trainer, &comm, 2);
+        good.save(&optimizer, [&stage], &run_state()).unwrap();
+        go_on(&mut stage, &mut optimizer, &comm, 2);
         let wrong = Tensor { name: "wrong".to_owned(), shape: vec![3], values: vec![0.0; 2] };
-        let error = good.clone().others(vec![wrong]).save(&trainer, [&stage], &run_state()).unwrap_err();
+        let error = good.clone().others(vec![wrong]).save(&optimizer, [&stage], &run_state()).unwrap_err();
         assert_eq!(good.latest(&comm).unwrap().unwrap().step(), 1, "what there was is there");
-        good.save(&trainer, [&stage], &run_state()).unwrap();
+        good.save(&optimizer, [&stage], &run_state()).unwrap();
         assert_eq!(good.latest(&comm).unwrap().unwrap().step(), 2);
         error.to_string()
     });
@@ -233,7 +238,7 @@ fn a_rank_that_cannot_write_is_named_and_the_run_goes_on() {
 fn a_state_of_another_model_is_refused_by_tensor() {
     let directory = tempfile::tempdir().unwrap();
     train(directory.path(), &[0, 4], 1);
-    let saved = Checkpoints::new(directory.path()).latest(&alone()).unwrap().unwrap();
+    let saved = CheckpointDirectory::new(directory.path()).latest(&alone()).unwrap().unwrap();
     let mut wider = document();
     wider["intermediate_size"] = json!(32);
     let config = dflop_executor::model::model_config::ModelConfig::from_config(&wider).unwrap();
@@ -247,27 +252,27 @@ fn a_state_of_another_model_is_refused_by_tensor() {
 #[test]
 fn there_is_no_state_in_a_directory_that_is_not_there() {
     let directory = tempfile::tempdir().unwrap();
-    assert!(Checkpoints::new(directory.path().join("none")).latest(&alone()).unwrap().is_none());
+    assert!(CheckpointDirectory::new(directory.path().join("none")).latest(&alone()).unwrap().is_none());
 }
 
 #[test]
 fn the_last_states_are_kept_and_a_step_can_be_saved_again() {
     let directory = tempfile::tempdir().unwrap();
     let comm = alone();
-    let (mut stage, mut trainer) = begin(&comm, &[0, 4], None);
+    let (mut stage, mut optimizer) = begin(&comm, &[0, 4], None);
     let checkpoints = checkpoints(directory.path()).kept(3);
     for steps in 0..5 {
-        train_whole(&mut stage, &mut trainer, &comm, usize::from(steps > 0));
-        checkpoints.save(&trainer, [&stage], &run_state()).unwrap();
+        train_whole(&mut stage, &mut optimizer, &comm, usize::from(steps > 0));
+        checkpoints.save(&optimizer, [&stage], &run_state()).unwrap();
     }
-    checkpoints.save(&trainer, [&stage], &run_state()).unwrap();
+    checkpoints.save(&optimizer, [&stage], &run_state()).unwrap();
     let mut names: Vec<_> =
         fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["step-00000002", "step-00000003", "step-00000004"]);
 }
 
-/// Before the first update there is no state of the optimizer, and none is missed.
+/// Before the first update there is no optimizer state, and none is missed.
 #[test]
 fn a_state_of_step_0_begins_the_run() {
     let straight = train(tempfile::tempdir().unwrap().path(), &[0, 4], 2);

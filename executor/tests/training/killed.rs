@@ -1,16 +1,16 @@
-//! Processes that train and save are killed at any moment; what they saved is there.
+//! Processes that train and save are killed at any moment; their checkpoints survive.
 //!
-//! This very binary is the program: [`saving_process`] looks into the environment where to save.
+//! This binary is also the program: [`saving_process`] reads from the environment where to save.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::comm::{Comm, threads};
 use dflop_executor::device::Cpu;
-use dflop_executor::training::checkpoint::{Checkpoints, RunState};
-use dflop_executor::training::{Precision, Trainer};
+use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_executor::weights::{Seed, WeightSource};
 use serde_json::json;
 
@@ -19,12 +19,12 @@ use super::support::{Transport, patient, run};
 
 const DIRECTORY: &str = "EXECUTOR_TEST_SAVE_TO";
 const ARGS: [&str; 5] = ["--exact", "killed::saving_process", "--ignored", "--nocapture", "--quiet"];
-/// Kills of one run.
+/// Number of kills in one run.
 const KILLS: usize = 8;
-/// Most states that a process may have saved before it is killed.
+/// Largest number of checkpoints that a process saves before it is killed.
 const STATES_MAX: u64 = 3;
 
-/// Not a test: two ranks train on from the newest state, and save every step, until the process is killed.
+/// Not a test: two ranks train from the newest checkpoint and save every step, until the process is killed.
 #[test]
 #[ignore = "a process of the test below"]
 fn saving_process() {
@@ -33,30 +33,30 @@ fn saving_process() {
 }
 
 fn train_and_save(root: &Path, comm: &dyn Comm) {
-    let checkpoints = Checkpoints::new(root.join("states"));
+    let checkpoints = CheckpointDirectory::new(root.join("states"));
     let saved = checkpoints.latest(comm).unwrap();
     let device = Cpu::new(1).unwrap();
     let source: &dyn WeightSource = saved.as_ref().map_or(&Seed(1), |saved| saved.weights());
     let layers = [0..2, 2..LAYERS][comm.rank()].clone();
     let mut stage = stage(&device, layers, source);
-    let mut trainer = Trainer::new(settings(Precision::F32), comm, [&stage]).unwrap();
+    let mut optimizer = JobOptimizer::new(settings(Precision::F32), comm, [&stage]).unwrap();
     if let Some(saved) = &saved {
-        trainer.restore([&mut stage], saved).unwrap();
+        optimizer.restore([&mut stage], saved).unwrap();
     }
     loop {
-        run_staged(&mut stage, comm, trainer.steps()).unwrap();
-        trainer.update([&mut stage], 1.0).unwrap();
-        let state = RunState { loader: json!(trainer.steps()), ..RunState::default() };
-        checkpoints.save(&trainer, [&stage], &state).unwrap();
+        run_staged(&mut stage, comm, optimizer.steps()).unwrap();
+        optimizer.update([&mut stage]).unwrap();
+        let state = RunState { loader: json!(optimizer.steps()), ..RunState::default() };
+        checkpoints.save(&optimizer, [&stage], &state).unwrap();
         if comm.rank() == 0 {
             let said = root.join("saved.part");
-            fs::write(&said, trainer.steps().to_string()).unwrap();
+            fs::write(&said, optimizer.steps().to_string()).unwrap();
             fs::rename(said, root.join("saved")).unwrap();
         }
     }
 }
 
-/// The last step that a process said it had saved.
+/// Returns the last step that a process reported as saved.
 fn said(root: &Path) -> u64 {
     fs::read_to_string(root.join("saved")).map_or(0, |step| step.parse().unwrap())
 }
@@ -67,7 +67,7 @@ fn spawn(root: &Path) -> Child {
     command.spawn().unwrap()
 }
 
-/// Kills a process some time after it has saved a state, or several.
+/// Kills a process some time after it has saved one or several checkpoints.
 fn kill_after(root: &Path, states: u64, delay: Duration) {
     let before = said(root);
     let (mut child, start) = (spawn(root), Instant::now());
@@ -90,7 +90,7 @@ fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        // a step with its state takes some milliseconds
+        // A step with its checkpoint takes some milliseconds.
         kill_after(root, 1 + random % STATES_MAX, Duration::from_micros(random >> 16 & 0x3fff));
         let states = root.join("states");
         partial += usize::from(
@@ -98,16 +98,16 @@ fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
                 .unwrap()
                 .any(|entry| entry.unwrap().file_name().to_string_lossy().starts_with('.')),
         );
-        let saved = Checkpoints::new(&states).latest(&comm).unwrap().expect("a state was saved");
+        let saved = CheckpointDirectory::new(&states).latest(&comm).unwrap().expect("a state was saved");
         assert!(saved.step() >= said(root), "round {round}: {} of {}", saved.step(), said(root));
         assert_eq!(saved.run().loader, json!(saved.step()));
     }
-    // The weights are those of a run that no one killed, on one rank.
-    let saved = Checkpoints::new(root.join("states")).latest(&comm).unwrap().unwrap();
+    // The weights are equal to those of an uninterrupted run on one rank.
+    let saved = CheckpointDirectory::new(root.join("states")).latest(&comm).unwrap().unwrap();
     let device = Cpu::new(1).unwrap();
     let mut straight = stage(&device, 0..LAYERS, &Seed(1));
-    let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&straight]).unwrap();
-    train_whole(&mut straight, &mut trainer, &comm, saved.step() as usize);
+    let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&straight]).unwrap();
+    train_whole(&mut straight, &mut optimizer, &comm, saved.step() as usize);
     assert_eq!(weights(&stage(&device, 0..LAYERS, saved.weights())), weights(&straight));
     println!("{KILLS} kills, {partial} within a save, {} steps", saved.step());
 }

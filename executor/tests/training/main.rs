@@ -1,6 +1,6 @@
-//! Training around stages: updates over ranks, saved states, bf16.
+//! Optimizer and checkpoints: updates over ranks, saving and loading, bf16.
 
-#![allow(clippy::print_stdout, reason = "figures that were reached are shown")]
+#![allow(clippy::print_stdout, reason = "measured values are shown")]
 #![allow(clippy::float_cmp, reason = "tests compare bits on purpose")]
 
 #[path = "../support/mod.rs"]

@@ -1,4 +1,4 @@
-//! A tiny language model, and steps of it by hand: on one rank, or with a stage on each.
+//! A tiny language model, with steps written by hand: on one rank, or with one stage per rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,11 +10,10 @@ use dflop_executor::model::BlockOutput;
 use dflop_executor::model::context::MicrobatchContext;
 use dflop_executor::model::llm::TextBatch;
 use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_executor::stage::{Activations, Stage};
-use dflop_executor::training::{
-    Decay, LearningRate, LossSum, OptimizerSettings, Precision, StepLoss, Trainer, TrainerSettings,
-    UpdateReport,
+use dflop_executor::optimizer::{
+    AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision, UpdateReport,
 };
+use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::weights::WeightSource;
 use serde_json::{Value, json};
 
@@ -42,16 +41,16 @@ pub(crate) fn stage<D: Device>(
     config().stage(device, &range, FrozenModules::default(), Activations::Stored, source).unwrap()
 }
 
-pub(crate) fn settings(precision: Precision) -> TrainerSettings {
+pub(crate) fn settings(precision: Precision) -> JobOptimizerSettings {
     let decay = Decay::Cosine { minimum: 1e-4, steps: 12 };
-    TrainerSettings {
+    JobOptimizerSettings {
         learning_rate: LearningRate { peak: 0.01, warmup_steps: 1, decay },
-        optimizer: OptimizerSettings { precision, ..OptimizerSettings::default() },
+        adamw: AdamWSettings { precision, ..AdamWSettings::default() },
         gradient_norm_max: Some(0.5),
     }
 }
 
-/// Target tokens of a step.
+/// Counts the target tokens of a step.
 pub(crate) fn targets() -> u64 {
     LENGTHS.iter().map(|&length| length as u64 - 1).sum()
 }
@@ -72,24 +71,24 @@ pub(crate) fn context<D: Device>(device: &D, step: u64, microbatch: usize) -> Ar
     Arc::new(config().llm.context(device, &batch).unwrap())
 }
 
-/// Forward and backward of some microbatches of a step on one rank that has all layers.
-pub(crate) fn run_whole<D: Device>(stage: &mut Stage<D>, step: u64, microbatches: &[usize]) -> LossSum {
-    let mut sum = LossSum::default();
+/// Runs some microbatches of a step on one rank that has all layers; returns the sum of their losses.
+pub(crate) fn run_whole<D: Device>(stage: &mut Stage<D>, step: u64, microbatches: &[usize]) -> f64 {
+    let mut sum = 0.0;
     for &microbatch in microbatches {
         let context = context(stage.device(), step, microbatch);
         let BlockOutput::Loss(loss) = stage.forward(microbatch, context, None).unwrap() else {
             panic!("all layers")
         };
-        sum.add(loss, LENGTHS[microbatch] as u64 - 1);
+        sum += loss;
         stage.backward(microbatch, None).unwrap();
     }
     sum
 }
 
-/// Forward and backward of a step, a stage a rank, one microbatch after the other; the tied gradient is summed.
-pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step: u64) -> Result<LossSum> {
+/// Runs a step with one stage per rank, one microbatch after another; sums the tied gradient.
+pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step: u64) -> Result<f64> {
     let (device, rank, last) = (stage.device().clone(), comm.rank(), comm.size() - 1);
-    let mut sum = LossSum::default();
+    let mut sum = 0.0;
     for (microbatch, &length) in LENGTHS.iter().enumerate() {
         let at = StepContext::microbatch(step, microbatch as u32, "rows");
         let shape = PayloadShape::f32(length, WIDTH);
@@ -102,7 +101,7 @@ pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step:
         let input = if rank > 0 { Some(receive(rank - 1)?) } else { None };
         match stage.forward(microbatch, context(&device, step, microbatch), input)? {
             BlockOutput::Rows(rows) => send(rank + 1, &rows)?,
-            BlockOutput::Loss(loss) => sum.add(loss, length as u64 - 1),
+            BlockOutput::Loss(loss) => sum += loss,
         }
         let gradient = if rank < last { Some(receive(rank + 1)?) } else { None };
         if let Some(gradient) = stage.backward(microbatch, gradient)?.filter(|_| rank > 0) {
@@ -128,23 +127,29 @@ fn add_tied<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, peer: usize, step:
     device.add(&other, gradient)
 }
 
-/// Some steps on a rank that has all layers and all microbatches.
+/// Returns the mean loss of a step over its target tokens, from the sums of all ranks.
+pub(crate) fn mean_loss(mut sum: f64, comm: &dyn Comm, step: u64) -> f64 {
+    comm.all_reduce(StepContext::step(step, "loss"), std::slice::from_mut(&mut sum).into()).unwrap();
+    sum / targets() as f64
+}
+
+/// Trains some steps on a rank that has all layers and all microbatches.
 pub(crate) fn train_whole<D: Device>(
     stage: &mut Stage<D>,
-    trainer: &mut Trainer<D>,
+    optimizer: &mut JobOptimizer<D>,
     comm: &dyn Comm,
     steps: usize,
-) -> Vec<(StepLoss, UpdateReport)> {
+) -> Vec<(f64, UpdateReport)> {
     let mut reports = Vec::new();
     for _ in 0..steps {
-        let step = trainer.steps();
-        let loss = run_whole(stage, step, &[0, 1]).reduce(comm, step).unwrap();
-        reports.push((loss, trainer.update([&mut *stage], 1.0).unwrap()));
+        let step = optimizer.steps();
+        let loss = mean_loss(run_whole(stage, step, &[0, 1]), comm, step);
+        reports.push((loss, optimizer.update([&mut *stage]).unwrap()));
     }
     reports
 }
 
-/// Weights by name, in bits.
+/// Returns weights by name, in bits.
 pub(crate) fn weights<D: Device>(stage: &Stage<D>) -> BTreeMap<String, Vec<u32>> {
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     let of = |values| bits(stage.device().download(values).unwrap());

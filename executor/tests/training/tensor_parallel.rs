@@ -1,16 +1,17 @@
-//! Ranks that share stages: one norm, one saved state, whatever the degree.
+//! Ranks that share stages: one norm and one checkpoint for any tensor-parallel degree.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::comm::Comm;
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange};
+use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange, StageSettings};
 use dflop_executor::model::tensor_parallel::TensorParallel;
-use dflop_executor::stage::{Activations, Stage, StageSettings};
-use dflop_executor::training::checkpoint::{Checkpoints, RunState};
-use dflop_executor::training::{Precision, Trainer};
+use dflop_executor::optimizer::{JobOptimizer, Precision};
+use dflop_executor::stage::{Activations, Stage};
 use dflop_executor::weights::{Seed, WeightSource};
 
 use super::model::{LAYERS, config, run_whole, settings};
@@ -25,27 +26,27 @@ fn stage(group: &Arc<TensorParallel>, source: &dyn WeightSource) -> Stage<Cpu> {
     config().stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, source).unwrap()
 }
 
-/// Trains up to a step on a group of this degree, from the newest state if there is one, and saves; returns norms and
-/// the weights of the first rank, whole.
+/// Trains up to a step with this tensor-parallel degree, from the newest checkpoint if any, and saves;
+/// returns norms and the whole weights of the first rank.
 fn train(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
     let mut ranks = run(Transport::Threads, degree, patient(), |comm| {
         let comm: Arc<dyn Comm> = Arc::new(comm);
         let group = Arc::new(TensorParallel::new(Arc::clone(&comm)));
-        let checkpoints = Checkpoints::new(root);
+        let checkpoints = CheckpointDirectory::new(root);
         let saved = checkpoints.latest(&*comm).unwrap();
         let source: &dyn WeightSource = saved.as_ref().map_or(&Seed(1), |saved| saved.weights());
         let mut stage = stage(&group, source);
-        let mut trainer = Trainer::new(settings(Precision::F32), &*comm, [&stage]).unwrap();
+        let mut optimizer = JobOptimizer::new(settings(Precision::F32), &*comm, [&stage]).unwrap();
         if let Some(saved) = &saved {
-            trainer.restore([&mut stage], saved).unwrap();
+            optimizer.restore([&mut stage], saved).unwrap();
         }
         let mut norms = Vec::new();
-        while trainer.steps() < steps {
-            group.start_step(trainer.steps());
-            run_whole(&mut stage, trainer.steps(), &[0, 1]);
-            norms.push(trainer.update([&mut stage], 1.0).unwrap().gradient_norm);
+        while optimizer.steps() < steps {
+            group.start_step(optimizer.steps());
+            run_whole(&mut stage, optimizer.steps(), &[0, 1]);
+            norms.push(optimizer.update([&mut stage]).unwrap().gradient_norm);
         }
-        checkpoints.save(&trainer, [&stage], &RunState::default()).unwrap();
+        checkpoints.save(&optimizer, [&stage], &RunState::default()).unwrap();
         let mut whole = Whole::new();
         for (spec, values) in stage.parameters().owned() {
             let values = stage.device().download(values).unwrap();
@@ -66,7 +67,7 @@ fn assert_near(a: &Whole, b: &Whole) {
     }
 }
 
-/// Of degree 4 two ranks each have the same keys and values.
+/// With degree 4, two ranks each have the same keys and values.
 #[test]
 fn a_shared_stage_trains_as_one_rank_to_rounding() {
     let directory = || tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Updates of one rank and of several.
+//! Updates on one rank and on several.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,35 +8,35 @@ use dflop_executor::comm::{Comm, Communicator};
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::llm::TextBatch;
 use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_executor::stage::Activations;
-use dflop_executor::training::{
-    LearningRate, OptimizerSettings, Ownership, Precision, StepLoss, Trainer, TrainerSettings, UpdateReport,
+use dflop_executor::optimizer::{
+    AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Ownership, Precision, UpdateReport,
 };
+use dflop_executor::stage::Activations;
 use dflop_executor::weights::{Checkpoint, Seed};
 use std::sync::Arc;
 
-use super::model::{LAYERS, run_staged, run_whole, settings, stage, targets, train_whole, weights};
+use super::model::{LAYERS, mean_loss, run_staged, run_whole, settings, stage, train_whole, weights};
 use super::support::{Transport, patient, run};
 
-type Trained = (BTreeMap<String, Vec<u32>>, Vec<(StepLoss, UpdateReport)>);
+type Trained = (BTreeMap<String, Vec<u32>>, Vec<(f64, UpdateReport)>);
 
 fn alone(comm: &Communicator, steps: usize) -> Trained {
     let device = Cpu::new(1).unwrap();
     let mut stage = stage(&device, 0..LAYERS, &Seed(1));
-    let mut trainer = Trainer::new(settings(Precision::F32), comm, [&stage]).unwrap();
-    let reports = train_whole(&mut stage, &mut trainer, comm, steps);
+    let mut optimizer = JobOptimizer::new(settings(Precision::F32), comm, [&stage]).unwrap();
+    let reports = train_whole(&mut stage, &mut optimizer, comm, steps);
     (weights(&stage), reports)
 }
 
 fn staged(comm: &Communicator, cuts: &[usize], steps: usize) -> Trained {
     let device = Cpu::new(1).unwrap();
     let mut stage = stage(&device, cuts[comm.rank()]..cuts[comm.rank() + 1], &Seed(1));
-    let mut trainer = Trainer::new(settings(Precision::F32), comm, [&stage]).unwrap();
+    let mut optimizer = JobOptimizer::new(settings(Precision::F32), comm, [&stage]).unwrap();
     let mut reports = Vec::new();
     for _ in 0..steps {
-        let step = trainer.steps();
-        let loss = run_staged(&mut stage, comm, step).unwrap().reduce(comm, step).unwrap();
-        reports.push((loss, trainer.update([&mut stage], 1.0).unwrap()));
+        let step = optimizer.steps();
+        let loss = mean_loss(run_staged(&mut stage, comm, step).unwrap(), comm, step);
+        reports.push((loss, optimizer.update([&mut stage]).unwrap()));
     }
     (weights(&stage), reports)
 }
@@ -50,7 +50,6 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage() {
         (0.0, settings(Precision::F32).learning_rate.at(2))
     );
     assert!(reports.iter().all(|(_, report)| report.is_clipped), "{reports:?}");
-    assert_eq!(first.0.target_tokens, targets());
     for cuts in [&[0, 2, 4][..], &[0, 1, 3, 4]] {
         let ranks = run(Transport::Threads, cuts.len() - 1, patient(), |comm| staged(&comm, cuts, 3));
         let mut seen = 0;
@@ -61,12 +60,12 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage() {
                 seen += 1;
             }
         }
-        // the tied embedding is on the first and the last rank
+        // The tied embedding is on the first and the last rank.
         assert_eq!(seen, whole.len() + 1);
     }
 }
 
-/// Adds up the gradients of replicas, as a pipeline does.
+/// Sums the gradients of replicas, as a pipeline does.
 pub(crate) fn reduce(stage: &mut dflop_executor::stage::Stage<Cpu>, comm: &dyn Comm, step: u64) {
     let device = stage.device().clone();
     stage.parameters_mut().fold_shared_gradients(&device).unwrap();
@@ -84,25 +83,25 @@ fn replicas_with_unequal_microbatches_train_as_one_rank_to_rounding() {
     let ranks = run(Transport::Threads, 2, patient(), |comm| {
         let device = Cpu::new(1).unwrap();
         let mut stage = stage(&device, 0..LAYERS, &Seed(1));
-        let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
+        let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
         let mut own_reports = Vec::new();
         for step in 0..3 {
-            let loss = run_whole(&mut stage, step, &[comm.rank()]).reduce(&comm, step).unwrap();
+            let loss = mean_loss(run_whole(&mut stage, step, &[comm.rank()]), &comm, step);
             reduce(&mut stage, &comm, step);
-            own_reports.push((loss, trainer.update([&mut stage], 1.0).unwrap()));
+            own_reports.push((loss, optimizer.update([&mut stage]).unwrap()));
         }
         (weights(&stage), own_reports)
     });
     assert_eq!(ranks[0], ranks[1], "replicas have the same bits");
     for ((loss, report), (own_loss, own_report)) in reports.iter().zip(&ranks[0].1) {
-        assert!((loss.mean - own_loss.mean).abs() < 1e-5 * loss.mean, "{loss:?} {own_loss:?}");
+        assert!((loss - own_loss).abs() < 1e-5 * loss, "{loss:?} {own_loss:?}");
         let (norm, own) = (report.gradient_norm, own_report.gradient_norm);
         assert!((norm - own).abs() < 1e-5 * norm, "{norm} {own}");
     }
     for (name, values) in &whole {
         let pairs = values.iter().zip(&ranks[0].0[name]);
         for (a, b) in pairs.map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b))) {
-            // a step is at most the learning rate, of which Adam may turn a gradient near zero
+            // A step is at most the learning rate, and Adam may turn the sign of a gradient near zero.
             assert!((a - b).abs() < 1e-3, "{name}: {a} {b}");
         }
     }
@@ -129,7 +128,7 @@ fn a_gradient_that_is_no_number_ends_the_job_by_tensor() {
     let ranks = run(Transport::Threads, 2, patient(), |comm| {
         let device = Cpu::new(1).unwrap();
         let mut stage = stage(&device, [0..2, 2..4][comm.rank()].clone(), &Seed(1));
-        let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
+        let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
         let before = weights(&stage);
         if comm.rank() == 1 {
             let mut all = stage.parameters_mut().trained_mut();
@@ -137,7 +136,7 @@ fn a_gradient_that_is_no_number_ends_the_job_by_tensor() {
                 all.find(|(spec, ..)| spec.name.ends_with("layers.3.mlp.up_proj.weight")).unwrap();
             gradient[7] = f32::NAN;
         }
-        let error = trainer.update([&mut stage], 1.0).unwrap_err();
+        let error = optimizer.update([&mut stage]).unwrap_err();
         assert_eq!(before, weights(&stage), "nothing was updated");
         error
     });
@@ -155,14 +154,15 @@ fn frozen_parameters_have_no_state_and_stay() {
         let frozen = FrozenModules { is_llm_frozen: true, ..FrozenModules::default() };
         let mut stage = config.stage(&device, &range, frozen, Activations::Stored, &Seed(1)).unwrap();
         let before = weights(&stage);
-        let mut trainer = Trainer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
-        let report = trainer.update([&mut stage], 1.0).unwrap();
-        assert_eq!((report.gradient_norm, trainer.optimizer().elements()), (0.0, 0));
+        let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
+        let report = optimizer.update([&mut stage]).unwrap();
+        assert_eq!((report.gradient_norm, optimizer.adamw().elements()), (0.0, 0));
         assert_eq!(before, weights(&stage));
     });
 }
 
-/// The recorded weights after three steps of `torch.optim.AdamW` (`tests/record/executor_parity.py`).
+/// Compares with the weights recorded after three steps of `torch.optim.AdamW`
+/// (`tests/record/executor_parity.py`).
 #[test]
 fn three_steps_with_clipping_are_those_of_torch() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/executor/qwen2");
@@ -188,19 +188,19 @@ fn three_steps_with_clipping_are_those_of_torch() {
     let source = Checkpoint::open(&directory).unwrap();
     let mut stage =
         config.stage(&device, &range, FrozenModules::default(), Activations::Stored, &source).unwrap();
-    let settings = TrainerSettings {
+    let settings = JobOptimizerSettings {
         learning_rate: LearningRate::cosine(0.01, 2, 6),
-        optimizer: OptimizerSettings::default(),
+        adamw: AdamWSettings::default(),
         gradient_norm_max: Some(0.5),
     };
     let [norms, rates] = ["norms", "rates"].map(|name| truth.tensor(name).unwrap().1);
 
     let comm = dflop_executor::comm::threads::world(1, patient()).unwrap().remove(0);
-    let mut trainer = Trainer::new(settings, &comm, [&stage]).unwrap();
+    let mut optimizer = JobOptimizer::new(settings, &comm, [&stage]).unwrap();
     for step in 0..3 {
         stage.forward(0, Arc::clone(&context), None).unwrap();
         stage.backward(0, None).unwrap();
-        let report = trainer.update([&mut stage], 1.0).unwrap();
+        let report = optimizer.update([&mut stage]).unwrap();
         let norm = f64::from(norms[step]);
         assert!((report.gradient_norm - norm).abs() < 1e-5 * norm, "{report:?} {norm}");
         assert!((report.learning_rate - f64::from(rates[step])).abs() < 1e-9);
@@ -213,7 +213,7 @@ fn three_steps_with_clipping_are_those_of_torch() {
         let difference = values.iter().zip(&truth).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
         worst = worst.max(difference);
     }
-    // two steps of at most 0.01 were taken
+    // Two steps of at most 0.01 were taken.
     assert!(worst < 2e-6, "{worst}");
     println!("largest difference of a weight: {worst:.1e}");
 }

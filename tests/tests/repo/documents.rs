@@ -209,7 +209,12 @@ fn messages_in_the_troubleshooting_guide_are_those_of_the_code() {
     let mut count = 0;
     for (line, message) in headings {
         count += 1;
-        for part in message.split('…').map(str::trim).filter(|part| part.len() > 3) {
+        for part in message
+            .split('…')
+            .flat_map(|part| part.split("`, `"))
+            .map(str::trim)
+            .filter(|part| part.len() > 3)
+        {
             assert!(sources.contains(part), "docs/troubleshooting.md:{line}: no message has `{part}`");
         }
     }
@@ -252,11 +257,18 @@ fn code_map(name: &str) -> String {
             .find(|(_, file)| root().join(&source).join(file).is_file())
             .unwrap_or_else(|| panic!("{source}: there is no room `{room}`"));
         let text = read(&Path::new(&source).join(file));
-        let first = text.lines().find_map(|line| line.strip_prefix("//! ")).unwrap_or_default();
-        let does = without_links(first.trim_end_matches('.')).replace('|', "\\|");
+        let does = without_links(&first_sentence(&text)).replace('|', "\\|");
         table.push_str(&format!("| [`{shown}`]({source}/{shown}) | {does} |\n"));
     }
     table
+}
+
+/// The first sentence of a file's documentation, without its full stop.
+fn first_sentence(text: &str) -> String {
+    let lines = text.lines().map_while(|line| line.strip_prefix("//! "));
+    let paragraph = lines.collect::<Vec<_>>().join(" ");
+    let sentence = paragraph.split_once(". ").map_or(paragraph.as_str(), |(first, _)| first);
+    sentence.trim_end_matches('.').to_owned()
 }
 
 /// Rewrites links of rustdoc, [`name`], to their names.

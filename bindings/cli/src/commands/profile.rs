@@ -7,8 +7,10 @@ use std::time::Instant;
 use clap::Args;
 use dflop_costmodel::{CostModel, Module, Profile, ProfileOptions};
 use dflop_executor::device::Cpu;
-use dflop_executor::measure::check::{CheckOptions, CheckReport, Checked, Errors, MEDIAN_BOUND, check};
-use dflop_executor::measure::{MeasureOptions, MeasuredModel, MeasuredProfile, ModuleReport, measure};
+use dflop_executor::profile::check::{
+    CheckOptions, CheckReport, CheckedMicrobatch, MEDIAN_BOUND, PredictionErrors, check,
+};
+use dflop_executor::profile::{MeasureOptions, MeasuredModel, MeasuredProfile, ModuleReport, measure};
 use serde::Serialize;
 
 use crate::args::model::spec_of;
@@ -274,7 +276,9 @@ fn print_check(out: &mut impl Write, report: &CheckReport) -> Result<(), Failure
         "module", "micro", "samples", "tokens", "predicted ms", "measured ms", "error", "spread", "corrected"
     )?;
     for row in &report.microbatches {
-        let Checked { module, microbatch, samples, tokens, predicted_ns, measured_ns, spread, .. } = row;
+        let CheckedMicrobatch {
+            module, microbatch, samples, tokens, predicted_ns, measured_ns, spread, ..
+        } = row;
         let error = |ns: u64| format!("{:+.1} %", 100.0 * (ns as f64 / (*measured_ns as f64).max(1.0) - 1.0));
         let [predicted, measured] = [predicted_ns, measured_ns].map(|ns| *ns as f64 / 1e6);
         writeln!(
@@ -286,7 +290,7 @@ fn print_check(out: &mut impl Write, report: &CheckReport) -> Result<(), Failure
         )?;
     }
     for module in &report.modules {
-        let Errors { count, median, p95, bias, .. } = module.errors;
+        let PredictionErrors { count, median, p95, bias, .. } = module.errors;
         writeln!(
             out,
             "{}: error of {count} microbatches median {} (bound {}), p95 {} (bound {}), bias {}; runs of one spread {} \

@@ -19,8 +19,8 @@ fn with_and_without(family: Family, bad: usize) -> [Corpus; 2] {
 #[track_caller]
 fn dropped(ran: &Ran) -> (u64, &str) {
     let [step] = ran.steps.as_slice() else { panic!("there are {} steps", ran.steps.len()) };
-    let [dropped] = step.dropped.as_slice() else { panic!("dropped are {:?}", step.dropped) };
-    (step.samples[dropped.place as usize], &dropped.reason)
+    let [dropped] = step.skipped.as_slice() else { panic!("dropped are {:?}", step.skipped) };
+    (step.samples[dropped.index as usize], &dropped.reason)
 }
 
 #[test]
@@ -74,9 +74,9 @@ fn a_step_of_which_nothing_is_left_learns_nothing_and_the_next_goes_on() {
     let corpus = Corpus::new(Family::InternVl, &samples);
     for [encoder, llm] in LAYOUTS {
         let ran = run(&corpus, &Setting { encoder, llm, ..Setting::new(4, 2) });
-        assert_eq!((ran.steps[0].dropped.len(), ran.steps[0].tokens, ran.steps[0].target_tokens), (4, 0, 0));
+        assert_eq!((ran.steps[0].skipped.len(), ran.steps[0].tokens, ran.steps[0].target_tokens), (4, 0, 0));
         assert_eq!(ran.steps[0].loss.to_bits(), 0.0_f64.to_bits());
         assert!(ran.gradients[0].values().flatten().all(|&value| value == 0.0));
-        assert!(ran.steps[1].dropped.is_empty() && ran.steps[1].loss > 5.0);
+        assert!(ran.steps[1].skipped.is_empty() && ran.steps[1].loss > 5.0);
     }
 }

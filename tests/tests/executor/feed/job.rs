@@ -9,11 +9,11 @@ use dflop_balancer::schedule::ScheduleKind;
 use dflop_executor::Result;
 use dflop_executor::comm::{Comm, Settings, threads};
 use dflop_executor::device::Cpu;
-use dflop_executor::feed::{Dropped, Feed};
+use dflop_executor::inputs::{InputReader, SkippedSample};
 use dflop_executor::model::model_config::{FrozenModules, ModuleKind};
-use dflop_executor::pipeline::{Job, ModuleLayout, Place};
-use dflop_executor::run::join;
+use dflop_executor::pipeline::{Job, ModuleParallelism, RankPlacement};
 use dflop_executor::stage::Activations;
+use dflop_executor::train::join_job;
 use dflop_executor::weights::Seed;
 use dflop_loader::error::Skipped;
 use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
@@ -47,7 +47,7 @@ impl Setting {
     pub(crate) fn job(&self, corpus: &Corpus) -> Job {
         let layout = |module: ModuleKind| {
             let [dp_size, stages] = if module == ModuleKind::Llm { self.llm } else { self.encoder };
-            ModuleLayout::even(module, corpus.model.layers(module), stages).dp_size(dp_size)
+            ModuleParallelism::even(module, corpus.model.layers(module), stages).dp_size(dp_size)
         };
         let modules = corpus.model.modules().into_iter().map(layout).collect();
         Job::new(corpus.model.clone(), FrozenModules::default(), modules, ScheduleKind::OneForwardOneBackward)
@@ -61,7 +61,7 @@ pub(crate) struct StepSeen {
     pub(crate) loss: f64,
     pub(crate) tokens: u64,
     pub(crate) target_tokens: u64,
-    pub(crate) dropped: Vec<Dropped>,
+    pub(crate) skipped: Vec<SkippedSample>,
     /// Numbers of the samples in the index, by position.
     pub(crate) samples: Vec<u64>,
     /// Samples by DP rank and microbatch, as positions.
@@ -70,7 +70,7 @@ pub(crate) struct StepSeen {
 
 /// Result of a rank.
 pub(crate) struct RankSeen {
-    pub(crate) place: Place,
+    pub(crate) place: RankPlacement,
     pub(crate) steps: Vec<StepSeen>,
     /// Gradients of the rank's stages, by step.
     gradients: Vec<BTreeMap<String, Vec<f32>>>,
@@ -127,7 +127,7 @@ fn of_rank(
     comm: threads::ThreadComm,
 ) -> Result<RankSeen> {
     let device = Cpu::new(1)?;
-    let place = job.place(comm.rank())?;
+    let place = job.placement(comm.rank())?;
     let planner = corpus
         .planner(setting.global_batch)
         .dp_size(setting.llm[0])
@@ -138,15 +138,16 @@ fn of_rank(
     let budget = ErrorBudget::new(1.0)?;
     let preparer = corpus.preparer();
     let preparer = setting.tokens_max.into_iter().fold(preparer, PreparerBuilder::tokens_max);
-    let mut feed = Feed::new(device.clone(), job.clone(), place.clone(), planner, preparer, |loader| {
-        loader.workers(1).steps(setting.steps).error_budget(budget)
-    })?;
+    let mut feed =
+        InputReader::new(device.clone(), job.clone(), place.clone(), planner, preparer, |loader| {
+            loader.workers(1).steps(setting.steps).error_budget(budget)
+        })?;
     let frozen = FrozenModules::default();
     let mut pipeline =
-        join(Box::new(comm), job, &device, frozen, Activations::Stored, &Seed(1))?.check_plans(true);
+        join_job(Box::new(comm), job, &device, frozen, Activations::Stored, &Seed(1))?.check_plans(true);
     let (mut steps, mut gradients) = (Vec::new(), Vec::new());
     while let Some(fed) = feed.next(pipeline.comm())? {
-        let outcome = pipeline.step(&fed.work)?;
+        let outcome = pipeline.step(&fed.rank_step)?;
         let mut own = BTreeMap::new();
         for (_, stage) in pipeline.stages() {
             own.extend(stage.parameters().gradients(&device)?);
@@ -155,8 +156,8 @@ fn of_rank(
         steps.push(StepSeen {
             loss: outcome.loss,
             tokens: fed.tokens,
-            target_tokens: fed.work.plan.target_tokens(),
-            dropped: fed.dropped,
+            target_tokens: fed.rank_step.plan.target_tokens(),
+            skipped: fed.skipped,
             samples: fed.plan.samples.iter().map(|sample| sample.sample).collect(),
             ranks: fed.plan.ranks.clone(),
         });

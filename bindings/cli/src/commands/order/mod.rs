@@ -63,8 +63,8 @@ struct OrderLine<'a> {
     makespan_ns: u64,
     lower_bound_ns: u64,
     target_tokens: u64,
-    /// Microbatches may be far from each other in tokens: with the byte cap there was no nearer partition. Left out
-    /// where it is false.
+    /// Whether token counts may be far from their mean, because no closer partition satisfied the byte cap.
+    /// Omitted if false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     near_mean_cap_dropped: bool,
 }

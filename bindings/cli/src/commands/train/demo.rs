@@ -1,6 +1,6 @@
 //! Trains the example's model for `dflop demo`, balanced and data-blind on the same batches.
 
-use dflop_executor::run::{EXAMPLE_CONFIG, StepReport};
+use dflop_executor::train::{EXAMPLE_CONFIG, StepReport};
 
 use super::config::{StrategyName, TrainConfig};
 use super::{RankTask, Setup, run_threads};

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use dflop_executor::run::StepReport;
+use dflop_executor::train::StepReport;
 
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
@@ -49,8 +49,8 @@ impl<'a> Printer<'a> {
             100.0 * report.bubble_fraction,
             1e3 * report.data_wait_seconds,
         )?;
-        if report.dropped_samples > 0 {
-            write!(self.out, "  {} bad samples skipped", report.dropped_samples)?;
+        if report.skipped_samples > 0 {
+            write!(self.out, "  {} bad samples skipped", report.skipped_samples)?;
         }
         writeln!(self.out)?;
         Ok(())

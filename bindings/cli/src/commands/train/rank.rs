@@ -5,16 +5,16 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use dflop_costmodel::correction::CorrectionOptions;
+use dflop_executor::checkpoint::{CheckpointDirectory, SavedCheckpoint};
 use dflop_executor::comm::{Comm, StepContext, threads};
 use dflop_executor::device::{Cpu, CpuBf16, Device};
-use dflop_executor::feed::Feed;
-use dflop_executor::measure::gemm_peak_flops;
-use dflop_executor::run::{Rank, RankOptions, StepReport, join};
-use dflop_executor::stage::Activations;
-use dflop_executor::training::checkpoint::{Checkpoints, Saved};
-use dflop_executor::training::{
-    Decay, LearningRate, OptimizerSettings, Precision, TraceWriter, Trainer, TrainerSettings,
+use dflop_executor::inputs::InputReader;
+use dflop_executor::optimizer::{
+    AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision,
 };
+use dflop_executor::profile::gemm_peak_flops;
+use dflop_executor::stage::Activations;
+use dflop_executor::train::{StepReport, TraceWriter, TrainingRank, TrainingRankOptions, join_job};
 use dflop_executor::weights::{Checkpoint, Seed, WeightSource};
 use dflop_loader::order::LoaderState;
 use serde_json::json;
@@ -108,18 +108,22 @@ fn start<D: Device>(
     setup: &Setup,
     comm: Box<dyn Comm>,
     task: &RankTask,
-    saved: Option<&Saved>,
-) -> Result<Rank<D>, Failure> {
+    saved: Option<&SavedCheckpoint>,
+) -> Result<TrainingRank<D>, Failure> {
     let rank = comm.rank();
-    let place = setup.job.place(rank)?;
+    let place = setup.job.placement(rank)?;
     let state = saved.map(|saved| serde_json::from_value::<LoaderState>(saved.run().loader.clone()));
     let state =
         state.transpose().map_err(|error| Failure::Failed(format!("state of the loader: {error}")))?;
     let planner = setup.planner(config, state)?;
-    let feed =
-        Feed::new(device.clone(), setup.job.clone(), place, planner, setup.preparer(config)?, |loader| {
-            loader.workers(config.data.workers)
-        })?;
+    let feed = InputReader::new(
+        device.clone(),
+        setup.job.clone(),
+        place,
+        planner,
+        setup.preparer(config)?,
+        |loader| loader.workers(config.data.workers),
+    )?;
     let pretrained = match (saved, config.model.pretrained) {
         (None, true) => Some(Checkpoint::open(&setup.model_directory)?),
         _ => None,
@@ -133,11 +137,12 @@ fn start<D: Device>(
     };
     let activations =
         if config.model.recompute_layers { Activations::Recomputed } else { Activations::Stored };
-    let mut pipeline = join(comm, &setup.job, device, setup.frozen, activations, source)?.check_plans(true);
+    let mut pipeline =
+        join_job(comm, &setup.job, device, setup.frozen, activations, source)?.check_plans(true);
     let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
-    let mut trainer = Trainer::new(trainer_settings(config), pipeline.comm(), stages)?;
+    let mut optimizer = JobOptimizer::new(optimizer_settings(config), pipeline.comm(), stages)?;
     if let Some(saved) = saved {
-        trainer.restore(pipeline.stages_mut(), saved)?;
+        optimizer.restore(pipeline.stages_mut(), saved)?;
     }
     let correction = config.correction.enabled.then(|| CorrectionOptions {
         interval_steps: config.correction.interval_steps,
@@ -149,9 +154,14 @@ fn start<D: Device>(
         json!({"module": format!("{:?}", module.module).to_lowercase(), "stages": module.stages,
             "dp": module.dp_size, "tp": module.tp_size})
     });
-    let options =
-        RankOptions { correction, peak_flops_per_second, trace, seed: config.seed, layout: layout.collect() };
-    Ok(Rank::new(pipeline, feed, trainer, options)?)
+    let options = TrainingRankOptions {
+        correction,
+        peak_flops_per_second,
+        trace,
+        seed: config.seed,
+        layout: layout.collect(),
+    };
+    Ok(TrainingRank::new(pipeline, feed, optimizer, options)?)
 }
 
 type Trace = TraceWriter<Box<dyn Write + Send>>;
@@ -161,9 +171,9 @@ fn open_trace(path: &Path) -> Result<Trace, Failure> {
     Ok(TraceWriter::new(Box::new(BufWriter::new(file)) as Box<dyn Write + Send>)?)
 }
 
-fn checkpoints(config: &TrainConfig, setup: &Setup) -> Result<Option<Checkpoints>, Failure> {
+fn checkpoints(config: &TrainConfig, setup: &Setup) -> Result<Option<CheckpointDirectory>, Failure> {
     let Some(directory) = &config.checkpoint.directory else { return Ok(None) };
-    let mut checkpoints = Checkpoints::new(directory).kept(config.checkpoint.kept.unwrap_or(2));
+    let mut checkpoints = CheckpointDirectory::new(directory).kept(config.checkpoint.kept.unwrap_or(2));
     for name in ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"] {
         let path = setup.model_directory.join(name);
         if path.is_file() {
@@ -174,11 +184,11 @@ fn checkpoints(config: &TrainConfig, setup: &Setup) -> Result<Option<Checkpoints
     Ok(Some(checkpoints))
 }
 
-fn trainer_settings(config: &TrainConfig) -> TrainerSettings {
+fn optimizer_settings(config: &TrainConfig) -> JobOptimizerSettings {
     let OptimizerTable { learning_rate, warmup_steps, learning_rate_min, betas, .. } = config.optimizer;
     let decay =
         learning_rate_min.map_or(Decay::Constant, |minimum| Decay::Cosine { minimum, steps: config.steps });
-    let optimizer = OptimizerSettings {
+    let adamw = AdamWSettings {
         beta1: betas[0],
         beta2: betas[1],
         epsilon: config.optimizer.epsilon,
@@ -187,13 +197,13 @@ fn trainer_settings(config: &TrainConfig) -> TrainerSettings {
             PrecisionName::F32 => Precision::F32,
             PrecisionName::Bf16 => Precision::Bf16,
         },
-        ..OptimizerSettings::default()
+        ..AdamWSettings::default()
     };
-    TrainerSettings {
-        optimizer,
+    JobOptimizerSettings {
+        adamw,
         gradient_norm_max: (config.optimizer.gradient_norm_max != 0.0)
             .then_some(config.optimizer.gradient_norm_max),
-        ..TrainerSettings::new(LearningRate { peak: learning_rate, warmup_steps, decay })
+        ..JobOptimizerSettings::new(LearningRate { peak: learning_rate, warmup_steps, decay })
     }
 }
 

@@ -7,7 +7,7 @@ use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
 use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
-use dflop_executor::pipeline::{Job, ModuleLayout};
+use dflop_executor::pipeline::{Job, ModuleParallelism};
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::model::ModelDirectory;
 use dflop_loader::order::LoaderState;
@@ -133,13 +133,13 @@ fn job(config: &TrainConfig, model: ModelConfig, frozen: FrozenModules) -> Resul
     Ok(Job::new(model, frozen, layouts, config.schedule()?)?)
 }
 
-fn layout(module: ModuleKind, layers: usize, table: &ModuleTable) -> Result<ModuleLayout, Failure> {
+fn layout(module: ModuleKind, layers: usize, table: &ModuleTable) -> Result<ModuleParallelism, Failure> {
     let refuse = |reason: String| Err(Failure::Misuse(format!("`parallel` of {module:?}: {reason}")));
     let layout = match &table.layers {
         None if table.stages == 0 || table.stages > layers => {
             return refuse(format!("{} stages for {layers} layers", table.stages));
         }
-        None => ModuleLayout::even(module, layers, table.stages),
+        None => ModuleParallelism::even(module, layers, table.stages),
         Some(lengths) if lengths.iter().sum::<usize>() != layers || lengths.contains(&0) => {
             return refuse(format!("expected `layers` that add up to {layers}, found {lengths:?}"));
         }
@@ -148,7 +148,7 @@ fn layout(module: ModuleKind, layers: usize, table: &ModuleTable) -> Result<Modu
                 *end += length;
                 Some(*end - length..*end)
             });
-            ModuleLayout::new(module, ends.collect())
+            ModuleParallelism::new(module, ends.collect())
         }
     };
     Ok(layout.dp_size(table.dp).tp_size(table.tp))

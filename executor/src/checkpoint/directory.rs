@@ -1,0 +1,217 @@
+//! Creates, renames and removes checkpoint directories, so that a crash at any moment leaves a complete one.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::MANIFEST_FILE;
+use crate::error::{Error, Result};
+
+const PREFIX: &str = "step-";
+/// Suffix of a directory being written.
+const PARTIAL: &str = ".partial";
+/// Suffix of a checkpoint that a new one of the same step is about to replace.
+const REPLACED: &str = ".replaced";
+/// Prefix of directories with checkpoints of earlier runs.
+const EARLIER: &str = "earlier-";
+/// Suffix of a directory being removed.
+const REMOVED: &str = ".removed";
+
+/// Returns the directory of a step.
+pub(super) fn of_step(root: &Path, step: u64) -> PathBuf {
+    root.join(format!("{PREFIX}{step:08}"))
+}
+
+fn hidden(root: &Path, step: u64, suffix: &str) -> PathBuf {
+    root.join(format!(".{PREFIX}{step:08}{suffix}"))
+}
+
+/// Returns the directory of a step while it is being written.
+pub(super) fn partial(root: &Path, step: u64) -> PathBuf {
+    hidden(root, step, PARTIAL)
+}
+
+/// Removes the remains of killed processes and creates an empty directory to write into.
+pub(super) fn prepare(root: &Path, step: u64) -> Result<()> {
+    let all = || {
+        fs::create_dir_all(root)?;
+        for name in names(root)? {
+            let is_left = name.starts_with('.') && (name.ends_with(PARTIAL) || name.ends_with(REMOVED));
+            if is_left && name[1..].starts_with(PREFIX) {
+                fs::remove_dir_all(root.join(name))?;
+            }
+        }
+        fs::create_dir(partial(root, step))
+    };
+    all().map_err(failed("prepare", root))
+}
+
+/// Turns a written directory into the checkpoint of its step.
+pub(super) fn publish(root: &Path, step: u64) -> Result<PathBuf> {
+    let (from, to, replaced) = (partial(root, step), of_step(root, step), hidden(root, step, REPLACED));
+    let all = || {
+        // The files must be on disk before the rename makes them a checkpoint.
+        sync(&from)?;
+        if to.exists() {
+            // Until the new one is renamed, `candidates` still finds the old one under this name.
+            remove(&replaced)?;
+            fs::rename(&to, &replaced)?;
+        }
+        fs::rename(&from, &to)?;
+        sync(root)?;
+        remove(&replaced)
+    };
+    all().map_err(failed("rename", &to))?;
+    Ok(to)
+}
+
+/// Removes all checkpoints except the newest `kept`.
+pub(super) fn prune(root: &Path, kept: usize) -> Result<()> {
+    let all = || {
+        let mut steps: Vec<u64> = names(root)?.iter().filter_map(|name| step_of(name)).collect();
+        steps.retain(|&step| of_step(root, step).join(MANIFEST_FILE).exists());
+        steps.sort_unstable();
+        for &step in steps.iter().rev().skip(kept) {
+            // Rename before removing, so that a half-removed directory is never taken for a checkpoint.
+            let removed = hidden(root, step, REMOVED);
+            remove(&removed)?;
+            fs::rename(of_step(root, step), &removed)?;
+            remove(&removed)?;
+        }
+        Ok(())
+    };
+    all().map_err(failed("remove old checkpoints of", root))
+}
+
+/// Moves all checkpoints into a new subdirectory, `earlier-1` or the next number; `None` if there were none.
+pub(super) fn set_aside(root: &Path) -> Result<Option<PathBuf>> {
+    let states = candidates(root)?;
+    if states.is_empty() {
+        return Ok(None);
+    }
+    let mut numbers = 1_u64..;
+    let free = numbers.find_map(|number| {
+        let directory = root.join(format!("{EARLIER}{number}"));
+        (!directory.exists()).then_some(directory)
+    });
+    let earlier = free.unwrap_or_else(|| root.join(EARLIER));
+    let all = || {
+        fs::create_dir(&earlier)?;
+        for state in &states {
+            fs::rename(state, earlier.join(state.file_name().unwrap_or_default()))?;
+        }
+        sync(&earlier)?;
+        sync(root)
+    };
+    all().map_err(failed("move earlier checkpoints into", &earlier))?;
+    Ok(Some(earlier))
+}
+
+/// Returns directories that may be checkpoints, newest first; for one step the published before the replaced
+/// one.
+pub(super) fn candidates(root: &Path) -> Result<Vec<PathBuf>> {
+    let names = match names(root) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        names => names.map_err(failed("read", root))?,
+    };
+    let replaced = |name: &str| step_of(name.strip_prefix('.')?.strip_suffix(REPLACED)?);
+    let place = |name: &String| Some((step_of(name).or_else(|| replaced(name))?, step_of(name).is_some()));
+    let mut places: Vec<((u64, bool), String)> =
+        names.into_iter().filter_map(|name| Some((place(&name)?, name))).collect();
+    places.sort_by(|a, b| b.cmp(a));
+    Ok(places.into_iter().map(|(_, name)| root.join(name)).collect())
+}
+
+fn step_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(PREFIX)?;
+    if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }
+}
+
+/// Returns the names in a directory, ascending.
+fn names(root: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root)? {
+        names.extend(entry?.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn remove(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Flushes the entries of a directory to disk.
+pub(super) fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+/// Adds action and path to an I/O error.
+pub(super) fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::File { action, path: path.clone(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Creates a directory that looks like a checkpoint.
+    fn make(directory: &Path, text: &str) {
+        fs::create_dir_all(directory).unwrap();
+        fs::write(directory.join(MANIFEST_FILE), text).unwrap();
+    }
+
+    fn found(root: &Path) -> Vec<String> {
+        let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+        candidates(root).unwrap().into_iter().map(name).collect()
+    }
+
+    #[test]
+    fn the_newest_states_stay_and_what_was_left_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        for step in [1, 2, 10, 100_000_000] {
+            make(&of_step(root, step), "old");
+        }
+        make(&partial(root, 11), "half");
+        make(&root.join(".step-00000003.removed"), "half");
+        make(&root.join("step-best"), "not ours");
+        prepare(root, 10).unwrap();
+        make(&partial(root, 10), "new");
+        publish(root, 10).unwrap();
+        prune(root, 2).unwrap();
+        assert_eq!(found(root), ["step-100000000", "step-00000010"]);
+        assert_eq!(fs::read_to_string(of_step(root, 10).join(MANIFEST_FILE)).unwrap(), "new");
+        assert_eq!(names(root).unwrap(), ["step-00000010", "step-100000000", "step-best"]);
+    }
+
+    #[test]
+    fn states_that_are_set_aside_are_kept_and_not_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        assert_eq!(set_aside(&root.join("none")).unwrap(), None);
+        for (number, step) in [(1, 3), (2, 1)] {
+            make(&of_step(root, step), "old");
+            let earlier = set_aside(root).unwrap().unwrap();
+            assert_eq!(earlier, root.join(format!("earlier-{number}")));
+            assert_eq!(found(&earlier), [format!("step-{step:08}")]);
+            assert!(found(root).is_empty());
+        }
+        assert_eq!(set_aside(root).unwrap(), None);
+    }
+
+    #[test]
+    fn a_state_that_is_being_replaced_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        make(&hidden(directory.path(), 7, REPLACED), "old");
+        make(&of_step(directory.path(), 6), "older");
+        assert_eq!(found(directory.path()), [".step-00000007.replaced", "step-00000006"]);
+        make(&of_step(directory.path(), 7), "new");
+        assert_eq!(found(directory.path())[..2], ["step-00000007", ".step-00000007.replaced"]);
+        assert!(candidates(&directory.path().join("none")).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,56 @@
+//! Saves and loads checkpoints that survive a crash at any moment.
+//!
+//! A checkpoint is a directory `step-00000040` with
+//! - `config.json`, the tokenizer and other files of the model, unchanged;
+//! - `model.safetensors`, or several files with `model.safetensors.index.json`, under the names of Hugging
+//!   Face: `transformers` loads the directory;
+//! - `optimizer-00001-of-00002.safetensors`: `exp_avg.NAME` and `exp_avg_sq.NAME` of every trained parameter,
+//!   and `master.NAME` if weights are bf16;
+//! - `state.json`: step, seed, learning rate, layout, and the state of the loader;
+//! - `manifest.json`, written last: sizes and digests of all other files.
+//!
+//! Every rank writes the parameters that it owns ([`crate::optimizer::Ownership`]) into
+//! `.step-00000040.partial` and flushes each file to disk. When all are done, rank 0 writes the manifest,
+//! renames the directory and flushes that. A killed process leaves a directory that is never taken for a
+//! checkpoint, and that the next [`CheckpointDirectory::save`] removes.
+//!
+//! A run that starts from scratch in a directory with checkpoints moves them into `earlier-1`
+//! ([`CheckpointDirectory::set_aside`]): a run removes only its own checkpoints, and the newest one always
+//! belongs to the run that was started last.
+//!
+//! Loading goes by tensor name: every rank reads the tensors of its stages, or its parts of them, so stages,
+//! replicas and tensor-parallel degree may differ from those of the run that saved. Tensors that ranks share
+//! are assembled in the memory of the rank that writes them. All ranks must share the file system.
+
+mod directory;
+mod load;
+mod manifest;
+mod save;
+mod tensors;
+
+pub use load::SavedCheckpoint;
+pub use save::CheckpointDirectory;
+
+use serde_json::Value;
+
+/// File with sizes and digests of all other files.
+const MANIFEST_FILE: &str = "manifest.json";
+/// File with the progress of the run.
+const STATE_FILE: &str = "state.json";
+/// Format version of both.
+const FORMAT: u64 = 1;
+/// Prefixes of optimizer tensors.
+const MEAN: &str = "exp_avg.";
+const SQUARE: &str = "exp_avg_sq.";
+const MASTER: &str = "master.";
+
+/// State that a run needs to resume, in addition to weights and optimizer state.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RunState {
+    /// Seed of the run.
+    pub seed: u64,
+    /// Layout of the model over ranks, for information.
+    pub layout: Value,
+    /// State of the loader, as JSON.
+    pub loader: Value,
+}

@@ -1,0 +1,86 @@
+//! Builds the context of an encoder's microbatch from prepared samples.
+
+use dflop_loader::prepare::PreparedSample;
+use dflop_loader::prepare::audio::AudioFeatures;
+use dflop_loader::prepare::image::PixelValues;
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::model::context::MicrobatchContext;
+use crate::model::encoder::{EncoderConfig, EncoderInput, TiledMedium};
+use crate::model::model_config::ModuleKind;
+
+/// Joins the media of samples, in order: of each sample its images, then its videos, or its audio clips.
+pub(super) fn context<D: Device>(
+    device: &D,
+    encoder: &EncoderConfig,
+    module: ModuleKind,
+    samples: &[PreparedSample],
+) -> Result<MicrobatchContext<D>> {
+    if module == ModuleKind::Audio {
+        return audio(device, encoder, samples.iter().flat_map(|sample| &sample.clips));
+    }
+    let has_grid = |pixels: &PixelValues| pixels.grid_thw.is_some();
+    let mut all = samples.iter().flat_map(pixels);
+    match all.next() {
+        Some((first, _)) if has_grid(first) => patches(device, encoder, samples.iter().flat_map(pixels)),
+        _ => tiles(device, encoder, samples.iter().flat_map(pixels)),
+    }
+}
+
+/// Iterates over images, without a number of frames, then over videos with theirs.
+fn pixels(sample: &PreparedSample) -> impl Iterator<Item = (&PixelValues, Option<u32>)> {
+    let images = sample.images.iter().map(|image| (image, None));
+    images.chain(sample.videos.iter().map(|video| (&video.pixels, Some(video.frames))))
+}
+
+fn patches<'a, D: Device>(
+    device: &D,
+    encoder: &EncoderConfig,
+    pixels: impl Iterator<Item = (&'a PixelValues, Option<u32>)>,
+) -> Result<MicrobatchContext<D>> {
+    let (mut values, mut grids) = (Vec::new(), Vec::new());
+    for (image, _) in pixels {
+        let Some(grid) = image.grid_thw else {
+            let problem = "must have a grid of patches".to_owned();
+            return Err(Error::Input { input: "pixel_values", problem });
+        };
+        values.extend_from_slice(&image.values);
+        grids.push(grid);
+    }
+    encoder.context(device, &EncoderInput::Patches { values: &values, grids: &grids })
+}
+
+fn tiles<'a, D: Device>(
+    device: &D,
+    encoder: &EncoderConfig,
+    pixels: impl Iterator<Item = (&'a PixelValues, Option<u32>)>,
+) -> Result<MicrobatchContext<D>> {
+    let (mut values, mut shown) = (Vec::new(), Vec::new());
+    for (image, frames) in pixels {
+        values.extend_from_slice(&image.values);
+        let tiles = image.shape.first().copied().unwrap_or(0) as u32;
+        // Families that use tiles of one size ignore the image size, and have none.
+        let [height, width] = image.image_size.unwrap_or([1, 1]);
+        shown.push(match frames {
+            Some(frames) => TiledMedium::Video { frames },
+            None => TiledMedium::Image { height, width, tiles },
+        });
+    }
+    encoder.context(device, &EncoderInput::Tiles { pixels: &values, shown: &shown })
+}
+
+fn audio<'a, D: Device>(
+    device: &D,
+    encoder: &EncoderConfig,
+    clips: impl Iterator<Item = &'a AudioFeatures>,
+) -> Result<MicrobatchContext<D>> {
+    let (mut features, mut frames) = (Vec::new(), Vec::new());
+    for clip in clips {
+        features.extend_from_slice(&clip.values);
+        let of_window = clip.shape.get(2).copied().unwrap_or(1).max(1);
+        let sounding = |window: &[u8]| window.iter().map(|&is_sound| u32::from(is_sound)).sum::<u32>();
+        frames.extend(clip.attention_mask.chunks(of_window).map(sounding));
+    }
+    encoder.context(device, &EncoderInput::Windows { features: &features, frames: &frames })
+}

@@ -1,0 +1,20 @@
+//! Prepares the inputs of a rank from the balanced loader: reads samples, counts tokens, builds contexts.
+//!
+//! An [`InputReader`] reads for one rank. A rank of the LLM reads the texts of its DP rank's microbatches and
+//! no medium; a rank of an encoder reads the samples whose media its replica encodes ([`ReplicaShare`]).
+//! Before a step, ranks sum their token counts (`token_counts.rs`). Then all of them know the tokens of every
+//! sample, media and targets included, and the loss of the step is scaled by its actual target tokens. All
+//! ranks skip a sample that one of them could not decode, or whose text and media disagree, and report it.
+
+mod input_reader;
+mod media_context;
+mod predicted_times;
+mod replica_share;
+mod step_media;
+mod text_context;
+mod token_counts;
+
+pub use input_reader::{InputReader, StepInputs};
+pub use predicted_times::PredictedTimes;
+pub use replica_share::ReplicaShare;
+pub use token_counts::SkippedSample;

@@ -1,0 +1,113 @@
+//! Predicts the times of a step's microbatches, module by module.
+
+use dflop_costmodel::correction::Observation;
+use dflop_costmodel::{Module, SampleShape};
+use dflop_loader::plan::{StepPlan, StepPlanner};
+
+use super::step_media::StepMedia;
+use crate::error::Result;
+use crate::model::model_config::ModuleKind;
+use crate::pipeline::{Job, PipelineStepPlan};
+
+/// Predicted times of whole modules over the microbatches of a step, with both numbered as in the job.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PredictedTimes {
+    rounds: usize,
+    /// Indices of samples, by module and microbatch.
+    samples: Vec<Vec<Vec<u32>>>,
+    /// Forward and backward on one device, by module and microbatch, nanoseconds.
+    module_ns: Vec<Vec<u64>>,
+}
+
+impl PredictedTimes {
+    /// Sums the planned costs of samples, skipped ones included.
+    pub(super) fn new(
+        job: &Job,
+        planner: &StepPlanner,
+        media: &StepMedia,
+        plan: &PipelineStepPlan,
+        costs: &StepPlan,
+    ) -> Result<Self> {
+        let mut times = Self { rounds: plan.rounds(), ..Self::default() };
+        for layout in job.modules() {
+            let samples = match layout.module {
+                ModuleKind::Llm => {
+                    media.microbatches.iter().map(|microbatch| microbatch.samples.clone()).collect()
+                }
+                encoder => {
+                    let by_replica =
+                        (0..layout.dp_size).map(|replica| media.encoded_by(job, encoder, replica));
+                    let by_replica = by_replica.collect::<Result<Vec<_>>>()?;
+                    let rounds = 0..plan.rounds();
+                    let of_round = |round: usize| by_replica.iter().map(move |own| own[round].clone());
+                    rounds.flat_map(of_round).collect::<Vec<Vec<u32>>>()
+                }
+            };
+            let index = planner.model().modules().iter().position(|own| *own == costed(layout.module));
+            let cost_ns = |sample: &u32| {
+                let all = costs.costs[*sample as usize].module_ns;
+                index.and_then(|index| all.as_slice().get(index).copied()).unwrap_or(0)
+            };
+            times.module_ns.push(samples.iter().map(|samples| samples.iter().map(cost_ns).sum()).collect());
+            times.samples.push(samples);
+        }
+        Ok(times)
+    }
+
+    /// Returns the number of microbatches per DP rank of the LLM.
+    #[must_use]
+    pub fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    /// Returns the time of a module over one of its microbatches, in nanoseconds.
+    ///
+    /// # Panics
+    /// If the job has no such module or microbatch.
+    #[must_use]
+    pub fn module_ns(&self, module: usize, microbatch: u32) -> u64 {
+        self.module_ns[module][microbatch as usize]
+    }
+
+    /// Iterates over the numbers of microbatches of the modules.
+    pub(crate) fn microbatches(&self) -> impl Iterator<Item = usize> + '_ {
+        self.module_ns.iter().map(Vec::len)
+    }
+
+    /// Returns observations for the correction, one per microbatch; those without work are left out.
+    ///
+    /// - `measured_ns`: forward and backward of a module over a microbatch, summed over its stages
+    pub(crate) fn observations(
+        &self,
+        job: &Job,
+        planner: &StepPlanner,
+        plan: &StepPlan,
+        measured_ns: impl Fn(usize, usize) -> u64,
+    ) -> Vec<Observation> {
+        let (mut shape, mut all) = (SampleShape::default(), Vec::new());
+        for (index, layout) in job.modules().iter().enumerate() {
+            for (microbatch, indices) in self.samples[index].iter().enumerate() {
+                let (module, measured_ns) = (costed(layout.module), measured_ns(index, microbatch));
+                let mut samples = Vec::with_capacity(indices.len());
+                for &sample in indices {
+                    planner.row(plan.samples[sample as usize]).read_shape(&mut shape);
+                    // The plan has cost 0 for a sample that the model refuses, so it adds no prediction.
+                    samples.extend(planner.model().predict_uncorrected(module, &shape).ok().flatten());
+                }
+                if measured_ns > 0 && !samples.is_empty() {
+                    all.push(Observation { module, measured_ns, samples });
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Returns the module in the cost model.
+fn costed(module: ModuleKind) -> Module {
+    match module {
+        ModuleKind::Vision => Module::Vision,
+        ModuleKind::Audio => Module::Audio,
+        ModuleKind::Llm => Module::Llm,
+    }
+}

@@ -1,0 +1,37 @@
+//! Selects the samples that a replica of an encoder reads.
+
+use std::sync::Arc;
+
+use dflop_loader::fetch::Share;
+use dflop_loader::plan::{StepPlan, StepPlanner};
+
+use super::step_media::StepMedia;
+use crate::model::model_config::ModuleKind;
+use crate::pipeline::Job;
+
+/// The samples whose media a replica of an encoder encodes, out of those of all LLM ranks, balanced round by
+/// round.
+#[derive(Debug, Clone)]
+pub struct ReplicaShare {
+    job: Arc<Job>,
+    planner: StepPlanner,
+    module: ModuleKind,
+    replica: usize,
+}
+
+impl ReplicaShare {
+    /// Creates the share of a replica.
+    #[must_use]
+    pub fn new(job: Arc<Job>, planner: StepPlanner, module: ModuleKind, replica: usize) -> Self {
+        Self { job, planner, module, replica }
+    }
+}
+
+impl Share for ReplicaShare {
+    fn places(&self, plan: &StepPlan) -> dflop_loader::Result<Vec<Vec<u32>>> {
+        let dealt = StepMedia::new(&self.job, &self.planner, plan);
+        dealt
+            .encoded_by(&self.job, self.module, self.replica)
+            .map_err(|error| dflop_loader::Error::Config { setting: "share", reason: error.to_string() })
+    }
+}

@@ -1,0 +1,130 @@
+//! Lists the media of a planned step by microbatch of the LLM, before any sample is read.
+
+use dflop_costmodel::{Module, SampleShape};
+use dflop_loader::plan::{StepPlan, StepPlanner};
+
+use crate::error::{Error, Result};
+use crate::model::model_config::ModuleKind;
+use crate::pipeline::{Job, MediumPlan, MicrobatchPlan, PipelineStepPlan};
+
+/// All media of one sample for one encoder; a single medium in the pipeline's plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct EncoderTask {
+    /// Index of the sample in the step's plan.
+    pub(super) sample: u32,
+    pub(super) module: ModuleKind,
+    /// Predicted time of the whole encoder, nanoseconds.
+    pub(super) cost_ns: u64,
+}
+
+/// A microbatch of the LLM.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct MicrobatchMedia {
+    /// Indices of its samples in the step's plan, in order.
+    pub(super) samples: Vec<u32>,
+    /// Media of its samples; within a sample vision before audio.
+    pub(super) media: Vec<EncoderTask>,
+}
+
+/// The microbatches of a step, `[rounds * D]`, microbatch `k` of DP rank `d` of the LLM at `k * D + d`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct StepMedia {
+    pub(super) step: u64,
+    pub(super) microbatches: Vec<MicrobatchMedia>,
+}
+
+impl StepMedia {
+    /// Lists the media of a planned step from the shapes in the index.
+    pub(super) fn new(job: &Job, planner: &StepPlanner, plan: &StepPlan) -> Self {
+        let encoders: Vec<(ModuleKind, usize)> = encoders(job, planner).collect();
+        let (mut shape, mut microbatches) = (SampleShape::default(), Vec::new());
+        let rounds = plan.ranks.iter().map(Vec::len).max().unwrap_or(0);
+        for round in 0..rounds {
+            for rank in &plan.ranks {
+                let samples = rank.get(round).cloned().unwrap_or_default();
+                let mut media = Vec::new();
+                for &sample in &samples {
+                    planner.row(plan.samples[sample as usize]).read_shape(&mut shape);
+                    let cost = &plan.costs[sample as usize].module_ns;
+                    let own = encoders.iter().filter(|(module, _)| has_media(&shape, *module));
+                    media.extend(own.map(|&(module, index)| {
+                        // An encoder that the cost model lacks has no times, and costs 0.
+                        let cost_ns = cost.as_slice().get(index).copied().unwrap_or(0);
+                        EncoderTask { sample, module, cost_ns }
+                    }));
+                }
+                microbatches.push(MicrobatchMedia { samples, media });
+            }
+        }
+        Self { step: plan.step, microbatches }
+    }
+
+    /// Builds the plan of the pipeline from known token counts.
+    ///
+    /// The assignment of media to replicas depends on predicted times alone, so it is the same for any token
+    /// counts.
+    ///
+    /// - `tokens`: of a sample
+    /// - `medium_tokens`: of a medium
+    pub(super) fn plan(
+        &self,
+        job: &Job,
+        target_tokens: u64,
+        tokens: impl Fn(u32) -> usize,
+        medium_tokens: impl Fn(&EncoderTask) -> usize,
+    ) -> Result<PipelineStepPlan> {
+        let microbatch = |media: &MicrobatchMedia| {
+            let medium = |medium: &EncoderTask| MediumPlan {
+                module: medium.module,
+                tokens: medium_tokens(medium),
+                cost_ns: medium.cost_ns,
+            };
+            MicrobatchPlan {
+                tokens: media.samples.iter().map(|&sample| tokens(sample)).sum(),
+                media: media.media.iter().map(medium).collect(),
+            }
+        };
+        PipelineStepPlan::new(
+            job,
+            self.step,
+            target_tokens,
+            self.microbatches.iter().map(microbatch).collect(),
+        )
+    }
+
+    /// Returns the indices of the samples that a replica of an encoder encodes, by round, in encoding order.
+    pub(super) fn encoded_by(&self, job: &Job, module: ModuleKind, replica: usize) -> Result<Vec<Vec<u32>>> {
+        // Placeholder counts, as the assignment ignores them: up to two encoders with one token each per
+        // sample.
+        let plan = self.plan(job, 0, |_| 2, |_| 1)?;
+        let Some(route) = plan.route(job, module) else {
+            let problem = format!("the job does not run {module:?}");
+            return Err(Error::InvalidSetting { setting: "modules", reason: problem });
+        };
+        let of_microbatch = |source: u32| {
+            let sample = |media: &MicrobatchMedia, medium: usize| media.media[medium].sample;
+            let rows = route.of_source(source);
+            rows.map(|row| sample(&self.microbatches[row.destination as usize], row.medium)).collect()
+        };
+        Ok(plan.microbatches_of(job, module, replica).map(of_microbatch).collect())
+    }
+}
+
+/// Iterates over the encoders of a job with the indices of their times in the cost model.
+fn encoders(job: &Job, planner: &StepPlanner) -> impl Iterator<Item = (ModuleKind, usize)> {
+    let index = |module| planner.model().modules().iter().position(|own| *own == module);
+    let encoders = job.modules().iter().map(|layout| layout.module);
+    encoders.filter_map(move |module| match module {
+        ModuleKind::Vision => Some((module, index(Module::Vision).unwrap_or(usize::MAX))),
+        ModuleKind::Audio => Some((module, index(Module::Audio).unwrap_or(usize::MAX))),
+        ModuleKind::Llm => None,
+    })
+}
+
+fn has_media(shape: &SampleShape, module: ModuleKind) -> bool {
+    match module {
+        ModuleKind::Vision => !(shape.images.is_empty() && shape.videos.is_empty()),
+        ModuleKind::Audio => !shape.audio.is_empty(),
+        ModuleKind::Llm => false,
+    }
+}

@@ -1,0 +1,68 @@
+//! Builds the context of an LLM microbatch from prepared samples.
+
+use dflop_loader::prepare::{MediaRun, PreparedSample, Preparer, TensorValues};
+use dflop_loader::sample::text::Modality;
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::model::context::MicrobatchContext;
+use crate::model::llm::{LlmConfig, TextBatch};
+
+/// Packs samples one after another.
+pub(super) fn context<D: Device>(
+    device: &D,
+    llm: &LlmConfig,
+    preparer: &Preparer,
+    samples: Vec<PreparedSample>,
+    loss_scale: f64,
+) -> Result<Option<MicrobatchContext<D>>> {
+    let media_places = media_places(&samples);
+    let Some(inputs) = preparer.pack(samples) else { return Ok(None) };
+    let ints = |name: &'static str| match inputs.tensor(name).map(|tensor| &tensor.values) {
+        Some(TensorValues::I64(values)) => Ok(values.as_slice()),
+        _ => Err(Error::Input { input: name, problem: "is missing in the microbatch".to_owned() }),
+    };
+    let (input_ids, positions) = (ints("input_ids")?, ints("position_ids")?);
+    // With positions of several axes, the first axis has the positions in the text and is not a rotary one.
+    let axes = positions.len() / input_ids.len().max(1);
+    let positions = if axes > 1 { &positions[input_ids.len()..] } else { positions };
+    let batch = TextBatch {
+        input_ids,
+        labels: ints("labels")?,
+        positions,
+        cu_seqlens: &inputs.cu_seqlens,
+        media_places: &media_places,
+        loss_scale,
+    };
+    llm.context(device, &batch).map(Some)
+}
+
+/// Returns the rows of the packed samples that media take: per sample images, videos, audio clips.
+fn media_places(samples: &[PreparedSample]) -> Vec<u32> {
+    let (mut places, mut start) = (Vec::new(), 0);
+    for sample in samples {
+        for modality in [Modality::Image, Modality::Video, Modality::Audio] {
+            let rows = |run: &MediaRun| (start + run.start) as u32..(start + run.start + run.tokens) as u32;
+            places.extend(sample.runs.iter().filter(|run| run.modality == modality).flat_map(rows));
+        }
+        start += sample.tokens();
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn media_come_sample_by_sample_and_kind_by_kind() {
+        let run = |modality, start, tokens| MediaRun { modality, start, tokens, has_markers: false };
+        let sample =
+            |runs: Vec<MediaRun>| PreparedSample { input_ids: vec![0; 10], runs, ..Default::default() };
+        let samples = [
+            sample(vec![run(Modality::Audio, 0, 2), run(Modality::Image, 4, 1), run(Modality::Image, 7, 2)]),
+            sample(vec![run(Modality::Video, 1, 2)]),
+        ];
+        assert_eq!(media_places(&samples), [4, 7, 8, 0, 1, 11, 12]);
+    }
+}

@@ -1,0 +1,152 @@
+//! Counts the tokens of a step's samples and sums the counts over ranks before the step starts.
+
+use dflop_loader::prepare::PreparedSample;
+use dflop_loader::sample::text::Modality;
+
+use super::step_media::StepMedia;
+use crate::comm::{Comm, StepContext};
+use crate::error::Result;
+use crate::model::model_config::ModuleKind;
+use crate::pipeline::{Job, RankPlacement};
+
+/// Columns of the table.
+const TOKENS: usize = 0;
+const TARGETS: usize = 1;
+/// Tokens reserved by the text, and tokens made by the encoder, for each encoder.
+const ROOM: [usize; 2] = [2, 3];
+const MADE: [usize; 2] = [4, 5];
+const COLUMNS: usize = 6;
+
+/// A sample that all ranks leave out of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SkippedSample {
+    /// Index in the step's plan.
+    pub index: u32,
+    /// Reason, as far as counts show it; the rank that could not decode it logs the cause.
+    pub reason: String,
+}
+
+/// Token counts of every sample of a step, equal on all ranks.
+#[derive(Debug, Clone)]
+pub(super) struct TokenCounts {
+    /// `[samples, COLUMNS]`.
+    table: Vec<u64>,
+    encoders: Vec<usize>,
+}
+
+impl TokenCounts {
+    /// Sums the counts of all ranks; all of them call it together.
+    ///
+    /// Each sample is counted once: its text by TP rank 0 of the first stage of its LLM replica, its media by
+    /// the same rank of the encoder's replica.
+    ///
+    /// - `own`: samples that this rank prepared, by index
+    pub(super) fn exchange<'a>(
+        comm: &dyn Comm,
+        job: &Job,
+        placement: &RankPlacement,
+        media: &StepMedia,
+        samples: usize,
+        own: impl Iterator<Item = (u32, &'a PreparedSample)>,
+    ) -> Result<Self> {
+        let mut table = vec![0; samples * COLUMNS];
+        // Later stages and TP ranks prepare the same samples; counting them again would multiply the sums.
+        let is_first = placement.stages.first().is_some_and(|&stage| {
+            let stages = job.stages();
+            let module = stages[usize::from(stage)].range.module;
+            stages.iter().position(|own| own.range.module == module) == Some(usize::from(stage))
+        });
+        if is_first && placement.tp_rank == 0 {
+            own.for_each(|(at, sample)| {
+                count(&mut table[at as usize * COLUMNS..][..COLUMNS], placement.module, sample);
+            });
+        }
+        comm.all_reduce(StepContext::step(media.step, "sum token counts"), table.as_mut_slice().into())?;
+        let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
+        Ok(Self { table, encoders })
+    }
+
+    fn row(&self, index: u32) -> &[u64] {
+        &self.table[index as usize * COLUMNS..][..COLUMNS]
+    }
+
+    /// Returns why a sample is skipped, if it is.
+    fn problem(&self, index: u32) -> Option<String> {
+        let row = self.row(index);
+        // No rank counted its text.
+        if row[TOKENS] == 0 {
+            return Some("its text could not be prepared".to_owned());
+        }
+        let differs = |encoder: &&usize| row[ROOM[**encoder]] != row[MADE[**encoder]];
+        self.encoders.iter().find(differs).map(|&encoder| {
+            let (room, made) = (row[ROOM[encoder]], row[MADE[encoder]]);
+            let name = ["images", "clips"][encoder];
+            match made {
+                0 => format!("its {name} could not be decoded"),
+                _ => format!("its text reserves {room} tokens for {name}, which have {made}"),
+            }
+        })
+    }
+
+    pub(super) fn is_kept(&self, index: u32) -> bool {
+        self.problem(index).is_none()
+    }
+
+    /// Returns the tokens of a sample, 0 if it is skipped.
+    pub(super) fn tokens(&self, index: u32) -> usize {
+        if self.is_kept(index) { self.row(index)[TOKENS] as usize } else { 0 }
+    }
+
+    /// Returns the tokens that one encoder makes of a sample, 0 if it is skipped.
+    pub(super) fn medium_tokens(&self, index: u32, module: ModuleKind) -> usize {
+        let made = encoder_index(module).map_or(0, |encoder| self.row(index)[MADE[encoder]]);
+        if self.is_kept(index) { made as usize } else { 0 }
+    }
+
+    /// Returns the target tokens of all samples that are not skipped.
+    pub(super) fn target_tokens(&self, media: &StepMedia) -> u64 {
+        let samples = media.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
+        samples.filter(|&&index| self.is_kept(index)).map(|&index| self.row(index)[TARGETS]).sum()
+    }
+
+    /// Returns the samples that are skipped, by index.
+    pub(super) fn skipped(&self, media: &StepMedia) -> Vec<SkippedSample> {
+        let samples = media.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
+        let mut skipped: Vec<SkippedSample> = samples
+            .filter_map(|&index| Some(SkippedSample { index, reason: self.problem(index)? }))
+            .collect();
+        skipped.sort_by_key(|sample| sample.index);
+        skipped
+    }
+}
+
+fn encoder_index(module: ModuleKind) -> Option<usize> {
+    match module {
+        ModuleKind::Vision => Some(0),
+        ModuleKind::Audio => Some(1),
+        ModuleKind::Llm => None,
+    }
+}
+
+/// Counts the tokens that the text of a prepared sample reserves, or that its tensors make.
+fn count(row: &mut [u64], module: ModuleKind, sample: &PreparedSample) {
+    match module {
+        ModuleKind::Llm => {
+            row[TOKENS] = sample.tokens() as u64;
+            row[TARGETS] = sample.target_tokens() as u64;
+            for run in &sample.runs {
+                let encoder = usize::from(run.modality == Modality::Audio);
+                row[ROOM[encoder]] += run.tokens as u64;
+            }
+        }
+        ModuleKind::Vision => row[MADE[0]] = vision_tokens(sample),
+        ModuleKind::Audio => {
+            row[MADE[1]] = sample.clips.iter().map(|clip| u64::from(clip.tokens)).sum();
+        }
+    }
+}
+
+fn vision_tokens(sample: &PreparedSample) -> u64 {
+    let images = sample.images.iter().map(|image| u64::from(image.tokens));
+    images.chain(sample.videos.iter().map(|video| u64::from(video.pixels.tokens))).sum()
+}

@@ -1,0 +1,23 @@
+//! Updates weights from gradients: norm over all ranks, clipping, learning rate, `AdamW`.
+//!
+//! [`JobOptimizer::update`] takes one optimizer step: it computes the norm of all gradients of the job, clips
+//! them, and updates the weights of this rank's stages under a [`LearningRate`]. A parameter may be on
+//! several ranks; [`Ownership`] names the one that counts it in the norm and writes it to checkpoints.
+//!
+//! **Guarantees.** All ranks have the same norm and learning rate bit by bit, and all copies of a tied
+//! parameter have the same bits. Another cut of the model into stages gives the same bits, as far as its
+//! gradients have them.
+
+mod adamw;
+mod gradient_norm;
+mod job_optimizer;
+mod learning_rate;
+mod ownership;
+
+pub(crate) use adamw::ParameterState;
+pub use adamw::{AdamWOptimizer, AdamWSettings, DecayedParameters, Precision};
+pub use gradient_norm::{clip_factor, gradient_norm};
+pub use job_optimizer::{JobOptimizer, JobOptimizerSettings, UpdateReport};
+pub use learning_rate::{Decay, LearningRate};
+pub use ownership::Ownership;
+pub(crate) use ownership::gather_bytes;

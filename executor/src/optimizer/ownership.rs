@@ -1,0 +1,121 @@
+//! Assigns every parameter to one rank, which counts it in the gradient norm and writes it to checkpoints.
+//!
+//! A parameter can be on several ranks: on every data-parallel replica, and a tied embedding on the first and
+//! the last stage. The lowest of them owns it. The ranks agree on owners once, by exchanging the names of
+//! their parameters, so that none has to know the layout.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::comm::{Comm, StepContext};
+use crate::device::Device;
+use crate::error::Result;
+use crate::stage::Stage;
+use crate::weights::ParameterSpec;
+
+/// Separates names in a message; no tensor name contains it.
+const SEPARATOR: u8 = b'\n';
+/// Separates a name from the number of a part.
+const PART: char = '\t';
+
+/// Owner of every parameter of a job, by name.
+///
+/// Parameters are in the order of their names, so their indices do not depend on the stages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ownership {
+    /// Maps names, or names and numbers of parts, to index and owner.
+    owners: BTreeMap<String, (usize, usize)>,
+    rank: usize,
+}
+
+impl Ownership {
+    /// Agrees on an owner of every parameter; all ranks of `comm` call it.
+    ///
+    /// Each part of a tensor that a tensor-parallel group shares has an owner.
+    ///
+    /// # Errors
+    /// [`crate::Error::Comm`].
+    pub fn agree<'a, D: Device>(
+        comm: &dyn Comm,
+        stages: impl IntoIterator<Item = &'a Stage<D>>,
+    ) -> Result<Self> {
+        let mut own = BTreeSet::new();
+        for stage in stages {
+            own.extend(stage.parameters().owned().map(|(spec, _)| key(spec)));
+        }
+        let mut bytes = Vec::new();
+        for key in &own {
+            bytes.extend_from_slice(key.as_bytes());
+            bytes.push(SEPARATOR);
+        }
+        let mut owners = BTreeMap::new();
+        for (rank, names) in
+            gather_bytes(comm, StepContext::step(0, "agree on parameters"), &bytes)?.iter().enumerate()
+        {
+            for name in names.split(|&byte| byte == SEPARATOR).filter(|name| !name.is_empty()) {
+                // Ranks come in ascending order, so the lowest one stays.
+                owners.entry(String::from_utf8_lossy(name).into_owned()).or_insert((0, rank));
+            }
+        }
+        for (index, (place, _)) in owners.values_mut().enumerate() {
+            *place = index;
+        }
+        Ok(Self { owners, rank: comm.rank() })
+    }
+
+    /// Returns the number of parameters of the job.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.owners.len()
+    }
+
+    /// Returns whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.owners.is_empty()
+    }
+
+    /// Returns the index of a parameter, or of this rank's part of it, if this rank owns it.
+    #[must_use]
+    pub fn own(&self, spec: &ParameterSpec) -> Option<usize> {
+        let &(index, owner) = self.owners.get(&key(spec))?;
+        (owner == self.rank).then_some(index)
+    }
+
+    /// Returns names of tensors, ascending, with the ranks that write them: the owners of the first parts.
+    pub fn writers(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.owners.iter().filter_map(|(key, &(_, owner))| match key.split_once(PART) {
+            Some((name, part)) => (part == "0").then_some((name, owner)),
+            None => Some((key.as_str(), owner)),
+        })
+    }
+}
+
+/// Returns the key of a parameter in the map: its name, with the number of its part if it is not whole.
+fn key(spec: &ParameterSpec) -> String {
+    if spec.shard.is_whole() {
+        return spec.name.clone();
+    }
+    format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.tp_rank().rank))
+}
+
+/// Gathers bytes of all ranks, which may differ in length, on all ranks.
+pub(crate) fn gather_bytes(comm: &dyn Comm, at: StepContext, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let mut lengths = vec![0_u64; comm.size()];
+    lengths[comm.rank()] = own.len() as u64;
+    // Lengths first: every rank needs the sizes of all parts to receive them.
+    comm.all_gather(at, lengths.as_mut_slice().into(), &vec![1; comm.size()])?;
+    let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
+    let mut all = vec![0_u8; lengths.iter().sum()];
+    let start: usize = lengths[..comm.rank()].iter().sum();
+    all[start..start + own.len()].copy_from_slice(own);
+    comm.all_gather(at, all.as_mut_slice().into(), &lengths)?;
+    let mut rest = all.as_slice();
+    Ok(lengths
+        .into_iter()
+        .map(|length| {
+            let (bytes, behind) = rest.split_at(length);
+            rest = behind;
+            bytes.to_vec()
+        })
+        .collect())
+}

@@ -1,0 +1,180 @@
+//! Describes transfers of activations and gradients between stages: edge, message tag, peer, rows.
+
+use dflop_balancer::schedule::{Action, Part};
+
+use super::job::Job;
+use super::rank_map::RankPlacement;
+use super::rank_step::{RankStep, tokens};
+use super::route::{RouteEnd, RoutePlan};
+use super::topology::Topology;
+use crate::comm::{Comm, StepContext};
+use crate::device::Device;
+use crate::error::Result;
+use crate::model::model_config::ModuleKind;
+
+/// Direction of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Flow {
+    /// From a stage to the next one, towards the loss.
+    Activations,
+    /// Back from a stage to the one before.
+    Gradients,
+}
+
+/// Connection of two parts: one microbatch in a stage and in a stage that takes its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct StageEdge {
+    pub(super) upstream: Part,
+    pub(super) downstream: Part,
+}
+
+/// An action that sends or receives.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Transfer {
+    pub(super) flow: Flow,
+    pub(super) is_send: bool,
+    pub(super) edge: StageEdge,
+    /// Pipeline rank at the other end.
+    pub(super) peer: usize,
+}
+
+/// Everything a rank needs to know of the others while it runs a step.
+pub(super) struct StepView<'a, D: Device> {
+    pub(super) job: &'a Job,
+    pub(super) topology: &'a Topology,
+    pub(super) placement: &'a RankPlacement,
+    pub(super) comm: &'a dyn Comm,
+    pub(super) rank_step: &'a RankStep<D>,
+}
+
+impl StageEdge {
+    /// Returns the tag of the message, which distinguishes it from others between the same two ranks.
+    pub(super) fn tag(self, flow: Flow) -> u64 {
+        // Unique between two ranks within a step: receiving microbatch, sending stage, direction.
+        let flow = u64::from(flow == Flow::Gradients);
+        u64::from(self.downstream.microbatch) << 32 | u64::from(self.upstream.stage) << 1 | flow
+    }
+}
+
+impl<D: Device> StepView<'_, D> {
+    pub(super) fn module(&self, part: Part) -> ModuleKind {
+        self.job.stages[usize::from(part.stage)].range.module
+    }
+
+    /// Returns whether there is anything to compute; all stages of a replica agree.
+    pub(super) fn is_active(&self, part: Part) -> bool {
+        let module = self.module(part);
+        // A text can turn out empty although tokens were planned, so the plan alone is not enough.
+        let has_rows =
+            || self.rank_step.contexts.get(&part.microbatch).is_some_and(|own| own.layers.rows > 0);
+        tokens(&self.rank_step.plan, self.job, module, part.microbatch) > 0 && has_rows()
+    }
+
+    /// Returns the edges over which a part sends rows (`is_out`) or receives them.
+    pub(super) fn edges(&self, flow: Flow, part: Part, is_out: bool) -> Vec<StageEdge> {
+        if (flow == Flow::Activations) == is_out {
+            self.topology
+                .downstream_parts(part)
+                .into_iter()
+                .map(|downstream| StageEdge { upstream: part, downstream })
+                .collect()
+        } else {
+            self.topology
+                .upstream_parts(part)
+                .into_iter()
+                .map(|upstream| StageEdge { upstream, downstream: part })
+                .collect()
+        }
+    }
+
+    /// Returns whether the edge leads from an encoder to the LLM.
+    pub(super) fn is_routed(&self, edge: StageEdge) -> bool {
+        self.module(edge.upstream) != self.module(edge.downstream)
+    }
+
+    /// Returns the columns of the rows.
+    pub(super) fn width(&self, edge: StageEdge) -> usize {
+        self.job.stages[usize::from(edge.upstream.stage)].output_width
+    }
+
+    /// Returns the route of an edge from an encoder, and its source and destination microbatches.
+    pub(super) fn route(&self, edge: StageEdge) -> (&RoutePlan, [u32; 2]) {
+        let module = self.job.stages[usize::from(edge.upstream.stage)].module;
+        (self.rank_step.plan.route_of(module), [edge.upstream.microbatch, edge.downstream.microbatch])
+    }
+
+    /// Returns the rows of a transfer; 0 for gradients if nothing is trained upstream.
+    pub(super) fn rows(&self, flow: Flow, edge: StageEdge) -> Result<usize> {
+        if flow == Flow::Gradients && !self.job.stages[usize::from(edge.upstream.stage)].has_backward {
+            return Ok(0);
+        }
+        if self.is_routed(edge) {
+            let (route, [source, destination]) = self.route(edge);
+            return Ok(route.tokens_between(source, destination));
+        }
+        if !self.is_active(edge.upstream) {
+            return Ok(0);
+        }
+        let context = self.rank_step.context(self.module(edge.upstream), edge.upstream.microbatch)?;
+        Ok(context.layers.rows)
+    }
+
+    /// Returns the end of a route that a part is at.
+    pub(super) fn end(&self, part: Part) -> RouteEnd {
+        if self.module(part) == ModuleKind::Llm { RouteEnd::Destination } else { RouteEnd::Source }
+    }
+
+    /// Returns the transfer of an action; `None` if it sends and receives nothing.
+    pub(super) fn transfer(&self, action: Action) -> Option<Transfer> {
+        let (flow, is_send, message) = match action {
+            Action::Recv(message) => (Flow::Activations, false, message),
+            Action::Send(message) => (Flow::Activations, true, message),
+            Action::RecvGrad(message) => (Flow::Gradients, false, message),
+            Action::SendGrad(message) => (Flow::Gradients, true, message),
+            _ => return None,
+        };
+        let peer = usize::from(message.peer);
+        // A part can have several edges; the one of this message leads to the peer's rank.
+        let is_there = |edge: &StageEdge| {
+            let other = if edge.upstream == message.part() { edge.downstream } else { edge.upstream };
+            self.topology.rank(other) == peer
+        };
+        let edge = self.edges(flow, message.part(), is_send).into_iter().find(is_there)?;
+        Some(Transfer { flow, is_send, edge, peer })
+    }
+
+    /// Returns step, microbatch and name of an action, for errors.
+    pub(super) fn at(&self, action: Action) -> StepContext {
+        let step = self.rank_step.plan.step();
+        let (name, part) = match action {
+            Action::Recv(message) => ("recv", message.part()),
+            Action::Send(message) => ("send", message.part()),
+            Action::RecvGrad(message) => ("recv gradient", message.part()),
+            Action::SendGrad(message) => ("send gradient", message.part()),
+            Action::Forward(part) => ("forward", part),
+            Action::Backward(part) | Action::BackwardInput(part) | Action::BackwardWeight(part) => {
+                ("backward", part)
+            }
+            Action::ReduceGrads(stage) => return StepContext::step(step, &format!("reduce stage {stage}")),
+        };
+        StepContext::microbatch(step, part.microbatch, &format!("{name}, stage {}", part.stage))
+    }
+
+    /// Returns step, microbatch and name of a message. Both ends pass the same step and microbatch, which are
+    /// checked.
+    pub(super) fn at_edge(&self, transfer: Transfer) -> StepContext {
+        let name = match (transfer.flow, transfer.is_send) {
+            (Flow::Activations, true) => "send",
+            (Flow::Activations, false) => "recv",
+            (Flow::Gradients, true) => "send gradient",
+            (Flow::Gradients, false) => "recv gradient",
+        };
+        let own = if (transfer.flow == Flow::Activations) == transfer.is_send {
+            transfer.edge.upstream
+        } else {
+            transfer.edge.downstream
+        };
+        let name = format!("{name}, stage {}", own.stage);
+        StepContext::microbatch(self.rank_step.plan.step(), transfer.edge.downstream.microbatch, &name)
+    }
+}

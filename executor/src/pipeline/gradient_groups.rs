@@ -1,0 +1,61 @@
+//! Communicators of the ranks that sum gradients together, created once per job.
+
+use std::collections::BTreeMap;
+
+use super::job::Job;
+use super::rank_map::RankPlacement;
+use crate::comm::{Comm, StepContext};
+use crate::error::Result;
+
+/// Communicators of one rank, in addition to the one of all ranks.
+pub(super) struct GradientGroups {
+    /// Replicas of each stage of this rank, if there are several.
+    replicas: BTreeMap<u16, Box<dyn Comm>>,
+    /// First and last stage of the LLM, if they share a parameter and are on two ranks.
+    tie: Option<Box<dyn Comm>>,
+}
+
+impl GradientGroups {
+    /// Splits the communicators from `world`; every rank of the job takes part.
+    pub(super) fn split(job: &Job, placement: &RankPlacement, world: &dyn Comm) -> Result<Self> {
+        let at = StepContext::step(0, "split communicators");
+        let own = job.modules.iter().find(|module| module.module == placement.module);
+        let dp_size = own.map_or(1, |own| own.dp_size);
+        let mut replicas = BTreeMap::new();
+        // A split is collective: ranks without such a stage take part, too, without a color.
+        for chunk in 0..job.schedule.chunks() {
+            let stage = placement.stages.get(chunk).copied();
+            let color =
+                stage.filter(|_| dp_size > 1).map(|stage| color(usize::from(stage), placement.tp_rank));
+            let group = world.split(at, color, placement.replica as u64)?;
+            replicas.extend(stage.zip(group));
+        }
+        let mut tie = None;
+        if let Some(ends) = ends_apart(job) {
+            let is_end = ends.iter().any(|end| placement.stages.contains(end));
+            let color = is_end.then(|| color(placement.replica, placement.tp_rank));
+            tie = world.split(at, color, placement.pipeline_rank as u64)?;
+        }
+        Ok(Self { replicas, tie })
+    }
+
+    /// Returns the replicas of a stage, if there are several.
+    pub(super) fn replicas(&self, stage: u16) -> Option<&dyn Comm> {
+        self.replicas.get(&stage).map(AsRef::as_ref)
+    }
+
+    /// Returns the communicator of the two ranks that share a parameter, if this is one of them.
+    pub(super) fn tie(&self) -> Option<&dyn Comm> {
+        self.tie.as_deref()
+    }
+}
+
+fn color(group: usize, tp_rank: usize) -> u64 {
+    (group as u64) << 32 | tp_rank as u64
+}
+
+/// Returns the first and last stage of the LLM, if they share a parameter and are on two ranks.
+fn ends_apart(job: &Job) -> Option<[u16; 2]> {
+    let ends = job.llm_ends().filter(|_| !job.tied.is_empty());
+    ends.filter(|_| job.llm().stages.len() > job.schedule.chunks())
+}

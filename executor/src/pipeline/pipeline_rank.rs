@@ -1,0 +1,213 @@
+//! Holds the stages and communicators of one rank and runs its steps.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dflop_balancer::schedule::Action;
+
+use super::activation_transfer::StepView;
+use super::gradient_groups::GradientGroups;
+use super::job::Job;
+use super::rank_map::RankPlacement;
+use super::rank_step::RankStep;
+use super::step_execution::{StepExecution, StepResult};
+use super::timeline::TimedAction;
+use super::topology::Topology;
+use crate::comm::{Comm, StepContext};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::stage::Stage;
+
+/// Default number of gradients per collective: 4 MiB.
+const BUCKET_ELEMENTS: usize = 1 << 20;
+
+/// Result of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepOutcome {
+    /// Mean loss over the target tokens of the step; the same bits on all ranks.
+    pub loss: f64,
+    /// Start and end of each action of this rank, in order.
+    pub timeline: Vec<TimedAction>,
+}
+
+/// One rank of a job: its stages and communicators.
+pub struct PipelineRank<D: Device> {
+    comm: Box<dyn Comm>,
+    job: Arc<Job>,
+    placement: RankPlacement,
+    groups: GradientGroups,
+    stages: BTreeMap<u16, Stage<D>>,
+    is_plan_checked: bool,
+    bucket_elements: usize,
+    /// Number of rounds, topology and action list of the last step, reused while the number of rounds stays
+    /// the same.
+    schedule: Option<(usize, Topology, Vec<Action>)>,
+}
+
+impl<D: Device> PipelineRank<D> {
+    /// Joins the ranks of a job; all of them call it together.
+    ///
+    /// - `stages`: built from [`Job::ranges`] of this rank, in order
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the job on all
+    /// ranks; [`Error::Comm`] if another rank failed.
+    pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Stage<D>>) -> Result<Self> {
+        let checked = check(comm.as_ref(), &job, &stages);
+        let placement =
+            checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
+        let groups = GradientGroups::split(&job, &placement, comm.as_ref())?;
+        let stages = placement.stages.iter().copied().zip(stages).collect();
+        Ok(Self {
+            comm,
+            job,
+            placement,
+            groups,
+            stages,
+            is_plan_checked: false,
+            bucket_elements: BUCKET_ELEMENTS,
+            schedule: None,
+        })
+    }
+
+    /// Sets whether ranks compare digests of their plans before every step. Default: no.
+    #[must_use]
+    pub fn check_plans(mut self, is_checked: bool) -> Self {
+        self.is_plan_checked = is_checked;
+        self
+    }
+
+    /// Sets the number of gradients that are summed over replicas in one collective; a larger tensor has one
+    /// to itself. Default: 2^20, 4 MiB. The same on all ranks.
+    #[must_use]
+    pub fn bucket_elements(mut self, elements: usize) -> Self {
+        self.bucket_elements = elements;
+        self
+    }
+
+    /// Runs forward and backward of one global batch and sums gradients over replicas.
+    ///
+    /// Gradients of the step before are discarded. The gradients of this step's mean loss over its target
+    /// tokens are left in the stages' parameters, the same on all replicas.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] if contexts do not fit the plan; errors of stages, such as [`Error::Loss`];
+    /// [`Error::Comm`]. A failure here ends the job on all ranks; the others get an [`Error::Comm`] with its
+    /// text.
+    pub fn step(&mut self, step: &RankStep<D>) -> Result<StepOutcome> {
+        let mut at = StepContext::step(step.plan.step(), "start the step");
+        let done = self.run(step, &mut at);
+        done.map_err(|error| end(self.comm.as_ref(), at, error))
+    }
+
+    fn run(&mut self, rank_step: &RankStep<D>, at: &mut StepContext) -> Result<StepOutcome> {
+        let plan = &rank_step.plan;
+        if self.is_plan_checked {
+            self.comm.check_digest(plan.step(), plan.digest(&self.job))?;
+        }
+        rank_step.check(&self.job, &self.placement)?;
+        for stage in self.stages.values_mut() {
+            stage.start_step(plan.step());
+            // A failed step may have left activations.
+            stage.forget();
+            let device = stage.device().clone();
+            stage.parameters_mut().zero_gradients(&device)?;
+        }
+        let (_, topology, list) = match self.schedule.take() {
+            Some(made) if made.0 == plan.rounds() => self.schedule.insert(made),
+            _ => {
+                let topology = Topology::new(&self.job, plan.rounds())?;
+                let list = topology.list(self.placement.pipeline_rank)?;
+                self.schedule.insert((plan.rounds(), topology, list))
+            }
+        };
+        let view = StepView {
+            job: &self.job,
+            topology,
+            placement: &self.placement,
+            comm: self.comm.as_ref(),
+            rank_step,
+        };
+        let StepResult { losses, timeline } =
+            StepExecution::new(view, &self.groups, self.bucket_elements, &mut self.stages)
+                .execute(list, at)?;
+        let loss = self.mean_loss(rank_step, losses, *at)?;
+        Ok(StepOutcome { loss, timeline })
+    }
+
+    /// Sums the losses of the step. Every microbatch comes from one rank, so the sum has the same bits for
+    /// any layout.
+    fn mean_loss(&self, rank_step: &RankStep<D>, mut losses: Vec<f64>, at: StepContext) -> Result<f64> {
+        // All TP ranks of a stage compute the same loss; the first one counts.
+        if self.placement.tp_rank > 0 {
+            losses.fill(0.0);
+        }
+        self.comm.all_reduce(at.action("add up losses"), losses.as_mut_slice().into())?;
+        Ok(losses.iter().sum::<f64>() * rank_step.plan.loss_scale())
+    }
+
+    /// Iterates over the stages of this rank, in order.
+    pub fn stages_mut(&mut self) -> impl Iterator<Item = &mut Stage<D>> {
+        self.stages.values_mut()
+    }
+
+    /// Iterates over the stages of this rank with their numbers in the job, in order.
+    pub fn stages(&self) -> impl Iterator<Item = (u16, &Stage<D>)> {
+        self.stages.iter().map(|(&number, stage)| (number, stage))
+    }
+
+    /// Returns the communicator of all ranks.
+    #[must_use]
+    pub fn comm(&self) -> &dyn Comm {
+        self.comm.as_ref()
+    }
+
+    /// Returns the role of this rank: its module, replica and stages.
+    #[must_use]
+    pub fn placement(&self) -> &RankPlacement {
+        &self.placement
+    }
+
+    /// Returns the job.
+    #[must_use]
+    pub fn job(&self) -> &Arc<Job> {
+        &self.job
+    }
+}
+
+/// Ends the job on all ranks, unless it has ended already.
+fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
+    let is_over = matches!(&error, Error::Comm(error) if error.failure().is_some());
+    if !is_over {
+        // The caller gets the error itself; the failure message is for the other ranks.
+        drop(comm.abort(at, &error.to_string()));
+    }
+    error
+}
+
+fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<RankPlacement> {
+    if comm.size() != job.world_size() {
+        let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
+        return Err(Error::InvalidSetting { setting: "world size", reason: problem });
+    }
+    let placement = job.placement(comm.rank())?;
+    let refuse = |problem| Err(Error::InvalidSetting { setting: "stages", reason: problem });
+    if stages.len() != placement.stages.len() {
+        return refuse(format!(
+            "expected {:?} on rank {}, found {} stages",
+            placement.stages,
+            comm.rank(),
+            stages.len()
+        ));
+    }
+    for (&number, stage) in placement.stages.iter().zip(stages) {
+        if job.stages[usize::from(number)].has_backward != stage.has_backward() {
+            return refuse(format!(
+                "on rank {}, {} and stage {number} differ in what is trained",
+                comm.rank(),
+                stage.name()
+            ));
+        }
+    }
+    Ok(placement)
+}

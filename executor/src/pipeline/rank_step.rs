@@ -1,0 +1,103 @@
+//! Inputs of one rank for a step: the plan and the contexts of its microbatches.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::job::Job;
+use super::rank_map::RankPlacement;
+use super::step_plan::{PipelineStepPlan, name};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::model::context::{MicrobatchContext, ModuleInputs};
+use crate::model::model_config::ModuleKind;
+
+/// The plan of a step, and the contexts of the microbatches that this rank computes.
+///
+/// A rank of the LLM gets contexts of texts and never sees a medium; a rank of an encoder gets contexts of
+/// the media that its replica encodes and never sees a text.
+pub struct RankStep<D: Device> {
+    /// The plan, the same on all ranks.
+    pub plan: Arc<PipelineStepPlan>,
+    /// Contexts by microbatch of the module ([`PipelineStepPlan::microbatches_of`]). Nothing is computed for
+    /// a microbatch without tokens; its context may be left out.
+    pub contexts: BTreeMap<u32, Arc<MicrobatchContext<D>>>,
+}
+
+impl<D: Device> RankStep<D> {
+    /// Returns the context of a microbatch that is computed.
+    pub(super) fn context(&self, module: ModuleKind, microbatch: u32) -> Result<&Arc<MicrobatchContext<D>>> {
+        self.contexts
+            .get(&microbatch)
+            .ok_or_else(|| self.refused(module, microbatch, "has no context".to_owned()))
+    }
+
+    /// Checks contexts against the plan.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] that names a microbatch whose context is missing or belongs to another replica, or has
+    /// other tokens of media or another loss scale than planned.
+    pub(super) fn check(&self, job: &Job, placement: &RankPlacement) -> Result<()> {
+        let module = placement.module;
+        let own: Vec<u32> = self.plan.microbatches_of(job, module, placement.replica).collect();
+        for &microbatch in own.iter().filter(|&&own| tokens(&self.plan, job, module, own) > 0) {
+            self.context(module, microbatch)?;
+        }
+        for (&microbatch, context) in &self.contexts {
+            if own.binary_search(&microbatch).is_err() {
+                let problem = format!("does not belong to replica {}", placement.replica);
+                return Err(self.refused(module, microbatch, problem));
+            }
+            self.check_context(job, module, microbatch, context)?;
+        }
+        Ok(())
+    }
+
+    fn check_context(
+        &self,
+        job: &Job,
+        module: ModuleKind,
+        microbatch: u32,
+        context: &MicrobatchContext<D>,
+    ) -> Result<()> {
+        let planned = tokens(&self.plan, job, module, microbatch);
+        let agree = |what: &str, found: usize, planned: usize| {
+            if found == planned {
+                return Ok(());
+            }
+            Err(self.refused(module, microbatch, format!("has {found} {what}, the plan has {planned}")))
+        };
+        match &context.inputs {
+            ModuleInputs::Text(text) if module == ModuleKind::Llm => {
+                // A microbatch planned without tokens is not computed, so its context must be empty.
+                if planned == 0 {
+                    agree("tokens", context.layers.rows, 0)?;
+                }
+                let media = text.media.as_ref().map_or(0, |(_, rows)| *rows);
+                agree("tokens of media", media, self.plan.media_tokens(microbatch))?;
+                let scale = self.plan.loss_scale();
+                // Both are 1 / target tokens; the tolerance is far below the effect of a single token.
+                if (text.loss_scale - scale).abs() > 1e-9 * scale {
+                    let problem = format!("has the loss scale {}, expected {scale}", text.loss_scale);
+                    return Err(self.refused(module, microbatch, problem));
+                }
+                Ok(())
+            }
+            ModuleInputs::Encoder(encoder) if module != ModuleKind::Llm => {
+                agree("tokens of media", encoder.tokens, planned)
+            }
+            _ => Err(self.refused(module, microbatch, "has the context of another module".to_owned())),
+        }
+    }
+
+    fn refused(&self, module: ModuleKind, microbatch: u32, problem: String) -> Error {
+        Error::Plan { step: self.plan.step(), module: name(module), microbatch: microbatch as usize, problem }
+    }
+}
+
+/// Returns the planned rows of a microbatch at the end of a module; exact for encoders.
+pub(super) fn tokens(plan: &PipelineStepPlan, job: &Job, module: ModuleKind, microbatch: u32) -> usize {
+    match plan.route(job, module) {
+        Some(route) => route.source_tokens(microbatch),
+        None => plan.microbatches()[microbatch as usize].tokens,
+    }
+}

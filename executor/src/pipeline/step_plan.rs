@@ -1,0 +1,227 @@
+//! Plan of a step that all ranks share: sizes of microbatches, their media, the encoder replica of each.
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::assign_media::assign_media;
+use super::job::Job;
+use super::route::{RoutePlan, RoutedMedium};
+use crate::error::{Error, Result};
+use crate::model::model_config::ModuleKind;
+
+/// An image, video or audio clip of a microbatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MediumPlan {
+    /// The encoder.
+    pub module: ModuleKind,
+    /// Number of LLM tokens it becomes.
+    pub tokens: usize,
+    /// Predicted time in one stage of the encoder; only the ratios matter.
+    pub cost_ns: u64,
+}
+
+/// A microbatch of the LLM.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MicrobatchPlan {
+    /// Planned tokens, media included. Texts may have more or fewer once they are tokenized; all stages of a
+    /// replica must count the same. A microbatch planned without tokens has none.
+    pub tokens: usize,
+    /// Its media, in the order of their tokens in
+    /// [`TextBatch::media_places`](crate::model::llm::TextBatch::media_places).
+    pub media: Vec<MediumPlan>,
+}
+
+/// Plan of a step: the same on all ranks, with everything that they need to know of each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PipelineStepPlan {
+    step: u64,
+    target_tokens: u64,
+    microbatches: Vec<MicrobatchPlan>,
+    /// Routes of every module before the LLM.
+    routes: Vec<RoutePlan>,
+    /// Media rows of every microbatch.
+    media_tokens: Vec<usize>,
+    /// Microbatches per DP rank of the LLM.
+    rounds: usize,
+}
+
+pub(crate) fn name(module: ModuleKind) -> &'static str {
+    match module {
+        ModuleKind::Vision => "vision",
+        ModuleKind::Audio => "audio",
+        ModuleKind::Llm => "the LLM",
+    }
+}
+
+impl PipelineStepPlan {
+    /// Assigns the media of every round to replicas of their encoders ([`assign_media`]) and routes their
+    /// tokens.
+    ///
+    /// - `target_tokens`: of all microbatches together
+    /// - `microbatches`: `[rounds * D]`, microbatch `k` of DP rank `d` of the LLM at `k * D + d`
+    ///
+    /// # Errors
+    /// [`Error::Plan`] if the number of microbatches is not a multiple of the DP size, or a microbatch has
+    /// media of a module that does not run, or more media tokens than tokens.
+    pub fn new(job: &Job, step: u64, target_tokens: u64, microbatches: Vec<MicrobatchPlan>) -> Result<Self> {
+        let dp_size = job.llm().dp_size;
+        if microbatches.is_empty() || !microbatches.len().is_multiple_of(dp_size) {
+            let problem = format!("{} microbatches for {dp_size} DP ranks", microbatches.len());
+            return Err(refused(step, microbatches.len(), problem));
+        }
+        for (index, microbatch) in microbatches.iter().enumerate() {
+            check(job, step, index, microbatch)?;
+        }
+        let rounds = microbatches.len() / dp_size;
+        let encoders = 0..job.modules.len() - 1;
+        let routes = encoders.map(|module| route(job, module, &microbatches)).collect::<Result<_>>()?;
+        let media_tokens = microbatches.iter().map(tokens_of_media).collect();
+        Ok(Self { step, target_tokens, microbatches, routes, media_tokens, rounds })
+    }
+
+    /// Returns the number of the step.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Returns the target tokens of all microbatches.
+    #[must_use]
+    pub fn target_tokens(&self) -> u64 {
+        self.target_tokens
+    }
+
+    /// Returns the factor that turns the sum of losses into their mean: 1 / target tokens, or 1 without any.
+    #[must_use]
+    pub fn loss_scale(&self) -> f64 {
+        1.0 / self.target_tokens.max(1) as f64
+    }
+
+    /// Returns the microbatches of the LLM, `k * D + d`.
+    #[must_use]
+    pub fn microbatches(&self) -> &[MicrobatchPlan] {
+        &self.microbatches
+    }
+
+    /// Returns the number of microbatches per DP rank of the LLM.
+    #[must_use]
+    pub fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    /// Returns the route of an encoder's media; `None` for the LLM and for a module that does not run.
+    #[must_use]
+    pub fn route(&self, job: &Job, module: ModuleKind) -> Option<&RoutePlan> {
+        self.routes.get(job.module_index(module)?)
+    }
+
+    /// Returns the microbatches of a module that one of its replicas runs: `k * E + replica` of `E` replicas.
+    ///
+    /// Microbatches of an encoder are numbered by its own replicas; [`RoutePlan::of_source`] lists the media
+    /// of one.
+    pub fn microbatches_of(
+        &self,
+        job: &Job,
+        module: ModuleKind,
+        replica: usize,
+    ) -> impl Iterator<Item = u32> {
+        let replicas = job.module_index(module).map_or(0, |index| job.modules[index].dp_size);
+        (0..self.rounds).map(move |round| (round * replicas + replica) as u32)
+    }
+
+    /// Returns the number of rows that a microbatch of the LLM gets from encoders.
+    ///
+    /// # Panics
+    /// If there is no such microbatch.
+    #[must_use]
+    pub fn media_tokens(&self, microbatch: u32) -> usize {
+        self.media_tokens[microbatch as usize]
+    }
+
+    /// Returns the route of a module by its index.
+    pub(super) fn route_of(&self, module: usize) -> &RoutePlan {
+        &self.routes[module]
+    }
+
+    /// Returns a digest of the plan and of the job's layout, to be compared between ranks.
+    #[must_use]
+    pub fn digest(&self, job: &Job) -> u64 {
+        let mut digest = Xxh3::new();
+        let mut add = |word: u64| digest.update(&word.to_le_bytes());
+        add(self.step);
+        add(self.target_tokens);
+        job.schedule.to_string().bytes().for_each(|byte| add(u64::from(byte)));
+        for module in &job.modules {
+            for word in [module.module as usize, module.dp_size, module.tp_size] {
+                add(word as u64);
+            }
+            module.stages.iter().for_each(|layers| add(layers.end as u64));
+        }
+        for microbatch in &self.microbatches {
+            add(microbatch.tokens as u64);
+            add(microbatch.media.len() as u64);
+            microbatch.media.iter().for_each(|medium| add(medium.tokens as u64));
+        }
+        // Routes follow from the costs, so these need no words of their own.
+        for row in self.routes.iter().flat_map(RoutePlan::rows) {
+            for word in [row.medium as u64, u64::from(row.source), u64::from(row.destination)] {
+                add(word);
+            }
+        }
+        digest.digest()
+    }
+}
+
+fn refused(step: u64, microbatch: usize, problem: String) -> Error {
+    Error::Plan { step, module: name(ModuleKind::Llm), microbatch, problem }
+}
+
+fn tokens_of_media(microbatch: &MicrobatchPlan) -> usize {
+    microbatch.media.iter().map(|medium| medium.tokens).sum()
+}
+
+fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Result<()> {
+    let runs = |module| module != ModuleKind::Llm && job.module_index(module).is_some();
+    if let Some(medium) = microbatch.media.iter().position(|medium| !runs(medium.module)) {
+        let module = name(microbatch.media[medium].module);
+        return Err(refused(
+            step,
+            index,
+            format!("has medium {medium} for {module}, which does not run in this job"),
+        ));
+    }
+    let tokens = tokens_of_media(microbatch);
+    if tokens > microbatch.tokens {
+        return Err(refused(step, index, format!("has {} tokens, its media {tokens}", microbatch.tokens)));
+    }
+    Ok(())
+}
+
+/// Routes the media of one encoder.
+fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<RoutePlan> {
+    let (kind, replicas) = (job.modules[module].module, job.modules[module].dp_size);
+    let dp_size = job.llm().dp_size;
+    let (mut rows, mut costs_ns) = (Vec::new(), vec![Vec::new(); microbatches.len() / dp_size]);
+    for (destination, microbatch) in microbatches.iter().enumerate() {
+        let round = destination / dp_size;
+        let mut destination_offset = 0;
+        for (index, medium) in microbatch.media.iter().enumerate() {
+            if medium.module == kind {
+                rows.push(RoutedMedium {
+                    medium: index,
+                    tokens: medium.tokens,
+                    // Replica 0 for now; the assignment below adds the replica.
+                    source: (round * replicas) as u32,
+                    source_offset: 0,
+                    destination: destination as u32,
+                    destination_offset,
+                });
+                costs_ns[round].push(medium.cost_ns);
+            }
+            destination_offset += medium.tokens;
+        }
+    }
+    for (row, replica) in rows.iter_mut().zip(assign_media(&costs_ns, replicas)?.concat()) {
+        row.source += replica as u32;
+    }
+    Ok(RoutePlan::new(rows))
+}

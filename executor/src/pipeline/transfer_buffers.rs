@@ -1,0 +1,201 @@
+//! Buffers rows between stages: posted receives, arrived rows, rows passed on within a rank, sends.
+
+use std::collections::BTreeMap;
+
+use dflop_balancer::schedule::{Action, Part};
+
+use super::activation_transfer::{Flow, StageEdge, StepView, Transfer};
+use crate::comm::{Handle, Payload, PayloadShape};
+use crate::device::Device;
+use crate::error::{Error, Result};
+
+/// Number of following actions whose receives are posted in advance, so that messages arrive while others
+/// compute.
+const POSTED_AHEAD: usize = 16;
+
+type Key = (Flow, StageEdge);
+
+/// All rows of one step that are outside a stage.
+pub(super) struct TransferBuffers<D: Device> {
+    posted: BTreeMap<Key, Handle<Payload>>,
+    /// Number of actions whose receives are posted.
+    posted_until: usize,
+    arrived: BTreeMap<Key, Vec<f32>>,
+    handed: BTreeMap<Key, D::Floats>,
+    leaving: BTreeMap<Key, Vec<f32>>,
+    sends: Vec<Handle<()>>,
+}
+
+impl<D: Device> Default for TransferBuffers<D> {
+    fn default() -> Self {
+        Self {
+            posted: BTreeMap::new(),
+            posted_until: 0,
+            arrived: BTreeMap::new(),
+            handed: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            sends: Vec::new(),
+        }
+    }
+}
+
+impl<D: Device> TransferBuffers<D> {
+    /// Posts the receives of the next actions.
+    pub(super) fn post_receives(
+        &mut self,
+        view: &StepView<'_, D>,
+        list: &[Action],
+        next: usize,
+    ) -> Result<()> {
+        let until = (next + POSTED_AHEAD).min(list.len());
+        for &action in &list[self.posted_until.min(until)..until] {
+            let Some(transfer) = view.transfer(action).filter(|transfer| !transfer.is_send) else { continue };
+            let Transfer { flow, edge, peer, .. } = transfer;
+            let rows = view.rows(flow, edge)?;
+            // A message without rows is never sent, so nothing is posted for it.
+            if rows > 0 {
+                let from = view.job.source(peer, view.placement);
+                let shape = PayloadShape::f32(rows, view.width(edge));
+                let handle = view.comm.start_recv(from, edge.tag(flow), view.at_edge(transfer), shape)?;
+                self.posted.insert((flow, edge), handle);
+            }
+        }
+        self.posted_until = self.posted_until.max(until);
+        Ok(())
+    }
+
+    /// Sends the rows of a transfer, or waits for its posted receive; does nothing if there are no rows.
+    pub(super) fn transfer(&mut self, view: &StepView<'_, D>, transfer: Transfer) -> Result<()> {
+        let Transfer { flow, edge, .. } = transfer;
+        if view.rows(flow, edge)? == 0 {
+            return Ok(());
+        }
+        if transfer.is_send {
+            return self.send(view, transfer);
+        }
+        let handle =
+            self.posted.remove(&(flow, edge)).ok_or_else(|| order(edge.downstream, "awaits nothing"))?;
+        if let Some(rows) = handle.wait()?.into_f32() {
+            self.arrived.insert((flow, edge), rows);
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, view: &StepView<'_, D>, transfer: Transfer) -> Result<()> {
+        let Transfer { flow, edge, peer, .. } = transfer;
+        let Some(rows) = self.leaving.remove(&(flow, edge)) else {
+            let part = if flow == Flow::Activations { edge.upstream } else { edge.downstream };
+            return Err(order(part, "has nothing to send"));
+        };
+        let (width, at) = (view.width(edge), view.at_edge(transfer));
+        let targets: Vec<usize> = view.job.targets(view.placement, peer).collect();
+        let Some((last, others)) = targets.split_last() else { return Ok(()) };
+        // All but the last target need a copy of the rows.
+        for &to in others {
+            let payload = Payload::f32(rows.len() / width, width, rows.clone())?;
+            self.sends.push(view.comm.start_send(to, edge.tag(flow), at, payload)?);
+        }
+        let payload = Payload::f32(rows.len() / width, width, rows)?;
+        self.sends.push(view.comm.start_send(*last, edge.tag(flow), at, payload)?);
+        Ok(())
+    }
+
+    /// Waits until all sends are done, and checks that no rows are left.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        // Sends are awaited here instead of where they start, so that stages compute meanwhile.
+        std::mem::take(&mut self.sends).into_iter().try_for_each(Handle::wait)?;
+        let left = self.leaving.keys().chain(self.arrived.keys()).chain(self.handed.keys());
+        match left.chain(self.posted.keys()).next() {
+            Some((_, edge)) => Err(order(edge.downstream, "has rows left that no part took")),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the input rows of a part: from its neighbor stage, or assembled from all routes. `None` if it
+    /// takes none.
+    pub(super) fn take_input(
+        &mut self,
+        view: &StepView<'_, D>,
+        device: &D,
+        flow: Flow,
+        part: Part,
+    ) -> Result<Option<D::Floats>> {
+        let edges = view.edges(flow, part, false);
+        let Some(&first) = edges.first() else { return Ok(None) };
+        if !view.is_routed(first) {
+            return self.take_from_neighbor(device, flow, first, part).map(Some);
+        }
+        let width = view.width(first);
+        let rows = match flow {
+            Flow::Activations => view.rank_step.plan.media_tokens(part.microbatch),
+            Flow::Gradients => view.route(first).0.source_tokens(part.microbatch),
+        };
+        if rows == 0 {
+            return Ok(None);
+        }
+        // Every row belongs to exactly one medium, so all zeros are overwritten.
+        let mut whole = vec![0.0; rows * width];
+        for edge in edges {
+            if view.rows(flow, edge)? > 0 {
+                let message = self.arrived.remove(&(flow, edge)).ok_or_else(|| order(part, "lacks rows"))?;
+                let (route, pair) = view.route(edge);
+                route.unpack(pair, view.end(part), &message, &mut whole, width);
+            }
+        }
+        device.upload(&whole).map(Some)
+    }
+
+    fn take_from_neighbor(
+        &mut self,
+        device: &D,
+        flow: Flow,
+        edge: StageEdge,
+        part: Part,
+    ) -> Result<D::Floats> {
+        if let Some(rows) = self.handed.remove(&(flow, edge)) {
+            return Ok(rows);
+        }
+        let rows = self.arrived.remove(&(flow, edge)).ok_or_else(|| order(part, "lacks rows"))?;
+        device.upload(&rows)
+    }
+
+    /// Stores the output rows of a part for the next parts: on this rank, or to be sent.
+    pub(super) fn put_output(
+        &mut self,
+        view: &StepView<'_, D>,
+        device: &D,
+        flow: Flow,
+        part: Part,
+        rows: Option<D::Floats>,
+    ) -> Result<()> {
+        let mut carried = Vec::new();
+        for edge in view.edges(flow, part, true) {
+            if view.rows(flow, edge)? > 0 {
+                carried.push(edge);
+            }
+        }
+        let Some(&first) = carried.first() else { return Ok(()) };
+        let rows = rows.ok_or_else(|| order(part, "gives no rows"))?;
+        if view.is_routed(first) {
+            let host = device.download(&rows)?;
+            for edge in carried {
+                let (route, pair) = view.route(edge);
+                let message = route.pack(pair, view.end(part), &host, view.width(edge));
+                self.leaving.insert((flow, edge), message);
+            }
+            return Ok(());
+        }
+        // A direct neighbor on the same rank gets the rows without a copy through the host.
+        let other = if first.upstream == part { first.downstream } else { first.upstream };
+        if view.topology.rank(other) == view.placement.pipeline_rank {
+            self.handed.insert((flow, first), rows);
+        } else {
+            self.leaving.insert((flow, first), device.download(&rows)?);
+        }
+        Ok(())
+    }
+}
+
+fn order(part: Part, problem: &'static str) -> Error {
+    Error::Order { stage: part.stage.to_string(), microbatch: part.microbatch as usize, problem }
+}

@@ -1,0 +1,432 @@
+//! Compares predictions with measured times of random microbatches.
+//!
+//! Microbatches are drawn from a seed, packed as in training, and run several times through whole modules of
+//! one stage each, all of them once per round. The time of a microbatch is the **median** of its runs. Its
+//! **spread** is 1.4826 times their median absolute deviation, over the median: the noise between runs of the
+//! same microbatch. The error of a prediction is its distance from the median, over the median.
+//!
+//! All runs of the first half of the microbatches then go to the adaptive correction, in two intervals, so
+//! that it turns itself off where it does not pay. The second half shows its value. A profile that fits
+//! leaves nothing to correct; then errors with and without correction are the same.
+
+use std::sync::Arc;
+
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker, Observation};
+use dflop_costmodel::{CostModel, Module, SampleShape};
+use serde::Serialize;
+
+use super::clock::Clock;
+use super::measure::median;
+use super::module_under_test::time_passes;
+use super::random_batches::{RandomMicrobatch, RandomMicrobatches};
+use super::synthetic_inputs::{numbers, text_context};
+use super::{MeasuredModel, kind_of};
+use crate::device::{Cpu, Device};
+use crate::error::{Error, Result};
+use crate::model::context::MicrobatchContext;
+use crate::model::model_config::{FrozenModules, StageRange};
+use crate::stage::{Activations, Stage};
+use crate::weights::Seed;
+
+/// Bound of the median error.
+pub const MEDIAN_BOUND: f64 = 0.05;
+/// Bound of the 95th percentile of errors if spreads are small.
+pub const P95_BOUND: f64 = 0.12;
+/// Bound of the 95th percentile of errors if spreads are large, as a multiple of the 95th percentile of
+/// spreads.
+pub const P95_SPREADS: f64 = 1.5;
+/// Ratio of standard deviation to median absolute deviation of a normal distribution.
+const MAD_TO_DEVIATION: f64 = 1.4826;
+
+/// Number and size of the microbatches that are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CheckOptions {
+    /// Number of microbatches, at least 2. Default: 48.
+    pub microbatches: usize,
+    /// Number of runs of each, at least 1. Default: 7.
+    pub repeats: usize,
+    /// Largest number of tokens of a microbatch in each module. Default: 2048.
+    pub tokens_max: u32,
+    /// Seed of microbatches and weights. Default: 1.
+    pub seed: u64,
+}
+
+impl Default for CheckOptions {
+    fn default() -> Self {
+        Self { microbatches: 48, repeats: 7, tokens_max: 2048, seed: 1 }
+    }
+}
+
+/// Result of one module over one microbatch, forward and backward.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CheckedMicrobatch {
+    /// The module.
+    pub module: Module,
+    /// Number of the microbatch, from 0.
+    pub microbatch: usize,
+    /// Number of samples packed into it.
+    pub samples: usize,
+    /// Tokens inside the module.
+    pub tokens: usize,
+    /// Time predicted from the profile, in nanoseconds.
+    pub predicted_ns: u64,
+    /// Prediction with the correction learned from the first half; `None` in the first half.
+    pub corrected_ns: Option<u64>,
+    /// Median of the runs in nanoseconds.
+    pub measured_ns: u64,
+    /// Spread of the runs, as a fraction of the median.
+    pub spread: f64,
+    /// All runs in nanoseconds, in order.
+    #[serde(skip)]
+    pub runs_ns: Vec<u64>,
+}
+
+/// Relative errors of predictions over some microbatches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct PredictionErrors {
+    /// Number of microbatches.
+    pub count: usize,
+    /// Mean signed error: above 0 if predictions are too long.
+    pub bias: f64,
+    /// Median of absolute errors.
+    pub median: f64,
+    /// Mean of absolute errors.
+    pub mean: f64,
+    /// 95th percentile of absolute errors.
+    pub p95: f64,
+}
+
+/// Result of one module.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModuleCheck {
+    /// The module.
+    pub module: Module,
+    /// Errors over all its microbatches, without correction.
+    pub errors: PredictionErrors,
+    /// Median of the microbatches' spreads.
+    pub spread_median: f64,
+    /// 95th percentile of the microbatches' spreads.
+    pub spread_p95: f64,
+    /// Bound that the 95th percentile of errors is compared with.
+    pub p95_bound: f64,
+    /// Whether median and 95th percentile are within their bounds.
+    pub is_within: bool,
+    /// Errors over the second half, without correction.
+    pub second_half: PredictionErrors,
+    /// Errors over the second half, with correction.
+    pub corrected: PredictionErrors,
+    /// Number of shape bins whose correction factor is not 1.
+    pub corrected_bins: usize,
+}
+
+/// Results of a check.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CheckReport {
+    /// Clock that measured the runs.
+    pub clock: Clock,
+    /// Results by module, encoders first.
+    pub modules: Vec<ModuleCheck>,
+    /// Results by microbatch and module.
+    pub microbatches: Vec<CheckedMicrobatch>,
+}
+
+/// Runs microbatches and compares their times with predictions; `progress` is called with one line of text at
+/// a time.
+///
+/// - `predictor`: of the same model, without a correction
+///
+/// # Errors
+/// Errors of stages and predictions; [`Error::Input`] if encoder and cost model count different tokens of
+/// media.
+pub fn check(
+    model: &MeasuredModel,
+    predictor: &CostModel,
+    device: &Cpu,
+    options: &CheckOptions,
+    mut progress: impl FnMut(&str),
+) -> Result<CheckReport> {
+    let mut source = RandomMicrobatches::new(&model.spec, options.seed);
+    let mut runs = Vec::new();
+    for _ in 0..options.microbatches.max(2) {
+        // All microbatches are built first, so that rounds only compute.
+        let drawn = source.microbatch(options.tokens_max)?;
+        runs.push(MicrobatchRuns::new(model, device, drawn)?);
+    }
+    let mut stages = Vec::new();
+    for module in model.modules() {
+        let kind = kind_of(module);
+        let range = StageRange { module: kind, layers: 0..model.config.layers(kind) };
+        let seed = Seed(options.seed);
+        stages.push((
+            module,
+            model.config.stage(device, &range, FrozenModules::default(), Activations::Stored, &seed)?,
+        ));
+    }
+    // The first round touches memory for the first time and is not counted.
+    for round in 0..=options.repeats.max(1) {
+        for runs in &mut runs {
+            runs.run(model, &mut stages, round > 0)?;
+        }
+        progress(&format!("round {round} of {}: {} microbatches", options.repeats, runs.len()));
+    }
+    compare(&runs, predictor, Clock::of(device))
+}
+
+/// A microbatch and its measured times.
+struct MicrobatchRuns {
+    drawn: RandomMicrobatch,
+    contexts: Vec<(Module, Arc<MicrobatchContext<Cpu>>)>,
+    media_rows: usize,
+    /// Nanoseconds by context, then by run.
+    taken_ns: Vec<Vec<u64>>,
+}
+
+impl MicrobatchRuns {
+    fn new(model: &MeasuredModel, device: &Cpu, drawn: RandomMicrobatch) -> Result<Self> {
+        let mut contexts = Vec::new();
+        let mut rows = 0;
+        for (module, media) in &drawn.media {
+            let context = media.context(device, model.encoder(*module)?)?;
+            rows += context.inputs.encoder()?.tokens;
+            contexts.push((*module, Arc::new(context)));
+        }
+        let media_rows: usize = drawn.samples.iter().map(|sample| sample.media).sum();
+        if media_rows != rows {
+            let problem = format!("has {rows} tokens in the encoders, {media_rows} in the cost model");
+            return Err(Error::Input { input: "media", problem });
+        }
+        contexts.push((Module::Llm, Arc::new(text_context(device, &model.config.llm, &drawn.samples)?)));
+        let taken_ns = vec![Vec::new(); contexts.len()];
+        Ok(Self { drawn, contexts, media_rows, taken_ns })
+    }
+
+    /// Runs all modules that have work, encoders first.
+    fn run(
+        &mut self,
+        model: &MeasuredModel,
+        stages: &mut [(Module, Stage<Cpu>)],
+        is_kept: bool,
+    ) -> Result<()> {
+        for ((module, context), runs) in self.contexts.iter().zip(&mut self.taken_ns) {
+            let Some((_, stage)) = stages.iter_mut().find(|(of, _)| of == module) else { continue };
+            let device = stage.device().clone();
+            let is_fed = *module == Module::Llm && self.media_rows > 0;
+            let input = is_fed.then(|| device.upload(&numbers(self.media_rows * model.config.llm.hidden())));
+            let passes = time_passes(Clock::of(&device), stage, context, input.transpose()?)?;
+            if is_kept {
+                runs.push((passes.forward + passes.backward).as_nanos() as u64);
+            }
+        }
+        Ok(())
+    }
+
+    fn checked(&self, microbatch: usize, predictor: &CostModel) -> Result<Vec<CheckedMicrobatch>> {
+        let predicted = predictor.predict_microbatch(&self.drawn.shapes)?;
+        let mut all = Vec::new();
+        for ((module, context), runs) in self.contexts.iter().zip(&self.taken_ns) {
+            let place = predictor.modules().iter().position(|of| of == module);
+            let Some(predicted_ns) = place.map(|place| predicted.as_slice()[place]) else { continue };
+            let times: Vec<f64> = runs.iter().map(|&ns| ns as f64).collect();
+            let measured = median(times.clone());
+            let deviations = times.iter().map(|time| (time - measured).abs()).collect();
+            all.push(CheckedMicrobatch {
+                module: *module,
+                microbatch,
+                samples: self.drawn.shapes.len(),
+                tokens: context.layers.rows,
+                predicted_ns,
+                corrected_ns: None,
+                measured_ns: measured.round() as u64,
+                spread: MAD_TO_DEVIATION * median(deviations) / measured,
+                runs_ns: runs.clone(),
+            });
+        }
+        Ok(all)
+    }
+}
+
+fn compare(runs: &[MicrobatchRuns], predictor: &CostModel, clock: Clock) -> Result<CheckReport> {
+    let mut microbatches = Vec::new();
+    for (index, runs) in runs.iter().enumerate() {
+        microbatches.extend(runs.checked(index, predictor)?);
+    }
+    let half = runs.len() / 2;
+    let table = learn(&runs[..half], &microbatches, predictor)?;
+    if let Some(table) = &table {
+        let corrected = predictor.clone().correction(Some(Arc::new(table.clone())));
+        for row in microbatches.iter_mut().filter(|row| row.microbatch >= half) {
+            let place = corrected.modules().iter().position(|of| *of == row.module);
+            let times = corrected.predict_microbatch(&runs[row.microbatch].drawn.shapes)?;
+            row.corrected_ns = place.map(|place| times.as_slice()[place]);
+        }
+    } else {
+        let second = microbatches.iter_mut().filter(|row| row.microbatch >= half);
+        second.for_each(|row| row.corrected_ns = Some(row.predicted_ns));
+    }
+    let of_module = |&module: &Module| {
+        let rows: Vec<&CheckedMicrobatch> = microbatches.iter().filter(|row| row.module == module).collect();
+        let bins = table.iter().flat_map(CorrectionTable::changes).filter(|(of, ..)| *of == module).count();
+        (!rows.is_empty()).then(|| ModuleCheck::new(module, &rows, bins))
+    };
+    let modules = predictor.modules().iter().filter_map(of_module).collect();
+    Ok(CheckReport { clock, modules, microbatches })
+}
+
+/// Fits a correction to all runs of these microbatches, one step each; `None` if there is nothing to correct.
+fn learn(
+    runs: &[MicrobatchRuns],
+    checked: &[CheckedMicrobatch],
+    predictor: &CostModel,
+) -> Result<Option<CorrectionTable>> {
+    let mut learned = Vec::new();
+    for row in checked.iter().filter(|row| row.microbatch < runs.len()) {
+        let shapes = &runs[row.microbatch].drawn.shapes;
+        let samples = shares(predictor, row.module, shapes, row.predicted_ns)?;
+        let observation =
+            |&measured_ns: &u64| Observation { module: row.module, measured_ns, samples: samples.clone() };
+        learned.extend(row.runs_ns.iter().filter(|_| !samples.is_empty()).map(observation));
+    }
+    // Two intervals: the table learned in the first must reduce errors in the second, or tracking stops.
+    let interval_steps = (learned.len() / 2).max(1) as u64;
+    let options = CorrectionOptions { interval_steps, ..CorrectionOptions::default() };
+    let mut tracker = CorrectionTracker::new(options)?;
+    let mut table = None;
+    for observation in &learned {
+        tracker.observe(observation)?;
+        table = tracker.end_step().and_then(|report| report.table).or(table);
+    }
+    Ok(table.filter(|table| table.changes().next().is_some()))
+}
+
+/// Returns sizes of samples inside a module, with their shares of the predicted time of the pack.
+fn shares(
+    predictor: &CostModel,
+    module: Module,
+    shapes: &[SampleShape],
+    predicted_ns: u64,
+) -> Result<Vec<(u64, u64)>> {
+    let mut samples = Vec::new();
+    for shape in shapes {
+        samples.extend(predictor.predict_uncorrected(module, shape)?);
+    }
+    let sum: u64 = samples.iter().map(|sample| sample.1).sum();
+    // Times of single samples do not add up to that of the pack, as launch costs are shared.
+    let scale = predicted_ns as f64 / sum.max(1) as f64;
+    Ok(samples.into_iter().map(|(size, ns)| (size, (ns as f64 * scale).round() as u64)).collect())
+}
+
+impl ModuleCheck {
+    fn new(module: Module, rows: &[&CheckedMicrobatch], corrected_bins: usize) -> Self {
+        let errors = PredictionErrors::of(rows.iter().map(|row| (row.predicted_ns, row.measured_ns)));
+        let spreads: Vec<f64> = rows.iter().map(|row| row.spread).collect();
+        let spread_p95 = percentile_95(spreads.clone());
+        let p95_bound = P95_BOUND.max(P95_SPREADS * spread_p95);
+        let second: Vec<_> = rows.iter().filter_map(|row| Some((row, row.corrected_ns?))).collect();
+        Self {
+            module,
+            errors,
+            spread_median: median(spreads),
+            spread_p95,
+            p95_bound,
+            is_within: errors.median <= MEDIAN_BOUND && errors.p95 <= p95_bound,
+            second_half: PredictionErrors::of(
+                second.iter().map(|(row, _)| (row.predicted_ns, row.measured_ns)),
+            ),
+            corrected: PredictionErrors::of(
+                second.iter().map(|(row, corrected)| (*corrected, row.measured_ns)),
+            ),
+            corrected_bins,
+        }
+    }
+}
+
+impl PredictionErrors {
+    /// Computes the errors of pairs of predicted and measured times.
+    fn of(pairs: impl Iterator<Item = (u64, u64)>) -> Self {
+        let errors: Vec<f64> =
+            pairs.map(|(predicted, measured)| predicted as f64 / (measured as f64).max(1.0) - 1.0).collect();
+        if errors.is_empty() {
+            return Self::default();
+        }
+        let count = errors.len();
+        let sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
+        Self {
+            count,
+            bias: errors.iter().sum::<f64>() / count as f64,
+            median: median(sizes.clone()),
+            mean: sizes.iter().sum::<f64>() / count as f64,
+            p95: percentile_95(sizes),
+        }
+    }
+}
+
+/// Returns the 95th percentile; NaN without values.
+fn percentile_95(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() * 95).div_ceil(100).max(1) - 1;
+    values.get(rank).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(
+        microbatch: usize,
+        predicted_ns: u64,
+        corrected_ns: Option<u64>,
+        spread: f64,
+    ) -> CheckedMicrobatch {
+        CheckedMicrobatch {
+            module: Module::Llm,
+            microbatch,
+            samples: 2,
+            tokens: 100,
+            predicted_ns,
+            corrected_ns,
+            measured_ns: 1000,
+            spread,
+            runs_ns: vec![1000; 5],
+        }
+    }
+
+    fn module(rows: &[CheckedMicrobatch]) -> ModuleCheck {
+        ModuleCheck::new(Module::Llm, &rows.iter().collect::<Vec<_>>(), 0)
+    }
+
+    #[test]
+    fn errors_are_held_against_both_bounds() {
+        let mut rows: Vec<CheckedMicrobatch> = (0..20).map(|index| row(index, 1040, None, 0.01)).collect();
+        let good = module(&rows);
+        assert!(
+            good.is_within
+                && (good.errors.median - 0.04).abs() < 1e-9
+                && (good.errors.bias - 0.04).abs() < 1e-9
+        );
+        assert!((good.p95_bound - 0.12).abs() < 1e-9);
+        rows[0].predicted_ns = 700;
+        assert!(module(&rows).is_within, "one in twenty may be outside the bound");
+        rows[1].predicted_ns = 870;
+        assert!(!module(&rows).is_within, "two may not");
+        rows[2].spread = 0.1;
+        rows[3].spread = 0.1;
+        let noisy = module(&rows);
+        assert!(
+            noisy.is_within && (noisy.p95_bound - 0.15).abs() < 1e-9,
+            "unless runs are as far apart: {noisy:?}"
+        );
+        for row in &mut rows {
+            row.predicted_ns = 1051;
+        }
+        assert!(!module(&rows).is_within, "the median's bound does not move");
+    }
+
+    #[test]
+    fn the_second_half_alone_says_what_a_correction_is_worth() {
+        let rows = [row(0, 2000, None, 0.0), row(1, 1200, Some(1010), 0.0), row(2, 1200, Some(990), 0.0)];
+        let found = module(&rows);
+        assert_eq!((found.errors.count, found.second_half.count, found.corrected.count), (3, 2, 2));
+        assert!((found.second_half.mean - 0.2).abs() < 1e-9 && (found.corrected.mean - 0.01).abs() < 1e-9);
+        assert!(found.corrected.bias.abs() < 1e-9);
+    }
+}

@@ -1,0 +1,350 @@
+//! Measures the profile of a model, module by module.
+//!
+//! Each module is measured twice. First its shapes are chosen ([`super::adaptive_grid`]), with few runs of
+//! each. Then all shapes run in rounds, once per round, and only these runs go into the profile. So other
+//! load on the machine affects all shapes alike, and a shape finds caches and memory as another shape left
+//! them, as in training.
+
+use std::time::{Duration, Instant};
+
+use dflop_costmodel::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
+use dflop_costmodel::model::{EncoderSpec, LlmSpec};
+use dflop_costmodel::profile::{Measurement, ModuleWidths, Part, ProfileFile};
+use dflop_costmodel::tokens::EncoderWork;
+use dflop_costmodel::{EncoderParameters, LlmParameters, Module};
+
+use super::adaptive_grid::{ChosenPoints, Grid, TimeSource, choose};
+use super::clock::Clock;
+use super::module_under_test::ModuleUnderTest;
+use super::sequences::Sequences;
+use super::{MeasuredModel, gemm_peak_flops, kind_of, memory_check};
+use crate::device::Cpu;
+use crate::error::Result;
+
+/// Runs of a shape while shapes are chosen.
+const CHOOSING_RUNS: usize = 3;
+/// Number of rounds from which on the runs of the choice stay out of the profile.
+const ROUNDS_MIN: usize = 3;
+/// Largest number of points per axis.
+const POINTS_MAX: usize = 24;
+/// Ratio of neighboring shapes in the first grid.
+const RATIO: f64 = 4.0;
+/// Shares of a module's time budget after which the choice of linear shapes, then of attention shapes, ends.
+const CHOOSING_SHARES: [f64; 2] = [0.3, 0.5];
+/// Bytes of weight, gradient and the optimizer's two moments.
+const STATE_BYTES_PER_PARAMETER: u64 = 16;
+/// Peak bytes of a backward pass over the bytes that the forward pass saved.
+const TRANSIENT: u64 = 2;
+/// Number of products whose best rate is the peak.
+const PEAK_RUNS: usize = 5;
+
+/// Options of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MeasureOptions {
+    /// Length of the longest sequence, and tokens of the largest microbatch inside a module. Default: 4096.
+    pub tokens_max: u32,
+    /// Relative error of interpolation below which no further shapes are measured. Default: 0.05.
+    pub error_bound: f64,
+    /// Wall time to measure for, shared evenly by the modules. A round in progress is completed, and every
+    /// shape of the first grid runs once in any case. Default: 300.
+    pub seconds_max: f64,
+    /// Number of layers of each module that run, at most the model's. Default: all.
+    pub layers: Option<usize>,
+    /// Runs of a shape that go into the profile. Default: 7.
+    pub repeats: usize,
+    /// Seed of the weights. Default: 0.
+    pub seed: u64,
+}
+
+impl Default for MeasureOptions {
+    fn default() -> Self {
+        Self { tokens_max: 4096, error_bound: 0.05, seconds_max: 300.0, layers: None, repeats: 7, seed: 0 }
+    }
+}
+
+/// Report of the measurement of a module.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModuleReport {
+    /// The module.
+    pub module: Module,
+    /// Number of layers that ran.
+    pub layers: usize,
+    /// Shapes of the layers and of the parts outside them, chosen by the time of all.
+    pub whole: ChosenPoints,
+    /// Attention lengths in one layer; `None` if all sequences have one length.
+    pub attention: Option<ChosenPoints>,
+    /// Number of rounds over all shapes; with fewer than three, runs of the choice are in the profile, too.
+    pub rounds: usize,
+    /// Tokens of the largest microbatch.
+    pub tokens: u32,
+    /// Bytes that its layers save per token from forward to backward.
+    pub kept_bytes_per_token: u64,
+    /// Executed FLOP/s, forward and backward, on the largest microbatch.
+    pub flops: f64,
+}
+
+impl ModuleReport {
+    /// Returns the largest known error between measured shapes or lengths.
+    #[must_use]
+    pub fn error_max(&self) -> Option<f64> {
+        let lengths = self.attention.as_ref().and_then(|lengths| lengths.error_max);
+        self.whole.error_max.into_iter().chain(lengths).reduce(f64::max)
+    }
+}
+
+/// A measured profile with a report per module.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MeasuredProfile {
+    /// The profile that predictions are made from.
+    pub file: ProfileFile,
+    /// Reports by module, encoders first.
+    pub modules: Vec<ModuleReport>,
+    /// FLOP/s of a large matrix product, see [`gemm_peak_flops`].
+    pub peak_flops: f64,
+    /// Clock that measured.
+    pub clock: Clock,
+}
+
+/// Measures all modules of a model; `progress` is called with one line of text at a time.
+///
+/// # Errors
+/// [`crate::Error::InsufficientMemory`] if a module would not fit into memory; errors of stages.
+pub fn measure(
+    model: &MeasuredModel,
+    device: &Cpu,
+    options: &MeasureOptions,
+    mut progress: impl FnMut(&str),
+) -> Result<MeasuredProfile> {
+    let start = Instant::now();
+    let peak_flops = gemm_peak_flops(device, PEAK_RUNS)?;
+    progress(&format!("matrix products reach {:.1} GFLOP/s", peak_flops / 1e9));
+    let clock = Clock::of(device);
+    let mut file = ProfileFile { metadata: metadata(device, clock, peak_flops), ..ProfileFile::default() };
+    let (mut reports, modules) = (Vec::new(), model.modules());
+    for (index, &module) in modules.iter().enumerate() {
+        let left = options.seconds_max - start.elapsed().as_secs_f64();
+        // Time that a module leaves unspent goes to the modules after it.
+        let share = left.max(0.0) / (modules.len() - index) as f64;
+        let budget = TimeBudget { start: Instant::now(), seconds: share };
+        let (rows, report) = measure_module(model, device, options, module, budget, &mut progress)?;
+        file.widths.extend(ModuleWidths::from_spec(&model.spec, module).map(|widths| (module, widths)));
+        file.measurements.extend(rows);
+        reports.push(report);
+    }
+    Ok(MeasuredProfile { file, modules: reports, peak_flops, clock })
+}
+
+/// Start and length of the time for a module.
+#[derive(Debug, Clone, Copy)]
+struct TimeBudget {
+    start: Instant,
+    seconds: f64,
+}
+
+impl TimeBudget {
+    fn end_of(self, share: f64) -> Instant {
+        self.start + Duration::from_secs_f64(self.seconds * share)
+    }
+}
+
+fn measure_module(
+    model: &MeasuredModel,
+    device: &Cpu,
+    options: &MeasureOptions,
+    module: Module,
+    budget: TimeBudget,
+    progress: &mut impl FnMut(&str),
+) -> Result<(Vec<Measurement>, ModuleReport)> {
+    let all = model.config.layers(kind_of(module));
+    let layers = options.layers.map_or(all, |layers| layers.clamp(1, all));
+    let (state_bytes, _) = with_layers(model, module, layers as u32);
+    memory_check::check(module, layers, state_bytes)?;
+    let mut subject = ModuleUnderTest::new(model, device, module, layers, options.seed)?;
+    let sequences = subject.sequences;
+    // At least one octave, so that the grid has two points.
+    let (low, high) = (sequences.tokens_min(), options.tokens_max.max(2 * sequences.tokens_min()));
+    let kept_bytes_per_token = subject.kept_bytes(low)? / u64::from(low);
+    let kept = kept_bytes_per_token * u64::from(high);
+    // Half of the state, weights and gradients, has been allocated by now.
+    memory_check::check(module, layers, state_bytes / 2 + TRANSIENT * kept)?;
+    let grid = |part| Grid {
+        part,
+        tokens_min: low,
+        tokens_max: high,
+        ratio: RATIO,
+        error_bound: options.error_bound,
+        points_max: POINTS_MAX,
+    };
+    let mut source = Source {
+        subject: &mut subject,
+        is_attention: false,
+        end: budget.end_of(CHOOSING_SHARES[0]),
+        rows: Vec::new(),
+    };
+    let whole = choose(&grid(Part::Linear), &mut source)?;
+    progress(&format!("{module}: {}", summary(&whole, "shapes")));
+    source.is_attention = true;
+    source.end = budget.end_of(CHOOSING_SHARES[1]);
+    let lengths =
+        sequences.has_free_lengths().then(|| choose(&grid(Part::Attention), &mut source)).transpose()?;
+    if let Some(lengths) = &lengths {
+        progress(&format!("{module}: {}", summary(lengths, "lengths of attention")));
+    }
+    let chosen_rows = std::mem::take(&mut source.rows);
+    let shapes: Vec<u32> = whole.points.iter().map(|point| point.0).collect();
+    let attention: Vec<u32> =
+        lengths.iter().flat_map(|lengths| &lengths.points).map(|point| point.0).collect();
+    let mut rows = Vec::new();
+    let mut rounds = 0;
+    while rounds < options.repeats.max(1) && Instant::now() < budget.end_of(1.0) {
+        rows.extend(round(&mut subject, &shapes, &attention)?);
+        rows.extend(subject.measure_optimizer()?);
+        rounds += 1;
+    }
+    // Too few rounds for a median: the runs of the choice are better than none.
+    if rounds < ROUNDS_MIN {
+        rows.extend(chosen_rows);
+    }
+    if rounds == 0 {
+        rows.extend(subject.measure_optimizer()?);
+    }
+    progress(&format!("{module}: {rounds} rounds of {} shapes", shapes.len() + attention.len()));
+    let &(tokens, microseconds) = whole.points.last().expect("a grid has a point");
+    let flops = flops(model, module, layers as u32, sequences, tokens) / (microseconds * 1e-6);
+    Ok((
+        rows,
+        ModuleReport {
+            module,
+            layers,
+            whole,
+            attention: lengths,
+            rounds,
+            tokens,
+            kept_bytes_per_token,
+            flops,
+        },
+    ))
+}
+
+/// Measures every shape once.
+fn round(subject: &mut ModuleUnderTest<'_>, shapes: &[u32], lengths: &[u32]) -> Result<Vec<Measurement>> {
+    let mut rows = Vec::new();
+    for &tokens in shapes {
+        rows.extend(subject.measure(tokens)?.0);
+    }
+    for &tokens in lengths {
+        rows.extend(subject.measure_attention(tokens)?.0);
+    }
+    Ok(rows)
+}
+
+/// Source of times that runs the module.
+struct Source<'s, 'm> {
+    subject: &'s mut ModuleUnderTest<'m>,
+    is_attention: bool,
+    end: Instant,
+    rows: Vec<Measurement>,
+}
+
+impl TimeSource for Source<'_, '_> {
+    fn snap(&self, tokens: u32) -> u32 {
+        if self.is_attention {
+            return self.subject.sequences.snap_length(tokens);
+        }
+        let (batch, length) = self.subject.sequences.packed(tokens);
+        batch * length
+    }
+
+    fn measure(&mut self, tokens: &[u32]) -> Result<Vec<f64>> {
+        let mut times = vec![Vec::new(); tokens.len()];
+        for run in 0..CHOOSING_RUNS {
+            // Every point needs one run, even after the budget is spent.
+            if run > 0 && self.is_spent() {
+                break;
+            }
+            for (&tokens, times) in tokens.iter().zip(&mut times) {
+                let (rows, microseconds) = if self.is_attention {
+                    self.subject.measure_attention(tokens)?
+                } else {
+                    self.subject.measure(tokens)?
+                };
+                self.rows.extend(rows);
+                times.push(microseconds);
+            }
+        }
+        Ok(times.into_iter().map(median).collect())
+    }
+
+    fn is_spent(&self) -> bool {
+        Instant::now() >= self.end
+    }
+}
+
+/// Returns the median, the mean of the middle two of an even number; NaN without values.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match (values.len(), values.len() / 2) {
+        (0, _) => f64::NAN,
+        (len, middle) if len % 2 == 1 => values[middle],
+        (_, middle) => f64::midpoint(values[middle - 1], values[middle]),
+    }
+}
+
+/// Returns the bytes of all state of a module with `layers` layers, and its spec if it is an encoder.
+fn with_layers(model: &MeasuredModel, module: Module, layers: u32) -> (u64, Option<EncoderSpec>) {
+    let encoder = model.spec.encoders().find(|(of, ..)| *of == module);
+    let encoder = encoder.map(|(_, encoder, _)| EncoderSpec { layers, ..encoder });
+    let parameters = match &encoder {
+        Some(encoder) => EncoderParameters::new(encoder, model.spec.llm.hidden).total(),
+        None => LlmParameters::new(&LlmSpec { layers, ..model.spec.llm }).total(),
+    };
+    (STATE_BYTES_PER_PARAMETER * parameters, encoder)
+}
+
+/// Returns the FLOPs that forward and backward execute.
+fn flops(model: &MeasuredModel, module: Module, layers: u32, sequences: Sequences, tokens: u32) -> f64 {
+    let (batch, length) = sequences.packed(tokens);
+    let flops = if let Some(encoder) = with_layers(model, module, layers).1 {
+        let (items, tokens) = (u64::from(batch), u64::from(length));
+        let pairs = items * tokens * tokens;
+        let work = EncoderWork {
+            items,
+            encoder_tokens: items * tokens,
+            tokens: 0,
+            attention_pairs: pairs,
+            window_pairs: pairs,
+        };
+        EncoderFlops::new(&encoder, model.spec.llm.hidden).training(&work, Recomputation::None)
+    } else {
+        let samples = vec![length; batch as usize];
+        let llm = LlmFlops::new(&LlmSpec { layers, ..model.spec.llm });
+        llm.training(&samples, Attention::Causal, Recomputation::None)
+    };
+    flops.total() as f64
+}
+
+fn summary(chosen: &ChosenPoints, what: &str) -> String {
+    let error =
+        chosen.error_max.map_or_else(|| "not known".to_owned(), |error| format!("{:.1} %", 100.0 * error));
+    format!("{} {what}, largest error between them {error}, {} left open", chosen.points.len(), chosen.open)
+}
+
+fn metadata(device: &Cpu, clock: Clock, peak_flops: f64) -> Vec<(String, String)> {
+    [
+        ("device", format!("{}, {} threads", processor(), device.threads())),
+        ("executor", format!("dflop {}", env!("CARGO_PKG_VERSION"))),
+        ("dtype", "float32".to_owned()),
+        ("recompute", "none".to_owned()),
+        ("clock", clock.name().to_owned()),
+        ("gemm_peak_gflops", format!("{:.1}", peak_flops / 1e9)),
+    ]
+    .map(|(key, value)| (key.to_owned(), value))
+    .to_vec()
+}
+
+/// Returns the processor's name, or the architecture if the system does not provide it.
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}

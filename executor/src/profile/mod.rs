@@ -1,0 +1,119 @@
+//! Measures the stages of a model on this device, as a profile that the cost model predicts from.
+//!
+//! [`measure`] runs parts of each module at shapes that [`adaptive_grid`] chooses and returns a
+//! [`dflop_costmodel::profile::ProfileFile`]. [`check`] draws microbatches of mixed samples, runs them as
+//! training does and compares predictions with measured times, with and without the adaptive correction.
+//! [`clock`] measures time.
+//!
+//! Everything here computes on [`crate::device::Cpu`].
+
+pub mod adaptive_grid;
+pub mod check;
+pub mod clock;
+mod config_json;
+mod gemm_peak;
+mod measure;
+mod memory_check;
+mod module_under_test;
+mod random_batches;
+mod sequences;
+mod synthetic_inputs;
+
+use dflop_costmodel::{ModelSpec, Module};
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::model::encoder::EncoderConfig;
+use crate::model::layer::LayerSpec;
+use crate::model::model_config::{ModelConfig, ModuleKind};
+
+pub use clock::Clock;
+pub use gemm_peak::gemm_peak_flops;
+pub use measure::{MeasureOptions, MeasuredProfile, ModuleReport, measure};
+pub use module_under_test::{PassDurations, time_optimizer, time_passes};
+
+/// A model for the executor and for the cost model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MeasuredModel {
+    /// The model that runs.
+    pub config: ModelConfig,
+    /// The model that times are predicted for.
+    pub spec: ModelSpec,
+}
+
+impl MeasuredModel {
+    /// Reads a model from its `config.json`.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`] or [`Error::Model`] if a field is invalid or the executor does not support it.
+    pub fn from_config(document: &Value, spec: ModelSpec) -> Result<Self> {
+        Self { config: ModelConfig::from_config(document)?, spec }.checked()
+    }
+
+    /// Builds a model from its sizes alone, such as a preset's.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`] that names the module which no supported family has.
+    pub fn from_spec(spec: ModelSpec) -> Result<Self> {
+        let vision =
+            config_json::vision(&spec).map(|document| EncoderConfig::vision(&document)).transpose()?;
+        let audio = config_json::audio(&spec).map(|document| EncoderConfig::audio(&document)).transpose()?;
+        let llm = crate::model::llm::LlmConfig::from_config(&config_json::llm(&spec.llm))?;
+        Self { config: ModelConfig { vision: vision.flatten(), audio: audio.flatten(), llm }, spec }.checked()
+    }
+
+    /// Checks that the model that runs has the sizes of the one that is predicted.
+    fn checked(self) -> Result<Self> {
+        for (module, encoder, _) in self.spec.encoders() {
+            let runs = encoder.layers - encoder.details.unused_layers.min(encoder.layers);
+            let found = self.encoder(module)?;
+            if found.hidden() != encoder.hidden as usize || found.layers() != runs as usize {
+                let problem = format!(
+                    "gives {module} {} layers of width {}, expected {runs} of {}",
+                    found.layers(),
+                    found.hidden(),
+                    encoder.hidden
+                );
+                return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
+            }
+        }
+        Ok(self)
+    }
+
+    /// Returns the modules, encoders first.
+    #[must_use]
+    pub fn modules(&self) -> Vec<Module> {
+        self.config.modules().into_iter().map(module_under_test::module_of).collect()
+    }
+
+    fn encoder(&self, module: Module) -> Result<&EncoderConfig> {
+        let encoder = match module {
+            Module::Vision => &self.config.vision,
+            Module::Audio => &self.config.audio,
+            Module::Llm => &None,
+        };
+        encoder.as_ref().ok_or_else(|| Error::ModelConfig {
+            field: "model_type".to_owned(),
+            problem: format!("has no encoder for {module} that the executor supports"),
+        })
+    }
+
+    /// Returns the specs of the first layers of a module.
+    fn layer_specs(&self, module: Module, layers: usize) -> Result<Vec<LayerSpec>> {
+        if module == Module::Llm {
+            return Ok((0..layers.min(self.config.llm.layers()))
+                .map(|layer| self.config.llm.layer(layer))
+                .collect());
+        }
+        Ok(self.encoder(module)?.layer_specs().iter().take(layers).cloned().collect())
+    }
+}
+
+/// Returns the executor's kind of a module.
+const fn kind_of(module: Module) -> ModuleKind {
+    match module {
+        Module::Vision => ModuleKind::Vision,
+        Module::Audio => ModuleKind::Audio,
+        Module::Llm => ModuleKind::Llm,
+    }
+}

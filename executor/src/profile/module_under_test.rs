@@ -1,0 +1,318 @@
+//! Times one module by the parts of a profile: its layers, the parts outside them, and attention alone.
+//!
+//! Layers run as one stage, as they do in training. Attention is timed by the operation that layers call, on
+//! the same segments and directly after them; **linear work is the time of the layers minus that**.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dflop_costmodel::Module;
+use dflop_costmodel::profile::{Measurement, Part, Phase, Setting};
+
+use super::clock::Clock;
+use super::sequences::Sequences;
+use super::synthetic_inputs::{SampleTokens, numbers, text_context};
+use super::{MeasuredModel, kind_of};
+use crate::device::{Buffer, Cpu, CpuFloats, Device};
+use crate::error::{Error, Result};
+use crate::model::attention::AttentionMask;
+use crate::model::context::MicrobatchContext;
+use crate::model::layer::{Layer, LayerSpec};
+use crate::model::model_config::{FrozenModules, ModuleKind, StageRange};
+use crate::model::{Block, BlockOutput, StageBlocks};
+use crate::ops::adamw::AdamW;
+use crate::ops::attention::AttentionShape;
+use crate::stage::{Activations, Stage, StageOptions};
+use crate::weights::Seed;
+
+/// Smallest share of the layers' time that is left as linear work after attention is subtracted: a guard
+/// against noise.
+const LINEAR_SHARE_MIN: f64 = 0.02;
+
+/// Durations of the passes of one microbatch in a stage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PassDurations {
+    /// The forward pass.
+    pub forward: Duration,
+    /// The backward pass.
+    pub backward: Duration,
+    /// Bytes that the forward pass saves for the backward pass.
+    pub kept_bytes: u64,
+}
+
+/// Times forward and backward of one microbatch; gradients are added to the stage's.
+///
+/// - `input`: as for [`Stage::forward`]; output rows serve as their own gradient
+///
+/// # Errors
+/// Errors of the stage.
+pub fn time_passes(
+    clock: Clock,
+    stage: &mut Stage<Cpu>,
+    context: &Arc<MicrobatchContext<Cpu>>,
+    input: Option<CpuFloats>,
+) -> Result<PassDurations> {
+    let device = stage.device().clone();
+    let context = Arc::clone(context);
+    let (output, forward) = clock.time(&device, || stage.forward(0, context, input));
+    let gradient = match output? {
+        BlockOutput::Rows(rows) => Some(rows),
+        BlockOutput::Loss(_) => None,
+    };
+    let kept_bytes = stage.kept_bytes();
+    let (gradient, backward) = clock.time(&device, || stage.backward(0, gradient));
+    gradient?;
+    Ok(PassDurations { forward, backward, kept_bytes })
+}
+
+/// Times an optimizer step over all parameters of a stage, after one that is not timed.
+///
+/// # Errors
+/// [`Error::OutOfMemory`].
+pub fn time_optimizer(clock: Clock, stage: &mut Stage<Cpu>) -> Result<Duration> {
+    let device = stage.device().clone();
+    let lengths: Vec<usize> =
+        stage.parameters_mut().trained_mut().map(|(_, values, _)| values.len()).collect();
+    let zeros = || lengths.iter().map(|&len| device.zeros(len)).collect::<Result<Vec<_>>>();
+    let (mut means, mut squares) = (zeros()?, zeros()?);
+    let mut taken = Duration::ZERO;
+    // The first step touches the memory of the moments for the first time.
+    for step in 1..=2 {
+        let adamw = AdamW { step, ..AdamW::default() };
+        let parameters = stage.parameters_mut();
+        let update = || {
+            let trained = parameters.trained_mut().zip(means.iter_mut().zip(&mut squares));
+            for ((_, weights, gradient), (mean, square)) in trained {
+                device.adamw(&adamw, weights, gradient, (mean, square))?;
+            }
+            Ok(())
+        };
+        let done: Result<()>;
+        (done, taken) = clock.time(&device, update);
+        done?;
+    }
+    Ok(taken)
+}
+
+/// A module with a given number of layers, in stages that are timed separately.
+pub(super) struct ModuleUnderTest<'a> {
+    model: &'a MeasuredModel,
+    device: Cpu,
+    clock: Clock,
+    pub(super) module: Module,
+    pub(super) sequences: Sequences,
+    layers: usize,
+    windowed: usize,
+    shape: AttentionShape,
+    hidden: usize,
+    /// Parts before the layers; `body` has the layers, `last` the parts after them.
+    first: Stage<Cpu>,
+    body: Stage<Cpu>,
+    last: Stage<Cpu>,
+}
+
+impl<'a> ModuleUnderTest<'a> {
+    /// Builds the first `layers` layers of a module.
+    ///
+    /// # Errors
+    /// Errors of the model; [`Error::OutOfMemory`].
+    pub(super) fn new(
+        model: &'a MeasuredModel,
+        device: &Cpu,
+        module: Module,
+        layers: usize,
+        seed: u64,
+    ) -> Result<Self> {
+        let kind = kind_of(module);
+        let specs = model.layer_specs(module, layers)?;
+        let Some(first) = specs.first() else {
+            let problem = format!("leaves no layer of {module} to measure");
+            return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
+        };
+        let attention = &first.attention;
+        let all = model.config.layers(kind);
+        // A range without layers has only the parts before the first layer, or after the last.
+        let end = |at: usize| {
+            let range = StageRange { module: kind, layers: at..at };
+            model.config.stage(device, &range, FrozenModules::default(), Activations::Stored, &Seed(seed))
+        };
+        Ok(Self {
+            device: device.clone(),
+            clock: Clock::of(device),
+            module,
+            sequences: Sequences::of(&model.spec, module)?,
+            layers,
+            windowed: specs.iter().filter(|spec| spec.attention.mask == AttentionMask::Window).count(),
+            shape: AttentionShape {
+                heads: attention.heads,
+                kv_heads: attention.kv_heads,
+                head_dim: attention.head_dim,
+                scale: 1.0 / (attention.head_dim as f64).sqrt(),
+                is_causal: attention.mask == AttentionMask::Causal,
+            },
+            hidden: attention.hidden,
+            first: end(0)?,
+            body: body(device, module, &specs, seed)?,
+            last: end(all)?,
+            model,
+        })
+    }
+
+    /// Returns the bytes that the layers save of a microbatch.
+    pub(super) fn kept_bytes(&mut self, tokens: u32) -> Result<u64> {
+        let (batch, length) = self.sequences.packed(tokens);
+        let context = self.context(batch, length)?;
+        Ok(self.run_body(&context)?.kept_bytes)
+    }
+
+    fn context(&self, batch: u32, tokens: u32) -> Result<Arc<MicrobatchContext<Cpu>>> {
+        let context = match self.sequences.media(batch, tokens) {
+            None => {
+                let samples = vec![SampleTokens::text(tokens as usize); batch as usize];
+                text_context(&self.device, &self.model.config.llm, &samples)?
+            }
+            Some(media) => media.context(&self.device, self.model.encoder(self.module)?)?,
+        };
+        Ok(Arc::new(context))
+    }
+
+    fn run_body(&mut self, context: &Arc<MicrobatchContext<Cpu>>) -> Result<PassDurations> {
+        let input = self.device.upload(&numbers(context.layers.rows * self.hidden))?;
+        time_passes(self.clock, &mut self.body, context, Some(input))
+    }
+
+    /// Measures all parts once with about `tokens` tokens; returns measurements, and the microseconds of all
+    /// parts but the separate attention.
+    pub(super) fn measure(&mut self, tokens: u32) -> Result<(Vec<Measurement>, f64)> {
+        let (batch, length) = self.sequences.packed(tokens);
+        let context = self.context(batch, length)?;
+        let first = time_passes(self.clock, &mut self.first, &context, None)?;
+        let body = self.run_body(&context)?;
+        let full = self.attention(&context.layers.segments)?;
+        let windows = match self.windowed {
+            0 => PassDurations::default(),
+            _ => self.attention(&context.layers.windows)?,
+        };
+        let input = self.device.upload(&numbers(context.layers.rows * self.hidden))?;
+        let last = time_passes(self.clock, &mut self.last, &context, Some(input))?;
+
+        let of = |part, layers: usize, (batch, tokens): (u32, u32), times: [f64; 2]| {
+            self.rows(part, layers, (batch, tokens), times)
+        };
+        let attention = |full: Duration, windows: Duration| {
+            // Layers differ only in their segments: whole sequences or windows.
+            let full = microseconds(full) * (self.layers - self.windowed) as f64;
+            full + microseconds(windows) * self.windowed as f64
+        };
+        let linear = |all: Duration, attention: f64| {
+            let all = microseconds(all);
+            // Noise can make attention alone longer than the layers with it.
+            (all - attention).max(LINEAR_SHARE_MIN * all)
+        };
+        let linear = [
+            linear(body.forward, attention(full.forward, windows.forward)),
+            linear(body.backward, attention(full.backward, windows.backward)),
+        ];
+        let shape = (batch, length);
+        let mut rows = of(Part::Linear, self.layers, shape, linear);
+        rows.extend(of(Part::Attention, 1, shape, both(full)));
+        let targets = SampleTokens::text(length as usize).targets() as u32 * batch;
+        if self.module == Module::Llm {
+            rows.extend(of(Part::OutsideLayers, 0, shape, both(first)));
+            if targets > 0 {
+                rows.extend(of(Part::Head, 0, (1, targets), both(last)));
+            }
+        } else {
+            let sum = [first.forward + last.forward, first.backward + last.backward];
+            rows.extend(of(Part::OutsideLayers, 0, shape, sum.map(microseconds)));
+        }
+        let total = [first, body, last].iter().flat_map(|passes| both(*passes)).sum();
+        Ok((rows, total))
+    }
+
+    /// Measures the attention of one layer over one sequence; returns measurements, and the microseconds of
+    /// both passes.
+    pub(super) fn measure_attention(&self, tokens: u32) -> Result<(Vec<Measurement>, f64)> {
+        let times = both(self.attention(&[0, tokens])?);
+        Ok((self.rows(Part::Attention, 1, (1, tokens), times), times.iter().sum()))
+    }
+
+    /// Measures the optimizer step over the layers and the parts outside them.
+    pub(super) fn measure_optimizer(&mut self) -> Result<Vec<Measurement>> {
+        let setting = |part, layers| Setting {
+            module: self.module,
+            part,
+            phase: Phase::Optimizer,
+            tp: 1,
+            layers,
+            batch: 0,
+            tokens: 0,
+        };
+        let [linear, ends] = [setting(Part::Linear, self.layers as u32), setting(Part::OutsideLayers, 0)];
+        let row = |setting, time| Measurement { setting, microseconds: time, bytes: None };
+        let body = microseconds(time_optimizer(self.clock, &mut self.body)?);
+        let mut outside = microseconds(time_optimizer(self.clock, &mut self.first)?);
+        outside += microseconds(time_optimizer(self.clock, &mut self.last)?);
+        Ok([row(linear, body), row(ends, outside)].into_iter().filter(|row| row.microseconds > 0.0).collect())
+    }
+
+    fn attention(&self, segments: &[u32]) -> Result<PassDurations> {
+        let (device, shape) = (&self.device, &self.shape);
+        let rows = segments.last().map_or(0, |&rows| rows as usize);
+        let qkv = device.upload(&numbers(rows * shape.row()))?;
+        let d_output = device.upload(&numbers(rows * shape.output()))?;
+        let (mut output, mut sums) =
+            (device.alloc(rows * shape.output())?, device.alloc(rows * shape.heads)?);
+        let run = || device.attention(shape, segments, &qkv, &mut output, &mut sums);
+        let (done, forward) = self.clock.time(device, run);
+        done?;
+        let run = || device.attention_backward(shape, segments, &qkv, (&output, &sums), &d_output);
+        let (gradient, backward) = self.clock.time(device, run);
+        gradient?;
+        Ok(PassDurations { forward, backward, kept_bytes: 0 })
+    }
+
+    fn rows(
+        &self,
+        part: Part,
+        layers: usize,
+        (batch, tokens): (u32, u32),
+        [forward, backward]: [f64; 2],
+    ) -> Vec<Measurement> {
+        let row = |phase, microseconds| {
+            let setting =
+                Setting { module: self.module, part, phase, tp: 1, layers: layers as u32, batch, tokens };
+            Measurement { setting, microseconds, bytes: None }
+        };
+        let rows = [row(Phase::Forward, forward), row(Phase::Backward, backward)];
+        // A module without such a part takes no time, and a profile has no rows of time 0.
+        rows.into_iter().filter(|row| row.microseconds > 0.0).collect()
+    }
+}
+
+/// Builds a stage of layers alone, as inside a pipeline.
+fn body(device: &Cpu, module: Module, specs: &[LayerSpec], seed: u64) -> Result<Stage<Cpu>> {
+    let mut parts = StageBlocks::default();
+    parts.add(false, |declaration| {
+        let layer = |spec| Box::new(Layer::declare(declaration, spec)) as Box<dyn Block<Cpu>>;
+        Ok(specs.iter().map(layer).collect())
+    })?;
+    Stage::new(device.clone(), StageOptions::new(format!("{module} layers")), parts, &Seed(seed))
+}
+
+fn both(passes: PassDurations) -> [f64; 2] {
+    [passes.forward, passes.backward].map(microseconds)
+}
+
+pub(super) fn microseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+/// Returns the cost model's module of a kind.
+pub(super) const fn module_of(kind: ModuleKind) -> Module {
+    match kind {
+        ModuleKind::Vision => Module::Vision,
+        ModuleKind::Audio => Module::Audio,
+        ModuleKind::Llm => Module::Llm,
+    }
+}

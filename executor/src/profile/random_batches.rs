@@ -1,0 +1,200 @@
+//! Draws random microbatches from a seed, of samples with mixed lengths as in real datasets.
+
+use dflop_costmodel::tokens::{EncoderWork, MediaRule, VisionRule};
+use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape};
+
+use super::synthetic_inputs::{Media, SampleTokens};
+use crate::error::Result;
+use crate::model::encoder::TiledMedium;
+
+/// Median number of tokens of a text, and the standard deviation of their logarithm.
+const TEXT_MEDIAN: f64 = 120.0;
+const TEXT_DEVIATION: f64 = 0.9;
+/// Share of samples with an image; half of that share have audio.
+const MEDIA_SHARE: f64 = 0.4;
+/// Range of the sides of an image, in pixels.
+const PIXELS: [f64; 2] = [96.0, 900.0];
+/// Number of times that the sides of an image are reduced by a quarter to make it fit.
+const SHRINKS_MAX: usize = 6;
+/// Length of an audio window in seconds.
+const WINDOW_SECONDS: u64 = 30;
+
+/// Encoder, its token rule, and the work that media put on it.
+type Work = (Module, MediaRule, EncoderWork);
+
+/// A microbatch: shapes to predict from, samples and media to run.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct RandomMicrobatch {
+    pub(super) shapes: Vec<SampleShape>,
+    pub(super) samples: Vec<SampleTokens>,
+    /// Media of each encoder that has any.
+    pub(super) media: Vec<(Module, Media)>,
+}
+
+/// Source of random microbatches.
+#[derive(Debug)]
+pub(super) struct RandomMicrobatches<'a> {
+    spec: &'a ModelSpec,
+    state: u64,
+}
+
+impl<'a> RandomMicrobatches<'a> {
+    pub(super) const fn new(spec: &'a ModelSpec, seed: u64) -> Self {
+        Self { spec, state: seed }
+    }
+
+    /// Draws a number uniformly from `0..1`.
+    ///
+    /// # Source
+    /// `SplitMix64`: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014.
+    fn uniform(&mut self) -> f64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn between(&mut self, low: f64, high: f64) -> f64 {
+        low * (high / low).powf(self.uniform())
+    }
+
+    fn normal(&mut self) -> f64 {
+        // Box-Muller; 1 - u is above 0, so its logarithm is finite.
+        let (first, second) = (1.0 - self.uniform(), self.uniform());
+        (-2.0 * libm::log(first)).sqrt() * libm::cos(2.0 * std::f64::consts::PI * second)
+    }
+
+    /// Draws samples until the next one would exceed the number of tokens drawn for the microbatch.
+    pub(super) fn microbatch(&mut self, tokens_max: u32) -> Result<RandomMicrobatch> {
+        // Log-uniform sizes: small microbatches, where fixed costs show, are as frequent as large ones.
+        let budget = self.between(f64::from(tokens_max) / 6.0, f64::from(tokens_max)) as u64;
+        let mut drawn = RandomMicrobatch { shapes: Vec::new(), samples: Vec::new(), media: Vec::new() };
+        let (mut tokens, mut encoder_tokens) = (0, 0);
+        loop {
+            let (shape, work) = self.fitting(budget, tokens_max)?;
+            let sample = sample_tokens(&shape, &work);
+            tokens += sample.tokens() as u64;
+            encoder_tokens += work.iter().map(|(_, _, work)| work.encoder_tokens).max().unwrap_or(0);
+            // A single sample may be larger than the budget; a microbatch has at least one.
+            let is_full = tokens > budget || encoder_tokens > u64::from(tokens_max);
+            if is_full && !drawn.shapes.is_empty() {
+                return Ok(drawn);
+            }
+            add_media(&shape, &work, &mut drawn.media)?;
+            let target_tokens = sample.targets() as u32;
+            drawn.shapes.push(SampleShape { target_tokens, ..shape });
+            drawn.samples.push(sample);
+        }
+    }
+
+    /// Draws a sample whose media fit into one microbatch; drops its media if they do not.
+    fn fitting(&mut self, budget: u64, tokens_max: u32) -> Result<(SampleShape, Vec<Work>)> {
+        let mut shape = self.sample(budget);
+        for _ in 0..SHRINKS_MAX {
+            let work = self.work(&shape)?;
+            if work.iter().all(|(_, _, work)| work.encoder_tokens <= u64::from(tokens_max)) {
+                return Ok((shape, work));
+            }
+            for image in &mut shape.images {
+                (image.width, image.height) = (image.width * 3 / 4, image.height * 3 / 4);
+            }
+        }
+        shape = SampleShape { text_tokens: shape.text_tokens, ..SampleShape::default() };
+        let work = self.work(&shape)?;
+        Ok((shape, work))
+    }
+
+    fn sample(&mut self, budget: u64) -> SampleShape {
+        let text = (TEXT_MEDIAN * libm::exp(TEXT_DEVIATION * self.normal())).clamp(4.0, budget.max(4) as f64);
+        let mut shape = SampleShape { text_tokens: text as u32, ..SampleShape::default() };
+        if self.spec.vision.is_some() && self.uniform() < MEDIA_SHARE {
+            let mut side = || self.between(PIXELS[0], PIXELS[1]) as u32;
+            let (width, height) = (side(), side());
+            shape.images.push(ImageSize { width, height });
+        }
+        if self.spec.audio.is_some() && self.uniform() < MEDIA_SHARE / 2.0 {
+            let sample_rate_hz = 16_000;
+            shape
+                .audio
+                .push(AudioLength { frames: WINDOW_SECONDS * u64::from(sample_rate_hz), sample_rate_hz });
+        }
+        shape
+    }
+
+    fn work(&self, shape: &SampleShape) -> Result<Vec<Work>> {
+        let of = |(module, _, rule): (Module, _, MediaRule)| Ok((module, rule, rule.work(shape)?));
+        self.spec.encoders().map(of).collect()
+    }
+}
+
+/// Returns the LLM tokens of a sample.
+fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
+    let mut sample = SampleTokens::text(shape.text_tokens as usize);
+    for (_, rule, work) in work {
+        let (media, each) = match rule {
+            MediaRule::Vision(rule) => (shape.images.len(), rule.marker_tokens()),
+            MediaRule::Audio(rule) => (shape.audio.len(), rule.marker_tokens),
+        };
+        let markers = media * usize::from(each);
+        sample.markers += markers;
+        sample.media += (work.tokens as usize).saturating_sub(markers);
+    }
+    sample
+}
+
+/// Adds the media of a sample to those of a microbatch.
+fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)>) -> Result<()> {
+    for (module, rule, work) in work {
+        if work.items == 0 {
+            continue;
+        }
+        let own = match rule {
+            MediaRule::Audio(_) => Media::Windows(work.items as usize),
+            MediaRule::Vision(VisionRule::Native(rule)) => {
+                let grid = |&image: &ImageSize| {
+                    let [columns, rows] = rule.grid(image)?;
+                    Ok([1, rows as u32, columns as u32])
+                };
+                Media::Grids(shape.images.iter().map(grid).collect::<Result<_>>()?)
+            }
+            MediaRule::Vision(_) => {
+                let ImageSize { width, height } = shape.images[0];
+                Media::Tiles(vec![TiledMedium::Image { height, width, tiles: work.items as u32 }])
+            }
+        };
+        match media.iter_mut().find(|(of, _)| of == module) {
+            Some((_, known)) => known.append(own),
+            None => media.push((*module, own)),
+        }
+    }
+    Ok(())
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn microbatches_are_those_of_the_seed_and_within_their_tokens() {
+        for name in ["tiny", "llava-ov-qwen2.5-7b", "qwen2.5-vl-7b"] {
+            let spec = ModelSpec::preset(name).unwrap();
+            let draw = |seed| {
+                let mut microbatches = RandomMicrobatches::new(&spec, seed);
+                (0..20).map(|_| microbatches.microbatch(8192).unwrap()).collect::<Vec<_>>()
+            };
+            assert_eq!(draw(1), draw(1));
+            assert_ne!(draw(1), draw(2));
+            for drawn in draw(3) {
+                let tokens: usize = drawn.samples.iter().map(|sample| sample.tokens()).sum();
+                assert!(drawn.shapes.len() == 1 || tokens <= 8192);
+                let targets: u32 = drawn.shapes.iter().map(|shape| shape.target_tokens).sum();
+                assert_eq!(
+                    targets as usize,
+                    drawn.samples.iter().map(|sample| sample.targets()).sum::<usize>()
+                );
+            }
+            let has_media =
+                draw(4).iter().any(|drawn| drawn.media.iter().any(|(_, media)| media.items() > 0));
+            assert!(has_media, "{name}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Lists the shapes that a module can be measured at, by the kind of its sequences.
+
+use dflop_costmodel::Module;
+use dflop_costmodel::model::ModelSpec;
+use dflop_costmodel::tokens::VisionRule;
+
+use super::synthetic_inputs::Media;
+use crate::error::{Error, Result};
+use crate::model::encoder::TiledMedium;
+
+/// Tokens per sequence in linear measurements, if the length is free: one tile of attention, so that
+/// attention takes little of the time.
+const SHORT: u32 = 64;
+/// Side of the images in linear measurements, if the size is free, in patches.
+const IMAGE_SIDE: u32 = 16;
+
+/// Kind of a module's sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sequences {
+    /// Samples of any length.
+    Text,
+    /// Image tiles with this number of tokens.
+    Tiles(u32),
+    /// Full audio windows with this number of tokens.
+    Windows(u32),
+    /// Images whose sides are multiples of this number of patches.
+    Images(u32),
+}
+
+impl Sequences {
+    /// Returns the kind of sequences of a module.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`] if the model has no such module.
+    pub(super) fn of(spec: &ModelSpec, module: Module) -> Result<Self> {
+        let rule = match (module, spec.vision.as_ref(), spec.audio.as_ref()) {
+            (Module::Llm, _, _) => return Ok(Self::Text),
+            (Module::Vision, Some(vision), _) => vision.rule,
+            (Module::Audio, _, Some(audio)) => return Ok(Self::Windows(audio.rule.window_tokens.max(1))),
+            _ => {
+                let problem = format!("has no module {module}");
+                return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
+            }
+        };
+        Ok(match rule {
+            VisionRule::AnyRes(rule) => Self::Tiles(u32::from(rule.patches_per_side).pow(2).max(1)),
+            VisionRule::DynamicTiles(rule) => Self::Tiles(u32::from(rule.tile_patches).max(1)),
+            VisionRule::Fixed(rule) => Self::Tiles(rule.tile_patches.max(1)),
+            VisionRule::Native(rule) => Self::Images(u32::from(rule.merge.get())),
+        })
+    }
+
+    /// Returns whether sequences differ in length, so that attention is measured by length.
+    pub(super) const fn has_free_lengths(self) -> bool {
+        matches!(self, Self::Text | Self::Images(_))
+    }
+
+    /// Returns the smallest number of tokens that is measured.
+    pub(super) fn tokens_min(self) -> u32 {
+        match self {
+            Self::Text => SHORT / 4,
+            Self::Tiles(tokens) | Self::Windows(tokens) => tokens,
+            Self::Images(merge) => self.snap_length(4 * merge * merge),
+        }
+    }
+
+    /// Returns the number of sequences and their length, for about `tokens` tokens in all.
+    pub(super) fn packed(self, tokens: u32) -> (u32, u32) {
+        match self {
+            Self::Text if tokens < SHORT => (1, tokens.max(1)),
+            Self::Text => (tokens / SHORT, SHORT),
+            Self::Tiles(length) | Self::Windows(length) => ((tokens / length).max(1), length),
+            Self::Images(merge) => {
+                let length = (IMAGE_SIDE / merge * merge).max(merge).pow(2);
+                if tokens < length { (1, self.snap_length(tokens)) } else { (tokens / length, length) }
+            }
+        }
+    }
+
+    /// Returns the possible length that is nearest to `tokens`.
+    pub(super) fn snap_length(self, tokens: u32) -> u32 {
+        match self {
+            Self::Text => tokens.max(1),
+            Self::Tiles(length) | Self::Windows(length) => length,
+            Self::Images(merge) => {
+                let side = f64::from(tokens).sqrt() / f64::from(merge);
+                (side.round().max(1.0) as u32 * merge).pow(2)
+            }
+        }
+    }
+
+    /// Returns the media of `batch` sequences of one length; `None` for text.
+    pub(super) fn media(self, batch: u32, tokens: u32) -> Option<Media> {
+        match self {
+            Self::Text => None,
+            Self::Tiles(_) => {
+                let tile = TiledMedium::Image { height: 1, width: 1, tiles: 1 };
+                Some(Media::Tiles(vec![tile; batch as usize]))
+            }
+            Self::Windows(_) => Some(Media::Windows(batch as usize)),
+            Self::Images(_) => {
+                let side = tokens.isqrt();
+                Some(Media::Grids(vec![[1, side, side]; batch as usize]))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_those_that_there_can_be() {
+        assert_eq!([15, 64, 200].map(|tokens| Sequences::Text.packed(tokens)), [(1, 15), (1, 64), (3, 64)]);
+        assert_eq!([1, 3000].map(|tokens| Sequences::Tiles(729).packed(tokens)), [(1, 729), (4, 729)]);
+        let images = Sequences::Images(2);
+        assert_eq!([7, 100, 600].map(|tokens| images.packed(tokens)), [(1, 4), (1, 100), (2, 256)]);
+        assert_eq!(images.snap_length(1000), 1024);
+        let grids = Media::Grids(vec![[1, 10, 10]; 3]);
+        assert_eq!(images.media(3, 100), Some(grids));
+    }
+}

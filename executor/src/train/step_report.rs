@@ -1,0 +1,37 @@
+//! Report of one training step.
+
+use serde::Serialize;
+
+/// Measurements of a step; equal on all ranks, except for times and values computed from them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepReport {
+    /// Number of the step, from 0.
+    pub step: u64,
+    /// Mean loss over the step's target tokens, before its update.
+    pub loss: f64,
+    /// Norm of all gradients before clipping.
+    pub gradient_norm: f64,
+    /// Learning rate of the update.
+    pub learning_rate: f64,
+    /// Samples that were trained on.
+    pub samples: u64,
+    /// Samples that all ranks skipped.
+    #[serde(rename = "dropped_samples")]
+    pub skipped_samples: u64,
+    /// Tokens of the samples trained on, media included.
+    pub tokens: u64,
+    /// Time from the end of the step before to the end of this one.
+    pub seconds: f64,
+    /// Tokens per second of all ranks together.
+    pub tokens_per_second: f64,
+    /// Model FLOPs utilization: model FLOPs of the samples over peak FLOP/s of all ranks and `seconds`.
+    pub mfu: f64,
+    /// Share of the ranks' time without a pass: pipeline bubbles, messages, optimizer, waits.
+    pub bubble_fraction: f64,
+    /// Mean time that a rank waited for data.
+    pub data_wait_seconds: f64,
+    /// Makespan of the step's passes as predicted and simulated.
+    pub predicted_seconds: f64,
+    /// Makespan of the step's passes as measured, from start to end of the pipeline's action list.
+    pub pipeline_seconds: f64,
+}

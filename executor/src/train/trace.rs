@@ -1,0 +1,288 @@
+//! Writes the timeline of a run as trace events, to be opened in Perfetto or `chrome://tracing`.
+//!
+//! Every rank is a process with two threads: `measured` has the actions as they ran, `predicted` as they were
+//! simulated. Each event has both durations in its arguments. A step of the predicted thread starts with the
+//! measured one, or when the predicted step before has ended.
+//!
+//! Events are written as they come, one per line, in the array form of the format, whose end may be missing:
+//! the trace of a killed run can be opened, too.
+//!
+//! # Source
+//! The Chromium project: "Trace Event Format", 2016, complete (`X`) and metadata (`M`) events.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+use std::ops::Range;
+
+use dflop_balancer::schedule::Action;
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+use crate::pipeline::TimedAction;
+
+/// Thread numbers of a rank.
+const MEASURED: u32 = 0;
+const PREDICTED: u32 = 1;
+
+/// An action of a step, with times since the start of the step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TracedAction {
+    /// The action.
+    pub action: Action,
+    /// Measured time range.
+    pub measured_ns: Range<u64>,
+    /// CPU time spent in that range.
+    pub cpu_ns: u64,
+    /// Simulated time range, if the action was simulated.
+    pub predicted_ns: Option<Range<u64>>,
+}
+
+impl TracedAction {
+    /// Combines a timed action with its simulated time range.
+    #[must_use]
+    pub fn new(timed: &TimedAction, predicted_ns: Option<Range<u64>>) -> Self {
+        let TimedAction { action, start_ns, end_ns, cpu_ns } = *timed;
+        Self { action, measured_ns: start_ns..end_ns, cpu_ns, predicted_ns }
+    }
+}
+
+/// Writes events during a run.
+#[derive(Debug)]
+pub struct TraceWriter<W: Write> {
+    output: W,
+    is_empty: bool,
+    /// End of the last predicted step, by rank.
+    predicted_until_ns: BTreeMap<usize, u64>,
+}
+
+impl<W: Write> TraceWriter<W> {
+    /// Starts a trace; `output` should be buffered.
+    ///
+    /// # Errors
+    /// [`Error::Trace`].
+    pub fn new(mut output: W) -> Result<Self> {
+        output.write_all(b"[").map_err(Error::Trace)?;
+        Ok(Self { output, is_empty: true, predicted_until_ns: BTreeMap::new() })
+    }
+
+    /// Names a rank and its threads; called once for every rank, before its steps.
+    ///
+    /// # Errors
+    /// [`Error::Trace`].
+    pub fn rank(&mut self, rank: usize, name: &str) -> Result<()> {
+        let meta = |kind: &str, tid: u32, args: Value| json!({"ph": "M", "name": kind, "pid": rank, "tid": tid, "args": args});
+        self.event(&meta("process_name", 0, json!({"name": name})))?;
+        self.event(&meta("process_sort_index", 0, json!({"sort_index": rank})))?;
+        self.event(&meta("thread_name", MEASURED, json!({"name": "measured"})))?;
+        self.event(&meta("thread_name", PREDICTED, json!({"name": "predicted"})))
+    }
+
+    /// Writes the actions of a step of a rank.
+    ///
+    /// - `start_ns`: start of the step since the start of the run; not before the start of the step before
+    ///
+    /// # Errors
+    /// [`Error::Input`] that names an action which ends before it starts; [`Error::Trace`].
+    pub fn step(&mut self, rank: usize, step: u64, start_ns: u64, actions: &[TracedAction]) -> Result<()> {
+        for action in actions {
+            let ranges = [Some(&action.measured_ns), action.predicted_ns.as_ref()];
+            if ranges.into_iter().flatten().any(|range| range.end < range.start) {
+                let problem = format!("action `{}` ends before it starts", action.action);
+                return Err(Error::Input { input: "timeline", problem });
+            }
+        }
+        let measured = |action: &TracedAction| Some(action.measured_ns.clone());
+        self.thread((rank, MEASURED), step, start_ns, actions, measured)?;
+        let until = self.predicted_until_ns.get(&rank).copied().unwrap_or(0);
+        // A predicted step may be longer than the measured one; events of a thread must not overlap.
+        let start_ns = start_ns.max(until);
+        let predicted = |action: &TracedAction| action.predicted_ns.clone();
+        self.thread((rank, PREDICTED), step, start_ns, actions, predicted)?;
+        let length = actions.iter().filter_map(predicted).map(|range| range.end).max();
+        if let Some(length) = length {
+            self.predicted_until_ns.insert(rank, start_ns + length);
+        }
+        Ok(())
+    }
+
+    /// Writes the events of one thread, in order.
+    fn thread(
+        &mut self,
+        (rank, tid): (usize, u32),
+        step: u64,
+        start_ns: u64,
+        actions: &[TracedAction],
+        range: impl Fn(&TracedAction) -> Option<Range<u64>>,
+    ) -> Result<()> {
+        let mut events: Vec<(Range<u64>, &TracedAction)> =
+            actions.iter().filter_map(|action| Some((range(action)?, action))).collect();
+        events.sort_by_key(|(range, _)| (range.start, range.end));
+        for (range, action) in events {
+            self.event(&json!({
+                "ph": "X", "name": action.action.to_string(), "cat": category(action.action), "pid": rank, "tid": tid,
+                "ts": microseconds(start_ns + range.start), "dur": microseconds(range.end - range.start),
+                "args": arguments(step, action),
+            }))?;
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Value) -> Result<()> {
+        // The comma comes first, so that a killed run leaves only complete events before the cut.
+        let separator = if self.is_empty { "" } else { "," };
+        self.is_empty = false;
+        write!(self.output, "{separator}\n{event}").map_err(Error::Trace)
+    }
+
+    /// Ends the trace and returns what it was written to.
+    ///
+    /// # Errors
+    /// [`Error::Trace`].
+    pub fn finish(mut self) -> Result<W> {
+        self.output.write_all(b"\n]\n").and_then(|()| self.output.flush()).map_err(Error::Trace)?;
+        Ok(self.output)
+    }
+}
+
+/// Joins the traces of ranks into one, without the truncated last line of a rank that was killed.
+///
+/// Returns the output and the number of lines left out.
+///
+/// # Errors
+/// [`Error::Trace`].
+pub fn join_traces<R: BufRead, W: Write>(
+    traces: impl IntoIterator<Item = R>,
+    output: W,
+) -> Result<(W, usize)> {
+    let (mut writer, mut left_out) = (TraceWriter::new(output)?, 0);
+    for trace in traces {
+        for line in trace.split(b'\n') {
+            let line = line.map_err(Error::Trace)?;
+            let line = line.trim_ascii_start().strip_suffix(b",").unwrap_or(line.trim_ascii_start());
+            if line.starts_with(b"{") {
+                match serde_json::from_slice::<Value>(line) {
+                    Ok(event) => writer.event(&event)?,
+                    Err(_) => left_out += 1,
+                }
+            }
+        }
+    }
+    Ok((writer.finish()?, left_out))
+}
+
+/// Returns the category of an action, which the viewer colors alike.
+fn category(action: Action) -> &'static str {
+    match action {
+        Action::Forward(_) => "forward",
+        Action::Backward(_) | Action::BackwardInput(_) | Action::BackwardWeight(_) => "backward",
+        Action::ReduceGrads(_) => "reduce",
+        Action::Recv(_) | Action::Send(_) | Action::RecvGrad(_) | Action::SendGrad(_) => "message",
+    }
+}
+
+fn arguments(step: u64, traced: &TracedAction) -> Value {
+    let (microbatch, stage) = match traced.action {
+        Action::Forward(part)
+        | Action::Backward(part)
+        | Action::BackwardInput(part)
+        | Action::BackwardWeight(part) => (Some(part.microbatch), part.stage),
+        Action::Recv(message)
+        | Action::Send(message)
+        | Action::RecvGrad(message)
+        | Action::SendGrad(message) => (Some(message.microbatch), message.stage),
+        Action::ReduceGrads(stage) => (None, stage),
+    };
+    let length = |range: &Range<u64>| range.end - range.start;
+    json!({
+        "step": step, "microbatch": microbatch, "stage": stage, "measured_ns": length(&traced.measured_ns),
+        "predicted_ns": traced.predicted_ns.as_ref().map(length), "cpu_ns": traced.cpu_ns,
+    })
+}
+
+fn microseconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use dflop_balancer::schedule::{Message, Part};
+
+    use super::*;
+
+    fn traced(action: Action, measured_ns: Range<u64>, predicted_ns: Option<Range<u64>>) -> TracedAction {
+        let Range { start: start_ns, end: end_ns } = measured_ns;
+        TracedAction::new(&TimedAction { action, start_ns, end_ns, cpu_ns: 7 }, predicted_ns)
+    }
+
+    fn actions() -> Vec<TracedAction> {
+        let part = Part { microbatch: 3, stage: 1 };
+        vec![
+            traced(Action::Backward(part), 2_500..9_000, Some(2_000..8_000)),
+            traced(Action::Forward(part), 0..2_500, Some(0..2_000)),
+            traced(Action::Send(Message { microbatch: 3, stage: 1, peer: 2 }), 2_500..2_500, None),
+            traced(Action::ReduceGrads(1), 9_000..9_500, None),
+        ]
+    }
+
+    fn events(bytes: &[u8]) -> Vec<Value> {
+        serde_json::from_slice::<Value>(bytes).unwrap().as_array().unwrap().clone()
+    }
+
+    fn trace(rank: usize) -> Vec<u8> {
+        let mut writer = TraceWriter::new(Vec::new()).unwrap();
+        writer.rank(rank, "rank of the LLM").unwrap();
+        writer.step(rank, 4, 1_000, &actions()).unwrap();
+        // Starts before the prediction of the step before has ended.
+        writer.step(rank, 5, 8_500, &actions()).unwrap();
+        writer.finish().unwrap()
+    }
+
+    #[test]
+    fn events_are_ordered_and_have_both_times() {
+        let events = events(&trace(2));
+        assert_eq!(events.len(), 4 + 2 * (4 + 2));
+        assert_eq!(events[2]["args"]["name"], "measured");
+        let forward = &events[4];
+        assert_eq!(forward["name"], "forward 3 in stage 1");
+        assert_eq!((&forward["ts"], &forward["dur"]), (&json!(1.0), &json!(2.5)));
+        let expected = json!({"step": 4, "microbatch": 3, "stage": 1, "measured_ns": 2500, "predicted_ns": 2000,
+            "cpu_ns": 7});
+        assert_eq!(forward["args"], expected);
+        // Of events with the same start, the shorter one comes first.
+        assert_eq!(events[5]["cat"], "message");
+        assert_eq!(events[7]["name"], "reduce gradients of stage 1");
+        assert_eq!(events[7]["args"]["predicted_ns"], Value::Null);
+        for tid in [MEASURED, PREDICTED] {
+            let of_thread: Vec<&Value> =
+                events.iter().filter(|event| event["ph"] == "X" && event["tid"] == tid).collect();
+            let mut end = 0.0;
+            for event in of_thread {
+                let (start, length) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+                // The second measured step starts early on purpose.
+                assert!(event["pid"] == 2 && length >= 0.0 && (start >= end || event["args"]["step"] == 5));
+                assert!(tid == MEASURED || start >= end, "{event}");
+                end = start + length;
+            }
+        }
+    }
+
+    #[test]
+    fn traces_of_ranks_join_and_a_cut_one_is_saved_up_to_there() {
+        let (first, second) = (trace(0), trace(1));
+        let cut = &second[..second.len() - 40];
+        let (joined, left_out) = join_traces([first.as_slice(), cut], Vec::new()).unwrap();
+        assert_eq!((events(&joined).len(), left_out), (2 * 16 - 1, 1));
+        let (joined, left_out) = join_traces([first.as_slice(), &second], Vec::new()).unwrap();
+        assert_eq!((events(&joined).len(), left_out), (2 * 16, 0));
+    }
+
+    #[test]
+    fn an_action_that_ends_before_it_begins_is_named() {
+        let mut writer = TraceWriter::new(Vec::new()).unwrap();
+        let mut wrong = actions();
+        wrong[1].predicted_ns = Some(Range { start: 5, end: 4 });
+        let error = writer.step(0, 0, 0, &wrong).unwrap_err().to_string();
+        assert_eq!(error, "input `timeline`: action `forward 3 in stage 1` ends before it starts");
+        assert_eq!(events(&writer.finish().unwrap()), Vec::<Value>::new());
+    }
+}

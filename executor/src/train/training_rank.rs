@@ -1,0 +1,238 @@
+//! Trains on one rank: takes steps, reports them, saves checkpoints.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dflop_costmodel::SampleShape;
+use dflop_costmodel::correction::CorrectionOptions;
+use serde_json::Value;
+
+use super::forecast::Forecast;
+use super::measured_times::MeasuredTimes;
+use super::mfu::{model_flops, utilization};
+use super::plan_correction::PlanCorrector;
+use super::skip_warnings::SkipWarnings;
+use super::step_report::StepReport;
+use super::trace::{TraceWriter, TracedAction};
+use crate::checkpoint::{CheckpointDirectory, RunState};
+use crate::comm::{Comm, StepContext};
+use crate::device::Device;
+use crate::error::Result;
+use crate::inputs::{InputReader, StepInputs};
+use crate::optimizer::JobOptimizer;
+use crate::pipeline::{Job, PipelineRank, StepOutcome};
+
+/// Options of a rank in addition to pipeline, inputs and optimizer.
+pub struct TrainingRankOptions {
+    /// Correction of the cost model by measured times; `None` for none.
+    pub correction: Option<CorrectionOptions>,
+    /// FLOP/s of large matrix products on this rank: its part of the denominator of MFU.
+    pub peak_flops_per_second: f64,
+    /// Writer of this rank's timeline, if any.
+    pub trace: Option<TraceWriter<Box<dyn Write + Send>>>,
+    /// Seed of the run, for checkpoints.
+    pub seed: u64,
+    /// Layout of the model, for checkpoints.
+    pub layout: Value,
+}
+
+/// One rank of a training run: its inputs, stages and part of the optimizer.
+pub struct TrainingRank<D: Device> {
+    pipeline: PipelineRank<D>,
+    inputs: InputReader<D>,
+    optimizer: JobOptimizer<D>,
+    options: TrainingRankOptions,
+    corrector: Option<PlanCorrector>,
+    skip_warnings: SkipWarnings,
+    /// Sum over all ranks.
+    peak_flops_per_second: f64,
+    began: Instant,
+    /// End of the step before, from which the time of a step is taken.
+    ended: Instant,
+}
+
+impl<D: Device> TrainingRank<D> {
+    /// Joins pipeline, inputs and optimizer of a rank; all ranks call it together.
+    ///
+    /// # Errors
+    /// [`crate::Error::Model`] if a setting of the correction is invalid; [`crate::Error::Comm`],
+    /// [`crate::Error::Trace`].
+    pub fn new(
+        pipeline: PipelineRank<D>,
+        inputs: InputReader<D>,
+        optimizer: JobOptimizer<D>,
+        mut options: TrainingRankOptions,
+    ) -> Result<Self> {
+        let comm = pipeline.comm();
+        // Ranks may run on different machines, so the peak of the job is the sum of theirs.
+        let mut peak = [options.peak_flops_per_second];
+        comm.all_reduce(StepContext::step(0, "sum peaks"), peak.as_mut_slice().into())?;
+        let rank = comm.rank();
+        if let Some(trace) = &mut options.trace {
+            let placement = pipeline.placement();
+            trace.rank(rank, &format!("rank {rank}: {:?} {}", placement.module, placement.replica))?;
+        }
+        let corrector = options.correction.map(PlanCorrector::new).transpose()?;
+        let (skip_warnings, now) = (SkipWarnings::new(rank, &inputs), Instant::now());
+        Ok(Self {
+            skip_warnings,
+            pipeline,
+            inputs,
+            optimizer,
+            options,
+            corrector,
+            peak_flops_per_second: peak[0],
+            began: now,
+            ended: now,
+        })
+    }
+
+    /// Takes one step; `None` at the end of the data. All ranks call it together.
+    ///
+    /// # Errors
+    /// A failure on one rank ends the job on all; the others get a [`crate::Error::Comm`] with its text.
+    pub fn step(&mut self) -> Result<Option<StepReport>> {
+        let done = self.try_step();
+        done.inspect_err(|error| {
+            let is_over = matches!(error, crate::Error::Comm(error) if error.failure().is_some());
+            if !is_over {
+                let at = StepContext::step(self.optimizer.steps(), "train");
+                // The caller gets the error itself; the failure message is for the other ranks.
+                drop(self.pipeline.comm().abort(at, &error.to_string()));
+            }
+        })
+    }
+
+    fn try_step(&mut self) -> Result<Option<StepReport>> {
+        self.pipeline.comm().note(StepContext::step(self.optimizer.steps(), "read data"));
+        let Some(step) = self.inputs.next(self.pipeline.comm())? else { return Ok(None) };
+        self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
+        let forecast =
+            Forecast::new(self.pipeline.job(), self.pipeline.placement().pipeline_rank, &step.predicted)?;
+        let start = Instant::now();
+        let outcome = self.pipeline.step(&step.rank_step)?;
+        let update = self.optimizer.update(self.pipeline.stages_mut())?;
+        let timeline = (outcome.timeline.as_slice(), step.wait.as_nanos() as u64);
+        let (job, placement) = (self.pipeline.job(), self.pipeline.placement());
+        let times = MeasuredTimes::exchange(
+            self.pipeline.comm(),
+            job,
+            placement,
+            step.plan.step,
+            &step.predicted,
+            timeline,
+        )?;
+        if let Some(corrector) = &mut self.corrector {
+            corrector.add_step(job, self.inputs.planner(), &step.plan, &step.predicted, &times)?;
+        }
+        self.trace(&step, &outcome, &forecast, start)?;
+        // From end to end, so that waits for data and saved checkpoints count.
+        let (before, ended) = (self.ended, Instant::now());
+        self.ended = ended;
+        let seconds = ended.duration_since(before).as_secs_f64();
+        let ranks = self.pipeline.comm().size() as f64;
+        let flops = self.flops(&step)?;
+        let pipeline_ns = outcome.timeline.iter().map(|timed| timed.end_ns).max().unwrap_or(0);
+        Ok(Some(StepReport {
+            step: step.plan.step,
+            loss: outcome.loss,
+            gradient_norm: update.gradient_norm,
+            learning_rate: update.learning_rate,
+            samples: (step.plan.samples.len() - step.skipped.len()) as u64,
+            skipped_samples: step.skipped.len() as u64,
+            tokens: step.tokens,
+            seconds,
+            tokens_per_second: step.tokens as f64 / seconds,
+            mfu: utilization(flops, seconds, self.peak_flops_per_second)?,
+            bubble_fraction: (1.0 - times.busy_ns as f64 / 1e9 / (ranks * seconds)).max(0.0),
+            data_wait_seconds: times.waited_ns as f64 / 1e9 / ranks,
+            predicted_seconds: forecast.makespan_ns as f64 / 1e9,
+            pipeline_seconds: pipeline_ns as f64 / 1e9,
+        }))
+    }
+
+    /// Returns the model FLOPs of the samples that were trained on.
+    fn flops(&self, step: &StepInputs<D>) -> Result<u128> {
+        let planner = self.inputs.planner();
+        let is_kept = |index: usize| step.skipped.iter().all(|skipped| skipped.index as usize != index);
+        let shape = |index: usize| {
+            let mut shape = SampleShape::default();
+            planner.row(step.plan.samples[index]).read_shape(&mut shape);
+            shape
+        };
+        let shapes: Vec<SampleShape> =
+            (0..step.plan.samples.len()).filter(|&index| is_kept(index)).map(shape).collect();
+        model_flops(planner.model(), &shapes)
+    }
+
+    fn trace(
+        &mut self,
+        step: &StepInputs<D>,
+        outcome: &StepOutcome,
+        forecast: &Forecast,
+        start: Instant,
+    ) -> Result<()> {
+        let Some(trace) = &mut self.options.trace else { return Ok(()) };
+        let actions: Vec<TracedAction> = outcome
+            .timeline
+            .iter()
+            .map(|timed| TracedAction {
+                action: timed.action,
+                measured_ns: timed.start_ns..timed.end_ns,
+                cpu_ns: timed.cpu_ns,
+                predicted_ns: forecast.range(timed.action),
+            })
+            .collect();
+        let start_ns = start.duration_since(self.began).as_nanos() as u64;
+        trace.step(self.pipeline.comm().rank(), step.plan.step, start_ns, &actions)
+    }
+
+    /// Saves weights, optimizer state and loader state; all ranks call it together.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`], [`crate::Error::NotSaved`], [`crate::Error::Comm`].
+    pub fn save(&self, checkpoints: &CheckpointDirectory) -> Result<std::path::PathBuf> {
+        let loader = serde_json::to_value(self.inputs.state()?).unwrap_or_default();
+        let run = RunState { seed: self.options.seed, layout: self.options.layout.clone(), loader };
+        let stages = self.pipeline.stages().map(|(_, stage)| stage);
+        checkpoints.save(&self.optimizer, stages, &run)
+    }
+
+    /// Ends the trace, if there is one.
+    ///
+    /// # Errors
+    /// [`crate::Error::Trace`].
+    pub fn finish(self) -> Result<()> {
+        self.options.trace.map_or(Ok(()), |trace| trace.finish().map(drop))
+    }
+
+    /// Returns the number of steps taken, including those before a restored checkpoint.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+
+    /// Returns the reader of this rank's inputs.
+    #[must_use]
+    pub fn inputs(&self) -> &InputReader<D> {
+        &self.inputs
+    }
+
+    /// Returns the job.
+    #[must_use]
+    pub fn job(&self) -> &Arc<Job> {
+        self.pipeline.job()
+    }
+
+    /// Returns the communicator of all ranks.
+    #[must_use]
+    pub fn comm(&self) -> &dyn Comm {
+        self.pipeline.comm()
+    }
+
+    /// Iterates over the stages of this rank.
+    pub fn stages(&self) -> impl Iterator<Item = &crate::stage::Stage<D>> {
+        self.pipeline.stages().map(|(_, stage)| stage)
+    }
+}
