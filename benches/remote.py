@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Throughput of shards on a server that waits before every response, against the same shards as local files.
+"""Compares the throughput of shards on a server with latency to that of the same shards as local files.
 
 The server is a process of its own on the same machine; its CPU time is reported, and what it takes of the cores is part
 of the ratio. Runs take turns and are long enough that their start does not count: each takes at least --seconds.
@@ -26,7 +26,7 @@ def server_cpu_seconds(pid):
 
 
 def put_shards(server, folder):
-    """Puts the shards of a directory into the bucket."""
+    """Uploads the shards of a directory to the bucket."""
     for name, body in [("", b""), *((path.name, path.read_bytes()) for path in sorted(folder.glob("*.tar")))]:
         kind = {"Content-Type": "application/octet-stream"}
         request = urllib.request.Request(f"http://{server}/{BUCKET}/{name}", data=body, headers=kind, method="PUT")
@@ -96,14 +96,14 @@ def measured(arguments, folder, latency_ms, epochs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--corpus", required=True, help="folder of plain .tar shards")
+    parser.add_argument("--corpus", required=True, help="directory of plain .tar shards")
     parser.add_argument("--s3", metavar="HOST:PORT", help="S3 server that the shards are put into")
-    parser.add_argument("--bin", default="target/release", help="folder of `dflop` and `fault_server`")
+    parser.add_argument("--bin", default="target/release", help="directory of `dflop` and `fault_server`")
     parser.add_argument("--latency-ms", type=int, nargs="+", default=[0, 30])
-    parser.add_argument("--seconds", type=float, default=20.0, help="shortest run")
+    parser.add_argument("--seconds", type=float, default=20.0, help="minimum seconds of a run")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", help="file for the JSON; standard output without")
+    parser.add_argument("--out", help="file for the JSON [default: standard output]")
     arguments = parser.parse_args()
     if arguments.s3:
         put_shards(arguments.s3, pathlib.Path(arguments.corpus))

@@ -1,4 +1,4 @@
-"""Trains the example's model with balanced and with data-blind batches, in turn, and prints how much faster balanced ones are.
+"""Trains the example's model, alternating balanced and data-blind batches, and prints the speed-up.
 
     cargo build --release -p dflop-cli
     python3 benches/train.py [--runs 5] [--steps 30] [--config executor/examples/train-cpu.toml] [--dflop target/release/dflop]

@@ -1,4 +1,4 @@
-"""Index files that Energon, wids and webshart themselves write lead to the index of a scan.
+"""Checks that index files written by Energon, wids and webshart lead to the index of a scan.
 
     DFLOP=target/debug/dflop venv/bin/python tests/python/foreign_indexes.py
 
@@ -122,7 +122,7 @@ def main():
     compare("webshart", prepare_webshart, is_odd=False, warnings_expected=0)
     compare("webshart", prepare_webshart, is_odd=True, warnings_expected=0)
     compare("wids", prepare_wids, is_odd=False, warnings_expected=0)
-    # wids loses members with long names, and so a sample of each shard: a warning each.
+    # wids loses entries with long names, and so a sample of each shard: one warning each.
     compare("wids", prepare_wids, is_odd=True, warnings_expected=SHARDS)
 
 

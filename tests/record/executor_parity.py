@@ -1,4 +1,4 @@
-"""Records tiny models of Hugging Face transformers, with logits, loss and gradients, as the truth for `executor/`.
+"""Records tiny models of Hugging Face transformers, with logits, loss and gradients, as truth for `executor/`.
 
     python3 tests/record/executor_parity.py [NAME…]        # needs torch, transformers, safetensors
 
@@ -47,7 +47,7 @@ def randomize(model, generator):
 
 
 def names_of(model, folder):
-    """Saved name of every parameter, found by its values."""
+    """Returns the saved name of every parameter, found by its values."""
     saved = load_file(folder / "model.safetensors")
     names = {}
     for own, parameter in model.named_parameters():
@@ -60,7 +60,7 @@ def names_of(model, folder):
 
 
 def record(name, model, samples, extra, generator, outputs=None):
-    """Saves a model, runs its samples one by one, saves what came out.
+    """Saves a model, runs its samples one by one, saves the results.
 
     A sample is `(input_ids, positions [axes, tokens], keyword arguments)`; `extra` are inputs as they are recorded.
     """
@@ -70,7 +70,7 @@ def record(name, model, samples, extra, generator, outputs=None):
     model.save_pretrained(folder)
     for surplus in ("generation_config.json",):
         (folder / surplus).unlink(missing_ok=True)
-    # Read anew: the frequencies of rotary embeddings were rounded to bf16 as well, and are not in the file.
+    # Read again: the frequencies of rotary embeddings were rounded to bf16 as well, and are not in the file.
     is_trained = {own: parameter.requires_grad for own, parameter in model.named_parameters()}
     model = type(model).from_pretrained(folder, dtype=torch.float32).eval()
     for own, parameter in model.named_parameters():
@@ -148,7 +148,7 @@ def qwen2(generator):
 
 
 def with_media(generator, before, runs, after):
-    """Words, then runs of a placeholder with two words between."""
+    """Makes words, then runs of a placeholder with two words between."""
     parts = [words(generator, before)]
     for token, count in runs:
         parts += [torch.full((count,), token), words(generator, 2)]
@@ -187,7 +187,7 @@ def llava_onevision(generator):
         samples.append((input_ids, counted(input_ids), arguments))
         pixels += values
         sizes += [[height, width, count] for (height, width), count in zip(pictures, tiles)]
-    # A video: every frame a tile, at half its size, one newline behind all. Its height and width are recorded as 0.
+    # A video: every frame a tile, at half its size, one newline after all. Its height and width are recorded as 0.
     frames = torch.randn(2, 3, 12, 12, generator=generator)
     input_ids = with_media(generator, 2, [(VIDEO, 2 * 4 + 1)], 3)
     samples.append((input_ids, counted(input_ids), dict(pixel_values_videos=frames[None])))
@@ -214,7 +214,7 @@ def internvl(generator):
 
 
 def qwen_vl(generator, name, model, patch_inputs):
-    """Images and a video of native resolution; grids are layers, rows and columns of patches."""
+    """Makes images and a video of native resolution; grids are layers, rows and columns of patches."""
     samples, patches, grids = [], [], []
     for media in ([(IMAGE, (1, 6, 4))], [], [(VIDEO, (2, 4, 6)), (IMAGE, (1, 10, 8))]):
         runs = [(token, grid[0] * grid[1] * grid[2] // 4) for token, grid in media]
@@ -289,7 +289,7 @@ def qwen2_audio(generator):
 
 
 def tower(name, model, generator):
-    """An encoder alone: the loss is a random projection of its last hidden state."""
+    """Records an encoder alone: the loss is a random projection of its last hidden state."""
     pixels = torch.randn(3, 3, 12, 12, generator=generator)
 
     def outputs(model, generator):

@@ -1,4 +1,4 @@
-"""Records what the processors of Hugging Face transformers make of generated media.
+"""Records the results of Hugging Face processors for generated media.
 
 Run by hand, `make record-processors`; the tests read `tests/golden/processors/*.json`. Needs no network, no
 weights and no PyTorch, in an environment of its own:
@@ -41,7 +41,7 @@ LAST = {"input_data_format": ChannelDimension.LAST}
 
 
 def mix(value):
-    """32 bits to 32 bits, as in the test."""
+    """Hashes 32 bits to 32 bits, as the test does."""
     value = np.atleast_1d(value).astype(np.uint32)
     for shift, factor in [(15, 0x2C1B3C6D), (12, 0x297A2D39)]:
         value = (value ^ (value >> np.uint32(shift))) * np.uint32(factor)
@@ -49,7 +49,7 @@ def mix(value):
 
 
 def picture(width, height, seed):
-    """Red grows to the right, green downwards, blue is a chessboard of 16 pixels; a quarter of it is noise."""
+    """Draws red growing to the right, green downwards, blue as a chessboard of 16 pixels; a quarter is noise."""
     x = np.arange(width, dtype=np.uint32)[None, :]
     y = np.arange(height, dtype=np.uint32)[:, None]
     one = np.uint32(1)
@@ -67,7 +67,7 @@ def picture(width, height, seed):
 
 
 def clip(samples, seed):
-    """A rising triangle wave with an eighth of noise, full scale at -1 to 1."""
+    """Makes a rising triangle wave with an eighth of noise, full scale at -1 to 1."""
     index = np.arange(samples, dtype=np.uint64)
     phase = (index * 11_000_000 + index * (index + 1) // 2 * (7 + seed)).astype(np.uint32)
     triangle = np.abs((phase >> np.uint32(16)).astype(np.int64) - 32768) * 2 - 32768
@@ -76,7 +76,7 @@ def clip(samples, seed):
 
 
 def tones(samples, rate):
-    """Five tones, faded in and out over 50 ms: a clip of so many samples at this rate, sampled at 16 kHz instead."""
+    """Makes five tones, faded in and out over 50 ms: as long as this many samples at this rate, but at 16 kHz."""
     length = samples / rate
     time = np.arange(-(-samples * 16000 // rate), dtype=np.float64) / 16000
     fade = np.clip(np.minimum(time, length - time) / 0.05, 0.0, 1.0)
@@ -110,7 +110,7 @@ class LlavaOneVision:
 
     def __init__(self, config=None):
         class Processor(LlavaOnevisionImageProcessor):
-            """Says the layout where the original forgets to, and would guess."""
+            """Passes the layout, which the original would guess."""
 
             def pad(self, image, padding, **kwargs):
                 kwargs["input_data_format"] = kwargs.get("input_data_format") or ChannelDimension.LAST
@@ -281,7 +281,7 @@ AUDIO = [
 
 
 def windows(samples):
-    """What the extractor makes of every window of 30 s, as it would of a clip that is no longer."""
+    """Runs the extractor on every window of 30 s as on a clip of that length."""
     return [samples[start : start + 480000] for start in range(0, max(len(samples), 1), 480000)]
 
 
@@ -339,7 +339,7 @@ def main():
 
 
 def compare(path):
-    """Counts lines whose token count the processors do not share; refused sizes have 0 tokens."""
+    """Counts lines whose token count differs from the processors'; sizes that they do not take have 0 tokens."""
 
     def tokens(family, width, height):
         try:

@@ -7,16 +7,17 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 /// Shuffle of the samples of an epoch.
-/// All samples together, where every shard is read by range. A compressed shard is read whole, so where there is
-/// one, each shard is a block: shards are permuted, then the samples inside each.
-/// For storage that is slow to seek: samples are cut into runs that never cross a shard, the runs are permuted,
-/// and positions are permuted inside windows of consecutive runs. At most `open_blocks` shards are open at the
-/// same time, twice as many where a batch spans two windows. A compressed shard is one run, whatever its length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shuffle {
+    /// All samples together, where every shard is read by range. A compressed shard is read whole, so where
+    /// there is one, each shard is a block: shards are permuted, then the samples inside each.
     #[default]
     Global,
+    /// For storage that is slow to seek: samples are cut into runs that never cross a shard, the runs are
+    /// permuted, and positions are permuted inside windows of consecutive runs. At most `open_blocks` shards
+    /// are open at the same time, twice as many where a batch spans two windows. A compressed shard is one
+    /// run, whatever its length.
     Blocks {
         /// Largest number of samples in a run.
         block_samples: u64,
