@@ -8,10 +8,10 @@
 //! Hugging Face checkpoints ([`weights`]).
 //!
 //! Ranks exchange messages through [`comm`], one trait over threads and TCP; [`launch`] starts them. A
-//! [`pipeline::PipelineRank`] is one rank of a job: it runs a schedule's actions over its stages and communicators.
-//! [`inputs`] prepares its microbatches from the balanced loader, [`optimizer`] turns gradients into weights,
-//! [`checkpoint`] saves both, and [`train`] joins these to a training loop. [`profile`] times stages of a model on this
-//! device, as a profile that the cost model predicts from.
+//! [`pipeline::PipelineRank`] is one rank of a job: it runs a schedule's actions over its stages and
+//! communicators. [`inputs`] prepares its microbatches from the balanced loader, [`optimizer`] turns
+//! gradients into weights, [`checkpoint`] saves both, and [`train`] joins these to a training loop.
+//! [`profile`] times stages of a model on this device, as a profile that the cost model predicts from.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
