@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares `dflop stream` with a bare decode loop, and with other loaders, on one corpus in one run.
 
-Every round measures, one after the other: webdataset, the bare loop, dflop with 1 and 2 workers, then what is
-asked for beside them: dflop with libjpeg-turbo, spdl, datago; first with decoding, then without. A last
+Every round measures, one after the other: webdataset, the bare loop, dflop with 1 and 2 workers, then the selected
+optional ones: dflop with libjpeg-turbo, spdl, datago; first with decoding, then without. A last
 webdataset measurement ends the run, so that every dflop figure has one just before and one just after it.
-Ratios are taken inside a round, never between runs: neighbors on the machine and the clock of the CPU then
-weigh on both sides.
+Ratios are taken within a round, never between runs: other processes on the machine and the clock of the CPU then
+affect both sides.
 
     cargo build --release -p dflop-cli -p dflop-benches
     python3 benches/compare.py --corpus shards/ --peers DIR --python venv/bin/python --json out.json
@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS = (1, 2)
 POLL_SECONDS = 0.01
-# Peers that may be asked for beside webdataset. The script of datago reads its shards over HTTP from this port.
+# Optional peers in addition to webdataset. The script of datago reads its shards over HTTP from this port.
 EXTRA_PEERS = ("spdl", "datago")
 DATAGO_PORT = 8991
 SERVER_WAIT_SECONDS = 10
@@ -56,19 +56,19 @@ def parse_arguments():
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
-    parser.add_argument("--corpus", type=Path, required=True, help="folder of uncompressed shards with .jpg members")
+    parser.add_argument("--corpus", type=Path, required=True, help="directory of uncompressed shards with .jpg entries")
     parser.add_argument("--dflop", type=Path, default=target / "dflop", help="release build of the dflop binary")
     parser.add_argument("--bare", type=Path, default=target / "bare_loop", help="release build of the bare loop")
     parser.add_argument("--dflop-turbojpeg", type=Path, metavar="PATH", help="release build of dflop with the feature "
                         "`turbojpeg`, measured as well")
     parser.add_argument("--bare-turbojpeg", type=Path, metavar="PATH", help="release build of the bare loop with the "
                         "feature `turbojpeg`, for --dflop-turbojpeg")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help=f"folder with {script('webdataset')} and the scripts "
+    parser.add_argument("--peers", type=Path, metavar="DIR", help=f"directory with {script('webdataset')} and scripts "
                         "of --with; without it no peer is measured")
     parser.add_argument("--python", type=Path, help="interpreter that has the peers and torch, for --peers")
-    parser.add_argument("--with", dest="extra", default="", metavar="PEER,...", help="peers beside webdataset: "
+    parser.add_argument("--with", dest="extra", default="", metavar="PEER,...", help="peers in addition to webdataset: "
                         + ", ".join(EXTRA_PEERS))
-    parser.add_argument("--corpus-pictures", type=Path, metavar="DIR", help="the corpus without its audio fields, for "
+    parser.add_argument("--corpus-images", type=Path, metavar="DIR", help="the corpus without its audio fields, for "
                         f"datago, served on 127.0.0.1:{DATAGO_PORT} meanwhile")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds [default: 5]")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples in a batch of dflop; "
@@ -83,7 +83,7 @@ def parse_arguments():
 
 
 def check_arguments(parser, arguments):
-    """Ends with a message that says what is missing and how to get it."""
+    """Exits with a message that names what is missing and how to get it."""
     for binary, package in ((arguments.dflop, "dflop-cli"), (arguments.bare, "dflop-benches")):
         if not os.access(binary, os.X_OK):
             parser.error(f"no binary `{binary}`; run `cargo build --release -p {package}`")
@@ -104,7 +104,7 @@ def check_arguments(parser, arguments):
 
 
 def check_peers(parser, arguments):
-    """Ends with a message if a peer is unknown or cannot be run."""
+    """Exits with a message if a peer is unknown or cannot be run."""
     for peer in arguments.extra:
         if peer not in EXTRA_PEERS:
             parser.error(f"no peer `{peer}`; known are {', '.join(EXTRA_PEERS)}")
@@ -113,8 +113,8 @@ def check_peers(parser, arguments):
     for peer in ["webdataset", *arguments.extra]:
         if arguments.peers and not (arguments.peers / script(peer)).is_file():
             parser.error(f"no {script(peer)} in `{arguments.peers}`")
-    if "datago" in arguments.extra and not any((arguments.corpus_pictures or Path("none")).glob("*.tar")):
-        parser.error("datago needs --corpus-pictures: a folder with the corpus without audio")
+    if "datago" in arguments.extra and not any((arguments.corpus_images or Path("none")).glob("*.tar")):
+        parser.error("datago needs --corpus-images: a directory with the corpus without audio")
 
 
 def machine():
@@ -128,7 +128,7 @@ def machine():
 
 
 def rss_anon_bytes(pid):
-    """Reads the resident memory of a process that no file backs, 0 when it has ended."""
+    """Reads the resident anonymous memory of a process; 0 after it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -154,28 +154,28 @@ def run_json(command, environment=None):
 
 
 def run_bare(arguments, what="bare", binary=None):
-    """Measures the bare loop; of another binary where one is given."""
+    """Measures the bare loop, of the given binary if there is one."""
     found = run_json([str(binary or arguments.bare), str(arguments.corpus)])
     return found | {"what": what, "cpu_ms": found["cpu_ms_per_picture"]}
 
 
 def run_dflop(arguments, decode, workers, binary=None):
-    """Measures `dflop stream`; of another binary where one is given."""
+    """Measures `dflop stream`, of the given binary if there is one."""
     command = [str(binary or arguments.dflop), "stream", str(arguments.corpus), "--decode", decode, "--json"]
     found = run_json(command + ["--batch", str(arguments.batch), "--workers", str(workers)])
     if found["skipped"]:
         sys.exit(f"error: {len(found['skipped'])} samples are bad, the first: {found['skipped'][0]}")
     if decode == "rgb224" and found["pictures"] != found["samples"]:
-        sys.exit("error: the corpus has samples without a picture, or with several; per sample means nothing then")
+        sys.exit("error: expected one image per sample, the corpus has samples without an image, or with several")
     cpu_ms = 1e3 * found["cpu_seconds"] / found["samples"]
     return found | {"what": TURBOJPEG if binary else decode, "workers": workers, "cpu_ms": cpu_ms}
 
 
 def run_peer(arguments, decode, workers, peer="webdataset"):
-    """Measures a peer with its script of the peers' directory."""
+    """Measures a peer with its script in the peers' directory."""
     mode = {"rgb224": "decode", "raw": "raw"}[decode]
     command = [str(arguments.python), str(arguments.peers / script(peer)), "--mode", mode, "--workers", str(workers)]
-    corpus = arguments.corpus_pictures if peer == "datago" else arguments.corpus
+    corpus = arguments.corpus_images if peer == "datago" else arguments.corpus
     # The scripts import their common part from their own directory, and count shards by absolute paths.
     environment = os.environ | {"CORPUS": str(corpus.resolve())}
     found = run_json(command + ["--limit-s", str(arguments.peer_limit_s)], environment)
@@ -184,12 +184,12 @@ def run_peer(arguments, decode, workers, peer="webdataset"):
 
 @contextlib.contextmanager
 def served(arguments):
-    """Serves the corpus of datago over HTTP on this machine while the block runs, if datago is asked for."""
+    """Serves the corpus of datago over HTTP on this machine while the block runs, if datago is selected."""
     if "datago" not in arguments.extra:
         yield
         return
     command = [sys.executable, "-m", "http.server", str(DATAGO_PORT), "--bind", "127.0.0.1"]
-    server = subprocess.Popen(command, cwd=arguments.corpus_pictures, stdout=subprocess.DEVNULL,
+    server = subprocess.Popen(command, cwd=arguments.corpus_images, stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL)
     try:
         wait_for_server(server)
@@ -200,7 +200,7 @@ def served(arguments):
 
 
 def wait_for_server(server):
-    """Returns once the server answers; ends the run if it does not."""
+    """Returns once the server answers; exits if it does not."""
     deadline = time.monotonic() + SERVER_WAIT_SECONDS
     while time.monotonic() < deadline and server.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", DATAGO_PORT), timeout=1):
@@ -236,14 +236,14 @@ def measure(arguments):
 
 
 def extra_runs(arguments, decode):
-    """Measures what is asked for beside dflop, the bare loop and webdataset."""
+    """Measures the selected peers in addition to dflop, the bare loop and webdataset."""
     if arguments.bare_turbojpeg and decode == "rgb224":
         yield run_bare(arguments, "bare turbojpeg", arguments.bare_turbojpeg)
     if arguments.dflop_turbojpeg and decode == "rgb224":
         for workers in WORKERS:
             yield run_dflop(arguments, decode, workers, arguments.dflop_turbojpeg)
     for peer in arguments.extra:
-        # datago has no mode that leaves images undecoded.
+        # datago always decodes images.
         if (peer, decode) != ("datago", "raw"):
             for workers in WORKERS:
                 yield run_peer(arguments, decode, workers, peer)
@@ -264,7 +264,7 @@ def pairs_with_peer(runs, decode, workers, what=None):
 
 
 def pairs_in_round(runs, decode, peer, workers):
-    """Divides dflop's CPU by that of a peer in the same round."""
+    """Divides dflop's CPU by a peer's in the same round."""
     peers = select(runs, f"{peer} {decode}", workers)
     ours = select(runs, decode, workers)
     return [ours[number]["cpu_ms"] / run["cpu_ms"] for number, run in peers.items()]
@@ -325,7 +325,7 @@ def table_of_medians(runs):
 
 
 def verdict(name, summary):
-    """Returns the target of a row and whether it is met: by the median, by the best pair for the speed-up."""
+    """Returns the target of a row and whether it is met: by the median; for the speed-up, by the best pair."""
     if name not in TARGETS:
         return ""
     sign, bound = TARGETS[name]
@@ -344,7 +344,7 @@ def table_of_figures(summaries):
 
 
 def write_json(path, about, summaries, runs):
-    """Writes everything, one measurement a line."""
+    """Writes everything, one measurement per line."""
     lines = ",\n".join("  " + json.dumps(run) for run in runs)
     head = json.dumps({"machine": about, "figures": summaries}, indent=1)[:-2]
     path.write_text(f'{head},\n "runs": [\n{lines}\n ]\n}}\n')

@@ -1,11 +1,12 @@
-"""Trains with DDP on two ranks, with balanced and with data-blind batches, in turn, and prints how much faster balanced ones are.
+"""Trains with DDP on two ranks, alternating balanced and data-blind batches, and prints the speed-up.
 
     pip install ./bindings/python torch transformers
     python3 benches/ddp.py [--rounds 7] [--steps 8] [--global-batch 8] [--microbatches 2] [--json FILE]
 
-Seven of eight samples are those of `dflop.example`, short texts and images, and one is a long text. Both see the same
-global batches, which are read before the clock starts; each rank has one thread and wants a core of its own. Prints of every round the seconds of both, and the CPU seconds of the rank that computed longest, step by step, which a busy
-machine changes less; then the ratios, data-blind over balanced, and what was predicted.
+Seven of eight samples are those of `dflop.example`, short texts and images, and one is a long text. Both kinds of
+batches are the same global batches, read before the clock starts; each rank has one thread and needs its own core.
+For every round, prints the seconds of both, and the CPU seconds of the slowest rank, step by step, which a busy
+machine changes less; then the ratios, data-blind over balanced, and the predicted ratio.
 """
 
 import argparse
@@ -33,7 +34,7 @@ STRATEGIES = ("balanced", "data-blind")
 
 
 def directory_of():
-    """The example with long texts among its samples, and a model that is wide enough for computing to take the time."""
+    """Makes the example with some long texts, and a model wide enough for compute to dominate."""
     directory = dflop.example.directory(samples=448)
     dice = random.Random(1)
     with tarfile.open(directory / "shards" / "long.tar", "w") as tar:
@@ -71,7 +72,7 @@ def train(model, optimizer, steps):
 
 
 def slowest(busy):
-    """CPU seconds of the busiest rank, summed over steps, with the steps' times of this rank."""
+    """Returns the CPU seconds of the busiest rank, summed over steps, from the steps' times of this rank."""
     of_ranks = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, busy)
     return sum(map(max, zip(*of_ranks, strict=True)))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How fast partitions get good: `dflop balance` against OR-tools CP-SAT and HiGHS, in one run.
+"""Compares the time to good partitions of `dflop balance`, OR-tools CP-SAT and HiGHS, in one run.
 
 All get the same instance files and solve the same problem: `x[i][j]` binary, every item in one group, the largest sum of
-a module in a group minimized. The solvers get that model as it stands, a time limit and a number of threads; dflop runs on
-one thread, with a ladder of work units and no clock. Every answer is summed up again here, in integers, and every gap is
-taken to the same bound, the one that dflop certifies. Times are of this machine: `seconds` of day, `cpu_seconds` of the
+a module in a group minimized. The solvers get that model unchanged, a time limit and a number of threads; dflop runs on
+one thread, with doubling work units and no clock. Every answer is summed up again here, in integers, and every gap is
+relative to the same bound, the one that dflop certifies. Times are of this machine: `seconds` of day, `cpu_seconds` of the
 process; those of dflop leave out reading the file, those of the solvers building the model.
 
 Needs Python 3.11, and `pip install ortools highspy` for the solvers; a solver that is not installed is left out.
@@ -28,14 +28,14 @@ def read_instance(path):
 
 
 def makespan(instance, groups):
-    """Sums up an answer; every item has to be in exactly one group, and no group empty."""
+    """Summarizes an answer; checks that every item is in exactly one group, and no group is empty."""
     assert sorted(item for group in groups for item in group) == list(range(instance["n"]))
     assert len(groups) == instance["m"] and all(groups)
     return max(sum(instance["d"][item][module] for item in group) for group in groups for module in range(instance["c"]))
 
 
 def run_dflop(binary, path, instance, work, repeats):
-    """The answer of a work budget; times are the shortest of some runs, answers are always the same."""
+    """Returns the answer of a work budget; times are the shortest of some runs, answers are always the same."""
     runs = []
     for _ in range(repeats):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -137,7 +137,7 @@ def run_highs(instance, seconds, threads):
 
 
 def answer(instance, rows):
-    """The makespan of 0/1 values; the solvers' model allows empty groups, so those are not refused."""
+    """Returns the makespan of 0/1 values; the solvers' model allows empty groups, so they are allowed here."""
     loads = [[0] * instance["c"] for _ in range(instance["m"])]
     for item, row in enumerate(rows):
         group = max(range(len(row)), key=row.__getitem__)
@@ -147,13 +147,13 @@ def answer(instance, rows):
 
 
 def apart(run, *args):
-    """Runs a solver in a process of its own: both bring a HiGHS library, and one would hide the other's."""
+    """Runs a solver in its own process: both load a HiGHS library, and one would hide the other's."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(run, args)
 
 
 def compared(ladder, peer):
-    """How much sooner dflop had an answer at least as good."""
+    """Returns how much sooner dflop had an answer at least as good."""
     if "makespan_ns" not in peer:
         return None
     as_good = [step["seconds"] for step in ladder if step["makespan_ns"] <= peer["makespan_ns"]]
@@ -168,7 +168,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=3, help="runs of dflop, of which the shortest counts")
     parser.add_argument("--seconds", type=float, default=10, help="time limit of the solvers")
     parser.add_argument("--threads", type=int, default=2, help="threads of the solvers")
-    parser.add_argument("--out", help="where the raw figures go, as JSON")
+    parser.add_argument("--out", help="JSON file for the raw figures")
     arguments = parser.parse_args()
     results = []
     for path in arguments.instances:

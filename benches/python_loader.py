@@ -2,7 +2,7 @@
 """Compares the Python package with the Rust loader under it, and with other loaders, on one corpus in one run.
 
 Every round measures, one after the other: webdataset, the Rust loader (`dflop stream --decode rgb224`), the same images
-from Python (`dflop.Loader(image=dflop.Image(size=224))`), spdl, datago, webdataset again. Ratios are taken inside a round.
+from Python (`dflop.Loader(image=dflop.Image(size=224))`), spdl, datago, webdataset again. Ratios are taken within a round.
 
     pip install ./bindings/python               # into VENV
     python3 benches/python_loader.py --corpus shards/ --python VENV/bin/python --peers DIR --peers-python PEERS/bin/python
@@ -54,19 +54,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--corpus", type=Path, required=True, help="folder of uncompressed shards with .jpg members"
+        "--corpus", type=Path, required=True, help="directory of uncompressed shards with .jpg entries"
     )
     parser.add_argument("--python", default=sys.executable, help="interpreter that has dflop")
-    parser.add_argument("--peers", type=Path, help="folder of the peers' scripts")
+    parser.add_argument("--peers", type=Path, help="directory of the peers' scripts")
     parser.add_argument("--peers-python", help="interpreter that has the peers")
-    parser.add_argument("--with", dest="others", default="", help="peers beside webdataset: spdl,datago")
-    parser.add_argument("--corpus-pictures", type=Path, help="the corpus without audio, for datago")
+    parser.add_argument("--with", dest="others", default="", help="peers in addition to webdataset: spdl,datago")
+    parser.add_argument("--corpus-images", type=Path, help="the corpus without audio, for datago")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=2, help="passes over the corpus of dflop's loaders")
-    parser.add_argument("--json", type=Path, help="keeps the figures of every run")
+    parser.add_argument("--json", type=Path, help="JSON file for the figures of every run")
     args = parser.parse_args()
     others = [name for name in args.others.split(",") if name]
-    with served(argparse.Namespace(extra=others, corpus_pictures=args.corpus_pictures)):
+    with served(argparse.Namespace(extra=others, corpus_images=args.corpus_images)):
         rounds = [one_round(args, others) for _ in range(args.rounds)]
     if args.json:
         args.json.write_text(json.dumps(rounds, indent=1) + "\n")
@@ -80,11 +80,11 @@ def one_round(args: argparse.Namespace, others: list[str]) -> dict[str, dict]:
         runs["webdataset before"] = peer(args, "webdataset", args.corpus)
     runs["rust"] = rust(args)
     runs["python"] = python(args)
-    # The other way round, so that neither always runs on a warmer machine.
+    # Alternate the order, so that neither always runs on a warmer machine.
     runs["python again"] = python(args)
     runs["rust again"] = rust(args)
     for name in others:
-        runs[name] = peer(args, name, args.corpus_pictures if name == "datago" else args.corpus)
+        runs[name] = peer(args, name, args.corpus_images if name == "datago" else args.corpus)
     if args.peers:
         runs["webdataset after"] = peer(args, "webdataset", args.corpus)
     for name, run in runs.items():
@@ -96,7 +96,7 @@ def one_round(args: argparse.Namespace, others: list[str]) -> dict[str, dict]:
 
 
 def rust(args: argparse.Namespace) -> dict:
-    """The Rust loader flat out, as the command line of the same package."""
+    """Measures the Rust loader, as the command line of the same package."""
     command = [args.python, "-m", "dflop", "stream", args.corpus, "--decode", "rgb224", "--batch", BATCH]
     report = run([*command, "--workers", WORKERS, "--epochs", args.epochs, "--json"])
     samples = report["samples"]
@@ -104,12 +104,12 @@ def rust(args: argparse.Namespace) -> dict:
 
 
 def python(args: argparse.Namespace) -> dict:
-    """The same images as batches in Python."""
+    """Measures the same images as batches in Python."""
     return run([args.python, "-c", PYTHON_LOADER, args.corpus, args.epochs, WORKERS, BATCH])
 
 
 def peer(args: argparse.Namespace, name: str, corpus: Path) -> dict:
-    """Another loader, by its script."""
+    """Measures another loader, by its script."""
     command = [
         args.peers_python or args.python,
         args.peers / f"bench_{name}.py",
@@ -131,7 +131,7 @@ def run(command: list, **variables: str) -> dict:
 
 
 def report(rounds: list[dict[str, dict]], others: list[str]) -> None:
-    """Prints medians, and least and largest of the rounds."""
+    """Prints medians, minima and maxima of the rounds."""
 
     def mean(one: dict[str, dict], names: list[str], figure: str) -> float:
         return statistics.mean(one[name][figure] for name in names)

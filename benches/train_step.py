@@ -5,13 +5,13 @@
     python3 benches/train_step.py --python venv/bin/python --out out.json
 
 The model is the language model of `executor/examples/train_step.rs`: a decoder of 2 layers, width 128, 4 heads, a SwiGLU
-MLP of 512, RMSNorm, rotary positions, a vocabulary of 256 with an embedding and a head of their own; 8 samples of 128
+MLP of 512, RMSNorm, rotary positions, a vocabulary of 256 with separate embedding and head; 8 samples of 128
 tokens, f32. A step is forward, backward and AdamW. PyTorch runs eagerly with `scaled_dot_product_attention`,
 `rms_norm` and fused AdamW; queries, keys and values are one product, gate and up another (`--apart` makes them five).
 Both print their number of parameters, which must agree.
 
 Each round runs both, one after the other, on the CPUs that are named. A figure is the best of all rounds. A round in
-which PyTorch falls below half its best is discarded: the machine was busy. Alone, `--torch THREADS STEPS` runs PyTorch.
+which PyTorch falls below half its best is discarded: the machine was busy. `--torch THREADS STEPS` runs PyTorch alone.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def torch_steps(threads, steps, runs, is_apart):
     from torch.nn import functional
 
     class Layer(nn.Module):
-        """A decoder layer."""
+        """Decoder layer."""
 
         def __init__(self):
             super().__init__()
@@ -67,7 +67,7 @@ def torch_steps(threads, steps, runs, is_apart):
         return x * cos + torch.cat((-high, low), -1) * sin
 
     class Model(nn.Module):
-        """The language model."""
+        """Language model."""
 
         def __init__(self):
             super().__init__()
@@ -80,7 +80,7 @@ def torch_steps(threads, steps, runs, is_apart):
             x = self.embedding(ids)
             for layer in self.layers:
                 x = layer(x, cos, sin)
-            # As the executor: the last token of a sample predicts nothing.
+            # As in the executor, the last token of a sample predicts nothing.
             return self.head(functional.rms_norm(x[:, :-1], (HIDDEN,), self.norm, 1e-5))
 
     torch.set_num_threads(threads)
@@ -113,7 +113,7 @@ def torch_steps(threads, steps, runs, is_apart):
 
 
 def run(command, cpus):
-    """Runs a program on some CPUs; returns its parameters, the best of its runs, and all it printed."""
+    """Runs a program on some CPUs; returns its parameters, the best of its runs, and its output."""
     threads = str(cpus.count(",") + 1)
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     done = subprocess.run(
@@ -166,12 +166,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "examples"
     parser.add_argument("--example", type=Path, default=target / "train_step", help="release build of the example")
-    parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter with torch")
     parser.add_argument("--cpus", nargs="*", default=["0", "0,1"], help="CPUs to pin to, as taskset takes them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="timed steps of a run")
     parser.add_argument("--runs", type=int, default=3, help="runs of a round, of which the best counts")
-    parser.add_argument("--out", type=Path, help="file for all that was measured, as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for all measurements")
     parser.add_argument("--torch", nargs=2, type=int, metavar=("THREADS", "STEPS"), help=argparse.SUPPRESS)
     parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

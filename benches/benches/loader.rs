@@ -9,7 +9,7 @@ use dflop_benches::archives::{archive, write_headers_only};
 use dflop_benches::images::jpeg;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::media::{Audio, ImageLimits, Rgb224, decode_rgb};
+use dflop_loader::media::{Audio, ImageLimits, ImageTensorDecoder, decode_rgb};
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::prepare::audio::{AudioProcessor, LongClips};
 use dflop_loader::prepare::image::ImageProcessor;
@@ -119,7 +119,7 @@ fn bench_write(c: &mut Criterion) {
 
 fn bench_rgb224(c: &mut Criterion) {
     let file = jpeg(587, 520);
-    let mut kernel = Rgb224::new(ImageLimits::default());
+    let mut kernel = ImageTensorDecoder::new(ImageLimits::default());
     let mut out = vec![0.0; kernel.values()];
     let mut group = c.benchmark_group("loader/rgb224");
     group.throughput(Throughput::Elements(1));

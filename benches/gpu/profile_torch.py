@@ -3,17 +3,17 @@
 
 A few layers with random weights run alone: linear work (projections, norms, MLP; attention replaced by an
 element-wise sum of queries, keys and values, so that all projections have gradients), scaled dot-product
-attention apart, what is outside the layers (patch embedding, convolutions and projector of an encoder; embedding,
-LM head and loss of an LLM), and the update of the weights by AdamW. Two layer counts tell the cost of a layer
+attention, what is outside the layers (patch embedding, convolutions and projector of an encoder; embedding,
+LM head and loss of an LLM), and the update of the weights by AdamW. Two layer counts separate the cost of a layer
 from what does not grow with layers. Every run is a row; `dflop` takes medians and spreads.
 
     python3 benches/gpu/profile_torch.py --out h100.csv                       # all models, on the device found
     python3 benches/gpu/profile_torch.py --miniature --out cpu-miniature.csv  # minutes on one CPU core
-    python3 benches/gpu/profile_torch.py --between --out held-out.csv         # other shapes, to hold against it
+    python3 benches/gpu/profile_torch.py --between --out held-out.csv         # other shapes, to check predictions
 
 On CUDA, times are those of events, and a buffer of twice the L2 cache is written before each run, so that weights
 and inputs come from memory as they do in training. On a CPU, times are those of `perf_counter`.
-Tensor-parallel degree 1 only: a shard of a layer without its communication is not what a group takes.
+Tensor-parallel degree 1 only: a shard of a layer without its communication takes less time than on a real group.
 The schema is documented in `costmodel/src/profile/mod.rs`. Needs PyTorch 2.5 or newer and nothing else.
 """
 
@@ -35,7 +35,7 @@ MEL_BINS = 128
 
 @dataclasses.dataclass(frozen=True)
 class Widths:
-    """Widths of a module: those of its published configuration."""
+    """Widths of a module, from its published configuration."""
 
     name: str
     module: str
@@ -89,7 +89,7 @@ LENGTHS = {False: [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384], True: [64,
 
 
 class Layer(nn.Module):
-    """A transformer layer: pre-norm, fused projection of queries, keys and values, plain or gated MLP."""
+    """Transformer layer: pre-norm, fused projection of queries, keys and values, plain or gated MLP."""
 
     def __init__(self, widths, attention):
         super().__init__()
@@ -127,13 +127,13 @@ def rotate(x, rotation):
 
 
 def mix(q, k, v):
-    """Stands in for attention: each of queries, keys and values is read once, and has a gradient."""
+    """Replaces attention: each of queries, keys and values is read once, and has a gradient."""
     grouped = q.unflatten(-2, (k.shape[-2], -1))
     return (grouped + (k + v).unsqueeze(-2)).flatten(-3, -2)
 
 
 def attend(q, k, v, widths):
-    """Attention over `[batch, tokens, heads, width]`: causal for an LLM, full for an encoder."""
+    """Computes attention over `[batch, tokens, heads, width]`: causal for an LLM, full for an encoder."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     is_llm = widths.module == "llm"
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=is_llm, enable_gqa=widths.heads != widths.kv_heads)
@@ -239,7 +239,7 @@ ENDS = {"vision": PictureEnds, "audio": SoundEnds, "llm": TextEnds}
 
 
 class Meter:
-    """Runs something and says how long it took and how much memory it took above what there was."""
+    """Runs functions and measures their time, and their memory above what was allocated before."""
 
     def __init__(self, device, warmup, repeats, clock):
         self.device, self.warmup, self.repeats, self.clock = device, warmup, repeats, clock
@@ -257,7 +257,7 @@ class Meter:
         return 0
 
     def time(self, run):
-        """Microseconds of a call, and the rise of the allocator's peak in bytes (`None` on a CPU)."""
+        """Returns microseconds of a call, and the rise of the allocator's peak in bytes (`None` on a CPU)."""
         base = self.before()
         if not self.is_cuda:
             start = self.clock()
@@ -271,7 +271,7 @@ class Meter:
         return start.elapsed_time(end) * 1e3, torch.cuda.max_memory_allocated() - base, result
 
     def passes(self, model, x):
-        """Forward and backward of a module, run after run."""
+        """Measures forward and backward of a module, run after run."""
         for number in range(self.warmup + self.repeats):
             model.zero_grad(set_to_none=True)
             x.grad = None
@@ -284,7 +284,7 @@ class Meter:
             del y, gradient, forward, backward
 
     def steps(self, model):
-        """The update of a module's weights; its memory is what weights, gradients and optimizer state take."""
+        """Measures the update of a module's weights; its memory is that of weights, gradients and optimizer state."""
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         optimizer = torch.optim.AdamW(model.parameters(), fused=self.is_cuda)
@@ -301,7 +301,7 @@ def state_bytes(model, optimizer):
 
 
 class Writer:
-    """Writes rows as they are measured, so that an interrupted run is a profile too."""
+    """Writes rows as they are measured, so that an interrupted run leaves a valid profile."""
 
     def __init__(self, out):
         self.out = out
@@ -313,7 +313,7 @@ class Writer:
 
 
 def measure(widths, part, model, layers, shapes, meter, like, writer):
-    """Measures one part over its shapes; shapes for which memory does not suffice are named on standard error."""
+    """Measures one part over its shapes; shapes that do not fit into memory are named on standard error."""
     model = model.to(**like)
     for batch, tokens in shapes:
         times = []
@@ -325,7 +325,7 @@ def measure(widths, part, model, layers, shapes, meter, like, writer):
                 times.append(forward[0] + backward[0])
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            print(f"{widths.name} {part}: no memory for {batch} x {tokens}, left out", file=sys.stderr)
+            print(f"{widths.name} {part}: out of memory at {batch} x {tokens}, left out", file=sys.stderr)
             continue
         print(f"{widths.name} {part} x{layers}: {batch} x {tokens}: {statistics.median(times):.0f} us", file=sys.stderr)
     model.zero_grad(set_to_none=True)
@@ -335,7 +335,7 @@ def measure(widths, part, model, layers, shapes, meter, like, writer):
 
 
 def shapes_of(widths, is_miniature, is_between):
-    """The grid of shapes, or those halfway between its points."""
+    """Returns the grid of shapes, or the shapes halfway between its points."""
     grid = (LENGTHS if widths.module == "llm" else BATCHES)[is_miniature]
     if is_between:
         grid = [(low + high) // 2 for low, high in zip(grid, grid[1:]) if high > low + 1]
@@ -370,7 +370,7 @@ def cpu_name():
 
 
 def header(arguments, device, dtype, models):
-    """Metadata in front of the rows."""
+    """Returns the metadata before the rows."""
     is_cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_cuda else f"{cpu_name()}, {torch.get_num_threads()} threads"
     driver = "none"
@@ -393,10 +393,10 @@ def header(arguments, device, dtype, models):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", metavar="FILE", help="where to write [default: standard output]")
+    parser.add_argument("--out", metavar="FILE", help="output file [default: standard output]")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="only these: " + ", ".join(m.name for m in MODELS))
     parser.add_argument("--miniature", action="store_true", help="tiny models in float32 on the CPU")
-    parser.add_argument("--between", action="store_true", help="shapes between those of the grid, to hold against it")
+    parser.add_argument("--between", action="store_true", help="shapes between the grid, to check predictions")
     parser.add_argument("--parts", nargs="+", default=["linear", "attention", "ends"], metavar="PART",
                         choices=["linear", "attention", "ends", "whole"])
     parser.add_argument("--layers", nargs="+", type=int, default=[1, 3], metavar="N", help="layer counts")
@@ -416,10 +416,10 @@ def main():
     unknown = set(arguments.models or []) - {m.name for m in known}
     if unknown:
         sys.exit(f"unknown models {sorted(unknown)}, known are {[m.name for m in known]}")
-    # One file holds one model of each module: the widths in its header say which.
+    # A file has one model per module: the widths in its header identify it.
     modules = [m.module for m in models]
     if len(set(modules)) < len(modules) and arguments.out is None:
-        sys.exit("several models of one module: name a file with --out, one is written for each")
+        sys.exit("several models of one module need several files: name one with --out, and one is written per model")
     use_cuda = torch.cuda.is_available() and not arguments.miniature
     device = torch.device("cuda" if use_cuda else "cpu")
     dtype = torch.float32 if arguments.miniature else torch.bfloat16

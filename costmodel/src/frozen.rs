@@ -46,7 +46,7 @@ impl FrozenParts {
     /// # Errors
     /// [`Error::Incompatible`] otherwise.
     pub fn check(self, spec: &ModelSpec) -> Result<()> {
-        let refuse =
+        let incompatible =
             |problem: &str| Err(Error::Incompatible { name: spec.name.clone(), problem: problem.to_owned() });
         let has_encoder = spec.vision.is_some() || spec.audio.is_some();
         for (is_frozen, is_there, problem) in [
@@ -55,11 +55,11 @@ impl FrozenParts {
             (self.projector, has_encoder, "has no projector to freeze"),
         ] {
             if is_frozen && !is_there {
-                return refuse(problem);
+                return incompatible(problem);
             }
         }
         if self.llm && !self.trains_before_llm(spec) {
-            return refuse("has every part frozen, so that nothing is trained");
+            return incompatible("has every part frozen, so that nothing is trained");
         }
         Ok(())
     }

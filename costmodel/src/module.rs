@@ -55,6 +55,7 @@ impl ModuleTimes {
     pub fn new(nanoseconds: &[u64]) -> Option<Self> {
         let mut times = Self::EMPTY;
         times.nanoseconds.get_mut(..nanoseconds.len())?.copy_from_slice(nanoseconds);
+        // `get_mut` has checked that there are at most `MODULES_MAX`.
         times.modules = nanoseconds.len() as u8;
         Some(times)
     }

@@ -86,6 +86,7 @@ impl QuantileSketch {
             self.zeros += 1;
             return;
         }
+        // The bits of positive numbers sort like the numbers.
         let bucket = self.bucket((value.to_bits() >> IGNORED_BITS) as usize);
         bucket.count += 1;
         bucket.sum += value;
@@ -133,6 +134,7 @@ impl QuantileSketch {
     /// The least and the greatest value, 0 % and 100 %, are exact.
     #[must_use]
     pub fn quantile(&self, percent: u64) -> f64 {
+        // In 128 bits, because 100 times the count may not fit into 64.
         let rank = (u128::from(self.n) * u128::from(percent)).div_ceil(100).max(1) as u64;
         if percent == 0 {
             return self.least;

@@ -1,10 +1,10 @@
-"""Index files that Energon, wids and webshart themselves write lead to the index of a scan.
+"""Checks that index files written by Energon, wids and webshart lead to the index of a scan.
 
     DFLOP=target/debug/dflop venv/bin/python tests/python/foreign_indexes.py
 
-Shards hold what the tools treat differently: directories, names without a dot, long names, upper-case extensions,
-turned images. Each tool writes its files with its own command; `dflop index` then checks and follows them, and the
-Arrow files must be equal but for the warnings.
+Shards contain what the tools treat differently: directories, names without a dot, long names, upper-case extensions,
+rotated images. Each tool writes its files with its own command; `dflop index` then checks and follows them, and the
+Arrow files must be equal except for the warnings.
 """
 
 import io
@@ -122,7 +122,7 @@ def main():
     compare("webshart", prepare_webshart, is_odd=False, warnings_expected=0)
     compare("webshart", prepare_webshart, is_odd=True, warnings_expected=0)
     compare("wids", prepare_wids, is_odd=False, warnings_expected=0)
-    # wids loses members with long names, and so a sample of each shard: a warning each.
+    # wids loses entries with long names, and so a sample of each shard: one warning each.
     compare("wids", prepare_wids, is_odd=True, warnings_expected=SHARDS)
 
 

@@ -1,4 +1,4 @@
-"""An index file opens in pyarrow, Polars and DuckDB, and says there what `dflop list` says.
+"""Checks that an index file opens in pyarrow, Polars and DuckDB, with the contents that `dflop list` prints.
 
     DFLOP=target/debug/dflop venv/bin/python tests/python/index_interop.py
 """
@@ -24,7 +24,7 @@ def dflop(*args):
 
 
 def make_shards(folder):
-    """Three shards of a text, a JSON and, in every second sample, an opaque field; returns the index file."""
+    """Writes three shards of a text, a JSON and, in every second sample, an opaque field; returns the index file."""
     source = folder / "source"
     source.mkdir()
     for number in range(25):
@@ -37,7 +37,7 @@ def make_shards(folder):
 
 
 def read_pyarrow(path):
-    """Memory-mapped: the arrays are views of the file."""
+    """Reads memory-mapped: the arrays are views of the file."""
     with pyarrow.memory_map(path) as source:
         reader = pyarrow.ipc.open_file(source)
         assert reader.num_record_batches == 3, "a record batch per shard"
@@ -50,7 +50,7 @@ def read_pyarrow(path):
 
 
 def read_polars(path):
-    """Polars has a reader of its own; a row per field as the README shows it."""
+    """Reads with Polars' own reader; a row per field, as the README shows."""
     frame = polars.read_ipc(path)
     flat = frame.explode("fields").unnest("fields")
     assert flat["bytes"].sum() == sum(field["bytes"] for row in frame["fields"] for field in row)
@@ -58,7 +58,7 @@ def read_polars(path):
 
 
 def read_duckdb(samples):
-    """Through pyarrow, without a copy; unnest gives a row per field.
+    """Queries through pyarrow, without a copy; unnest gives a row per field.
 
     Reading the file by itself takes DuckDB an extension that it downloads, so that is left out here.
     """

@@ -1,10 +1,10 @@
-"""Runs small random models of every family on what `dflop batches --out` writes: `model(**tensors)` must take it.
+"""Runs small random models of every family on the output of `dflop batches --out`, as `model(**tensors)`.
 
     DFLOP=target/release/dflop python3 tests/python/model_runs.py      # needs transformers, torch, safetensors, pillow
 
-Makes samples with images, several images, clips and text alone, and has every family's batches written twice:
+Makes samples with images, several images, clips and text only, and writes every family's batches twice:
 packed into one row and padded. Packed and padded logits of every sample must agree, and so must the losses: then
-position ids, boundaries, placeholders, pixels and mel values stand where the model looks for them.
+position ids, boundaries, placeholders, pixels and mel values are where the model expects them.
 """
 
 import json
@@ -30,13 +30,13 @@ ID = {token["content"]: token["id"] for token in json.loads((TOKENIZERS / "chatm
 
 
 def text(**more):
-    """Settings of a small language model."""
+    """Returns the settings of a small language model."""
     sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
     return dict(vocab_size=1300, max_position_embeddings=65536, attention_dropout=0.0) | sizes | more
 
 
 def qwen_vl(config, model, **vision):
-    """A small Qwen2-VL or Qwen2.5-VL."""
+    """Builds a small Qwen2-VL or Qwen2.5-VL."""
     rope = {"rope_type": "default", "type": "mrope", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
     ids = dict(image_token_id=ID["<|image_pad|>"], video_token_id=ID["<|video_pad|>"])
     marks = dict(vision_start_token_id=ID["<|vision_start|>"], vision_end_token_id=ID["<|vision_end|>"])
@@ -82,7 +82,7 @@ FAMILIES = {
 
 
 def write_samples(folder, has_clips):
-    """Writes files of samples: what one shows depends on its number."""
+    """Writes files of samples, whose contents depend on their numbers."""
     random = np.random.default_rng(3)
     turns = lambda media: json.dumps({"conversations": [  # noqa: E731
         {"from": "human", "value": media + "What is this?"}, {"from": "gpt", "value": "A red kite over the sea."},
@@ -112,7 +112,7 @@ def write_samples(folder, has_clips):
 
 
 def batches(shards, family, layout, folder):
-    """Has batches written; returns tensors and metadata of each."""
+    """Writes batches with `dflop batches`; returns tensors and metadata of each."""
     command = [DFLOP, "batches", shards, "--model", family, "--tokenizer", TOKENIZERS / "chatml", "--global-batch", "8",
                "--dp-size", "1", "--microbatches", "2", "--layout", layout, "--out", folder, "--json"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -122,7 +122,7 @@ def batches(shards, family, layout, folder):
 
 
 def compare(family, model, shards, scratch):
-    """Runs packed and padded batches; returns the largest difference of logits and how many samples were compared."""
+    """Runs packed and padded batches; returns the largest difference of logits and the number of samples compared."""
     packed, padded = (list(batches(shards, family, layout, scratch / f"{family}-{layout}")) for layout in ("packed", "padded"))
     assert len(packed) == len(padded) == 2
     worst, samples = 0.0, 0

@@ -1,16 +1,16 @@
-"""Records parameters and FLOPs of models as PyTorch counts them, as the truth for `costmodel`.
+"""Records parameters and FLOPs of models as PyTorch counts them, as truth for `costmodel`.
 
 Run by hand, `make record-flops`; `costmodel/tests/flops.rs` compares the cost model with `tests/golden/flops.json`. Needs no
 network and no weights, in the environment that `tests/record/tokens.py` describes.
 
 - A case is a configuration and media, or tokens; of every part (`vision.tower`, `vision.projector`, `audio.tower`,
-  `audio.projector`, `llm`) it holds what `torch.utils.flop_counter.FlopCounterMode` counts forward and backward.
+  `audio.projector`, `llm`) it records what `torch.utils.flop_counter.FlopCounterMode` counts forward and backward.
   Attention is eager, so that the backward pass is two products for each of the forward pass; a fused kernel
   recomputes scores, which the counter would count too.
 - Published sizes run on the meta device: nothing is computed. Small ones run on the CPU as a check of that.
 - Every part is run alone, its input with a gradient unless it is pixels or a spectrogram, so that backward passes
-  are told apart. All parameters are trained but the positions of Whisper, which transformers freezes.
-- `gradients` says what is computed of a part that is frozen (`inputs`) or has frozen parts before it (`weights`).
+  are separate. All parameters are trained but the positions of Whisper, which transformers freezes.
+- `gradients` names the gradients of a part that is frozen (`inputs`) or has frozen parts before it (`weights`).
 - `parameters` are counts of all parameters by part, tied ones once.
 """
 
@@ -26,7 +26,7 @@ from transformers import CONFIG_MAPPING
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 
-# Rotary embeddings switch automatic casting off, which the meta device does not know.
+# Rotary embeddings disable automatic casting, which the meta device does not support.
 torch.autocast = lambda *_, **__: contextlib.nullcontext()
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "flops.json"
 IMAGES = [[[640, 480]], [[2480, 3508]]]
@@ -36,7 +36,7 @@ TOKENS = [1000, 4096]
 
 
 def count(run, inputs):
-    """FLOPs of a forward pass and of the backward pass from the sum of its output."""
+    """Counts FLOPs of a forward pass, and of the backward pass from the sum of its output."""
     with FlopCounterMode(display=False) as forward:
         output = run(*inputs)
     with FlopCounterMode(display=False) as backward:
@@ -46,7 +46,7 @@ def count(run, inputs):
 
 @contextlib.contextmanager
 def on_cpu():
-    """Lists become tensors on the CPU: lengths of windows are read as numbers, and the meta device has none."""
+    """Turns lists into tensors on the CPU: window lengths are read as numbers, which the meta device has none of."""
     made = torch.tensor
     torch.tensor = lambda data, dtype=None, device=None: made(data, dtype=dtype)
     try:
@@ -144,7 +144,7 @@ class Llava(Multimodal):
 
 
     def frozen(self, vision):
-        """The projector behind a frozen tower, a frozen projector, a frozen LLM behind something that is trained."""
+        """Records the projector after a frozen tower, a frozen projector, and a frozen LLM after something trained."""
         projector, of = self.model.model.multi_modal_projector, IMAGES[0]
         shape = self.tiles(of), (vision.image_size // vision.patch_size) ** 2, projector.linear_1.in_features
         self.add("vision.projector", {"images": of, "gradients": "weights"}, projector, self.empty(*shape))
@@ -243,7 +243,7 @@ class Audio(Case):
 
 
 class Tower(Case):
-    """An encoder alone; what follows from its pooled output is not measured."""
+    """Records an encoder alone; what follows its pooled output is not measured."""
 
     def make(self, config):
         classes = {"siglip_vision_model": "SiglipVisionModel", "clip_vision_model": "CLIPVisionModel"}

@@ -1,4 +1,4 @@
-"""Records what the Hugging Face processors make of conversations, as the truth for `loader/src/prepare`.
+"""Records the Hugging Face processors' inputs for conversations, as truth for the loader's preparation.
 
     python3 tests/record/model_inputs.py            # needs transformers, torch, torchvision, jinja2
 
@@ -7,10 +7,10 @@ tokenizers. A tokenizer is trained only if its directory is missing, from `--cor
 cases must be recorded again, which this script does anyway. Nothing is fetched from a hub: processors are put
 together from their classes with their published settings.
 
-A case holds the sample as a shard would have it (`json` or `txt`, sizes of images, frames of clips), the family and
+A case has the sample as in a shard (`json` or `txt`, sizes of images, frames of clips), the family and
 the truth: `input_ids` and `labels` with runs of equal values as `[value, count]`, and the integers that go with media.
-Labels are the assistant masks that `transformers` itself makes of a template with `{% generation %}` around what the
-assistant says and the token that ends its turn.
+Labels are the assistant masks that `transformers` itself makes of a template with `{% generation %}` around the
+assistant's text and the token that ends its turn.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def train(folder, corpus, split, tokens, config):
 
 
 def chatml_template(head, image="", audio="", media_first=False, text="part['text']", end="'<|im_end|>\\n'", role="'\\n'"):
-    """ChatML with `{% generation %}` marks; the pieces are what families differ in."""
+    """Makes ChatML with `{% generation %}` marks; families differ in the pieces."""
     system = (
         "{% if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\\nYou are a helpful assistant."
         "<|im_end|>\\n' }}{% endif %}"
@@ -152,7 +152,7 @@ def processors_of_families():
 
 
 def runs(values):
-    """Equal values in a row as `[value, count]`."""
+    """Encodes equal values in a row as `[value, count]`."""
     packed = []
     for value in map(int, values):
         if packed and packed[-1][0] == value:
@@ -169,13 +169,13 @@ def picture(size):
 
 
 def parts(*items):
-    """Content parts: `I` an image, `A` a clip, anything else words."""
+    """Makes content parts: `I` is an image, `A` a clip, anything else words."""
     kinds = {"I": {"type": "image"}, "A": {"type": "audio"}}
     return [kinds.get(item) or {"type": "text", "text": item} for item in items]
 
 
 def turns(*said):
-    """Alternating turns of user and assistant, after a system turn if one is marked."""
+    """Makes alternating turns of user and assistant, after a system turn if one is marked."""
     roles = ["system"] * (said[0][:1] == ["S"]) + ["user", "assistant"] * len(said)
     return [
         {"role": role, "content": parts(*[item for item in content if item != "S"])}
@@ -191,7 +191,7 @@ def llava(*values):
 QUESTION, ANSWER = "What is shown here?", "A red kite over the sea, and 12 boats below it."
 UNUSUAL = "  Zwei Wörter – 日本語, émoji 🪁🪁!\n\n\tdef f(x):\n        return x ** 2  # 1234567 "
 
-# What is said: the field of the sample, the messages that mean the same, images and clips.
+# Conversations: the field of the sample, the equivalent messages, images and clips.
 SAID = [
     (llava(f"<image>\n{QUESTION}", ANSWER), turns(["I", QUESTION], [ANSWER]), 1),
     (llava(f"{QUESTION}\n<image>", ANSWER, "And the sky?", "Blue."), turns([QUESTION, "I"], [ANSWER], ["And the sky?"], ["Blue."]), 1),
@@ -212,7 +212,7 @@ FRAMES = [16000, 6401, 480000, 99999]
 
 
 def for_audio(value):
-    """The same with clips for images."""
+    """Returns the same conversations with clips in place of images."""
     text = json.dumps(value).replace("<image>", "<audio>").replace('"type": "image"', '"type": "audio"')
     return json.loads(text)
 
@@ -237,7 +237,7 @@ def record(name, processor, case):
 
 
 def char_labels(processor, name, messages):
-    """Whether each character of the rendered text is the assistant's, by `transformers`' own marks."""
+    """Returns whether each character of the rendered text is the assistant's, by `transformers`' own marks."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -251,7 +251,7 @@ def char_labels(processor, name, messages):
 
 
 def labels_of(processor, name, case, ids):
-    """Labels for `ids`, from the marks in the text before media were expanded."""
+    """Returns labels for `ids`, from the marks in the text before media were expanded."""
     tokenizer = getattr(processor, "tokenizer", processor)
     text, marks = char_labels(processor, name, case["messages"])
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -272,7 +272,7 @@ def labels_of(processor, name, case, ids):
 
 
 def rope(case, ids, types, grids):
-    """Positions of Qwen2-VL for one sample."""
+    """Computes the positions of Qwen2-VL for one sample."""
     import torch
     from transformers import Qwen2VLModel
 
@@ -328,7 +328,7 @@ def main():
 
 
 def batches(cases):
-    """Cases of one family in one padded batch, on either side; removes the messages, which only HF needs."""
+    """Pads the cases of one family to one batch, on either side; removes the messages, which only HF needs."""
     recorded = []
     for name, processor in processors_of_families().items():
         ours = [(at, case) for at, case in enumerate(cases) if case["family"] == name]
@@ -368,7 +368,7 @@ def batches(cases):
 
 
 def encodings():
-    """Texts and their ids, without special tokens, by both tokenizers."""
+    """Returns texts and their ids, without special tokens, by both tokenizers."""
     texts = [QUESTION, ANSWER, UNUSUAL, "", "\n", " ", "x" * 50, "e\u0301 \u1e9b\u0323", "<|im_start|>a<|eot_id|> b"]
     return {
         name: [

@@ -1,18 +1,18 @@
-"""Records how many items, encoder tokens and LLM tokens the Hugging Face processors make of media of given sizes.
+"""Records the items, encoder tokens and LLM tokens that Hugging Face processors make of media of given sizes.
 
 Run by hand, `make record-tokens`; `costmodel/tests/tokens.rs` compares the cost model with `tests/golden/tokens/`. Needs no
-network and no weights, in an environment of its own:
+network and no weights, in its own environment:
 
     python3 -m venv venv && venv/bin/pip install transformers==4.57.1 torch torchvision numpy 'pillow<12.2' safetensors
     make record-tokens PYTHON=venv/bin/python
 
-- `families.json` holds, for every family, the files of a checkpoint as its processor was made from them.
-- `FAMILY.csv.gz` holds a line a sample: `images WxH …`, `video FRAMES WxH` or `audio SAMPLES`, then `items,encoder
+- `families.json` has, for every family, the files of a checkpoint as its processor was made from them.
+- `FAMILY.csv.gz` has a line per sample: `images WxH …`, `video FRAMES WxH` or `audio SAMPLES`, then `items,encoder
   tokens,tokens`, or the word `refused`. Tokens are LLM positions: features, newlines, and the markers around a medium.
-- Names of families on the command line record those alone.
+- Names of families on the command line record only those.
 - Samples of few pixels go through the whole processor, tokenizer included, and their tokens are counted in
   `input_ids`. The others are counted by the function that the processor resizes or tiles by; on the samples that went
-  through, that function is compared with what came out, and a difference ends the script.
+  through, that function is compared with the results, and a difference ends the script.
 - Images of 1 or 3 rows are only counted: the processors take their rows for channels and fail.
 - Clips are silence at 16 kHz; a family `NAME` of audio keeps the first 30 seconds, as its feature extractor does.
 """
@@ -64,7 +64,7 @@ def tokenizer(**extra):
 
 
 def sizes(random, units):
-    """Widths and heights: random, near the places where a rule changes its mind, and extreme."""
+    """Draws widths and heights: random, near the places where a rule's result changes, and extreme."""
     found = [(1, 1), (1, 2), (2, 1), (1, 200), (200, 1), (1, 201), (201, 1), (3, 600), (3, 601), (601, 3)]
     found += [(1, 100000), (100000, 1), (20000, 20000), (20000, 100), (100, 20000), (65500, 65500), (65500, 7)]
     found += [(1000, 34800), (2480, 3508), (4961, 7016), (640, 480), (1920, 1080), (384, 384), (448, 448)]
@@ -95,7 +95,7 @@ def picture(size):
 
 
 class Family:
-    """What a sample of images becomes by the processor's own function, and by the whole processor."""
+    """Counts of a sample of images, by the processor's own function and by the whole processor."""
 
     units = [384]
     files = {}
@@ -117,7 +117,7 @@ class Family:
         return None
 
     def cost(self, sizes_of_sample):
-        """Pixels that the processor makes."""
+        """Returns the pixels that the processor makes."""
         return sum(min(max(w * h, 200_000), 4 << 20) for w, h in sizes_of_sample)
 
 
@@ -177,7 +177,7 @@ class Llava(Family):
         }
 
         class Images(LlavaOnevisionImageProcessor):
-            """Says the layout where the original forgets to, and would guess."""
+            """Passes the layout, which the original would guess."""
 
             def pad(self, image, padding, **kwargs):
                 kwargs["input_data_format"] = kwargs.get("input_data_format") or ChannelDimension.LAST
@@ -222,7 +222,7 @@ class Intern(Family):
         self.name = name
         special = dict(start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>",
                        video_token="<video>")
-        # The published file says that nothing is cut, and the processor cuts all the same.
+        # The published file disables cutting into tiles, but the processor does it all the same.
         image = {"size": {"height": 448, "width": 448}, "crop_to_patches": False, "min_patches": 1,
                  "max_patches": tiles_max}
         video = {"size": {"height": 448, "width": 448}}
@@ -232,7 +232,7 @@ class Intern(Family):
         self.processor = InternVLProcessor(self.images_of, tokenizer(**special), InternVLVideoProcessor(**video))
 
     def image(self, width, height):
-        # The helper changes shared defaults, so the settings are always said.
+        # The helper changes shared defaults, so all settings are passed.
         data = self.processor._get_num_multimodal_tokens(image_sizes=[(height, width)], crop_to_patches=True)
         tiles = data["num_image_patches"][0]
         return tiles, tiles * 1024, data["num_image_tokens"][0]
@@ -247,7 +247,7 @@ class Intern(Family):
 
     def run_video(self, frames, width, height):
         video = torch.zeros((frames, 3, height, width), dtype=torch.uint8)
-        # Without a type of tensors the processor of videos leaves lists, which it cannot count itself.
+        # Without a tensor type, the video processor returns lists, which it cannot count itself.
         out = self.processor(text=["<video>"], videos=[video], return_tensors="pt")
         kinds = [self.processor.tokenizer.convert_tokens_to_ids(t) for t in ("<img>", "<IMG_CONTEXT>", "</img>")]
         ids = np.asarray(out["input_ids"]).reshape(-1)
@@ -256,7 +256,7 @@ class Intern(Family):
 
 
 class Square(Family):
-    """CLIP and SigLIP alone: every image is one square."""
+    """Counts for CLIP and SigLIP alone: every image is one square."""
 
     units = [336, 384]
 
@@ -268,7 +268,7 @@ class Square(Family):
         return 1, self.patches, self.patches
 
     def cost(self, of):
-        """The shorter side becomes the square's, however long the other gets."""
+        """Scales the shorter side to the square's; the other may be of any length."""
         return sum(max(w, h) / min(w, h) for w, h in of) * 336**2
 
     def run(self, of):
@@ -320,7 +320,7 @@ def recorded(family, random):
 
 
 def audio_lines(random):
-    """Lengths around every place where the count changes, through the whole processor; long ones are cut off."""
+    """Runs lengths around every place where the count changes through the whole processor; long ones are cut off."""
     extractor = WhisperFeatureExtractor(feature_size=128, return_attention_mask=True)
     extractor._torch_extract_fbank_features = lambda waves, device: np.zeros((len(waves), 1, 1), np.float32)
     processor = Qwen2AudioProcessor(extractor, tokenizer(), chat_template="none")

@@ -1,11 +1,11 @@
-"""Records what the Hugging Face processors make of conversations with videos, as the truth for `loader/src/prepare`.
+"""Records the Hugging Face processors' inputs for conversations with videos, as truth for the loader's preparation.
 
     python3 tests/record/videos.py      # needs transformers==4.57.1, torch, torchvision, jinja2 and pillow<12.2
 
-writes `tests/golden/model_inputs/videos.json` in the form of `model_inputs.py`, whose tokenizer it takes. Frames are
-`image(width, height, seed + frame)` of `processors.py`, `fps` of them a second, which is how long a layer of frames
-lasts to Qwen2.5-VL. Of pixels, which the video processors make with torch and
-not with Pillow, `samples` are some, spread over the whole. All media of a case stand in its first turn.
+writes `tests/golden/model_inputs/videos.json` in the form of `model_inputs.py`, with its tokenizer. Frames are
+`image(width, height, seed + frame)` of `processors.py`, `fps` of them per second, which determines how long a layer of frames
+lasts for Qwen2.5-VL. Of the pixels, which the video processors make with torch and
+not with Pillow, `samples` are some, spread over the whole. All media of a case are in its first turn.
 """
 
 import json
@@ -37,14 +37,14 @@ SAMPLES = 64
 PUBLISHED = dict(TEMPLATES)
 QWEN = "<|vision_start|><|{}_pad|><|vision_end|>"
 PARTS = {"I": {"type": "image"}, "V": {"type": "video"}}
-# What stands for an image and for a video in the text of a family.
+# Placeholders of an image and of a video in the text of a family.
 PLACES = {
     "qwen2-vl-7b": (QWEN.format("image"), QWEN.format("video")),
     "qwen2.5-vl-7b": (QWEN.format("image"), QWEN.format("video")),
     "llava-ov-qwen2.5-7b": ("<image>", "<video>"),
     "internvl3-8b": ("{{ '<IMG_CONTEXT>\\n' }}", "{{ '<video>\\n' }}"),
 }
-# What is said, the parts of the first turn, and what is answered.
+# Field of the sample, parts of the first turn, and the answer.
 SAID = [
     (llava(f"<video>\n{QUESTION}", ANSWER), ["V", QUESTION], [ANSWER]),
     (llava(f"{QUESTION}\n<video>", ANSWER, "More?", "Blue."), [QUESTION, "V"], [ANSWER, "More?", "Blue."]),
@@ -52,7 +52,7 @@ SAID = [
     (llava("Before <video> and after <video>", ANSWER), ["Before ", "V", " and after ", "V"], [ANSWER]),
     (llava(QUESTION, ANSWER), ["V", QUESTION], [ANSWER]),
 ]
-# Frames, width, height, frames a second.
+# Frames, width, height, frames per second.
 VIDEOS = [(4, 320, 240, 2.0), (5, 64, 48, 1.0), (1, 96, 64, 24.0), (12, 160, 120, 0.8), (2, 48, 80, 29.97)]
 IMAGES = [(96, 64), (300, 200)]
 
@@ -64,7 +64,7 @@ def tokenizer(**extra):
 
 
 def processors():
-    """The processors with the settings of the released checkpoints."""
+    """Returns the processors with the settings of the released checkpoints."""
     special = dict(
         start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>", video_token="<video>"
     )
@@ -89,7 +89,7 @@ def processors():
 
 
 def template(name):
-    """That of `model_inputs.py` with a place for videos."""
+    """Returns the template of `model_inputs.py` with a placeholder for videos."""
     image, video = PLACES[name]
     source = PUBLISHED["qwen2-vl-7b" if name.startswith("qwen") else name]
     assert image + "{% elif" in source
@@ -107,7 +107,7 @@ def frames_of(video):
 
 
 def labels_of(name, processor, case, ids, said):
-    """What is learned stands behind all media, where expanding them changes nothing."""
+    """Returns labels: target tokens follow all media, so expanding them changes nothing."""
     TEMPLATES[name] = template(name)
     text, marks = char_labels(processor, name, said)
     encoded = processor.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -118,7 +118,7 @@ def labels_of(name, processor, case, ids, said):
 
 
 def positions_of(name, processor, out):
-    """Positions of Qwen2-VL and Qwen2.5-VL."""
+    """Computes the positions of Qwen2-VL and Qwen2.5-VL."""
     kind, config = (Qwen2VLModel, Qwen2VLConfig()) if name == "qwen2-vl-7b" else (Qwen2_5_VLModel, Qwen2_5_VLConfig())
     ids = processor.tokenizer.convert_tokens_to_ids(["<|image_pad|>", "<|video_pad|>", "<|vision_start|>"])
     config.image_token_id, config.video_token_id, config.vision_start_token_id = ids
@@ -148,7 +148,7 @@ def record(name, processor, number, field, first, rest):
             case["images"].append({"width": width, "height": height, "seed": seed})
             next_image += 1
         else:
-            # Only Qwen takes videos of several lengths at once.
+            # Only Qwen takes videos of several lengths in one call.
             place = next_video if name.startswith("qwen") else number
             frames, width, height, fps = VIDEOS[place % len(VIDEOS)]
             case["videos"].append({"frames": frames, "width": width, "height": height, "seed": seed, "fps": fps})

@@ -101,6 +101,7 @@ pub(super) struct Factors {
 pub(super) fn factors(equations: &[Equation]) -> Factors {
     let own = estimate(equations).into_iter().map(|(bin, deviation)| (bin, deviation.factor()));
     let bins: BTreeMap<usize, f64> = own.filter(|(_, factor)| (factor - 1.0).abs() > 0.0).collect();
+    // Takes the significant bins out of an equation; the others share what is left.
     let rest = |equation: &Equation| {
         let (mut target, mut others) = (equation.target, 0.0);
         for (bin, share) in &equation.shares {
@@ -185,6 +186,7 @@ fn normal_equations(
 ) -> (Vec<f64>, Vec<f64>) {
     let (mut matrix, mut right) = (vec![0.0; bins * bins], vec![0.0; bins]);
     for ((target, shares), residual) in rows.iter().zip(residuals) {
+        // Weight of Huber's loss: 1 up to the limit, then falling with the residual.
         let robust = (HUBER * scale / residual.abs().max(f64::MIN_POSITIVE)).min(1.0);
         let weight = robust / (scale * scale);
         for &(row, row_share) in shares {

@@ -88,6 +88,7 @@ impl CorrectionTable {
     /// Returns the corrected time in nanoseconds, rounded to the nearest, saturating.
     #[must_use]
     pub fn apply(&self, module: Module, size: u64, ns: u64) -> u64 {
+        // Half of the divisor is added to round to the nearest.
         let scaled = u128::from(ns) * u128::from(self.factor(module, size)) + u128::from(FACTOR_ONE / 2);
         u64::try_from(scaled / u128::from(FACTOR_ONE)).unwrap_or(u64::MAX)
     }

@@ -210,7 +210,7 @@ fn modules_are_corrected_separately() {
 }
 
 #[test]
-fn a_measurement_of_nothing_is_refused() {
+fn a_measurement_of_nothing_is_an_error() {
     let mut tracker = CorrectionTracker::new(CorrectionOptions::default()).unwrap();
     for (measured_ns, samples) in [(5, vec![]), (0, vec![(10, 10)]), (5, vec![(10, 0)])] {
         let refused = tracker.observe(&Observation { module: Module::Llm, measured_ns, samples });

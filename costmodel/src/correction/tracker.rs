@@ -170,6 +170,7 @@ impl CorrectionTracker {
 
     /// Returns the table that ranks have to use next, if it differs from the one they have.
     fn send(&mut self, mode: TrackingMode, version: u64, effective_step: u64) -> Option<CorrectionTable> {
+        // A blank table withdraws the one in force.
         let wanted = match (&self.learned, mode) {
             (Some(table), TrackingMode::Correcting) => table.clone(),
             _ => CorrectionTable::blank(version, effective_step),
@@ -182,6 +183,7 @@ impl CorrectionTracker {
     }
 
     fn start_interval(&mut self, mode: TrackingMode) {
+        // Observations from before a rest would hide what has changed since.
         if matches!(mode, TrackingMode::Resting | TrackingMode::Learning) {
             self.window.clear();
         }

@@ -111,7 +111,9 @@ impl TrackingRule {
     pub(super) fn end_interval(&mut self, gain: Option<f64>) -> TrackingMode {
         let cost = self.options.tracking_cost;
         self.mode = match (self.mode, gain) {
+            // After a rest, a table is compared before it is used.
             (TrackingMode::Learning, _) if self.has_rested => TrackingMode::Probing,
+            // Even a free correction ends if it gains nothing.
             (TrackingMode::Correcting, Some(gain)) if gain < cost || gain <= 0.0 => self.rest(),
             (TrackingMode::Probing, Some(gain)) if gain > cost * (1.0 + self.options.hysteresis) => {
                 self.rest_intervals = self.options.rest_intervals;
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_without_sense_are_refused() {
+    fn invalid_settings_are_errors() {
         let good = CorrectionOptions::default();
         assert!(good.check().is_ok());
         for bad in [

@@ -82,6 +82,7 @@ impl Curve {
         let mut times: Vec<f64> = knots.iter().map(|knot| knot.ns).collect();
         pool_adjacent_violators(&mut times);
         for (knot, ns) in fitted.iter_mut().zip(times) {
+            // A pooled point is at least as uncertain as the distance by which it was moved.
             knot.spread_ns = knot.spread_ns.max((knot.ns - ns).abs());
             knot.ns = ns;
         }
@@ -150,6 +151,7 @@ impl Curve {
         let Some(next) = self.pieces.get(after) else { return self.extrapolate(x) };
         let u = x - piece.knot.x;
         let ns = piece.knot.ns + u * (piece.slope + u * (piece.square + u * piece.cube));
+        // The cubic is monotone up to rounding errors; the clamp removes those.
         ns.clamp(piece.knot.ns, next.knot.ns)
     }
 

@@ -108,6 +108,7 @@ impl Surface {
             0.0
         };
         let mixed = at_low.times(1.0 - share).plus(at_high.times(share));
+        // Outside the lengths, the alternative is a time proportional to the squared length.
         let ratio = tokens / low.tokens;
         let other_ns = if is_outside { at_low.ns * ratio * ratio } else { mixed.ns };
         let scale = if is_outside && at_low.ns > 0.0 { (ns / at_low.ns).max(1.0) } else { 1.0 };
@@ -134,6 +135,7 @@ impl Surface {
             return value(low);
         }
         let Some(high) = self.rows.get(after) else {
+            // The slope spans at least a factor of 2 in work, as on a curve.
             let half =
                 self.rows.iter().rev().find(|row| 2.0 * row.tokens * row.tokens <= low.tokens * low.tokens);
             return extrapolate_above(work(low), half.or(self.rows.first()).map(work), tokens * tokens);

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn recomputation_runs_layers_or_scores_again() {
+    fn recomputation_repeats_layers_or_scores() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
         let encoder = EncoderFlops::new(&spec.vision.unwrap().encoder, spec.llm.hidden);
         let work = tile(729);

@@ -71,6 +71,8 @@ impl LlmFlops {
             _ if self.gradients == Gradients::None => 0,
             Recomputation::None => 0,
             Recomputation::Scores => pairs / 2,
+            // The layers run forward again, and the fused kernel still recomputes the scores in its backward
+            // pass.
             Recomputation::Layers => layers.saturating_add(pairs / 2),
         };
         let backward = match self.gradients {

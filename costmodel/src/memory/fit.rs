@@ -157,6 +157,7 @@ impl Line {
             uy += u * y;
             vy += v * y;
         }
+        // Above 0, because `Degree::fit` requires two layer counts.
         let determinant = uu * vv - uv * uv;
         Self { constant: (uy * vv - vy * uv) / determinant, slope: (vy * uu - uy * uv) / determinant }
     }
@@ -204,22 +205,22 @@ mod tests {
     }
 
     #[test]
-    fn points_that_make_no_model_are_refused() {
+    fn points_that_cannot_be_fitted_are_errors() {
         let good = [point(3, 1, 1, 1024), point(4, 1, 1, 1024)];
-        let refusal = |points: &[MemoryPoint]| MeasuredMemory::fit(points).unwrap_err().to_string();
+        let error_of = |points: &[MemoryPoint]| MeasuredMemory::fit(points).unwrap_err().to_string();
         assert_eq!(
-            refusal(&[good[0], good[1], good[0]]),
+            error_of(&[good[0], good[1], good[0]]),
             "point 2 repeats 3 layers at TP 1, batch 1, sequence 1024"
         );
         assert_eq!(
-            refusal(&[good[0], point(3, 1, 2, 1024)]),
+            error_of(&[good[0], point(3, 1, 2, 1024)]),
             "TP 1 was measured with 3 layers only; measure another number of layers"
         );
         for broken in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
-            let error = refusal(&[good[0], MemoryPoint { activation_bytes: broken, ..good[1] }]);
+            let error = error_of(&[good[0], MemoryPoint { activation_bytes: broken, ..good[1] }]);
             assert!(error.starts_with("point 1: `activation_bytes` = "), "{error}");
         }
-        assert!(refusal(&[MemoryPoint { batch: 0, ..good[0] }]).starts_with("point 0: `batch` = 0"));
+        assert!(error_of(&[MemoryPoint { batch: 0, ..good[0] }]).starts_with("point 0: `batch` = 0"));
         let fitted = MeasuredMemory::fit(&good).unwrap();
         assert_eq!(fitted.state_bytes(3, 8).unwrap_err().to_string(), "TP 8 was not measured, only 1");
         let empty = MeasuredMemory::fit(&[]).unwrap();

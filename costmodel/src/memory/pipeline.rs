@@ -158,7 +158,7 @@ impl<'a> PipelineMemory<'a> {
     pub fn stages(&self, layouts: &[ModuleStages]) -> Result<Vec<StageMemory>> {
         let modules: Vec<(Module, u32)> = self.modules().collect();
         if layouts.len() != modules.len() {
-            return Err(self.refuse(format!(
+            return Err(self.incompatible(format!(
                 "expected {} layouts, one per module, found {}",
                 modules.len(),
                 layouts.len()
@@ -169,11 +169,12 @@ impl<'a> PipelineMemory<'a> {
         for ((module, layers), layout) in modules.into_iter().zip(layouts) {
             let found: u64 = layout.layers.iter().map(|&layers| u64::from(layers)).sum();
             if found != u64::from(layers) || layout.layers.is_empty() {
-                return Err(
-                    self.refuse(format!("stages of {module} have {found} layers in all, it has {layers}"))
-                );
+                return Err(self.incompatible(format!(
+                    "stages of {module} have {found} layers in all, it has {layers}"
+                )));
             }
             let own = layout.layers.len() as u32;
+            // An encoder stage keeps a microbatch until it has passed all later stages, the LLM's included.
             let stages = if module == Module::Llm { own } else { own + llm_stages };
             for (stage, &layers) in (0..own).zip(&layout.layers) {
                 let in_flight = microbatches_in_flight(stage, stages, self.microbatches);
@@ -190,7 +191,7 @@ impl<'a> PipelineMemory<'a> {
         encoders.chain([(Module::Llm, self.spec.llm.layers)])
     }
 
-    fn refuse(&self, problem: String) -> Error {
+    fn incompatible(&self, problem: String) -> Error {
         Error::Incompatible { name: self.spec.name.clone(), problem }
     }
 
@@ -286,6 +287,7 @@ impl<'a> PipelineMemory<'a> {
         let tp = layout.execution.tp.get();
         let in_module = |error: FitError| Error::Memory { module, reason: error.to_string() };
         peak.state = points.state_bytes(position.layers, tp).map_err(in_module)?;
+        // Activations are linear in tokens, so one sequence of all tokens gives the same bytes.
         let one =
             points.activation_bytes(position.layers, tp, 1, layout.microbatch_tokens).map_err(in_module)?;
         peak.activations = one.saturating_mul(u64::from(position.in_flight));
@@ -403,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_that_do_not_fit_the_model_are_refused() {
+    fn layouts_that_do_not_fit_the_model_are_errors() {
         let spec = spec();
         let memory = PipelineMemory::new(&spec);
         let mut wrong = layouts(&spec, [1, 2], 1);

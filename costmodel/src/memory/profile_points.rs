@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_without_bytes_says_nothing_and_one_layer_count_is_refused() {
+    fn a_profile_without_bytes_has_no_memory_and_one_layer_count_is_an_error() {
         assert_eq!(fitted(&format!("{HEAD}llm,linear,forward,1,1,1,512,5,\n"), "p.csv"), Ok(None));
         let error = fitted(&rows(&[1]), "p.csv").unwrap_err().to_string();
         assert!(error.starts_with("memory of llm: TP 1 was measured with 1 layers only"), "{error}");

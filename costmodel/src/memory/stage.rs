@@ -99,6 +99,7 @@ impl ModuleMemory {
             }
             SavedActivations::LayerInputs => StageByTokens {
                 fixed_bytes,
+                // The formula may exceed the measurement, but inputs are part of all activations.
                 saved_bytes_per_token: inputs.min(all),
                 working_bytes_per_token: per_token(1)?.min(all),
             },

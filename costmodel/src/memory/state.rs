@@ -64,6 +64,7 @@ impl StageLayers {
     /// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
     #[must_use]
     pub fn parameters(&self, spec: &LlmSpec, tp: NonZeroU32) -> u64 {
+        // The share of a rank is counted as a smaller model of the same width.
         let share = LlmSpec {
             heads: spec.heads.div_ceil(tp.get()),
             kv_heads: spec.kv_heads.div_ceil(tp.get()),

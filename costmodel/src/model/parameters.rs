@@ -91,6 +91,7 @@ impl LlmParameters {
         let queries = product([spec.heads, spec.head_dim]);
         let keys = product([spec.kv_heads, spec.head_dim]);
         let hidden = u64::from(spec.hidden);
+        // Queries and output have `hidden x queries` weights each, keys and values `hidden x keys`.
         let projections = hidden.saturating_mul(2).saturating_mul(queries.saturating_add(keys));
         let qkv_bias = queries.saturating_add(keys.saturating_mul(2));
         let attention_bias = match details.attention_bias {

@@ -125,6 +125,7 @@ impl AccuracyReport {
         if points.is_empty() {
             let needed = unpredicted.into_iter().next().map_or_else(
                 || "anything to compare: there are no observations".to_owned(),
+                // The error adds this prefix again.
                 |first| first.reason.trim_start_matches("the profile lacks ").to_owned(),
             );
             return Err(Error::ProfileLacks { needed });
@@ -225,6 +226,7 @@ fn summarize(points: &[&PointAccuracy]) -> ErrorSummary {
     let n = points.len() as f64;
     let mut sizes: Vec<f64> = points.iter().map(|point| point.relative_error().abs()).collect();
     sizes.sort_by(f64::total_cmp);
+    // Nearest rank, so that `p95` is one of the errors.
     let rank_95 = (sizes.len() * 95).div_ceil(100).max(1) - 1;
     ErrorSummary {
         count: sizes.len(),

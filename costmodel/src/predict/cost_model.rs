@@ -329,6 +329,7 @@ impl CostModel {
     pub fn predict_uncorrected(&self, module: Module, shape: &SampleShape) -> Result<Option<(u64, u64)>> {
         let Some(at) = self.modules().iter().position(|known| *known == module) else { return Ok(None) };
         let size = self.work(shape)?.size(module);
+        // A clone is cheap, because the curves are shared.
         let plain = self.clone().correction(None);
         let ns = plain.predict(shape)?.module_ns.as_slice()[at];
         Ok((ns > 0).then_some((size, ns)))
@@ -353,6 +354,7 @@ impl CostModel {
             let mut work = EncoderWork::default();
             for (shape, tokens) in samples.iter().zip(&mut sample_tokens) {
                 let media = encoder.rule.work(shape)?;
+                // The LLM's tokens are complete only after the last encoder.
                 *tokens = tokens.saturating_add(media.tokens);
                 work += media;
             }

@@ -72,6 +72,7 @@ impl CurveQuery<'_> {
     /// Returns the time of the optimizer over the weights of one part.
     pub(super) fn optimizer_of(&self, part: Part) -> Option<Estimate> {
         let points = CurveQuery { phase: Phase::Optimizer, ..*self }.points_of(part);
+        // These parts do not depend on the layer count, so the measured one is taken as it is.
         let layers = if part.is_outside_layers() { points.first()?.setting.layers } else { self.layers };
         let points: Vec<&Point> = points.iter().collect();
         let time = at_layers(points.first().map(|_| &points[..])?, layers);
@@ -86,6 +87,7 @@ impl CurveQuery<'_> {
             .filter(|point| point.setting.part == part)
             .map(|point| point.setting.tp.to_string())
             .collect();
+        // Points are sorted by setting, so equal degrees are adjacent.
         degrees.dedup();
         let found = if degrees.is_empty() {
             "none at all".to_owned()

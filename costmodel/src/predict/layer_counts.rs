@@ -39,6 +39,7 @@ pub(super) fn at_layers(points: &[&Point], layers: u32) -> LayerCountTime {
     let rest = |point: &&Point| point.microseconds - slope * f64::from(point.setting.layers);
     let mut rests: Vec<f64> = points.iter().map(rest).collect();
     rests.sort_by(f64::total_cmp);
+    // A negative constant is noise.
     let microseconds = median_of_sorted(&rests).max(0.0) + slope * f64::from(layers);
     LayerCountTime {
         ns: microseconds * NANOSECONDS_PER_MICROSECOND,

@@ -86,6 +86,7 @@ impl LayerTimes {
             let tile = encoder_layer_flops(&encoder, spec.llm.hidden, sequence_tokens);
             RateTimes {
                 layer_per_token: ns(tile.layer / tokens),
+                // Tiles have one length, so their attention is part of the time per token.
                 layer_per_square: 0.0,
                 outside_per_token: ns(tile.outside / tokens),
             }
@@ -201,6 +202,8 @@ impl LayerPassTimes {
         counts.sort_unstable();
         counts.dedup();
         let measured_layers = f64::from(counts.last().copied().unwrap_or(1));
+        // With a single layer count and no rows of `ends`, zero layers scale to no time, and the constant is
+        // unknown.
         let is_separable = outside_layers.is_some() || counts.len() > 1;
         let all = flops_split.layer * measured_layers + flops_split.outside;
         Ok(Self {
@@ -276,12 +279,14 @@ fn tile_work(tiles: u64, tile_tokens: u32) -> EncoderWork {
 fn llm_layer_flops(spec: &LlmSpec) -> LayerFlops {
     let [one, two] = one_layer_flops(spec);
     let outside = 3.0 * LlmFlops::new(spec).head_forward(1) as f64;
+    // `2 (a + b) - (2a + 4b) / 2` is `a`; three passes, one forward and two backward.
     LayerFlops { layer: 3.0 * (2.0 * one - two / 2.0), outside }
 }
 
 /// Counts FLOPs of causal attention in one layer, per squared token, forward and backward.
 fn llm_square_flops(spec: &LlmSpec) -> f64 {
     let [one, two] = one_layer_flops(spec);
+    // `(2a + 4b) / 2 - (a + b)` is `b`.
     3.0 * (two / 2.0 - one)
 }
 

@@ -135,6 +135,7 @@ impl ModuleTiming {
     pub(super) fn extrapolated(&self, workload: &ModuleWorkload) -> Vec<ProfileWarning> {
         let ((linear, _), (attention, _)) = self.packed_workloads(workload);
         let mut warnings = Vec::new();
+        // Shares and recomputation do not change which shapes were measured.
         for pass in &self.measured {
             let warning = |part, [batch, tokens]: [f64; 2], [tokens_min, tokens_max]: [f64; 2]| {
                 let (module, phase) = (self.module, pass.phase);
@@ -171,8 +172,11 @@ impl ModuleTiming {
         let alone = (*workload, 1.0);
         match self.packed_tokens {
             Some(packed) if workload.tokens > 0.0 && workload.tokens < packed => {
+                // As many samples as fill the packed sequence; each is charged its share of the time.
                 let count = packed / workload.tokens;
                 let shared = (workload.repeat(count), count);
+                // Attention of an LLM stays within a sample, so packing does not change it; an encoder runs
+                // the whole batch.
                 (shared, if self.module == Module::Llm { alone } else { shared })
             }
             _ => (alone, alone),
@@ -251,6 +255,7 @@ impl PassTiming {
         let CurveQuery { module, phase, .. } = *query;
         let outside_layers = query.curve(Part::OutsideLayers, &mut Vec::new());
         let head = query.curve(Part::Head, &mut Vec::new());
+        // Warnings about separate parts only matter if the parts are used.
         let mut part_warnings = Vec::new();
         let parts = (query.curve(Part::Linear, &mut part_warnings), query.attention(&mut part_warnings));
         if let (Some(linear), Some(attention)) = parts {
@@ -270,6 +275,7 @@ impl PassTiming {
             };
             return Err(query.lacks(missing));
         };
+        // Only the LLM packs samples, for which attention has to be known separately.
         if module == Module::Llm {
             warnings.push(ProfileWarning::AttentionNotSeparate { module, phase });
         }
@@ -284,6 +290,7 @@ impl PassTiming {
         let (layers, outside_layers) = match (&self.layers, &other.layers) {
             (LayersTiming::Separate(linear, attention), LayersTiming::Separate(added, added_attention)) => {
                 let linear = linear.plus(added)?;
+                // One lookup instead of two, if both were measured at the same tokens.
                 let joined = outside.as_ref().and_then(|outside| linear.plus(outside));
                 let rest = if joined.is_some() { None } else { outside };
                 (LayersTiming::Separate(joined.unwrap_or(linear), attention.plus(added_attention)?), rest)

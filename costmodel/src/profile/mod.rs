@@ -103,6 +103,7 @@ impl Profile {
     /// # }
     /// ```
     pub fn parse<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self> {
+        // Reference files have no schema line; their names identify them.
         let parse = |(name, text)| reference::parse(name, text).unwrap_or_else(|| rows::parse(name, text));
         let files = files.into_iter().map(parse).collect::<Result<Vec<_>>>()?;
         let profile = Self { files };

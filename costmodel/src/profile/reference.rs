@@ -139,6 +139,7 @@ fn times(path: &str, text: &str, name: FileName) -> Result<ProfileFile> {
     for row in table.rows() {
         let [tp, layers, batch, tokens] = name.setting(row)?;
         check_repeated(&mut seen, [tp, layers, batch, tokens], row, name)?;
+        // The whole time is only checked; the times of the passes are used.
         row.measure("model_time")?;
         for (phase, column) in [(Phase::Forward, "fwd_times"), (Phase::Backward, "bwd_times")] {
             let setting =

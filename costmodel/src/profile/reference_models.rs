@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_or_ambiguous_directory_is_refused() {
+    fn an_incomplete_or_ambiguous_directory_is_an_error() {
         let message = |files: &[(&str, &str)]| model(files).unwrap().unwrap_err().to_string();
         let lone = message(&[("thr_llavaov_siglip_1b.csv", ENCODER)]);
         assert!(lone.ends_with("no file names the LLM"), "{lone}");

@@ -45,6 +45,7 @@ fn measurement(row: Row<'_>) -> Result<Measurement> {
     let phase = word(&row, "phase", &Phase::ALL, Phase::name)?;
     let layers = if part.is_outside_layers() { row.count("layers")? } else { row.positive("layers")? };
     let has_shape = phase != Phase::Optimizer;
+    // An optimizer step has no shape, so 0 is valid.
     let side = |column| if has_shape { row.positive(column) } else { row.count(column) };
     let (batch, tokens) = (side("batch")?, side("tokens")?);
     let setting = Setting { module, part, phase, tp: row.positive("tp")?, layers, batch, tokens };

@@ -31,9 +31,11 @@ impl<'a> Table<'a> {
     /// with more or fewer fields than the header.
     pub(super) fn parse(file: &'a str, text: &'a str, required: &[&str], optional: &[&str]) -> Result<Self> {
         let mut table = Self { file, metadata: Vec::new(), columns: Vec::new(), lines: Vec::new() };
+        // Spreadsheets write a byte order mark.
         for (line, content) in (1..).zip(text.trim_start_matches('\u{feff}').lines()) {
             let content = content.trim();
             if let Some(comment) = content.strip_prefix('#') {
+                // Comments after the header are not metadata.
                 let pair = comment.split_once(':').filter(|_| table.columns.is_empty());
                 table.metadata.extend(pair.map(|(key, value)| (line, key.trim(), value.trim())));
             } else if content.is_empty() {

@@ -29,6 +29,7 @@ impl ProfileFile {
     pub fn to_csv(&self) -> String {
         let mut text = format!("# {SCHEMA_KEY}: {SCHEMA_VERSION}\n");
         let mut line = |key: &str, value: &str| {
+            // A line break would end the metadata line.
             let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
             writeln!(text, "# {}: {}", words(key), words(value)).expect("a string takes everything");
         };

@@ -124,6 +124,7 @@ impl AnyRes {
             for rows in 1..=u64::from(self.grid_side_max) {
                 let scale_y = (tile * rows) as f64 / height;
                 let scale = scale_x.min(scale_y);
+                // Truncated to whole pixels, as in the original.
                 let scaled = (width * scale) as u64 * (height * scale) as u64;
                 let kept = scaled.min(pixels);
                 let waste = (tile * tile * columns * rows).saturating_sub(kept);
@@ -146,6 +147,7 @@ impl AnyRes {
         let side = u64::from(self.patches_per_side);
         let (columns, rows) = (side * tiles.columns, side * tiles.rows);
         let (width, height) = (u64::from(image.width), u64::from(image.height));
+        // Compares the aspect ratios without dividing.
         if width * rows > height * columns {
             let filled = height * columns / width;
             return Grid { columns, rows: rows - 2 * ((rows - filled) / 2) };

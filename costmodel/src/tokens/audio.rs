@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_without_a_rate_are_refused() {
+    fn frames_without_a_rate_are_errors() {
         let length = AudioLength { frames: 1, sample_rate_hz: 0 };
         assert_eq!(whisper_windows(length), Err(Error::SampleRate { frames: 1 }));
     }

@@ -98,6 +98,7 @@ impl DynamicTiles {
         for columns in 1..=tiles_max {
             for rows in 1..=tiles_max / columns {
                 let distance = (aspect - columns as f64 / rows as f64).abs();
+                // On a tie the larger grid may win, so equal distances are compared below.
                 if distance > best.distance {
                     continue;
                 }

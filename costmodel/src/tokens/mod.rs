@@ -202,7 +202,7 @@ mod tests {
     ];
 
     #[test]
-    fn empty_images_and_frames_are_refused() {
+    fn empty_images_and_frames_are_errors() {
         for rule in RULES {
             for (width, height) in [(0, 0), (0, 9), (9, 0)] {
                 let refused = Error::EmptyImage { width, height };
@@ -234,7 +234,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_size_gives_bounded_work_or_a_refusal(
+        fn any_size_gives_bounded_work_or_an_error(
             width in any::<u32>(), height in any::<u32>(), shift in 0u32..32, frames in any::<u32>(),
         ) {
             let image = ImageSize { width: (width >> shift).max(1), height: height.max(1) };

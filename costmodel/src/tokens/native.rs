@@ -156,6 +156,7 @@ impl NativeResolution {
         let factor = u64::from(self.patch_pixels.get()) * u64::from(self.merge.get());
         let sides = [size.width, size.height].map(u64::from);
         let rounded = sides.map(|side| round_half_even(side, factor) * factor);
+        // The limits apply to the rounded sides, but the original sides are scaled, as in the original.
         let pixels = rounded[0].saturating_mul(rounded[1]);
         if pixels > u64::from(range.max) {
             let ratio = (area(sides) / f64::from(range.max)).sqrt();
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn thin_images_are_refused() {
+    fn thin_images_are_errors() {
         for (width, height) in [(201, 1), (1, 201), (100_000, 1), (u32::MAX, 1)] {
             let refused = Error::AspectRatio { width, height, aspect_max: 200 };
             assert_eq!(RULE.image(ImageSize { width, height }), Err(refused.clone()));

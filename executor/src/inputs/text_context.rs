@@ -1,7 +1,7 @@
 //! Builds the context of an LLM microbatch from prepared samples.
 
 use dflop_loader::prepare::{MediaRun, PreparedSample, Preparer, TensorValues};
-use dflop_loader::sample::text::MediumSlot;
+use dflop_loader::sample::text::Modality;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -41,9 +41,9 @@ pub(super) fn context<D: Device>(
 fn media_places(samples: &[PreparedSample]) -> Vec<u32> {
     let (mut places, mut start) = (Vec::new(), 0);
     for sample in samples {
-        for slot in [MediumSlot::Image, MediumSlot::Video, MediumSlot::Audio] {
+        for modality in [Modality::Image, Modality::Video, Modality::Audio] {
             let rows = |run: &MediaRun| (start + run.start) as u32..(start + run.start + run.tokens) as u32;
-            places.extend(sample.runs.iter().filter(|run| run.slot == slot).flat_map(rows));
+            places.extend(sample.runs.iter().filter(|run| run.modality == modality).flat_map(rows));
         }
         start += sample.tokens();
     }
@@ -56,16 +56,12 @@ mod tests {
 
     #[test]
     fn media_come_sample_by_sample_and_kind_by_kind() {
-        let run = |slot, start, tokens| MediaRun { slot, start, tokens, has_markers: false };
+        let run = |modality, start, tokens| MediaRun { modality, start, tokens, has_markers: false };
         let sample =
             |runs: Vec<MediaRun>| PreparedSample { input_ids: vec![0; 10], runs, ..Default::default() };
         let samples = [
-            sample(vec![
-                run(MediumSlot::Audio, 0, 2),
-                run(MediumSlot::Image, 4, 1),
-                run(MediumSlot::Image, 7, 2),
-            ]),
-            sample(vec![run(MediumSlot::Video, 1, 2)]),
+            sample(vec![run(Modality::Audio, 0, 2), run(Modality::Image, 4, 1), run(Modality::Image, 7, 2)]),
+            sample(vec![run(Modality::Video, 1, 2)]),
         ];
         assert_eq!(media_places(&samples), [4, 7, 8, 0, 1, 11, 12]);
     }

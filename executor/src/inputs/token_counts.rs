@@ -1,7 +1,7 @@
 //! Counts the tokens of a step's samples and sums the counts over ranks before the step starts.
 
 use dflop_loader::prepare::PreparedSample;
-use dflop_loader::sample::text::MediumSlot;
+use dflop_loader::sample::text::Modality;
 
 use super::step_media::StepMedia;
 use crate::comm::{Comm, StepContext};
@@ -135,7 +135,7 @@ fn count(row: &mut [u64], module: ModuleKind, sample: &PreparedSample) {
             row[TOKENS] = sample.tokens() as u64;
             row[TARGETS] = sample.target_tokens() as u64;
             for run in &sample.runs {
-                let encoder = usize::from(run.slot == MediumSlot::Audio);
+                let encoder = usize::from(run.modality == Modality::Audio);
                 row[ROOM[encoder]] += run.tokens as u64;
             }
         }

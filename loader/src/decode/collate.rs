@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::batch::{Batch, Pixels};
 use super::fields::{
-    FieldError, FieldWork, PendingFields, Preparing, answered, decode_fields, prepare, undecoded,
+    FieldError, FieldWork, PendingFields, PrepareStage, decode_fields, prepare, undecoded, wait_for_job,
 };
 use super::mode::Decode;
 use super::pool::{DecodePool, Pending};
@@ -14,7 +14,7 @@ use super::transform::TransformStage;
 use crate::error::{Error, Result, Skipped, reason_of};
 use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::media::augment::{Augment, ImageAugment};
-use crate::media::{DecodeError, DecodeLimits, MediumKind, VideoSampling, kind_of_extension};
+use crate::media::{DecodeError, DecodeLimits, FieldKind, VideoSampling, kind_of_extension};
 use crate::prepare::{PreparedSample, Preparer};
 use crate::sample::{Sample, decoded_bytes};
 use crate::shard::{RawField, RawSample};
@@ -98,7 +98,7 @@ impl Collator {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
         let answer = self.pool.submit(move |_| work()).await?;
-        answered(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })
+        wait_for_job(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })
     }
 
     /// Changes images as they are decoded.
@@ -142,24 +142,24 @@ impl Collator {
     }
 
     /// Starts decoding a batch; waits only for room in the pool's queue.
-    pub(crate) async fn begin(&self, samples: Vec<RawSample>) -> Result<PendingBatch> {
+    pub(crate) async fn start(&self, samples: Vec<RawSample>) -> Result<PendingBatch> {
         if let Decode::Pixels { side } = self.decode {
-            return Ok(PendingBatch::Pixels(self.begin_pixels(samples, side).await?));
+            return Ok(PendingBatch::Pixels(self.start_pixels(samples, side).await?));
         }
         let mut pending = Vec::with_capacity(samples.len());
         for raw in samples {
-            pending.push(self.begin_sample(raw).await?);
+            pending.push(self.start_sample(raw).await?);
         }
         Ok(PendingBatch::Fields(pending))
     }
 
     /// Starts decoding a sample.
-    pub(crate) async fn begin_sample(&self, raw: RawSample) -> Result<PendingSample> {
-        self.begin_leased(raw, ()).await
+    pub(crate) async fn start_sample(&self, raw: RawSample) -> Result<PendingSample> {
+        self.start_leased(raw, ()).await
     }
 
     /// Starts decoding a sample; its undecoded bytes and `lease` are dropped as soon as it is decoded.
-    pub(crate) async fn begin_leased(
+    pub(crate) async fn start_leased(
         &self,
         mut raw: RawSample,
         lease: impl Send + 'static,
@@ -167,12 +167,14 @@ impl Collator {
         let fields = if self.decode == Decode::Raw {
             PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
         } else {
+            // Transforms run between decoding and preparation, so their task prepares the samples.
             let preparer = self.preparer.clone().filter(|_| self.transforms.is_none());
-            let (work_of, limits) = (self.work_of(&raw), self.limits);
+            let (field_work, limits) = (self.field_work(&raw), self.limits);
             let encoded = raw.clone();
+            // Only the job holds the encoded bytes, so that they are freed as soon as they are decoded.
             raw.fields.iter_mut().for_each(|field| field.payload = None);
             let work = move |_: &mut _| {
-                let decoded = decode_fields(&encoded.fields, &work_of, &limits);
+                let decoded = decode_fields(&encoded.fields, &field_work, &limits);
                 let done = decoded.and_then(|fields| match preparer {
                     Some(preparer) => prepare(&preparer, &encoded, fields),
                     None => Ok((fields, None)),
@@ -190,35 +192,36 @@ impl Collator {
     pub(crate) fn transform<'a>(&self, samples: impl Iterator<Item = &'a mut PendingSample>) {
         let Some(stage) = &self.transforms else { return };
         let (pool, preparer) = (self.pool.clone(), self.preparer.clone());
-        let preparing = preparer.map(|preparer| Preparing { pool, preparer });
-        let (mut begun, mut samples) = (Vec::new(), samples.collect::<Vec<_>>());
+        let preparing = preparer.map(|preparer| PrepareStage { pool, preparer });
+        let (mut started, mut samples) = (Vec::new(), samples.collect::<Vec<_>>());
         for sample in &mut samples {
             sample.raw.fields.iter_mut().for_each(|field| field.payload = None);
             let fields = std::mem::replace(&mut sample.fields, PendingFields::Ready(Vec::new()));
-            begun.push((sample.raw.clone(), fields));
+            started.push((sample.raw.clone(), fields));
         }
-        for (sample, pending) in samples.into_iter().zip(stage.begin(begun, preparing)) {
+        for (sample, pending) in samples.into_iter().zip(stage.start(started, preparing)) {
             sample.fields = PendingFields::Transforming(pending);
         }
     }
 
     /// Returns how each field is decoded.
-    fn work_of(&self, raw: &RawSample) -> Vec<FieldWork> {
+    fn field_work(&self, raw: &RawSample) -> Vec<FieldWork> {
         let is_kept = |field: &RawField| {
             self.transforms.as_ref().is_some_and(|transforms| transforms.decodes(&field.extension))
         };
-        let work =
-            |field| if is_kept(field) { FieldWork::Keep } else { FieldWork::Decode(self.change(raw, field)) };
+        let work = |field| {
+            if is_kept(field) { FieldWork::Keep } else { FieldWork::Decode(self.augmentation(raw, field)) }
+        };
         raw.fields.iter().map(work).collect()
     }
 
     /// Returns the augmentation of an image field.
-    fn change(&self, raw: &RawSample, field: &RawField) -> Option<ImageAugment> {
+    fn augmentation(&self, raw: &RawSample, field: &RawField) -> Option<ImageAugment> {
         let augment = self.augment.filter(|_| is_image(field))?;
         Some(augment.image(raw.id(), raw.epoch, &field.extension))
     }
 
-    async fn begin_pixels(&self, samples: Vec<RawSample>, side: NonZeroU32) -> Result<PendingPixels> {
+    async fn start_pixels(&self, samples: Vec<RawSample>, side: NonZeroU32) -> Result<PendingPixels> {
         let images = samples.iter().flat_map(|raw| &raw.fields).filter(|field| is_image(field)).count();
         let row_values = 3 * side.get() as usize * side.get() as usize;
         let (slots, free) = self.tensors.slots(images, row_values);
@@ -226,13 +229,13 @@ impl Collator {
         let mut pending = Vec::with_capacity(samples.len());
         for raw in samples {
             let mut images = Vec::new();
-            let others = self.begin_others(&raw).await?;
+            let others = self.start_others(&raw).await?;
             for field in raw.fields.iter().filter(|field| is_image(field)) {
-                let change = self.change(&raw, field);
+                let augmentation = self.augmentation(&raw, field);
                 let mut slot = free.next().expect("one slot per image was cut above");
                 let payload = field.payload.clone().unwrap_or_default();
                 let job = self.pool.submit(move |worker| {
-                    let result = worker.decode_pixels(&payload, change.as_ref(), slot.values());
+                    let result = worker.decode_pixels(&payload, augmentation.as_ref(), slot.values());
                     (slot, result)
                 });
                 images.push((field.extension.clone(), job.await?));
@@ -243,7 +246,7 @@ impl Collator {
     }
 
     /// Starts decoding the fields other than images that were read.
-    async fn begin_others(&self, raw: &RawSample) -> Result<PendingFields> {
+    async fn start_others(&self, raw: &RawSample) -> Result<PendingFields> {
         let mut others = raw.fields.clone();
         others.retain(|field| !is_image(field) && field.payload.is_some());
         if others.is_empty() {
@@ -294,7 +297,8 @@ impl Collator {
             let bytes = read_bytes(&sample.raw);
             for (extension, answer) in sample.images {
                 let (slot, result) =
-                    answered(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })?;
+                    wait_for_job(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })?;
+                // The slots of bad samples are needed too, because joining restores the whole buffer.
                 slots.push(slot);
                 if let Err(error) = result {
                     let (field, reason) = (Some(extension.to_string()), reason_of(&error));
@@ -326,7 +330,7 @@ impl Collator {
 }
 
 fn is_image(field: &RawField) -> bool {
-    kind_of_extension(&field.extension) == MediumKind::Image
+    kind_of_extension(&field.extension) == FieldKind::Image
 }
 
 /// Returns the payload bytes of the fields that were read.

@@ -28,7 +28,7 @@ pub(crate) struct FieldError {
     pub(crate) stage: LoaderStage,
 }
 
-/// How a field is decoded.
+/// Decoding of one field.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldWork {
     /// Not here: a transform decodes it.
@@ -51,7 +51,7 @@ impl PendingFields {
         match self {
             Self::Ready(fields) => Ok(Ok((fields, None))),
             Self::Transforming(pending) => pending.finish().await,
-            Self::Decoding(answer) => Ok(answered(answer).await?.unwrap_or_else(|reason| {
+            Self::Decoding(answer) => Ok(wait_for_job(answer).await?.unwrap_or_else(|reason| {
                 Err(FieldError { field: None, reason, is_dropped: false, stage: LoaderStage::Decode })
             })),
         }
@@ -60,12 +60,12 @@ impl PendingFields {
 
 /// Prepares samples for a model after their transforms.
 #[derive(Debug)]
-pub(crate) struct Preparing {
+pub(crate) struct PrepareStage {
     pub(super) pool: Arc<DecodePool>,
     pub(super) preparer: Arc<Preparer>,
 }
 
-impl Preparing {
+impl PrepareStage {
     /// Prepares the samples that are still good, on the decode pool.
     pub(crate) async fn run(
         self,
@@ -94,7 +94,7 @@ impl Preparing {
 }
 
 /// Waits for a job; a panic inside it becomes the reason of a skip.
-pub(super) async fn answered<T>(answer: Pending<T>) -> Result<Result<T, String>> {
+pub(super) async fn wait_for_job<T>(answer: Pending<T>) -> Result<Result<T, String>> {
     let result = answer.await.map_err(|_| Error::StageEnded { stage: "decode" })?;
     Ok(result.map_err(|_| "the decoder panicked".to_owned()))
 }
@@ -116,15 +116,16 @@ pub(super) fn decode_fields(
 
 fn decode_field(field: &RawField, work: &FieldWork, limits: &DecodeLimits) -> Result<Field, FieldError> {
     let extension = field.extension.clone();
+    // Only the size was read: the preparer counts the tokens of images without pixels.
     if let Some(ImageSize { width, height }) = field.size {
         let media = Media::Image(RgbImage { width, height, pixels: Vec::new(), is_truncated: false });
         return Ok(Field { extension, media });
     }
-    let FieldWork::Decode(change) = work else { return Ok(undecoded(field)) };
+    let FieldWork::Decode(augmentation) = work else { return Ok(undecoded(field)) };
     let payload = field.payload.clone().unwrap_or_default();
-    let media = decode(&extension, payload, limits).and_then(|media| match (media, change) {
-        (Media::Image(image), Some(change)) => {
-            change.apply(&image, image.width, image.height).map(Media::Image)
+    let media = decode(&extension, payload, limits).and_then(|media| match (media, augmentation) {
+        (Media::Image(image), Some(augmentation)) => {
+            augmentation.apply(&image, image.width, image.height).map(Media::Image)
         }
         (media, _) => Ok(media),
     });

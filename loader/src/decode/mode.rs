@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use crate::error::{Error, Result};
 use crate::media::augment::Augment;
 
-/// How far the fields of a sample are decoded.
+/// Extent to which the fields of a sample are decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decode {
     /// Not at all: fields are delivered as stored.

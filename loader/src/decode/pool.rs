@@ -17,19 +17,19 @@ use crate::error;
 use crate::error::Error;
 use crate::flow::{LoaderStage, Metrics};
 use crate::media::augment::ImageAugment;
-use crate::media::{DecodeError, ImageLimits, Rgb224};
+use crate::media::{DecodeError, ImageLimits, ImageTensorDecoder};
 
 /// Jobs that wait for each thread, beside the one that it works on.
 const JOBS_WAITING: usize = 2;
 
-/// What a thread keeps between jobs.
+/// State that a worker thread keeps between jobs.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    rgb: Rgb224,
+    rgb: ImageTensorDecoder,
     kernel: KernelSettings,
 }
 
-/// How workers decode images to pixels of one size.
+/// Settings by which workers decode images to tensors of one size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KernelSettings {
     side: NonZeroU32,
@@ -52,8 +52,8 @@ impl KernelSettings {
         Ok(Self { side, is_scaled })
     }
 
-    fn rgb224(self) -> Rgb224 {
-        let rgb = Rgb224::with_side(self.side, ImageLimits::default());
+    fn rgb224(self) -> ImageTensorDecoder {
+        let rgb = ImageTensorDecoder::with_side(self.side, ImageLimits::default());
         #[cfg(feature = "turbojpeg")]
         let rgb = rgb.scaled_decode(self.is_scaled);
         debug_assert!(cfg!(feature = "turbojpeg") || !self.is_scaled, "`new` refuses it");

@@ -15,10 +15,10 @@ const BUFFERS_KEPT: usize = 6;
 
 /// Pool of the buffers of dropped batches.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct TensorPool(Arc<Mutex<Kept>>);
+pub(crate) struct TensorPool(Arc<Mutex<FreeBuffers>>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct FreeBuffers {
     buffers: Vec<BytesMut>,
     /// Bytes of the largest batch so far; new buffers have this size, so that any of them can serve any
     /// batch.
@@ -50,6 +50,7 @@ impl TensorPool {
     /// Cuts a buffer into `rows` slots.
     pub(crate) fn slots(&self, rows: usize, row_values: usize) -> (Slots, Vec<Slot>) {
         let row_bytes = row_values * size_of::<f32>();
+        // Allocations are less aligned, so there must be room to start the first row at an aligned address.
         let wanted = rows * row_bytes + ALIGNMENT;
         let mut buffer = self.lock().take(wanted);
         buffer.resize(wanted, 0);
@@ -59,19 +60,19 @@ impl TensorPool {
         (Slots { pool: self.clone(), padding, rest: buffer, row_values }, slots)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, FreeBuffers> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn give_back(&self, buffer: BytesMut) {
-        let mut kept = self.lock();
-        if kept.buffers.len() < BUFFERS_KEPT {
-            kept.buffers.push(buffer);
+        let mut free = self.lock();
+        if free.buffers.len() < BUFFERS_KEPT {
+            free.buffers.push(buffer);
         }
     }
 }
 
-impl Kept {
+impl FreeBuffers {
     /// Returns a kept or new buffer of at least `bytes` bytes; its content is stale.
     fn take(&mut self, bytes: usize) -> BytesMut {
         self.bytes_max = self.bytes_max.max(bytes);
@@ -95,6 +96,7 @@ impl Slots {
             joined.unsplit(slot.0);
         }
         let mut rows = 0;
+        // Rows of skipped samples are closed up in place.
         for row in (0..is_kept.len()).filter(|&row| is_kept[row]) {
             if row != rows {
                 let start = padding + row * row_bytes;

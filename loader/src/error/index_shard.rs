@@ -1,6 +1,6 @@
 //! Describes a shard that keeps parts of an index from being merged.
 
-/// Reason why parts do not make the index of a dataset, at one of its shards.
+/// Reason why parts do not form the index of a dataset, at one of its shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardFault {
@@ -13,7 +13,7 @@ pub enum ShardFault {
     /// Its length, modification time or entity tag has changed.
     #[error("it has changed since its part was made; make the part again")]
     Changed,
-    /// The dataset does not contain it.
+    /// It does not belong to the dataset.
     #[error("a part covers it, but it is not in the dataset; parts and dataset have to name the same shards")]
     Unknown,
     /// Its texts were counted by other tokenizers than the texts of the first shard.
@@ -24,7 +24,7 @@ pub enum ShardFault {
     /// Its texts were not counted by the requested tokenizer.
     #[error("its texts were not counted by the requested tokenizer; make its part with it")]
     NotCounted,
-    /// Its videos were sampled in another way than requested.
+    /// Its videos have another sampling than requested.
     #[error("its videos were sampled in another way than requested; make its part with the same sampling")]
     OtherSampling,
 }

@@ -1,9 +1,8 @@
 //! Reads ranges of indexed shards.
 //!
-//! Plain local shards are mapped once and read in place. A compressed shard is unpacked whole, so the
-//! unpacked bytes are kept for the samples that follow; both caches drop what was used longest ago. What a
-//! step wants of remote shards is brought beforehand, by [`remote`](crate::fetch), all of it at the same
-//! time.
+//! Plain local shards are mapped once and read in place. A compressed shard is decompressed as a whole, so
+//! the result is kept for later samples; both caches evict the least recently used entry. The ranges that a
+//! step needs of remote shards are fetched beforehand, by [`remote`](super::remote), all in parallel.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,14 +18,14 @@ use crate::index::{Index, IndexedShard};
 use crate::shard::{Compression, decompress};
 use crate::store::Opened;
 
-/// Shards that are mapped at the same time; a map costs address space only, but their number is limited.
+/// Shards mapped at the same time; maps only cost address space, but the system limits their number.
 const MAPPED_SHARDS_MAX: usize = 4_096;
 
 /// Reads ranges of the shards of an index.
 #[derive(Debug)]
 pub(crate) struct ShardRanges {
     index: Arc<Index>,
-    /// Counts requests that are tried again.
+    /// Number of retried requests.
     retries: Arc<AtomicU64>,
     mapped: RecentShards,
     unpacked: RecentShards,
@@ -35,19 +34,19 @@ pub(crate) struct ShardRanges {
 }
 
 impl ShardRanges {
-    /// Keeps at most `unpacked_bytes_max` of unpacked shards, but always the last one.
+    /// Keeps at most `unpacked_bytes_max` of decompressed shards, but always the last one.
     pub(crate) fn new(index: Arc<Index>, unpacked_bytes_max: u64, retries: Arc<AtomicU64>) -> Self {
         let mapped = RecentShards::new(MAPPED_SHARDS_MAX as u64, |_| 1);
         let unpacked = RecentShards::new(unpacked_bytes_max, |bytes| bytes.len() as u64);
         Self { index, retries, mapped, unpacked, fetched: HashMap::new() }
     }
 
-    /// Whether a shard has to be fetched before it is read.
+    /// Returns whether a shard must be fetched before it is read.
     fn is_remote(&self, shard: usize) -> bool {
         self.index.shards()[shard].remote().is_some()
     }
 
-    /// Brings what will be read of remote shards, by shard, offset and length; waits for nothing else.
+    /// Fetches what will be read of remote shards, by shard, offset and length.
     ///
     /// # Errors
     /// [`Error::Read`] with the shard and the offset that could not be read.
@@ -82,7 +81,7 @@ impl ShardRanges {
         Ok(())
     }
 
-    /// Lets go of what was fetched; samples keep their own.
+    /// Drops the fetched fields; samples keep their own references.
     pub(crate) fn forget_fetched(&mut self) {
         self.fetched.clear();
     }
@@ -90,8 +89,8 @@ impl ShardRanges {
     /// Reads `bytes` from `offset` of a shard, both after decompression; blocks on a cold disk.
     ///
     /// # Errors
-    /// [`Error::Read`] if the shard cannot be opened or unpacked, [`Error::Index`] if it is shorter than the
-    /// index says.
+    /// [`Error::Read`] if the shard cannot be opened or decompressed, [`Error::Index`] if it is shorter than
+    /// in the index.
     pub(crate) fn read(&mut self, shard: usize, offset: u64, bytes: u64) -> Result<Bytes> {
         if self.is_remote(shard) {
             let fetched = self.fetched.get(&(shard, offset, bytes)).cloned();
@@ -130,7 +129,7 @@ impl ShardRanges {
     }
 }
 
-/// Unpacks a shard up to the end of its last sample: what follows is padding, or no part of the dataset.
+/// Decompresses a shard up to the end of its last sample; the rest is padding, or not part of the dataset.
 pub(super) fn unpack(
     archive: impl AsyncBufRead + Send + Unpin,
     shard: &IndexedShard,
@@ -141,7 +140,7 @@ pub(super) fn unpack(
     Ok(unpacked.into())
 }
 
-/// Most recently used shards, up to a total weight.
+/// Least-recently-used cache, up to a total weight.
 #[derive(Debug)]
 struct RecentShards {
     entries: VecDeque<(usize, Bytes)>,

@@ -1,8 +1,8 @@
-//! Fetches the wanted ranges of one remote shard, by range, from the cache or unpacked whole.
+//! Fetches the fields that a step needs of one remote shard, in the cheapest way.
 //!
-//! A shard that the cache holds is mapped. Of a plain shard only the wanted fields are requested; with a
-//! cache the whole shard follows in the background, for the steps after. A compressed shard is brought whole
-//! and unpacked.
+//! A cached shard is mapped. Of an uncompressed shard only the wanted fields are requested; with a cache, the
+//! whole shard is copied in the background for later steps. A compressed shard is downloaded and decompressed
+//! as a whole.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -15,16 +15,16 @@ use crate::index::IndexedShard;
 use crate::shard::Compression;
 use crate::store::{CacheKey, Identity, RemoteObject, Room, ShardBody, blocking, fetch_ranges, spawn};
 
-/// Bytes of a compressed shard that are under way while it is unpacked.
+/// Bytes of a compressed shard in flight while it is decompressed.
 const PACKED_BYTES_AHEAD: u64 = 64 << 20;
 
-/// A remote shard and what the index knows of it.
+/// Remote shard with its entry in the index.
 pub(super) struct IndexedRemote {
     pub(super) object: RemoteObject,
     pub(super) known: IndexedShard,
 }
 
-/// Wanted ranges as offsets and lengths, and the whole shard if it is in memory.
+/// Wanted offsets and lengths, and the whole shard if it is in memory.
 pub(super) struct WantedRanges {
     pub(super) ranges: Vec<(u64, u64)>,
     pub(super) whole: Option<Bytes>,
@@ -34,9 +34,9 @@ pub(super) struct WantedRanges {
 pub(super) struct Fetched {
     /// The wanted fields, by offset and length.
     pub(super) fields: Vec<((u64, u64), Bytes)>,
-    /// The whole shard after decompression, where there was no shorter way.
+    /// The whole shard after decompression, if it had to be read.
     pub(super) whole: Option<Bytes>,
-    /// Whether `whole` is a file of the cache and takes no memory.
+    /// Whether `whole` is mapped from the cache and takes no memory.
     pub(super) is_mapped: bool,
 }
 
@@ -46,10 +46,10 @@ impl IndexedRemote {
         Identity { bytes: *bytes, modified_ns: *modified_ns, etag: etag.clone() }
     }
 
-    /// Brings the wanted fields.
+    /// Fetches the wanted fields.
     ///
     /// # Errors
-    /// What could not be read, with its offset.
+    /// The read that failed, with its offset.
     pub(super) async fn fetch(&self, wanted: WantedRanges) -> io::Result<Fetched> {
         let WantedRanges { ranges, whole } = wanted;
         if let Some(whole) = whole {
@@ -74,7 +74,7 @@ impl IndexedRemote {
         Ok(Fetched { fields: ranges.into_iter().zip(fields).collect(), whole: None, is_mapped: false })
     }
 
-    /// The whole shard, unpacked, and whether it is a file of the cache.
+    /// Returns the whole shard, decompressed, and whether it is mapped from the cache.
     async fn unpacked(&self) -> io::Result<(Bytes, bool)> {
         let identity = self.identity();
         let key = CacheKey::unpacked(&self.object, &identity, self.known.unpacked_bytes);

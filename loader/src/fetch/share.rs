@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use crate::error::Result;
 use crate::plan::StepPlan;
 
-/// Selects the samples of a step that a loader delivers, microbatch by microbatch.
+/// Returns the samples of a step that a loader delivers, microbatch by microbatch.
 ///
 /// That of a DP rank is [`DpShare`]. Others are for stages that do not work through a rank's microbatches,
 /// such as the replicas of an encoder among which the media of all ranks are balanced again.

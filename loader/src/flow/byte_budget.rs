@@ -32,7 +32,7 @@ pub(crate) struct ByteLease {
 }
 
 impl ByteBudget {
-    /// Makes a budget of `bytes`, at least one; `gauge` shows the bytes held.
+    /// Makes a budget of `bytes`, at least one; `gauge` reports the bytes held.
     pub(crate) fn new(bytes: u64, gauge: Arc<Gauge>) -> Self {
         // A semaphore takes at most `u32::MAX` permits at once, so a permit of a budget of 4 GiB or more is
         // several bytes: 32 of them for 64 GiB.
@@ -42,12 +42,12 @@ impl ByteBudget {
         Self { free: Arc::new(Semaphore::new(units as usize)), units, unit_bytes, gauge }
     }
 
-    /// Returns the permits that `bytes` take, rounded up, at most all.
+    /// Returns the permits for `bytes`, rounded up, and at most all of them.
     fn units_of(&self, bytes: u64) -> u32 {
         bytes.div_ceil(self.unit_bytes).min(u64::from(self.units)) as u32
     }
 
-    /// Makes a lease of nothing, which grows.
+    /// Makes an empty lease, which can grow.
     pub(crate) fn empty_lease(&self) -> ByteLease {
         ByteLease { budget: self.clone(), permit: None, bytes: 0 }
     }
@@ -71,8 +71,8 @@ impl ByteBudget {
 impl ByteLease {
     /// Waits until `bytes` more are free and takes them.
     ///
-    /// A lease that has the whole budget grows without waiting: what is delivered as one can be larger than
-    /// the budget, and is then alone.
+    /// A lease that holds the whole budget grows without waiting: an item may be larger than the budget, and
+    /// is then alone.
     pub(crate) async fn grow(&mut self, bytes: u64) -> Result<()> {
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) as u32;
         // Rounded over the whole lease, so that growing in small steps takes no more than one large step.
@@ -97,10 +97,10 @@ impl Drop for ByteLease {
     }
 }
 
-/// Runs a stream in its own task, up to `ahead` items before its consumer.
+/// Runs a stream in a separate task, up to `ahead` items before they are requested.
 ///
-/// The stream is polled immediately; dropping the receiver ends it at once. A panic in it is an
-/// error, not an end.
+/// The stream is polled immediately; dropping the receiver ends it. A panic in it is reported as an error,
+/// not as the end of the stream.
 pub(crate) fn run_ahead<T: Send + 'static>(
     stream: impl Stream<Item = Result<T>> + Send + 'static,
     ahead: usize,
@@ -212,7 +212,7 @@ mod tests {
         }
     }
 
-    /// The task's panic once looked like the end of the data.
+    /// Guards a fixed bug: a panic of the task once looked like the end of the data.
     #[tokio::test]
     async fn a_panic_is_an_error_and_not_the_end() {
         let stream = futures::stream::iter([1, 0]).map(|divisor| Ok(10 / divisor));

@@ -3,7 +3,7 @@
 //! Both loaders count items, bytes, errors, queue depths, busy and waiting time of each [`LoaderStage`] in
 //! relaxed atomics; nothing is locked, and no sample costs more than two readings of the clock. A reader of
 //! [`MetricsSnapshot`] sees counters of slightly different moments, which add up once the stream has ended.
-//! [`crate::loader`] looks at the same counters to tell which stage is stuck.
+//! [`crate::loader`] uses the same counters to find the stage that is stuck.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// Consumer waits under this share of the time say that the loader keeps up.
+/// Below this share of the time spent waiting, the consumer is the bottleneck.
 const WAIT_SHARE_NOTICED: f64 = 0.05;
 
-/// A stage of a loader, in the order in which samples pass.
+/// Stage of a loader, in the order in which samples pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LoaderStage {
     /// Planning of steps; the balanced loader only. Items are steps.
     Plan,
-    /// Reading of shards. Items are samples, delivered or skipped; depth counts samples read ahead.
+    /// Reading of shards. Items are samples and skipped entries; depth counts samples read ahead.
     Read,
-    /// Jobs that wait for a decode thread. An item is a sample, or an image where images go into a tensor.
+    /// Jobs that wait for a decode thread. An item is a sample, or an image if images go into a tensor.
     DecodeQueue,
-    /// Decode threads; depth counts the threads at work.
+    /// Decode threads; depth counts the busy threads.
     Decode,
-    /// Threads that run user code ([`crate::decode`]). Items are fields; depth counts the calls at work.
+    /// Threads that run user code ([`crate::decode`]). Items are fields; depth counts the running calls.
     Transform,
-    /// Putting batches, or steps, together; depth counts those that are under way.
+    /// Assembly of batches or steps; depth counts those in progress.
     Collate,
-    /// Hand-over. Items are delivered samples; busy is the time that the consumer took between two calls.
+    /// Delivery. Items are delivered samples; busy is the time of the consumer between two calls.
     Deliver,
 }
 
@@ -49,7 +49,7 @@ const STAGES: [LoaderStage; 7] = [
 ];
 
 impl LoaderStage {
-    /// Returns the name that errors and tables use.
+    /// Returns the name used in errors and tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ impl LoaderStage {
     }
 }
 
-/// A number that goes up and down, and the most it ever was.
+/// Current value of a quantity, and its maximum so far.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     now: AtomicU64,
@@ -92,7 +92,7 @@ impl Gauge {
     }
 }
 
-/// Counters of one stage, padded so that threads of other stages do not share their cache line.
+/// Counters of one stage.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct StageMeter {
@@ -103,7 +103,7 @@ pub(crate) struct StageMeter {
     busy_ns: AtomicU64,
     input_wait_ns: AtomicU64,
     output_wait_ns: AtomicU64,
-    /// Workers that are busy at this moment.
+    /// Workers that are busy now.
     active: AtomicUsize,
 }
 
@@ -168,7 +168,7 @@ impl StageMeter {
     }
 }
 
-/// The counters of a loader, shared by its stages.
+/// Counters of a loader, shared by its stages.
 #[derive(Debug)]
 pub struct Metrics {
     stages: [StageMeter; STAGES.len()],
@@ -178,9 +178,9 @@ pub struct Metrics {
     consumer_wait_ns: AtomicU64,
     retries: Arc<AtomicU64>,
     stalls: AtomicU64,
-    /// Items that a restored stream does not want again.
+    /// Items that a restored stream does not deliver again.
     passed_over: AtomicU64,
-    /// Number, in the list, of the shard that is being read.
+    /// Index, in the list, of the shard that is being read.
     shard: AtomicUsize,
     pub(crate) undecoded: Arc<Gauge>,
     pub(crate) decoded: Arc<Gauge>,
@@ -212,7 +212,7 @@ impl Metrics {
         self.transform_workers.store(threads, Relaxed);
     }
 
-    /// Returns the counter of requests that were tried again; a loader's reads of remote shards increase it.
+    /// Returns the counter of retried requests, which a loader's reads of remote shards increase.
     #[must_use]
     pub fn retries(&self) -> Arc<AtomicU64> {
         self.retries.clone()
@@ -238,18 +238,18 @@ impl Metrics {
         self.stalls.fetch_add(1, Relaxed);
     }
 
-    /// An item was read that is not wanted again.
+    /// Counts an item that was read but is not delivered again.
     pub(crate) fn passed_over(&self) {
         self.passed_over.fetch_add(1, Relaxed);
     }
 
-    /// A number that changes whenever any stage has done something.
+    /// Returns a number that changes whenever any stage makes progress.
     pub(crate) fn progress(&self) -> u64 {
         let done = |stage: &StageMeter| stage.items.load(Relaxed) + stage.errors.load(Relaxed);
         self.passed_over.load(Relaxed) + self.stages.iter().map(done).sum::<u64>()
     }
 
-    /// Returns the counters as they are.
+    /// Returns the present values of the counters.
     #[must_use]
     pub fn snapshot(&self) -> MetricsSnapshot {
         let workers = |stage| match stage {
@@ -276,28 +276,28 @@ impl Metrics {
     }
 }
 
-/// Counters of one stage so far.
+/// Counters of a stage so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageSnapshot {
-    /// The stage.
+    /// Stage that was counted.
     pub stage: LoaderStage,
     /// Threads or tasks that share its work.
     pub workers: usize,
-    /// Items that passed the stage; see [`LoaderStage`] for the unit.
+    /// Items that passed; [`LoaderStage`] defines the item of each stage.
     pub items: u64,
     /// Payload bytes of the items.
     pub bytes: u64,
     /// Items that were bad.
     pub errors: u64,
-    /// Items that wait or are in flight now.
+    /// Number of items that wait or are in progress now.
     pub depth: u64,
-    /// The most that ever did.
+    /// Largest depth so far.
     pub depth_max: u64,
-    /// Time at work, over all workers.
+    /// Time spent working, over all workers.
     pub busy_seconds: f64,
-    /// Time without input, over all workers.
+    /// Time spent waiting for input, over all workers.
     pub input_wait_seconds: f64,
-    /// Time with a result that nobody had room for.
+    /// Time spent with a result that the next stage had no room for.
     pub output_wait_seconds: f64,
 }
 
@@ -308,32 +308,32 @@ pub struct MetricsSnapshot {
     pub seconds: f64,
     /// Time that the consumer waited for batches or steps.
     pub consumer_wait_seconds: f64,
-    /// The stage that everything else waits for: [`LoaderStage::Deliver`], the consumer, if it hardly ever
-    /// waits, else the stage whose workers were busy for the largest share of the time.
+    /// Stage that limits the throughput: [`LoaderStage::Deliver`], the consumer, if it hardly ever waits,
+    /// else the stage whose workers were busy for the largest share of the time.
     pub bottleneck: Option<LoaderStage>,
     /// The stages, in order.
     pub stages: Vec<StageSnapshot>,
-    /// Requests for remote shards that this loader has tried again; indexing is not included.
+    /// Retried requests of this loader for remote shards, without those of indexing.
     pub retries: u64,
     /// Stalls that were reported.
     pub stalls: u64,
-    /// Payload bytes that wait for their decoder, or for delivery as stored; a shuffle buffer is not
-    /// included.
+    /// Payload bytes that wait to be decoded, or to be delivered as stored, without those in a shuffle
+    /// buffer.
     pub undecoded_bytes: u64,
-    /// The most that ever did.
+    /// Largest number of undecoded bytes so far.
     pub undecoded_bytes_max: u64,
-    /// Bytes of media that are decoded, or are promised room to be, and not delivered; estimated from
+    /// Bytes of media that are decoded, or have reserved room, and are not delivered yet; estimated from
     /// headers.
     pub decoded_bytes: u64,
-    /// The most that ever were.
+    /// Largest number of decoded bytes so far.
     pub decoded_bytes_max: u64,
 }
 
 impl MetricsSnapshot {
-    /// Returns what a stage did.
+    /// Returns the counters of a stage.
     ///
     /// # Panics
-    /// If the snapshot was read from elsewhere and lacks the stage.
+    /// If the snapshot was deserialized and lacks the stage.
     #[must_use]
     pub fn stage(&self, stage: LoaderStage) -> &StageSnapshot {
         self.stages.iter().find(|snapshot| snapshot.stage == stage).expect("a snapshot has every stage")
@@ -350,7 +350,7 @@ fn bottleneck(seconds: f64, consumer_wait_seconds: f64, stages: &[StageSnapshot]
     inner.max_by(|one, other| share(one).total_cmp(&share(other))).map(|stage| stage.stage)
 }
 
-/// Runs a future; the time inside its polls is busy, the time between them is waiting for input.
+/// Runs a future; the time inside its polls counts as busy, the time between them as waiting for input.
 pub(crate) async fn metered<F: Future>(meter: &StageMeter, future: F) -> F::Output {
     let mut future = pin!(future);
     let mut since: Option<Instant> = None;

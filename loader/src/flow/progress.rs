@@ -1,22 +1,22 @@
 //! Reports the progress of long work to a listener.
 
-/// Listens to progress; every method does nothing by default.
+/// Listener for progress; every method does nothing by default.
 pub trait Progress: Send + Sync + std::fmt::Debug {
-    /// Work on `total` units of `what` begins; 0 if their number is not known.
+    /// Starts work on `total` units of `what`; 0 if their number is unknown.
     fn begin(&self, what: &str, total: u64) {
         let _ = (what, total);
     }
 
-    /// `units` more are done.
+    /// Reports `units` more as done.
     fn advance(&self, units: u64) {
         let _ = units;
     }
 
-    /// The work is done, or was given up.
+    /// Ends the work, whether it is done or was abandoned.
     fn end(&self) {}
 }
 
-/// Listens to nothing.
+/// Listener that ignores all progress.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoProgress;
 

@@ -4,26 +4,26 @@ use std::sync::Mutex;
 
 use crate::error::{Error, Result, Skipped};
 
-/// Number of bad samples that a stream tolerates.
+/// Tolerated number and share of bad samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ErrorBudget {
     /// Tolerated share of the samples seen, 0 to 1.
     pub fraction: f64,
-    /// Samples seen before the share is looked at, when the number of samples is not known ahead.
+    /// Least number of samples before the share is checked, if the number of all samples is unknown.
     pub samples_min: u64,
-    /// Largest number of bad samples, whatever their share; `None` is unlimited.
+    /// Tolerated number of bad samples, in addition to their share; `None` is unlimited.
     pub samples_max: Option<u64>,
 }
 
 impl Default for ErrorBudget {
-    /// 5 % of the epoch's samples, any number; without an index counted after the first 1,000.
+    /// Tolerates 5 % of the epoch's samples; without an index, checked after the first 1,000.
     fn default() -> Self {
         Self { fraction: 0.05, samples_min: 1_000, samples_max: None }
     }
 }
 
 impl ErrorBudget {
-    /// Tolerates nothing, or everything, or a share between.
+    /// Tolerates a share of bad samples: 0 for none, 1 for any.
     ///
     /// # Errors
     /// [`Error::Config`] if `fraction` is not between 0 and 1.
@@ -42,7 +42,7 @@ impl ErrorBudget {
     }
 }
 
-/// Collects what was skipped; shared by all stages of a loader.
+/// Account of skipped samples; shared by all stages of a loader.
 #[derive(Debug)]
 pub struct SkipLog {
     budget: ErrorBudget,
@@ -53,12 +53,12 @@ pub struct SkipLog {
 #[derive(Debug, Default)]
 struct Account {
     skipped: Vec<Skipped>,
-    /// Number of entries of `skipped` that a setting leaves out.
+    /// Number of skipped samples that a setting excludes.
     dropped: u64,
-    /// The first of `skipped` that is bad.
+    /// Index of the first bad sample among the skipped.
     first_bad: Option<usize>,
     delivered: u64,
-    /// Samples skipped before this account began, and the first of them.
+    /// Number of samples skipped before this account started, and the first of them.
     earlier: u64,
     first_earlier: Option<Skipped>,
 }
@@ -71,7 +71,7 @@ impl Account {
 }
 
 impl SkipLog {
-    /// Starts an empty account; `samples_known` is the size of the epoch where an index tells it.
+    /// Starts an empty account; `samples_known` is the size of the epoch if an index gives it.
     #[must_use]
     pub fn new(budget: ErrorBudget, samples_known: Option<u64>) -> Self {
         Self { budget, samples_known, state: Mutex::default() }
@@ -84,7 +84,7 @@ impl SkipLog {
         self
     }
 
-    /// Accounts for something that is not delivered.
+    /// Records something that is not delivered.
     pub fn push(&self, skipped: Skipped) {
         let mut state = self.lock();
         let at = state.skipped.len();
@@ -92,14 +92,14 @@ impl SkipLog {
         state.skipped.push(skipped);
     }
 
-    /// Accounts for a sound sample that a setting leaves out; it does not count against the budget.
+    /// Records an intact sample that a setting excludes; it does not count against the budget.
     pub fn push_dropped(&self, dropped: Skipped) {
         let mut state = self.lock();
         state.skipped.push(dropped);
         state.dropped += 1;
     }
 
-    /// Returns how many sound samples were left out.
+    /// Returns the number of intact samples that a setting excluded.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.lock().dropped
@@ -116,13 +116,13 @@ impl SkipLog {
         self.lock().skipped.clone()
     }
 
-    /// Returns the first that was skipped, an earlier account included.
+    /// Returns the first skipped sample, including those of an earlier account.
     #[must_use]
     pub fn first(&self) -> Option<Skipped> {
         self.lock().first()
     }
 
-    /// Checks the budget against what was seen so far.
+    /// Checks the budget against the samples so far.
     ///
     /// # Errors
     /// [`Error::ErrorBudget`] with the first bad sample, once more than the tolerated share is bad;

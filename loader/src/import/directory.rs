@@ -1,4 +1,4 @@
-//! Imports a directory: files that share their path without extension make a sample.
+//! Packs a directory: files with the same path without extension form a sample, `kite.0.jpg` with `kite.txt`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, DirEntry};
@@ -9,12 +9,12 @@ use super::medium::split_extension;
 use super::packer::{Packer, SourceFile};
 use crate::error::Result;
 
-/// Longest number of a medium in a sample.
-const PLACE_DIGITS_MAX: usize = 3;
+/// Most digits in the number of a medium within a sample.
+const NUMBER_DIGITS_MAX: usize = 3;
 
 /// Packs the files below `root`, ordered by path.
 ///
-/// The paths of all files are held in memory, the bytes of one sample at a time.
+/// Holds the paths of all files in memory, and the bytes of one sample at a time.
 pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let mut listing = Listing::read(root);
     listing.join_numbered();
@@ -33,7 +33,7 @@ pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()>
     Ok(())
 }
 
-/// Tells the names of all files that are packed, in order.
+/// Passes the names of all files that are packed to `hash`, in order.
 pub(super) fn hash_names(root: &Path, mut hash: impl FnMut(&[u8])) {
     let mut listing = Listing::read(root);
     listing.join_numbered();
@@ -47,13 +47,13 @@ pub(super) fn hash_names(root: &Path, mut hash: impl FnMut(&[u8])) {
     }
 }
 
-/// What lies below a directory.
+/// Files below a directory, grouped by sample.
 #[derive(Debug, Default)]
 struct Listing {
     /// Path below the root without extension → files.
     groups: BTreeMap<String, Vec<SourceFile>>,
     skipped: Vec<(PathBuf, String)>,
-    /// Directories that were read, by their true path: links may lead to one twice, or round in circles.
+    /// Canonical paths of directories that were read: links may lead to one twice, or form circles.
     read: HashSet<PathBuf>,
 }
 
@@ -70,10 +70,10 @@ impl Listing {
         listing
     }
 
-    /// Reads one directory and returns those in it.
+    /// Reads one directory and returns its subdirectories.
     fn read_directory(&mut self, root: &Path, directory: &Path) -> io::Result<Vec<PathBuf>> {
         if !self.read.insert(fs::canonicalize(directory)?) {
-            self.skip(directory.to_owned(), "a link to a directory that is packed already");
+            self.skip(directory.to_owned(), "a link to a directory that was already packed");
             return Ok(Vec::new());
         }
         let mut entries = fs::read_dir(directory)?.collect::<io::Result<Vec<DirEntry>>>()?;
@@ -99,21 +99,21 @@ impl Listing {
             Some((stem, extension)) => {
                 self.groups.entry(stem.to_owned()).or_default().push(SourceFile { extension, path });
             }
-            None => self.skip(path, "no extension to tell its kind"),
+            None => self.skip(path, "a file needs an extension"),
         }
     }
 
-    /// Gives `kite.0.jpg` to the sample `kite` as its field `0.jpg`, where files tell that there is such a
-    /// sample.
+    /// Adds `kite.0.jpg` to the sample `kite` as its field `0.jpg`, if other files prove that this sample
+    /// exists.
     ///
-    /// A number alone may be part of a name: `photo.2024.jpg` stays a sample of its own without a
-    /// `photo.txt`.
+    /// The number alone may be part of a name: without a `photo.txt`, `photo.2024.jpg` remains a separate
+    /// sample.
     fn join_numbered(&mut self) {
         let mut numbered: Vec<(String, String)> = self
             .groups
             .keys()
             .filter_map(|name| Some((name, name.rsplit_once('.')?)))
-            .filter(|(_, (of, number))| is_place(number) && self.groups.contains_key(*of))
+            .filter(|(_, (of, number))| is_medium_number(number) && self.groups.contains_key(*of))
             .map(|(name, (of, _))| (name.clone(), of.to_owned()))
             .collect();
         numbered.sort_by_key(|(name, of)| (of.clone(), name[of.len() + 1..].parse::<u32>().ok()));
@@ -133,12 +133,12 @@ impl Listing {
     }
 }
 
-/// Whether a part of a name can say which of a few media it is.
-fn is_place(number: &str) -> bool {
-    (1..=PLACE_DIGITS_MAX).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
+/// Returns whether part of a name can be the number of a medium.
+fn is_medium_number(number: &str) -> bool {
+    (1..=NUMBER_DIGITS_MAX).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Extensions that differ in case only are one; a file whose extension is taken goes to a sample of its own.
+/// Splits a group where extensions repeat, ignoring case: the second file starts another sample.
 fn split_repeats(files: Vec<SourceFile>) -> Vec<Vec<SourceFile>> {
     let mut samples: Vec<Vec<SourceFile>> = Vec::with_capacity(1);
     for file in files {

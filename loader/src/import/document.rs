@@ -1,4 +1,4 @@
-//! Imports one JSON document, entry by entry: an array of objects, or an object of id → object.
+//! Packs one JSON document, an array of objects or an object of id → object, entry by entry.
 
 use std::fmt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::packer::Packer;
 use super::source::open_text;
 use crate::error::{Error, Result};
 
-/// Packs every entry; behind a syntax error nothing can be read, so it ends the pack.
+/// Packs every entry; a syntax error ends packing, because nothing after it can be read.
 pub(super) fn pack_document(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let shown = path.display();
     let reader = open_text(path).map_err(|source| Error::File { path: shown.to_string(), source })?;
@@ -26,7 +26,7 @@ pub(super) fn pack_document(path: &Path, packer: &mut Packer<'_>) -> Result<()> 
     }
 }
 
-/// Takes the entries as they are parsed. Serde carries its own errors only, so ours waits in `failure`.
+/// Visits the entries as they are parsed. Serde only passes on its own errors, so ours is kept in `failure`.
 struct Entries<'a, 'b> {
     path: &'a Path,
     packer: &'a mut Packer<'b>,

@@ -1,32 +1,32 @@
-//! Makes keys that readers return unchanged, each used once.
+//! Makes keys that readers give back unchanged, each of them once.
 
 use std::collections::HashMap;
 
 use crate::shard::is_metadata;
 
-/// Longest key that is made of a name; entry names have to hold it and an extension.
+/// Longest key made from a name, which leaves room for an extension in an entry name.
 const KEY_BYTES_MAX: usize = 2048;
 
-/// Hands out keys.
+/// Assigns unique keys.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    /// Every key handed out, and the suffix to try next where it is wanted again.
-    given: HashMap<String, u64>,
+    /// Every assigned key, with the suffix to try next when it is requested again.
+    assigned: HashMap<String, u64>,
 }
 
 impl Keys {
-    /// Returns the key nearest to `name`, or to `number` in nine digits if there is none.
-    pub(super) fn give(&mut self, name: Option<&str>, number: u64) -> String {
-        let wanted = wanted_key(name, number);
-        let Some(next) = self.given.get(&wanted).copied() else {
-            self.given.insert(wanted.clone(), 1);
+    /// Returns the key closest to `name`, or to `number` in nine digits without a usable name.
+    pub(super) fn assign(&mut self, name: Option<&str>, number: u64) -> String {
+        let wanted = requested_key(name, number);
+        let Some(next) = self.assigned.get(&wanted).copied() else {
+            self.assigned.insert(wanted.clone(), 1);
             return wanted;
         };
         for suffix in next.. {
             let key = format!("{wanted}_{suffix}");
-            if !self.given.contains_key(&key) {
-                self.given.insert(wanted, suffix + 1);
-                self.given.insert(key.clone(), 1);
+            if !self.assigned.contains_key(&key) {
+                self.assigned.insert(wanted, suffix + 1);
+                self.assigned.insert(key.clone(), 1);
                 return key;
             }
         }
@@ -34,13 +34,14 @@ impl Keys {
     }
 }
 
-/// The key that an entry asks for.
-pub(super) fn wanted_key(name: Option<&str>, number: u64) -> String {
+/// Returns the key that an entry requests.
+pub(super) fn requested_key(name: Option<&str>, number: u64) -> String {
     name.and_then(safe_key).unwrap_or_else(|| format!("{number:09}"))
 }
 
-/// Makes a name safe: dots in its base name and control characters become `_`, parts that are empty, `.` or
-/// `..` go, and what would read as metadata gets an `x` in front. `None` if nothing is left, or too much.
+/// Makes a name safe: dots in its base name and control characters become `_`; parts that are empty, `.` or
+/// `..` are removed; a name that would be read as metadata gets the prefix `x`. `None` if nothing, or too
+/// much, is left.
 fn safe_key(name: &str) -> Option<String> {
     let is_odd = |part: &&str| matches!(*part, "" | "." | "..");
     let parts: Vec<&str> = name.trim().split('/').filter(|part| !is_odd(part)).collect();
@@ -79,8 +80,8 @@ mod tests {
     fn no_key_is_given_twice() {
         let mut keys = Keys::default();
         let names = ["a", "a", "a_1", "a", "a.1", "b", "a"];
-        let given = names.map(|name| keys.give(Some(name), 0));
-        assert_eq!(given, ["a", "a_1", "a_1_1", "a_2", "a_1_2", "b", "a_3"]);
-        assert_eq!([keys.give(None, 7), keys.give(Some(".."), 7)], ["000000007", "000000007_1"]);
+        let assigned = names.map(|name| keys.assign(Some(name), 0));
+        assert_eq!(assigned, ["a", "a_1", "a_1_1", "a_2", "a_1_2", "b", "a_3"]);
+        assert_eq!([keys.assign(None, 7), keys.assign(Some(".."), 7)], ["000000007", "000000007_1"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Imports JSON Lines: an object per line, blank lines between them allowed.
+//! Packs JSON Lines: one object per line; blank lines are ignored.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -7,10 +7,10 @@ use super::packer::Packer;
 use super::source::open_text;
 use crate::error::{Error, Result};
 
-/// Longest line that is read: 64 MiB.
+/// Longest line: 64 MiB.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
-/// Packs every line; one that is no JSON object is skipped.
+/// Packs every line; one that is not a JSON object is skipped.
 pub(super) fn pack_lines(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let shown = path.display();
     let unreadable = |source| Error::File { path: shown.to_string(), source };
@@ -34,7 +34,7 @@ pub(super) fn pack_lines(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reads the next line into `line`: `None` behind the last one, `Some(false)` if it is too long and was cut.
+/// Reads the next line into `line`: `None` after the last one, `Some(false)` if it is too long and was cut.
 pub(super) fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
     line.clear();
     let read = reader.take(LINE_BYTES_MAX).read_until(b'\n', line)? as u64;

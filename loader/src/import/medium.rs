@@ -1,32 +1,32 @@
-//! Resolves and reads the files that samples are made of.
+//! Finds and reads the files of a sample.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::shard::FIELD_BYTES_MAX;
 
-/// Reads a whole file that is to be a field.
+/// Reads a whole file that becomes a field.
 ///
-/// Fails with the reason if it is no regular file, so that a pipe never blocks, if it cannot be read, or if
-/// it is longer than readers take by default.
+/// Fails with the reason if it is not a regular file (a pipe would block), cannot be read, or is longer than
+/// readers accept by default.
 pub(super) fn read_medium(path: &Path) -> Result<Vec<u8>, String> {
     let metadata = fs::metadata(path).map_err(|error| error.to_string())?;
     if !metadata.is_file() {
         return Err("not a regular file".to_owned());
     }
     if metadata.len() > FIELD_BYTES_MAX {
-        return Err(format!("{} bytes, over the {FIELD_BYTES_MAX} of one field", metadata.len()));
+        return Err(format!("{} bytes exceed the {FIELD_BYTES_MAX} of one field", metadata.len()));
     }
     fs::read(path).map_err(|error| error.to_string())
 }
 
-/// Finds the file that a manifest names: below `root`, which a placeholder in front stands for too, unless
-/// the path is absolute.
+/// Returns the path of a file named in a manifest: below `root`, also if a leading placeholder represents it,
+/// unless the path is absolute.
 pub(super) fn resolve_medium(root: &Path, named: &str) -> PathBuf {
     root.join(strip_placeholder(named))
 }
 
-/// Takes `{name}/`, `${name}/` or `$name/` off the front of a path.
+/// Removes a leading `{name}/`, `${name}/` or `$name/` from a path.
 fn strip_placeholder(named: &str) -> &str {
     let Some((first, rest)) = named.split_once('/') else { return named };
     let is_braced = first.trim_start_matches('$').starts_with('{') && first.ends_with('}');
@@ -34,9 +34,8 @@ fn strip_placeholder(named: &str) -> &str {
     if is_placeholder { rest.trim_start_matches('/') } else { named }
 }
 
-/// Splits a file name into what is before and what is behind the dot that begins its extension: the last one,
-/// or the last but one where the file is compressed, as in `a.txt.gz`. The extension is lower-cased; `None`
-/// if the name has none.
+/// Splits a file name at the dot that starts its extension: the last dot, or the last but one if the file is
+/// compressed, as in `a.txt.gz`. The extension is lower-cased; `None` if the name has none.
 pub(super) fn split_extension(name: &str) -> Option<(&str, String)> {
     let (stem, extension) = name.rsplit_once('.').filter(|(stem, extension)| {
         !stem.is_empty() && !stem.ends_with('/') && !extension.is_empty() && !extension.contains('/')

@@ -1,6 +1,6 @@
-//! Imports directories, tables and JSON documents of other tools into shards.
+//! Packs local files and manifests into shards.
 //!
-//! A source is one of these, told by what it is and by its first bytes, never by a setting:
+//! The kind of a source is detected from the path and its first bytes, never configured:
 //!
 //! | source | samples |
 //! | --- | --- |
@@ -9,10 +9,10 @@
 //! | a JSON object of id → object | one entry each: `SpeechBrain` manifests |
 //! | CSV with a header | one row each |
 //!
-//! Whatever is not packed is in [`Packed::skipped`] with its reason; nothing is lost silently. Samples are
-//! read and written one at a time, in an order that depends on the source alone, so equal sources give equal
-//! shards. An entry of a manifest becomes a sample of its media, `txt` with the words if it is a recording,
-//! and `json` with the entry itself, word for word. Shards are written by [`crate::write`].
+//! Everything that is not packed is in [`Packed::skipped`] with its reason; nothing is lost silently. Samples
+//! are read and written one at a time, in an order that depends on the source alone, so equal sources give
+//! equal shards. An entry of a manifest becomes a sample of its media, of `txt` with the transcript if it is
+//! a recording, and of `json` with the entry itself, verbatim. Shards are written by [`crate::write`].
 
 mod directory;
 mod document;
@@ -42,18 +42,18 @@ use self::source::ImportSource;
 pub struct PackOptions {
     /// Limit of one shard in bytes, before compression. Default: [`SHARD_BYTES`].
     pub shard_bytes: u64,
-    /// Samples that a shard holds at most; `None` is any number. Default: `None`.
+    /// Most samples of one shard; `None` is unlimited. Default: `None`.
     pub shard_samples: Option<u64>,
-    /// Whether the index is written as well, made while the shards are written. Default: yes.
+    /// Whether the index is written, together with the shards. Default: true.
     pub is_indexed: bool,
-    /// Whether shards are compressed with Zstandard. Default: no, so that they can be read by range.
+    /// Whether shards are compressed with Zstandard. Default: false, so that they can be read by range.
     pub is_zstd: bool,
-    /// Directory that the paths in a manifest start from, and that stands for a placeholder such as
-    /// `{data_root}` or `$data_root` in front of them. Default: the directory of the manifest.
+    /// Base directory of relative paths in a manifest, which also replaces a leading placeholder such as
+    /// `{data_root}` or `$data_root`. Default: the directory of the manifest.
     pub root: Option<PathBuf>,
-    /// How the store is reached, where shards go to one. Default: the default settings.
+    /// Stores, for shards that go to one. Default: the default settings.
     pub stores: Stores,
-    /// Told of every sample. Default: nobody.
+    /// Listener that is notified of every sample. Default: none.
     pub progress: Arc<dyn Progress>,
 }
 
@@ -71,46 +71,46 @@ impl Default for PackOptions {
     }
 }
 
-/// What [`pack`] has done.
+/// Summary of what [`pack`] wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packed {
-    /// Paths of the shards, in order; the URLs of those on a store.
+    /// Paths of the shards, in order; URLs for shards in a store.
     pub shards: Vec<PathBuf>,
     /// Samples in all shards.
     pub samples: u64,
     /// Payload bytes of all fields, before compression.
     pub bytes: u64,
-    /// The index file, if one was wanted.
+    /// Index file, unless disabled.
     pub index: Option<PathBuf>,
-    /// What was not packed, in the order met.
+    /// Files and entries that were not packed, in the order of the source.
     pub skipped: Vec<SkippedSource>,
 }
 
-/// Something in a source that was not packed.
+/// File, directory or entry of a source that was not packed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SkippedSource {
-    /// A file or directory, or an entry of a manifest as `MANIFEST:NUMBER`: the line of JSON Lines or CSV,
+    /// Path of a file or directory, or `MANIFEST:NUMBER` of an entry: the line of JSON Lines or CSV,
     /// otherwise the position, from 1.
     pub path: String,
-    /// Why.
+    /// Reason why it was not packed.
     pub reason: String,
 }
 
-/// Packs `source` into shards in the directory `out`, a path that is made where it is missing, or the URL of
-/// a store's.
+/// Packs `source` into shards in the directory `out`, a path that is created if missing, or the URL of a
+/// directory in a store.
 ///
-/// A directory is packed with everything below it, links followed, each directory once; the key of a sample
-/// is the path of its files without extension, where dots in the base name become `_`, and the extension is
-/// what follows the last dot, or the last but one in front of `gz` and its like. In a manifest the key is the
-/// `id`, made safe in the same way, or the number of the entry in nine digits where it has none. A key that
-/// comes again gets `_1`, `_2` and so on behind it, whether or not the files of the first could be read: keys
-/// are those of the source. A sample of which a file cannot be read is skipped whole.
+/// A directory is packed recursively, links are followed, each directory is packed once; the key of a sample
+/// is the path of its files without extension, where dots in the base name become `_`, and the extension
+/// follows the last dot, or the last but one before `gz` and similar suffixes. In a manifest the key is the
+/// `id`, made safe in the same way, or the number of the entry in nine digits. A repeated key gets the suffix
+/// `_1`, `_2` and so on, even if files of the first cannot be read: keys depend on the source alone. A sample
+/// with an unreadable file is skipped as a whole.
 ///
 /// # Errors
-/// [`Error::Pack`] if `source` is none of the known kinds, gives no sample at all, or has a syntax error
-/// behind which nothing can be read; [`Error::File`] if it or a shard cannot be accessed;
-/// [`Error::ShardExists`] if `out` holds shards; [`Error::Upload`] if a store refuses one; [`Error::Config`]
-/// if a setting makes no sense. Whole shards that were written before stay.
+/// [`Error::Pack`] if the kind of `source` is unknown, if it contains no sample, or if a syntax error
+/// prevents reading the rest; [`Error::File`] if it or a shard cannot be accessed; [`Error::ShardExists`] if
+/// `out` contains shards; [`Error::Upload`] if a store rejects one; [`Error::Config`] if a setting is
+/// invalid. Shards completed before the error are kept.
 pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> {
     let kind = ImportSource::detect(source)?;
     check_apart(source, out)?;
@@ -126,7 +126,7 @@ pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> 
     Ok(packed)
 }
 
-/// Gives all entries of a source to a packer.
+/// Passes all entries of a source to a packer.
 fn pack_source(source: &Path, kind: ImportSource, packer: &mut Packer<'_>) -> Result<()> {
     match kind {
         ImportSource::Directory => directory::pack_directory(source, packer),
@@ -136,7 +136,7 @@ fn pack_source(source: &Path, kind: ImportSource, packer: &mut Packer<'_>) -> Re
     }
 }
 
-/// Shards inside the source would be packed themselves, now or by the next run.
+/// Rejects an output inside the source, where this run or the next would pack the shards themselves.
 fn check_apart(source: &Path, out: &Path) -> Result<()> {
     if out.to_str().is_some_and(is_remote) {
         return Ok(());
@@ -144,7 +144,8 @@ fn check_apart(source: &Path, out: &Path) -> Result<()> {
     let resolve = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
     let (Ok(source), Ok(inside)) = (resolve(source), resolve(out)) else { return Ok(()) };
     if source.is_dir() && inside.starts_with(&source) {
-        let reason = format!("lies inside the source `{}`; name a directory beside it", source.display());
+        let reason =
+            format!("lies inside the source `{}`; choose a directory outside of it", source.display());
         return Err(Error::Pack { path: out.display().to_string(), reason });
     }
     Ok(())
@@ -155,7 +156,7 @@ fn no_samples(skipped: &[SkippedSource], kind: ImportSource) -> String {
         let (all, SkippedSource { path, reason }) = (skipped.len(), first);
         format!("; {all} skipped, the first: `{path}`: {reason}")
     });
-    format!("no samples; looked for {}{}", kind.looked_for(), first.unwrap_or_default())
+    format!("no samples; looked for {}{}", kind.sample_description(), first.unwrap_or_default())
 }
 
 #[cfg(test)]

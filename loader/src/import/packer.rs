@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::key::{Keys, wanted_key};
+use super::key::{Keys, requested_key};
 use super::medium::{read_medium, resolve_medium};
 use super::parts::SourcePart;
 use super::record::Record;
@@ -14,38 +14,38 @@ use crate::error::{Error, Result};
 use crate::flow::Progress;
 use crate::write::{ShardCompression, ShardWriter, ShardWriterBuilder, WrittenShards, ZSTD_LEVEL};
 
-/// A file that is to be a field.
+/// File that becomes a field.
 #[derive(Debug)]
 pub(super) struct SourceFile {
     /// Lower-case extension of the field.
     pub(super) extension: String,
-    /// Where its bytes are.
+    /// Path of the file.
     pub(super) path: PathBuf,
 }
 
 /// Extension and payload of a sample's fields.
 type Fields = Vec<(String, Vec<u8>)>;
 
-/// Where the keys of entries come from.
+/// Source of the keys of entries.
 #[derive(Debug)]
 enum KeySource {
-    /// They are handed out one after the other.
-    Given(Keys),
-    /// They were listed: those that entries ask for, but for these, by number.
+    /// Keys are assigned one after another.
+    Assigned(Keys),
+    /// Keys were assigned by a listing: the requested ones, except for these, by entry number.
     Listed(BTreeMap<u64, String>),
 }
 
-/// Takes the samples of one source, or of a part of it.
+/// Packs the entries of one source, or of a part of it.
 #[derive(Debug)]
 pub(super) struct Packer<'a> {
-    /// None where entries are only listed.
+    /// Writer of the shards; `None` if entries are only listed.
     writer: Option<ShardWriter>,
     keys: KeySource,
-    /// Keys that are not those that entries ask for, where they are listed.
+    /// While listing: assigned keys that differ from the requested ones.
     renamed: BTreeMap<u64, String>,
-    /// Entries that are packed; others are passed over.
+    /// Entries to pack; others are ignored.
     range: Range<u64>,
-    /// Whether what is no entry is accounted for here.
+    /// Whether this packer accounts for files that are not entries, which only one part may do.
     is_first: bool,
     root: PathBuf,
     skipped: Vec<SkippedSource>,
@@ -61,7 +61,7 @@ impl<'a> Packer<'a> {
     }
 
     /// Opens the directory for the shards of a part.
-    pub(super) fn of_part(
+    pub(super) fn for_part(
         source: &Path,
         out: &Path,
         part: &SourcePart,
@@ -76,12 +76,12 @@ impl<'a> Packer<'a> {
         })
     }
 
-    /// Lists entries and their keys, and reads and writes nothing.
+    /// Makes a packer that lists entries and their keys without reading media or writing.
     pub(super) fn listing(source: &Path, options: &'a PackOptions) -> Self {
         let directory = || source.parent().unwrap_or(Path::new("")).to_owned();
         Self {
             writer: None,
-            keys: KeySource::Given(Keys::default()),
+            keys: KeySource::Assigned(Keys::default()),
             renamed: BTreeMap::new(),
             range: 0..u64::MAX,
             is_first: true,
@@ -92,29 +92,29 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Whether all entries behind are passed over.
+    /// Returns whether all further entries are ignored.
     pub(super) fn is_done(&self) -> bool {
         self.entries >= self.range.end
     }
 
-    /// Says how many samples are to come; 0 if that is not known.
+    /// Reports the expected number of samples; 0 if unknown.
     pub(super) fn begin(&self, samples: u64) {
         self.progress.begin("samples", samples);
     }
 
-    /// Accounts for something in the source that is no entry.
+    /// Records something in the source that is not an entry.
     pub(super) fn skip_in_source(&mut self, path: String, reason: String) {
         if self.is_first {
             self.skip(path, reason);
         }
     }
 
-    /// Accounts for something that is no sample.
+    /// Records something that is not a sample.
     fn skip(&mut self, path: String, reason: String) {
         self.skipped.push(SkippedSource { path, reason });
     }
 
-    /// Accounts for an entry of a manifest that is no sample.
+    /// Records an entry of a manifest that is not a sample.
     pub(super) fn skip_entry(&mut self, origin: String, reason: String) {
         if self.count_entry().is_some() {
             self.skip(origin, reason);
@@ -123,8 +123,8 @@ impl<'a> Packer<'a> {
 
     /// Packs one entry of a manifest, whose bytes become the field `json`.
     ///
-    /// - `origin`: where the entry is, for the account
-    /// - `id`: what the manifest calls it, where that is not in the entry
+    /// - `origin`: location of the entry, for the account
+    /// - `id`: name of the entry in the manifest, if the entry does not contain it
     pub(super) fn add_entry(&mut self, origin: &str, id: Option<&str>, entry: &[u8]) -> Result<()> {
         let Some(number) = self.count_entry() else { return Ok(()) };
         let record = match Record::parse(entry) {
@@ -157,7 +157,7 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    /// Packs files that make one sample with a key like `name`; if one is not to be had, none of them is.
+    /// Packs files that form one sample with a key like `name`; if one cannot be read, none is packed.
     pub(super) fn add_files(&mut self, name: &str, files: &[SourceFile]) -> Result<()> {
         let Some(number) = self.count_entry() else { return Ok(()) };
         let key = self.key(Some(name), number);
@@ -186,18 +186,18 @@ impl<'a> Packer<'a> {
         Ok(Packed { shards, samples, bytes, index, skipped })
     }
 
-    /// Completes the shards; returns what was written and what was not.
+    /// Completes the shards; returns what was written and what was skipped.
     pub(super) fn finish_part(self) -> Result<(WrittenShards, Vec<SkippedSource>)> {
         let written = self.writer.map_or_else(|| Ok(WrittenShards::default()), ShardWriter::finish)?;
         Ok((written, self.skipped))
     }
 
-    /// Returns the number of entries, the keys that are not those asked for, and what was not listed.
-    pub(super) fn listed(self) -> (u64, BTreeMap<u64, String>, Vec<SkippedSource>) {
+    /// Returns the number of entries, the keys that differ from the requested ones, and what is not an entry.
+    pub(super) fn into_listing(self) -> (u64, BTreeMap<u64, String>, Vec<SkippedSource>) {
         (self.entries, self.renamed, self.skipped)
     }
 
-    /// The number of the next entry, if it is to be packed.
+    /// Returns the number of the next entry, if it is to be packed.
     fn count_entry(&mut self) -> Option<u64> {
         let number = self.entries;
         self.entries += 1;
@@ -207,13 +207,15 @@ impl<'a> Packer<'a> {
         })
     }
 
-    /// The key of an entry; it is the same whether or not its files, or those of others, can be read.
+    /// Returns the key of an entry; it does not depend on whether files can be read.
     fn key(&mut self, name: Option<&str>, number: u64) -> String {
         match &mut self.keys {
-            KeySource::Listed(renamed) => renamed.remove(&number).unwrap_or_else(|| wanted_key(name, number)),
-            KeySource::Given(keys) => {
-                let key = keys.give(name, number);
-                if self.writer.is_none() && key != wanted_key(name, number) {
+            KeySource::Listed(renamed) => {
+                renamed.remove(&number).unwrap_or_else(|| requested_key(name, number))
+            }
+            KeySource::Assigned(keys) => {
+                let key = keys.assign(name, number);
+                if self.writer.is_none() && key != requested_key(name, number) {
                     self.renamed.insert(number, key.clone());
                 }
                 key
@@ -221,7 +223,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Accounts for every file of a sample that `faulty` spoils.
+    /// Records every file of a sample that cannot be packed because of `faulty`.
     fn skip_files(&mut self, files: &[SourceFile], faulty: &Path, reason: &str) {
         for file in files {
             let path = file.path.display().to_string();
@@ -233,7 +235,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Returns the reason if the sample cannot be written and others can.
+    /// Writes a sample; returns the reason if it cannot be written but others can.
     fn write(&mut self, key: &str, fields: &Fields) -> Result<Option<String>> {
         let Some(writer) = &mut self.writer else { return Ok(None) };
         let fields: Vec<(&str, &[u8])> = fields.iter().map(|(ext, payload)| (&**ext, &**payload)).collect();
@@ -245,7 +247,7 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// The writer that options ask for.
+/// Returns the writer for these options.
 fn writer(out: &Path, options: &PackOptions) -> ShardWriterBuilder {
     let level = ZSTD_LEVEL;
     let compression = if options.is_zstd { ShardCompression::Zstd { level } } else { ShardCompression::None };

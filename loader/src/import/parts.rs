@@ -1,12 +1,11 @@
-//! Imports in parts: tasks on any machines write a share of a source each, which is joined at the end.
+//! Packs a source in parts: tasks on any machines pack a share of it each, and their results are joined.
 //!
-//! [`list_parts`] looks at the source alone, never at media: it counts entries, cuts them into contiguous
-//! shares and gives out the keys, so that those that come again are renamed as when all is packed at once.
-//! [`pack_part`] packs a share into shards of its own. [`finish_parts`] checks that nothing is missing and
-//! writes the index.
+//! [`list_parts`] reads only the source, not its media: it counts entries, splits them into contiguous shares
+//! and assigns the keys, so that repeated ones are renamed as in a single run. [`pack_part`] packs a share
+//! into its own shards. [`finish_parts`] checks that nothing is missing and writes the index.
 //!
-//! Samples, their keys and their order are those of [`pack`](super::pack); shards end with each part, so
-//! their borders differ.
+//! Samples, their keys and their order equal those of [`pack`](super::pack); only the boundaries of shards
+//! differ, as a shard ends with each part.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,50 +24,48 @@ use crate::index::{Index, IndexOptions};
 use crate::shard::Shard;
 use crate::write::{PartDirectory, ShardPart};
 
-/// A contiguous share of a source, as [`list_parts`] cuts it. Small, and survives JSON: tasks are given one
-/// each.
+/// Contiguous share of a source, made by [`list_parts`]. Small and serializable to JSON: each task gets one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourcePart {
-    /// Which part it is, of how many.
+    /// Number of the part and of all parts.
     pub part: ShardPart,
     /// Number of its first entry in the source, from 0.
     pub first_entry: u64,
-    /// Number of its entries: samples, or what will be skipped.
+    /// Number of its entries, whether they become samples or are skipped.
     pub entries: u64,
-    /// Keys of entries that cannot have the one that they ask for, because an earlier entry has it; by
-    /// number.
+    /// Keys of entries whose requested key belongs to an earlier entry, by entry number.
     pub renamed: BTreeMap<u64, String>,
-    /// Digest of the listing; a part is packed of the source that was listed or not at all.
+    /// Digest of the listing; a part is only packed from the source that was listed.
     pub source_digest: u64,
 }
 
-/// What [`pack_part`] has done, for [`finish_parts`].
+/// Result of [`pack_part`], for [`finish_parts`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedPart {
-    /// Which part it is, of how many.
+    /// Number of the part and of all parts.
     pub part: ShardPart,
-    /// Names of its shards in the directory, in order; none if no entry was good.
+    /// Names of its shards in the directory, in order; empty if no entry was good.
     pub shards: Vec<String>,
     /// Samples in them.
     pub samples: u64,
     /// Payload bytes of all fields, before compression.
     pub bytes: u64,
-    /// What was not packed, in the order met.
+    /// Files and entries that were not packed, in the order of the source.
     pub skipped: Vec<SkippedSource>,
-    /// Rows of its shards for the index, if one is wanted: a part as of [`Index::build_part`].
+    /// Rows of its shards for the index, unless disabled: a part as in [`Index::build_part`].
     pub index_part: Option<Vec<u8>>,
-    /// Digest of the listing that it was packed by.
+    /// Digest of the listing that it belongs to.
     pub source_digest: u64,
 }
 
-/// Cuts a source into `parts` contiguous shares of entries, equal but for one entry; reads manifests and
-/// lists directories, and opens no medium.
+/// Splits a source into `parts` contiguous shares of entries, equal but for one entry; reads manifests and
+/// lists directories, but opens no media.
 ///
-/// All keys are held in memory meanwhile, as [`pack`](super::pack) holds them.
+/// Holds all keys in memory meanwhile, as [`pack`](super::pack) does.
 ///
 /// # Errors
-/// [`Error::Config`] if there are no parts or more than 100,000; else those of [`pack`](super::pack) that
-/// concern the source.
+/// [`Error::Config`] if there are no parts or more than 100,000; else the errors of [`pack`](super::pack)
+/// that concern the source.
 pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Vec<SourcePart>> {
     ShardPart { part: 0, parts }.check()?;
     let kind = ImportSource::detect(source)?;
@@ -77,7 +74,7 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
     let outcome = pack_source(source, kind, &mut listing);
     options.progress.end();
     outcome?;
-    let (entries, mut renamed, skipped) = listing.listed();
+    let (entries, mut renamed, skipped) = listing.into_listing();
     if entries == 0 {
         let reason = no_samples(&skipped, kind);
         return Err(Error::Pack { path: source.display().to_string(), reason });
@@ -96,13 +93,13 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
 /// Packs one part of a source into shards named `shard-00003-of-00010-000000.tar` in the directory `out`,
 /// which all parts share.
 ///
-/// A part that was killed is run again: it removes, or on a store writes over, its own shards and leaves
-/// those of others. The index of the options is not written, only its rows are made.
+/// A part that was killed can be run again: it removes, or overwrites on a store, only its own shards. The
+/// index is not written; only its rows are made.
 ///
 /// # Errors
-/// Those of [`pack`](super::pack), but that a part may have no good sample; [`Error::PackPart`] if the source
-/// is not the one that was listed; [`Error::ShardExists`] if `out` holds shards that are of no part or of
-/// another number of parts, or another process packs this part.
+/// See [`pack`](super::pack), except that a part may have no good sample; [`Error::PackPart`] if the source
+/// differs from the one that was listed; [`Error::ShardExists`] if `out` contains shards without a part or of
+/// another number of parts, or if another process packs this part.
 pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOptions) -> Result<PackedPart> {
     part.part.check()?;
     let kind = ImportSource::detect(source)?;
@@ -113,7 +110,7 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
             format!("`{}` has changed since its parts were listed; list them again", source.display());
         return Err(Error::PackPart { part: number, reason });
     }
-    let mut packer = Packer::of_part(source, out, part, options)?;
+    let mut packer = Packer::for_part(source, out, part, options)?;
     let outcome = pack_source(source, kind, &mut packer);
     options.progress.end();
     outcome?;
@@ -130,13 +127,13 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
     })
 }
 
-/// Checks that all parts were packed, in any order, and that the directory holds their shards and no others;
-/// then writes the index where it is looked for, if the options want one.
+/// Checks that all parts were packed, in any order, and that the directory contains exactly their shards;
+/// then writes the index to its usual location, unless disabled.
 ///
 /// # Errors
-/// [`Error::PackPart`] if a part is missing, there twice, of another listing, without the rows of its shards,
-/// or has lost a shard; [`Error::ShardExists`] if there are other shards; [`Error::Pack`] if no part has a
-/// sample; then those of [`Index::merge_parts`].
+/// [`Error::PackPart`] if a part is missing, present twice, from another listing, without index rows, or
+/// lacks a shard; [`Error::ShardExists`] if there are other shards; [`Error::Pack`] if no part has a sample;
+/// then the errors of [`Index::merge_parts`].
 pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -> Result<Packed> {
     let parts = in_order(parts)?;
     let directory = PartDirectory::open(out, &options.stores)?;
@@ -146,7 +143,7 @@ pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -
         for name in &part.shards {
             let lost = || Error::PackPart {
                 part: part.part.part,
-                reason: format!("its shard `{name}` is not in `{}`; pack it again", out.display()),
+                reason: format!("its shard `{name}` is missing in `{}`; pack the part again", out.display()),
             };
             shards.push(found.remove(name).ok_or_else(lost)?);
         }
@@ -179,8 +176,7 @@ fn merged(shards: Vec<Shard>, parts: &[PackedPart]) -> Result<Option<PathBuf>> {
     for part in parts {
         let missing = || Error::PackPart {
             part: part.part.part,
-            reason: "it was packed without rows for the index; pack it with them, or finish without an index"
-                .into(),
+            reason: "it was packed without index rows; pack it with them, or finish without an index".into(),
         };
         index_parts.push(part.index_part.clone().ok_or_else(missing)?);
     }
@@ -189,7 +185,7 @@ fn merged(shards: Vec<Shard>, parts: &[PackedPart]) -> Result<Option<PathBuf>> {
     Ok(index.path().map(Path::to_owned))
 }
 
-/// The parts by number, each there once and of the same listing.
+/// Sorts the parts; checks that each is present once and from the same listing.
 fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
     parts.sort_by_key(|part| part.part.part);
     let fault = |part, reason: &str| Err(Error::PackPart { part, reason: reason.to_owned() });
@@ -198,10 +194,13 @@ fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
     for (expected, part) in parts.iter().enumerate() {
         let number = part.part.part;
         if (part.part.parts, part.source_digest) != (count, digest) {
-            return fault(number, "it was packed by another listing than the first part");
+            return fault(
+                number,
+                "it belongs to another listing than the first part; list the source once for all parts",
+            );
         }
         if u64::from(number) < expected as u64 {
-            return fault(number, "it is there twice");
+            return fault(number, "it is present twice; pass each part once");
         }
         if u64::from(number) > expected as u64 {
             return fault(expected as u32, "it is missing; pack it and finish again");
@@ -213,7 +212,7 @@ fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
     Ok(parts)
 }
 
-/// Digest of a manifest's bytes, or of the names of all files below a directory.
+/// Returns the digest of a manifest's bytes, or of the names of all files below a directory.
 fn digest(source: &Path, kind: ImportSource) -> Result<u64> {
     let unreadable = |error| Error::File { path: source.display().to_string(), source: error };
     let mut hasher = Xxh3::new();

@@ -1,23 +1,23 @@
-//! Parses one entry of a manifest: the files it names, its id and its transcript.
+//! Reads one entry of a manifest: the files it names, and what else makes it a sample.
 //!
-//! Columns are known by the names that LLaVA, `NeMo`, `SpeechBrain` and datasets in their manner use. Per
-//! kind of medium the first known column that is not empty counts; `path` and its like count where no other
-//! does, so a file that is named twice is packed once. The entry itself is kept word for word beside its
-//! media.
+//! Columns are recognized by the names that LLaVA, `NeMo`, `SpeechBrain` and similar datasets use. For each
+//! modality the first known column that is not empty counts; `path` and similar columns count only if no
+//! other does, so a file that is named twice is packed once. The entry itself is kept verbatim, in addition
+//! to its media.
 
 use serde_json::{Map, Value};
 
 use super::medium::split_extension;
-use crate::media::{MediumKind, kind_of_extension};
+use crate::media::{FieldKind, kind_of_extension};
 use crate::sample::document::{MEDIA_COLUMNS, named_path};
 
-/// The row of [`MEDIA_COLUMNS`] for recordings.
+/// Row of [`MEDIA_COLUMNS`] for audio.
 const AUDIO: usize = 1;
 
-/// Columns that name a medium of any kind.
+/// Columns that name a medium of any modality.
 const FILE_COLUMNS: &[&str] = &["path", "file", "file_path", "file_name", "filename"];
 
-/// Columns with the words of a recording, first come first.
+/// Columns with the transcript of a recording, in order of precedence.
 const TRANSCRIPT_COLUMNS: [&str; 7] =
     ["text", "transcript", "transcription", "wrd", "words", "sentence", "caption"];
 
@@ -25,36 +25,36 @@ const TRANSCRIPT_COLUMNS: [&str; 7] =
 const TEXT_COLUMNS: [&str; 7] =
     ["conversations", "messages", "text", "caption", "instruction", "question", "prompt"];
 
-/// Columns whose value, if any, becomes the key.
+/// Columns whose value becomes the key.
 const ID_COLUMNS: [&str; 5] = ["id", "ID", "utt_id", "uttid", "key"];
 
-/// The known columns, for messages.
+/// Known columns, for messages.
 pub(super) const KNOWN_COLUMNS: &str = "a medium (`image`, `audio`, `audio_filepath`, `wav`, `video`, `path`, \
      `file`, …) or text (`conversations`, `messages`, `text`, `caption`, `instruction`, `question`, `prompt`)";
 
-/// Whether a column can make a sample.
+/// Returns whether a column can make a sample.
 pub(super) fn is_known_column(column: &str) -> bool {
     let mut media = MEDIA_COLUMNS.iter().copied().chain([FILE_COLUMNS]);
     media.any(|columns| columns.contains(&column)) || TEXT_COLUMNS.contains(&column)
 }
 
-/// A sample as its entry describes it.
+/// Description of a sample by its entry.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    /// What the entry calls itself.
+    /// Identifier in the entry.
     pub(super) id: Option<String>,
-    /// Extension and path as named, for each medium: `jpg` for the only one of its kind, `0.jpg`, `1.jpg` for
-    /// more.
+    /// Extension and path as named, for each medium: `jpg` if it is the only one of its modality, else
+    /// `0.jpg`, `1.jpg`.
     pub(super) media: Vec<(String, String)>,
-    /// Words of the recording, where the entry is one and has no turns.
+    /// Transcript of the recording, if the entry is one and has no turns.
     pub(super) transcript: Option<String>,
 }
 
 impl Record {
-    /// Reads an entry; fails with the reason if it describes no sample.
+    /// Reads an entry; fails with the reason if it does not describe a sample.
     pub(super) fn parse(entry: &[u8]) -> Result<Self, String> {
         let entry: Value = serde_json::from_slice(entry).map_err(|error| format!("not JSON: {error}"))?;
-        let Value::Object(entry) = entry else { return Err("not a JSON object".to_owned()) };
+        let Value::Object(entry) = entry else { return Err("expected a JSON object".to_owned()) };
         let mut media = Vec::new();
         for columns in MEDIA_COLUMNS {
             add_media(&entry, columns, &mut media)?;
@@ -63,7 +63,7 @@ impl Record {
             add_media(&entry, FILE_COLUMNS, &mut media)?;
         }
         if media.is_empty() && !TEXT_COLUMNS.iter().any(|column| is_filled(&entry, column)) {
-            return Err(format!("none of its columns is {KNOWN_COLUMNS}"));
+            return Err(format!("expected a column for {KNOWN_COLUMNS}"));
         }
         let id = ID_COLUMNS.iter().find_map(|column| id_text(entry.get(*column)?));
         Ok(Self { id, transcript: transcript(&entry, &media), media })
@@ -93,17 +93,18 @@ fn add_media(
     media: &mut Vec<(String, String)>,
 ) -> Result<(), String> {
     let Some(column) = columns.iter().find(|column| is_filled(entry, column)) else { return Ok(()) };
-    let paths = named_paths(&entry[*column]).ok_or_else(|| format!("column `{column}` holds no path"))?;
+    let paths =
+        named_paths(&entry[*column]).ok_or_else(|| format!("column `{column}` must contain a path"))?;
     for (at, path) in paths.iter().enumerate() {
         let (_, extension) = split_extension(path)
-            .ok_or_else(|| format!("`{path}` in column `{column}` has no extension to tell its kind"))?;
+            .ok_or_else(|| format!("`{path}` in column `{column}` needs an extension"))?;
         let numbered = if paths.len() > 1 { format!("{at}.{extension}") } else { extension };
         media.push((numbered, (*path).to_owned()));
     }
     Ok(())
 }
 
-/// A path, a list of them, or objects that hold one as `file` or `path` beside a segment.
+/// Returns a path, a list of paths, or the paths of objects with `file` or `path` next to a segment.
 fn named_paths(value: &Value) -> Option<Vec<&str>> {
     match value {
         Value::Array(values) => values.iter().map(named_path).collect(),
@@ -111,10 +112,10 @@ fn named_paths(value: &Value) -> Option<Vec<&str>> {
     }
 }
 
-/// A conversation is in the entry itself; its `text`, if it has one, is something else.
+/// Returns the transcript; an entry with a conversation has none, because its `text` is something else.
 fn transcript(entry: &Map<String, Value>, media: &[(String, String)]) -> Option<String> {
     let is_recording = MEDIA_COLUMNS[AUDIO].iter().any(|column| is_filled(entry, column))
-        || media.iter().any(|(extension, _)| kind_of_extension(extension) == MediumKind::Audio);
+        || media.iter().any(|(extension, _)| kind_of_extension(extension) == FieldKind::Audio);
     let has_turns = ["conversations", "messages"].iter().any(|column| is_filled(entry, column));
     if !is_recording || has_turns {
         return None;
@@ -172,10 +173,10 @@ mod tests {
     fn an_entry_that_is_no_sample_says_why() {
         let table = [
             ("{", "not JSON"),
-            ("[1]", "not a JSON object"),
-            (r#"{"model": "x", "image": null, "text": ""}"#, "none of its columns"),
-            (r#"{"image": {"bytes": "x"}}"#, "column `image` holds no path"),
-            (r#"{"image": ["a.jpg", 3]}"#, "column `image` holds no path"),
+            ("[1]", "expected a JSON object"),
+            (r#"{"model": "x", "image": null, "text": ""}"#, "expected a column for a medium"),
+            (r#"{"image": {"bytes": "x"}}"#, "column `image` must contain a path"),
+            (r#"{"image": ["a.jpg", 3]}"#, "column `image` must contain a path"),
             (r#"{"image": "image"}"#, "no extension"),
         ];
         for (entry, reason) in table {

@@ -1,4 +1,4 @@
-//! Detects the kind of source that a path is.
+//! Detects the kind of a source.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -10,7 +10,7 @@ use super::lines::read_line;
 use super::record::KNOWN_COLUMNS;
 use crate::error::{Error, Result};
 
-/// The kinds of sources.
+/// Kind of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ImportSource {
     /// A directory of files.
@@ -24,7 +24,7 @@ pub(super) enum ImportSource {
 }
 
 impl ImportSource {
-    /// Looks at the path, and into the file.
+    /// Detects the kind from the path and the start of the file.
     pub(super) fn detect(path: &Path) -> Result<Self> {
         let unreadable = |source| Error::File { path: path.display().to_string(), source };
         let metadata = fs::metadata(path).map_err(unreadable)?;
@@ -39,12 +39,12 @@ impl ImportSource {
                 return Ok(source);
             }
         }
-        let reason = "it is no directory, no JSON, no JSON Lines and no `.csv` file".to_owned();
+        let reason = "expected a directory, JSON, JSON Lines or a `.csv` file".to_owned();
         Err(Error::Pack { path: path.display().to_string(), reason })
     }
 
-    /// Says what makes a sample in such a source.
-    pub(super) fn looked_for(self) -> String {
+    /// Describes what forms a sample in such a source, for messages.
+    pub(super) fn sample_description(self) -> String {
         match self {
             Self::Directory => "regular files with an extension, not hidden".to_owned(),
             Self::Lines => format!("a JSON object per line with {KNOWN_COLUMNS}"),
@@ -56,8 +56,8 @@ impl ImportSource {
     }
 }
 
-/// An array is a document. An object is the first of many lines if it ends where its line does, unless it
-/// holds nothing but objects, as one of id → entry does.
+/// Distinguishes a document from JSON Lines. An array is a document. An object is the first of many lines if
+/// it ends with its line, unless all of its values are objects, as in an object of id → entry.
 fn sniff_json(path: &Path) -> Result<Option<ImportSource>> {
     let unreadable = |source| Error::File { path: path.display().to_string(), source };
     let mut reader = open_text(path).map_err(unreadable)?;
@@ -84,7 +84,7 @@ fn has_extension(path: &Path, extensions: &[&str]) -> bool {
     extensions.iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-/// Opens a text file behind its byte order mark, if it has one.
+/// Opens a text file after its byte order mark, if it has one.
 pub(super) fn open_text(path: &Path) -> std::io::Result<BufReader<File>> {
     const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
     let mut reader = BufReader::with_capacity(1 << 18, File::open(path)?);

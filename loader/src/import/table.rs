@@ -1,6 +1,6 @@
-//! Imports CSV with a header: an entry per row, blanks around values removed.
+//! Packs CSV with a header: one entry per row, without spaces around values.
 //!
-//! A quoted value begins with its quote: behind a blank, a quote is a letter like any other.
+//! A quoted value must start with its quote: after a space, a quote is an ordinary character.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::record::{KNOWN_COLUMNS, is_known_column};
 use super::source::open_text;
 use crate::error::{Error, Result, reason_of};
 
-/// Packs every row; one that has more or fewer values than the header is skipped.
+/// Packs every row; one whose number of values differs from the header is skipped.
 pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let shown = path.display();
     let reader = open_text(path).map_err(|source| Error::File { path: shown.to_string(), source })?;
@@ -21,7 +21,7 @@ pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let header = table.headers().map_err(|error| fail(reason_of(&error)))?.clone();
     if !header.iter().any(is_known_column) {
         let found: Vec<&str> = header.iter().collect();
-        let reason = format!("the header has no column that names {KNOWN_COLUMNS}: {}", found.join(", "));
+        let reason = format!("the header must have a column for {KNOWN_COLUMNS}, found {}", found.join(", "));
         return Err(fail(reason));
     }
     packer.begin(0);
@@ -41,7 +41,7 @@ pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     }
 }
 
-/// The row as a JSON object of strings; a column without a name is left out.
+/// Returns the row as a JSON object of strings; columns without a name are left out.
 fn row_json(header: &StringRecord, row: &StringRecord) -> Vec<u8> {
     let named = header.iter().zip(row).filter(|(column, _)| !column.is_empty());
     let object: Map<String, Value> = named.map(|(column, value)| (column.to_owned(), value.into())).collect();

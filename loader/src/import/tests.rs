@@ -8,18 +8,18 @@ use crate::error::Error;
 use crate::flow::Progress;
 use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem, StreamedSamples};
 
-/// A directory for the source `in` beside one for the shards, `out`.
-struct Place(tempfile::TempDir);
+/// Directory with the source `in` and the output `out`.
+struct Workspace(tempfile::TempDir);
 
-impl Place {
+impl Workspace {
     fn new(files: &[(&str, &str)]) -> Self {
-        let place = Self(tempfile::tempdir().unwrap());
+        let workspace = Self(tempfile::tempdir().unwrap());
         for (path, content) in files {
-            let path = place.source().join(path);
+            let path = workspace.source().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
-        place
+        workspace
     }
 
     fn source(&self) -> std::path::PathBuf {
@@ -59,7 +59,7 @@ fn read_shard(shard: &Path) -> Vec<String> {
 
 #[test]
 fn files_of_a_directory_group_by_their_path_without_extension() {
-    let place = Place::new(&[
+    let workspace = Workspace::new(&[
         ("b/2.jpg", "J2"),
         ("b/2.txt", "T2"),
         ("b/1.JPG", "J1"),
@@ -69,14 +69,14 @@ fn files_of_a_directory_group_by_their_path_without_extension() {
         (".git/config.txt", "C"),
         ("b/.DS_Store", "D"),
     ]);
-    let (samples, skipped) = place.packed("");
+    let (samples, skipped) = workspace.packed("");
     assert_eq!(samples, ["a.v1/x[json.gz=Z]", "b/1[jpg=J1]", "b/2[jpg=J2 txt=T2]", "top[png=P]"]);
-    assert_eq!(skipped, [".git: hidden", "README: no extension to tell its kind", "b/.DS_Store: hidden"]);
+    assert_eq!(skipped, [".git: hidden", "README: a file needs an extension", "b/.DS_Store: hidden"]);
 }
 
 #[test]
 fn names_that_fall_together_are_all_packed() {
-    let place = Place::new(&[
+    let workspace = Workspace::new(&[
         ("a.b.jpg", "1"),
         ("a.b.txt", "2"),
         ("a_b.jpg", "3"),
@@ -86,7 +86,7 @@ fn names_that_fall_together_are_all_packed() {
         ("c.txt", "7"),
         ("__m__/x.txt", "8"),
     ]);
-    let (samples, skipped) = place.packed("");
+    let (samples, skipped) = workspace.packed("");
     let expected =
         ["x__m__/x[txt=8]", "a_b[jpg=1 txt=2]", "a_b_1[jpg=3 txt=4]", "c[jpg=5 txt=7]", "c_1[jpg=6]"];
     assert_eq!(samples, expected);
@@ -95,7 +95,7 @@ fn names_that_fall_together_are_all_packed() {
 
 #[test]
 fn numbered_media_belong_to_the_sample_that_has_other_files() {
-    let place = Place::new(&[
+    let workspace = Workspace::new(&[
         ("kite.json", "J"),
         ("kite.10.jpg", "10"),
         ("kite.2.jpg", "2"),
@@ -105,7 +105,7 @@ fn numbered_media_belong_to_the_sample_that_has_other_files() {
         ("old.2024.jpg", "O"),
         ("old.txt", "T"),
     ]);
-    let (samples, skipped) = place.packed("");
+    let (samples, skipped) = workspace.packed("");
     let expected = [
         "kite[json=J 2.jpg=2 2.wav=W 10.jpg=10]",
         "old[txt=T]",
@@ -120,14 +120,14 @@ fn numbered_media_belong_to_the_sample_that_has_other_files() {
 #[test]
 fn links_are_followed_but_not_in_circles() {
     use std::os::unix::fs::symlink;
-    let place = Place::new(&[("a/1.txt", "1")]);
-    symlink("a/1.txt", place.source().join("2.txt")).unwrap();
-    symlink("..", place.source().join("a/up")).unwrap();
-    symlink("a", place.source().join("b")).unwrap();
-    symlink("nowhere", place.source().join("c.txt")).unwrap();
-    let (samples, skipped) = place.packed("");
+    let workspace = Workspace::new(&[("a/1.txt", "1")]);
+    symlink("a/1.txt", workspace.source().join("2.txt")).unwrap();
+    symlink("..", workspace.source().join("a/up")).unwrap();
+    symlink("a", workspace.source().join("b")).unwrap();
+    symlink("nowhere", workspace.source().join("c.txt")).unwrap();
+    let (samples, skipped) = workspace.packed("");
     assert_eq!(samples, ["2[txt=1]", "a/1[txt=1]"]);
-    let again = "a link to a directory that is packed already";
+    let again = "a link to a directory that was already packed";
     assert_eq!(skipped.len(), 3);
     assert!(skipped[0].starts_with("c.txt: No such file"), "{skipped:?}");
     assert_eq!(skipped[1..], [format!("a/up: {again}"), format!("b: {again}")]);
@@ -142,8 +142,8 @@ fn llava_json_gives_images_and_the_whole_object() {
         {"id": 5, "image": "p/none.jpg"},
         {"id": 6, "score": 1}
     ]"#;
-    let place = Place::new(&[("p/1.jpg", "J1"), ("2.PNG", "P2"), ("llava.json", entries)]);
-    let (samples, skipped) = place.packed("llava.json");
+    let workspace = Workspace::new(&[("p/1.jpg", "J1"), ("2.PNG", "P2"), ("llava.json", entries)]);
+    let (samples, skipped) = workspace.packed("llava.json");
     let expected = [
         r#"x_1[jpg=J1 json={"id": "x.1", "image": "p/1.jpg", "conversations": [{"from": "human", "value": "<image>"}]}]"#,
         r#"x_1_1[0.jpg=J1 1.png=P2 json={"id": "x.1", "image": ["p/1.jpg", "2.PNG"],"extra":1.50}]"#,
@@ -153,25 +153,25 @@ fn llava_json_gives_images_and_the_whole_object() {
     assert_eq!(skipped.len(), 2);
     assert!(skipped[0].starts_with("p/none.jpg: No such file"), "{skipped:?}");
     assert!(skipped[0].ends_with("named by llava.json:4"), "{skipped:?}");
-    assert!(skipped[1].starts_with("llava.json:5: none of its columns is a medium"), "{skipped:?}");
+    assert!(skipped[1].starts_with("llava.json:5: expected a column for a medium"), "{skipped:?}");
 }
 
 #[test]
 fn json_lines_skip_what_is_no_object() {
     let lines = "{\"text\": \"a\"}\r\n\n{broken\n[1]\n{\"id\": \"é\", \"caption\": \"b\"}";
-    let place = Place::new(&[("x.jsonl", lines)]);
-    let (samples, skipped) = place.packed("x.jsonl");
+    let workspace = Workspace::new(&[("x.jsonl", lines)]);
+    let (samples, skipped) = workspace.packed("x.jsonl");
     assert_eq!(samples, [r#"000000000[json={"text": "a"}]"#, r#"é[json={"id": "é", "caption": "b"}]"#]);
     assert_eq!(skipped.len(), 2);
     assert!(skipped[0].starts_with("x.jsonl:3: not JSON"), "{skipped:?}");
-    assert_eq!(skipped[1], "x.jsonl:4: not a JSON object");
+    assert_eq!(skipped[1], "x.jsonl:4: expected a JSON object");
 }
 
 #[test]
 fn nemo_manifests_give_recording_and_transcript() {
     let line = r#"{"audio_filepath": "w/1.flac", "text": "hello", "duration": 1.5}"#;
-    let place = Place::new(&[("w/1.flac", "F"), ("manifest.json", line)]);
-    let (samples, _) = place.packed("manifest.json");
+    let workspace = Workspace::new(&[("w/1.flac", "F"), ("manifest.json", line)]);
+    let (samples, _) = workspace.packed("manifest.json");
     assert_eq!(samples, [format!("000000000[flac=F txt=hello json={line}]")]);
 }
 
@@ -179,9 +179,10 @@ fn nemo_manifests_give_recording_and_transcript() {
 fn speechbrain_csv_takes_the_root_for_its_placeholder() {
     let table =
         "ID, duration, wav, wrd\nu1, 1.0, $data_root/1.wav,\"HELLO, YOU\"\nu2, 2.0\nu3, 1, 3.wav, X\n";
-    let place = Place::new(&[("w/1.wav", "W"), ("t/x.csv", table)]);
-    let options = PackOptions { root: Some(place.source().join("w")), ..PackOptions::default() };
-    let packed = pack(&place.source().join("t/x.csv"), &place.0.path().join("out"), &options).unwrap();
+    let workspace = Workspace::new(&[("w/1.wav", "W"), ("t/x.csv", table)]);
+    let options = PackOptions { root: Some(workspace.source().join("w")), ..PackOptions::default() };
+    let packed =
+        pack(&workspace.source().join("t/x.csv"), &workspace.0.path().join("out"), &options).unwrap();
     let json = r#"{"ID":"u1","duration":"1.0","wav":"$data_root/1.wav","wrd":"HELLO, YOU"}"#;
     assert_eq!(read_shard(&packed.shards[0]), [format!("u1[wav=W txt=HELLO, YOU json={json}]")]);
     assert_eq!(packed.skipped.len(), 2);
@@ -196,35 +197,36 @@ fn speechbrain_json_takes_its_ids_for_keys() {
         "spk1.2": {"wav": {"file": "{data_root}/1.wav", "start": 0}},
         "note": "text"
     }"#;
-    let place = Place::new(&[("1.wav", "W"), ("x.json", document)]);
-    let (samples, skipped) = place.packed("x.json");
+    let workspace = Workspace::new(&[("1.wav", "W"), ("x.json", document)]);
+    let (samples, skipped) = workspace.packed("x.json");
     assert!(samples[0].starts_with("spk1_snt1[wav=W txt=HELLO json={"), "{samples:?}");
     assert!(samples[1].starts_with("spk1_2[wav=W json={"), "{samples:?}");
-    assert_eq!(skipped, ["x.json:3: not a JSON object"]);
+    assert_eq!(skipped, ["x.json:3: expected a JSON object"]);
 }
 
 #[test]
 fn a_sample_loses_no_field_alone() {
-    let place = Place::new(&[("a.jpg", "1"), ("b.txt", "3")]);
-    let long = fs::File::create(place.source().join("a.mp4")).unwrap();
+    let workspace = Workspace::new(&[("a.jpg", "1"), ("b.txt", "3")]);
+    let long = fs::File::create(workspace.source().join("a.mp4")).unwrap();
     long.set_len(FIELD_BYTES_MAX + 1).unwrap();
-    let (samples, skipped) = place.packed("");
+    let (samples, skipped) = workspace.packed("");
     assert_eq!(samples, ["b[txt=3]"]);
     assert!(skipped[0].starts_with("a.jpg: its sample is skipped because of"), "{skipped:?}");
-    assert!(skipped[1].starts_with("a.mp4: 1073741825 bytes, over"), "{skipped:?}");
+    assert!(skipped[1].starts_with("a.mp4: 1073741825 bytes exceed"), "{skipped:?}");
 }
 
 #[test]
 fn an_entry_whose_fields_collide_is_accounted_for() {
-    let place = Place::new(&[("a.json", "{}"), ("x.jsonl", "{\"path\": \"a.json\"}\n{\"text\": \"t\"}")]);
-    let (samples, skipped) = place.packed("x.jsonl");
+    let workspace =
+        Workspace::new(&[("a.json", "{}"), ("x.jsonl", "{\"path\": \"a.json\"}\n{\"text\": \"t\"}")]);
+    let (samples, skipped) = workspace.packed("x.jsonl");
     assert_eq!(samples.len(), 1);
     assert_eq!(skipped, ["x.jsonl:1: two fields have the extension `json`"]);
 }
 
 #[test]
 fn an_empty_source_says_what_was_looked_for_and_leaves_no_file() {
-    let place = Place::new(&[
+    let workspace = Workspace::new(&[
         ("e/README", ""),
         ("c.csv", "wav\nnone.wav\n"),
         ("h.csv", "a,b\n1,2\n"),
@@ -234,30 +236,30 @@ fn an_empty_source_says_what_was_looked_for_and_leaves_no_file() {
     let table = [
         ("e", "looked for regular files with an extension, not hidden; 1 skipped, the first"),
         ("c.csv", "none.wav`: No such file"),
-        ("h.csv", "the header has no column that names a medium"),
-        ("x.txt", "no directory, no JSON"),
+        ("h.csv", "the header must have a column for a medium"),
+        ("x.txt", "expected a directory, JSON"),
         ("x.json", "looked for a JSON array of objects"),
     ];
     for (source, expected) in table {
-        let error = place.pack(source).unwrap_err();
+        let error = workspace.pack(source).unwrap_err();
         assert!(matches!(error, Error::Pack { .. }) && error.to_string().contains(expected), "{error}");
-        assert!(fs::read_dir(place.0.path().join("out")).map_or(0, Iterator::count) == 0);
+        assert!(fs::read_dir(workspace.0.path().join("out")).map_or(0, Iterator::count) == 0);
     }
 }
 
 #[test]
 fn a_document_that_breaks_off_is_an_error_that_leaves_no_partial_shard() {
-    let place = Place::new(&[("x.json", "[{\"text\": \"a\"}, {\"text\": \"b\"")]);
-    let error = place.pack("x.json").unwrap_err();
+    let workspace = Workspace::new(&[("x.json", "[{\"text\": \"a\"}, {\"text\": \"b\"")]);
+    let error = workspace.pack("x.json").unwrap_err();
     assert!(error.to_string().contains("line 1 column"), "{error}");
-    assert_eq!(fs::read_dir(place.0.path().join("out")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(workspace.0.path().join("out")).unwrap().count(), 0);
 }
 
 #[test]
 fn shards_that_are_there_are_not_overwritten() {
-    let place = Place::new(&[("a.txt", "1")]);
-    place.pack("").unwrap();
-    assert!(matches!(place.pack(""), Err(Error::ShardExists { .. })));
+    let workspace = Workspace::new(&[("a.txt", "1")]);
+    workspace.pack("").unwrap();
+    assert!(matches!(workspace.pack(""), Err(Error::ShardExists { .. })));
 }
 
 #[derive(Debug, Default)]
@@ -280,7 +282,7 @@ impl Progress for Count {
 async fn zstd_shards_roll_and_stream_and_progress_is_told() {
     let files: Vec<(String, String)> = (0..40).map(|n| (format!("{n:02}.txt"), "x".repeat(900))).collect();
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (&**path, &**text)).collect();
-    let place = Place::new(&files);
+    let workspace = Workspace::new(&files);
     let progress = Arc::new(Count::default());
     let options = PackOptions {
         shard_bytes: 20_000,
@@ -288,7 +290,7 @@ async fn zstd_shards_roll_and_stream_and_progress_is_told() {
         progress: progress.clone(),
         ..PackOptions::default()
     };
-    let packed = pack(&place.source(), &place.0.path().join("out"), &options).unwrap();
+    let packed = pack(&workspace.source(), &workspace.0.path().join("out"), &options).unwrap();
     assert_eq!((packed.shards.len(), packed.samples, packed.bytes), (4, 40, 36_000));
     assert_eq!((progress.total.load(Ordering::Relaxed), progress.done.load(Ordering::Relaxed)), (40, 40));
     let mut keys = Vec::new();

@@ -1,9 +1,9 @@
 //! Converts batches of the index for code that still uses arrow2.
 //!
-//! arrow2 is unmaintained, and RUSTSEC-2025-0038 stands against its `Rows`, which nothing here touches; code
-//! that can move should move to `arrow`. Nothing is copied: batches pass through the Arrow C data interface,
-//! and the arrow2 arrays keep the memory of the index alive. Only batches with the columns of an index are
-//! taken, because arrow2's import is not to be trusted with just any: it reads a misaligned buffer, for one.
+//! arrow2 is unmaintained, and RUSTSEC-2025-0038 concerns its `Rows`, which is not used here; code that can
+//! migrate should use `arrow`. Nothing is copied: batches pass through the Arrow C data interface, and the
+//! arrow2 arrays keep the memory of the index alive. Only batches with the columns of an index are accepted,
+//! because arrow2's import is not safe for arbitrary ones: for example, it reads a misaligned buffer.
 
 use std::mem::{align_of, size_of, transmute};
 
@@ -17,7 +17,7 @@ use arrow_array::{Array as _, RecordBatch};
 use super::schema::{counter_digests, schema};
 use crate::error::{Error, Result};
 
-// Both are the structures that the C data interface defines, field by field, in the C representation.
+// Both types are the structures of the C data interface, field by field, in C representation.
 const _: () = assert!(size_of::<FFI_ArrowArray>() == size_of::<ArrowArray>());
 const _: () = assert!(align_of::<FFI_ArrowArray>() == align_of::<ArrowArray>());
 const _: () = assert!(size_of::<FFI_ArrowSchema>() == size_of::<ArrowSchema>());
@@ -26,21 +26,21 @@ const _: () = assert!(align_of::<FFI_ArrowSchema>() == align_of::<ArrowSchema>()
 /// Returns a batch of [`Index::record_batches`](super::Index::record_batches), or a slice of one, in arrow2's
 /// types.
 ///
-/// The columns are those of the index; metadata of the schema stay behind.
+/// The columns are those of the index; metadata of the schema are dropped.
 ///
 /// # Errors
-/// [`Error::Index`] if the columns are not those of an index, or if arrow2 refuses them.
+/// [`Error::Index`] if the columns are not those of an index, or if arrow2 rejects them.
 pub fn to_arrow2(batch: &RecordBatch) -> Result<(Schema, Chunk<Box<dyn Array>>)> {
     let refused = |reason: String| Error::Index { path: "record batch".to_owned(), reason };
     let found = batch.schema();
     if found.fields() != schema(String::new(), counter_digests(&found)).fields() {
-        return Err(refused("its columns are not those of an index".to_owned()));
+        return Err(refused("expected the columns of an index".to_owned()));
     }
     let columns = arrow_array::StructArray::from(batch.clone());
     let (array, field) = to_ffi(&columns.to_data()).map_err(|error| refused(error.to_string()))?;
     let imported = import(array, field).map_err(|error| refused(error.to_string()))?;
     let columns = imported.as_any().downcast_ref::<StructArray>();
-    let columns = columns.ok_or_else(|| refused("arrow2 made no struct of it".to_owned()))?;
+    let columns = columns.ok_or_else(|| refused("arrow2 did not import the batch as a struct".to_owned()))?;
     Ok((Schema::from(columns.fields().to_vec()), Chunk::new(columns.values().to_vec())))
 }
 
@@ -146,7 +146,7 @@ mod tests {
     }
 
     /// Exports what arrow2 has and imports it into arrow again.
-    #[expect(unsafe_code, reason = "the way back, for the test alone")]
+    #[expect(unsafe_code, reason = "the inverse conversion, only for the test")]
     fn back(schema: Schema, chunk: Chunk<Box<dyn Array>>) -> RecordBatch {
         let columns = StructArray::new(Arrow2Type::Struct(schema.fields), chunk.into_arrays(), None);
         let field = Arrow2Field::new("", columns.data_type().clone(), false);

@@ -1,4 +1,4 @@
-//! Makes the rows of one shard from its headers.
+//! Builds the index rows of one shard from its headers.
 
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
@@ -23,7 +23,7 @@ use crate::shard::{
 };
 use crate::store::{Identity, Opened};
 
-/// The columns of one shard, extensions still numbered by this shard's own list.
+/// Columns of one shard, whose extensions are numbered by the shard's own list.
 #[derive(Debug, Default)]
 pub(super) struct ShardColumns {
     pub(super) keys: Vec<String>,
@@ -35,11 +35,11 @@ pub(super) struct ShardColumns {
     pub(super) bytes: Vec<u64>,
     pub(super) media: Vec<u8>,
     pub(super) shapes: Vec<u32>,
-    /// By each counter.
+    /// Token counts, by counter.
     pub(super) text_counts: Vec<CountedTexts>,
 }
 
-/// Everything learned from one shard.
+/// Rows, skipped entries and warnings of one shard.
 #[derive(Debug)]
 pub(super) struct BuiltShard {
     pub(super) shard: IndexedShard,
@@ -49,12 +49,12 @@ pub(super) struct BuiltShard {
     pub(super) warnings: Vec<String>,
 }
 
-/// Digest of a shard's name, length and hashed samples.
+/// Computes the digest of a shard's name, length and hashed samples.
 pub(super) fn digest_of(hasher: Sha256, shard: &IndexedShard) -> [u8; 32] {
     hasher.chain_update(&shard.name).chain_update(shard.bytes.to_le_bytes()).finalize().into()
 }
 
-/// Reads a shard's headers, and compares them with what files of other tools say.
+/// Reads a shard's headers, and compares them with the files of other tools.
 pub(super) fn build_checked(
     shard: &Shard,
     identity: &Identity,
@@ -66,7 +66,7 @@ pub(super) fn build_checked(
     Ok(built)
 }
 
-/// Reads a shard's headers; decodes every field as well if `options` say so.
+/// Reads a shard's headers; also decodes every field if `options` require it.
 pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOptions) -> Result<BuiltShard> {
     let IndexOptions { is_verified, video_sampling, foreign, .. } = *options;
     if let Some(object) = shard.remote() {
@@ -92,7 +92,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     Ok(builder.finish())
 }
 
-/// Returns the metadata of a shard before it is read.
+/// Returns the properties of a shard that are known before it is read.
 pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compression) -> IndexedShard {
     IndexedShard {
         name: shard.base_name().to_owned(),
@@ -107,7 +107,7 @@ pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compressi
     }
 }
 
-/// Length and time of change of a shard's file.
+/// Returns length and modification time of a shard's file.
 pub(super) fn stat(shard: &Shard) -> Result<Identity> {
     let path = shard.path().ok_or_else(|| Error::Config {
         setting: "dataset",
@@ -132,8 +132,8 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Starts a shard; with `is_verified` every field is decoded. Videos have as many frames as `sampling`
-    /// says.
+    /// Starts a shard; with `is_verified` every field is decoded. The frames of videos are counted by
+    /// `sampling`.
     pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
         let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
@@ -143,13 +143,13 @@ impl Builder {
         Self { built, hasher, keys_seen, has_repeated_key: false, is_verified, limits, counter: None }
     }
 
-    /// Counts texts as well.
+    /// Counts the tokens of texts in addition.
     pub(super) fn counting(mut self, counter: Option<&Arc<dyn TextCounter>>) -> Self {
         self.counter = counter.cloned().map(ShardCounter::new);
         self
     }
 
-    /// Reads an uncompressed shard: where another tool says that its headers stand, or from its beginning.
+    /// Reads an uncompressed shard: at the header locations known to another tool, or from its start.
     fn build_mapped(mut self, shard: &Shard, archive: Bytes, foreign: ForeignIndexes) -> BuiltShard {
         let is_followed = foreign == ForeignIndexes::Follow;
         let layout = match foreign {
@@ -170,15 +170,15 @@ impl Builder {
         built
     }
 
-    /// Reads headers where `layout` says that they stand; says why not if they do not, and takes nothing
-    /// then.
+    /// Reads headers at the locations of `layout`; if they are wrong, adds a warning and no rows, and returns
+    /// false.
     fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &HeaderLayout) -> bool {
         let entries = match walk_entries(&layout.starts, &mut archive.clone()) {
             Ok(entries) => entries,
             Err(reason) => {
                 let (source, url) = (&layout.source, &shard.url);
                 let warning =
-                    format!("`{source}` is not used, shard `{url}` is read from its beginning: {reason}");
+                    format!("`{source}` is ignored, shard `{url}` is read from its start: {reason}");
                 self.built.warnings.push(warning);
                 return false;
             }
@@ -214,7 +214,7 @@ impl Builder {
         self.built.shard.compression = compression;
     }
 
-    /// Takes the end of the last sample for the end of a compressed shard.
+    /// Takes the end of the last sample as the end of a compressed shard.
     pub(super) fn end_unpacked(&mut self) {
         self.built.shard.unpacked_bytes = self.rows_end();
     }
@@ -225,12 +225,12 @@ impl Builder {
         last + self.built.columns.last_sample_bytes()
     }
 
-    /// Returns the metadata of the shard so far.
+    /// Returns the properties of the shard so far.
     pub(super) fn shard_mut(&mut self) -> &mut IndexedShard {
         &mut self.built.shard
     }
 
-    /// Takes what the shard holds next.
+    /// Adds the next item of the shard.
     pub(super) fn push(&mut self, item: ShardItem) {
         match item {
             ShardItem::Skipped(skipped) => self.built.skipped.push(skipped),
@@ -247,7 +247,7 @@ impl Builder {
         for (field, shape) in sample.fields.iter().zip(shapes) {
             let fault = |reason| FieldFault { field: field.extension.clone(), reason };
             if (field.offset - sample.offset) / BLOCK_BYTES > u64::from(u32::MAX) {
-                return Err(fault("lies more than 2 TiB behind its sample's first header".into()));
+                return Err(fault("lies more than 2 TiB after its sample's first header".into()));
             }
             if self.is_verified {
                 let payload = field.payload.clone().unwrap_or_default();
@@ -266,11 +266,12 @@ impl Builder {
 
     fn push_sample(&mut self, sample: &RawSample, shapes: &[EncodedShape]) {
         let repeated = !self.keys_seen.insert(sample.key.clone());
+        // One warning per shard, because keys that repeat usually repeat often.
         if repeated && !std::mem::replace(&mut self.has_repeated_key, true) {
             let warning = format!("key `{}` repeats in shard `{}`", sample.key, sample.shard);
             self.built
                 .warnings
-                .push(format!("{warning}; its entries are not consecutive, or it is there twice"));
+                .push(format!("{warning}; its entries are not consecutive, or it is present twice"));
         }
         let fields = sample.fields.iter().map(|field| (&*field.extension, field.offset, field.bytes));
         hash_sample(&mut self.hasher, &sample.key, sample.offset, fields);
@@ -282,13 +283,14 @@ impl Builder {
         self.built.shard.payload_bytes += sample.bytes();
     }
 
-    /// Ends the shard.
+    /// Completes the shard.
     pub(super) fn finish(mut self) -> BuiltShard {
         if let Some(counter) = self.counter.take() {
             let (counted, warning) = counter.finish(&self.built.shard.name);
             self.built.columns.text_counts.push(counted);
             self.built.warnings.extend(warning);
         }
+        // Without the name, so that a renamed shard keeps its digest.
         let nameless = self.hasher.clone().chain_update(self.built.shard.bytes.to_le_bytes()).finalize();
         self.built.shard.digest =
             nameless.iter().take(8).fold(0, |digest, &byte| digest << 8 | u64::from(byte));
@@ -297,7 +299,7 @@ impl Builder {
     }
 }
 
-/// The text of a sample as the shapes of its fields estimate it.
+/// Returns the text length of a sample as estimated in the shapes of its fields.
 fn estimated(shapes: &[(u8, [u32; 2])]) -> TextLength {
     let texts = shapes.iter().filter(|(medium, _)| *medium == TEXT);
     texts.fold(TextLength::default(), |sum, (_, [tokens, target_tokens])| TextLength {
@@ -306,7 +308,7 @@ fn estimated(shapes: &[(u8, [u32; 2])]) -> TextLength {
     })
 }
 
-/// Hashes a sample whose fields are given as extension, offset and length.
+/// Hashes a sample from the extensions, offsets and lengths of its fields.
 pub(super) fn hash_sample<'a>(
     hasher: &mut Sha256,
     key: &str,
@@ -314,6 +316,7 @@ pub(super) fn hash_sample<'a>(
     fields: impl Iterator<Item = (&'a str, u64, u64)> + Clone,
 ) {
     let mut update = |text: &str| {
+        // With its length, so that texts cannot be confused with their concatenation.
         hasher.update((text.len() as u64).to_le_bytes());
         hasher.update(text);
     };
@@ -341,7 +344,7 @@ impl ShardColumns {
         self.field_ends.push(self.extensions.len() as i32);
     }
 
-    /// Number of an extension; shards hold few different ones, so the list is searched.
+    /// Returns the number of an extension; a shard has few different ones, so a linear search is fast.
     fn extension(&mut self, name: &Arc<str>) -> u16 {
         let known = self.extension_names.iter().position(|known| known == name);
         known.unwrap_or_else(|| {
@@ -350,7 +353,7 @@ impl ShardColumns {
         }) as u16
     }
 
-    /// Whether any field is called like a video.
+    /// Returns whether any field has the extension of a video.
     pub(super) fn has_videos(&self) -> bool {
         self.extension_names.iter().any(|name| is_video_extension(name))
     }
@@ -361,11 +364,11 @@ impl ShardColumns {
     }
 }
 
-/// The medium of a field and its shape, as in [`crate::index`].
+/// Code of the medium of a field and its shape, as in [`super::schema`].
 type EncodedShape = (u8, [u32; 2]);
 
 /// # Errors
-/// Which number the columns cannot hold.
+/// The number that does not fit into its column.
 fn encode_shape(shape: FieldShape) -> Result<EncodedShape, String> {
     Ok(match shape {
         FieldShape::Opaque => (OPAQUE, [0, 0]),
@@ -379,7 +382,10 @@ fn encode_shape(shape: FieldShape) -> Result<EncodedShape, String> {
             let sides = [shape.width, shape.height].map(u16::try_from);
             let [Ok(width), Ok(height)] = sides else {
                 let most = u16::MAX;
-                return Err(format!("a video of {} x {} pixels, over {most}", shape.width, shape.height));
+                return Err(format!(
+                    "a video of {} x {} pixels exceeds {most} pixels a side",
+                    shape.width, shape.height
+                ));
             };
             (VIDEO, [shape.frames, u32::from(width) << 16 | u32::from(height)])
         }
@@ -397,9 +403,12 @@ mod tests {
     fn what_does_not_fit_its_column_is_a_fault_and_never_cut() {
         let audio = |frames| encode_shape(FieldShape::Audio(AudioLength { frames, sample_rate_hz: 48_000 }));
         assert_eq!(audio(u64::from(u32::MAX)), Ok((AUDIO, [u32::MAX, 48_000])));
-        assert_eq!(audio(1 << 32), Err("4294967296 audio frames, over 4294967295".to_owned()));
+        assert_eq!(audio(1 << 32), Err("4294967296 audio frames exceed 4294967295".to_owned()));
         let video = |width, height| encode_shape(FieldShape::Video(VideoShape { frames: 9, width, height }));
         assert_eq!(video(65_535, 2), Ok((VIDEO, [9, 65_535 << 16 | 2])));
-        assert_eq!(video(2, 65_536), Err("a video of 2 x 65536 pixels, over 65535".to_owned()));
+        assert_eq!(
+            video(2, 65_536),
+            Err("a video of 2 x 65536 pixels exceeds 65535 pixels a side".to_owned())
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! Finds the index of a dataset, checks that it still fits, and replaces it when it does not.
+//! Finds the index of a dataset, checks that it is up to date, and replaces it otherwise.
 //!
-//! The file is named after the shards' base names and sizes, so different lists of shards have different
-//! files. It lies in `.dflop/` beside the first shard; in the user's cache directory where that directory
-//! cannot be written or the shard is remote; or in the directory that the user names. How it is written is
-//! `place.rs`'s.
+//! The file name is derived from the base names and sizes of the shards, so different lists of shards have
+//! different files. It lies in `.dflop/` next to the first shard; in the user's cache directory if that
+//! directory is not writable or the shard is remote; or in the directory that the user sets. `location.rs`
+//! writes it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -31,35 +31,35 @@ use crate::shard::{Compression, Shard, split_key};
 use crate::store::local::map_file;
 use crate::store::{Identity, without_query};
 
-/// Remote shards that are read at the same time, at least.
+/// Least number of remote shards that are read in parallel.
 const REMOTE_THREADS: usize = 16;
 /// Directory next to the shards.
 const DIRECTORY: &str = ".dflop";
 
-/// Location of the index and options of indexing.
+/// Location of the index and how it is built.
 #[derive(Debug, Clone)]
 pub struct IndexOptions {
-    /// Directory of the index file; `None` is beside the shards, or the user's cache directory.
+    /// Directory of the index file; `None` is next to the shards, or the user's cache directory.
     pub directory: Option<PathBuf>,
-    /// Makes the index anew even if there is one that fits.
+    /// Rebuilds the index even if it is up to date.
     pub is_rebuilt: bool,
-    /// Decodes every field, so that bad samples are known before the first epoch. Implies `is_rebuilt`.
+    /// Decodes every field, so that bad samples are found before the first epoch. Implies `is_rebuilt`.
     pub is_verified: bool,
-    /// Which frames of a video are shown, with the feature `video`; an index of videos that was made for
-    /// others is made anew.
+    /// Sampling of video frames, with the feature `video`; an index of videos with another sampling is
+    /// rebuilt.
     pub video_sampling: VideoSampling,
-    /// Source of the token counts of texts.
+    /// Token counts that the index returns.
     pub token_counts: TokenCounts,
-    /// Shards that are read at the same time.
+    /// Shards that are read in parallel.
     pub threads: usize,
-    /// Use of the index files of other tools.
+    /// Use of other tools' files next to the shards.
     pub foreign: ForeignIndexes,
-    /// Listener that is called for every shard.
+    /// Listener that is notified of every shard.
     pub progress: Arc<dyn Progress>,
 }
 
 impl Default for IndexOptions {
-    /// Beside the shards, built if needed, as many threads as cores.
+    /// Next to the shards, built if needed, with one thread per core.
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -75,13 +75,16 @@ impl Default for IndexOptions {
     }
 }
 
-/// Refuses options that make no sense, and a dataset of nothing.
+/// Rejects invalid options and an empty dataset.
 pub(super) fn check_options(shards: &[Shard], options: &IndexOptions) -> Result<()> {
     if let Some(fault) = options.video_sampling.fault() {
         return Err(Error::Config { setting: "video_sampling", reason: fault.into() });
     }
     if shards.is_empty() {
-        return Err(Error::Config { setting: "dataset", reason: "it has no shard".into() });
+        return Err(Error::Config {
+            setting: "dataset",
+            reason: "a dataset needs at least one shard".into(),
+        });
     }
     Ok(())
 }
@@ -103,6 +106,7 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     }
     let lock = locked(&candidates, &name, options)?;
     let first = lock.as_ref().ok().map(|(directory, _)| directory.join(&name));
+    // Another process may have built the index while this one waited for the lock.
     if let Some(path) = first.as_ref().filter(|_| !is_rebuilt)
         && let Some(decoded) = open_fitting(path, &shards, &stats, options)
         && has_counts(&decoded, options)
@@ -113,7 +117,7 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     write_locked(shards, &stats, built, options)
 }
 
-/// Writes the index of shards whose rows are known, under its lock, and opens it.
+/// Writes the index of shards whose rows are built, under its lock, and opens it.
 pub(super) fn write_and_open(
     shards: Vec<Shard>,
     stats: &[Identity],
@@ -124,8 +128,8 @@ pub(super) fn write_and_open(
     write_locked(shards, stats, built, options)
 }
 
-/// Takes the lock in the first directory that can be written; without one, the index may live in memory
-/// unless its directory was named.
+/// Takes the lock in the first writable directory; without one, the index may stay in memory unless a
+/// directory was set.
 fn locked(
     candidates: &[PathBuf],
     name: &str,
@@ -163,7 +167,7 @@ fn write_locked(
     assemble(shards, decoded, Some(path), options)
 }
 
-/// Writes the index of shards whose rows are known, where [`open_or_build`] looks for it.
+/// Writes the index of shards whose rows are built to the location where [`open_or_build`] looks for it.
 pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf> {
     let stats = stats(shards)?;
     let name = file_name(shards, &stats);
@@ -176,7 +180,7 @@ pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf>
     write_to_first(&candidates, &name, &encoded)
 }
 
-/// Length and version of every shard.
+/// Returns length and version of every shard.
 pub(super) fn stats(shards: &[Shard]) -> Result<Vec<Identity>> {
     let remote = identities(shards)?;
     let known = shards.iter().zip(remote);
@@ -201,6 +205,7 @@ fn assemble(
 ) -> Result<Index> {
     let DecodedIndex { metadata, mut rows } = decoded;
     let wanted = options.token_counts.wanted();
+    // Counts of only some shards would mix exact and estimated lengths, so they are used for all or none.
     let text_counts = wanted.filter(|digest| rows.iter().all(|rows| rows.has_counts(digest)));
     for rows in &mut rows {
         rows.select_counts(text_counts.as_deref());
@@ -213,6 +218,7 @@ fn assemble(
         end
     });
     let starts: Vec<u64> = starts.collect();
+    // The index may have been built under another path; the account names the present one.
     let renamed = metadata.skipped.into_iter().map(|(shard, skipped)| Skipped {
         shard: shards.get(shard).map_or(skipped.shard, |shard| shard.url.to_string()),
         ..skipped
@@ -245,7 +251,7 @@ fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
     format!("{}.arrow", hex(&hasher.finalize()[..8]))
 }
 
-/// Directories to look in and to write to, best first.
+/// Returns the directories to read from and to write to, best first.
 fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
     if let Some(directory) = &options.directory {
         return vec![directory.clone()];
@@ -264,7 +270,7 @@ fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Opens an index file if it is whole and its shards have not changed since.
+/// Opens an index file if it is intact and its shards have not changed.
 fn open_fitting(
     path: &Path,
     shards: &[Shard],
@@ -281,8 +287,8 @@ fn open_fitting(
     is_fitting.then_some(decoded)
 }
 
-/// Whether a shard is the one that was indexed: by its entity tag where it has one, else by the time of
-/// change.
+/// Returns whether a shard is the indexed version: by its entity tag if it has one, else by its modification
+/// time.
 pub(super) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
     let is_same = match (&indexed.etag, &found.etag) {
         (Some(indexed), Some(found)) => indexed == found,
@@ -292,7 +298,7 @@ pub(super) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
     is_same && indexed.bytes == found.bytes
 }
 
-/// Whether texts were counted as asked for.
+/// Returns whether the required token counts are present.
 fn has_counts(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
     options.token_counts.required().is_none_or(|counter| {
         let digest = counter.digest();
@@ -300,16 +306,16 @@ fn has_counts(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
     })
 }
 
-/// Whether videos, if there are any, were sampled as asked for; a build without video takes what there is.
+/// Returns whether videos, if any, were sampled as configured; a build without video accepts any sampling.
 fn has_video_shapes(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
     !cfg!(feature = "video")
         || decoded.metadata.video_sampling == Some(options.video_sampling)
         || !decoded.rows.iter().any(ShardRows::has_videos)
 }
 
-/// Whether the last sample that the index knows of a shard stands where it says. Names, sizes and times may
-/// agree between two datasets; where samples begin hardly does. Compressed shards are believed, and remote
-/// ones, whose tags are not alike by chance.
+/// Returns whether the last indexed sample of a shard is at its location. Names, sizes and times may agree
+/// between two datasets, but locations of samples hardly do. Compressed shards are not checked, nor remote
+/// ones, whose entity tags do not agree by chance.
 fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool {
     let (indexed, rows) = (&decoded.metadata.shards[shard], &decoded.rows[shard]);
     if indexed.compression != Compression::None || rows.len() == 0 || source.remote().is_some() {
@@ -322,14 +328,14 @@ fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool
     name.as_deref().and_then(split_key).is_some_and(|(key, _)| key == last.key())
 }
 
-/// Threads that read shards; those of remote shards wait for bytes more than they work.
+/// Returns the number of threads that read shards; those of remote shards mostly wait.
 fn threads(shards: &[Shard], options: &IndexOptions) -> usize {
     let is_remote = shards.iter().any(|shard| shard.remote().is_some());
     let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
     threads.clamp(1, shards.len())
 }
 
-/// Reads all shards on a few threads; the first error ends the others after their shard.
+/// Reads all shards on a few threads; after the first error, the others stop at the end of their shard.
 fn build_shards(shards: &[Shard], stats: &[Identity], options: &IndexOptions) -> Result<Vec<BuiltShard>> {
     options.progress.begin("shards", shards.len() as u64);
     let claims = match options.foreign {

@@ -1,4 +1,4 @@
-//! Writes an index as Arrow IPC and reads it in place.
+//! Encodes an index as Arrow IPC and reads it in place.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,16 +22,16 @@ use super::rows::ShardRows;
 use super::schema::{METADATA_KEY, Metadata, VERSION, field_columns, field_item, schema, shape_item};
 use crate::media::VideoSampling;
 
-/// Key of the checksum in the footer's own metadata.
+/// Metadata key of the checksum in the footer.
 const CHECKSUM_KEY: &str = "dflop.xxh3";
 /// Hex digits of the checksum.
 const CHECKSUM_DIGITS: usize = 16;
 /// Bytes of the file that one digest covers.
 const CHECKSUM_CHUNK_BYTES: usize = 1 << 20;
-/// Length of the trailer behind the footer of an Arrow file: four bytes of length, six of magic.
+/// Length of the trailer after the footer of an Arrow file: four bytes of length, six of magic.
 const TRAILER_BYTES: usize = 10;
 
-/// Writes the shards, in order, to bytes.
+/// Encodes the shards, in order.
 pub(super) fn encode_index(
     built: Vec<BuiltShard>,
     video_sampling: VideoSampling,
@@ -58,6 +58,7 @@ pub(super) fn encode_index(
         let columns = columns_of(shard.columns, &names, &counters)?;
         writer.write(&RecordBatch::try_new(schema.clone(), columns)?)?;
     }
+    // Reserves the digits, which are replaced in place when the checksum of the rest is known.
     writer.write_metadata(CHECKSUM_KEY, "0".repeat(CHECKSUM_DIGITS));
     let mut file = writer.into_inner()?;
     let digits = checksum_place(&file, &footer_of(&file)?)?;
@@ -70,27 +71,30 @@ fn damaged(what: &str) -> ArrowError {
     ArrowError::ParseError(format!("damaged: {what}"))
 }
 
-/// The footer, before anything in it can be believed.
+/// Returns the footer, before anything in it is verified.
 fn footer_of(file: &[u8]) -> Result<arrow_ipc::Footer<'_>, ArrowError> {
-    let trailer_start =
-        file.len().checked_sub(TRAILER_BYTES).ok_or_else(|| damaged("shorter than its trailer"))?;
+    let trailer_start = file
+        .len()
+        .checked_sub(TRAILER_BYTES)
+        .ok_or_else(|| damaged("the file is shorter than its trailer"))?;
     let trailer = file[trailer_start..].try_into().map_err(|_| damaged("trailer"))?;
     let footer_start = trailer_start.checked_sub(read_footer_length(trailer)?);
-    let footer_start = footer_start.ok_or_else(|| damaged("shorter than its footer"))?;
+    let footer_start = footer_start.ok_or_else(|| damaged("the file is shorter than its footer"))?;
     arrow_ipc::root_as_footer(&file[footer_start..trailer_start]).map_err(|error| damaged(&error.to_string()))
 }
 
-/// Offset in the file of the digits of its checksum.
+/// Returns the location of the checksum's digits in the file.
 fn checksum_place(file: &[u8], footer: &arrow_ipc::Footer<'_>) -> Result<Range<usize>, ArrowError> {
     let stored = footer.custom_metadata().iter().flatten().find(|pair| pair.key() == Some(CHECKSUM_KEY));
     let stored = stored.and_then(|pair| pair.value()).filter(|digits| digits.len() == CHECKSUM_DIGITS);
     let stored = stored.ok_or_else(|| damaged("no checksum"))?;
+    // The digits are a view into `file`, so their address gives their offset.
     let start = stored.as_ptr().addr() - file.as_ptr().addr();
     Ok(start..start + CHECKSUM_DIGITS)
 }
 
-/// XXH3 of everything but the digits of the checksum, as hex digits: the digest of the digests of its chunks,
-/// which are taken side by side.
+/// Computes XXH3 of everything but the digits of the checksum, as hex digits: the digest of the digests of
+/// its chunks, which are computed in parallel.
 fn checksum(file: &[u8], digits: &Range<usize>) -> String {
     let parts = [&file[..digits.start], &file[digits.end..]];
     let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks(CHECKSUM_CHUNK_BYTES)).collect();
@@ -98,7 +102,7 @@ fn checksum(file: &[u8], digits: &Range<usize>) -> String {
     format!("{:0CHECKSUM_DIGITS$x}", xxh3_64(&digests.concat()))
 }
 
-/// Does work on every item, on as many threads as there are cores; answers in the order of the items.
+/// Processes every item, on one thread per core; returns the results in the order of the items.
 fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let share = items.len().div_ceil(threads).max(1);
@@ -114,7 +118,7 @@ fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> 
     })
 }
 
-/// The extensions of all shards in the order of their first use: one dictionary for the whole file.
+/// Collects the extensions of all shards in the order of their first use: one dictionary for the whole file.
 fn extension_names(built: &[BuiltShard]) -> Result<Arc<StringArray>, ArrowError> {
     let mut names: Vec<&str> = Vec::new();
     for name in built.iter().flat_map(|shard| &shard.columns.extension_names) {
@@ -123,7 +127,10 @@ fn extension_names(built: &[BuiltShard]) -> Result<Arc<StringArray>, ArrowError>
         }
     }
     if names.len() > usize::from(u16::MAX) {
-        let reason = format!("{} different field extensions; keys may hold no dot", names.len());
+        let reason = format!(
+            "{} different field extensions, expected at most 65,535; keys must not contain dots",
+            names.len()
+        );
         return Err(ArrowError::InvalidArgumentError(reason));
     }
     Ok(Arc::new(StringArray::from(names)))
@@ -137,12 +144,12 @@ fn fingerprint(built: &[BuiltShard]) -> String {
     hex(&hasher.finalize()[..16])
 }
 
-/// Lower-case hex digits of `bytes`.
+/// Returns the lower-case hex digits of `bytes`.
 pub(super) fn hex(bytes: &[u8]) -> String {
     format!("{:x}", Bytes::copy_from_slice(bytes))
 }
 
-/// Digests of the counters that counted all shards.
+/// Returns the digests of the counters that counted all shards.
 fn counters(built: &[BuiltShard]) -> impl Iterator<Item = &str> {
     let has = |shard: &BuiltShard, digest: &str| {
         shard.columns.text_counts.iter().any(|counted| counted.digest == digest)
@@ -192,16 +199,16 @@ fn columns_of(
     Ok(arrays)
 }
 
-/// An index file, decoded in place.
+/// Decoded index file, whose arrays are views of it.
 pub(super) struct DecodedIndex {
     pub(super) metadata: Metadata,
     pub(super) rows: Vec<ShardRows>,
 }
 
-/// Reads an index; the arrays are views of `file`.
+/// Decodes an index; the arrays are views of `file`.
 ///
 /// # Errors
-/// What is wrong with the file, also when it is of another version.
+/// The reason why the file is damaged, or that it has another version.
 pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
     let footer = footer_of(file)?;
     let digits = checksum_place(file, &footer)?;
@@ -223,7 +230,7 @@ pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
         if is_inside {
             Ok(buffer.slice_with_length(start, length))
         } else {
-            Err(damaged("a block lies outside"))
+            Err(damaged("a block lies outside of the file"))
         }
     };
     for block in footer.dictionaries().iter().flatten() {
@@ -232,13 +239,13 @@ pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
     let blocks: Vec<_> = footer.recordBatches().iter().flatten().collect();
     let rows_of = |block: &&arrow_ipc::Block| {
         let batch = decoder.read_record_batch(block, &block_of(block)?)?;
-        let batch = batch.ok_or_else(|| damaged("an empty block"))?;
+        let batch = batch.ok_or_else(|| damaged("a block has no batch"))?;
         ShardRows::new(&batch).ok_or_else(|| damaged("columns differ"))
     };
     let rows = in_parallel(&blocks, rows_of).into_iter().collect::<Result<Vec<_>, _>>()?;
     let counts = metadata.shards.iter().map(|shard| shard.samples);
     if !counts.eq(rows.iter().map(|rows| rows.len() as u64)) {
-        return Err(damaged("sample counts differ"));
+        return Err(damaged("the numbers of samples differ"));
     }
     Ok(DecodedIndex { metadata, rows })
 }
@@ -247,8 +254,8 @@ pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
 mod tests {
     use super::*;
 
-    /// The checksum once left out the footer, where the fingerprint is: one wrong digit there gave another
-    /// order.
+    /// Guards a fixed bug: the checksum once omitted the footer, where a wrong digit of the fingerprint
+    /// changed the order.
     #[test]
     fn no_byte_of_an_index_changes_unnoticed() {
         let directory = tempfile::tempdir().unwrap();

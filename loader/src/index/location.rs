@@ -1,4 +1,7 @@
-//! Chooses the location of an index and writes it atomically, under a lock.
+//! Chooses the location of an index file and writes it atomically, under a lock file.
+//!
+//! The file is written under a temporary name and then renamed, in the first directory that accepts it; the
+//! lock lets one process of a machine build while the others wait.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,12 +10,13 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// Age after which a temporary file counts as abandoned.
+/// Age at which a temporary file must have been abandoned.
 const LEFTOVER_AGE: Duration = Duration::from_mins(10);
 
-/// Takes the lock in the first directory that can be written; waits while another process builds there.
+/// Takes the lock in the first writable directory; waits while another process builds there.
 pub(super) fn lock_first_writable(directories: &[PathBuf], name: &str) -> std::io::Result<(PathBuf, File)> {
-    let mut refused = std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index");
+    let mut refused =
+        std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index is writable");
     for directory in directories {
         let lock = std::fs::create_dir_all(directory)
             .and_then(|()| {
@@ -34,7 +38,7 @@ fn lock_path(directory: &Path, name: &str) -> PathBuf {
     directory.join(name.replace(".arrow", ".lock"))
 }
 
-/// Removes what killed builders left behind; a younger file may belong to a builder on another machine.
+/// Removes the files of killed builders; a younger file may belong to a builder on another machine.
 fn remove_leftovers(directory: &Path, name: &str) {
     let stem = name.trim_end_matches("arrow");
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -47,13 +51,13 @@ fn remove_leftovers(directory: &Path, name: &str) {
             .ok()
             .and_then(|time| time.elapsed().ok());
         if is_temporary && age.is_some_and(|age| age > LEFTOVER_AGE) {
-            // A file that cannot be removed harms nobody.
+            // A leftover file harms nobody.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Writes the index to the first directory that takes it: a full disk holds no one up who has another.
+/// Writes the index to the first directory that accepts it, so that a full disk is skipped.
 pub(super) fn write_to_first(directories: &[PathBuf], name: &str, encoded: &[u8]) -> Result<PathBuf> {
     let mut refused = None;
     for directory in directories {
@@ -63,7 +67,7 @@ pub(super) fn write_to_first(directories: &[PathBuf], name: &str, encoded: &[u8]
             Err(error) => refused = refused.or(Some(error)),
         }
     }
-    let source = std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index");
+    let source = std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index is writable");
     Err(refused.unwrap_or(Error::File { path: name.to_owned(), source }))
 }
 

@@ -1,8 +1,8 @@
-//! Makes an index in parts: tasks on any machines index shards, and their parts are merged.
+//! Builds the index of a dataset in parts: tasks on any machines read shards, and their parts are merged.
 //!
-//! A *part* is what reading the headers of a few shards tells, as bytes that travel: for each shard its URL
-//! and a small index file of that shard alone. Merging reads no shard: it checks that every shard is covered
-//! once, in its present version, and writes the file that [`crate::index`] would have written.
+//! A *part* holds the headers of a few shards as portable bytes: for each shard its URL and a small index
+//! file of that shard alone. Merging reads no shard: it checks that every shard is covered once, in its
+//! present version, and writes the file that [`super::cache`] would have written.
 //!
 //! ```text
 //! magic, version, shards; for each shard: length, URL, length, index file; XXH3 of all that
@@ -27,11 +27,11 @@ use crate::shard::Shard;
 use crate::store::Identity;
 
 const MAGIC: &[u8; 16] = b"dflop index part";
-/// Changes with the layout of a part; what is inside has a version of its own.
+/// Changes with the layout of a part; the index files inside have their own version.
 const VERSION: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
 
-/// A shard as a part tells of it.
+/// Shard in a part.
 struct PartShard {
     url: String,
     built: BuiltShard,
@@ -51,7 +51,7 @@ pub(super) fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec
     encode_part(built, options.video_sampling)
 }
 
-/// Writes the rows of shards to a part.
+/// Encodes the rows of shards as a part.
 ///
 /// # Errors
 /// [`Error::Index`] if they cannot be encoded.
@@ -72,7 +72,7 @@ pub(super) fn encode_part(built: Vec<(Shard, BuiltShard)>, sampling: VideoSampli
     Ok(part)
 }
 
-/// Joins parts and writes the index where it is looked for.
+/// Merges parts and writes the index to its usual location.
 pub(super) fn merge_parts(
     shards: Vec<Shard>,
     parts: impl Iterator<Item = Bytes>,
@@ -107,11 +107,11 @@ pub(super) fn merge_parts(
     write_and_open(shards, &stats, built, options)
 }
 
-/// Matches the shards of parts with the shards of the dataset.
+/// Assignment of the shards of parts to the shards of the dataset.
 struct ShardNumbers {
-    /// Places that are free, the last one first.
+    /// Indices not yet assigned, the last one first.
     by_url: HashMap<String, Vec<usize>>,
-    /// Place by base name, where only one shard has it.
+    /// Index by base name, if only one shard has it.
     by_name: HashMap<String, Option<usize>>,
     is_taken: Vec<bool>,
 }
@@ -127,7 +127,7 @@ impl ShardNumbers {
         Self { by_url, by_name, is_taken: vec![false; shards.len()] }
     }
 
-    /// The place of a shard: that of its URL, else of its base name, as the directory may have another path
+    /// Returns the index of a shard: by URL, else by base name, as the directory may have another path
     /// elsewhere.
     fn take(&mut self, covered: &PartShard) -> Result<usize> {
         let fault = |fault| Error::IndexShard { shard: covered.url.clone(), fault };
@@ -144,7 +144,7 @@ impl ShardNumbers {
     }
 }
 
-/// A shard's rows, which are those of its present version and made as asked for.
+/// Returns a shard's rows after checking its version and the options they were made with.
 fn checked(
     shard: &Shard,
     identity: &Identity,
@@ -177,7 +177,8 @@ fn checked(
     Ok(built)
 }
 
-/// A column is kept only if all shards have it, so a difference would lose one silently.
+/// Checks that all shards have the same counters; a column is only kept if all have it, so one could be lost
+/// silently.
 fn check_counters(shards: &[Shard], built: &[BuiltShard]) -> Result<()> {
     let digests = |built: &BuiltShard| {
         let mut digests: Vec<_> =
@@ -195,38 +196,36 @@ fn check_counters(shards: &[Shard], built: &[BuiltShard]) -> Result<()> {
     }
 }
 
-/// Takes a part apart.
+/// Decodes a part.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why it is invalid.
 fn read_part(part: &Bytes) -> Result<Vec<PartShard>, String> {
-    let short = || "it is cut short".to_owned();
+    let short = || "it is truncated".to_owned();
     let end =
         part.len().checked_sub(CHECKSUM_BYTES).filter(|&end| end >= MAGIC.len() + 8).ok_or_else(short)?;
     if !part.starts_with(MAGIC) {
-        return Err("it is no part of an index".into());
+        return Err("expected a part of an index".into());
     }
     let (mut content, mut checksum) = (part.slice(MAGIC.len()..end), part.slice(end..));
     let version = content.get_u32_le();
     if version != VERSION {
-        return Err(format!(
-            "it has version {version} instead of {VERSION}; make it again with this release"
-        ));
+        return Err(format!("it has version {version}, expected {VERSION}; make it again with this release"));
     }
     if checksum.get_u64_le() != xxh3_64(&part[..end]) {
-        return Err("it is damaged or cut short: the checksum differs".into());
+        return Err("it is damaged or truncated: the checksum differs".into());
     }
     let mut shards = Vec::new();
     for _ in 0..content.get_u32_le() {
         let url = take_bytes(&mut content).ok_or_else(short)?;
         let url =
-            String::from_utf8(url.to_vec()).map_err(|_| "it is damaged: a URL is no text".to_owned())?;
+            String::from_utf8(url.to_vec()).map_err(|_| "it is damaged: a URL is not UTF-8".to_owned())?;
         let decoded = decode_index(&take_bytes(&mut content).ok_or_else(short)?);
         let decoded = decoded.map_err(|error| format!("shard `{url}`: {error}"))?;
-        shards.push(part_shard(url, decoded).ok_or("it holds more than one shard at a place of one")?);
+        shards.push(part_shard(url, decoded).ok_or("it contains several shards where one is expected")?);
     }
     if content.has_remaining() {
-        return Err("it is damaged: there is more behind its shards".into());
+        return Err("it is damaged: bytes follow its last shard".into());
     }
     Ok(shards)
 }
@@ -237,7 +236,7 @@ fn take_bytes(content: &mut Bytes) -> Option<Bytes> {
     Some(content.split_to(length))
 }
 
-/// The rows of an index of one shard.
+/// Returns the rows of an index of one shard.
 fn part_shard(url: String, decoded: DecodedIndex) -> Option<PartShard> {
     let DecodedIndex { mut metadata, rows } = decoded;
     let ([rows], [_]) = (&rows[..], &metadata.shards[..]) else { return None };

@@ -1,8 +1,8 @@
-//! Indexes a dataset: location and shape of every sample.
+//! Indexes a dataset: the location of every sample's bytes and the shape of its media.
 //!
-//! Made once from headers, kept as one Arrow IPC file with a record batch per shard, memory-mapped on use. It
-//! lets every rank plan whole global batches without reading a payload. `build` makes it, `schema` says
-//! what is in the file, `rows` reads it, `cache` finds, checks and replaces it.
+//! The index is built once from headers, stored as one Arrow IPC file with a record batch per shard, and
+//! memory-mapped on use. It lets every rank plan whole global batches without reading payloads. `build` makes
+//! the rows, `schema` defines the file, `rows` reads it, `cache` finds, checks and replaces it.
 
 #[cfg(feature = "arrow2")]
 pub mod arrow2;
@@ -34,7 +34,7 @@ use crate::error::{Error, Result, Skipped};
 use crate::media::VideoSampling;
 use crate::shard::Shard;
 
-/// The index of a dataset, open for reading.
+/// Index of a dataset, open for reading.
 #[derive(Debug)]
 pub struct Index {
     shards: Vec<Shard>,
@@ -50,22 +50,22 @@ pub struct Index {
 }
 
 impl Index {
-    /// Opens the index of `shards`, and makes it first if there is none or a shard has changed.
+    /// Opens the index of `shards`; builds it first if it is missing or a shard has changed.
     ///
     /// # Errors
     /// [`Error::Config`] if a shard is a stream, which cannot be indexed; [`Error::Read`] if a shard cannot
-    /// be read; [`Error::NoSamples`] if not one good sample is found; [`Error::File`] if a named index
+    /// be read; [`Error::NoSamples`] if there is no good sample; [`Error::File`] if a configured index
     /// directory cannot be written.
     pub fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Self> {
         cache::open_or_build(shards, options)
     }
 
-    /// Reads some shards of a dataset for its index, on any machine that sees them: bytes for
+    /// Reads some shards of a dataset for its index, on any machine that can read them: bytes for
     /// [`Self::merge_parts`].
     ///
-    /// `shards` may be one, and may have no good sample; what is bad is kept for the account. Of the options
-    /// those count that say how rows are made: sampling of videos, text counts, verification, foreign
-    /// layouts. Shards are read one at a time.
+    /// `shards` may be a single one, and may have no good sample; bad ones are kept for the account. Only
+    /// options that determine the rows apply: sampling of videos, token counts, verification, foreign
+    /// indexes. Shards are read one at a time.
     ///
     /// # Errors
     /// [`Error::Config`] if there is no shard, or one is a stream; [`Error::Read`] if a shard cannot be read.
@@ -73,16 +73,16 @@ impl Index {
         merge::build_part(shards, options)
     }
 
-    /// Joins parts of [`Self::build_part`], in any order, and writes the very file that
-    /// [`Self::open_or_build`] would have written for `shards`, in the same place and under the same lock;
-    /// reads no shard, only lengths and versions.
+    /// Merges parts of [`Self::build_part`], in any order, and writes exactly the file that
+    /// [`Self::open_or_build`] would have written for `shards`, at the same location and under the same lock;
+    /// reads no shards, only their lengths and versions.
     ///
-    /// A shard of a part is that of the same URL, else the only one of the same base name: tasks may see
-    /// directories under another path.
+    /// A shard of a part is matched by URL, else by a unique base name, because tasks may see directories
+    /// under another path.
     ///
     /// # Errors
-    /// [`Error::IndexPart`] if a part is damaged, cut short or none; [`Error::IndexShard`] if a shard is not
-    /// covered exactly once, has changed since, or was read with other options; then those of
+    /// [`Error::IndexPart`] if a part is damaged, truncated or not a part; [`Error::IndexShard`] if a shard
+    /// is not covered exactly once, has changed since, or was read with other options; then the errors of
     /// [`Self::open_or_build`].
     pub fn merge_parts(
         shards: Vec<Shard>,
@@ -98,7 +98,7 @@ impl Index {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Whether there is no good sample; never true for an index that was opened.
+    /// Returns whether there is no good sample; never true for an index that was opened.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -116,56 +116,57 @@ impl Index {
         &self.shards
     }
 
-    /// Returns what is known of each shard, in order.
+    /// Returns the indexed properties of each shard, in order.
     #[must_use]
     pub fn indexed_shards(&self) -> &[IndexedShard] {
         &self.indexed
     }
 
-    /// Returns the samples and shards that the headers show to be bad.
+    /// Returns the samples and shards that are bad by their headers.
     #[must_use]
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
     }
 
-    /// Returns oddities that lose nothing, such as keys that repeat.
+    /// Returns warnings about irregularities that lose no data, such as repeated keys.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Returns the digest of the counter whose token counts of texts are answered with; `None` for estimates.
+    /// Returns the digest of the counter whose token counts are used; `None` for estimates.
     #[must_use]
     pub fn token_counts(&self) -> Option<&str> {
         self.text_counts.as_deref()
     }
 
-    /// Returns which frames of videos are counted; `None` if there are none or they were not looked at.
+    /// Returns the sampling by which frames of videos were counted; `None` without videos or without a video
+    /// decoder.
     #[must_use]
     pub fn video_sampling(&self) -> Option<VideoSampling> {
         self.video_sampling
     }
 
-    /// Returns the index file; `None` if no directory could be written and it lives in memory only.
+    /// Returns the index file; `None` if no directory was writable and it only exists in memory.
     #[must_use]
     pub fn path(&self) -> Option<&std::path::Path> {
         self.path.as_deref()
     }
 
-    /// Returns payload bytes of all good samples.
+    /// Returns the payload bytes of all good samples.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         self.indexed.iter().map(|shard| shard.payload_bytes).sum()
     }
 
-    /// Returns the numbers of the samples of a shard.
+    /// Returns the range of the samples of a shard.
     #[must_use]
     pub fn shard_samples(&self, shard: usize) -> Range<u64> {
         let start = if shard == 0 { 0 } else { self.starts[shard - 1] };
         start..self.starts[shard]
     }
 
-    /// Returns a sample by its number.
+    /// Returns a sample by its index.
     ///
     /// # Panics
     /// If `sample` is not below [`Self::len`].
@@ -176,8 +177,8 @@ impl Index {
         self.rows[shard].row(shard, (sample - self.shard_samples(shard).start) as usize)
     }
 
-    /// Returns the rows as Arrow record batches, one a shard, with the columns that the index file has: see
-    /// the table in the source of `index/schema.rs`. Their arrays are views of the file.
+    /// Returns the rows as Arrow record batches, one per shard, with the columns of the index file: see the
+    /// table in the source of `index/schema.rs`. Their arrays are views of the file.
     pub fn record_batches(&self) -> impl ExactSizeIterator<Item = &RecordBatch> {
         self.rows.iter().map(ShardRows::batch)
     }

@@ -1,7 +1,7 @@
-//! Makes the rows of a remote shard without downloading what no row needs.
+//! Builds the rows of a remote shard without downloading payloads that no row needs.
 //!
-//! Headers, texts and clips are read, and the beginnings of long images; what lies between is jumped over
-//! where that is cheaper than reading on.
+//! Headers, texts and audio are read, and the start of long images; the bytes between are skipped where that
+//! is cheaper than reading on.
 
 use std::io;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use super::build::Builder;
 use crate::error::Result;
 use crate::media::probe::ImageFormat;
-use crate::media::{MediumKind, kind_of_extension};
+use crate::media::{FieldKind, kind_of_extension};
 use crate::sample::measure_sample;
 use crate::shard::tar::Entry;
 use crate::shard::tar::ranged::Archive;
@@ -21,21 +21,21 @@ use crate::shard::{
 };
 use crate::store::{Identity, RemoteObject, ShardBody, Task, spawn};
 
-/// Payloads up to this length are read whole: a request costs as much as these bytes.
+/// Longest payload that is read whole: a request costs as much as reading that many bytes.
 const READ_WHOLE_BYTES: u64 = 1 << 20;
 /// Bytes that are read of a longer payload.
 const PREFIX_BYTES: u64 = 64 << 10;
-/// Bytes of the request after a jump.
+/// Bytes that are requested after a jump.
 const WINDOW_BYTES_MIN: u64 = 128 << 10;
-/// Bytes of a request when everything is read; two such windows are in flight.
+/// Bytes per request when everything is read; two such windows are in flight.
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
-/// Bytes of a compressed shard that are under way.
+/// Bytes of a compressed shard in flight.
 const PACKED_BYTES_AHEAD: u64 = 16 << 20;
 
-/// Reads a remote shard into `builder`, whose compression is set on the way.
+/// Reads a remote shard into `builder`, and sets its compression.
 ///
 /// # Errors
-/// [`crate::error::Error::Read`] if the store fails for good.
+/// [`crate::Error::Read`] if the store fails permanently.
 pub(super) fn push_remote(
     builder: &mut Builder,
     shard: &Shard,
@@ -93,12 +93,12 @@ fn push_compressed(
     failed.map_or(Ok(()), Err)
 }
 
-/// Returns the bytes of a payload that determine its shape, as far as its name tells.
+/// Returns how much of a payload is needed for its shape, judged by its name.
 fn wanted_bytes(entry: &Entry) -> u64 {
     let extension = split_key(&entry.name).map(|(_, extension)| extension).unwrap_or_default();
     let is_jumped = match kind_of_extension(&extension) {
-        MediumKind::Image | MediumKind::Npy => true,
-        MediumKind::Opaque => !extension.ends_with("opus"),
+        FieldKind::Image | FieldKind::Npy => true,
+        FieldKind::Opaque => !extension.ends_with("opus"),
         _ => false,
     };
     if is_jumped && entry.bytes > READ_WHOLE_BYTES { PREFIX_BYTES } else { entry.bytes }
@@ -108,8 +108,8 @@ fn all_bytes(entry: &Entry) -> u64 {
     entry.bytes
 }
 
-/// Reads the rest of a sample's fields where their beginnings do not tell the shape: images that keep their
-/// orientation behind the pixels, and everything else that is not understood.
+/// Reads the rest of a sample's fields where their start does not determine the shape: images that store
+/// their orientation after the pixels, and everything that cannot be parsed.
 fn complete(sample: &mut RawSample, archive: &mut RangeWindow) -> io::Result<()> {
     let is_cut = |payload: &Option<Bytes>, bytes: u64| {
         payload.as_ref().is_some_and(|payload| (payload.len() as u64) < bytes)
@@ -119,8 +119,8 @@ fn complete(sample: &mut RawSample, archive: &mut RangeWindow) -> io::Result<()>
     }
     let is_understood = measure_sample(sample).is_ok();
     for field in &mut sample.fields {
-        let is_jpeg = field.payload.as_deref().and_then(ImageFormat::of_bytes) == Some(ImageFormat::Jpeg);
-        let is_image = kind_of_extension(&field.extension) == MediumKind::Image;
+        let is_jpeg = field.payload.as_deref().and_then(ImageFormat::from_bytes) == Some(ImageFormat::Jpeg);
+        let is_image = kind_of_extension(&field.extension) == FieldKind::Image;
         let is_enough = is_understood && (is_jpeg || !is_image);
         if is_cut(&field.payload, field.bytes) && !is_enough {
             field.payload = Some(archive.read(field.offset..field.offset + field.bytes)?);
@@ -129,7 +129,7 @@ fn complete(sample: &mut RawSample, archive: &mut RangeWindow) -> io::Result<()>
     Ok(())
 }
 
-/// A remote archive seen through a window that moves forward, and grows while nothing is jumped over.
+/// View of a remote archive through a window that moves forward, and grows while nothing is skipped.
 struct RangeWindow {
     object: RemoteObject,
     identity: Identity,
@@ -153,7 +153,7 @@ impl RangeWindow {
         spawn(async move { Ok(object.read(range, &identity).await?.0) })
     }
 
-    /// Advances to the bytes after the window.
+    /// Moves to the bytes after the window.
     fn advance(&mut self) -> io::Result<()> {
         let start = self.end();
         let task = match self.next.take().filter(|(range, _)| range.start == start) {
@@ -165,13 +165,14 @@ impl RangeWindow {
         let is_second = self.next_bytes > WINDOW_BYTES_MIN;
         self.next_bytes = (2 * self.next_bytes).min(WINDOW_BYTES_MAX);
         let next = self.end()..self.identity.bytes.min(self.end() + self.next_bytes);
+        // Only after two consecutive windows is the next one likely to be needed.
         if is_second && !next.is_empty() {
             self.next = Some((next.clone(), self.request(next)));
         }
         Ok(())
     }
 
-    /// Begins anew at `start`; what was requested ahead is cancelled.
+    /// Restarts at `start`; requests ahead are canceled.
     fn jump(&mut self, start: u64) {
         (self.start, self.bytes, self.next) = (start, Bytes::new(), None);
         self.next_bytes = WINDOW_BYTES_MIN;
@@ -184,6 +185,7 @@ impl Archive for RangeWindow {
     }
 
     fn read(&mut self, range: Range<u64>) -> io::Result<Bytes> {
+        // Reading over a small gap is cheaper than another request.
         let is_near = self.start <= range.start && range.start <= self.end() + READ_WHOLE_BYTES;
         if !is_near {
             self.jump(range.start);
@@ -206,7 +208,7 @@ impl Archive for RangeWindow {
     }
 }
 
-/// Asks for lengths and versions of all remote shards, many at a time.
+/// Requests lengths and versions of all remote shards, many in parallel.
 pub(super) fn identities(shards: &[Shard]) -> Result<Vec<Option<Identity>>> {
     let tasks = shards.iter().map(|shard| {
         let object = shard.remote()?.clone();

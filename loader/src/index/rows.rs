@@ -1,4 +1,4 @@
-//! Reads rows of the index in place.
+//! Reads the rows of the index in place.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::sample::text::TextLength;
 /// Bytes of a tar block, the unit of `start_blocks`.
 pub(super) const BLOCK_BYTES: u64 = 512;
 
-/// The rows of one shard.
+/// Rows of one shard.
 #[derive(Debug)]
 pub(super) struct ShardRows {
     batch: RecordBatch,
@@ -31,14 +31,14 @@ pub(super) struct ShardRows {
     bytes: PrimitiveArray<UInt64Type>,
     media: PrimitiveArray<UInt8Type>,
     shapes: PrimitiveArray<UInt32Type>,
-    /// Counted texts by the digest of the counter.
+    /// Token counts, by the digest of the counter.
     text_counts: Vec<(String, PrimitiveArray<UInt32Type>)>,
-    /// Those that are answered with.
+    /// Token counts that are returned; `None` for estimates.
     selected_counts: Option<PrimitiveArray<UInt32Type>>,
 }
 
 impl ShardRows {
-    /// Takes the columns apart; `None` if they are not those of [`crate::index`].
+    /// Splits a batch into its columns; `None` if they are not those of [`super::schema`].
     pub(super) fn new(batch: &RecordBatch) -> Option<Self> {
         let lists = batch.column_by_name("fields")?.as_list_opt::<i32>()?.clone();
         if lists.value_type() != *field_item().data_type() {
@@ -67,7 +67,7 @@ impl ShardRows {
         })
     }
 
-    /// Counted texts by the digest of the counter.
+    /// Returns the token counts, by the digest of the counter.
     pub(super) fn text_counts(&self) -> &[(String, PrimitiveArray<UInt32Type>)] {
         &self.text_counts
     }
@@ -76,13 +76,13 @@ impl ShardRows {
         self.text_counts.iter().any(|(known, _)| known == digest)
     }
 
-    /// Answers with the counts of this counter from here on, or with estimates.
+    /// Selects the token counts of this counter, or estimates.
     pub(super) fn select_counts(&mut self, digest: Option<&str>) {
         let found = self.text_counts.iter().find(|(known, _)| Some(known.as_str()) == digest);
         self.selected_counts = found.map(|(_, lengths)| lengths.clone());
     }
 
-    /// The columns as they were before the file was written; extensions are numbered by its dictionary.
+    /// Returns the columns as they were before encoding; extensions are numbered by the file's dictionary.
     pub(super) fn columns(&self) -> ShardColumns {
         let counted = |(digest, lengths): &(String, PrimitiveArray<UInt32Type>)| CountedTexts {
             digest: digest.clone(),
@@ -102,7 +102,7 @@ impl ShardRows {
         }
     }
 
-    /// The columns as they are in the file.
+    /// Returns the columns as encoded.
     pub(super) fn batch(&self) -> &RecordBatch {
         &self.batch
     }
@@ -116,19 +116,19 @@ impl ShardRows {
     }
 }
 
-/// A sample as the index knows it.
+/// Sample in the index.
 #[derive(Debug, Clone, Copy)]
 pub struct SampleRow<'a> {
     rows: &'a ShardRows,
-    /// Number of the shard in the dataset.
+    /// Index of the shard in the dataset.
     pub shard: usize,
     row: usize,
 }
 
-/// A field as the index knows it.
+/// Field in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldRow<'a> {
-    /// Entry name after the key's dot, lower-cased.
+    /// Part of the entry name after the key's dot, lower-cased.
     pub extension: &'a str,
     /// Offset of the payload in the uncompressed shard.
     pub offset: u64,
@@ -169,7 +169,7 @@ impl<'a> SampleRow<'a> {
         self.fields().map(|field| field.bytes).sum()
     }
 
-    /// Writes what the cost model needs into `shape`, whose buffers are reused; texts by
+    /// Writes the shape that the cost model needs into `shape`, whose buffers are reused; text by
     /// [`super::TokenCounts`].
     pub fn read_shape(&self, shape: &mut SampleShape) {
         shape.clear();
@@ -184,7 +184,7 @@ impl<'a> SampleRow<'a> {
 }
 
 impl ShardRows {
-    /// Whether any field of the dataset is called like a video.
+    /// Returns whether any field of the dataset has the extension of a video.
     pub(super) fn has_videos(&self) -> bool {
         self.names.iter().flatten().any(is_video_extension)
     }

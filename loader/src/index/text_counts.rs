@@ -1,8 +1,7 @@
-//! Counts the tokens of texts by the tokenizer of a model, next to the estimates.
+//! Counts tokens of texts by a model's own tokenizer, in addition to the estimates.
 //!
-//! Each counter has a column of its own in the index, named after its digest; an index can hold several. A
-//! column is made when the index is first opened with its counter, which reads the texts of all shards once
-//! more.
+//! Each counter has its own column in the index, named after its digest; an index can hold several. A column
+//! is made when the index is first opened with its counter, which reads the texts of all shards again.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -16,39 +15,39 @@ use super::file::DecodedIndex;
 use super::rows::ShardRows;
 use super::schema::{TEXT_TOKENS_PREFIX, counter_digests};
 use crate::error::BoxError;
-use crate::media::{DecodeLimits, Media, MediumKind, decode_json, decode_text, kind_of_extension};
+use crate::media::{DecodeLimits, FieldKind, Media, decode_json, decode_text, kind_of_extension};
 use crate::sample::text::TextLength;
 use crate::sample::{Field, Sample};
 use crate::shard::{RawField, RawSample};
 
 /// Counts the tokens of a sample's texts.
 pub trait TextCounter: Debug + Send + Sync {
-    /// Returns 16 hex digits that are equal only for counters that count alike.
+    /// Returns 16 hex digits that are equal only for counters with equal results.
     fn digest(&self) -> String;
 
-    /// Returns the tokens of a sample beside those of its media, and how many of them are learned.
+    /// Returns the tokens of a sample without those of its media, and how many of them are targets.
     ///
     /// - `sample`: its texts and JSON documents; all other fields are undecoded and empty
     ///
     /// # Errors
-    /// Why it cannot be counted; the index then keeps the estimate.
+    /// The reason why it cannot be counted; the index then keeps the estimate.
     fn count(&self, sample: &Sample) -> Result<TextLength, BoxError>;
 }
 
-/// Source of the token counts that an index answers with.
+/// Source of the token counts that an index returns.
 #[derive(Debug, Clone, Default)]
 pub enum TokenCounts {
     /// Estimates from the text alone.
     #[default]
     Estimated,
-    /// Counts of a counter; its column is made if it is missing.
+    /// Counts of a counter, whose column is made if missing.
     Of(Arc<dyn TextCounter>),
     /// Counts of a counter if the index has its column, else estimates.
     IfPresent(Arc<dyn TextCounter>),
 }
 
 impl TokenCounts {
-    /// The counter whose column must be there.
+    /// Returns the counter whose column is required.
     pub(super) fn required(&self) -> Option<&Arc<dyn TextCounter>> {
         match self {
             Self::Of(counter) => Some(counter),
@@ -56,7 +55,7 @@ impl TokenCounts {
         }
     }
 
-    /// The digest of the counter whose column is read.
+    /// Returns the digest of the counter whose column is read.
     pub(super) fn wanted(&self) -> Option<String> {
         match self {
             Self::Estimated => None,
@@ -65,19 +64,19 @@ impl TokenCounts {
     }
 }
 
-/// One column: two numbers a sample, tokens and those that are learned.
+/// Token count column: tokens and target tokens of each sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CountedTexts {
     pub(super) digest: String,
     pub(super) lengths: Vec<u32>,
 }
 
-/// Counts the samples of one shard as they come.
+/// Counts the samples of one shard in order.
 #[derive(Debug)]
 pub(super) struct ShardCounter {
     counter: Arc<dyn TextCounter>,
     counted: CountedTexts,
-    /// Samples that could not be counted, and what the first said.
+    /// Number of samples that could not be counted, and the first error.
     refused: Option<(u64, String)>,
     limits: DecodeLimits,
 }
@@ -88,7 +87,7 @@ impl ShardCounter {
         Self { counter, counted, refused: None, limits: DecodeLimits::default() }
     }
 
-    /// Counts a sample; what cannot be counted keeps its estimate.
+    /// Counts a sample; one that cannot be counted keeps its estimate.
     pub(super) fn push(&mut self, sample: &RawSample, estimate: TextLength) {
         let length = match self.counter.count(&texts_of(sample, &self.limits)) {
             Ok(length) => length,
@@ -102,24 +101,24 @@ impl ShardCounter {
         self.counted.lengths.extend([length.tokens, length.target_tokens.min(length.tokens)]);
     }
 
-    /// Returns the column, and a warning if samples keep their estimates.
+    /// Returns the column, and a warning if some samples keep their estimates.
     pub(super) fn finish(self, shard: &str) -> (CountedTexts, Option<String>) {
         let warning = self.refused.map(|(samples, first)| {
             format!(
-                "tokens of {samples} samples of shard `{shard}` are estimates, they could not be counted; first {first}"
+                "tokens of {samples} samples of shard `{shard}` could not be counted and are estimates; the first: {first}"
             )
         });
         (self.counted, warning)
     }
 }
 
-/// The sample with its texts and documents; other fields are there by name alone.
+/// Returns the sample with its texts and documents; other fields have only their names.
 fn texts_of(sample: &RawSample, limits: &DecodeLimits) -> Sample {
     let field = |field: &RawField| {
         let payload = field.payload.as_deref().unwrap_or_default();
         let media = match kind_of_extension(&field.extension) {
-            MediumKind::Text => decode_text(payload, limits.text_bytes_max).ok().map(Media::Text),
-            MediumKind::Json => decode_json(payload, limits.text_bytes_max).ok().map(Media::Json),
+            FieldKind::Text => decode_text(payload, limits.text_bytes_max).ok().map(Media::Text),
+            FieldKind::Json => decode_json(payload, limits.text_bytes_max).ok().map(Media::Json),
             _ => None,
         };
         let media = media.unwrap_or_else(|| Media::Opaque(bytes::Bytes::new()));
@@ -131,7 +130,7 @@ fn texts_of(sample: &RawSample, limits: &DecodeLimits) -> Sample {
     texts
 }
 
-/// Reads the columns of a record batch.
+/// Returns the token count columns of a record batch.
 pub(super) fn columns_of(batch: &RecordBatch) -> Option<Vec<(String, PrimitiveArray<UInt32Type>)>> {
     let schema = batch.schema();
     counter_digests(&schema)
@@ -143,7 +142,7 @@ pub(super) fn columns_of(batch: &RecordBatch) -> Option<Vec<(String, PrimitiveAr
         .collect()
 }
 
-/// Takes the columns of other counters over from an index of the same samples.
+/// Copies the columns of other counters from an index of the same samples.
 pub(super) fn carry_over(before: &DecodedIndex, built: &mut [BuiltShard]) {
     let is_same = before.metadata.shards.len() == built.len()
         && before.metadata.shards.iter().zip(&*built).all(|(before, built)| {

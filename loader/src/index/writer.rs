@@ -1,7 +1,7 @@
 //! Indexes shards while they are written.
 //!
-//! Entries go through the rules that read shards ([`Assembler`]) and through the code that measures what is
-//! read ([`Builder`]), so the file is the one that indexing the written shards would make, byte for byte.
+//! Entries pass through the rules for reading shards ([`Assembler`]) and through the code that indexes them
+//! ([`Builder`]), so the file equals an index of the written shards, byte for byte.
 
 use std::path::PathBuf;
 
@@ -12,12 +12,12 @@ use super::cache::{IndexOptions, stats, store};
 use super::foreign::ForeignIndexes;
 use super::merge::encode_part;
 use crate::error::Result;
-use crate::media::{MediumKind, VideoSampling, kind_of_extension};
+use crate::media::{FieldKind, VideoSampling, kind_of_extension};
 use crate::shard::tar::Entry;
 use crate::shard::{Assembler, Compression, FIELD_BYTES_MAX, Shard};
 use crate::store::Identity;
 
-/// Rows of finished shards, and of the one under construction.
+/// Rows of finished shards, and of the shard under construction.
 #[derive(Debug, Default)]
 pub(crate) struct WrittenIndex {
     finished: Vec<(Shard, BuiltShard)>,
@@ -32,10 +32,10 @@ struct OpenShard {
 }
 
 impl WrittenIndex {
-    /// Adds a shard that was there before, by reading its headers.
+    /// Adds an existing shard by reading its headers.
     ///
     /// # Errors
-    /// Errors of indexing a shard.
+    /// The errors of indexing a shard.
     pub(crate) fn add_existing(&mut self, shard: Shard) -> Result<()> {
         let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
         let built = build_shard(&shard, &identity(&shard)?, &options)?;
@@ -43,7 +43,7 @@ impl WrittenIndex {
         Ok(())
     }
 
-    /// Starts a shard that is not there yet.
+    /// Starts a shard that does not exist yet.
     pub(crate) fn begin_shard(&mut self, shard: Shard, compression: Compression) {
         let nothing = Identity { bytes: 0, modified_ns: 0, etag: None };
         let indexed = indexed(&shard, &nothing, compression);
@@ -52,7 +52,7 @@ impl WrittenIndex {
         self.open = Some(OpenShard { shard, assembler, builder });
     }
 
-    /// Takes an entry of the shard under construction; a payload that has a shape is copied.
+    /// Adds an entry of the shard under construction; a payload that has a shape is copied.
     pub(crate) fn push(&mut self, entry: &Entry, payload: &[u8]) {
         let Some(open) = &mut self.open else { return };
         let payload = if has_shape(&entry.name) { Bytes::copy_from_slice(payload) } else { Bytes::new() };
@@ -61,10 +61,10 @@ impl WrittenIndex {
         }
     }
 
-    /// Ends the shard under construction, which has its name by now.
+    /// Completes the shard under construction, which must have its final name.
     ///
     /// # Errors
-    /// [`crate::error::Error::Read`] if its size cannot be asked for.
+    /// [`crate::Error::Read`] if its size cannot be determined.
     pub(crate) fn end_shard(&mut self) -> Result<()> {
         let Some(OpenShard { shard, mut assembler, mut builder }) = self.open.take() else { return Ok(()) };
         assembler.finish().into_iter().for_each(|item| builder.push(item));
@@ -78,16 +78,16 @@ impl WrittenIndex {
         Ok(())
     }
 
-    /// Writes the index of all finished shards where it is looked for; `None` if there are none.
+    /// Writes the index of all finished shards to its usual location; `None` without shards.
     ///
     /// # Errors
-    /// [`crate::error::Error::File`] if it cannot be written, [`crate::error::Error::Index`] if it cannot be
-    /// encoded; the shards stay, and are indexed on first use.
+    /// [`crate::Error::File`] if it cannot be written, [`crate::Error::Index`] if it cannot be encoded; the
+    /// shards are kept, and indexed on first use.
     pub(crate) fn finish(mut self) -> Result<Option<PathBuf>> {
         if self.finished.is_empty() {
             return Ok(None);
         }
-        // In the order in which a directory lists them.
+        // The order in which a directory lists them.
         self.finished.sort_by(|(first, _), (second, _)| first.url.cmp(&second.url));
         let (shards, built): (Vec<_>, Vec<_>) = self.finished.into_iter().unzip();
         store(&shards, built).map(Some)
@@ -95,7 +95,7 @@ impl WrittenIndex {
 }
 
 impl WrittenIndex {
-    /// Returns the rows of all finished shards as a part of an index; there may be none.
+    /// Returns the rows of all finished shards, if any, as a part of an index.
     ///
     /// # Errors
     /// [`crate::error::Error::Index`] if they cannot be encoded.
@@ -104,11 +104,11 @@ impl WrittenIndex {
     }
 }
 
-/// Whether the shape of a field depends on its payload, as far as the name tells.
+/// Returns whether the shape of a field depends on its payload, judged by its name.
 fn has_shape(name: &str) -> bool {
     match kind_of_extension(name) {
-        MediumKind::Npy => false,
-        MediumKind::Opaque => name.to_ascii_lowercase().ends_with("opus"),
+        FieldKind::Npy => false,
+        FieldKind::Opaque => name.to_ascii_lowercase().ends_with("opus"),
         _ => true,
     }
 }

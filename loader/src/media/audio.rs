@@ -58,21 +58,21 @@ pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeE
     }
     let reader = open_reader(format, bytes)?;
     let declared_frames = counted_frames(format, audio_track(format, reader.as_ref())?, bytes);
-    let mut clip = Clip::new(format, reader, bytes.len(), limits)?;
+    let mut clip = ClipDecoder::new(format, reader, bytes.len(), limits)?;
     if let Some(frames) = declared_frames {
         clip.check_size(frames)?;
     }
     let end = clip.decode()?;
     let mut audio = clip.audio;
     let is_short = declared_frames.is_some_and(|declared| (audio.frames() as u64) < declared);
-    audio.is_truncated = is_short || end != End::Proper;
+    audio.is_truncated = is_short || end != ClipEnd::Proper;
     if limits.strictness == Strictness::Strict && audio.is_truncated {
         match (format, end) {
             _ if audio.samples.is_empty() => return Err(DecodeError::truncated(format.name(), bytes.len())),
-            (AudioFormat::Flac, End::Early) => {
+            (AudioFormat::Flac, ClipEnd::Early) => {
                 return Err(DecodeError::truncated(format.name(), bytes.len()));
             }
-            (AudioFormat::Flac, _) | (AudioFormat::Ogg, End::Proper) => {
+            (AudioFormat::Flac, _) | (AudioFormat::Ogg, ClipEnd::Proper) => {
                 return Err(missing_frames(format, &audio));
             }
             _ => {}
@@ -95,8 +95,9 @@ fn decode_wav(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeError> 
         "channels_max",
         u64::from(limits.channels_max),
     )?;
-    let bytes = with_true_length(bytes, &header);
-    let mut clip = Clip::new(AudioFormat::Wav, open_reader(AudioFormat::Wav, &bytes)?, bytes.len(), limits)?;
+    let bytes = with_actual_length(bytes, &header);
+    let mut clip =
+        ClipDecoder::new(AudioFormat::Wav, open_reader(AudioFormat::Wav, &bytes)?, bytes.len(), limits)?;
     if header.is_short && header.length.frames == 0 && limits.strictness == Strictness::Strict {
         return Err(DecodeError::truncated("wav", bytes.len()));
     }
@@ -106,21 +107,21 @@ fn decode_wav(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeError> 
 }
 
 /// Patches the length of the data chunk, because the demultiplexer would wait for the declared bytes.
-fn with_true_length<'a>(bytes: &'a [u8], header: &WavHeader) -> Cow<'a, [u8]> {
+fn with_actual_length<'a>(bytes: &'a [u8], header: &WavHeader) -> Cow<'a, [u8]> {
     if !header.is_length_wrong {
         return Cow::Borrowed(bytes);
     }
     let end = header.data_length_at + 4 + header.data_bytes as usize;
-    let mut mended = bytes[..end].to_vec();
+    let mut patched = bytes[..end].to_vec();
     let data_bytes = header.data_bytes as u32;
-    mended[header.data_length_at..header.data_length_at + 4].copy_from_slice(&data_bytes.to_le_bytes());
-    mended[4..8].copy_from_slice(&(end as u32 - 8).to_le_bytes());
-    Cow::Owned(mended)
+    patched[header.data_length_at..header.data_length_at + 4].copy_from_slice(&data_bytes.to_le_bytes());
+    patched[4..8].copy_from_slice(&(end as u32 - 8).to_le_bytes());
+    Cow::Owned(patched)
 }
 
-/// How the packets of a clip end.
+/// End of the packets of a clip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum ClipEnd {
     /// All packets decoded.
     Proper,
     /// The stream ends before its last packet.
@@ -130,7 +131,7 @@ enum End {
 }
 
 /// Decoder state of one clip.
-struct Clip<'a> {
+struct ClipDecoder<'a> {
     format: AudioFormat,
     reader: Box<dyn FormatReader + 'a>,
     decoder: Box<dyn AudioDecoder>,
@@ -140,7 +141,7 @@ struct Clip<'a> {
     audio: Audio,
 }
 
-impl<'a> Clip<'a> {
+impl<'a> ClipDecoder<'a> {
     fn new(
         format: AudioFormat,
         reader: Box<dyn FormatReader + 'a>,
@@ -179,13 +180,13 @@ impl<'a> Clip<'a> {
     }
 
     /// Decodes all packets; damage ends the clip or leaves a gap, as the result reports.
-    fn decode(&mut self) -> Result<End, DecodeError> {
-        let mut end = End::Proper;
+    fn decode(&mut self) -> Result<ClipEnd, DecodeError> {
+        let mut end = ClipEnd::Proper;
         loop {
             let packet = match self.reader.next_packet() {
                 Ok(Some(packet)) => packet,
                 Ok(None) => return Ok(end),
-                Err(Error::IoError(_)) => return Ok(End::Early),
+                Err(Error::IoError(_)) => return Ok(ClipEnd::Early),
                 Err(error) => return Err(symphonia_error(self.format, error, self.bytes)),
             };
             if packet.track_id != self.track {
@@ -193,7 +194,8 @@ impl<'a> Clip<'a> {
             }
             match self.decoder.decode(&packet) {
                 Ok(buffer) => append(&buffer, self.format, self.limits, &mut self.audio)?,
-                Err(Error::DecodeError(_) | Error::IoError(_)) => end = End::Broken,
+                // Later packets may be intact; the gap shows in the number of frames.
+                Err(Error::DecodeError(_) | Error::IoError(_)) => end = ClipEnd::Broken,
                 Err(error) => return Err(symphonia_error(self.format, error, self.bytes)),
             }
         }

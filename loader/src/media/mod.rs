@@ -24,12 +24,12 @@ mod video;
 use bytes::Bytes;
 use serde_json::Value;
 
-pub use crate::shard::medium_kind::{MediumKind, is_video_extension, kind_of_extension};
+pub use crate::shard::medium_kind::{FieldKind, is_video_extension, kind_of_extension};
 
 pub use self::audio::{Audio, decode_audio};
 pub use self::custom::CustomMedia;
 pub use self::error::DecodeError;
-pub use self::image::{IMAGENET_DEVIATION, IMAGENET_MEAN, Rgb224};
+pub use self::image::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder};
 pub use self::image::{RgbImage, decode_rgb, decode_rgb_into};
 pub use self::json::decode_json;
 pub use self::limits::{AudioLimits, DecodeLimits, ImageLimits, Strictness};
@@ -74,13 +74,13 @@ pub enum Media {
 /// ```
 pub fn decode(extension: &str, bytes: Bytes, limits: &DecodeLimits) -> Result<Media, DecodeError> {
     match kind_of_extension(extension) {
-        MediumKind::Image => decode_rgb(&bytes, &limits.image).map(Media::Image),
-        MediumKind::Audio => decode_audio(&bytes, &limits.audio).map(Media::Audio),
+        FieldKind::Image => decode_rgb(&bytes, &limits.image).map(Media::Image),
+        FieldKind::Audio => decode_audio(&bytes, &limits.audio).map(Media::Audio),
         #[cfg(feature = "video")]
-        MediumKind::Video => video::decode_video(&bytes, &limits.video).map(Media::Video),
-        MediumKind::Text => decode_text(&bytes, limits.text_bytes_max).map(Media::Text),
-        MediumKind::Json => decode_json(&bytes, limits.text_bytes_max).map(Media::Json),
-        MediumKind::Npy => decode_npy(&bytes).map(Media::Npy),
-        MediumKind::Opaque => Ok(Media::Opaque(bytes)),
+        FieldKind::Video => video::decode_video(&bytes, &limits.video).map(Media::Video),
+        FieldKind::Text => decode_text(&bytes, limits.text_bytes_max).map(Media::Text),
+        FieldKind::Json => decode_json(&bytes, limits.text_bytes_max).map(Media::Json),
+        FieldKind::Npy => decode_npy(&bytes).map(Media::Npy),
+        FieldKind::Opaque => Ok(Media::Opaque(bytes)),
     }
 }

@@ -9,7 +9,7 @@ use super::fixtures::{
     ADOBE_CMYK_JPEG, PROGRESSIVE_JPEG, RAMP_FLAC, SINE_MP3, bytes_of_hex, encode, exif_body, gradient, wav,
     with_segment,
 };
-use super::probe::{MediumShape, probe_shape};
+use super::probe::{MediaShape, probe_shape};
 use crate::media::*;
 
 /// Returns one file of every kind, with its extension.
@@ -33,19 +33,19 @@ fn one_of_each() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// Returns whether a shape matches the decoded media.
-fn agrees(shape: MediumShape, media: &Media) -> bool {
+fn agrees(shape: MediaShape, media: &Media) -> bool {
     match (shape, media) {
-        (MediumShape::Image(size), Media::Image(image)) => {
+        (MediaShape::Image(size), Media::Image(image)) => {
             (size.width, size.height) == (image.width, image.height)
         }
-        (MediumShape::Audio { length, channels }, Media::Audio(audio)) => {
+        (MediaShape::Audio { length, channels }, Media::Audio(audio)) => {
             length.frames == audio.frames() as u64
                 && length.sample_rate_hz == audio.sample_rate_hz
                 && channels == audio.channels
         }
         // Ogg Opus has a shape without a decoder.
-        (MediumShape::Text { .. }, Media::Text(_))
-        | (MediumShape::Opaque, Media::Json(_) | Media::Npy(_))
+        (MediaShape::Text { .. }, Media::Text(_))
+        | (MediaShape::Opaque, Media::Json(_) | Media::Npy(_))
         | (_, Media::Opaque(_)) => true,
         _ => false,
     }

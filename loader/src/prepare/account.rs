@@ -1,13 +1,13 @@
-//! What preparing did to samples, beside those that it refused.
+//! Accounts for samples that preparation changed or dropped.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Samples that a report names; more are only counted.
+/// Samples that a report lists; further ones are only counted.
 const NAMED_MAX: usize = 1_000;
 
-/// A sample whose text was cut to fit the token budget.
+/// Sample whose text was cut to fit the token limit.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Truncated {
+pub struct TruncatedSample {
     /// URL of the shard.
     pub shard: String,
     /// Key of the sample.
@@ -18,26 +18,26 @@ pub struct Truncated {
     pub cut_tokens: u64,
 }
 
-/// What preparing did so far, over everything that was delivered.
+/// Totals of preparation so far, over all delivered samples.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct PrepareReport {
     /// Samples prepared.
     pub samples: u64,
-    /// Their tokens.
+    /// Tokens of these samples.
     pub tokens: u64,
-    /// Their tokens as planned, from estimates of the text.
+    /// Planned tokens of these samples, from estimates of the text.
     pub planned_tokens: u64,
-    /// Their tokens that the loss is computed on.
+    /// Tokens that the loss is computed on.
     pub target_tokens: u64,
-    /// The same as planned.
+    /// Planned tokens that the loss is computed on.
     pub planned_target_tokens: u64,
     /// Samples whose text was cut.
     pub truncated_samples: u64,
-    /// The first 1,000 of them.
-    pub truncated: Vec<Truncated>,
-    /// Samples that were dropped for their length; each is listed among the skipped.
+    /// The first 1,000 samples whose text was cut.
+    pub truncated: Vec<TruncatedSample>,
+    /// Samples that were dropped for their length; each is also listed among the skipped samples.
     pub dropped_samples: u64,
-    /// Microbatches with more tokens than the cap that they were planned under.
+    /// Microbatches with more tokens than the cap of their plan.
     pub microbatches_over_cap: u64,
     /// Tokens of the longest microbatch.
     pub microbatch_tokens_max: u64,
@@ -56,7 +56,7 @@ impl PrepareLog {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn truncated(&self, truncated: Truncated) {
+    pub(crate) fn truncated(&self, truncated: TruncatedSample) {
         self.change(|report| {
             report.truncated_samples += 1;
             if report.truncated.len() < NAMED_MAX {

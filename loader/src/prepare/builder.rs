@@ -1,4 +1,4 @@
-//! Settings of a [`Preparer`].
+//! Builds a [`Preparer`] from its settings.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -22,12 +22,12 @@ use super::{PlainText, Preparer};
 use crate::error::{Error, Result};
 use crate::sample::BatchLayout;
 
-/// Token by which a vocabulary shows that its turns are written in the manner of Llama 3.
+/// Token of vocabularies whose turns have the format of Llama 3.
 const HEADER_TOKEN: &str = "<|start_header_id|>";
-/// Token of ChatML, in which the turns of all other families here are written.
+/// Token of ChatML, the turn format of all other families here.
 const CHATML_TOKEN: &str = "<|im_start|>";
 
-/// Settings of a [`Preparer`].
+/// Builder of a [`Preparer`].
 #[derive(Debug, Clone)]
 pub struct PreparerBuilder {
     family: Family,
@@ -51,7 +51,7 @@ impl PreparerBuilder {
         let audio = AudioProcessor::for_model(model).filter(|_| family.audio().is_some());
         Self {
             rule: model.vision.map(|vision| vision.rule),
-            markers: MarkerTokens::of(model),
+            markers: MarkerTokens::from_model(model),
             family,
             tokenizer: None,
             chat_template: None,
@@ -66,45 +66,47 @@ impl PreparerBuilder {
         }
     }
 
-    /// Sets the model's tokenizer. Must be set.
+    /// Sets the model's tokenizer. Required.
     #[must_use]
     pub fn tokenizer(mut self, tokenizer: Tokenizer) -> Self {
         self.tokenizer = Some(tokenizer);
         self
     }
 
-    /// Sets the chat template, in Jinja. Default: that of the tokenizer's files, else the published format of the
-    /// model's family.
+    /// Sets the chat template, in Jinja. Default: the template in the tokenizer's files, else the published
+    /// format of the model's family.
     #[must_use]
     pub fn chat_template(mut self, source: impl Into<String>) -> Self {
         self.chat_template = Some(source.into());
         self
     }
 
-    /// Sets what makes tensors of images. Default: [`ImageProcessor::for_model`], what the processor of the
-    /// model's family makes.
+    /// Sets the processor of images. Default: [`ImageProcessor::for_model`], which equals the Hugging Face
+    /// processor of the model's family.
     #[must_use]
     pub fn image_processor(mut self, processor: Arc<dyn ImageTensors>) -> Self {
         self.images = Some(processor);
         self
     }
 
-    /// Sets what makes tensors of clips. Default: [`AudioProcessor::for_model`].
+    /// Sets the processor of audio clips. Default: [`AudioProcessor::for_model`].
     #[must_use]
     pub fn audio_processor(mut self, processor: Arc<dyn AudioTensors>) -> Self {
         self.audio = Some(processor);
         self
     }
 
-    /// Sets what makes tensors of videos. Default: [`ImageProcessor::for_model`], whatever makes those of images.
+    /// Sets the processor of videos. Default: [`ImageProcessor::for_model`], even if images have another
+    /// processor.
     #[must_use]
     pub fn video_processor(mut self, processor: Arc<dyn VideoTensors>) -> Self {
         self.videos = Some(processor);
         self
     }
 
-    /// Counts the tokens of media by the model's token rules and makes no tensors of them: ids, grids and labels for a
-    /// stage that holds the language model alone. The balanced loader then reads no image: the index has its size.
+    /// Counts the tokens of media by the model's token rules without making tensors of them: ids, grids and
+    /// labels for a stage that holds only the language model. The balanced loader then reads no images,
+    /// because the index has their sizes.
     #[must_use]
     pub fn counted_media(mut self) -> Self {
         self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
@@ -113,61 +115,62 @@ impl PreparerBuilder {
         self
     }
 
-    /// Sets what is done with text that is no conversation. Default: it is learned as it stands.
+    /// Sets how plain (non-chat) text is handled. Default: all of its tokens are training targets.
     #[must_use]
     pub fn plain_text(mut self, plain_text: PlainText) -> Self {
         self.plain_text = plain_text;
         self
     }
 
-    /// Sets how samples of a microbatch share tensors. Default: packed.
+    /// Sets how the samples of a microbatch are arranged in tensors. Default: packed.
     #[must_use]
     pub fn layout(mut self, layout: BatchLayout) -> Self {
         self.layout = layout;
         self
     }
 
-    /// Sets the most tokens of one sample. Default: none; a balanced loader lowers it to the cap that microbatches
-    /// are planned under.
+    /// Sets the most tokens of one sample. Default: unlimited; a balanced loader lowers it to the cap of its
+    /// microbatch plan.
     #[must_use]
     pub fn tokens_max(mut self, tokens: u64) -> Self {
         self.tokens_max = Some(tokens);
         self
     }
 
-    /// Sets what is done with a sample of more tokens. Default: it is a bad sample.
+    /// Sets how samples over the limit are handled. Default: they are bad samples.
     #[must_use]
     pub fn long_sample(mut self, policy: LongSample) -> Self {
         self.long_sample = policy;
         self
     }
 
-    /// Sets the time that `strftime_now` of a chat template tells, in UTC. Default: when the preparer is built; set it
-    /// where ranks must agree to the byte.
+    /// Sets the UTC time that `strftime_now` returns in a chat template. Default: the time of
+    /// [`build`](Self::build); set it if ranks must produce identical bytes.
     #[must_use]
     pub fn now(mut self, now: SystemTime) -> Self {
         self.now = Some(now);
         self
     }
 
-    /// Checks that tokenizer, chat template and model fit each other.
+    /// Checks that tokenizer, chat template and model match.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no tokenizer, if its vocabulary lacks a placeholder of the model, if the template
-    /// cannot render a question and its answer, or if there is a processor for media that the model does not take.
+    /// [`Error::Config`] if there is no tokenizer, if its vocabulary lacks a placeholder of the model, if the
+    /// template cannot render a question and its answer, or if there is a processor for a modality that the
+    /// model does not take.
     pub fn build(self) -> Result<Preparer> {
         let invalid = |setting, reason: &str| Err(Error::Config { setting, reason: reason.to_owned() });
         let Some(tokenizer) = self.tokenizer else {
-            return invalid("tokenizer", "it must be set");
+            return invalid("tokenizer", "a tokenizer is required");
         };
         if self.images.is_some() && self.family.image().is_none() {
-            return invalid("image_processor", "the model takes no images");
+            return invalid("image_processor", "the model takes no images; remove the processor");
         }
         if self.audio.is_some() && self.family.audio().is_none() {
-            return invalid("audio_processor", "the model takes no audio");
+            return invalid("audio_processor", "the model takes no audio; remove the processor");
         }
         if self.videos.is_some() && self.family.video().is_none() {
-            return invalid("video_processor", "the model takes no videos");
+            return invalid("video_processor", "the model takes no videos; remove the processor");
         }
         if self.tokens_max == Some(0) {
             return invalid("tokens_max", "must be at least 1");

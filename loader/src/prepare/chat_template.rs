@@ -1,9 +1,9 @@
-//! Chat templates: turns to the text that the model was trained on.
+//! Renders the turns of a conversation to text by the model's chat template.
 //!
-//! A model says in Jinja how its turns are written. Templates are rendered as `transformers` does: blocks trimmed,
-//! Python's string methods, `raise_exception`, `strftime_now`, a `tojson` that escapes no HTML, and `{% generation %}`
-//! blocks, which only mark text and render as it. The clock is read once, when the template is parsed, so that
-//! a run's prompts do not change at midnight.
+//! A model defines in Jinja how its turns are written. Templates are rendered as `transformers` does: trimmed
+//! blocks, Python's string methods, `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML,
+//! and `{% generation %}` blocks, which only mark their content and render it unchanged. The clock is read
+//! once, when the template is parsed, so that prompts do not change at midnight during a run.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -16,35 +16,35 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use super::family::{Family, Placeholder, VideoText};
 use crate::error::{Error, Result};
 
-/// Name of the one template of an environment.
+/// Name of the only template of an environment.
 const NAME: &str = "chat_template";
 
 /// Deepest nesting of macros and of values.
 const DEPTH_MAX: usize = 100;
 
-/// One turn as a template sees it.
+/// Turn in the form that a template reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant` or what else the template knows.
+    /// Role of the speaker: `system`, `user`, `assistant` or another one that the template knows.
     pub role: String,
-    /// What is said and shown, in order.
+    /// Texts and media of the turn, in order.
     pub content: Vec<MessagePart>,
 }
 
-/// A part of a turn.
+/// Part of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MessagePart {
-    /// Words.
+    /// Text between media.
     Text(String),
-    /// The place of an image.
+    /// Position of an image.
     Image,
-    /// The place of a clip.
+    /// Position of an audio clip.
     Audio,
-    /// The place of a video.
+    /// Position of a video.
     Video,
 }
 
-/// A parsed chat template.
+/// Parsed chat template.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -53,20 +53,21 @@ pub struct ChatTemplate {
     form: ContentForm,
 }
 
-/// What a template expects as the content of a message.
+/// Form that a template expects of the content of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ContentForm {
     /// A list of typed parts.
     Parts,
-    /// One string, placeholders of media within.
+    /// One string that contains the placeholders of media.
     Text,
 }
 
 impl ChatTemplate {
-    /// Parses a template; `variables` are what it may use beside the messages, such as `bos_token`.
+    /// Parses a template; `variables` are available to it in addition to the messages, for example
+    /// `bos_token`.
     ///
     /// # Errors
-    /// [`Error::Config`] with the line, if it is not Jinja or cannot render a turn of the user.
+    /// [`Error::Config`] with the line, if it is not valid Jinja or cannot render a turn of the user.
     pub fn parse(
         source: &str,
         variables: BTreeMap<String, String>,
@@ -85,7 +86,7 @@ impl ChatTemplate {
     /// Renders a conversation.
     ///
     /// # Errors
-    /// The template's own words, as it says them by `raise_exception`, or what is wrong with it.
+    /// The message of the template's `raise_exception`, or the reason why rendering failed.
     pub fn render(&self, messages: &[Message], has_generation_prompt: bool) -> Result<String, String> {
         self.render_as(self.form, messages, has_generation_prompt).map_err(|error| reason(&error))
     }
@@ -102,9 +103,9 @@ impl ChatTemplate {
         for (name, text) in
             [("image_placeholder", self.family.image()), ("audio_placeholder", self.family.audio())]
         {
-            context.insert(name, text.map_or_else(String::new, Placeholder::in_text).into());
+            context.insert(name, text.map_or_else(String::new, Placeholder::to_text).into());
         }
-        let video = self.family.video().map(VideoText::in_text);
+        let video = self.family.video().map(VideoText::to_text);
         context.insert("video_placeholder", video.unwrap_or_default().into());
         context.insert("messages", Value::from(messages));
         context.insert("add_generation_prompt", has_generation_prompt.into());
@@ -119,7 +120,7 @@ impl ChatTemplate {
         Value::from(BTreeMap::from([("role", Value::from(message.role.as_str())), ("content", content)]))
     }
 
-    /// Parts where the template reads them as it reads a string, or reads no string.
+    /// Returns parts if the template renders them like a string, or cannot render a string.
     fn probe_form(&self) -> Result<ContentForm> {
         const WORD: &str = "probe";
         let content = vec![MessagePart::Text(WORD.to_owned())];
@@ -131,7 +132,7 @@ impl ChatTemplate {
             (Ok(_), Err(_)) => Ok(ContentForm::Parts),
             (_, Ok(text)) if text.contains(WORD) => Ok(ContentForm::Text),
             (_, Ok(_)) => {
-                let reason = "the template leaves out what the user says".to_owned();
+                let reason = "the template omits the text of the user".to_owned();
                 Err(Error::Config { setting: "chat_template", reason })
             }
             (Err(_), Err(error)) => Err(invalid(&error)),
@@ -153,11 +154,11 @@ fn part_value(part: &MessagePart) -> Value {
     Value::from(value)
 }
 
-/// The environment that `transformers` renders in.
+/// Makes an environment like that of `transformers`.
 fn environment(now: SystemTime) -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("the usual delimiters are valid"));
+    environment.set_syntax(syntax.expect("the default delimiters are valid"));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(unknown_method_callback);
     environment.set_recursion_limit(DEPTH_MAX);
@@ -169,7 +170,7 @@ fn environment(now: SystemTime) -> Environment<'static> {
     environment
 }
 
-/// `{% generation %}` marks what the assistant says and renders as it; Jinja itself has no such block.
+/// Removes `{% generation %}` tags, which mark the assistant's text and do not exist in Jinja.
 fn without_generation_marks(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
@@ -195,13 +196,16 @@ fn strftime(now: SystemTime, format: &str) -> Result<String, minijinja::Error> {
     };
     let mut text = String::new();
     write!(text, "{}", now.format(format)).map_err(|_| {
-        minijinja::Error::new(ErrorKind::InvalidOperation, format!("`{format}` is no date format"))
+        minijinja::Error::new(
+            ErrorKind::InvalidOperation,
+            format!("`{format}` is not a date format of `strftime`"),
+        )
     })?;
     Ok(text)
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`.
-#[expect(clippy::needless_pass_by_value, reason = "the signature of a filter")]
+/// Equals Python's `json.dumps(value, ensure_ascii=False, indent=indent)`.
+#[expect(clippy::needless_pass_by_value, reason = "minijinja requires this signature")]
 fn to_json(value: &Value, options: Kwargs) -> Result<String, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;
     let _: Option<bool> = options.get("ensure_ascii")?;
@@ -218,7 +222,7 @@ fn write_json(
     out: &mut String,
 ) -> Result<(), minijinja::Error> {
     let too_deep =
-        || minijinja::Error::new(ErrorKind::InvalidOperation, "value is nested too deeply for JSON");
+        || minijinja::Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply for JSON");
     if depth > DEPTH_MAX {
         return Err(too_deep());
     }
@@ -282,7 +286,7 @@ fn invalid(error: &minijinja::Error) -> Error {
     Error::Config { setting: "chat_template", reason: reason(error) }
 }
 
-/// What a template error says, with its line.
+/// Returns the message of a template error, with its line.
 fn reason(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     error.line().map_or_else(|| what.clone(), |line| format!("{what} (chat template, line {line})"))

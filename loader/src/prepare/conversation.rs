@@ -1,89 +1,94 @@
-//! Fields of a sample to turns.
+//! Converts the fields of a sample to turns.
 //!
-//! The rules are those of [`crate::sample::document`], by which [`crate::sample`] estimated the sample's tokens: a JSON
-//! conversation counts first, then text fields, then a question and its answer, then a caption. Only words that it
-//! counted are prepared.
+//! The rules are those of [`crate::sample::document`], by which [`crate::sample`] estimated the sample's
+//! tokens: a JSON conversation takes precedence, then text fields, then a question and its answer, then a
+//! caption. Only text that was counted is prepared.
 
 use super::chat_template::{Message, MessagePart};
 use super::error::PrepareError;
-use crate::sample::document::{Part, SampleMedia, Turn};
-use crate::sample::text::{ASSISTANT_ROLES, MediumSlot, turns};
+use crate::sample::document::{ChatTurn, ContentPart, SampleMedia};
+use crate::sample::text::{ASSISTANT_ROLES, Modality, turns};
 use crate::sample::{Field, Sample};
 
-/// What a sample says, with the places of its media.
+/// Text of a sample, with the positions of its media.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Conversation {
-    /// Turns of a chat; the assistant's are learned.
+    /// Turns of a chat; those of the assistant are training targets.
     Turns(Vec<Message>),
-    /// A text without turns, such as a caption, all of which is learned.
+    /// Text without turns, such as a caption, all of which is a training target.
     Plain(Vec<MessagePart>),
 }
 
-/// A conversation and which media it shows, in the order of their placeholders.
+/// Conversation with the media it contains, in the order of their placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleConversation {
-    /// The words.
+    /// Turns or plain text.
     pub conversation: Conversation,
-    /// Places in the sample's fields of the images.
+    /// Indices of the images in the sample's fields.
     pub images: Vec<usize>,
-    /// Places in the sample's fields of the clips.
+    /// Indices of the audio clips in the sample's fields.
     pub clips: Vec<usize>,
-    /// Places in the sample's fields of the videos.
+    /// Indices of the videos in the sample's fields.
     pub videos: Vec<usize>,
 }
 
-/// Reads what a sample says.
+/// Reads the conversation of a sample.
 ///
-/// Media and their placeholders meet as [`crate::sample::document`] says. In a conversation, media without any placeholder
-/// go in front of the first turn of the user. Media of a kind that `takes` says the model does not take are left out.
+/// Media are matched with placeholders as in [`crate::sample::document`]. In a conversation, media of a
+/// modality without any placeholder go before the first turn of the user. Media for which `takes` is false
+/// are left out.
 ///
 /// # Errors
 /// [`PrepareError::Conversation`] if turns cannot be read, or placeholders and media do not match.
 pub fn read_conversation(
     sample: &Sample,
-    takes: impl Fn(MediumSlot) -> bool,
+    takes: impl Fn(Modality) -> bool,
 ) -> Result<SampleConversation, PrepareError> {
-    let media = SampleMedia::of_kinds(sample, takes)?;
-    let mut shown = Shown { media: &media, images: Vec::new(), clips: Vec::new(), videos: Vec::new() };
+    let media = SampleMedia::for_modalities(sample, takes)?;
+    let mut placed = PlacedMedia { media: &media, images: Vec::new(), clips: Vec::new(), videos: Vec::new() };
     let mut conversation = match media.turns()? {
-        Some(turns) => Conversation::Turns(messages(turns, &mut shown)?),
-        None => Conversation::Plain(join_texts(shown.parts(media.parts()?))),
+        Some(turns) => Conversation::Turns(messages(turns, &mut placed)?),
+        None => Conversation::Plain(join_texts(placed.parts(media.parts()?))),
     };
     if let Conversation::Turns(messages) = &mut conversation {
-        for slot in [MediumSlot::Video, MediumSlot::Audio, MediumSlot::Image] {
-            shown.put_in_front(messages, slot);
+        // Each is put in front of the previous one, so images end up first.
+        for modality in [Modality::Video, Modality::Audio, Modality::Image] {
+            placed.prepend_unplaced(messages, modality);
         }
     }
     let [images, clips, videos] =
-        [&shown.images, &shown.clips, &shown.videos].map(|fields| places(sample, fields));
-    let has_media = [&images, &clips, &videos].iter().any(|places| !places.is_empty());
+        [&placed.images, &placed.clips, &placed.videos].map(|fields| field_indices(sample, fields));
+    let has_media = [&images, &clips, &videos].iter().any(|indices| !indices.is_empty());
     if !has_media && is_empty(&conversation) {
-        return Err(PrepareError::conversation(None, "the sample has neither text nor media for this model"));
+        return Err(PrepareError::conversation(
+            None,
+            "the sample has no text and no media that this model takes",
+        ));
     }
     Ok(SampleConversation { conversation, images, clips, videos })
 }
 
-/// The media that have a place, in the order of their placeholders.
-struct Shown<'m, 'a> {
+/// Media with a position in the text, in the order of their placeholders.
+struct PlacedMedia<'m, 'a> {
     media: &'m SampleMedia<'a>,
     images: Vec<&'a Field>,
     clips: Vec<&'a Field>,
     videos: Vec<&'a Field>,
 }
 
-impl Shown<'_, '_> {
-    fn parts(&mut self, parts: Vec<Part<'_>>) -> Vec<MessagePart> {
+impl PlacedMedia<'_, '_> {
+    fn parts(&mut self, parts: Vec<ContentPart<'_>>) -> Vec<MessagePart> {
         let part = |part| match part {
-            Part::Text(text) => MessagePart::Text(text.to_owned()),
-            Part::Image(at) => {
+            ContentPart::Text(text) => MessagePart::Text(text.to_owned()),
+            ContentPart::Image(at) => {
                 self.images.push(self.media.images[at]);
                 MessagePart::Image
             }
-            Part::Audio(at) => {
+            ContentPart::Audio(at) => {
                 self.clips.push(self.media.audio[at]);
                 MessagePart::Audio
             }
-            Part::Video(at) => {
+            ContentPart::Video(at) => {
                 self.videos.push(self.media.videos[at]);
                 MessagePart::Video
             }
@@ -91,18 +96,18 @@ impl Shown<'_, '_> {
         parts.into_iter().map(part).collect()
     }
 
-    /// Media without a placeholder go before the words of the first user turn.
-    fn put_in_front(&mut self, messages: &mut Vec<Message>, slot: MediumSlot) {
-        let (shown, part) = match slot {
-            MediumSlot::Image => (&mut self.images, MessagePart::Image),
-            MediumSlot::Audio => (&mut self.clips, MessagePart::Audio),
-            MediumSlot::Video => (&mut self.videos, MessagePart::Video),
+    /// Puts media without placeholders before the text of the first user turn.
+    fn prepend_unplaced(&mut self, messages: &mut Vec<Message>, modality: Modality) {
+        let (placed, part) = match modality {
+            Modality::Image => (&mut self.images, MessagePart::Image),
+            Modality::Audio => (&mut self.clips, MessagePart::Audio),
+            Modality::Video => (&mut self.videos, MessagePart::Video),
         };
-        let media = self.media.of_slot(slot);
-        if !shown.is_empty() || media.is_empty() || messages.is_empty() {
+        let media = self.media.by_modality(modality);
+        if !placed.is_empty() || media.is_empty() || messages.is_empty() {
             return;
         }
-        shown.extend(media);
+        placed.extend(media);
         let at = messages.iter().position(|message| message.role == "user").unwrap_or_else(|| {
             let at = messages.iter().position(|message| message.role != "system").unwrap_or(messages.len());
             messages.insert(at, Message { role: "user".to_owned(), content: Vec::new() });
@@ -112,10 +117,11 @@ impl Shown<'_, '_> {
     }
 }
 
-/// Places in the sample's fields.
-fn places(sample: &Sample, fields: &[&Field]) -> Vec<usize> {
-    let place = |field: &&Field| sample.fields.iter().position(|known| std::ptr::eq(known, *field));
-    fields.iter().filter_map(place).collect()
+/// Returns the indices of these fields among those of the sample.
+fn field_indices(sample: &Sample, fields: &[&Field]) -> Vec<usize> {
+    // By identity, because two fields may be equal.
+    let index = |field: &&Field| sample.fields.iter().position(|known| std::ptr::eq(known, *field));
+    fields.iter().filter_map(index).collect()
 }
 
 fn is_empty(conversation: &Conversation) -> bool {
@@ -125,7 +131,7 @@ fn is_empty(conversation: &Conversation) -> bool {
     }
 }
 
-/// Texts that stand side by side were fields or entries of their own: a line break parts them.
+/// Joins adjacent texts, which come from different fields or entries, with a line break.
 fn join_texts(parts: Vec<MessagePart>) -> Vec<MessagePart> {
     let mut joined: Vec<MessagePart> = Vec::with_capacity(parts.len());
     for part in parts {
@@ -140,29 +146,32 @@ fn join_texts(parts: Vec<MessagePart>) -> Vec<MessagePart> {
     joined
 }
 
-fn messages(spoken: Vec<Turn<'_>>, shown: &mut Shown<'_, '_>) -> Result<Vec<Message>, PrepareError> {
-    let written = shown.media.json.and_then(turns);
-    let field = written.map(|_| shown.media.json_name());
-    if spoken.is_empty() {
+fn messages(
+    turns_read: Vec<ChatTurn<'_>>,
+    placed: &mut PlacedMedia<'_, '_>,
+) -> Result<Vec<Message>, PrepareError> {
+    let json_turns = placed.media.json.and_then(turns);
+    let field = json_turns.map(|_| placed.media.json_name());
+    if turns_read.is_empty() {
         return Err(PrepareError::conversation(field, "the conversation has no turns"));
     }
-    let mut messages = Vec::with_capacity(spoken.len());
-    for (number, turn) in spoken.into_iter().enumerate() {
+    let mut messages = Vec::with_capacity(turns_read.len());
+    for (number, turn) in turns_read.into_iter().enumerate() {
         let in_turn = |reason| PrepareError::conversation(field, format!("turn {number}: {reason}"));
-        let calls = written.and_then(|turns| turns.get(number)?.get("tool_calls"));
+        let calls = json_turns.and_then(|turns| turns.get(number)?.get("tool_calls"));
         if calls.is_some_and(|calls| !calls.is_null()) {
-            return Err(in_turn("tool calls cannot be prepared"));
+            return Err(in_turn("tool calls are not supported"));
         }
         if turn.role.is_empty() {
-            return Err(in_turn("it has no role"));
+            return Err(in_turn("a role is required"));
         }
-        messages.push(Message { role: role(turn.role), content: shown.parts(turn.parts) });
+        messages.push(Message { role: normalize_role(turn.role), content: placed.parts(turn.parts) });
     }
     Ok(messages)
 }
 
-/// Who speaks, as chat templates call them.
-fn role(name: &str) -> String {
+/// Converts a role to the name that chat templates use.
+fn normalize_role(name: &str) -> String {
     match name.to_ascii_lowercase().as_str() {
         "human" => "user".to_owned(),
         name if ASSISTANT_ROLES.contains(&name) => "assistant".to_owned(),

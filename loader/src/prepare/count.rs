@@ -1,6 +1,6 @@
-//! How many tokens the texts of a sample are, exactly, so that what is planned is what is delivered.
+//! Counts the text tokens of a sample exactly, so that a plan matches what is delivered.
 //!
-//! The index keeps these counts beside its estimates: see [`crate::index::TokenCounts`].
+//! The index stores these counts in addition to its estimates, see [`crate::index::TokenCounts`].
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
@@ -17,11 +17,11 @@ use super::{Preparer, labels};
 use crate::error::BoxError;
 use crate::index::TextCounter;
 use crate::sample::Sample;
-use crate::sample::text::{ASSISTANT_ROLES, MediumSlot, TextLength};
+use crate::sample::text::{ASSISTANT_ROLES, Modality, TextLength};
 
-/// Counts what a [`Preparer`] writes beside the media: words, chat template and special tokens.
+/// Counts the tokens that a [`Preparer`] writes for text: words, chat template and special tokens.
 ///
-/// The cost model counts markers around media with their media; they are left out here, so that both together are
+/// Markers around media are left out, because the cost model counts them with their media: both together give
 /// the length of the prepared sample.
 #[derive(Debug, Clone)]
 pub struct PreparedTexts {
@@ -30,7 +30,7 @@ pub struct PreparedTexts {
     digest: String,
 }
 
-/// Marker tokens around one medium, as the token rules of the model count them.
+/// Numbers of marker tokens around one medium, by the token rules of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct MarkerTokens {
     pub(super) image: u8,
@@ -39,16 +39,16 @@ pub(super) struct MarkerTokens {
 }
 
 impl MarkerTokens {
-    /// Those of a model's rules.
-    pub(super) fn of(model: &ModelSpec) -> Self {
-        let vision = model.vision.map(|vision| Self::of_vision(&vision.rule)).unwrap_or_default();
+    /// Returns the markers of a model's token rules.
+    pub(super) fn from_model(model: &ModelSpec) -> Self {
+        let vision = model.vision.map(|vision| Self::from_vision_rule(&vision.rule)).unwrap_or_default();
         Self { audio: model.audio.map_or(0, |audio| audio.rule.marker_tokens), ..vision }
     }
 
-    fn of_vision(rule: &VisionRule) -> Self {
+    fn from_vision_rule(rule: &VisionRule) -> Self {
         match rule {
             VisionRule::AnyRes(_) | VisionRule::Fixed(_) => Self::default(),
-            // The frames of a video are written out as text, which the rule counts.
+            // The frames of a video are written as text, whose labels the rule counts.
             VisionRule::DynamicTiles(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             VisionRule::Native(rule) => {
                 Self { image: rule.marker_tokens, video: rule.marker_tokens, ..Self::default() }
@@ -58,34 +58,37 @@ impl MarkerTokens {
 }
 
 impl Preparer {
-    /// Returns the counter of the texts that this preparer writes.
+    /// Returns a counter of the texts that this preparer writes.
     #[must_use]
     pub fn text_counter(&self) -> PreparedTexts {
         let mut digest = Xxh3::new();
         digest.update(self.tokenizer.serialized().as_bytes());
+        // The digest covers `Debug` texts: after a rename inside these types, indexes count their texts
+        // again.
         let rest = (&self.family, &self.chat_template, &self.plain_text, self.markers);
         digest.update(format!("{rest:?}").as_bytes());
         PreparedTexts { preparer: self.clone(), markers: self.markers, digest: hex(&digest) }
     }
 
-    /// Tokens of a sample without its media, each of which becomes one token that is not counted.
+    /// Returns the tokens of a sample without those of its media.
     ///
-    /// The frames of a video that are written out are left out with their labels, which the cost model counts.
+    /// If the frames of a video are written as text, their labels are left out too, because the cost model
+    /// counts them.
     fn text_length(&self, sample: &Sample, markers: MarkerTokens) -> Result<TextLength, PrepareError> {
-        let said = read_conversation(sample, |slot| self.takes(slot))?;
-        let media = [said.images.len(), said.clips.len(), said.videos.len()];
-        let (mut marked, has_special) = self.write(said.conversation)?;
+        let read = read_conversation(sample, |modality| self.takes(modality))?;
+        let media = [read.images.len(), read.clips.len(), read.videos.len()];
+        let (mut marked, has_special) = self.render_conversation(read.conversation)?;
         let images = vec![PixelValues::default(); media[0]];
         let videos = vec![VideoValues::default(); media[2]];
-        let (shown, videos) = self.with_frames(&mut marked, images, videos)?;
-        // A family that writes frames out has no videos left, and one empty image for each.
-        let [media_images, media_videos] = [shown.media.len() - (media[2] - videos.len()), videos.len()];
+        let (in_text, videos) = self.merge_frames(&mut marked, images, videos)?;
+        // A family that writes frames as text has no videos left, but one empty image for each of them.
+        let [media_images, media_videos] = [in_text.media.len() - (media[2] - videos.len()), videos.len()];
         let has_frames = media_videos < media[2];
         let counts = [media_images, media[1], media_videos];
-        let one_token = |slot| match slot {
-            MediumSlot::Image => vec![1; counts[0]],
-            MediumSlot::Audio => vec![1; counts[1]],
-            MediumSlot::Video => vec![1; counts[2]],
+        let one_token = |modality| match modality {
+            Modality::Image => vec![1; counts[0]],
+            Modality::Audio => vec![1; counts[1]],
+            Modality::Video => vec![1; counts[2]],
         };
         let refused = |reason| PrepareError::Tokenizer { reason };
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
@@ -94,7 +97,7 @@ impl Preparer {
         let of_markers = [markers.image, markers.audio, markers.video].into_iter().zip(media);
         let marker_tokens: usize = of_markers.map(|(tokens, media)| usize::from(tokens) * media).sum();
         let learned = labels(&expanded).iter().filter(|&&label| label != IGNORED).count();
-        // Frames in front of a caption make its first token a learned one.
+        // The frames precede the caption, so its first token has a predecessor and is a target after all.
         let learned = learned + usize::from(has_frames && expanded.is_target.first() == Some(&true));
         let media_tokens: usize = counts.iter().sum();
         let tokens = expanded.ids.len().saturating_sub(media_tokens + marker_tokens);
@@ -112,7 +115,7 @@ impl TextCounter for PreparedTexts {
     }
 }
 
-/// Counts texts by a tokenizer alone: no chat template, no special tokens.
+/// Counts texts by a tokenizer alone, without chat template and special tokens.
 #[derive(Debug, Clone)]
 pub struct TokenizedTexts {
     tokenizer: Tokenizer,
@@ -120,7 +123,7 @@ pub struct TokenizedTexts {
 }
 
 impl Tokenizer {
-    /// Returns the counter of the bare texts.
+    /// Returns a counter of bare texts.
     #[must_use]
     pub fn text_counter(&self) -> TokenizedTexts {
         let mut digest = Xxh3::new();

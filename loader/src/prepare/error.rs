@@ -1,10 +1,10 @@
-//! Why a sample cannot be prepared.
+//! Defines the errors of preparing a sample.
 
 use crate::error::BoxError;
 use crate::sample::document::MediaFault;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 
-/// Why a sample cannot be turned into what a model takes; the sample is skipped and accounted for.
+/// Reason why a sample cannot be turned into model inputs; the sample is skipped and recorded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
@@ -12,25 +12,25 @@ pub enum PrepareError {
     /// The turns cannot be read, or placeholders and media do not match.
     #[error("{reason}")]
     Conversation { field: Option<String>, reason: String },
-    /// The chat template refuses the turns.
-    #[error("the chat template refuses the sample: {reason}")]
+    /// The chat template rejects the turns.
+    #[error("the chat template rejects the sample: {reason}")]
     ChatTemplate { reason: String },
-    /// The tokenizer refuses the text.
-    #[error("the tokenizer refuses the text: {reason}")]
+    /// The tokenizer rejects the text.
+    #[error("the tokenizer rejects the text: {reason}")]
     Tokenizer { reason: String },
-    /// The ids have more or fewer places for media than there are media.
-    #[error("{found} times `{token}` in the text for {media} {}", slot.plural())]
-    MediaTokens { token: String, slot: MediumSlot, found: usize, media: usize },
-    /// The processor of images, clips or videos refuses one.
-    #[error("could not make model inputs of it")]
+    /// The number of placeholder tokens in the text differs from the number of media.
+    #[error("the text has {found} `{token}` tokens for {media} {}", modality.plural())]
+    MediaTokens { token: String, modality: Modality, found: usize, media: usize },
+    /// The processor of a modality rejects a medium.
+    #[error("could not convert the medium to model inputs")]
     Medium { field: String, source: BoxError },
-    /// The sample is longer than the budget of a microbatch.
-    #[error("{tokens} tokens, over the limit of {tokens_max}{note}")]
+    /// The sample has more tokens than the limit.
+    #[error("{tokens} tokens exceed the limit of {tokens_max}{note}")]
     TooLong { tokens: usize, tokens_max: usize, note: &'static str, is_dropped: bool },
 }
 
 impl PrepareError {
-    /// Returns the field at fault, if it is one.
+    /// Returns the field that caused the error, if a single one did.
     #[must_use]
     pub fn field(&self) -> Option<&str> {
         match self {
@@ -40,7 +40,7 @@ impl PrepareError {
         }
     }
 
-    /// Whether the sample was left out because a setting asks for it, which is no fault of the sample.
+    /// Returns whether a setting, not a fault of the sample, left it out.
     #[must_use]
     pub fn is_dropped(&self) -> bool {
         matches!(self, Self::TooLong { is_dropped: true, .. })

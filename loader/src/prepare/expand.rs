@@ -1,26 +1,26 @@
-//! Placeholders of media to as many tokens as their encoders give.
+//! Expands the placeholder of each medium to as many tokens as its encoder produces.
 
 use super::error::PrepareError;
 use super::family::{Family, Placeholder, VideoText};
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 
-/// The tokens of one medium in the ids of a sample.
+/// Range of the tokens of one medium within the ids of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaRun {
-    /// Image, clip or video.
-    pub slot: MediumSlot,
-    /// Place of the first copy of the placeholder.
+    /// Modality of the medium.
+    pub modality: Modality,
+    /// Index of the first copy of the placeholder.
     pub start: usize,
-    /// Copies of the placeholder.
+    /// Number of copies of the placeholder.
     pub tokens: usize,
-    /// Whether a marker stands on either side.
+    /// Whether the run is enclosed by a marker on either side.
     pub has_markers: bool,
 }
 
 impl MediaRun {
-    /// The ids of the medium, its markers among them.
+    /// Returns the range of the medium, including its markers.
     #[must_use]
     pub fn with_markers(&self) -> std::ops::Range<usize> {
         let markers = usize::from(self.has_markers);
@@ -28,7 +28,7 @@ impl MediaRun {
     }
 }
 
-/// Ids with media in place.
+/// Ids with media expanded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Expanded {
     pub(super) ids: Vec<u32>,
@@ -36,89 +36,94 @@ pub(super) struct Expanded {
     pub(super) runs: Vec<MediaRun>,
 }
 
-/// The ids of a placeholder and its markers.
+/// Ids of a placeholder and its markers.
 #[derive(Debug, Clone)]
-struct SlotIds {
-    slot: MediumSlot,
+struct PlaceholderIds {
+    modality: Modality,
     token: String,
     id: u32,
     markers: Option<[u32; 2]>,
     has_markers_in_text: bool,
 }
 
-/// Knows the placeholders of a family in a vocabulary.
+/// Placeholder ids of a family in a vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct Expander {
-    slots: Vec<SlotIds>,
+    placeholders: Vec<PlaceholderIds>,
 }
 
 impl Expander {
-    /// Looks the placeholders up. A vocabulary without that of videos is one of a model that takes images alone.
+    /// Looks up the placeholders; a vocabulary without a video placeholder belongs to a model that takes only
+    /// images.
     ///
     /// # Errors
     /// [`Error::Config`] naming the token that the vocabulary lacks.
     pub(super) fn new(family: &Family, tokenizer: &Tokenizer) -> Result<Self> {
-        let mut slots = Vec::new();
-        for (slot, placeholder) in [(MediumSlot::Image, family.image()), (MediumSlot::Audio, family.audio())]
+        let mut placeholders = Vec::new();
+        for (modality, placeholder) in [(Modality::Image, family.image()), (Modality::Audio, family.audio())]
         {
             if let Some(placeholder) = placeholder {
-                slots.push(SlotIds::new(slot, placeholder, tokenizer)?);
+                placeholders.push(PlaceholderIds::new(modality, placeholder, tokenizer)?);
             }
         }
         if let Some(VideoText::Whole(placeholder)) = family.video()
             && tokenizer.id(placeholder.token).is_some()
         {
-            slots.push(SlotIds::new(MediumSlot::Video, placeholder, tokenizer)?);
+            placeholders.push(PlaceholderIds::new(Modality::Video, placeholder, tokenizer)?);
         }
-        Ok(Self { slots })
+        Ok(Self { placeholders })
     }
 
-    /// Whether the vocabulary has a placeholder for a kind of medium.
-    pub(super) fn knows(&self, slot: MediumSlot) -> bool {
-        self.slots.iter().any(|known| known.slot == slot)
+    /// Returns whether the vocabulary has a placeholder for a modality.
+    pub(super) fn has_placeholder(&self, modality: Modality) -> bool {
+        self.placeholders.iter().any(|known| known.modality == modality)
     }
 
-    /// Puts media into ids: the n-th placeholder of a kind becomes as many copies as the n-th medium has tokens.
+    /// Expands media in ids: the n-th placeholder of a modality becomes as many copies as the n-th medium has
+    /// tokens.
     ///
     /// # Errors
-    /// [`PrepareError::MediaTokens`] if there are more or fewer placeholders than media, as when a text has the
-    /// token of a placeholder in it.
+    /// [`PrepareError::MediaTokens`] if the number of placeholders differs from the number of media, for
+    /// example because the text contains a placeholder token literally.
     pub(super) fn expand(
         &self,
         ids: &[u32],
         is_target: &[bool],
-        tokens_of: impl Fn(MediumSlot) -> Vec<u32>,
+        tokens_of: impl Fn(Modality) -> Vec<u32>,
     ) -> Result<Expanded, PrepareError> {
-        let tokens: Vec<Vec<u32>> = self.slots.iter().map(|slot| tokens_of(slot.slot)).collect();
-        for (slot, media) in self.slots.iter().zip(&tokens) {
-            let found = ids.iter().filter(|&&id| id == slot.id).count();
+        let tokens: Vec<Vec<u32>> =
+            self.placeholders.iter().map(|placeholder| tokens_of(placeholder.modality)).collect();
+        for (placeholder, media) in self.placeholders.iter().zip(&tokens) {
+            let found = ids.iter().filter(|&&id| id == placeholder.id).count();
             if found != media.len() {
-                let (token, slot, media) = (slot.token.clone(), slot.slot, media.len());
-                return Err(PrepareError::MediaTokens { token, slot, found, media });
+                let (token, modality) = (placeholder.token.clone(), placeholder.modality);
+                let media = media.len();
+                return Err(PrepareError::MediaTokens { token, modality, found, media });
             }
         }
         let mut expanded = Expanded::default();
-        let mut next = vec![0; self.slots.len()];
+        let mut next = vec![0; self.placeholders.len()];
         for (&id, &is_target) in ids.iter().zip(is_target) {
-            let Some(at) = self.slots.iter().position(|slot| slot.id == id) else {
+            let Some(at) = self.placeholders.iter().position(|placeholder| placeholder.id == id) else {
                 expanded.ids.push(id);
                 expanded.is_target.push(is_target);
                 continue;
             };
             let media_tokens = tokens[at][next[at]] as usize;
             next[at] += 1;
-            self.slots[at].push(&mut expanded, media_tokens);
+            self.placeholders[at].push(&mut expanded, media_tokens);
         }
-        expanded.mask_markers_in_text(&self.slots);
+        expanded.mask_markers_in_text(&self.placeholders);
         Ok(expanded)
     }
 }
 
 impl Expanded {
-    /// Markers that the chat template wrote belong to their medium; a template that writes none has none.
-    fn mask_markers_in_text(&mut self, slots: &[SlotIds]) {
+    /// Counts markers that the chat template wrote around a medium as part of it, so that they are not
+    /// targets.
+    fn mask_markers_in_text(&mut self, placeholders: &[PlaceholderIds]) {
         for run in &mut self.runs {
-            let ids = slots.iter().find(|ids| ids.slot == run.slot && ids.has_markers_in_text);
+            let ids = placeholders.iter().find(|ids| ids.modality == run.modality && ids.has_markers_in_text);
             let Some([open, close]) = ids.and_then(|ids| ids.markers) else { continue };
             let end = run.start + run.tokens;
             let before = run.start.checked_sub(1).map(|before| self.ids[before]);
@@ -131,10 +136,10 @@ impl Expanded {
     }
 }
 
-impl SlotIds {
-    fn new(slot: MediumSlot, placeholder: &Placeholder, tokenizer: &Tokenizer) -> Result<Self> {
+impl PlaceholderIds {
+    fn new(modality: Modality, placeholder: &Placeholder, tokenizer: &Tokenizer) -> Result<Self> {
         let id = |token: &str| {
-            let reason = format!("the vocabulary has no `{token}`, which stands for media of this model");
+            let reason = format!("the vocabulary has no `{token}`, the placeholder of this model's media");
             tokenizer.id(token).ok_or(Error::Config { setting: "tokenizer", reason })
         };
         let token_id = id(placeholder.token)?;
@@ -144,7 +149,7 @@ impl SlotIds {
         };
         let token = placeholder.token.to_owned();
         let has_markers_in_text = placeholder.has_markers_in_text;
-        Ok(Self { slot, id: token_id, token, markers, has_markers_in_text })
+        Ok(Self { modality, id: token_id, token, markers, has_markers_in_text })
     }
 
     fn push(&self, expanded: &mut Expanded, tokens: usize) {
@@ -155,6 +160,6 @@ impl SlotIds {
         expanded.ids.extend(markers.map(|[_, close]| close));
         expanded.is_target.resize(expanded.ids.len(), false);
         let has_markers = markers.is_some();
-        expanded.runs.push(MediaRun { slot: self.slot, start, tokens, has_markers });
+        expanded.runs.push(MediaRun { modality: self.modality, start, tokens, has_markers });
     }
 }

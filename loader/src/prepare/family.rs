@@ -1,18 +1,18 @@
-//! Model families: how a family writes media into its text, and which tensors it takes.
+//! Describes model families: how media are written into the text, and which tensors the model takes.
 //!
-//! The processor of every family replaces the placeholder of a medium by as many copies as the encoder gives tokens.
-//! [`Family::of`] reads all of this off the cost model's description of a model, so that what is planned and what is
-//! prepared follow the same rule.
+//! The processor of every family replaces the placeholder of a medium by as many copies as the encoder
+//! produces tokens. [`Family::from_model`] derives the family from the cost model's description of the model,
+//! so that planning and preparation follow the same rule.
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 
 use super::chat_template::MessagePart;
 
-/// How one kind of medium is written.
+/// Text form of one modality.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placeholder {
-    /// The token that stands for one token of the medium, and once for the medium before it is expanded.
+    /// Token that represents one encoder output, and before expansion the whole medium.
     pub token: &'static str,
     /// Tokens before and after the copies.
     pub markers: Option<[&'static str; 2]>,
@@ -21,9 +21,9 @@ pub struct Placeholder {
 }
 
 impl Placeholder {
-    /// How a chat template writes the medium.
+    /// Returns the medium as a chat template writes it.
     #[must_use]
-    pub fn in_text(&self) -> String {
+    pub fn to_text(&self) -> String {
         match self.markers {
             Some([open, close]) if self.has_markers_in_text => [open, self.token, close].concat(),
             _ => self.token.to_owned(),
@@ -33,7 +33,7 @@ impl Placeholder {
 
 /// Images of LLaVA-OneVision.
 const LLAVA_IMAGE: Placeholder = Placeholder { token: "<image>", markers: None, has_markers_in_text: false };
-/// Images of InternVL, as its converted checkpoints write them.
+/// Images of InternVL, in the spelling of its converted checkpoints.
 const INTERN_IMAGE: Placeholder =
     Placeholder { token: "<IMG_CONTEXT>", markers: Some(["<img>", "</img>"]), has_markers_in_text: false };
 /// Images of Qwen2-VL and Qwen2.5-VL.
@@ -46,58 +46,57 @@ const QWEN_IMAGE: Placeholder = Placeholder {
 const LLAVA_VIDEO: Placeholder = Placeholder { token: "<video>", markers: None, has_markers_in_text: false };
 /// Videos of Qwen2-VL and Qwen2.5-VL.
 const QWEN_VIDEO: Placeholder = Placeholder { token: "<|video_pad|>", ..QWEN_IMAGE };
-/// Positions of a second of video in the released checkpoints of Qwen2.5-VL.
+/// Positions per second of video in the released checkpoints of Qwen2.5-VL.
 const QWEN_TOKENS_PER_SECOND: u32 = 2;
-/// Clips of Qwen2-Audio.
+/// Audio clips of Qwen2-Audio.
 const QWEN_AUDIO: Placeholder = Placeholder {
     token: "<|AUDIO|>",
     markers: Some(["<|audio_bos|>", "<|audio_eos|>"]),
     has_markers_in_text: true,
 };
 
-/// How the pixels of several images become one tensor, and what goes with them.
+/// Layout of the pixels of several images in one tensor, with its companion tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PixelLayout {
-    /// `pixel_values [images, most tiles, 3, side, side]`, filled up with zeros, with `image_sizes` and
+    /// `pixel_values [images, most tiles, 3, side, side]`, padded with zeros, with `image_sizes` and
     /// `batch_num_images`: LLaVA-OneVision.
     PaddedTiles,
     /// `pixel_values [tiles, 3, side, side]`: InternVL.
     Tiles,
     /// `pixel_values [patches, values]` with `image_grid_thw`: Qwen2-VL.
     Patches {
-        /// Patches along a side of what becomes one token.
+        /// Patches along each side of the square that becomes one token.
         merge: u32,
-        /// Positions of a second of video, with `second_per_grid_ts` beside the grids: Qwen2.5-VL. `None` where layers
-        /// of frames are counted: Qwen2-VL.
+        /// Positions per second of video, with `second_per_grid_ts` in addition to the grids: Qwen2.5-VL.
+        /// `None` if layers of frames are counted: Qwen2-VL.
         tokens_per_second: Option<u32>,
     },
 }
 
-/// How a video stands in the text. Its pixels are in tensors of their own, `pixel_values_videos`, or among those of
-/// images.
+/// Text form of a video. Its pixels are in separate tensors, `pixel_values_videos`, or among those of images.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VideoText {
-    /// As one medium with a placeholder of its own.
+    /// One medium with its own placeholder.
     Whole(Placeholder),
-    /// As a line for each frame, `Frame1: ` and the placeholder of an image, in place of one word: InternVL.
+    /// One line per frame, `Frame1: ` and the placeholder of an image, which replace one word: InternVL.
     Frames {
-        /// What the chat template writes for the whole video.
+        /// Word that the chat template writes for the whole video.
         word: &'static str,
     },
 }
 
 impl VideoText {
-    /// How a chat template writes the video.
+    /// Returns the video as a chat template writes it.
     #[must_use]
-    pub fn in_text(&self) -> String {
+    pub fn to_text(&self) -> String {
         match self {
-            Self::Whole(placeholder) => placeholder.in_text(),
+            Self::Whole(placeholder) => placeholder.to_text(),
             Self::Frames { word } => (*word).to_owned(),
         }
     }
 }
 
-/// What preparing needs to know of a model.
+/// Properties of a model family that preparation depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Family {
     image: Option<(Placeholder, PixelLayout)>,
@@ -108,13 +107,13 @@ pub struct Family {
 impl Family {
     /// Returns the family of a model; a model without encoders is a text model.
     #[must_use]
-    pub fn of(model: &ModelSpec) -> Self {
+    pub fn from_model(model: &ModelSpec) -> Self {
         let image = model.vision.map(|vision| match vision.rule {
             VisionRule::AnyRes(_) => (LLAVA_IMAGE, PixelLayout::PaddedTiles),
             VisionRule::DynamicTiles(_) => (INTERN_IMAGE, PixelLayout::Tiles),
             VisionRule::Fixed(_) => (LLAVA_IMAGE, PixelLayout::Tiles),
             VisionRule::Native(rule) => {
-                // Times of frames came with windows of attention, in Qwen2.5-VL.
+                // Qwen2.5-VL introduced window attention and absolute time together.
                 let tokens_per_second = rule.window_patches.map(|_| QWEN_TOKENS_PER_SECOND);
                 let merge = u32::from(rule.merge.get());
                 (QWEN_IMAGE, PixelLayout::Patches { merge, tokens_per_second })
@@ -128,45 +127,46 @@ impl Family {
         Self { image, video, audio: model.audio.map(|_| QWEN_AUDIO) }
     }
 
-    /// A model of text alone.
+    /// Returns the family of a text-only model.
     #[must_use]
     pub const fn text() -> Self {
         Self { image: None, video: None, audio: None }
     }
 
-    /// How images are written; `None` for a model that cannot see.
+    /// Returns the text form of images; `None` for a model without vision.
     #[must_use]
     pub fn image(&self) -> Option<&Placeholder> {
         self.image.as_ref().map(|(placeholder, _)| placeholder)
     }
 
-    /// How videos are written; `None` for a model that cannot see.
+    /// Returns the text form of videos; `None` for a model without vision.
     #[must_use]
     pub fn video(&self) -> Option<&VideoText> {
         self.video.as_ref()
     }
 
-    /// How clips are written; `None` for a model that cannot hear.
+    /// Returns the text form of audio clips; `None` for a model without audio.
     #[must_use]
     pub fn audio(&self) -> Option<&Placeholder> {
         self.audio.as_ref()
     }
 
-    /// How pixels are laid out; `None` for a model that cannot see.
+    /// Returns the layout of pixels; `None` for a model without vision.
     #[must_use]
     pub fn pixel_layout(&self) -> Option<PixelLayout> {
         self.image.as_ref().map(|(_, layout)| *layout)
     }
 
-    /// Whether the model takes any medium beside text, so that a processor feeds it and not a tokenizer alone.
+    /// Returns whether the model takes any medium besides text, so that it has a processor and not only a
+    /// tokenizer.
     #[must_use]
     pub fn has_media(&self) -> bool {
         self.image.is_some() || self.audio.is_some()
     }
 
-    /// Returns the template that is used where the model's files hold none.
+    /// Returns the template to use if the model's files contain none.
     ///
-    /// `has_header_ids` says that turns are written in the manner of Llama 3, which the vocabulary tells.
+    /// - `has_header_ids`: whether the vocabulary has the turn format of Llama 3
     #[must_use]
     pub fn built_in_template(&self, has_header_ids: bool) -> &'static str {
         if has_header_ids {
@@ -184,16 +184,16 @@ impl Family {
         }
     }
 
-    /// Writes the parts of a turn as one string: media as their placeholders, `separator` behind each.
+    /// Writes the parts of a turn as one string: media as their placeholders, each followed by `separator`.
     #[must_use]
     pub fn inline(&self, parts: &[MessagePart], separator: &str) -> String {
         let placeholder =
-            |of: Option<&Placeholder>| of.map(|of| of.in_text() + separator).unwrap_or_default();
+            |of: Option<&Placeholder>| of.map(|of| of.to_text() + separator).unwrap_or_default();
         let part = |part: &MessagePart| match part {
             MessagePart::Text(text) => text.clone(),
             MessagePart::Image => placeholder(self.image()),
             MessagePart::Audio => placeholder(self.audio()),
-            MessagePart::Video => self.video().map(|of| of.in_text() + separator).unwrap_or_default(),
+            MessagePart::Video => self.video().map(|of| of.to_text() + separator).unwrap_or_default(),
         };
         parts.iter().map(part).collect()
     }

@@ -1,50 +1,50 @@
-//! Videos whose frames a model takes as numbered images: InternVL.
+//! Writes videos as lists of numbered frame images: InternVL.
 //!
-//! The chat template writes one word for a video. Before the text is turned into ids, the word becomes a line for each
-//! frame, `Frame1: ` and the placeholder of an image, so that labels of frames are joined with the words around
-//! them as the tokenizer joins any text. From there on frames are images among the others.
+//! The chat template writes one word for a video. Before tokenization the word is replaced by a line for each
+//! frame, `Frame1: ` and the placeholder of an image, so that the tokenizer joins frame labels with the
+//! surrounding text as usual. From then on, frames are handled like other images.
 
 use std::ops::Range;
 
 use super::error::PrepareError;
 use super::image::PixelValues;
-use super::labels::Marked;
+use super::labels::MarkedText;
 use super::video::VideoValues;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 
-/// Images, where frames are images with videos among them, in the order of the text; the tokens of each place.
+/// Images and frames in the order of the text, with the tokens of each.
 #[derive(Debug, Default)]
-pub(super) struct Shown {
+pub(super) struct ImagesInText {
     pub(super) media: Vec<PixelValues>,
     pub(super) tokens: Vec<u32>,
 }
 
-/// Writes out the frames of every video.
+/// Replaces the word of every video by its frames.
 ///
 /// # Errors
-/// [`PrepareError::MediaTokens`] if the word is there more or less often than there are videos.
+/// [`PrepareError::MediaTokens`] if the number of words differs from the number of videos.
 pub(super) fn write_frames(
-    marked: &mut Marked,
+    marked: &mut MarkedText,
     [image, word]: [&str; 2],
     images: Vec<PixelValues>,
     videos: Vec<VideoValues>,
-) -> Result<Shown, PrepareError> {
+) -> Result<ImagesInText, PrepareError> {
     let found = marked.text.matches(word).count();
     if found != videos.len() {
-        let (token, slot, media) = (word.to_owned(), MediumSlot::Video, videos.len());
-        return Err(PrepareError::MediaTokens { token, slot, found, media });
+        let (token, modality, media) = (word.to_owned(), Modality::Video, videos.len());
+        return Err(PrepareError::MediaTokens { token, modality, found, media });
     }
     let (mut images, mut videos) = (images.into_iter(), videos.into_iter());
-    let mut shown = Shown::default();
-    let mut written = Written::default();
+    let mut in_text = ImagesInText::default();
+    let mut written = EditedText::default();
     let mut rest = marked.text.as_str();
-    while let Some((at, slot)) = next_of(rest, image, word) {
+    while let Some((at, modality)) = next_medium(rest, image, word) {
         written.text += &rest[..at];
         rest = &rest[at..];
-        if slot == MediumSlot::Image {
+        if modality == Modality::Image {
             rest = &rest[image.len()..];
             written.text += image;
-            shown.push(images.next());
+            in_text.push(images.next());
             continue;
         }
         rest = &rest[word.len()..];
@@ -52,50 +52,50 @@ pub(super) fn write_frames(
         let frames: Vec<String> = (1..=video.frames).map(|frame| format!("Frame{frame}: {image}")).collect();
         written.replace(word, &frames.join("\n"));
         let tokens = video.pixels.tokens / video.frames.max(1);
-        shown.tokens.extend(std::iter::repeat_n(tokens, video.frames as usize));
-        shown.media.push(video.pixels);
+        in_text.tokens.extend(std::iter::repeat_n(tokens, video.frames as usize));
+        in_text.media.push(video.pixels);
     }
-    // More images than places, which the expansion refuses.
-    images.for_each(|image| shown.push(Some(image)));
+    // More images than placeholders; the expansion reports the mismatch.
+    images.for_each(|image| in_text.push(Some(image)));
     written.text += rest;
-    marked.targets.iter_mut().for_each(|target| *target = written.moved(target));
+    marked.targets.iter_mut().for_each(|target| *target = written.shift(target));
     marked.text = written.text;
-    Ok(shown)
+    Ok(in_text)
 }
 
-impl Shown {
+impl ImagesInText {
     fn push(&mut self, image: Option<PixelValues>) {
         self.tokens.extend(image.as_ref().map(|image| image.tokens));
         self.media.extend(image);
     }
 }
 
-/// Where the next image or video stands.
-fn next_of(text: &str, image: &str, word: &str) -> Option<(usize, MediumSlot)> {
-    let places = [(text.find(image), MediumSlot::Image), (text.find(word), MediumSlot::Video)];
-    places.into_iter().filter_map(|(at, slot)| Some((at?, slot))).min_by_key(|(at, _)| *at)
+/// Returns the position and modality of the next image or video.
+fn next_medium(text: &str, image: &str, word: &str) -> Option<(usize, Modality)> {
+    let places = [(text.find(image), Modality::Image), (text.find(word), Modality::Video)];
+    places.into_iter().filter_map(|(at, modality)| Some((at?, modality))).min_by_key(|(at, _)| *at)
 }
 
-/// A text in which words were replaced.
+/// Text in which words were replaced.
 #[derive(Debug, Default)]
-struct Written {
+struct EditedText {
     text: String,
-    /// Where a word ended before, and how many bytes all that follows has moved.
-    moves: Vec<(usize, isize)>,
+    /// End of each replaced word in the old text, and the shift in bytes of everything after it.
+    shifts: Vec<(usize, isize)>,
 }
 
-impl Written {
+impl EditedText {
     fn replace(&mut self, word: &str, by: &str) {
-        let moved = self.moves.last().map_or(0, |(_, moved)| *moved);
-        let end_before = (self.text.len() + word.len()).saturating_add_signed(-moved);
+        let shift = self.shifts.last().map_or(0, |(_, shift)| *shift);
+        let end_before = (self.text.len() + word.len()).saturating_add_signed(-shift);
         self.text += by;
-        self.moves.push((end_before, moved + by.len() as isize - word.len() as isize));
+        self.shifts.push((end_before, shift + by.len() as isize - word.len() as isize));
     }
 
-    fn moved(&self, range: &Range<usize>) -> Range<usize> {
+    fn shift(&self, range: &Range<usize>) -> Range<usize> {
         let place = |at: usize| {
-            let known = self.moves.partition_point(|(end, _)| *end <= at);
-            known.checked_sub(1).map_or(at, |last| at.saturating_add_signed(self.moves[last].1))
+            let known = self.shifts.partition_point(|(end, _)| *end <= at);
+            known.checked_sub(1).map_or(at, |last| at.saturating_add_signed(self.shifts[last].1))
         };
         place(range.start)..place(range.end)
     }
@@ -119,23 +119,23 @@ mod tests {
     fn every_frame_gets_its_line_and_what_is_learned_stays_where_it_was() {
         let text = "a <P> <video>\nsaid <video> more".to_owned();
         let targets = vec![0..1, 14..18, 27..31];
-        let words = |marked: &Marked| -> Vec<String> {
+        let words = |marked: &MarkedText| -> Vec<String> {
             marked.targets.iter().map(|target| marked.text[target.clone()].to_owned()).collect()
         };
-        let mut marked = Marked { text, targets };
+        let mut marked = MarkedText { text, targets };
         assert_eq!(words(&marked), ["a", "said", "more"]);
         let videos = vec![video(2, 10), video(1, 5)];
-        let shown = write_frames(&mut marked, WORDS, vec![image(7)], videos).unwrap();
+        let in_text = write_frames(&mut marked, WORDS, vec![image(7)], videos).unwrap();
         assert_eq!(marked.text, "a <P> Frame1: <P>\nFrame2: <P>\nsaid Frame1: <P> more");
         assert_eq!(words(&marked), ["a", "said", "more"]);
-        assert_eq!(shown.tokens, [7, 5, 5, 5]);
-        assert_eq!(shown.media.iter().map(|media| media.tokens).collect::<Vec<_>>(), [7, 10, 5]);
+        assert_eq!(in_text.tokens, [7, 5, 5, 5]);
+        assert_eq!(in_text.media.iter().map(|media| media.tokens).collect::<Vec<_>>(), [7, 10, 5]);
     }
 
     #[test]
     fn words_and_videos_must_match() {
-        let mut marked = Marked { text: "<video>".into(), targets: Vec::new() };
+        let mut marked = MarkedText { text: "<video>".into(), targets: Vec::new() };
         let error = write_frames(&mut marked, WORDS, Vec::new(), Vec::new()).unwrap_err();
-        assert_eq!(error.to_string(), "1 times `<video>` in the text for 0 videos");
+        assert_eq!(error.to_string(), "the text has 1 `<video>` tokens for 0 videos");
     }
 }

@@ -1,25 +1,25 @@
-//! Samples that are longer than the token budget.
+//! Handles samples that exceed the token limit.
 //!
-//! Planning works with estimated text tokens; here the real ones are known. What is done with a sample that is over the
-//! budget is the user's choice, and every such sample is accounted for.
+//! Planning works with estimated text tokens; here the real number is known. The user chooses how samples
+//! over the limit are handled, and each of them is recorded.
 
 use super::error::PrepareError;
 use super::expand::Expanded;
 
-/// What is done with a sample that has more tokens than the limit.
+/// Treatment of a sample that has more tokens than the limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum LongSample {
     /// It is a bad sample: skipped, listed, and counted against the error budget.
     #[default]
     Error,
-    /// Its text is cut from the end until it fits. Tokens of media are never cut; a sample whose media alone are too
-    /// long, or of which nothing to learn is left, is a bad sample.
+    /// Its text is cut from the end until it fits. Tokens of media are never cut; a sample whose media alone
+    /// exceed the limit, or that has no target tokens left, is a bad sample.
     TruncateText,
     /// It is skipped and listed, and does not count against the error budget.
     Drop,
 }
 
-/// Brings a sample within `tokens_max`; returns how many tokens were cut.
+/// Shortens a sample to at most `tokens_max` tokens; returns the number of tokens cut.
 pub(super) fn limit(
     expanded: &mut Expanded,
     tokens_max: usize,
@@ -32,22 +32,22 @@ pub(super) fn limit(
     }
     match policy {
         LongSample::Error => Err(too_long("", false)),
-        LongSample::Drop => Err(too_long("; dropped, as asked for", true)),
+        LongSample::Drop => Err(too_long("; dropped, as configured", true)),
         LongSample::TruncateText => {
             let had_targets = expanded.is_target.iter().skip(1).any(|&is_target| is_target);
             let cut = tokens - tokens_max;
             if !cut_text(expanded, cut) {
-                return Err(too_long(", of media alone", false));
+                return Err(too_long(" by their media alone", false));
             }
             if had_targets && !expanded.is_target.iter().skip(1).any(|&is_target| is_target) {
-                return Err(too_long(", and nothing to learn is left within it", false));
+                return Err(too_long(", and no target tokens are left within it", false));
             }
             Ok(cut)
         }
     }
 }
 
-/// Removes the last `cut` ids that belong to no medium; `false` if there are fewer.
+/// Removes the last `cut` ids that do not belong to media; returns `false` if there are fewer.
 fn cut_text(expanded: &mut Expanded, cut: usize) -> bool {
     let mut is_media = vec![false; expanded.ids.len()];
     for run in &expanded.runs {
@@ -57,7 +57,7 @@ fn cut_text(expanded: &mut Expanded, cut: usize) -> bool {
         return false;
     };
     let is_kept = |at: usize| at < first_cut || is_media[at];
-    // Kept ids before each place: where a run begins once the text is cut.
+    // Number of kept ids before each index, which is the start of a run after the cut.
     let mut kept = 0;
     let mut begins = Vec::with_capacity(is_media.len());
     for at in 0..is_media.len() {
@@ -83,12 +83,13 @@ mod tests {
 
     use super::*;
     use crate::prepare::expand::MediaRun;
-    use crate::sample::text::MediumSlot;
+    use crate::sample::text::Modality;
 
     const MEDIA: u32 = 9;
     const MARKER: u32 = 8;
 
-    /// Text of one id a token, media as runs of `MEDIA` between markers; all text after the first is target.
+    /// Makes a sample of one-id texts and of media as runs of `MEDIA` between markers; all text but the first
+    /// is target.
     fn sample(parts: &[(bool, usize)]) -> Expanded {
         let mut sample = Expanded::default();
         for &(is_media, tokens) in parts {
@@ -97,7 +98,7 @@ mod tests {
                 sample.ids.push(MARKER);
                 sample.ids.extend(std::iter::repeat_n(MEDIA, tokens));
                 sample.ids.push(MARKER);
-                sample.runs.push(MediaRun { slot: MediumSlot::Image, start, tokens, has_markers: true });
+                sample.runs.push(MediaRun { modality: Modality::Image, start, tokens, has_markers: true });
                 sample.is_target.resize(sample.ids.len(), false);
             } else {
                 sample.ids.extend(std::iter::repeat_n(1, tokens));
@@ -121,15 +122,15 @@ mod tests {
             let mut long = sample(&[(true, 4), (false, 3)]);
             limit(&mut long, tokens_max, LongSample::TruncateText).unwrap_err().to_string()
         };
-        assert_eq!(reason(5), "9 tokens, over the limit of 5, of media alone");
-        assert_eq!(reason(6), "9 tokens, over the limit of 6, and nothing to learn is left within it");
+        assert_eq!(reason(5), "9 tokens exceed the limit of 5 by their media alone");
+        assert_eq!(reason(6), "9 tokens exceed the limit of 6, and no target tokens are left within it");
     }
 
     #[test]
     fn error_and_drop_name_both_counts() {
         for (policy, is_dropped) in [(LongSample::Error, false), (LongSample::Drop, true)] {
             let error = limit(&mut sample(&[(false, 5)]), 4, policy).unwrap_err();
-            assert!(error.to_string().starts_with("5 tokens, over the limit of 4"), "{error}");
+            assert!(error.to_string().starts_with("5 tokens exceed the limit of 4"), "{error}");
             assert_eq!(error.is_dropped(), is_dropped);
         }
         assert_eq!(limit(&mut sample(&[(false, 5)]), 5, LongSample::Error).unwrap(), 0);

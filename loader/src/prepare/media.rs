@@ -1,9 +1,9 @@
-//! What processors of images, clips and videos give: the one place where they meet the text.
+//! Defines the interface between the processors of images, audio and videos, and the text.
 //!
-//! A processor turns decoded media into the tensors of its family and says how many LLM tokens each becomes:
-//! [`ImageProcessor`], for videos too, and [`AudioProcessor`]. [`CountedImages`], [`CountedAudio`] and
-//! [`CountedVideos`] only count, by the token rules that planning uses: a pipeline stage that holds the language model
-//! needs ids, grids and labels, but no pixels.
+//! A processor turns decoded media into the tensors of its family and returns the number of LLM tokens of
+//! each: [`ImageProcessor`], also for videos, and [`AudioProcessor`]. [`CountedImages`], [`CountedAudio`] and
+//! [`CountedVideos`] only count, by the token rules of planning: a pipeline stage that holds only the
+//! language model needs ids, grids and labels, but no pixels.
 
 use std::fmt::Debug;
 
@@ -18,40 +18,41 @@ pub use super::video::{CountedVideos, VideoTensors, VideoValues};
 use crate::error::BoxError;
 use crate::media::{Audio, RgbImage};
 
-/// Makes tensors of images.
+/// Makes tensors from images.
 pub trait ImageTensors: Debug + Send + Sync {
-    /// Processes all images of one sample, which some families treat unlike one alone.
+    /// Processes all images of one sample; some families treat several images differently from a single one.
     ///
     /// # Errors
-    /// Why the model cannot take an image.
+    /// The reason why the model cannot take an image.
     fn images(&self, images: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError>;
 
-    /// Returns about how many bytes the tensors of a sample's images take, so that they can be bounded before any
-    /// is made.
+    /// Estimates the bytes of the tensors of a sample's images, so that memory can be bounded before they are
+    /// made.
     fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64;
 
-    /// Returns whether pixels are looked at; if not, images are neither read nor decoded, and have their size alone.
+    /// Returns whether it reads pixels; if not, images are neither read nor decoded, and only have their
+    /// size.
     fn reads_pixels(&self) -> bool {
         true
     }
 }
 
-/// Makes tensors of clips.
+/// Makes tensors from audio clips.
 pub trait AudioTensors: Debug + Send + Sync {
-    /// Processes one clip.
+    /// Processes one audio clip.
     ///
     /// # Errors
-    /// Why the model cannot take it.
+    /// The reason why the model cannot take it.
     fn clip(&self, audio: &Audio) -> Result<AudioFeatures, BoxError>;
 
-    /// Returns about how many bytes the features of a clip take.
+    /// Estimates the bytes of the features of an audio clip.
     fn tensor_bytes(&self, length: AudioLength) -> u64;
 }
 
-/// Counts the tokens of images and makes no pixels.
+/// Counts the tokens of images without making pixels.
 #[derive(Debug, Clone, Copy)]
 pub struct CountedImages(
-    /// The rule that planning uses.
+    /// Token rule, the same as for planning.
     pub VisionRule,
 );
 
@@ -96,7 +97,7 @@ impl CountedImages {
     }
 }
 
-/// Counts the tokens of clips and makes no features.
+/// Counts the tokens of audio clips without making features.
 #[derive(Debug, Clone, Copy)]
 pub struct CountedAudio;
 
@@ -136,7 +137,7 @@ impl ImageTensors for ImageProcessor {
     }
 }
 
-/// Bytes of a square of f32 pixels in three colors.
+/// Returns the bytes of a square of f32 pixels in three colors.
 pub(super) fn square_bytes(side: u16) -> u64 {
     3 * u64::from(side).pow(2) * size_of::<f32>() as u64
 }

@@ -1,15 +1,16 @@
-//! Samples to what a model takes: ids with the chat template applied and media in place, labels, pixels, mel values.
+//! Turns samples into model inputs: token ids with media in place, labels, pixels and mel spectrograms.
 //!
-//! A [`Preparer`] does to a sample what the Hugging Face processor of the model's family does, and [`ModelInputs`] are
-//! a microbatch of such samples, ready for `model(**inputs)`. It runs in the decode pool, right behind decoding.
+//! A [`Preparer`] does to a sample what the Hugging Face processor of the model's family does, and
+//! [`ModelInputs`] hold a microbatch of such samples, ready for `model(**inputs)`. It runs in the decode
+//! pool, directly after decoding.
 //!
 //! ```text
-//! fields ─conversation─▶ turns ─chat_template, labels─▶ text, learned parts ─tokenizer─▶ ids
+//! fields ─conversation─▶ turns ─chat_template, labels─▶ text, targets ─tokenizer─▶ ids
 //! images, clips, videos ─media─▶ tensors and token counts ──────────────expand─▶ ids with media ─length─▶ sample
 //! samples ─pack─▶ tensors of a microbatch
 //! ```
 //!
-//! Pure: no file is read and no clock is looked at once a preparer is built.
+//! Pure: once a preparer is built, it reads no files and no clock.
 
 mod account;
 pub mod audio;
@@ -39,7 +40,7 @@ use std::sync::Arc;
 use dflop_costmodel::{ModelSpec, SampleShape};
 
 pub(crate) use self::account::PrepareLog;
-pub use self::account::{PrepareReport, Truncated};
+pub use self::account::{PrepareReport, TruncatedSample};
 pub use self::audio::AudioFeatures;
 pub use self::builder::PreparerBuilder;
 pub use self::chat_template::{ChatTemplate, Message, MessagePart};
@@ -59,49 +60,50 @@ pub use self::video::{VideoTensors, VideoValues};
 
 use self::count::MarkerTokens;
 use self::expand::{Expanded, Expander};
-use self::frames::{Shown, write_frames};
-use self::labels::{Labeler, Marked, target_tokens};
+use self::frames::{ImagesInText, write_frames};
+use self::labels::{Labeler, MarkedText, target_tokens};
 use self::pack::Packer;
 use crate::media::Media;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 use crate::sample::{BatchLayout, Sample};
 
-/// Why a video that was not decoded is refused.
+/// Reason to reject a video that was not decoded.
 const UNDECODED_VIDEO: &str = if cfg!(feature = "video") {
     "the video is not decoded"
 } else {
     "the video is not decoded: this build has no FFmpeg; build with the feature `video`"
 };
 
-/// What is done with text that is no conversation, such as a caption.
+/// Treatment of text that is not a conversation, such as a caption.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum PlainText {
-    /// It is learned as it stands, behind its media and without a chat template, and ends with the end-of-sequence
-    /// token.
+    /// It follows its media without a chat template and ends with the end-of-sequence token; all of it is a
+    /// training target.
     #[default]
     Continue,
-    /// It is what the assistant answers to these words about the media.
+    /// It is the assistant's answer to a question about the media.
     Answer {
-        /// What the user says; may be empty.
+        /// Question of the user; may be empty.
         question: String,
     },
 }
 
-/// A sample as a model takes it.
+/// Sample in the form of model inputs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PreparedSample {
-    /// Ids of the whole sample, media in place.
+    /// Ids of the whole sample, with media expanded.
     pub input_ids: Vec<u32>,
-    /// The id where it is learned, else [`IGNORED`]; never for media or for the first token, which nothing predicts.
+    /// Ids of target tokens, elsewhere [`IGNORED`]; media and the first token, which nothing predicts, are
+    /// not targets.
     pub labels: Vec<i32>,
-    /// Where media stand, in the order of the ids.
+    /// Token ranges of the media, in the order of the ids.
     pub runs: Vec<MediaRun>,
-    /// The images, in the order of their placeholders; where frames are images ([`VideoText::Frames`]) each video
-    /// is one of them.
+    /// Images, in the order of their placeholders; includes videos if the family writes frames as images
+    /// ([`VideoText::Frames`]).
     pub images: Vec<PixelValues>,
-    /// The clips, in the order of their placeholders.
+    /// Audio clips, in the order of their placeholders.
     pub clips: Vec<AudioFeatures>,
-    /// The videos, in the order of their placeholders.
+    /// Videos, in the order of their placeholders.
     pub videos: Vec<VideoValues>,
     /// Tokens that were cut from the text to fit the limit.
     pub cut_tokens: usize,
@@ -121,7 +123,7 @@ impl PreparedSample {
     }
 }
 
-/// Turns samples into what a model takes, and microbatches of them into tensors.
+/// Converts samples to model inputs, and microbatches of them to tensors.
 #[derive(Debug, Clone)]
 pub struct Preparer {
     family: Family,
@@ -141,10 +143,10 @@ pub struct Preparer {
 }
 
 impl Preparer {
-    /// Starts the settings of a preparer for a model; a tokenizer is all that must be set.
+    /// Starts the settings of a preparer for a model; only the tokenizer is required.
     #[must_use]
     pub fn builder(model: &ModelSpec) -> PreparerBuilder {
-        PreparerBuilder::new(Family::of(model), model)
+        PreparerBuilder::new(Family::from_model(model), model)
     }
 
     /// Returns the tokenizer.
@@ -153,30 +155,30 @@ impl Preparer {
         &self.tokenizer
     }
 
-    /// Returns the text of ids, special tokens included.
+    /// Decodes ids to text, including special tokens.
     ///
     /// # Errors
-    /// The tokenizer's own words.
+    /// The message of the tokenizer.
     pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
         self.tokenizer.decode(ids)
     }
 
-    /// Lowers the limit of tokens in a sample, as the cap of a planned microbatch does.
+    /// Lowers the token limit of a sample, for example to the cap of a planned microbatch.
     #[must_use]
     pub fn tokens_at_most(mut self, tokens: u64) -> Self {
         self.tokens_max = Some(self.tokens_max.map_or(tokens, |already| already.min(tokens)));
         self
     }
 
-    /// Fills packed rows, or each row of padded layouts, up to a fixed number of tokens with padding that is not learned.
-    /// A balanced loader sets this as its planner says, and ends with an error before a microbatch is longer.
+    /// Pads packed rows, or each row of a padded layout, to a fixed number of tokens without targets. A
+    /// balanced loader takes the number from its planner, and fails rather than deliver a longer microbatch.
     #[must_use]
     pub fn pad_to_tokens(mut self, tokens: usize) -> Self {
         self.packer.pad_to_tokens = Some(tokens);
         self
     }
 
-    /// Returns how samples of a microbatch share tensors.
+    /// Returns the arrangement of the samples of a microbatch in tensors.
     #[must_use]
     pub fn layout(&self) -> BatchLayout {
         self.packer.layout
@@ -185,18 +187,18 @@ impl Preparer {
     /// Prepares a decoded sample.
     ///
     /// # Errors
-    /// Why the model cannot take it; the sample is at fault, except where [`PrepareError::is_dropped`] says that a
-    /// setting is.
+    /// The reason why the model cannot take the sample; if [`PrepareError::is_dropped`], a setting excludes
+    /// it.
     pub fn prepare(&self, sample: &Sample) -> Result<PreparedSample, PrepareError> {
-        let said = read_conversation(sample, |slot| self.takes(slot))?;
-        let (mut marked, has_special) = self.write(said.conversation)?;
-        let (images, clips) = (self.images(sample, &said.images)?, self.clips(sample, &said.clips)?);
-        let videos = self.videos(sample, &said.videos)?;
-        let (shown, videos) = self.with_frames(&mut marked, images, videos)?;
-        let tokens_of = |slot| match slot {
-            MediumSlot::Image => shown.tokens.clone(),
-            MediumSlot::Audio => clips.iter().map(|clip| clip.tokens).collect(),
-            MediumSlot::Video => videos.iter().map(|video| video.pixels.tokens).collect(),
+        let read = read_conversation(sample, |modality| self.takes(modality))?;
+        let (mut marked, has_special) = self.render_conversation(read.conversation)?;
+        let (images, clips) = (self.images(sample, &read.images)?, self.clips(sample, &read.clips)?);
+        let videos = self.videos(sample, &read.videos)?;
+        let (in_text, videos) = self.merge_frames(&mut marked, images, videos)?;
+        let tokens_of = |modality| match modality {
+            Modality::Image => in_text.tokens.clone(),
+            Modality::Audio => clips.iter().map(|clip| clip.tokens).collect(),
+            Modality::Video => videos.iter().map(|video| video.pixels.tokens).collect(),
         };
         let refused = |reason| PrepareError::Tokenizer { reason };
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
@@ -208,25 +210,25 @@ impl Preparer {
         };
         let labels = labels(&expanded);
         let Expanded { ids: input_ids, runs, .. } = expanded;
-        Ok(PreparedSample { input_ids, labels, runs, images: shown.media, clips, videos, cut_tokens })
+        Ok(PreparedSample { input_ids, labels, runs, images: in_text.media, clips, videos, cut_tokens })
     }
 
-    /// Whether the model takes media of a kind.
-    fn takes(&self, slot: MediumSlot) -> bool {
-        match slot {
-            MediumSlot::Image => self.images.is_some(),
-            MediumSlot::Audio => self.audio.is_some(),
-            MediumSlot::Video => self.videos.is_some(),
+    /// Returns whether the model takes a modality.
+    fn takes(&self, modality: Modality) -> bool {
+        match modality {
+            Modality::Image => self.images.is_some(),
+            Modality::Audio => self.audio.is_some(),
+            Modality::Video => self.videos.is_some(),
         }
     }
 
-    /// Returns whether images have to be decoded; without, their sizes are enough.
+    /// Returns whether images must be decoded; if not, their sizes are sufficient.
     #[must_use]
     pub fn reads_pixels(&self) -> bool {
         self.images.as_ref().is_some_and(|images| images.reads_pixels())
     }
 
-    /// Returns about how many bytes the tensors of a sample's media take.
+    /// Estimates the bytes of the tensors of a sample's media.
     #[must_use]
     pub fn tensor_bytes(&self, shape: &SampleShape) -> u64 {
         let images = self.images.as_ref().map_or(0, |images| images.tensor_bytes(&shape.images));
@@ -239,21 +241,25 @@ impl Preparer {
         images.saturating_add(clips).saturating_add(videos)
     }
 
-    /// Makes the tensors of a microbatch, samples in their order; `None` for no samples, unless rows have a fixed length.
+    /// Makes the tensors of a microbatch, in the order of samples; `None` without samples, unless rows have a
+    /// fixed length.
     #[must_use]
     pub fn pack(&self, samples: Vec<PreparedSample>) -> Option<ModelInputs> {
         self.packer.pack(samples)
     }
 
-    /// Writes a conversation down; says whether the tokenizer adds its own special tokens.
+    /// Writes a conversation as text; also returns whether the tokenizer adds its own special tokens.
     ///
-    /// Chat templates write special tokens themselves: a processor adds the tokenizer's unless the beginning token is
-    /// there already, a tokenizer alone never does.
-    fn write(&self, conversation: Conversation) -> Result<(Marked, bool), PrepareError> {
+    /// Chat templates write special tokens themselves. As in `transformers`, a model's processor still adds
+    /// those of the tokenizer unless the text starts with the beginning-of-sequence token, and a text-only
+    /// model never adds them.
+    fn render_conversation(&self, conversation: Conversation) -> Result<(MarkedText, bool), PrepareError> {
         let messages = match (conversation, &self.plain_text) {
             (Conversation::Turns(messages), _) => messages,
             (Conversation::Plain(parts), PlainText::Answer { question }) => answer(parts, question),
-            (Conversation::Plain(parts), PlainText::Continue) => return Ok((self.write_plain(&parts), true)),
+            (Conversation::Plain(parts), PlainText::Continue) => {
+                return Ok((self.render_plain(&parts), true));
+            }
         };
         let refused = |reason| PrepareError::ChatTemplate { reason };
         let marked = self.labeler.render(&messages).map_err(refused)?;
@@ -263,9 +269,9 @@ impl Preparer {
         Ok((marked, has_special))
     }
 
-    /// Text without turns and its media, then the end-of-sequence token.
-    fn write_plain(&self, parts: &[MessagePart]) -> Marked {
-        let mut marked = Marked::default();
+    /// Writes text without turns and its media, followed by the end-of-sequence token.
+    fn render_plain(&self, parts: &[MessagePart]) -> MarkedText {
+        let mut marked = MarkedText::default();
         for part in parts {
             let start = marked.text.len();
             marked.text += &self.family.inline(std::slice::from_ref(part), "");
@@ -319,11 +325,11 @@ impl Preparer {
             let field = &sample.fields[place];
             let refused = |source| PrepareError::Medium { field: field.extension.to_string(), source };
             if let Some(VideoText::Whole(placeholder)) = self.family.video()
-                && !self.expander.knows(MediumSlot::Video)
+                && !self.expander.has_placeholder(Modality::Video)
             {
                 let token = placeholder.token;
                 let reason =
-                    format!("the vocabulary has no `{token}`, which stands for videos of this model");
+                    format!("the vocabulary has no `{token}`, the placeholder of this model's videos");
                 return Err(refused(reason.into()));
             }
             let Media::Video(video) = &field.media else {
@@ -334,23 +340,23 @@ impl Preparer {
         Ok(videos)
     }
 
-    /// Images, and videos that stand as one medium; where frames are images, all are images.
-    fn with_frames(
+    /// Separates images from videos; if the family writes frames as images, all are images.
+    fn merge_frames(
         &self,
-        marked: &mut Marked,
+        marked: &mut MarkedText,
         images: Vec<PixelValues>,
         videos: Vec<VideoValues>,
-    ) -> Result<(Shown, Vec<VideoValues>), PrepareError> {
+    ) -> Result<(ImagesInText, Vec<VideoValues>), PrepareError> {
         if let (Some(VideoText::Frames { word }), Some(image)) = (self.family.video(), self.family.image()) {
-            let shown = write_frames(marked, [image.token, word], images, videos)?;
-            return Ok((shown, Vec::new()));
+            let in_text = write_frames(marked, [image.token, word], images, videos)?;
+            return Ok((in_text, Vec::new()));
         }
         let tokens = images.iter().map(|image| image.tokens).collect();
-        Ok((Shown { media: images, tokens }, videos))
+        Ok((ImagesInText { media: images, tokens }, videos))
     }
 }
 
-/// A text as the answer to a question about its media.
+/// Makes a text the answer to a question about its media.
 fn answer(parts: Vec<MessagePart>, question: &str) -> Vec<Message> {
     let (answer, mut asked): (Vec<_>, Vec<_>) =
         parts.into_iter().partition(|part| matches!(part, MessagePart::Text(_)));
@@ -361,7 +367,7 @@ fn answer(parts: Vec<MessagePart>, question: &str) -> Vec<Message> {
     vec![turn("user", asked), turn("assistant", answer)]
 }
 
-/// The ids that are learned; the first token of a sample has nothing before it that could predict it.
+/// Returns the labels; the first token of a sample has no predecessor that could predict it.
 fn labels(expanded: &Expanded) -> Vec<i32> {
     let is_learned = |(place, is_target): (usize, &bool)| *is_target && place > 0;
     let learned = expanded.is_target.iter().enumerate().map(is_learned);

@@ -1,9 +1,9 @@
-//! Prepared samples to the tensors of one microbatch.
+//! Packs prepared samples into the tensors of one microbatch.
 //!
-//! *Packed*, samples stand one behind the other in a row of their own length, `position_ids` begin at zero with each and
-//! `cu_seqlens` says where; attention must not look across. *Padded*, every sample has a row of the longest's length.
-//! Either may have a fixed length, which padding fills up to.
-//! No label crosses a boundary: the first token of a sample, which nothing before it predicts, is never learned.
+//! *Packed*, samples follow each other in one row, `position_ids` restart at zero with each, and `cu_seqlens`
+//! holds the boundaries; attention must not cross them. *Padded*, every sample has a row of the length of the
+//! longest. Either may be padded to a fixed length. No target crosses a boundary: the first token of a
+//! sample, which has no predecessor, is never a target.
 
 use super::PreparedSample;
 use super::family::PixelLayout;
@@ -11,35 +11,35 @@ use super::labels::IGNORED;
 use super::pixels::{feature_tensors, pixel_tensors, video_tensors};
 use super::positions::grid_positions;
 use super::tensors::NamedTensor;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 use crate::sample::{BatchLayout, PaddingSide};
 
-/// The tensors of a microbatch.
+/// Tensors of a microbatch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelInputs {
-    /// What the model takes by keyword: `input_ids`, `labels`, `position_ids` or `attention_mask`, and media.
+    /// Keyword arguments of the model: `input_ids`, `labels`, `position_ids` or `attention_mask`, and media.
     pub tensors: Vec<NamedTensor>,
-    /// First token of every sample in its packed order, then the number of tokens: `[samples + 1]`. For padded
-    /// tensors the same sums of lengths. Padding of a packed row to a fixed length is a sequence of its own behind the samples:
-    /// `[samples + 2]`.
+    /// First token of every sample in packed order, then the number of tokens: `[samples + 1]`. For padded
+    /// tensors the same cumulative lengths. Padding of a packed row to a fixed length is an additional
+    /// sequence after the samples: `[samples + 2]`.
     pub cu_seqlens: Vec<i32>,
     /// Tokens of the longest sequence in `cu_seqlens`.
     pub max_seqlen: u32,
-    /// Tokens of all samples, padding not among them.
+    /// Tokens of all samples, without padding.
     pub tokens: u64,
     /// Tokens that the loss is computed on: labels that are not -100.
     pub target_tokens: u64,
 }
 
 impl ModelInputs {
-    /// Returns a tensor by its name.
+    /// Returns a tensor by name.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&NamedTensor> {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
 }
 
-/// Makes the tensors of microbatches.
+/// Packs microbatches.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packer {
     pub(super) layout: BatchLayout,
@@ -50,15 +50,16 @@ pub(super) struct Packer {
 }
 
 impl Packer {
-    /// Packs samples in their order; `None` for no samples, unless there is a fixed length: then all is padding, in one
-    /// row. Samples that are longer make a longer row.
+    /// Packs samples in their order; without samples, returns `None` or, if the length is fixed, one row of
+    /// padding. Samples beyond the fixed length make the row longer.
     ///
-    /// - packed: `input_ids`, `labels` `[1, tokens]`; `position_ids` `[1, tokens]`, for models of native resolution
-    ///   `[4, 1, tokens]`, which are the positions in the text and those in layer, row and column;
-    /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; positions are the model's to count;
-    /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for images and 2
-    ///   for videos;
-    /// - media as `crate::prepare` says.
+    /// - packed: `input_ids`, `labels` `[1, tokens]`; `position_ids` `[1, tokens]`, for models of native
+    ///   resolution `[4, 1, tokens]`, which are the positions in the text, then layer, row and column;
+    /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; the model counts positions
+    ///   itself;
+    /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for images
+    ///   and 2 for videos;
+    /// - media: see `crate::prepare`.
     pub(super) fn pack(&self, mut samples: Vec<PreparedSample>) -> Option<ModelInputs> {
         let tokens = samples.iter().map(|sample| sample.tokens() as u64).sum();
         samples.extend(self.padding(&samples));
@@ -86,10 +87,11 @@ impl Packer {
         Some(ModelInputs { tensors, cu_seqlens, max_seqlen: max_seqlen as u32, tokens, target_tokens })
     }
 
-    /// What fills a packed row up to the fixed length, or is the only row: a sequence of its own, which attends to itself
-    /// alone and of which nothing is learned.
+    /// Makes the padding of a packed row to its fixed length, also if it is the whole row: a separate
+    /// sequence without targets, which attends only to itself.
     fn padding(&self, samples: &[PreparedSample]) -> Option<PreparedSample> {
         let of_samples: usize = samples.iter().map(PreparedSample::tokens).sum();
+        // Padded rows are extended one by one instead; an empty padded batch still needs one row.
         let is_filled = self.layout.is_packed() || samples.is_empty();
         let missing = self.pad_to_tokens.filter(|_| is_filled)?.saturating_sub(of_samples);
         let (input_ids, labels) = (vec![self.pad_id; missing], vec![IGNORED; missing]);
@@ -151,14 +153,14 @@ fn labels(sample: &PreparedSample) -> Vec<i64> {
     sample.labels.iter().map(|&label| i64::from(label)).collect()
 }
 
-/// 1 for tokens of images, 2 for those of videos, 0 for all others.
+/// Returns 1 for tokens of images, 2 for tokens of videos, 0 for all others.
 fn token_types(sample: &PreparedSample) -> Vec<i64> {
     let mut types = vec![0; sample.tokens()];
     for run in &sample.runs {
-        let kind = match run.slot {
-            MediumSlot::Image => 1,
-            MediumSlot::Video => 2,
-            MediumSlot::Audio => continue,
+        let kind = match run.modality {
+            Modality::Image => 1,
+            Modality::Video => 2,
+            Modality::Audio => continue,
         };
         types[run.start..run.start + run.tokens].fill(kind);
     }

@@ -1,4 +1,4 @@
-//! Pixels and mel values of a microbatch, laid out as their family takes them.
+//! Arranges the pixels and mel spectrograms of a microbatch as the model's family takes them.
 
 use super::audio::AudioFeatures;
 use super::family::PixelLayout;
@@ -6,11 +6,11 @@ use super::image::PixelValues;
 use super::tensors::{NamedTensor, TensorValues};
 use super::video::VideoValues;
 
-/// The tensors of all images, by sample; none where there is no image, and no `pixel_values` where images
-/// were only counted.
+/// Makes the tensors of all images, by sample; none without images, and no `pixel_values` if images were only
+/// counted.
 ///
-/// - [`PixelLayout::PaddedTiles`]: `pixel_values [images, most tiles, 3, side, side]`, `image_sizes [images, 2]`
-///   as height and width, `batch_num_images [samples with images]`
+/// - [`PixelLayout::PaddedTiles`]: `pixel_values [images, most tiles, 3, side, side]`,
+///   `image_sizes [images, 2]` as height and width, `batch_num_images [samples with images]`
 /// - [`PixelLayout::Tiles`]: `pixel_values [tiles, 3, side, side]`
 /// - [`PixelLayout::Patches`]: `pixel_values [patches, values]`, `image_grid_thw [images, 3]`
 pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>) -> Vec<NamedTensor> {
@@ -45,13 +45,14 @@ pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>)
     tensors
 }
 
-/// The tensors of all videos that stand as one medium; none where there is no video, and no `pixel_values_videos` where
-/// videos were only counted.
+/// Makes the tensors of all videos written as one medium; none without videos, and no `pixel_values_videos`
+/// if videos were only counted.
 ///
-/// - [`PixelLayout::PaddedTiles`]: `pixel_values_videos [videos, most frames, 3, side, side]`, filled up with zeros, and
-///   `num_video_frames [videos]` where they differ, which the processor of the family refuses
-/// - [`PixelLayout::Patches`]: `pixel_values_videos [patches, values]`, `video_grid_thw [videos, 3]`, and for Qwen2.5-VL
-///   `second_per_grid_ts [videos]`
+/// - [`PixelLayout::PaddedTiles`]: `pixel_values_videos [videos, most frames, 3, side, side]`, padded with
+///   zeros, and `num_video_frames [videos]` if the numbers differ, which the Hugging Face processor of the
+///   family rejects
+/// - [`PixelLayout::Patches`]: `pixel_values_videos [patches, values]`, `video_grid_thw [videos, 3]`, and for
+///   Qwen2.5-VL `second_per_grid_ts [videos]`
 pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Vec<NamedTensor> {
     let Some(first) = videos.first() else { return Vec::new() };
     let mut tensors = Vec::new();
@@ -84,7 +85,7 @@ pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Ve
     tensors
 }
 
-/// Images one behind the other along their first axis.
+/// Concatenates images along their first axis.
 fn joined(name: &'static str, images: Vec<PixelValues>) -> NamedTensor {
     let mut shape = images[0].shape.clone();
     shape[0] = images.iter().map(|image| image.shape[0]).sum();
@@ -95,7 +96,7 @@ fn joined(name: &'static str, images: Vec<PixelValues>) -> NamedTensor {
     NamedTensor::new(name, shape, TensorValues::F32(values))
 }
 
-/// A row for each image or video, filled up with tiles of zeros.
+/// Makes a row for each image or video, padded with tiles of zeros.
 fn padded(name: &'static str, images: Vec<PixelValues>) -> NamedTensor {
     let tiles = images.iter().map(|image| image.shape[0]).max().unwrap_or(0);
     let tile_values: usize = images[0].shape[1..].iter().product();
@@ -109,8 +110,8 @@ fn padded(name: &'static str, images: Vec<PixelValues>) -> NamedTensor {
     NamedTensor::new(name, shape, TensorValues::F32(values))
 }
 
-/// `input_features [windows, mels, frames]` and `feature_attention_mask [windows, frames]`, the windows of all clips one
-/// behind the other; windows of fewer frames are filled up.
+/// Makes `input_features [windows, mels, frames]` and `feature_attention_mask [windows, frames]` from the
+/// windows of all clips in order; shorter windows are padded.
 pub(super) fn feature_tensors(clips: &[&AudioFeatures]) -> Vec<NamedTensor> {
     if clips.is_empty() || clips.iter().any(|clip| clip.values.is_empty()) {
         return Vec::new();

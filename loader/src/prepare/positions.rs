@@ -1,23 +1,26 @@
-//! Positions of tokens for rotary embeddings.
+//! Computes the positions of tokens for rotary embeddings.
 //!
-//! Text counts up; models of native resolution give the tokens of an image or a video a layer, a row and a column, and
-//! go on after the largest of them. Layers of a video are counted, or stand as far apart as they last: Qwen2.5-VL.
+//! Text counts up; models of native resolution give the tokens of an image or a video a layer, a row and a
+//! column, and continue after the largest of these. The layers of a video are counted, or spaced by their
+//! duration: Qwen2.5-VL.
 //!
 //! # Source
-//! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1; by time: Bai et al.,
-//! "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923, section 2.1.2. `get_rope_index` of transformers 4.57.1 takes
-//! the whole seconds that a layer lasts, as is done here: layers of less than a second share their positions in time.
+//! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1; by time: Bai et
+//! al., "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923, section 2.1.2. `get_rope_index` of
+//! transformers 4.57.1 truncates the duration of a layer to whole seconds, as does this code: layers of less
+//! than a second share their positions in time.
 
 use super::PreparedSample;
 use super::video::VideoValues;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 
-/// Seconds of a layer above which positions no longer grow: far from where sums overflow.
+/// Upper bound on the seconds per layer, far below the point where sums overflow.
 const SECONDS_MAX: i64 = 1 << 24;
 
-/// Layer, row and column of every token of a sample.
+/// Returns layer, row and column of every token of a sample.
 ///
-/// `merge` is how many patches along a side become one token. A medium without a grid counts as text.
+/// `merge` is the number of patches along a side that become one token. A medium without a grid counts as
+/// text.
 pub(super) fn grid_positions(
     sample: &PreparedSample,
     merge: u32,
@@ -27,13 +30,13 @@ pub(super) fn grid_positions(
     let (mut at, mut next) = (0, 0i64);
     let (mut images, mut videos) = (sample.images.iter(), sample.videos.iter());
     for run in &sample.runs {
-        let (grid, layer_step) = match run.slot {
-            MediumSlot::Image => (images.next().and_then(|image| image.grid_thw), 1),
-            MediumSlot::Video => {
+        let (grid, layer_step) = match run.modality {
+            Modality::Image => (images.next().and_then(|image| image.grid_thw), 1),
+            Modality::Video => {
                 let video = videos.next();
                 (video.and_then(|video| video.pixels.grid_thw), layer_step(video, tokens_per_second))
             }
-            MediumSlot::Audio => continue,
+            Modality::Audio => continue,
         };
         let Some([layers, rows, columns]) = grid else { continue };
         count_up(&mut positions, run.start - at, &mut next);
@@ -47,6 +50,7 @@ pub(super) fn grid_positions(
                 }
             }
         }
+        // The next text continues after the largest of the three coordinates.
         let last_layer = (i64::from(layers) - 1).max(0) * layer_step;
         next += (last_layer + 1).max(rows).max(columns);
         at = run.start + run.tokens;
@@ -55,7 +59,7 @@ pub(super) fn grid_positions(
     positions
 }
 
-/// How far the layers of a video stand apart.
+/// Returns the distance between the layers of a video.
 fn layer_step(video: Option<&VideoValues>, tokens_per_second: Option<u32>) -> i64 {
     let (Some(video), Some(tokens_per_second)) = (video, tokens_per_second) else { return 1 };
     (video.seconds_per_grid as i64).clamp(0, SECONDS_MAX) * i64::from(tokens_per_second)

@@ -1,4 +1,4 @@
-//! Named tensors, as a model takes them by keyword.
+//! Defines named tensors, the keyword arguments of a model.
 
 /// Values of a tensor, row after row.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,13 +19,13 @@ impl TensorValues {
         }
     }
 
-    /// Whether there is no value.
+    /// Returns whether there are no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the name of the type of a value: `int64` or `float32`.
+    /// Returns the name of the value type: `int64` or `float32`.
     #[must_use]
     pub const fn type_name(&self) -> &'static str {
         match self {
@@ -35,20 +35,20 @@ impl TensorValues {
     }
 }
 
-/// A tensor with the name of the argument that it is.
+/// Tensor with the name of its keyword argument.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedTensor {
-    /// Keyword of the model's forward pass.
+    /// Keyword argument of the model's forward pass.
     pub name: &'static str,
     /// Lengths of the axes.
     pub shape: Vec<usize>,
-    /// As many values as the product of `shape`.
+    /// Values, as many as the product of `shape`.
     pub values: TensorValues,
 }
 
 impl NamedTensor {
     /// # Panics
-    /// If the values do not fill the shape: a defect of the caller.
+    /// If the number of values does not match the shape, which is a bug of the caller.
     pub(super) fn new(name: &'static str, shape: Vec<usize>, values: TensorValues) -> Self {
         assert_eq!(shape.iter().product::<usize>(), values.len(), "`{name}` of shape {shape:?}");
         Self { name, shape, values }

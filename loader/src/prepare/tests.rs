@@ -1,4 +1,4 @@
-//! What preparing does, on a small tokenizer; the truth of `transformers` is in the end-to-end tests.
+//! Tests preparation with a small tokenizer; end-to-end tests compare it with `transformers`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -62,7 +62,7 @@ fn refusal(preparer: &Preparer, fields: Vec<Field>) -> String {
     crate::error::reason_of(&prepare(preparer, fields).unwrap_err())
 }
 
-/// The text of the ids, and of those that are learned.
+/// Returns the text of the ids, and the text of the targets.
 fn written(preparer: &Preparer, sample: &PreparedSample) -> (String, String) {
     let learned: Vec<u32> = sample.labels.iter().filter(|&&id| id >= 0).map(|&id| id as u32).collect();
     (preparer.decode(&sample.input_ids).unwrap(), preparer.decode(&learned).unwrap())
@@ -86,34 +86,34 @@ fn placeholders_and_images_that_do_not_match_are_refused_with_both_counts() {
 fn images_without_a_placeholder_go_in_front_of_the_first_user_turn() {
     let preparer = preparer("qwen2-vl-7b");
     let fields = || vec![asked("what"), image("0.jpg", 56, 56), image("1.jpg", 28, 56)];
-    let (said, learned) = written(&preparer, &prepare(&preparer, fields()).unwrap());
+    let (rendered, learned) = written(&preparer, &prepare(&preparer, fields()).unwrap());
     let four = "<|image_pad|>".repeat(4);
     let six = "<|image_pad|>".repeat(6);
     let expected = format!(
         "<|im_start|>user\n<|vision_start|>{four}<|vision_end|><|vision_start|>{six}<|vision_end|>what<|im_end|>\n"
     );
-    assert!(said.contains(&expected), "{said}");
+    assert!(rendered.contains(&expected), "{rendered}");
     assert_eq!(learned, "yes<|im_end|>");
 }
 
 #[test]
 fn the_json_names_the_order_of_images_by_extension_or_entry_name() {
     let preparer = preparer("qwen2-vl-7b");
-    let said = |images: Value| {
+    let tokens_in_order = |images: Value| {
         let turns =
             [json!({"from": "human", "value": "<image><image>"}), json!({"from": "gpt", "value": "yes"})];
         let json = json_field(json!({"conversations": turns, "images": images}));
         let fields = vec![json, image("left.jpg", 28, 28), image("right.jpg", 28, 56)];
         prepare(&preparer, fields).map(|sample| sample.images.iter().map(|of| of.tokens).collect::<Vec<_>>())
     };
-    // The smallest side is scaled up to two patches of 28 pixels.
-    let in_shard_order = said(json!(["photos/a.jpg", "photos/b.jpg"])).unwrap();
-    assert_eq!(said(json!(["left.jpg", "right.jpg"])).unwrap(), in_shard_order);
+    // The shorter side is scaled up to two patches of 28 pixels.
+    let in_shard_order = tokens_in_order(json!(["photos/a.jpg", "photos/b.jpg"])).unwrap();
+    assert_eq!(tokens_in_order(json!(["left.jpg", "right.jpg"])).unwrap(), in_shard_order);
     let turned: Vec<u32> = in_shard_order.iter().rev().copied().collect();
     assert_ne!(turned, in_shard_order);
-    assert_eq!(said(json!(["right.jpg", "left.jpg"])).unwrap(), turned);
-    assert_eq!(said(json!(["x/key.right.jpg", "key.left.jpg"])).unwrap(), turned);
-    let partly = said(json!(["right.jpg", "other.jpg"])).unwrap_err().to_string();
+    assert_eq!(tokens_in_order(json!(["right.jpg", "left.jpg"])).unwrap(), turned);
+    assert_eq!(tokens_in_order(json!(["x/key.right.jpg", "key.left.jpg"])).unwrap(), turned);
+    let partly = tokens_in_order(json!(["right.jpg", "other.jpg"])).unwrap_err().to_string();
     assert_eq!(partly, "the sample has no field of this name");
 }
 
@@ -121,24 +121,24 @@ fn the_json_names_the_order_of_images_by_extension_or_entry_name() {
 fn numbered_images_come_in_the_order_of_their_numbers() {
     let fields = ["10.jpg", "2.jpg", "1.jpg"].map(|name| image(name, 28, 28)).to_vec();
     let sample = Sample::new("key", [vec![asked("<image><image><image>")], fields].concat());
-    let said = read_conversation(&sample, |_| true).unwrap();
-    assert_eq!(said.images, [3, 2, 1]);
+    let conversation = read_conversation(&sample, |_| true).unwrap();
+    assert_eq!(conversation.images, [3, 2, 1]);
 }
 
 #[test]
 fn a_caption_is_learned_whole_behind_its_image() {
     let preparer = preparer("internvl3-8b");
     let sample = prepare(&preparer, vec![image("jpg", 448, 448), text("a red kite")]).unwrap();
-    let (said, learned) = written(&preparer, &sample);
-    assert_eq!(said, format!("<img>{}</img>a red kite<|im_end|>", "<IMG_CONTEXT>".repeat(256)));
+    let (rendered, learned) = written(&preparer, &sample);
+    assert_eq!(rendered, format!("<img>{}</img>a red kite<|im_end|>", "<IMG_CONTEXT>".repeat(256)));
     assert_eq!(learned, "a red kite<|im_end|>");
     let question = PlainText::Answer { question: "What is it?".to_owned() };
     let preparer = builder("internvl3-8b").plain_text(question).build().unwrap();
     let sample = prepare(&preparer, vec![image("jpg", 448, 448), text("a red kite")]).unwrap();
-    let (said, learned) = written(&preparer, &sample);
+    let (rendered, learned) = written(&preparer, &sample);
     assert!(
-        said.ends_with("\nWhat is it?<|im_end|>\n<|im_start|>assistant\na red kite<|im_end|>\n"),
-        "{said}"
+        rendered.ends_with("\nWhat is it?<|im_end|>\n<|im_start|>assistant\na red kite<|im_end|>\n"),
+        "{rendered}"
     );
     assert_eq!(learned, "a red kite<|im_end|>");
 }
@@ -157,7 +157,7 @@ fn media_that_the_model_does_not_take_are_left_out() {
     let with = prepare(&preparer, vec![asked("what"), image("jpg", 8, 8)]).unwrap();
     assert_eq!(with, prepare(&preparer, vec![asked("what")]).unwrap());
     let nothing = refusal(&preparer, vec![image("jpg", 8, 8)]);
-    assert_eq!(nothing, "the sample has neither text nor media for this model");
+    assert_eq!(nothing, "the sample has no text and no media that this model takes");
 }
 
 #[test]
@@ -165,27 +165,27 @@ fn a_model_of_both_takes_both() {
     let preparer = preparer("omni-7b");
     let fields = vec![asked("<audio>\nand <image>"), image("jpg", 384, 384), clip("wav", 16_000)];
     let sample = prepare(&preparer, fields).unwrap();
-    let runs: Vec<_> = sample.runs.iter().map(|run| (run.slot, run.tokens, run.has_markers)).collect();
-    assert_eq!(runs, [(MediumSlot::Audio, 25, true), (MediumSlot::Image, 1_485, false)]);
+    let runs: Vec<_> = sample.runs.iter().map(|run| (run.modality, run.tokens, run.has_markers)).collect();
+    assert_eq!(runs, [(Modality::Audio, 25, true), (Modality::Image, 1_485, false)]);
 }
 
 #[test]
 fn the_token_of_a_placeholder_in_a_text_is_refused() {
     let fields = vec![asked("what is <|image_pad|>?")];
     let reason = refusal(&preparer("qwen2-vl-7b"), fields);
-    assert_eq!(reason, "1 times `<|image_pad|>` in the text for 0 images");
+    assert_eq!(reason, "the text has 1 `<|image_pad|>` tokens for 0 images");
 }
 
 #[test]
 fn turns_that_cannot_be_read_are_refused_with_their_number() {
     let preparer = preparer("qwen2-vl-7b");
     for (turn, reason) in [
-        (json!({"content": "x"}), "turn 0: it has no role"),
+        (json!({"content": "x"}), "turn 0: a role is required"),
         (json!({"role": "user"}), "turn 0: its content must be a string or a list of parts"),
         (json!({"role": "user", "content": [{"type": "video"}]}), "1 video placeholders for 0 videos"),
         (
             json!({"role": "assistant", "content": "", "tool_calls": []}),
-            "turn 0: tool calls cannot be prepared",
+            "turn 0: tool calls are not supported",
         ),
     ] {
         assert_eq!(refusal(&preparer, vec![json_field(json!({"messages": [turn]}))]), reason);
@@ -200,14 +200,14 @@ fn turns_that_cannot_be_read_are_refused_with_their_number() {
 fn settings_that_do_not_fit_are_refused() {
     let reason = |builder: PreparerBuilder| builder.build().unwrap_err().to_string();
     let model = ModelSpec::preset("qwen2-vl-7b").unwrap();
-    assert!(reason(Preparer::builder(&model)).contains("`tokenizer`: it must be set"));
+    assert!(reason(Preparer::builder(&model)).contains("`tokenizer`: a tokenizer is required"));
     let deaf = builder("qwen2-vl-7b").audio_processor(Arc::new(media::CountedAudio));
     assert!(reason(deaf).contains("takes no audio"));
     assert!(reason(builder("qwen2-vl-7b").tokens_max(0)).contains("tokens_max"));
     let broken = reason(builder("qwen2-vl-7b").chat_template("{% for x in %}"));
     assert!(broken.contains("chat_template") && broken.contains("line 1"), "{broken}");
     let forgetful = "{% for message in messages %}{{ message.role }}{% endfor %}";
-    assert!(reason(builder("qwen2-vl-7b").chat_template(forgetful)).contains("leaves out"));
+    assert!(reason(builder("qwen2-vl-7b").chat_template(forgetful)).contains("omits"));
     let shouting = "{% for m in messages %}{{ m.role }}: {{ m.content | upper }}{% endfor %}";
     assert!(reason(builder("qwen2-vl-7b").chat_template(shouting)).contains("chat template"));
 }
@@ -234,7 +234,7 @@ fn render(template: &str, turns: &[(&str, &str)]) -> Result<String, String> {
     template.render(&turns.iter().map(message).collect::<Vec<_>>(), true)
 }
 
-/// Each line was rendered by `transformers` 5.23 as well.
+/// The expected lines were rendered by `transformers` 5.23.
 #[test]
 fn templates_render_as_in_python() {
     const ALL: &str = "{% for m in messages %}{{ m['content'] }}{% endfor %}";
@@ -272,7 +272,7 @@ fn templates_render_as_in_python() {
     assert_eq!(render(strict, &[("system", "a")]), Err("no system turns (chat template, line 1)".to_owned()));
 }
 
-/// A sample of `tokens` ids that count up from `first`, learned from the second on, with one image.
+/// Makes a sample of `tokens` ids that count up from `first`, all targets but the first, with one image.
 fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
     let [rows, columns] = grid;
     let run = (rows * columns / 4) as usize;
@@ -288,14 +288,14 @@ fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
         image_size: Some([rows, columns]),
         tokens: run as u32,
     };
-    let runs = vec![MediaRun { slot: MediumSlot::Image, start: tokens, tokens: run, has_markers: false }];
+    let runs = vec![MediaRun { modality: Modality::Image, start: tokens, tokens: run, has_markers: false }];
     PreparedSample { input_ids, labels, runs, images: vec![image], ..PreparedSample::default() }
 }
 
 fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {
     match &inputs.tensor(name).unwrap().values {
         TensorValues::I64(values) => values.clone(),
-        TensorValues::F32(_) => panic!("`{name}` holds no integers"),
+        TensorValues::F32(_) => panic!("`{name}` must hold integers"),
     }
 }
 

@@ -1,8 +1,8 @@
-//! The model's tokenizer and the files beside it.
+//! Reads the model's tokenizer and its companion files.
 //!
-//! Reads what Hugging Face repositories hold: `tokenizer.json` is the tokenizer itself, `tokenizer_config.json` names
-//! the special tokens, and the chat template is in `chat_template.jinja`, `chat_template.json` or the configuration,
-//! in this order of precedence. Nothing is fetched.
+//! In a Hugging Face repository `tokenizer.json` is the tokenizer itself, `tokenizer_config.json` names the
+//! special tokens, and the chat template is in `chat_template.jinja`, `chat_template.json` or the
+//! configuration, in this order of precedence. Nothing is downloaded.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 
-/// Largest file that is read, in bytes; tokenizers of 256,000 entries take about 35 MB.
+/// Largest file to read, in bytes; tokenizers of 256,000 entries take about 35 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// A tokenizer with its special tokens and, if the files hold one, its chat template.
+/// Tokenizer with its special tokens and, if present in its files, its chat template.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -22,20 +22,20 @@ pub struct Tokenizer {
     chat_template: Option<String>,
 }
 
-/// Token ids of a text with the bytes of the text that each stands for.
+/// Token ids of a text, with the byte range of the text that each covers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Encoded {
     /// Ids in the vocabulary.
     pub ids: Vec<u32>,
-    /// Start and end in bytes of the text; equal for tokens that stand for no text.
+    /// Start and end in bytes of the text; equal for tokens without text.
     pub offsets: Vec<(usize, usize)>,
 }
 
 impl Tokenizer {
-    /// Reads a tokenizer from a directory as it is downloaded with a model, or from its `tokenizer.json`.
+    /// Reads a tokenizer from a model directory, or from a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if it makes no sense.
+    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if its content is invalid.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
@@ -55,9 +55,9 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Reads the text of a `tokenizer.json`, without special tokens or a chat template.
+    /// Parses the text of a `tokenizer.json`, without special tokens or a chat template.
     ///
-    /// Truncation and padding that the file may ask for are switched off.
+    /// Truncation and padding configured in the file are disabled.
     ///
     /// # Errors
     /// [`Error::Config`] if it is not a tokenizer.
@@ -69,14 +69,14 @@ impl Tokenizer {
         Ok(Self { inner, special: BTreeMap::new(), chat_template: None })
     }
 
-    /// Sets a special token such as `eos_token`, as `tokenizer_config.json` would.
+    /// Sets a special token such as `eos_token`, as in `tokenizer_config.json`.
     #[must_use]
     pub fn special_token(mut self, name: &str, token: &str) -> Self {
         self.special.insert(name.to_owned(), token.to_owned());
         self
     }
 
-    /// Sets the chat template, as the files beside a tokenizer would.
+    /// Sets the chat template, as the companion files would.
     #[must_use]
     pub fn chat_template_source(mut self, source: impl Into<String>) -> Self {
         self.chat_template = Some(source.into());
@@ -89,7 +89,7 @@ impl Tokenizer {
         &self.special
     }
 
-    /// Returns the chat template that the files hold.
+    /// Returns the chat template from the files.
     #[must_use]
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
@@ -101,21 +101,21 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Returns the number of entries, added tokens among them.
+    /// Returns the number of entries, including added tokens.
     #[must_use]
     pub fn vocabulary(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
-    /// Returns the id that fills up padded rows: that of `pad_token`, else of `eos_token`, else 0, which the
-    /// attention mask hides.
+    /// Returns the id that pads rows: the id of `pad_token`, else of `eos_token`, else 0, which the attention
+    /// mask hides.
     #[must_use]
     pub fn pad_id(&self) -> u32 {
         let mut names = ["pad_token", "eos_token"].into_iter();
         names.find_map(|name| self.id(self.special.get(name)?)).unwrap_or(0)
     }
 
-    /// Returns the tokens that are matched in a text as a whole and stand for no words, longest first.
+    /// Returns the tokens that match as a whole and do not represent words, longest first.
     #[must_use]
     pub fn control_tokens(&self) -> Vec<String> {
         let added = self.inner.get_added_tokens_decoder();
@@ -125,26 +125,27 @@ impl Tokenizer {
         tokens
     }
 
-    /// The whole tokenizer as JSON, to tell it from others.
+    /// Returns the whole tokenizer as JSON, which identifies it.
     pub(super) fn serialized(&self) -> String {
-        // What cannot be written cannot have been read either.
+        // A tokenizer that was parsed can be serialized, so the default is unreachable.
         self.inner.to_string(false).unwrap_or_default()
     }
 
-    /// Turns a text into ids; `has_special` adds what the tokenizer puts around every text, such as a beginning
-    /// token.
+    /// Encodes a text; with `has_special`, adds the tokens that the tokenizer puts around every text, such as
+    /// a beginning-of-sequence token.
     ///
     /// # Errors
+    /// The message of the tokenizer.
     /// The tokenizer's own words.
     pub fn encode(&self, text: &str, has_special: bool) -> Result<Encoded, String> {
         let encoding = self.inner.encode(text, has_special).map_err(|error| error.to_string())?;
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
     }
 
-    /// Turns ids into a text, special tokens included.
+    /// Decodes ids to text, including special tokens.
     ///
     /// # Errors
-    /// The tokenizer's own words.
+    /// The message of the tokenizer.
     pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
         self.inner.decode(ids, false).map_err(|error| error.to_string())
     }
@@ -167,7 +168,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     let failed = |source| Error::File { path: path.display().to_string(), source };
     let bytes = std::fs::metadata(path).map_err(failed)?.len();
     if bytes > FILE_BYTES_MAX {
-        let reason = format!("`{}` has {bytes} bytes, over {FILE_BYTES_MAX}", path.display());
+        let reason = format!("`{}` has {bytes} bytes, expected at most {FILE_BYTES_MAX}", path.display());
         return Err(config_error(reason));
     }
     std::fs::read(path).map_err(failed)
@@ -187,7 +188,7 @@ fn read_json(path: &Path) -> Result<Option<Value>> {
     serde_json::from_slice(&read(path)?).map(Some).map_err(invalid)
 }
 
-/// Every `*_token` of the configuration: a string, or an object that holds it as `content`.
+/// Returns every `*_token` of the configuration: a string, or the `content` of an object.
 fn special_tokens(config: &Value) -> BTreeMap<String, String> {
     let entries = config.as_object().into_iter().flatten();
     let token = |(name, value): (&String, &Value)| {
@@ -197,7 +198,7 @@ fn special_tokens(config: &Value) -> BTreeMap<String, String> {
     entries.filter_map(token).collect()
 }
 
-/// A template, or the one named `default` in a list of them.
+/// Returns the template, or the one named `default` in a list of templates.
 fn configured_template(config: &Value) -> Option<String> {
     match config.get("chat_template")? {
         Value::String(template) => Some(template.clone()),

@@ -1,7 +1,8 @@
-//! Videos: sampled frames to the tensors of a family, how many tokens they become, and how long a layer of them lasts.
+//! Turns sampled frames of videos into the tensors of a family, and counts their tokens and duration.
 //!
-//! Frames are those that [`VideoSampling`](crate::media::VideoSampling) chose. A model that takes fewer gets some of
-//! them, evenly spread, as its token rule counts. Whoever decodes frames elsewhere may hand a [`Video`] over as well.
+//! The frames are those that [`VideoSampling`](crate::media::VideoSampling) selected. If the token rule of a
+//! model takes fewer, some of them are selected again, evenly spread. Callers that decode videos themselves
+//! may pass a [`Video`] as well.
 
 use std::fmt::Debug;
 
@@ -13,36 +14,36 @@ use super::media::square_bytes;
 use crate::error::BoxError;
 use crate::media::Video;
 
-/// Frames per second where neither the video nor the times of its frames say; that of `transformers`.
+/// Frames per second if neither the video nor its time stamps give a rate; the default of `transformers`.
 const UNKNOWN_RATE: f64 = 24.0;
 
-/// A video, ready for the vision tower.
+/// Video in the form of vision encoder inputs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct VideoValues {
-    /// Pixels of all frames that were taken, their grid and their tokens.
+    /// Pixels of the selected frames, their grid and their tokens.
     pub pixels: PixelValues,
-    /// Frames that were taken.
+    /// Number of selected frames.
     pub frames: u32,
-    /// Seconds that one layer of `pixels.grid_thw` stands for; of models without grids, one frame.
+    /// Seconds covered by one layer of `pixels.grid_thw`; in models without grids, by one frame.
     pub seconds_per_grid: f32,
 }
 
-/// Makes tensors of videos.
+/// Makes tensors from videos.
 pub trait VideoTensors: Debug + Send + Sync {
     /// Processes one video.
     ///
     /// # Errors
-    /// Why the model cannot take it.
+    /// The reason why the model cannot take it.
     fn video(&self, video: &Video) -> Result<VideoValues, BoxError>;
 
-    /// Returns about how many bytes the tensors of a video take.
+    /// Estimates the bytes of the tensors of a video.
     fn tensor_bytes(&self, shape: VideoShape) -> u64;
 }
 
-/// Counts the tokens of videos and makes no pixels.
+/// Counts the tokens of videos without making pixels.
 #[derive(Debug, Clone, Copy)]
 pub struct CountedVideos(
-    /// The rule that planning uses.
+    /// Token rule, the same as for planning.
     pub VisionRule,
 );
 
@@ -112,7 +113,7 @@ impl VideoTensors for ImageProcessor {
 }
 
 impl ImageProcessor {
-    /// The token rule of the family; `None` where every frame is an image and none is left out.
+    /// Returns the token rule of the family; `None` if every frame is an image and none is left out.
     fn rule(&self) -> Option<VisionRule> {
         match self {
             Self::LlavaOneVision(family) => Some(VisionRule::AnyRes(family.rule)),
@@ -131,7 +132,7 @@ fn shape_of(video: &Video) -> Result<VideoShape, BoxError> {
     Ok(VideoShape { frames, width: video.width, height: video.height })
 }
 
-/// How many frames a rule takes of so many, and how many of them make a layer.
+/// Returns how many of `frames` frames a rule takes, and how many of those form a layer.
 fn frames_of_rule(rule: &VisionRule, frames: u32) -> (u32, u32) {
     let (frames_max, frames_per_layer) = match rule {
         VisionRule::AnyRes(rule) => (rule.frames_max, 1),
@@ -209,7 +210,7 @@ mod tests {
             (video(4, 28, 28), 0.5),
             (at_two(video(4, 28, 28)), 1.0),
             (video(1, 28, 28), 2.0 / 24.0),
-            // Of 1,536 frames 768 are taken: half as many a second.
+            // 768 of 1,536 frames are taken, which halves the rate.
             (at_two(video(1_536, 1, 1)), 2.0),
         ] {
             let found = counted.video(&video).unwrap().seconds_per_grid;
@@ -227,8 +228,8 @@ mod tests {
         assert!(refusal(&Video::default()).contains("no frames"));
         let mut short = video(2, 4, 4);
         short.pixels.pop();
-        assert!(refusal(&short).contains("do not fill"), "{}", refusal(&short));
+        assert!(refusal(&short).contains("do not match"), "{}", refusal(&short));
         short.pixels.truncate(48);
-        assert!(refusal(&short).contains("2 times for 1 frames"), "{}", refusal(&short));
+        assert!(refusal(&short).contains("expected the pixels of 2 frames, got 1"), "{}", refusal(&short));
     }
 }

@@ -1,13 +1,13 @@
 //! Lays the samples of a microbatch out in tensors: packed into one row, or padded to one row each.
 
-/// How the samples of a microbatch share tensors.
+/// Arrangement of the samples of a microbatch in tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BatchLayout {
     /// One row, samples one behind the other.
     Packed,
     /// A row for each sample, filled up to the longest.
     Padded {
-        /// Where the padding goes.
+        /// Side of the padding.
         side: PaddingSide,
     },
 }
@@ -20,12 +20,12 @@ impl BatchLayout {
     }
 }
 
-/// The end of a row that padding goes to.
+/// Side of a row that is padded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum PaddingSide {
-    /// In front of the sample.
+    /// Before the sample.
     Left,
-    /// Behind the sample, as in training.
+    /// After the sample, as is usual in training.
     #[default]
     Right,
 }

@@ -8,7 +8,7 @@ use crate::shard::{RawSample, SampleId};
 /// A field of a delivered sample.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Field {
-    /// What follows the key's dot in the entry name, lower-cased.
+    /// Part of the entry name after the key's dot, lower-cased.
     pub extension: Arc<str>,
     /// The content; [`Media::Opaque`] if it was not decoded.
     pub media: Media,
@@ -27,8 +27,8 @@ pub struct Sample {
     pub epoch: u64,
     /// Payload bytes that were read for it, encoded.
     pub bytes: u64,
-    /// The fields, in shard order; without images where those went into a tensor, without images and clips where
-    /// the sample was prepared for a model.
+    /// The fields, in shard order; without images where those went into a tensor, without images and clips
+    /// where the sample was prepared for a model.
     pub fields: Vec<Field>,
 }
 

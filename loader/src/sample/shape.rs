@@ -1,7 +1,8 @@
 //! The shape of every field of a sample, from headers and texts.
 //!
-//! What the index stores and what the cost model needs. Content that no decoder could read is a fault, so that
-//! a bad sample is known before anything is planned; see [`crate::media::probe`] for what headers can tell.
+//! What the index stores and what the cost model needs. Content that no decoder could read is a fault, so
+//! that a bad sample is known before anything is planned; see [`crate::media::probe`] for what headers can
+//! tell.
 
 use std::sync::Arc;
 
@@ -10,8 +11,8 @@ use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
 
 use super::text::{TextLength, has_content, measure_json, measure_text};
 use crate::error::{Skipped, reason_of};
-use crate::media::probe::{MediumShape, probe_shape};
-use crate::media::{DecodeLimits, MediumKind, VideoSampling, decode_json, decode_text, kind_of_extension};
+use crate::media::probe::{MediaShape, probe_shape};
+use crate::media::{DecodeLimits, FieldKind, VideoSampling, decode_json, decode_text, kind_of_extension};
 use crate::shard::{RawField, RawSample};
 
 /// The shape of a field's medium.
@@ -30,8 +31,8 @@ pub enum FieldShape {
 }
 
 impl FieldShape {
-    /// Returns the bytes that the decoded field takes in memory: RGB pixels, f32 samples of mono audio (stereo is
-    /// rare in training data), else as many as are stored.
+    /// Returns the bytes that the decoded field takes in memory: RGB pixels, f32 samples of mono audio
+    /// (stereo is rare in training data), else as many as are stored.
     #[must_use]
     pub fn decoded_bytes(self, stored_bytes: u64) -> u64 {
         match self {
@@ -67,13 +68,13 @@ pub(crate) fn decoded_bytes(sample: &RawSample, sampling: &VideoSampling) -> u64
     let of_field = |field: &RawField| {
         let payload = field.payload.as_deref().unwrap_or_default();
         let shape = match kind_of_extension(&field.extension) {
-            MediumKind::Image | MediumKind::Audio => probe_shape(payload, field.bytes, &field.extension).ok(),
+            FieldKind::Image | FieldKind::Audio => probe_shape(payload, field.bytes, &field.extension).ok(),
             _ => None,
         };
         let shape = shape.map(field_shape);
         #[cfg(feature = "video")]
         let shape = shape.or_else(|| {
-            let is_video = kind_of_extension(&field.extension) == MediumKind::Video;
+            let is_video = kind_of_extension(&field.extension) == FieldKind::Video;
             is_video
                 .then(|| crate::media::video_shape(payload, sampling).ok())
                 .flatten()
@@ -90,7 +91,7 @@ pub(crate) fn decoded_bytes(sample: &RawSample, sampling: &VideoSampling) -> u64
 pub struct FieldFault {
     /// Its extension.
     pub field: Arc<str>,
-    /// What is wrong.
+    /// Description of the fault.
     pub reason: String,
 }
 
@@ -122,9 +123,9 @@ impl RawSample {
 
 /// Measures every field of a sample, in order.
 ///
-/// Of its texts those count that [`crate::prepare`] would prepare: a JSON conversation, or content that JSON lists in
-/// order with its media; without one all text fields;
-/// without those the first JSON field with a question and its answer, or a caption.
+/// Of its texts those count that [`crate::prepare`] would prepare: a JSON conversation, or content that JSON
+/// lists in order with its media; without one all text fields; without those the first JSON field with a
+/// question and its answer, or a caption.
 ///
 /// # Errors
 /// The first field whose header or text cannot be read.
@@ -156,7 +157,7 @@ pub fn measure_sampled(sample: &RawSample, sampling: &VideoSampling) -> Result<V
     Ok(measured.iter().map(shape).collect())
 }
 
-/// Which texts of a sample go before which.
+/// Order of the texts of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum TextRank {
     Conversation,
@@ -173,11 +174,11 @@ fn measure_field(
 ) -> Result<(FieldShape, Option<TextRank>), String> {
     let text_bytes_max = DecodeLimits::default().text_bytes_max;
     match kind_of_extension(extension) {
-        MediumKind::Text => {
+        FieldKind::Text => {
             let text = decode_text(payload, text_bytes_max).map_err(|error| reason_of(&error))?;
             Ok((FieldShape::Text(measure_text(&text)), Some(TextRank::Text)))
         }
-        MediumKind::Json => {
+        FieldKind::Json => {
             let json = decode_json(payload, text_bytes_max).map_err(|error| reason_of(&error))?;
             let rank = if has_content(&json) { TextRank::Conversation } else { TextRank::Json };
             let length = measure_json(&json);
@@ -185,11 +186,11 @@ fn measure_field(
             Ok((FieldShape::Text(length), has_text.then_some(rank)))
         }
         #[cfg(feature = "video")]
-        MediumKind::Video => {
+        FieldKind::Video => {
             let shape = crate::media::video_shape(payload, sampling);
             shape.map(|shape| (FieldShape::Video(shape), None)).map_err(|error| reason_of(&error))
         }
-        MediumKind::Image | MediumKind::Audio if payload.is_empty() => Err("the field is empty".into()),
+        FieldKind::Image | FieldKind::Audio if payload.is_empty() => Err("the field is empty".into()),
         _ => {
             let shape = probe_shape(payload, field_bytes, extension);
             Ok((field_shape(shape.map_err(|error| reason_of(&error))?), None))
@@ -197,11 +198,11 @@ fn measure_field(
     }
 }
 
-fn field_shape(shape: MediumShape) -> FieldShape {
+fn field_shape(shape: MediaShape) -> FieldShape {
     match shape {
-        MediumShape::Image(size) => FieldShape::Image(size),
-        MediumShape::Audio { length, .. } => FieldShape::Audio(length),
-        MediumShape::Text { .. } | MediumShape::Opaque => FieldShape::Opaque,
+        MediaShape::Image(size) => FieldShape::Image(size),
+        MediaShape::Audio { length, .. } => FieldShape::Audio(length),
+        MediaShape::Text { .. } | MediaShape::Opaque => FieldShape::Opaque,
     }
 }
 

@@ -7,15 +7,15 @@ use tokio::io::{AsyncBufRead, AsyncRead};
 
 use crate::error::{Error, Result};
 
-/// Largest window that a zstd frame may ask for, as the power of two in bytes (128 MiB): what the
-/// reference decoder allows too.
+/// Largest window of a zstd frame, as a power of two in bytes (128 MiB), the same limit as in the reference
+/// decoder.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
 /// Compression of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {
-    /// Not at all; the only kind that is read by range.
+    /// Uncompressed; the only kind that is read by range.
     None,
     /// gzip, any number of members.
     Gzip,
@@ -23,10 +23,10 @@ pub enum Compression {
     Zstd,
 }
 
-/// Tells the compression from the first bytes of a shard.
+/// Detects the compression from the first bytes of a shard.
 ///
 /// # Errors
-/// [`Error::Shard`] if the bytes are of a format that is not read: bzip2 or xz.
+/// [`Error::Shard`] if the format is not supported: bzip2 or xz.
 pub fn sniff_compression(shard: &Arc<str>, first: &[u8]) -> Result<Compression> {
     let unsupported =
         |format: &'static str| Err(Error::UnsupportedCompression { shard: shard.to_string(), format });
@@ -39,7 +39,7 @@ pub fn sniff_compression(shard: &Arc<str>, first: &[u8]) -> Result<Compression> 
     }
 }
 
-/// Wraps a reader so that it gives uncompressed bytes.
+/// Wraps a reader so that it yields uncompressed bytes.
 pub(crate) fn decompress<'a, R>(compression: Compression, reader: R) -> Box<dyn AsyncRead + Send + Unpin + 'a>
 where
     R: AsyncBufRead + Send + Unpin + 'a,

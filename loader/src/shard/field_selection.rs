@@ -1,15 +1,15 @@
 //! Selects the fields of a sample to read; nothing else is read, buffered or decoded.
 //!
-//! A stage of a pipeline needs some fields only: the LLM its texts, the encoder its images. A name selects by
-//! extension: `seg.png` is that field, `jpg` stands for `0.jpg` too, `*` for any letters (`img_*.png`), and
-//! `images`, `audio`, `video` and `text` for all fields of that kind, whatever their extension.
+//! A stage of a pipeline needs only some fields: the LLM its texts, the encoder its images. A name selects by
+//! extension: `seg.png` is that field, `jpg` also matches `0.jpg`, `*` any letters (`img_*.png`), and
+//! `images`, `audio`, `video` and `text` all fields of that modality, whatever their extension.
 
 use std::fmt;
 
-use super::medium_kind::{MediumKind, is_video_extension, kind_of_extension};
+use super::medium_kind::{FieldKind, is_video_extension, kind_of_extension};
 use crate::error::{Error, Result};
 
-/// A selection of fields.
+/// Selection of fields by name.
 ///
 /// # Examples
 /// ```
@@ -32,7 +32,7 @@ enum Name {
     Text,
     /// Lower-case extension, or its last part.
     Extension(String),
-    /// Lower-case pieces between the stars.
+    /// Lower-case parts of a pattern between the stars.
     Pattern(Vec<String>),
 }
 
@@ -40,7 +40,7 @@ impl FieldSelection {
     /// Selects all fields.
     pub const ALL: Self = Self { names: None };
 
-    /// Selects the fields that any of `names` stands for; letter case does not count.
+    /// Selects the fields that match any of `names`, ignoring case.
     ///
     /// # Errors
     /// [`Error::Config`] if there is no name, or an empty one.
@@ -61,13 +61,13 @@ impl FieldSelection {
         Self { names: Some(vec![Name::Images]) }
     }
 
-    /// Whether it selects all fields.
+    /// Returns whether it selects all fields.
     #[must_use]
     pub fn is_all(&self) -> bool {
         self.names.is_none()
     }
 
-    /// Whether the field with this extension, lower-cased, is read.
+    /// Returns whether the field with this lower-case extension is read.
     #[must_use]
     pub fn wants(&self, extension: &str) -> bool {
         self.names.as_ref().is_none_or(|names| names.iter().any(|name| name.fits(extension)))
@@ -75,7 +75,7 @@ impl FieldSelection {
 }
 
 impl fmt::Display for FieldSelection {
-    /// The names, lower-cased, as they were given; `*` for all fields.
+    /// Writes the names, lower-cased, in their order; `*` for all fields.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(names) = &self.names else { return formatter.write_str("*") };
         for (at, name) in names.iter().enumerate() {
@@ -113,17 +113,17 @@ impl Name {
 
     fn fits(&self, extension: &str) -> bool {
         match self {
-            Self::Images => kind_of_extension(extension) == MediumKind::Image,
-            Self::Audio => kind_of_extension(extension) == MediumKind::Audio,
+            Self::Images => kind_of_extension(extension) == FieldKind::Image,
+            Self::Audio => kind_of_extension(extension) == FieldKind::Audio,
             Self::Video => is_video_extension(extension),
-            Self::Text => kind_of_extension(extension) == MediumKind::Text,
+            Self::Text => kind_of_extension(extension) == FieldKind::Text,
             Self::Extension(name) => name == extension || extension.rsplit('.').next() == Some(name),
             Self::Pattern(pieces) => fits_pattern(pieces, extension),
         }
     }
 }
 
-/// Takes the first piece from the front, the last from the end, and each other where it comes first.
+/// Matches the first part at the start, the last at the end, and every other at its first occurrence.
 fn fits_pattern(pieces: &[String], extension: &str) -> bool {
     let [first, middle @ .., last] = pieces else { return false };
     let rest = extension.strip_prefix(first.as_str()).and_then(|rest| rest.strip_suffix(last.as_str()));

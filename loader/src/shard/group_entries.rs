@@ -7,11 +7,11 @@
 use super::raw_sample::{RawField, RawSample};
 use super::tar::Entry;
 
-/// Splits an entry path into key and extension; `None` if it names no field.
+/// Splits an entry path into key and extension; `None` if it is not the path of a field.
 ///
-/// The key is the directories and the base name up to its first dot, the extension is the rest,
-/// lower-cased. A base name that starts with a dot has no key of its own: below a directory the key is
-/// then that directory with its slash, at the root there is none.
+/// The key is the directories and the base name up to its first dot, the extension is the rest, lower-cased.
+/// A base name that starts with a dot has no key: below a directory the key is then that directory with its
+/// slash, at the root there is none.
 ///
 /// # Source
 /// The expression `^((?:.*/|)[^.]+)[.]([^/]*)$` of the webdataset package, matched without a regex.
@@ -26,14 +26,14 @@ pub fn split_key(path: &str) -> Option<(&str, String)> {
     Some((&path[..dot], path[dot + 1..].to_lowercase()))
 }
 
-/// Whether the last component of `directories` (with its slash) can stand in for a base name.
+/// Returns whether the last component of `directories` (with its slash) can replace a base name.
 fn ends_with_dotless_directory(directories: &str) -> bool {
     let Some(inner) = directories.strip_suffix('/') else { return false };
     let start = inner.rfind('/').map_or(0, |slash| slash + 1);
     !inner[start..].contains('.')
 }
 
-/// Whether webdataset takes the path for metadata of the shard instead of a field.
+/// Returns whether webdataset treats the path as metadata of the shard instead of a field.
 #[must_use]
 pub fn is_metadata(path: &str) -> bool {
     let is_root_marker = !path.contains('/') && path.starts_with("__") && path.ends_with("__");
@@ -41,15 +41,15 @@ pub fn is_metadata(path: &str) -> bool {
     is_root_marker || (first.len() >= 4 && first.starts_with("__") && first.ends_with("__"))
 }
 
-/// A sample, or the reason why its entries make none.
+/// Sample, or the reason why its entries do not form one.
 pub type Grouped = Result<RawSample, DuplicateField>;
 
-/// Two entries of one sample have the same extension.
+/// Two entries of one sample with the same extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DuplicateField {
     /// Key of the sample, which is dropped whole.
     pub key: String,
-    /// The extension that came twice.
+    /// Repeated extension.
     pub field: String,
     /// Offset of the second entry's header.
     pub offset: u64,
@@ -64,13 +64,13 @@ pub struct Grouper {
 }
 
 impl Grouper {
-    /// Starts a shard, whose URL every sample carries.
+    /// Starts a shard, whose URL is stored in every sample.
     #[must_use]
     pub fn new(shard: std::sync::Arc<str>) -> Self {
         Self { shard, current: None, duplicate: None }
     }
 
-    /// Takes the next entry; returns the sample that it ends, if any.
+    /// Adds the next entry; returns the sample that it completes, if any.
     pub fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<Grouped> {
         if is_metadata(&entry.name) {
             return None;
@@ -107,14 +107,14 @@ impl Grouper {
         self.current.as_ref().map(|sample| sample.key.as_str())
     }
 
-    /// Drops the sample under construction, which a fault has cut short; returns its key.
+    /// Discards the sample under construction, which a fault has truncated; returns its key.
     pub fn abandon(&mut self) -> Option<String> {
         self.duplicate = None;
         Some(self.current.take()?.key)
     }
 }
 
-/// Payload of an entry, or `None` if it was over the limit.
+/// Payload of an entry, or `None` if it exceeds the limit.
 pub type RawPayload = Option<bytes::Bytes>;
 
 #[cfg(test)]

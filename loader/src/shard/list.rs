@@ -1,10 +1,10 @@
 //! Expands names of shards: lists, brace patterns, directories and environment variables.
 //!
 //! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken from
-//! the environment, a directory stands for the shards inside it, a shard list of wids (`NAME.json`) for those
-//! that it lists. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`,
-//! `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a directory
-//! there ends with `/`.
+//! the environment, a directory expands to the shards inside it, a shard list of wids (`NAME.json`) to the
+//! shards listed in it. `-` is standard input and `pipe:` starts a command whose output is the shard.
+//! `s3://`, `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a
+//! directory there ends with `/`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use super::wids::listed_shards;
 use crate::error::{Error, Result};
 use crate::store::{Location, Opened, RemoteObject, Stores, is_remote, list_directory, open, without_query};
 
-/// Largest number of shards of one pattern.
+/// Most shards of a pattern.
 const SHARDS_MAX: usize = 10_000_000;
 /// Rounds of environment substitution, as webdataset allows.
 const SUBSTITUTION_ROUNDS: usize = 10;
-/// File names that a directory contributes.
+/// Endings of file names that count as shards of a directory.
 const DIRECTORY_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd"];
 
-/// A shard of a dataset.
+/// Shard of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shard {
     /// The name as given, after expansion.
     pub url: Arc<str>,
-    /// Location of its bytes, parsed from the name.
+    /// Location of the shard's bytes.
     pub location: Location,
 }
 
@@ -50,7 +50,7 @@ impl Shard {
         open(&self.location).map_err(|source| self.read_error(source))
     }
 
-    /// Names the shard in an error of its store.
+    /// Converts an error of the store to one that names the shard.
     pub(crate) fn read_error(&self, source: std::io::Error) -> Error {
         Error::Read { shard: self.url.to_string(), source }
     }
@@ -107,12 +107,12 @@ pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
 
 /// Expands patterns to shards, in order; remote ones are reached through `stores`.
 ///
-/// Blocks while the directory of a bucket is listed; nothing else asks a store.
+/// Blocks while the directory of a bucket is listed; no other pattern contacts a store.
 ///
 /// # Errors
-/// [`Error::ShardList`] if a pattern is malformed, names an unset variable, an unsupported scheme, or a
-/// directory without shards; or if nothing is named at all. [`Error::Read`] if a directory cannot be listed,
-/// [`Error::Index`] if a JSON file is no shard list.
+/// [`Error::ShardList`] if a pattern is malformed, uses an unset variable, an unsupported scheme, or a
+/// directory without shards; or if there is no pattern. [`Error::Read`] if a directory cannot be listed,
+/// [`Error::Index`] if a JSON file is not a shard list.
 pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], stores: &Stores) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
     for pattern in patterns {
@@ -149,7 +149,7 @@ fn parts_of(list: &str) -> Vec<&str> {
     parts
 }
 
-/// Whether a name ends where the host of a URL starts, after `USER:PASSWORD@`.
+/// Returns whether a name ends where the host of a URL starts, after `USER:PASSWORD@`.
 fn is_behind_user(name: &str) -> bool {
     let authority = name.split_once("://").map(|(_, authority)| authority);
     authority.is_some_and(|authority| authority.ends_with('@') && !authority.contains('/'))
@@ -158,14 +158,14 @@ fn is_behind_user(name: &str) -> bool {
 /// Expands the braces of a base name.
 ///
 /// # Errors
-/// [`Error::ShardList`] if it expands to too many.
+/// [`Error::ShardList`] if it expands to too many names.
 pub(crate) fn expand_name(pattern: &str) -> Result<Vec<String>> {
     let mut names = Vec::new();
     expand_braces(pattern, &mut names)?;
     Ok(names)
 }
 
-/// Shows a list of shards in a message: the first, and how many more.
+/// Formats a list of shards for a message: the first, and the number of others.
 pub(crate) fn shown(shards: &[Shard]) -> String {
     match shards {
         [] => "nothing".into(),
@@ -208,7 +208,7 @@ fn push_shards(name: String, stores: &Stores, shards: &mut Vec<Shard>) -> Result
     Ok(())
 }
 
-/// Whether a name is a shard list of wids.
+/// Returns whether a file is a shard list of wids.
 fn is_shard_list(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json") && path.is_file()
 }
@@ -279,7 +279,7 @@ pub(crate) fn expand_braces(text: &str, names: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// The first `{…}` that is a range or a choice; others, such as a lone `{a}`, stand for themselves.
+/// Returns the first `{…}` that is a range or a choice; others, such as a lone `{a}`, are literal.
 fn first_group(text: &str) -> Option<(usize, usize)> {
     let mut from = 0;
     while let Some(open) = text[from..].find('{').map(|at| at + from) {

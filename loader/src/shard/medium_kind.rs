@@ -2,7 +2,7 @@
 
 /// Decoder that handles a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MediumKind {
+pub enum FieldKind {
     /// [`crate::media::decode_rgb`]: JPEG, PNG, WebP, GIF, BMP, TIFF.
     Image,
     /// [`crate::media::decode_audio`]: WAV, FLAC, MP3, Ogg Vorbis.
@@ -28,23 +28,21 @@ pub enum MediumKind {
 ///
 /// # Examples
 /// ```
-/// use dflop_loader::media::{MediumKind, kind_of_extension};
-/// assert_eq!(kind_of_extension("left.jpg"), MediumKind::Image);
-/// assert_eq!(kind_of_extension("txt.gz"), MediumKind::Opaque);
+/// use dflop_loader::media::{FieldKind, kind_of_extension};
+/// assert_eq!(kind_of_extension("left.jpg"), FieldKind::Image);
+/// assert_eq!(kind_of_extension("txt.gz"), FieldKind::Opaque);
 /// ```
 #[must_use]
-pub fn kind_of_extension(extension: &str) -> MediumKind {
+pub fn kind_of_extension(extension: &str) -> FieldKind {
     match last_part(extension).as_str() {
-        "jpg" | "jpeg" | "jpe" | "jfif" | "png" | "webp" | "gif" | "bmp" | "tif" | "tiff" => {
-            MediumKind::Image
-        }
-        "wav" | "wave" | "flac" | "mp3" | "ogg" | "oga" => MediumKind::Audio,
+        "jpg" | "jpeg" | "jpe" | "jfif" | "png" | "webp" | "gif" | "bmp" | "tif" | "tiff" => FieldKind::Image,
+        "wav" | "wave" | "flac" | "mp3" | "ogg" | "oga" => FieldKind::Audio,
         #[cfg(feature = "video")]
-        "mp4" | "mkv" | "webm" | "avi" | "mov" => MediumKind::Video,
-        "txt" | "text" | "caption" => MediumKind::Text,
-        "json" => MediumKind::Json,
-        "npy" => MediumKind::Npy,
-        _ => MediumKind::Opaque,
+        "mp4" | "mkv" | "webm" | "avi" | "mov" => FieldKind::Video,
+        "txt" | "text" | "caption" => FieldKind::Text,
+        "json" => FieldKind::Json,
+        "npy" => FieldKind::Npy,
+        _ => FieldKind::Opaque,
     }
 }
 

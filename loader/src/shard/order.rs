@@ -1,8 +1,8 @@
 //! Orders shards by epoch, selects the items to read of each, and records the reader's position.
 //!
-//! An *item* of a shard is a sample or something that was skipped, counted from 0 in shard order. Reading one
-//! shard once is a *pass*. The order of an epoch is arithmetic, so a [`Position`] of three numbers says what
-//! was read. [`crate::shard`] does the passes.
+//! An *item* of a shard is a sample or a skipped entry, counted from 0 in shard order. Reading one shard once
+//! is a *pass*. The order of an epoch is computed arithmetically, so a [`Position`] of three numbers records
+//! all that was read. [`crate::shard`] runs the passes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,14 +18,14 @@ use crate::store::Location;
 /// Bytes at the start of a shard that its digest covers: the first header.
 pub(crate) const HEADER_BYTES: usize = 512;
 
-/// The order in which one rank reads the shards of a list, epoch by epoch.
+/// Order in which one rank reads the shards of a list, epoch by epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct ShardOrder {
     /// Seed of the order; `None` is the order of the list.
     pub(crate) seed: Option<u64>,
-    /// This rank reads every `world`-th shard of the epoch's order, from this one on.
+    /// This rank reads every `world`-th shard of the epoch's order, starting with this one.
     pub(crate) rank: usize,
-    /// Ranks that share the shards.
+    /// Number of ranks that share the shards.
     pub(crate) world: usize,
 }
 
@@ -58,12 +58,12 @@ impl ShardOrder {
         Ok(())
     }
 
-    /// Shards that this rank reads in an epoch.
+    /// Returns the number of shards that this rank reads in an epoch.
     pub(crate) fn places(&self, shards: usize) -> usize {
         (shards - self.rank).div_ceil(self.world)
     }
 
-    /// The number, in the list, of the shard at a place of an epoch's order.
+    /// Returns the index, in the list, of the shard at a place of an epoch's order.
     pub(crate) fn shard_at(&self, shards: usize, epoch: u64, place: usize) -> usize {
         let at = self.rank + place * self.world;
         match self.seed {
@@ -77,20 +77,20 @@ impl ShardOrder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Position {
     pub(crate) epoch: u64,
-    /// Place of the shard in the epoch's order of this rank.
+    /// Place of the shard in this rank's order of the epoch.
     pub(crate) place: usize,
-    /// Items of that shard.
+    /// Consumed items of that shard.
     pub(crate) items: u64,
 }
 
-/// Position at which an item was read.
+/// Position of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ItemPosition {
-    /// Number of the shard in the list.
+    /// Index of the shard in the list.
     pub(crate) shard: usize,
     /// Position of the reader after the item.
     pub(crate) behind: Position,
-    /// Whether it is read again because it was in a buffer.
+    /// Whether it is read again because it was in a buffer when the state was saved.
     pub(crate) is_again: bool,
 }
 
@@ -103,19 +103,19 @@ pub(crate) enum WantedItems {
     Only(Vec<u64>),
 }
 
-/// One shard, read once.
+/// One reading of one shard.
 #[derive(Debug, Clone)]
 pub(crate) struct ShardPass {
     pub(crate) shard: usize,
     pub(crate) epoch: u64,
     pub(crate) place: usize,
-    /// Number of the first item that the input holds.
+    /// Index of the first item that the input contains.
     pub(crate) first: u64,
     pub(crate) wanted: WantedItems,
 }
 
 impl ShardPass {
-    /// Whether the item is wanted.
+    /// Returns whether the item is selected.
     pub(crate) fn wants(&self, item: u64) -> bool {
         match &self.wanted {
             WantedItems::From(first) => item >= *first,
@@ -123,7 +123,7 @@ impl ShardPass {
         }
     }
 
-    /// Whether nothing from this item on is wanted.
+    /// Returns whether no item from this one on is selected.
     pub(crate) fn is_over(&self, item: u64) -> bool {
         matches!(&self.wanted, WantedItems::Only(items) if items.last().is_none_or(|last| item > *last))
     }
@@ -134,16 +134,16 @@ impl ShardPass {
     }
 }
 
-/// All passes of a stream: what a buffer held, then everything from a position on.
+/// All passes of a stream: the items of a saved buffer, then everything from a position on.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ShardPasses {
     pub(crate) order: ShardOrder,
-    /// Epoch after the last one.
+    /// First epoch after the last one.
     pub(crate) end_epoch: u64,
     pub(crate) start: Position,
-    /// Items to be read again, by shard; in ascending order.
+    /// Items to be read again, by shard, in ascending order.
     pub(crate) again: BTreeMap<usize, Vec<u64>>,
-    /// Whether the stream at `start` begins there, not at its own beginning.
+    /// Whether the input starts at `start` instead of at its own beginning.
     pub(crate) is_rest: bool,
 }
 
@@ -165,7 +165,7 @@ impl ShardPasses {
         again.chain(all)
     }
 
-    /// The numbers of the shards of all passes, in the order of [`Self::over`].
+    /// Returns the shard indices of all passes, in the order of [`Self::over`].
     pub(crate) fn into_shards(self, shards: &[Shard]) -> impl Iterator<Item = usize> + Send + 'static {
         let (order, start, shards) = (self.order, self.start, shards.len());
         let places = order.places(shards);
@@ -185,7 +185,7 @@ impl ShardPasses {
     }
 }
 
-/// Whether the bytes of a shard can be read a second time.
+/// Returns whether the bytes of a shard can be read a second time.
 pub(crate) fn is_rereadable(shard: &Shard) -> bool {
     !matches!(shard.location, Location::StandardInput | Location::Pipe(_))
 }
@@ -204,7 +204,7 @@ impl ShardIdentity {
         Self::of_header(archive.len() as u64, &archive[..archive.len().min(HEADER_BYTES)])
     }
 
-    /// Identifies a shard by its length and its first [`HEADER_BYTES`].
+    /// Makes the identity of a shard from its first [`HEADER_BYTES`] bytes.
     pub(crate) fn of_header(bytes: u64, header: &[u8]) -> Self {
         Self { bytes, header: format!("{:016x}", xxh3_64(header)) }
     }
@@ -218,7 +218,7 @@ pub(crate) struct KnownShards {
 }
 
 impl KnownShards {
-    /// Expects shards, by their number in the list, to be as they were.
+    /// Expects shards, by their index in the list, to be unchanged.
     pub(crate) fn expecting(expected: BTreeMap<usize, ShardIdentity>) -> Self {
         Self { expected: Arc::new(expected), seen: Arc::default() }
     }
@@ -228,7 +228,7 @@ impl KnownShards {
         seen.or_else(|| self.expected.get(&shard).cloned())
     }
 
-    /// Notes how a shard is; refuses it if it is not as expected.
+    /// Records the identity of a shard; rejects it if it differs from the expected one.
     ///
     /// # Errors
     /// [`Error::State`], naming the shard.
@@ -236,7 +236,7 @@ impl KnownShards {
         self.check_identity(number, shard, ShardIdentity::of(archive))
     }
 
-    /// The same for a shard that is not in memory.
+    /// Records the identity of a shard that is not in memory.
     ///
     /// # Errors
     /// See [`Self::check`].

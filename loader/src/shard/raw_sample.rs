@@ -5,22 +5,22 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dflop_costmodel::ImageSize;
 
-/// One entry of a sample.
+/// Field of an undecoded sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawField {
-    /// Entry name after the key's dot, lower-cased, such as `jpg` or `seg.png`.
+    /// Part of the entry name after the key's dot, lower-cased, such as `jpg` or `seg.png`.
     pub extension: Arc<str>,
     /// Offset of the payload in the shard, after decompression.
     pub offset: u64,
     /// Length of the payload.
     pub bytes: u64,
-    /// The payload; `None` when it was over the limit and passed over.
+    /// Payload; `None` if it exceeds the limit or was not read.
     pub payload: Option<Bytes>,
-    /// Size of an image that was left unread, because its size is all that is asked for.
+    /// Size of an image whose payload was not read, because only its size is needed.
     pub size: Option<ImageSize>,
 }
 
-/// A sample with its fields in shard order.
+/// Undecoded sample with its fields in shard order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawSample {
     /// Entry path up to the first dot of its file name.
@@ -29,7 +29,7 @@ pub struct RawSample {
     pub shard: Arc<str>,
     /// Offset of the sample's first header in the shard, after decompression.
     pub offset: u64,
-    /// Epoch that the sample is read in, from 0.
+    /// Epoch of the sample, from 0.
     pub epoch: u64,
     /// The fields, in shard order; extensions are unique.
     pub fields: Vec<RawField>,
@@ -47,7 +47,7 @@ pub struct SampleId<'a> {
 }
 
 impl RawSample {
-    /// Returns what identifies the sample in its dataset.
+    /// Returns the identity of the sample within its dataset.
     #[must_use]
     pub fn id(&self) -> SampleId<'_> {
         SampleId { shard: &self.shard, offset: self.offset, key: &self.key }

@@ -1,8 +1,8 @@
 //! Reads shards one after another on a thread of its own, ahead of the decoders.
 //!
 //! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so
-//! are remote shards, which are requested several at a time. Either way the bytes that wait are bounded, and
-//! their pages are resident when they leave.
+//! are remote shards, of which several are requested in parallel. In every case the waiting bytes are
+//! bounded, and their pages are resident when they are delivered.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -26,12 +26,12 @@ use crate::error::{Error, Result, Skipped};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
 use crate::store::{Opened, RemoteShard, ShardBody, ShardsAhead};
 
-/// Samples that may wait, however small they are.
+/// Most samples that wait, however small they are.
 const SAMPLES_WAITING: usize = 256;
-/// Bytes that tell the compression of a stream.
+/// Bytes needed to detect the compression of a stream.
 const SNIFFED_BYTES: usize = 6;
 
-/// Item that the reader delivers.
+/// Item delivered by the reader.
 #[derive(Debug)]
 pub(crate) struct ReaderItem {
     pub(crate) item: ShardItem,
@@ -40,7 +40,7 @@ pub(crate) struct ReaderItem {
     pub(crate) lease: Option<ByteLease>,
 }
 
-/// Settings of the reader.
+/// Settings of a reader.
 #[derive(Debug, Clone)]
 pub(crate) struct ReaderSettings {
     pub(crate) shards: Vec<Shard>,
@@ -48,7 +48,7 @@ pub(crate) struct ReaderSettings {
     pub(crate) known: KnownShards,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) field_bytes_max: u64,
-    /// The fields that are read.
+    /// Fields that are read.
     pub(crate) fields: FieldSelection,
     /// Whether every payload byte is read, so that the consumer never waits for a disk.
     pub(crate) is_read_through: bool,
@@ -58,7 +58,7 @@ pub(crate) struct ReaderSettings {
 }
 
 impl ReaderSettings {
-    /// Begins to request the remote shards of all passes.
+    /// Starts to request the remote shards of all passes.
     fn request_ahead(&self) -> Option<ShardsAhead> {
         if self.shards.iter().all(|shard| shard.remote().is_none()) {
             return None;
@@ -77,8 +77,7 @@ pub(crate) fn read_shards(config: ReaderSettings) -> mpsc::Receiver<Result<Reade
     tokio::task::spawn_blocking(move || {
         let to_end = sender.clone();
         let reader = Reader { config, sender, runtime, since: Cell::new(None) };
-        // An error of `run` is that nobody listens any more; a panic must not look like the end of the
-        // shards.
+        // `run` only fails if the receiver was dropped. A panic must not look like the end of the shards.
         if catch_unwind(AssertUnwindSafe(move || reader.run())).is_err() {
             let _ = to_end.blocking_send(Err(Error::StageEnded { stage: "read" }));
         }
@@ -90,11 +89,11 @@ struct Reader {
     config: ReaderSettings,
     sender: mpsc::Sender<Result<ReaderItem>>,
     runtime: Handle,
-    /// When the reader last went to work; `None` while it waits for room.
+    /// Time at which the reader last resumed work; `None` while it waits for room.
     since: Cell<Option<Instant>>,
 }
 
-/// The consumer is gone.
+/// The receiver was dropped.
 struct ReceiverDropped;
 
 impl Reader {
@@ -136,7 +135,7 @@ impl Reader {
     fn read_shard(&self, pass: &ShardPass) -> Result<Result<()>, ReceiverDropped> {
         let shard = &self.config.shards[pass.shard];
         self.config.metrics.reads_shard(pass.shard);
-        // So that the time at work is seen shard by shard, if nothing makes the reader wait.
+        // Records the time at work for each shard, even if nothing makes the reader wait.
         self.pause_work();
         self.resume_work();
         let opened = {
@@ -151,7 +150,7 @@ impl Reader {
             Ok(Opened::Stream(input, command)) => self.runtime.block_on(async {
                 tokio::select! {
                     read = self.read_input(shard, pass, input, command) => read,
-                    // A stream may have nothing more to say for ever.
+                    // A stream may block forever, so the consumer's end must be noticed here.
                     () = self.sender.closed() => self.give_up(),
                 }
             }),
@@ -213,7 +212,7 @@ impl Reader {
         }
     }
 
-    /// Waits for the next shard, but not longer than anybody wants it.
+    /// Waits for the next shard, or until the receiver is dropped.
     async fn next_remote(
         &self,
         ahead: &mut ShardsAhead,
@@ -227,7 +226,7 @@ impl Reader {
         }
     }
 
-    /// Reads a body; one that ends too early ends the stream, after its complete samples.
+    /// Reads a body; one that ends too early ends the stream after its complete samples.
     async fn read_body(
         &self,
         shard: &Shard,
@@ -300,7 +299,7 @@ impl Reader {
         Ok(())
     }
 
-    /// A command that fails may have written less than the whole shard.
+    /// Checks the exit status: a command that fails may have written only part of the shard.
     async fn check_command(
         &self,
         shard: &Shard,
@@ -336,7 +335,7 @@ impl Reader {
         }
     }
 
-    /// Hands an item on if there is room, which takes no clock; else gives it back.
+    /// Delivers an item if there is room, without reading the clock; else returns it.
     fn deliver_now(&self, mut item: ShardItem, pass: &ShardPass, number: u64) -> Result<(), ShardItem> {
         if let ShardItem::Sample(sample) = &mut item {
             sample.epoch = pass.epoch;
@@ -356,7 +355,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for room.
+    /// Waits for room and delivers an item.
     async fn deliver_later(
         &self,
         item: ShardItem,
@@ -397,7 +396,7 @@ impl Reader {
     }
 }
 
-/// Reads every payload byte, which brings mapped pages into memory.
+/// Reads every payload byte, which loads mapped pages into memory.
 fn read_through(sample: &RawSample) {
     for payload in sample.fields.iter().filter_map(|field| field.payload.as_ref()) {
         let (words, rest) = payload.as_chunks::<8>();

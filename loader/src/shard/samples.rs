@@ -1,8 +1,8 @@
-//! Reads the samples of one shard, and reports the entries that make none.
+//! Reads the samples of one shard, and reports the entries that do not form one.
 //!
 //! [`MappedSamples`] walks a shard in memory without touching payloads; [`StreamedSamples`] walks bytes as
-//! they come; `RangedSamples` walks a remote shard and leaves long payloads where they are. All deliver the
-//! good samples of a damaged shard and then say what is wrong with the rest.
+//! they arrive; `RangedSamples` walks a remote shard and skips long payloads. All deliver the good samples of
+//! a damaged shard and then report the fault.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub enum ShardItem {
     Skipped(Skipped),
 }
 
-/// The rules that all readers share, and the writer that indexes: grouping, limits, and what a fault does to
+/// Rules shared by all readers and by the writer that indexes: grouping, limits, and the effect of a fault on
 /// the sample before it.
 #[derive(Debug)]
 pub(crate) struct Assembler {
@@ -47,13 +47,13 @@ impl Assembler {
         Self { grouper, shard, field_bytes_max, fields: FieldSelection::ALL }
     }
 
-    /// Whether the payload of an entry has to be read.
+    /// Returns whether the payload of an entry must be read.
     fn is_read(&self, entry: &Entry) -> bool {
         let extension = || split_key(&entry.name).map(|(_, extension)| extension);
         self.fields.is_all() || extension().is_some_and(|extension| self.fields.wants(&extension))
     }
 
-    /// Takes the next entry; returns the item that it ends, if any.
+    /// Adds the next entry; returns the item that it completes, if any.
     pub(crate) fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<ShardItem> {
         let payload = payload.filter(|_| entry.bytes <= self.field_bytes_max);
         let grouped = self.grouper.push(entry, payload)?;
@@ -66,8 +66,8 @@ impl Assembler {
         Some(self.item(grouped))
     }
 
-    /// A member that is cut short takes the sample it belongs to along; any other fault ends the shard
-    /// behind a sample that is whole as far as anyone can tell.
+    /// Handles a fault: a truncated member loses its sample; any other fault ends the shard after a sample
+    /// that is, as far as can be known, complete.
     fn fail(&mut self, fault: &ArchiveFault) -> Vec<ShardItem> {
         let cut = fault.entry.as_deref().and_then(split_key);
         let key = cut.as_ref().map(|(key, _)| (*key).to_owned());
@@ -91,7 +91,8 @@ impl Assembler {
     fn item(&self, grouped: Grouped) -> ShardItem {
         match grouped {
             Ok(mut sample) => {
-                // All fields are grouped, so that a field that comes twice is seen whether it is read or not.
+                // All fields are grouped before the selection, so that a repeated field is found even if it
+                // is not read.
                 sample.fields.retain(|field| self.fields.wants(&field.extension));
                 match sample.fields.iter().find(|field| field.payload.is_none()) {
                     None => ShardItem::Sample(sample),
@@ -131,7 +132,7 @@ impl MappedSamples {
         Self { entries: SliceEntries::new(archive), assembler, pending: VecDeque::new(), is_done: false }
     }
 
-    /// Reads these fields only.
+    /// Selects the fields to read.
     #[must_use]
     pub fn fields(mut self, fields: FieldSelection) -> Self {
         self.assembler.fields = fields;
@@ -159,8 +160,8 @@ impl Iterator for MappedSamples {
     }
 }
 
-/// Iterates over the samples of an uncompressed shard that is read by range; a payload may be the beginning
-/// of one.
+/// Iterates over the samples of an uncompressed shard that is read by range; a payload may be only the start
+/// of a field.
 #[derive(Debug)]
 pub(crate) struct RangedSamples<A> {
     entries: RangedEntries<A>,
@@ -170,7 +171,7 @@ pub(crate) struct RangedSamples<A> {
 }
 
 impl<A: Archive> RangedSamples<A> {
-    /// Starts at the beginning; of each payload `wanted` bytes are read.
+    /// Starts at the beginning; `wanted` returns how many bytes of each payload are read.
     pub(crate) fn new(shard: Arc<str>, archive: A, field_bytes_max: u64, wanted: fn(&Entry) -> u64) -> Self {
         let (entries, assembler) =
             (RangedEntries::new(archive, wanted), Assembler::new(shard, field_bytes_max));
@@ -184,7 +185,7 @@ impl<A: Archive> RangedSamples<A> {
 }
 
 impl<A: Archive> Iterator for RangedSamples<A> {
-    /// A shard that cannot be read is an error and the last item: its samples may all be good.
+    /// A failure to read the shard is an error and the last item, because its samples may all be good.
     type Item = std::io::Result<ShardItem>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -225,7 +226,7 @@ impl<R: AsyncRead + Unpin> StreamedSamples<R> {
         Self { entries, assembler, pending: VecDeque::new(), is_done: false }
     }
 
-    /// Reads these fields only; the payloads of others are passed over.
+    /// Selects the fields to read; the payloads of others are skipped.
     #[must_use]
     pub fn fields(mut self, fields: FieldSelection) -> Self {
         self.assembler.fields = fields;
@@ -252,7 +253,7 @@ impl<R: AsyncRead + Unpin> StreamedSamples<R> {
         self.pending.pop_front()
     }
 
-    /// Bytes that stop coming may have cut the sample under construction, which is therefore lost.
+    /// Records a read error: the sample under construction may be truncated, and is lost.
     fn fail_read(&mut self, offset: u64, source: &std::io::Error) {
         let key = self.assembler.grouper.abandon();
         let shard = self.assembler.shard.to_string();

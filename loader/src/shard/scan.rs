@@ -16,10 +16,10 @@ use crate::flow::{ByteBudget, Metrics};
 /// Payload bytes that may wait.
 const BUFFERED_BYTES_MAX: u64 = 64 << 20;
 
-/// Reads shards from their beginning to their end, without an index and without an error budget.
+/// Reads shards from start to end, without an index and without an error budget.
 ///
-/// Lazy: nothing is read until the first poll. A bad sample is an item and the stream goes on; a shard that
-/// cannot be opened is the last item, an error. Dropping the stream ends the reading.
+/// Lazy: nothing is read until the first poll. A bad sample is an item and the stream continues; a shard that
+/// cannot be opened is the last item, an error. Dropping the stream stops reading.
 ///
 /// # Panics
 /// If it is polled outside a Tokio runtime.

@@ -1,8 +1,8 @@
 //! Reads the shard lists of wids, as `widsindex create` writes them.
 //!
-//! A list is `{"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": …, "shardlist": [SHARD, …],
-//! "datasets": [{"shardlist": …}, …]}`, where SHARD has `url`, `nsamples`, `filesize` and `md5sum`.
-//! It tells numbers, no offsets. URLs are relative to `base`, or to the directory of the file.
+//! `{"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": …, "shardlist": [{"url", "nsamples",
+//! "filesize", "md5sum"}, …], "datasets": [{"shardlist": …}, …]}`. It contains numbers, but no offsets. URLs
+//! are relative to `base`, or to the directory of the file.
 
 use std::path::Path;
 
@@ -12,21 +12,21 @@ use crate::store::local::read_file;
 /// Longest list that is read.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// A shard as a list names it.
+/// Shard in a list.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 pub struct ListedShard {
     /// URL, still relative.
     pub url: String,
-    /// Samples, as wids counts them.
+    /// Number of samples according to wids.
     pub nsamples: Option<u64>,
     /// Length of the file.
     pub filesize: Option<u64>,
 }
 
-/// A shard list.
+/// List of shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardList {
-    /// Base of relative URLs, where the list has one.
+    /// Base of relative URLs, if the list declares one.
     pub base: Option<String>,
     /// The shards, in order.
     pub shards: Vec<ListedShard>,
@@ -52,13 +52,13 @@ struct ListPart {
 /// Reads a shard list.
 ///
 /// # Errors
-/// Why it is none, or one of a kind that is not read.
+/// The reason why it is not a shard list, or has an unsupported kind.
 pub fn parse_shard_list(bytes: &[u8]) -> Result<ShardList, String> {
     let document: Document = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     match document.wids_version {
         Some(1) => {}
-        Some(other) => return Err(format!("wids_version {other} instead of 1")),
-        None => return Err("it has no `wids_version`, so it is no shard list of wids".to_owned()),
+        Some(other) => return Err(format!("expected wids_version 1, found {other}")),
+        None => return Err("a shard list of wids must have a `wids_version`".to_owned()),
     }
     let mut list = ShardList { base: document.part.base, shards: document.part.shardlist };
     for part in document.datasets {
@@ -79,20 +79,20 @@ pub fn parse_shard_list(bytes: &[u8]) -> Result<ShardList, String> {
 /// Reads the file at `path` and returns the URLs of its shards, resolved, in order.
 ///
 /// # Errors
-/// [`Error::Index`] if it is no shard list or lists nothing; [`Error::File`] if it cannot be read.
+/// [`Error::Index`] if it is not a shard list or is empty; [`Error::File`] if it cannot be read.
 pub fn listed_shards(path: &Path) -> Result<Vec<String>> {
     let shown = || path.display().to_string();
     let invalid = |reason: String| Error::Index { path: shown(), reason };
     let bytes = read_file(path, BYTES_MAX)?.ok_or_else(|| invalid("no such file".to_owned()))?;
     let list = parse_shard_list(&bytes).map_err(invalid)?;
     if list.shards.is_empty() {
-        return Err(invalid("it lists no shard".to_owned()));
+        return Err(invalid("it must list at least one shard".to_owned()));
     }
     Ok(list.shards.iter().map(|shard| list.resolve(path, &shard.url)).collect())
 }
 
 impl ShardList {
-    /// Returns a URL of the list that stands at `path` as a name of its own.
+    /// Resolves a URL of the list at `path` to an absolute name.
     #[must_use]
     pub fn resolve(&self, path: &Path, url: &str) -> String {
         let directory = path.parent().unwrap_or(Path::new("")).to_string_lossy();
@@ -135,8 +135,8 @@ mod tests {
         let text = br#"{"wids_version": 1, "datasets": [{"base": "p", "shardlist": [{"url": "a.tar"}]}]}"#;
         assert_eq!(parse_shard_list(text).unwrap().shards[0].url, "p/a.tar");
         for (text, reason) in [
-            (r#"{"wids_version": 2, "shardlist": []}"#, "instead of 1"),
-            (r#"{"shardlist": []}"#, "no shard list of wids"),
+            (r#"{"wids_version": 2, "shardlist": []}"#, "expected wids_version 1, found 2"),
+            (r#"{"shardlist": []}"#, "must have a `wids_version`"),
             (r#"{"wids_version": 1, "datasets": [{"source_url": "x.json"}]}"#, "another list"),
             (r#"{"wids_version": 1, "shardlist": [{"url": 3}]}"#, "invalid type"),
             (r#"{"wids_version": 1, "shardlist": [{"url": "a", "nsamples": -3}]}"#, "invalid"),

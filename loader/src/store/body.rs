@@ -1,8 +1,8 @@
-//! Reads whole remote shards in order, ahead of their consumer.
+//! Streams whole remote shards in order, reading ahead so that request latencies overlap.
 //!
-//! A shard comes as chunks that are requested side by side and handed on in order; when all of a shard's
-//! chunks are under way, those of the next begin. What is under way is bounded in bytes. With a cache, shards
-//! come from its files.
+//! A shard is read in chunks that are requested in parallel and delivered in order; once all chunks of a
+//! shard are requested, those of the next one are started. The bytes in flight are bounded. With a cache,
+//! shards are read from its files.
 
 use std::io;
 use std::ops::Range;
@@ -21,33 +21,33 @@ use super::object::{Identity, Ranges, RemoteObject};
 use super::tasks::{Task, spawn};
 use crate::flow::{ByteBudget, ByteLease};
 
-/// Shards whose length is asked for ahead.
+/// Shards whose length and version are requested ahead.
 const IDENTITIES_AHEAD: usize = 16;
-/// Shards that are copied to the cache at the same time.
+/// Shards that are copied to the cache in parallel.
 const CACHED_AHEAD: usize = 4;
-/// Shards that may wait, begun or cached.
+/// Shards, started or cached, that wait for the reader.
 const SHARDS_WAITING: usize = 4;
-/// Chunks that a budget is cut into at least, so that requests overlap.
+/// Least number of chunks in a budget, so that requests overlap.
 const CHUNKS_MIN: u64 = 8;
 /// Smallest chunk.
 const CHUNK_BYTES_MIN: u64 = 64 << 10;
 
-/// A remote shard that can be read.
+/// Remote shard that is ready to be read.
 pub(crate) enum RemoteShard {
-    /// From the cache: all of its bytes.
+    /// All bytes, mapped from the cache.
     Mapped(Bytes),
-    /// As it comes.
+    /// A stream of bytes.
     Body(ShardBody),
 }
 
-/// Remote shards in the order in which they are read.
+/// Remote shards in reading order.
 pub(crate) struct ShardsAhead {
     shards: mpsc::Receiver<io::Result<RemoteShard>>,
     _task: Task<()>,
 }
 
 impl ShardsAhead {
-    /// Starts to read `objects`, with at most `bytes` under way; `None` if there are none.
+    /// Starts to read `objects`, with at most `bytes` in flight; `None` without objects.
     pub(crate) fn start<I>(objects: I, bytes: u64) -> Option<Self>
     where
         I: Iterator<Item = RemoteObject> + Send + 'static,
@@ -68,13 +68,13 @@ impl ShardsAhead {
         Some(Self { shards, _task: task })
     }
 
-    /// Waits for the next shard; `None` after the last.
+    /// Waits for the next shard; `None` after the last one.
     pub(crate) async fn next(&mut self) -> Option<io::Result<RemoteShard>> {
         self.shards.recv().await
     }
 }
 
-/// Length of a chunk, so that a budget holds several.
+/// Returns the length of a chunk, such that a budget holds several.
 fn chunk_bytes(budget_bytes: u64, most: u64) -> u64 {
     (budget_bytes / CHUNKS_MIN).max(CHUNK_BYTES_MIN).min(most)
 }
@@ -91,7 +91,7 @@ async fn send_all(
     }
 }
 
-/// Brings a shard into the cache; one that does not fit is read as it comes.
+/// Copies a shard into the cache; one that does not fit is streamed instead.
 async fn open_cached(object: RemoteObject) -> io::Result<RemoteShard> {
     let identity = object.identity().await?;
     if let (Some(cache), Some(key)) = (object.stores().cache(), CacheKey::packed(&object, &identity))
@@ -125,12 +125,13 @@ async fn stream_all<I>(
         let (object, identity) = match next {
             Ok(identified) => identified,
             Err(error) => {
-                // An error here is that nobody listens any more; either way this is the end.
+                // Sending only fails if the receiver was dropped; the stream ends either way.
                 let _ = sender.send(Err(error)).await;
                 return;
             }
         };
         let (body, chunks) = ShardBody::new(identity.bytes);
+        // Sent before its chunks are requested, so that the reader consumes the first ones meanwhile.
         if sender.send(Ok(RemoteShard::Body(body))).await.is_err() {
             return;
         }
@@ -138,7 +139,7 @@ async fn stream_all<I>(
     }
 }
 
-/// Requests all chunks of a shard, in order, as the budget allows; ends early when the shard is dropped.
+/// Requests all chunks of a shard in order, within the budget; stops when the shard is dropped.
 async fn plan_chunks(
     object: &RemoteObject,
     identity: &Identity,
@@ -152,6 +153,8 @@ async fn plan_chunks(
         let range = start..identity.bytes.min(start + chunk_bytes);
         let Ok(lease) = budget.lease(range.end - range.start).await else { return };
         let read = spawn(read_chunk(object.clone(), identity.clone(), range.clone()));
+        // Chunks are only requested in parallel once the server is known to serve ranges; otherwise each
+        // of them would deliver the whole object.
         if are_ranges_served {
             start = range.end;
             if chunks.send(Chunk { bytes: Fetch::Task(read), _lease: lease }).is_err() {
@@ -167,8 +170,9 @@ async fn plan_chunks(
             return;
         }
         if !are_ranges_served && start < identity.bytes {
-            // The whole object comes with every request, so one request has to do.
+            // This server sends the whole object for every range, so the rest is read with a single request.
             let rest = object.clone().read_in_order(start..identity.bytes, identity.clone());
+            // The stream passes its bytes on as they arrive, so it takes nothing from the budget.
             let Ok(lease) = budget.lease(0).await else { return };
             let _ = chunks.send(Chunk { bytes: Fetch::Rest(rest), _lease: lease });
             return;
@@ -184,7 +188,7 @@ async fn read_chunk(
     object.read(range, &identity).await
 }
 
-/// Bytes under way, and what they take from the budget.
+/// Bytes in flight, with their share of the budget.
 struct Chunk {
     bytes: Fetch,
     _lease: ByteLease,
@@ -196,10 +200,10 @@ enum Fetch {
     Rest(BoxStream<'static, io::Result<Bytes>>),
 }
 
-/// Why a body ended before its end, if it did.
+/// Reason why a body ended early, if it did.
 type Failure = Arc<Mutex<Option<io::Error>>>;
 
-/// The bytes of a shard, in order.
+/// Bytes of a shard, in order.
 pub(crate) struct ShardBody {
     chunks: BoxStream<'static, io::Result<Bytes>>,
     current: Bytes,
@@ -230,7 +234,7 @@ impl ShardBody {
         Self { _task: Some(task), ..self }
     }
 
-    /// Reads one object from its beginning to its end, with at most `bytes` under way.
+    /// Reads one object from start to end, with at most `bytes` in flight.
     pub(crate) fn of(object: RemoteObject, identity: Identity, bytes: u64) -> Self {
         let chunk_bytes = chunk_bytes(bytes, object.stores().chunk_bytes());
         let (body, chunks) = Self::new(identity.bytes);
@@ -241,24 +245,25 @@ impl ShardBody {
         body.driven_by(task)
     }
 
-    /// Length of the shard as stored.
+    /// Returns the length of the shard as stored.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Reason of a body that ended too early.
+    /// Returns the slot that holds the reason after the body has ended early.
     pub(crate) fn failure(&self) -> Failure {
         self.failure.clone()
     }
 
     fn fail(&self, error: io::Error) -> io::Error {
+        // `io::Error` cannot be cloned: the reader gets a copy, the account the original.
         let same = io::Error::new(error.kind(), error.to_string());
         *self.failure.lock().expect("no holder panics") = Some(error);
         same
     }
 }
 
-/// Chunks are read where they are.
+/// Reads chunks in place, without copying them to another buffer.
 impl AsyncBufRead for ShardBody {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let body = self.get_mut();

@@ -1,27 +1,27 @@
-//! Joins ranges of one object that lie close together into requests.
+//! Combines nearby ranges of one object into few requests.
 
 use std::ops::Range;
 
-/// Limits of what is joined.
+/// Limits of combined requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CoalesceLimits {
-    /// Unwanted bytes that are read to save a request.
+    /// Most unwanted bytes that are read to save a request.
     pub(crate) gap_bytes_max: u64,
-    /// Largest joined request; a single longer range is a request of its own.
+    /// Largest combined request; a single longer range is still one request.
     pub(crate) request_bytes_max: u64,
 }
 
-/// One request and the wanted ranges inside it.
+/// Request and the wanted ranges inside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     /// Range that is read.
     pub(crate) range: Range<u64>,
-    /// Positions in the list of wanted ranges.
+    /// Indices in the list of wanted ranges.
     pub(crate) wanted: Vec<usize>,
 }
 
-/// Joins the wanted ranges of one object to few requests, in the order of their offsets. Empty ranges need
-/// none.
+/// Combines the wanted ranges of one object into few requests, in the order of their offsets. Empty ranges
+/// need none.
 pub(crate) fn coalesce(wanted: &[Range<u64>], limits: CoalesceLimits) -> Vec<Request> {
     let mut order: Vec<usize> = (0..wanted.len()).filter(|&at| !wanted[at].is_empty()).collect();
     order.sort_by_key(|&at| (wanted[at].start, wanted[at].end));

@@ -1,4 +1,4 @@
-//! Opens the store of a URL, configured by the environment variables that its own tools read.
+//! Opens the store of a URL, configured by the environment variables of the store's own tools.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use object_store::ObjectStore;
 use super::retry::RetryConfig;
 use super::url::RemoteUrl;
 
-/// Component that retries failed requests; never both.
+/// Layer that retries failed requests; never both.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Retries {
-    /// The readers of this crate, which keep what has come.
+    /// The readers of this crate, which keep the bytes already received.
     ByReader,
-    /// The store itself, by the same policy: uploads.
+    /// The store itself, by the same policy: for uploads.
     ByStore(RetryConfig),
 }
 
@@ -24,13 +24,16 @@ pub(super) fn connect(
     retries: Retries,
 ) -> Result<Arc<dyn ObjectStore>, String> {
     let _ = matches!(retries, Retries::ByStore(config) if config.attempts_max > 0);
-    Err(format!("`{}` needs the cargo feature `remote` of dflop-loader, which this build lacks", url.root))
+    Err(format!(
+        "`{}` needs the cargo feature `remote` of dflop-loader, which is disabled in this build",
+        url.root
+    ))
 }
 
-/// Connects to nothing yet.
+/// Creates the store without connecting to it.
 ///
 /// # Errors
-/// What the configuration lacks.
+/// The reason why the configuration is incomplete or invalid.
 #[cfg(feature = "remote")]
 pub(super) fn connect(
     url: &RemoteUrl,
@@ -71,7 +74,8 @@ mod cloud {
         retries: Retries,
     ) -> object_store::Result<Arc<dyn ObjectStore>> {
         let retry = retry_config(retries);
-        // The reader's own timeout comes first and keeps what has come; this one guards everything else.
+        // The readers' own timeout comes first and keeps the received bytes; this one guards all other
+        // requests.
         let timeout = format!("{}ms", timeout.as_millis() + 1_000);
         let key = ClientConfigKey::Timeout;
         Ok(match url.kind {
@@ -119,7 +123,7 @@ mod cloud {
 mod tests {
     use super::*;
 
-    /// Describes a store by its configuration; contacts nothing.
+    /// Returns the debug text of a store; nothing is contacted.
     fn shown(url: &str) -> String {
         let url = RemoteUrl::parse(url).unwrap();
         connect(&url, Duration::from_secs(30), Retries::ByReader).unwrap().to_string()

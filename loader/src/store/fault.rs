@@ -1,4 +1,4 @@
-//! Classifies errors of a store: try again or fail, with a remedy.
+//! Classifies the errors of a store: whether to retry, and what to do about them.
 
 use std::io::{Error, ErrorKind};
 
@@ -7,7 +7,7 @@ use super::observed::Notes;
 use super::retry::Fault;
 use super::url::StoreKind;
 
-/// Judges an error by its status, or by its kind where no status was seen.
+/// Classifies an error by its status, or by its kind if no response was seen.
 pub(super) fn fault_of(error: &object_store::Error, notes: Notes, store: StoreKind) -> Fault {
     let reason = shown(error);
     match notes.status {
@@ -18,10 +18,11 @@ pub(super) fn fault_of(error: &object_store::Error, notes: Notes, store: StoreKi
             let reason = format!("{reason}; {}", store.credentials_hint());
             Fault::is_final(ErrorKind::PermissionDenied, reason)
         }
-        Some(416) => {
-            Fault::is_final(ErrorKind::UnexpectedEof, format!("{reason}; it is shorter than expected"))
-        }
-        // The response was fine and its head could not be used.
+        Some(416) => Fault::is_final(
+            ErrorKind::UnexpectedEof,
+            format!("{reason}; the object is shorter than expected"),
+        ),
+        // The response was successful, but its headers could not be used.
         Some(200..300) => Fault::is_final(ErrorKind::InvalidData, reason),
         Some(_) => Fault::is_final(ErrorKind::Other, reason),
         None if notes.is_sent => Fault::transient(reason),
@@ -29,7 +30,7 @@ pub(super) fn fault_of(error: &object_store::Error, notes: Notes, store: StoreKi
     }
 }
 
-/// Judges the error of a request that is not watched: a listing, a write, or one that needs no network.
+/// Classifies the error of an unobserved request: a listing, a write, or one that needs no network.
 pub(super) fn unwatched(error: &object_store::Error, store: StoreKind) -> Fault {
     match error {
         object_store::Error::Generic { .. } => Fault::transient(shown(error)),
@@ -50,13 +51,13 @@ fn unsent(error: &object_store::Error, reason: String, store: StoreKind) -> Faul
     }
 }
 
-/// The object is not the one that it was.
+/// Returns the fault of an object that was replaced.
 pub(super) fn replaced() -> Fault {
     let reason = "the object was replaced while it was read; leave shards in place and index them again";
     Fault::is_final(ErrorKind::InvalidData, reason)
 }
 
-/// The message of an error, with what to look at.
+/// Returns the message of an error, with advice.
 pub(super) fn hinted(error: &Error, object: &RemoteObject) -> String {
     if is_missing(error) && !object.url().ends_with(".tar") {
         return format!("{error}; the URL of a directory ends with `/`");

@@ -1,4 +1,4 @@
-//! Fetches many ranges of one object at the same time, in few requests.
+//! Reads many ranges of one object in parallel, with few requests.
 
 use std::io;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use super::tasks::spawn;
 /// Reads `wanted` and returns the bytes of each, in the same order; ranges of one request share its memory.
 ///
 /// # Errors
-/// The first request that failed for good; the others are cancelled.
+/// The first request that failed permanently; the others are canceled.
 pub(crate) async fn fetch_ranges(
     object: &RemoteObject,
     identity: &Identity,

@@ -1,9 +1,9 @@
-//! Watches every HTTP request below the stores, and corrects servers that ignore ranges.
+//! Wraps every HTTP request of the stores: it is observed, and servers that ignore ranges are corrected.
 //!
-//! The stores turn responses into errors that no longer say how long to wait. A watched request carries an
-//! [`Observed`], which notes the status and `Retry-After`. A response of 200 to a request for a range is the
-//! whole object: the part that was asked for is cut out of it, and the response becomes the 206 that it
-//! should have been.
+//! The stores turn responses into errors that no longer contain the time to wait. An observed request carries
+//! an [`Observed`], which records the status and `Retry-After`. A response of 200 to a request for a range is
+//! the whole object: the requested part is cut out of it, and the response becomes the 206 that it should
+//! have been.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use object_store::{ClientOptions, HeaderMap, HeaderValue};
 
 use super::observed::Observed;
 
-/// Makes clients whose requests are watched; TLS is `rustls` over `ring`.
+/// Makes clients whose requests are observed; TLS is `rustls` over `ring`.
 #[derive(Debug)]
 pub(super) struct Connector;
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        // An error here is that the program has chosen another one already.
+        // This fails if the program has installed another provider already, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = ReqwestConnector::default().connect(options)?;
         Ok(HttpClient::new(Watched(client)))
@@ -60,7 +60,7 @@ impl HttpService for Watched {
     }
 }
 
-/// `bytes=START-END`, the end included and perhaps left out.
+/// Parses `bytes=START-END`, where the inclusive end may be missing.
 fn parse_range(header: &str) -> Option<(u64, Option<u64>)> {
     let (start, end) = header.strip_prefix("bytes=")?.split_once('-')?;
     let end = if end.is_empty() { None } else { Some(end.parse::<u64>().ok()?.checked_add(1)?) };
@@ -86,7 +86,7 @@ fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get("content-length")?.to_str().ok()?.parse().ok()
 }
 
-/// A part of a body; what follows it is not read.
+/// Part of a body; the bytes after it are not read.
 struct Cut {
     body: HttpResponseBody,
     skip: u64,

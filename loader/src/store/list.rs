@@ -1,4 +1,4 @@
-//! Lists the objects below a directory of a bucket, and asks whether one exists.
+//! Lists the shards below a directory of a bucket, and checks whether a shard exists.
 
 use std::io::{self, ErrorKind};
 
@@ -7,10 +7,10 @@ use super::object::{RemoteObject, is_missing};
 use super::tasks::spawn;
 use super::url::StoreKind;
 
-/// Asks whether an object exists.
+/// Returns whether an object exists.
 ///
 /// # Errors
-/// The answer of the store after all attempts, where it is neither yes nor no.
+/// The error of the store after all attempts, unless it is that of a missing object.
 pub(crate) fn exists(object: &RemoteObject) -> io::Result<bool> {
     let object = object.clone();
     match spawn(async move { object.identity().await }).wait().flatten() {
@@ -23,7 +23,7 @@ pub(crate) fn exists(object: &RemoteObject) -> io::Result<bool> {
 /// Lists the URLs of all objects directly below a directory, sorted.
 ///
 /// # Errors
-/// The store's error after all attempts; HTTP servers have no listing.
+/// The error of the store after all attempts; HTTP servers have no listing.
 pub(crate) fn list_directory(directory: &RemoteObject) -> io::Result<Vec<String>> {
     if directory.parsed().kind == StoreKind::Http {
         let reason = "HTTP servers do not list directories; name the shards, as in `{000..019}.tar`";

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::RemoteObject;
 
-/// Location of the bytes of a shard.
+/// Source of the bytes of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// A local file.

@@ -1,8 +1,8 @@
-//! Opens shards by URL: local files, pipes, and objects of remote stores.
+//! Reads the bytes of shards by URL.
 //!
-//! Local files are mapped; pipes are streams; everything with a URL is reached through [`Stores`], whose
-//! settings say how requests are tried again, how many are in flight, and whether whole shards are kept on a
-//! local disk.
+//! Local files are mapped; pipes are streams; everything else is reached through [`Stores`], whose settings
+//! determine how requests are retried, how many are in flight, and whether whole shards are cached on a local
+//! disk.
 
 mod body;
 mod cache;
@@ -47,14 +47,14 @@ pub(crate) use self::url::{is_remote, without_query};
 /// Buffer between a pipe and its reader.
 const PIPE_BUFFER_BYTES: usize = 256 << 10;
 
-/// Bytes that come once, in order.
+/// Bytes that arrive once, in order.
 pub(crate) type Input = BufReader<Pin<Box<dyn AsyncRead + Send>>>;
 
-/// A shard of this machine that can be read.
+/// Open shard of this machine.
 pub(crate) enum Opened {
     /// All of its bytes, addressable.
     Mapped(Bytes),
-    /// A stream; the command behind it, if any, which is asked how it ended.
+    /// A stream, and the command that writes it, if any, whose exit status is checked.
     Stream(Input, Option<Box<tokio::process::Child>>),
 }
 
@@ -66,7 +66,7 @@ pub(crate) enum Opened {
 pub(crate) fn open(location: &Location) -> io::Result<Opened> {
     match location {
         Location::File(path) => Ok(Opened::Mapped(local::map_file(path)?)),
-        Location::Remote(_) => Err(io::Error::other("a remote shard is no file of this machine")),
+        Location::Remote(_) => Err(io::Error::other("a remote shard cannot be opened as a local file")),
         Location::StandardInput => {
             let input: Pin<Box<dyn AsyncRead + Send>> = Box::pin(tokio::io::stdin());
             Ok(Opened::Stream(BufReader::with_capacity(PIPE_BUFFER_BYTES, input), None))
@@ -78,7 +78,7 @@ pub(crate) fn open(location: &Location) -> io::Result<Opened> {
                 .stdout(Stdio::piped())
                 .kill_on_drop(true)
                 .spawn()?;
-            let output = child.stdout.take().expect("its output is piped");
+            let output = child.stdout.take().expect("the output of the command is piped");
             let output: Pin<Box<dyn AsyncRead + Send>> = Box::pin(output);
             Ok(Opened::Stream(BufReader::with_capacity(PIPE_BUFFER_BYTES, output), Some(Box::new(child))))
         }

@@ -1,4 +1,4 @@
-//! Reads a remote object by range, through transient faults.
+//! Reads ranges of a remote object, with retries and a check of its version.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -17,17 +17,17 @@ use super::retry::{Attempts, Fault};
 use super::stores::Stores;
 use super::url::RemoteUrl;
 
-/// Memory that is set aside for a body before its first byte has come.
+/// Memory reserved for a body before its first byte arrives.
 const BODY_RESERVED_BYTES: usize = 16 << 20;
 
-/// Identity of one version of an object.
+/// Version of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// Length.
     pub(crate) bytes: u64,
-    /// Time of the last change, in nanoseconds since 1970; 0 if the server does not say.
+    /// Time of the last change, in nanoseconds since 1970; 0 if unknown.
     pub(crate) modified_ns: u64,
-    /// Entity tag, as the server writes it.
+    /// Entity tag, as written by the server.
     pub(crate) etag: Option<String>,
 }
 
@@ -37,25 +37,25 @@ impl Identity {
         Self { bytes: meta.size, modified_ns: modified.unwrap_or(0), etag: meta.e_tag.clone() }
     }
 
-    /// The tag for `If-Match`, which weak tags never match.
+    /// Returns the tag for `If-Match`, which weak tags never match.
     fn strong_etag(&self) -> Option<String> {
         self.etag.clone().filter(|etag| !etag.starts_with("W/"))
     }
 }
 
-/// A shard on a remote store. Nothing is asked for until it is read.
+/// Shard in a remote store. Nothing is requested until it is read.
 #[derive(Debug, Clone)]
 pub struct RemoteObject {
     stores: Stores,
     url: Arc<str>,
     parsed: RemoteUrl,
     store: Arc<dyn ObjectStore>,
-    /// Counts requests that are tried again.
+    /// Number of retried requests.
     retries: Arc<AtomicU64>,
 }
 
 impl PartialEq for RemoteObject {
-    /// Whether both have the same name.
+    /// Returns whether both have the same name.
     fn eq(&self, other: &Self) -> bool {
         self.url == other.url
     }
@@ -63,12 +63,12 @@ impl PartialEq for RemoteObject {
 
 impl Eq for RemoteObject {}
 
-/// Answer of a server to requests for ranges.
+/// Response of a server to requests for ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ranges {
-    /// With the range.
+    /// The requested range.
     Served,
-    /// With the whole object, so that many ranges cost many times the object.
+    /// The whole object, so that many ranges cost many times the object.
     Ignored,
 }
 
@@ -77,19 +77,19 @@ impl RemoteObject {
         Self { stores, url, parsed, store, retries: Arc::default() }
     }
 
-    /// The same object, whose retries are counted here: each loader counts its own, whatever handle it
-    /// shares.
+    /// Returns the same object with this counter of retries: each loader counts its own, even on a shared
+    /// handle.
     pub(crate) fn counted_by(self, retries: Arc<AtomicU64>) -> Self {
         Self { retries, ..self }
     }
 
-    /// Returns the stores that it is reached through.
+    /// Returns the stores through which it is read.
     #[must_use]
     pub fn stores(&self) -> &Stores {
         &self.stores
     }
 
-    /// Whether its name ends like a directory's.
+    /// Returns whether its name is that of a directory.
     pub(crate) fn is_directory(&self) -> bool {
         self.parsed.is_directory
     }
@@ -110,10 +110,10 @@ impl RemoteObject {
         &self.store
     }
 
-    /// Asks for length and version.
+    /// Requests length and version.
     ///
     /// # Errors
-    /// The store's error after all attempts, and its remedy.
+    /// The error of the store after all attempts, with advice.
     pub(crate) async fn identity(&self) -> io::Result<Identity> {
         let mut attempts = self.attempts(0);
         loop {
@@ -121,7 +121,7 @@ impl RemoteObject {
             let permit = self.permit().await;
             let fault = match self.request(options).await {
                 Ok((result, _)) => return Ok(Identity::new(&result.meta)),
-                // Some servers, and URLs that are signed for one method, only know `GET`.
+                // Some servers, and URLs signed for one method, only support `GET`.
                 Err((_, Some(403 | 405 | 501))) if self.is_http() => {
                     let range = Some(GetRange::Bounded(0..1));
                     match self.request(GetOptions { range, ..GetOptions::default() }).await {
@@ -140,13 +140,13 @@ impl RemoteObject {
         self.parsed.kind == super::url::StoreKind::Http
     }
 
-    /// Reads a range of the version that `identity` names.
+    /// Reads a range of the version given by `identity`.
     ///
-    /// What has come when a request fails is kept, the next one asks for the rest.
+    /// After a failed request the received bytes are kept and the rest is requested.
     ///
     /// # Errors
-    /// What the store said after all attempts, with the offset; an object that was replaced or shortened in
-    /// between.
+    /// The error of the store after all attempts, with the offset; also if the object was replaced or
+    /// truncated meanwhile.
     pub(crate) async fn read(&self, range: Range<u64>, identity: &Identity) -> io::Result<(Bytes, Ranges)> {
         let length = range.end - range.start;
         let mut attempts = self.attempts(length);
@@ -159,6 +159,7 @@ impl RemoteObject {
             let attempt = self.attempt(at..range.end, identity, &mut body, &mut ranges);
             let ended = tokio::time::timeout(self.stores.shared.settings.request_timeout, attempt).await;
             drop(permit);
+            // A server that delivers bytes is alive, even if it breaks off every response.
             if body.len() > before {
                 attempts.progress();
             }
@@ -172,7 +173,7 @@ impl RemoteObject {
         Ok((body.freeze(), ranges))
     }
 
-    /// Reads a range with one request as long as it lasts, for servers that send the whole object each time.
+    /// Reads a range with as few requests as possible, for servers that send the whole object each time.
     pub(crate) fn read_in_order(
         self,
         range: Range<u64>,
@@ -191,7 +192,7 @@ impl RemoteObject {
                                 chunk.truncate((range.end - at) as usize);
                                 at += chunk.len() as u64;
                                 yield chunk;
-                                // The consumer may have taken its time, which is no fault of the server.
+                                // A slow consumer must not use up the deadline of the server.
                                 attempts = self.attempts(range.end - at);
                             }
                             Ok(Some(Err(error))) => break Fault::transient(shown(&error)),
@@ -208,7 +209,7 @@ impl RemoteObject {
         stream.boxed()
     }
 
-    /// Appends to `body` what one request gives of `range`.
+    /// Appends to `body` the bytes that one request delivers of `range`.
     async fn attempt(
         &self,
         range: Range<u64>,
@@ -232,7 +233,7 @@ impl RemoteObject {
         Ok(())
     }
 
-    /// Asks for a range; the response's head is checked.
+    /// Requests a range and checks the response headers.
     async fn open(
         &self,
         range: Range<u64>,
@@ -251,12 +252,12 @@ impl RemoteObject {
         Ok((result.into_stream(), ranges))
     }
 
-    /// Whether the server is known to answer requests for ranges with ranges.
+    /// Returns whether the server is known to support ranges.
     pub(crate) fn has_served_ranges(&self) -> bool {
         self.stores.shared.are_ranges_served(&self.parsed.root)
     }
 
-    /// Waits for a place among the requests in flight; waits between attempts hold none.
+    /// Waits for a permit among the requests in flight; none is held while waiting between attempts.
     pub(super) async fn permit(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
         self.stores.shared.requests.acquire().await.ok()
     }
@@ -289,7 +290,7 @@ impl RemoteObject {
     }
 }
 
-/// Refuses bytes of another version of the object.
+/// Rejects bytes of another version of the object.
 fn check_version(expected: &Identity, found: &Identity) -> Result<(), Fault> {
     let has_other_tag = match (&expected.etag, &found.etag) {
         (Some(expected), Some(found)) => expected != found,
@@ -303,7 +304,7 @@ fn check_version(expected: &Identity, found: &Identity) -> Result<(), Fault> {
     if is_other { Err(super::fault::replaced()) } else { Ok(()) }
 }
 
-/// An error and its causes, shortened: a body of a page is no reason.
+/// Returns an error with its causes, shortened, because a server may send a whole page.
 pub(super) fn shown(error: &dyn std::error::Error) -> String {
     const CHARACTERS_MAX: usize = 400;
     let reason = crate::error::reason_of(error);
@@ -314,7 +315,7 @@ pub(super) fn shown(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// An error of the kind that a missing object has.
+/// Returns whether the error is that of a missing object.
 pub(super) fn is_missing(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound
 }

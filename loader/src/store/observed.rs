@@ -1,4 +1,4 @@
-//! Records the status and headers of responses, which stores hide from their callers.
+//! Records status and headers of a response below the store, which hides them.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::SystemTime;
 #[cfg(feature = "remote")]
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(2);
 
-/// Notes of the last request that carried this.
+/// Record of the last request that carried it.
 #[derive(Debug, Default)]
 pub(super) struct Observed(Mutex<Notes>);
 
@@ -20,7 +20,7 @@ pub(super) struct Notes {
     pub(super) is_sent: bool,
     /// Status of the response.
     pub(super) status: Option<u16>,
-    /// Delay that the server requests.
+    /// Time that the server asks to wait.
     pub(super) retry_after: Option<Duration>,
     /// Whether the server sent the whole object instead of a range.
     pub(super) is_range_ignored: bool,
@@ -55,14 +55,14 @@ impl Observed {
     }
 }
 
-/// Reads `Retry-After`: a number of seconds, or the date of the next attempt (RFC 9110, section 10.2.3).
+/// Parses `Retry-After`: a number of seconds, or the date of the next attempt (RFC 9110, section 10.2.3).
 #[cfg(feature = "remote")]
 fn wait_asked_for(value: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = value.trim().parse() {
         return Some(Duration::from_secs(seconds));
     }
     let date = httpdate::parse_http_date(value.trim()).ok()?;
-    // A date that has passed asks for no wait.
+    // A date in the past requests no wait.
     Some(date.duration_since(now).unwrap_or(Duration::ZERO))
 }
 

@@ -1,15 +1,15 @@
-//! Decides when a failed request is tried again, by one policy for all network reads.
+//! Decides when a failed request is retried: one policy for everything that uses a network.
 //!
-//! The stores' own retries are off, so attempts and waits are counted here alone. Attempts are counted since
-//! the last byte of progress; the deadline holds for the whole read.
+//! The stores' own retries are disabled, so attempts and waits are counted only here. Attempts count since
+//! the last byte of progress; the deadline applies to the whole read.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Error, ErrorKind};
 use std::time::{Duration, Instant};
 
-/// Bytes that one deadline is meant for; a longer read has a longer one.
+/// Bytes that one deadline is meant for; longer reads have a proportionally longer one.
 const DEADLINE_BYTES: u64 = 16 << 20;
-/// Attempts when not even a request could be sent, as without credentials.
+/// Most attempts if not even a request could be sent, for example without credentials.
 const UNSENT_ATTEMPTS_MAX: u32 = 3;
 
 /// Waits between attempts: random between zero and a bound that doubles with every attempt ("full jitter").
@@ -21,17 +21,17 @@ pub struct Backoff {
     pub most: Duration,
 }
 
-/// Policy for failed requests.
+/// Policy of retries.
 ///
-/// Tried again are refused and reset connections, timeouts, bodies that end early, and the statuses 408, 429
-/// and 5xx; a `Retry-After` is honored. Any other 4xx is final.
+/// Refused and reset connections, timeouts, bodies that end early, and the statuses 408, 429 and 5xx are
+/// retried; a `Retry-After` is honored. Any other 4xx is final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryConfig {
-    /// Attempts without a byte of progress, the first included. Default: 8.
+    /// Most attempts without a byte of progress, including the first. Default: 8.
     pub attempts_max: u32,
     /// Waits between attempts. Default: up to 100 ms, doubled up to 10 s.
     pub backoff: Backoff,
-    /// Seconds until a read is given up, for each 16 MiB of it. Default: 180.
+    /// Deadline of a read in seconds, for each 16 MiB of it. Default: 180.
     pub deadline_seconds: u64,
 }
 
@@ -42,14 +42,14 @@ impl Default for RetryConfig {
     }
 }
 
-/// Why an attempt failed.
+/// Reason why an attempt failed.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// Worth another attempt.
+    /// Another attempt may succeed.
     Transient { reason: String, retry_after: Option<Duration> },
-    /// No request was sent: mostly there are no credentials.
+    /// No request was sent, mostly for lack of credentials.
     Unsent { reason: String },
-    /// Another attempt would fail as well.
+    /// Another attempt would fail in the same way.
     Final { kind: ErrorKind, reason: String },
 }
 
@@ -63,13 +63,13 @@ impl Fault {
     }
 }
 
-/// The attempts of one read.
+/// Attempts of one read.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     config: RetryConfig,
     started: Instant,
     deadline: Duration,
-    /// Attempts that failed since the last progress.
+    /// Failed attempts since the last progress.
     failed: u32,
     total: u32,
 }
@@ -82,15 +82,15 @@ impl Attempts {
         Self { config, started: Instant::now(), deadline, failed: 0, total: 0 }
     }
 
-    /// Forgets failed attempts: bytes came.
+    /// Resets the failed attempts, because bytes arrived.
     pub(crate) fn progress(&mut self) {
         self.failed = 0;
     }
 
-    /// Returns how long to wait before the next attempt.
+    /// Returns the wait before the next attempt.
     ///
     /// # Errors
-    /// What to report when there is to be no further attempt.
+    /// The error to report if there must be no further attempt.
     pub(crate) fn next_wait(&mut self, fault: Fault) -> Result<Duration, Error> {
         self.failed += 1;
         self.total += 1;
@@ -117,7 +117,7 @@ impl Attempts {
     }
 }
 
-/// A random number from 0 to 1; ranks that failed together must not come back together.
+/// Returns a random number from 0 to 1, so that ranks that failed together do not retry together.
 fn random_fraction() -> f64 {
     (RandomState::new().build_hasher().finish() >> 11) as f64 / (1u64 << 53) as f64
 }

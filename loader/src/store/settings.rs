@@ -1,4 +1,4 @@
-//! Configures remote stores.
+//! Builds the handle of remote stores from its settings.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use crate::error::{Error, Result, check_at_most};
 /// Most requests that may be in flight.
 const REQUESTS_MAX: u64 = 1 << 16;
 
-/// A directory in which whole remote shards are kept, shared by all processes of a machine.
+/// Directory in which whole remote shards are cached, shared by all processes of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardCache {
-    /// The directory; made if it is not there.
+    /// Path of the directory; created if missing.
     pub directory: PathBuf,
-    /// Most bytes that the kept shards take; exceeded by no more than what running downloads have reserved.
+    /// Most bytes of cached shards; exceeded at most by the reservations of running downloads.
     pub bytes_max: u64,
 }
 
-/// Settings of [`Stores`].
+/// Builder of [`Stores`].
 #[derive(Debug, Clone)]
 pub struct StoresBuilder {
     pub(super) retry: RetryConfig,
@@ -45,50 +45,50 @@ impl Default for StoresBuilder {
 }
 
 impl StoresBuilder {
-    /// Sets how failed requests are tried again.
+    /// Sets the retry policy.
     #[must_use]
     pub fn retry(mut self, config: RetryConfig) -> Self {
         self.retry = config;
         self
     }
 
-    /// Sets how many requests may be in flight. Default: 256.
+    /// Sets the most requests in flight. Default: 256.
     #[must_use]
     pub fn requests_max(mut self, requests: usize) -> Self {
         self.requests_max = requests;
         self
     }
 
-    /// Sets how long one request may take, its body included; what came until then is kept and the rest asked
-    /// for again. Default: 30 s.
+    /// Sets the timeout of one request, including its body; bytes received until then are kept and the rest
+    /// is requested again. Default: 30 s.
     #[must_use]
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.request_timeout = timeout;
         self
     }
 
-    /// Sets how many unwanted bytes between two fields are read to save a request. Default: 256 KiB.
+    /// Sets the most unwanted bytes between two fields that are read to save a request. Default: 256 KiB.
     #[must_use]
     pub fn gap_bytes_max(mut self, bytes: u64) -> Self {
         self.coalesce.gap_bytes_max = bytes;
         self
     }
 
-    /// Sets the largest request that several fields share. Default: 16 MiB.
+    /// Sets the largest request for several fields. Default: 16 MiB.
     #[must_use]
     pub fn request_bytes_max(mut self, bytes: u64) -> Self {
         self.coalesce.request_bytes_max = bytes;
         self
     }
 
-    /// Sets how many bytes of a shard one request reads where it is read whole. Default: 8 MiB.
+    /// Sets the bytes per request when a whole shard is read. Default: 8 MiB.
     #[must_use]
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
         self.chunk_bytes = bytes;
         self
     }
 
-    /// Keeps whole shards on a local disk. Default: no cache.
+    /// Caches whole shards on a local disk. Default: no cache.
     #[must_use]
     pub fn cache(mut self, cache: ShardCache) -> Self {
         self.cache = Some(cache);
@@ -98,8 +98,8 @@ impl StoresBuilder {
     /// Checks the settings; opens the cache's directory. No store is contacted.
     ///
     /// # Errors
-    /// [`Error::Config`] if a number is zero or absurdly large, [`Error::File`] if the cache's directory
-    /// cannot be used.
+    /// [`Error::Config`] if a number is zero or too large, [`Error::File`] if the cache's directory cannot be
+    /// used.
     pub fn build(self) -> Result<Stores> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.requests_max == 0 {

@@ -1,4 +1,4 @@
-//! Reaches remote shards: settings, connections, the bound on requests, the cache.
+//! Gives access to remote shards: holds settings, connections, the limit on requests and the cache.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -15,20 +15,20 @@ use super::upload::put_file;
 use super::url::RemoteUrl;
 use crate::error::{Error, Result};
 
-/// Reaches remote shards; a cheap handle of what all its clones share.
+/// Cheap handle to remote stores, whose clones share connections, limits and cache.
 #[derive(Debug, Clone)]
 pub struct Stores {
     pub(super) shared: Arc<Shared>,
 }
 
-/// State that the clones of a handle share.
+/// State shared by the clones of a handle.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: StoresBuilder,
     pub(super) requests: Semaphore,
     pub(super) cache: Option<Arc<Cache>>,
-    /// One store, and so one pool of connections, for each bucket or server; those that retry by themselves
-    /// apart.
+    /// One store, and thus one connection pool, per bucket or server; separate ones for stores that retry
+    /// themselves.
     connected: Mutex<HashMap<(String, bool), Arc<dyn ObjectStore>>>,
     /// Roots whose servers have answered with a range.
     served_ranges: Mutex<HashSet<String>>,
@@ -61,7 +61,7 @@ impl Stores {
         Ok(Self { shared: Arc::new(Shared { settings, requests, cache, connected, served_ranges }) })
     }
 
-    /// Returns the object that a URL names, without asking for it.
+    /// Returns the object of a URL without requesting it.
     ///
     /// # Errors
     /// [`Error::ShardList`] if the URL is malformed or its store cannot be configured.
@@ -74,7 +74,7 @@ impl Stores {
 
     /// Uploads a file; blocks until the store has all of it.
     ///
-    /// Each request is tried again as [`super::RetryConfig`] says. Readers see the old object, or none, until
+    /// Each request is retried by [`super::RetryConfig`]. Readers see the old object, or none, until
     /// the last byte is there.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Stores {
         self.shared.cache.as_ref()
     }
 
-    /// Bytes of one request where a shard is read whole.
+    /// Returns the bytes per request when a whole shard is read.
     pub(crate) fn chunk_bytes(&self) -> u64 {
         self.shared.settings.chunk_bytes
     }

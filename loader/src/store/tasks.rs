@@ -1,7 +1,7 @@
-//! Runs all requests on one runtime.
+//! Runs all requests on a shared runtime.
 //!
-//! Requests run on a small runtime of their own, so that connections outlive the runtime of any one loader,
-//! and a task can be started and waited for from inside a runtime and from outside.
+//! The runtime is separate from those of loaders, so that connections outlive any one loader, and a task can
+//! be started and awaited both inside and outside a runtime.
 
 use std::io;
 use std::pin::Pin;
@@ -14,12 +14,12 @@ use tokio::task::JoinHandle;
 /// Threads that move bytes of remote shards; nothing is decoded on them.
 const IO_THREADS: usize = 2;
 
-/// Starts a task; it is cancelled when what is returned is dropped.
+/// Starts a task; it is canceled when the returned handle is dropped.
 pub(crate) fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> Task<T> {
     Task(io_runtime().spawn(task))
 }
 
-/// Starts a task that nobody waits for.
+/// Starts a task without a handle.
 pub(super) fn detach(task: impl Future<Output = ()> + Send + 'static) {
     drop(io_runtime().spawn(task));
 }
@@ -39,7 +39,7 @@ impl<T> Future for Task<T> {
     type Output = io::Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let ended = |_| io::Error::other("the task that was reading it ended early");
+        let ended = |_| io::Error::other("the task that read the shard ended early");
         Pin::new(&mut self.0).poll(context).map_err(ended)
     }
 }
@@ -50,7 +50,7 @@ impl<T> Drop for Task<T> {
     }
 }
 
-/// The runtime of all requests of the process; it is never shut down.
+/// Returns the process-wide runtime of requests; it is never shut down.
 fn io_runtime() -> Handle {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     let start = || {

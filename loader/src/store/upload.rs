@@ -16,12 +16,12 @@ use super::tasks::spawn;
 use super::url::{RemoteUrl, StoreKind};
 use crate::error::{Error, Result};
 
-/// Files up to this length are one request; longer ones are parts of it. S3 wants at least 5 MiB and at most
-/// 10,000 parts, so parts of very long files are longer.
+/// Files up to this length are one request; longer ones are uploaded in parts. S3 requires at least 5 MiB per
+/// part and at most 10,000 parts, so the parts of very long files are longer.
 const PART_BYTES_MIN: u64 = 8 << 20;
 /// Most parts of an object.
 const PARTS_MAX: u64 = 10_000;
-/// Parts that are sent at the same time.
+/// Parts that are uploaded in parallel.
 const PARTS_AT_ONCE: usize = 8;
 
 /// Uploads a file, see [`Stores::put_file`].
@@ -29,7 +29,7 @@ pub(super) fn put_file(stores: &Stores, url: &str, path: &Path) -> Result<()> {
     let invalid = |reason: String| Error::ShardList { pattern: url.to_owned(), reason };
     let parsed = RemoteUrl::parse(url).map_err(invalid)?;
     if parsed.is_directory {
-        return Err(invalid("it names a directory; name the object to write".into()));
+        return Err(invalid("expected the URL of an object, found a directory".into()));
     }
     let retries = Retries::ByStore(stores.shared.settings.retry);
     let store = stores.connect(&parsed, retries).map_err(invalid)?;
@@ -68,7 +68,8 @@ async fn put(
     match sent {
         Ok(()) => upload.complete().await.map(|_| ()),
         Err(error) => {
-            // What was sent is thrown away; if that fails too, the bucket's own clean-up has to.
+            // Uploaded parts are discarded; if that fails too, the bucket's lifecycle rules have to remove
+            // them.
             let _ = upload.abort().await;
             Err(error)
         }
@@ -82,7 +83,7 @@ async fn send_parts(
 ) -> object_store::Result<()> {
     let part_bytes = PART_BYTES_MIN.max((file.len() as u64).div_ceil(PARTS_MAX)) as usize;
     let starts = (0..file.len()).step_by(part_bytes);
-    // The number of a part is that of its call, so the calls are made in order.
+    // The store numbers parts by the order of calls, so the calls are made in order.
     let parts = starts.map(|start| {
         let part = upload.put_part(file.slice(start..file.len().min(start + part_bytes)).into());
         async move {

@@ -27,7 +27,7 @@ impl StoreKind {
         }
     }
 
-    /// Remedy for a refused request.
+    /// Returns the credentials to set when a request is refused.
     pub(crate) fn credentials_hint(self) -> &'static str {
         match self {
             Self::S3 => {
@@ -47,38 +47,38 @@ impl StoreKind {
     }
 }
 
-/// Whether a name is the URL of a remote shard.
+/// Returns whether a name is the URL of a remote shard.
 pub(crate) fn is_remote(url: &str) -> bool {
     url.split_once("://").is_some_and(|(scheme, _)| StoreKind::of_scheme(scheme).is_some())
 }
 
-/// A URL of a remote shard or of a directory of them.
+/// URL of a remote shard or of a directory of shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemoteUrl {
     pub(crate) kind: StoreKind,
-    /// Everything that one connection serves: `s3://BUCKET`, or `https://HOST?QUERY`.
+    /// Prefix that one connection serves: `s3://BUCKET`, or `https://HOST?QUERY`.
     pub(crate) root: String,
-    /// The object, or the directory, below the root.
+    /// Path of the object or directory below the root.
     pub(crate) path: Path,
-    /// Whether it ends like a directory.
+    /// Whether the URL is that of a directory.
     pub(crate) is_directory: bool,
 }
 
 impl RemoteUrl {
-    /// Takes a URL apart.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why it is invalid.
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
-        let (scheme, rest) = url.split_once("://").ok_or("it has no scheme")?;
+        let (scheme, rest) = url.split_once("://").ok_or("expected a URL with a scheme")?;
         let kind = StoreKind::of_scheme(scheme).ok_or_else(|| format!("`{scheme}://` is not supported"))?;
         if kind == StoreKind::Http {
             return Self::parse_http(url);
         }
-        // Keys of buckets are taken as they stand: `%`, `?` and `#` are part of a name.
+        // Keys of buckets are taken literally: `%`, `?` and `#` are part of a name.
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
-            return Err(format!("no bucket follows `{scheme}://`"));
+            return Err(format!("expected a bucket after `{scheme}://`"));
         }
         let path = Path::parse(key).map_err(|error| error.to_string())?;
         let is_directory = key.is_empty() || key.ends_with('/');
@@ -93,13 +93,13 @@ impl RemoteUrl {
         Ok(Self { kind: StoreKind::Http, root, path, is_directory: parsed.path().ends_with('/') })
     }
 
-    /// The URL of an object that a listing of this directory gave.
+    /// Returns the URL of an object listed in this directory.
     pub(crate) fn url_of(&self, path: &Path) -> String {
         format!("{}/{path}", self.root)
     }
 }
 
-/// A URL without what follows its path: signatures change, names do not.
+/// Returns a URL without its query: signatures change, names do not.
 pub(crate) fn without_query(url: &str) -> &str {
     let is_http = url.starts_with("http://") || url.starts_with("https://");
     if is_http { url.split(['?', '#']).next().unwrap_or(url) } else { url }

@@ -1,27 +1,27 @@
-//! Checks that a sample would be read back as it was written.
+//! Checks that a sample will be read back from a shard exactly as it was written.
 
 use crate::error::{Error, Result};
 use crate::shard::{is_metadata, split_key};
 
-/// Longest entry name that is written: what Linux takes for a path.
+/// Longest entry name, equal to the longest path in Linux.
 const NAME_BYTES_MAX: usize = 4096;
 
-/// Name of the entry that holds a field.
+/// Returns the name of the entry that holds a field.
 pub(super) fn entry_name(key: &str, extension: &str) -> String {
     format!("{key}.{extension}")
 }
 
-/// Checks a sample that is to follow the one with the key `last`, before anything of it is written.
+/// Checks a sample that follows the one with the key `last`, before any of it is written.
 pub(super) fn check_sample(key: &str, fields: &[(&str, &[u8])], last: Option<&str>) -> Result<()> {
     let refuse = |reason: String| Err(Error::Write { key: key.to_owned(), reason });
     if let Some(reason) = key_fault(key) {
         return refuse(reason.to_owned());
     }
     if last == Some(key) {
-        return refuse("the sample before has the same key, and both would be read as one".to_owned());
+        return refuse("the previous sample has the same key, and both would be read as one".to_owned());
     }
     if fields.is_empty() {
-        return refuse("it has no fields".to_owned());
+        return refuse("a sample must have at least one field".to_owned());
     }
     for (at, (extension, _)) in fields.iter().enumerate() {
         if fields[..at].iter().any(|(earlier, _)| earlier == extension) {
@@ -34,36 +34,37 @@ pub(super) fn check_sample(key: &str, fields: &[(&str, &[u8])], last: Option<&st
     Ok(())
 }
 
-/// Tar writers and extractors normalize paths, so only normal ones are stable.
+/// Returns why a key would change: tar writers and extractors normalize paths, so only normalized keys are
+/// stable.
 fn key_fault(key: &str) -> Option<&'static str> {
     let base = key.rsplit('/').next().unwrap_or_default();
     if base.is_empty() {
-        return Some("the key has no base name");
+        return Some("the key must have a base name");
     }
     if base.contains('.') {
         return Some("the base name of the key has a dot, and would be read as key and extension");
     }
     if key.contains('\0') {
-        return Some("the key has a NUL");
+        return Some("the key must not contain NUL");
     }
     if key.starts_with('/') {
-        return Some("the key is an absolute path");
+        return Some("the key must not be an absolute path");
     }
     let is_odd = |part: &str| matches!(part, "" | "." | "..");
-    key.split('/').any(is_odd).then_some("the key has empty, `.` or `..` parts")
+    key.split('/').any(is_odd).then_some("the key must not have empty, `.` or `..` parts")
 }
 
-/// Asks the rules that read shards whether they give back what `key` and `extension` are.
+/// Returns why the readers of shards would not give back `key` and `extension`.
 fn name_fault(key: &str, extension: &str) -> Option<String> {
     let name = entry_name(key, extension);
     if name.len() > NAME_BYTES_MAX {
-        return Some(format!("has an entry name of {} bytes, over {NAME_BYTES_MAX}", name.len()));
+        return Some(format!("has an entry name of {} bytes, expected at most {NAME_BYTES_MAX}", name.len()));
     }
     if is_metadata(&name) {
-        return Some("would be passed over as metadata: its path begins and ends with `__`".to_owned());
+        return Some("would be skipped as metadata: its path starts and ends with `__`".to_owned());
     }
     if extension.contains('\0') {
-        return Some("has a NUL in its extension".to_owned());
+        return Some("must not contain NUL in its extension".to_owned());
     }
     match split_key(&name) {
         Some((read_key, read_extension)) if read_key == key && read_extension == extension => None,
@@ -106,7 +107,7 @@ mod tests {
             &long,
         ];
         for key in refused {
-            assert!(reason(key, &["txt"]).is_some(), "{key:?} was taken");
+            assert!(reason(key, &["txt"]).is_some(), "{key:?} was accepted");
         }
     }
 
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn extensions_that_do_not_come_back_are_refused() {
         for extensions in [&["JPG"] as &[&str], &["a/b"], &["a\0"], &["txt", "jpg", "txt"], &[]] {
-            assert!(reason("a", extensions).is_some(), "{extensions:?} were taken");
+            assert!(reason("a", extensions).is_some(), "{extensions:?} were accepted");
         }
         assert!(reason("__a", &["b__"]).is_some());
     }

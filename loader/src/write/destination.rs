@@ -1,6 +1,6 @@
-//! Moves finished shards to their destination: a local directory, or one of an object store.
+//! Publishes finished shards in a directory of this machine or of an object store.
 //!
-//! A shard is built in a file on a local disk and handed over whole, so that no destination ever shows a part
+//! A shard is built in a file on a local disk and published whole, so that a destination never contains part
 //! of one.
 
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::shard::Shard;
 use crate::store::{Location, Stores, exists, is_remote, list_directory};
 
-/// Takes over finished shards.
+/// Destination of finished shards.
 #[derive(Debug)]
 pub(super) enum Destination {
     /// A directory on the file system on which shards are built.
@@ -22,18 +22,18 @@ pub(super) enum Destination {
     /// A directory of an object store.
     Store {
         stores: Stores,
-        /// Its URL; ends with `/`.
+        /// URL of the directory; ends with `/`.
         url: String,
-        /// Where shards are built.
+        /// Local directory in which shards are built.
         staging: TempDir,
     },
 }
 
 impl Destination {
-    /// Makes the directory, where it is missing.
+    /// Opens the destination; creates a missing directory.
     ///
     /// # Errors
-    /// [`Error::File`] if it cannot be made.
+    /// [`Error::File`] if it cannot be created.
     pub(super) fn open(directory: &Path, stores: &Stores) -> Result<Self> {
         let error = |path: &Path, source| Error::File { path: path.display().to_string(), source };
         if let Some(url) = directory.to_str().filter(|name| is_remote(name)) {
@@ -54,7 +54,7 @@ impl Destination {
         }
     }
 
-    /// Lists the names of all files there, or of those that hidden files are to be.
+    /// Lists the names of all files in the destination; a hidden temporary file is listed by its final name.
     ///
     /// # Errors
     /// [`Error::File`] for a directory, [`Error::Read`] for a store that cannot be listed.
@@ -71,7 +71,7 @@ impl Destination {
         }
     }
 
-    /// Returns the shard that has, or is to have, this name.
+    /// Returns the shard of this name, which may not exist yet.
     ///
     /// # Errors
     /// [`Error::ShardList`] if the store cannot be configured.
@@ -88,12 +88,12 @@ impl Destination {
         }
     }
 
-    /// Takes over the file `finished`, complete and on disk, under `name`; returns where it is now. On a
-    /// store an object is written over if `is_replaced`.
+    /// Publishes the complete file `finished` under `name` and returns its new location. An object in a store
+    /// is overwritten if `is_replaced`.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if the name is taken, which is left as it is; [`Error::File`] if the file
-    /// cannot be moved; [`Error::Read`] or [`Error::Upload`] if the store fails for good.
+    /// [`Error::ShardExists`] if the name is taken, in which case nothing changes; [`Error::File`] if the
+    /// file cannot be moved; [`Error::Read`] or [`Error::Upload`] if the store fails permanently.
     pub(super) fn put(&self, finished: &Path, name: &str, is_replaced: bool) -> Result<PathBuf> {
         match self {
             Self::Directory(directory) => put_in_directory(directory, finished, name),
@@ -109,7 +109,7 @@ impl Destination {
                     return Err(Error::ShardExists { path: shard.url.to_string() });
                 }
                 stores.put_file(&format!("{url}{name}"), finished)?;
-                // The rest of the file is in the way of nobody, and the directory goes with the writer.
+                // A leftover file harms nobody, and the directory is removed with the writer.
                 let _ = fs::remove_file(finished);
                 Ok(PathBuf::from(&*shard.url))
             }
@@ -124,8 +124,8 @@ fn put_in_directory(directory: &Path, finished: &Path, name: &str) -> Result<Pat
         return Err(Error::ShardExists { path: shard.display().to_string() });
     }
     fs::rename(finished, &shard).map_err(error)?;
-    // The name itself reaches the disk with its directory. Not every file system can do that on demand, and
-    // without it a power cut loses the whole shard, never a part of it.
+    // Syncing the directory makes the name durable. Not every file system can do it; without it a power
+    // failure loses the whole shard, never a part of it.
     let _ = File::open(directory).and_then(|directory| directory.sync_all());
     Ok(shard)
 }

@@ -1,4 +1,4 @@
-//! Inspects a destination before a writer starts: finished shards, and files of killed writers.
+//! Finds what a destination contains before a writer starts.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,28 +8,28 @@ use super::destination::Destination;
 use crate::error::{Error, Result};
 use crate::shard::Shard;
 
-/// Returns the first of the files that a writer would add to, or that a killed one left.
+/// Returns the first file that a writer would add to, or that a killed writer left.
 pub(super) fn find_shard(destination: &Destination) -> Result<Option<Shard>> {
     let names = shard_names(destination)?;
     names.first().map(|name| destination.shard(name)).transpose()
 }
 
-/// Finished shards in a directory, and the number that follows theirs.
+/// Finished shards of a directory, and the next free number.
 #[derive(Debug, Default)]
 pub(super) struct Existing {
-    /// In the order of their names.
+    /// Finished shards in the order of their names.
     pub(super) shards: Vec<Shard>,
-    /// First number that is free.
+    /// First free number.
     pub(super) next_number: usize,
 }
 
 impl Existing {
-    /// Lists the finished shards; removes what a killed writer left.
+    /// Lists the finished shards and removes the remains of killed writers.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if another writer is at work in the directory, or if a shard has a name that no
-    /// writer gives; [`Error::File`] or [`Error::Read`] if the directory cannot be listed.
-    pub(super) fn at(destination: &Destination) -> Result<Self> {
+    /// [`Error::ShardExists`] if another writer is active in the directory, or if a shard has a name that no
+    /// writer assigns; [`Error::File`] or [`Error::Read`] if the directory cannot be listed.
+    pub(super) fn scan(destination: &Destination) -> Result<Self> {
         let mut existing = Self::default();
         for name in shard_names(destination)? {
             let shard = destination.shard(&name)?;
@@ -46,7 +46,7 @@ impl Existing {
     }
 }
 
-/// Names of shards and parts of shards, in order.
+/// Returns the names of shards and of parts of shards, in order.
 pub(super) fn shard_names(destination: &Destination) -> Result<Vec<String>> {
     let mut names = destination.names()?;
     names.retain(|name| name.trim_start_matches('.').starts_with("shard-") && name.contains(".tar"));
@@ -58,14 +58,14 @@ pub(super) fn is_partial(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "partial")
 }
 
-/// A writer holds the lock of its file as long as it lives, so a file without one has been abandoned.
+/// Removes a file under construction unless its writer is alive, which holds the file's lock.
 pub(super) fn remove_abandoned(partial: &Path) -> io::Result<()> {
     let file = File::open(partial)?;
     file.try_lock()?;
     fs::remove_file(partial)
 }
 
-/// The number in `shard-000017.tar` or `shard-000017.tar.zst`.
+/// Returns the number in `shard-000017.tar` or `shard-000017.tar.zst`.
 fn shard_number(path: &Path) -> Option<usize> {
     let name = path.file_name()?.to_str()?;
     let (digits, ending) = name.strip_prefix("shard-")?.split_once('.')?;

@@ -1,21 +1,21 @@
 //! Writes samples to shards.
 //!
-//! A *shard* is a tar file named `shard-000000.tar`, or `shard-000000.tar.zst` with Zstandard. A sample lies
-//! in one shard whole; a shard that has no room for the next sample ends, and the next one begins. Equal
-//! samples in equal order give equal bytes: no time, no owner, nothing of the machine goes in. A shard gets
-//! its name when it is complete and on disk, so whatever has a name is whole. What [`crate::shard`] gives
-//! back is what was written; a sample for which that would not hold is refused. Sources come from
-//! [`crate::import`].
+//! A *shard* is a tar file named `shard-000000.tar`, or `shard-000000.tar.zst` with Zstandard. A sample is
+//! never split over shards; a shard without room for the next sample is completed, and the next one is
+//! started. Equal samples in equal order give equal bytes: no time, owner or other property of the machine is
+//! stored. A shard gets its name when it is complete and on disk, so every named shard is whole.
+//! [`crate::shard`] returns exactly what was written; a sample for which that would not hold is rejected.
+//! Sources come from [`crate::import`].
 //!
-//! The rows of the index are made on the way and written at the end, so that the dataset opens without being
-//! read again. A writer that is killed leaves whole shards, which are indexed on first use, and the rest of
-//! one under a hidden name, which a writer that [appends](ShardWriterBuilder::append) removes.
+//! The rows of the index are collected during writing and written at the end, so that the dataset opens
+//! without being read again. A killed writer leaves whole shards, which are indexed on first use, and a
+//! partial one under a hidden name, which a writer that [appends](ShardWriterBuilder::append) removes.
 //!
-//! Shards go to a directory, or to one of an [object store](crate::store), such as `s3://bucket/prefix/`.
-//! Those are built in a temporary directory (`TMPDIR`), which has to have room for one, and uploaded when
-//! they are complete: an object appears whole or not at all. Whether a name is taken is asked before, not at
-//! the same time, so two writers must not share a directory of a store. The index of a store's shards goes to
-//! the user's cache directory, where it is looked for.
+//! Shards go to a local directory or to a directory of an [object store](crate::store), such as
+//! `s3://bucket/prefix/`. The latter are built in a temporary directory (`TMPDIR`), which needs room for one
+//! shard, and uploaded when they are complete: an object appears whole or not at all. The check whether a
+//! name is taken precedes the upload, so two writers must not share a directory of a store. The index of a
+//! store's shards is written to the user's cache directory, where it is looked up.
 
 mod check;
 mod destination;
@@ -41,17 +41,17 @@ use self::shard_file::{END_BYTES, ShardFile, sample_entries, shard_name, tar_byt
 /// Default limit of one shard: 256 MiB before compression.
 pub const SHARD_BYTES: u64 = 256 << 20;
 
-/// Default effort of Zstandard, its own default too.
+/// Default level of Zstandard, the same as the default of the zstd library.
 pub const ZSTD_LEVEL: i32 = 3;
 
-/// How shards are compressed as they are written.
+/// Compression of the shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShardCompression {
-    /// Not at all: shards can be read by range and are memory-mapped.
+    /// Uncompressed: shards can be read by range and are memory-mapped.
     None,
     /// Zstandard with a checksum, which can only be read from the start.
     Zstd {
-        /// Effort, in the range that the zstd library has: -131072 to 22; see [`ZSTD_LEVEL`].
+        /// Compression level in the range of the zstd library, -131072 to 22; see [`ZSTD_LEVEL`].
         level: i32,
     },
 }
@@ -65,23 +65,23 @@ impl From<ShardCompression> for Compression {
     }
 }
 
-/// What a [`ShardWriter`] has written.
+/// Summary of what a [`ShardWriter`] wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WrittenShards {
-    /// Paths of the shards, in order; the URLs of those on a store.
+    /// Paths of the shards, in order; URLs for shards in a store.
     pub shards: Vec<PathBuf>,
     /// Samples in all shards.
     pub samples: u64,
     /// Payload bytes of all fields, before compression, without tar headers.
     pub bytes: u64,
-    /// The index file; `None` without shards, if none was wanted, or if these are the shards of a part.
+    /// Index file; `None` without shards, if disabled, or if these are the shards of a part.
     pub index: Option<PathBuf>,
-    /// The rows of a part's shards, for [`Index::merge_parts`](crate::index::Index::merge_parts), where an
-    /// index is wanted.
+    /// Rows of a part's shards, for [`Index::merge_parts`](crate::index::Index::merge_parts), unless
+    /// disabled.
     pub index_part: Option<Vec<u8>>,
 }
 
-/// Settings of a [`ShardWriter`].
+/// Builder of a [`ShardWriter`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ShardWriterBuilder {
@@ -96,37 +96,38 @@ pub struct ShardWriterBuilder {
 }
 
 impl ShardWriterBuilder {
-    /// Sets the limit of one shard in bytes before compression, tar headers included. A sample that is longer
-    /// gets a shard of its own. Default: [`SHARD_BYTES`].
+    /// Sets the limit of one shard in bytes before compression, including tar headers. A longer sample gets
+    /// its own shard. Default: [`SHARD_BYTES`].
     pub fn shard_bytes(mut self, bytes: u64) -> Self {
         self.shard_bytes = bytes;
         self
     }
 
-    /// Sets how many samples a shard holds at most. Default: any number.
+    /// Sets the most samples of one shard. Default: unlimited.
     pub fn shard_samples(mut self, samples: u64) -> Self {
         self.shard_samples = samples;
         self
     }
 
-    /// Sets whether the index of the directory is written at the end, which measures every field on the way.
-    /// Its rows wait in memory, about 100 bytes a sample. Default: yes.
+    /// Sets whether the index of the directory is written at the end, which probes every field during
+    /// writing. Its rows take about 100 bytes of memory per sample. Default: true.
     pub fn index(mut self, is_indexed: bool) -> Self {
         self.is_indexed = is_indexed;
         self
     }
 
-    /// Sets whether shards are added to those in the directory, numbered on behind them. What a killed writer
-    /// left is removed then. The index covers all shards; those that were there are read for it. Default: no.
+    /// Sets whether shards are added to those in the directory, with consecutive numbers. Remains of a killed
+    /// writer are then removed. The index covers all shards, so existing ones are read for it. Default:
+    /// false.
     pub fn append(mut self, is_appended: bool) -> Self {
         self.is_appended = is_appended;
         self
     }
 
-    /// Makes one part of the shards in the directory, beside other writers that make other parts of as many;
-    /// names are those of [`ShardPart`]. What an earlier writer of this part left is removed, or on a store
-    /// written over, and nothing else. No index is written; its rows are in [`WrittenShards::index_part`].
-    /// Default: all shards are this writer's.
+    /// Writes one part of the shards in the directory, while other writers may write other parts; shards are
+    /// named as described at [`ShardPart`]. Only what an earlier writer of this part left is removed, or
+    /// overwritten on a store. No index is written; its rows are in [`WrittenShards::index_part`]. Default:
+    /// this writer writes all shards.
     pub fn part(mut self, part: ShardPart) -> Self {
         self.part = Some(part);
         self
@@ -138,19 +139,19 @@ impl ShardWriterBuilder {
         self
     }
 
-    /// Sets how the store is reached, where shards go to one. Default: the default settings.
+    /// Sets the stores, for shards that go to one. Default: the default settings.
     pub fn stores(mut self, stores: &Stores) -> Self {
         self.stores = stores.clone();
         self
     }
 
-    /// Makes the directory, where it is missing, and a writer into it. The directory of a store is listed,
-    /// which HTTP servers do not do.
+    /// Opens the directory, creating it if missing, and makes a writer for it. The directory of a store is
+    /// listed, which HTTP servers do not support.
     ///
     /// # Errors
-    /// [`Error::Config`] if a setting makes no sense; [`Error::ShardExists`] if the directory holds shards or
-    /// the rest of one, or, when appending, if another writer is at work there; [`Error::File`] if the
-    /// directory cannot be made or read; [`Error::ShardList`] if a URL is malformed or its store cannot be
+    /// [`Error::Config`] if a setting is invalid; [`Error::ShardExists`] if the directory contains shards or
+    /// the remains of one, or, when appending, if another writer is active there; [`Error::File`] if the
+    /// directory cannot be created or read; [`Error::ShardList`] if a URL is malformed or its store cannot be
     /// configured; [`Error::Read`] if the directory of a store cannot be listed or, when appending, a shard
     /// cannot be read for the index.
     pub fn build(self) -> Result<ShardWriter> {
@@ -161,7 +162,7 @@ impl ShardWriterBuilder {
         if let Some(part) = self.part {
             part.clear(&destination)?;
         } else if self.is_appended {
-            let existing = Existing::at(&destination)?;
+            let existing = Existing::scan(&destination)?;
             next_number = existing.next_number;
             if let Some(index) = &mut index {
                 existing.shards.into_iter().try_for_each(|shard| index.add_existing(shard))?;
@@ -186,19 +187,19 @@ impl ShardWriterBuilder {
         if let Some(part) = self.part {
             part.check()?;
             if self.is_appended {
-                let reason = "a part is not added to; write it anew".to_owned();
+                let reason = "a part cannot be appended to; write the whole part again".to_owned();
                 return Err(Error::Config { setting: "append", reason });
             }
         }
         for (setting, limit) in [("shard_bytes", self.shard_bytes), ("shard_samples", self.shard_samples)] {
             if limit == 0 {
-                return Err(Error::Config { setting, reason: "a limit of 0 holds no sample".to_owned() });
+                return Err(Error::Config { setting, reason: "must be at least 1".to_owned() });
             }
         }
         let levels = zstd::compression_level_range();
         match self.compression {
             ShardCompression::Zstd { level } if !levels.contains(&level) => {
-                let reason = format!("level {level} is not in {} to {}", levels.start(), levels.end());
+                let reason = format!("expected {} to {}, got {level}", levels.start(), levels.end());
                 Err(Error::Config { setting: "compression", reason })
             }
             _ => Ok(()),
@@ -208,7 +209,8 @@ impl ShardWriterBuilder {
 
 /// Writes samples to numbered shards in one directory; see [the module](self).
 ///
-/// Dropping it without [`finish`](Self::finish) removes the shard under construction and leaves those before.
+/// Dropping it without [`finish`](Self::finish) removes the shard under construction and keeps the finished
+/// ones.
 #[derive(Debug)]
 pub struct ShardWriter {
     settings: ShardWriterBuilder,
@@ -228,7 +230,7 @@ struct OpenShard {
 }
 
 impl ShardWriter {
-    /// Starts the settings of a writer into `directory`, a path or the URL of a store's.
+    /// Starts the settings of a writer into `directory`, a path or the URL of a directory in a store.
     pub fn builder(directory: impl Into<PathBuf>) -> ShardWriterBuilder {
         ShardWriterBuilder {
             directory: directory.into(),
@@ -245,12 +247,12 @@ impl ShardWriter {
     /// Appends one sample: a key such as `train/000017`, and `(extension, payload)` of its fields in order.
     ///
     /// # Errors
-    /// [`Error::Write`] if the sample would not be read back as it is; nothing of it is written and the
-    /// writer goes on. That is so for a key that is empty, is the key of the sample before, has a dot in its
-    /// base name, has empty, `.` or `..` parts, or reads as metadata (`__meta__/a`); for an extension with a
-    /// slash or in upper case; for two fields of one extension, and for none. [`Error::File`],
-    /// [`Error::Upload`] or [`Error::ShardExists`] if the shard cannot be written; it is removed and the
-    /// writer is done for: all further calls fail.
+    /// [`Error::Write`] if the sample would not be read back unchanged; none of it is written and the writer
+    /// remains usable. This concerns a key that is empty, equals the previous key, has a dot in its base
+    /// name, has empty, `.` or `..` parts, or looks like metadata (`__meta__/a`); an extension with a slash
+    /// or in upper case; two fields with the same extension; and a sample without fields. [`Error::File`],
+    /// [`Error::Upload`] or [`Error::ShardExists`] if the shard cannot be written; it is removed and all
+    /// further calls fail.
     pub fn write(&mut self, key: &str, fields: &[(&str, &[u8])]) -> Result<()> {
         check_sample(key, fields, self.last_key.as_deref())?;
         self.check_whole()?;
@@ -258,12 +260,12 @@ impl ShardWriter {
         self.note(appended)
     }
 
-    /// Completes the last shard, writes the index, and tells what was written.
+    /// Completes the last shard, writes the index, and returns a summary.
     ///
     /// # Errors
     /// [`Error::File`] or [`Error::ShardExists`] if the shard cannot be completed, or if an earlier call
-    /// failed; [`Error::File`] or [`Error::Index`] naming the index if that cannot be written: all shards are
-    /// whole then.
+    /// failed; [`Error::File`] or [`Error::Index`] with the path of the index if it cannot be written: all
+    /// shards are then whole.
     pub fn finish(mut self) -> Result<WrittenShards> {
         self.check_whole()?;
         self.close_shard()?;
@@ -298,7 +300,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Whether the shard under construction, if there is one, takes another sample of this length.
+    /// Returns whether the shard under construction, if any, has room for another sample of this length.
     fn has_room(&self, sample_bytes: u64) -> bool {
         self.open.as_ref().is_none_or(|shard| {
             shard.samples < self.settings.shard_samples
@@ -327,7 +329,7 @@ impl ShardWriter {
         self.index.as_mut().map_or(Ok(()), WrittenIndex::end_shard)
     }
 
-    /// A shard that failed lacks samples that were counted, so nothing may follow.
+    /// Remembers a failure: the failed shard lacks samples that were counted, so nothing may follow.
     fn note(&mut self, outcome: Result<()>) -> Result<()> {
         if outcome.is_err() {
             self.is_failed = true;

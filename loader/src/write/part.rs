@@ -1,4 +1,4 @@
-//! Names the shards of several concurrent writers, without collisions and sorted by part.
+//! Names the shards that several writers make in parallel, so that they do not collide and sort by part.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,37 +15,39 @@ use crate::store::Stores;
 /// Most parts of one dataset: their numbers have five digits.
 const PARTS_MAX: u32 = 100_000;
 
-/// Which of how many parts a writer makes. Its shards are named `shard-00003-of-00010-000000.tar`, so that a
-/// directory lists all shards in the order of the parts.
+/// Number of a writer's part and of all parts. Its shards are named `shard-00003-of-00010-000000.tar`, so
+/// that a directory lists all shards in the order of the parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShardPart {
-    /// Number of the part, from 0.
+    /// Index of the part, from 0.
     pub part: u32,
-    /// Number of all parts.
+    /// Number of parts.
     pub parts: u32,
 }
 
 impl ShardPart {
-    /// Checks that there is such a part.
+    /// Checks that the part exists.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is not, or there are more than 100,000.
+    /// [`Error::Config`] if `part` is not below `parts`, or if there are more than 100,000 parts.
     pub(crate) fn check(self) -> Result<()> {
         let Self { part, parts } = self;
         if part < parts && parts <= PARTS_MAX {
             return Ok(());
         }
-        let reason = format!("{part} of {parts} is none of 0 to {PARTS_MAX} parts, counted from 0");
+        let reason = format!(
+            "expected a part below the number of parts and at most {PARTS_MAX} parts, got part {part} of {parts}"
+        );
         Err(Error::Config { setting: "part", reason })
     }
 
-    /// What the names of the part's shards begin with.
+    /// Returns the prefix of the names of the part's shards.
     pub(super) fn prefix(self) -> String {
         let Self { part, parts } = self;
         format!("shard-{part:05}-of-{parts:05}-")
     }
 
-    /// Whether a shard may stand beside those of this part.
+    /// Returns whether a shard of this name may be in the same directory as those of this part.
     fn has_sibling(self, name: &str) -> bool {
         let number = name.strip_prefix("shard-").and_then(|rest| rest.split_once("-of-"));
         number.is_some_and(|(number, rest)| {
@@ -54,12 +56,13 @@ impl ShardPart {
         })
     }
 
-    /// Removes what an earlier run of this part left. Finished shards on a store stay and are written over.
+    /// Removes what an earlier run of this part left. Finished shards on a store are kept and later
+    /// overwritten.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if another writer of this part is at work, or shards are in the way that are of
-    /// no part or of another number of parts; [`Error::File`] or [`Error::Read`] if the directory cannot be
-    /// listed or a file not be removed.
+    /// [`Error::ShardExists`] if another writer of this part is active, or if the directory contains shards
+    /// without a part or of another number of parts; [`Error::File`] or [`Error::Read`] if the directory
+    /// cannot be listed or a file cannot be removed.
     pub(super) fn clear(self, destination: &Destination) -> Result<()> {
         for name in shard_names(destination)? {
             let shard = destination.shard(&name)?;
@@ -82,7 +85,7 @@ impl ShardPart {
     }
 }
 
-/// The directory that all parts are written to.
+/// Directory that all parts are written to.
 #[derive(Debug)]
 pub(crate) struct PartDirectory(Destination);
 
@@ -90,12 +93,12 @@ impl PartDirectory {
     /// Opens the directory.
     ///
     /// # Errors
-    /// [`Error::File`] if it is not there and cannot be made.
+    /// [`Error::File`] if it is missing and cannot be created.
     pub(crate) fn open(directory: &Path, stores: &Stores) -> Result<Self> {
         Destination::open(directory, stores).map(Self)
     }
 
-    /// Lists the shards by name, those under construction too.
+    /// Lists the shards by name, including those under construction.
     ///
     /// # Errors
     /// [`Error::File`] or [`Error::Read`] if the directory cannot be listed.

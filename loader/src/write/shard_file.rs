@@ -12,18 +12,18 @@ use super::part::ShardPart;
 use crate::error::{Error, Result};
 use crate::shard::tar::Entry;
 
-/// Length of the end mark of an archive.
+/// Length of the end marker of an archive.
 pub(super) const END_BYTES: u64 = 2 * BLOCK_BYTES;
 
 const BLOCK_BYTES: u64 = 512;
 
-/// Longest name that fits a header; a longer one takes a GNU extension header in front.
+/// Longest name that fits into a header; a longer one is preceded by a GNU extension header.
 const SHORT_NAME_BYTES: usize = 100;
 
-/// Bytes that wait in memory for the file system.
+/// Bytes buffered in memory for the file system.
 const BUFFERED_BYTES: usize = 1 << 20;
 
-/// Returns where the entries of a sample lie that begins at `offset`, headers and padding included.
+/// Returns the locations of the entries of a sample that starts at `offset`, after headers and padding.
 pub(super) fn sample_entries(key: &str, fields: &[(&str, &[u8])], offset: u64) -> Vec<Entry> {
     let padded = |bytes: usize| (bytes as u64).next_multiple_of(BLOCK_BYTES);
     let mut header_offset = offset;
@@ -39,13 +39,13 @@ pub(super) fn sample_entries(key: &str, fields: &[(&str, &[u8])], offset: u64) -
     fields.iter().map(entry).collect()
 }
 
-/// Returns how many bytes the entries of a sample take.
+/// Returns the bytes of the entries of a sample, with headers and padding.
 pub(super) fn tar_bytes_of(entries: &[Entry]) -> u64 {
     let begin = entries.first().map_or(0, |entry| entry.header_offset);
     entries.last().and_then(Entry::end_offset).map_or(0, |end| end - begin)
 }
 
-/// A shard under construction. Dropping it removes the temporary file.
+/// Shard under construction. Dropping it removes the temporary file.
 pub(super) struct ShardFile {
     archive: ::tar::Builder<Sink>,
     place: PartialFile,
@@ -62,24 +62,25 @@ impl fmt::Debug for ShardFile {
 }
 
 impl ShardFile {
-    /// Begins the shard of this name in a local directory.
+    /// Starts the shard of this name in a local directory.
     pub(super) fn create(directory: &Path, name: &str, compression: ShardCompression) -> Result<Self> {
         let (file, place) = PartialFile::create(directory, name)?;
         let sink = Sink::new(file, compression).map_err(|source| place.error(source))?;
         Ok(Self { archive: ::tar::Builder::new(sink), place, tar_bytes: 0 })
     }
 
-    /// Returns the bytes so far, before compression, without the end mark.
+    /// Returns the bytes so far, before compression, without the end marker.
     pub(super) fn tar_bytes(&self) -> u64 {
         self.tar_bytes
     }
 
-    /// Returns the name that the shard is to have.
+    /// Returns the final name of the shard.
     pub(super) fn name(&self) -> &str {
         &self.place.name
     }
 
-    /// Appends a sample that [`super::check_sample`] has passed; `entries` says where its fields are to lie.
+    /// Appends a sample that [`super::check_sample`] accepted; `entries` are the locations of its
+    /// fields.
     pub(super) fn append(&mut self, entries: &[Entry], fields: &[(&str, &[u8])]) -> Result<()> {
         for (entry, (_, payload)) in entries.iter().zip(fields) {
             let mut header = ::tar::Header::new_gnu();
@@ -96,22 +97,22 @@ impl ShardFile {
         Ok(())
     }
 
-    /// Completes the shard, brings it to disk and hands it over; returns where it is then.
+    /// Completes the shard, syncs it to disk and publishes it; returns its location.
     ///
-    /// - `is_replaced`: whether an object of the same name is written over
+    /// - `is_replaced`: whether an object of the same name is overwritten
     pub(super) fn commit(self, destination: &Destination, is_replaced: bool) -> Result<PathBuf> {
         let Self { archive, place, .. } = self;
         let finished = archive.into_inner().and_then(Sink::finish).and_then(|file| {
             file.sync_all()?;
             Ok(file)
         });
-        // Open, and so locked, until it has its name.
+        // The open file keeps its lock until it has its final name.
         let _file = finished.map_err(|source| place.error(source))?;
         destination.put(&place.partial, &place.name, is_replaced)
     }
 }
 
-/// Name of a shard, by its part and its number in it.
+/// Returns the name of a shard, from its part and its number within it.
 pub(super) fn shard_name(part: Option<ShardPart>, number: usize, compression: ShardCompression) -> String {
     let extension = match compression {
         ShardCompression::None => "tar",
@@ -121,7 +122,7 @@ pub(super) fn shard_name(part: Option<ShardPart>, number: usize, compression: Sh
     format!("{prefix}{number:06}.{extension}")
 }
 
-/// The name that a shard is to get, and the hidden file beside it that it is till then.
+/// Final name of a shard, and its hidden temporary file in the same directory.
 #[derive(Debug)]
 struct PartialFile {
     directory: PathBuf,
@@ -130,14 +131,14 @@ struct PartialFile {
 }
 
 impl PartialFile {
-    /// Never takes over an existing file: it may be the work of another writer. The file stays locked while
-    /// it is open, so that others can tell a writer at work from one that was killed.
+    /// Creates the temporary file, never reusing one that another writer may be using. The file stays locked
+    /// while it is open, which distinguishes an active writer from a killed one.
     fn create(directory: &Path, name: &str) -> Result<(File, Self)> {
         let partial = directory.join(format!(".{name}.partial"));
         let path = partial.display().to_string();
         match File::create_new(&partial) {
             Ok(file) => {
-                // A file system without locks takes none; nobody removes the file there.
+                // File systems without locks fail here; on those no writer removes another one's file either.
                 let _ = file.try_lock();
                 Ok((file, Self { directory: directory.to_owned(), name: name.to_owned(), partial }))
             }
@@ -152,13 +153,13 @@ impl PartialFile {
 }
 
 impl Drop for PartialFile {
-    /// A shard that was handed over has no temporary name any more, and so there is nothing to remove.
+    /// Removes the temporary file; a published shard no longer has one.
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.partial);
     }
 }
 
-/// Where the bytes of an archive go.
+/// Destination of the bytes of an archive.
 enum Sink {
     Plain(BufWriter<File>),
     Zstd(zstd::Encoder<'static, BufWriter<File>>),

@@ -9,7 +9,7 @@ use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder};
 use dflop_loader::media::Media;
 use dflop_loader::order::Tail;
 use dflop_loader::sample::Sample;
-use dflop_loader::sample::document::{MediaFault, Part, SampleMedia};
+use dflop_loader::sample::document::{ContentPart, MediaFault, SampleMedia};
 use dflop_loader::shard::{FieldSelection, expand_shards};
 use dflop_tests::dataset::{Compression, compress};
 use dflop_tests::media::{jpeg, png, wav};
@@ -90,7 +90,7 @@ fn sample<'a>(samples: &'a [Sample], key: &str) -> &'a Sample {
 
 fn image_names<'a>(sample: &'a Sample) -> Result<Vec<&'a str>, MediaFault> {
     let names = |media: SampleMedia<'a>| media.images.iter().map(|field| &*field.extension).collect();
-    SampleMedia::of(sample).map(names)
+    SampleMedia::from_sample(sample).map(names)
 }
 
 #[test]
@@ -109,20 +109,23 @@ fn both_loaders_deliver_samples_that_differ_whole_and_alike() {
 #[test]
 fn every_sample_says_what_media_it_has_and_in_which_order() {
     let samples = Mixed::new(Compression::Plain).plain();
-    let media = |key| SampleMedia::of(sample(&samples, key)).unwrap();
+    let media = |key| SampleMedia::from_sample(sample(&samples, key)).unwrap();
     assert!(media("text").images.is_empty() && media("text").audio.is_empty());
-    assert_eq!(media("text").parts().unwrap(), [Part::Text("only words")]);
-    assert_eq!(media("one").parts().unwrap(), [Part::Image(0), Part::Text("a kite")]);
+    assert_eq!(media("text").parts().unwrap(), [ContentPart::Text("only words")]);
+    assert_eq!(media("one").parts().unwrap(), [ContentPart::Image(0), ContentPart::Text("a kite")]);
     let numbered = ["img_0.png", "img_1.png", "img_2.png", "img_3.png", "img_10.png"];
     assert_eq!(image_names(sample(&samples, "five")).unwrap(), numbered);
     let widths: Vec<u32> = media("five").images().map(|image| image.width).collect();
     assert_eq!(widths, [20, 21, 22, 23, 30]);
     let turns = media("five").turns().unwrap().unwrap();
-    assert_eq!(turns[0].parts[..3], [Part::Image(0), Part::Text(" and "), Part::Image(1)]);
-    assert_eq!(turns[0].parts[3..], [Part::Image(2), Part::Image(3), Part::Image(4)]);
-    assert_eq!(media("clip").parts().unwrap(), [Part::Audio(0), Part::Text("hello")]);
+    assert_eq!(
+        turns[0].parts[..3],
+        [ContentPart::Image(0), ContentPart::Text(" and "), ContentPart::Image(1)]
+    );
+    assert_eq!(turns[0].parts[3..], [ContentPart::Image(2), ContentPart::Image(3), ContentPart::Image(4)]);
+    assert_eq!(media("clip").parts().unwrap(), [ContentPart::Audio(0), ContentPart::Text("hello")]);
     assert_eq!(image_names(sample(&samples, "list")).unwrap(), ["1.jpg", "0.jpg"]);
-    let page = [Part::Text("see"), Part::Image(0), Part::Text("there")];
+    let page = [ContentPart::Text("see"), ContentPart::Image(0), ContentPart::Text("there")];
     assert_eq!(media("page").parts().unwrap(), page);
 }
 

@@ -193,7 +193,7 @@ fn other_groups_are_a_warning_and_ours_are_used() {
     let mut joined = place.energon_offsets(0);
     joined.remove(1);
     for (offsets, expected) in
-        [(split, "13 samples; the headers show 12"), (joined, "no sample begins at offset")]
+        [(split, "13 samples; the headers show 12"), (joined, "no sample starts at offset")]
     {
         place.put("shard-0.tar.idx", &le_bytes(&offsets));
         for foreign in [ForeignIndexes::Check, ForeignIndexes::Follow] {
@@ -222,7 +222,7 @@ fn hints_that_do_not_fit_are_named_and_the_shard_is_read_from_its_beginning() {
         place.put("shard-0.tar.idx", &bytes);
         let index = place.index(ForeignIndexes::Follow);
         assert_equal(&index, &own);
-        let expected = "shard-0.tar.idx` is not used";
+        let expected = "shard-0.tar.idx` is ignored";
         assert!(index.warnings()[0].contains(expected), "{:?}", index.warnings());
     }
     std::fs::remove_file(place.0.path().join("shard-0.tar.idx")).unwrap();
@@ -231,11 +231,11 @@ fn hints_that_do_not_fit_are_named_and_the_shard_is_read_from_its_beginning() {
         place.put("shard-0.json", &bytes);
         let index = place.index(ForeignIndexes::Follow);
         assert_equal(&index, &own);
-        assert!(index.warnings()[0].contains("shard-0.json` is not used"), "{:?}", index.warnings());
+        assert!(index.warnings()[0].contains("shard-0.json` is ignored"), "{:?}", index.warnings());
     }
     place.put(".nv-meta/.info.json", b"{");
     let index = place.index(ForeignIndexes::Check);
-    assert!(index.warnings()[0].contains(".info.json` is not used"), "{:?}", index.warnings());
+    assert!(index.warnings()[0].contains(".info.json` is ignored"), "{:?}", index.warnings());
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn a_shard_list_of_wids_is_a_dataset() {
     assert_eq!(names, ["shard-1.tar", "shard-0.tar"]);
     place.put("lists/all.json", b"{\"a\": 1}");
     let error = expand_shards(&[list.to_str().unwrap()]).unwrap_err().to_string();
-    assert!(error.contains("no shard list of wids"), "{error}");
+    assert!(error.contains("a shard list of wids must have"), "{error}");
 }
 
 #[test]

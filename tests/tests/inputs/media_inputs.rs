@@ -134,7 +134,7 @@ impl Direct {
     fn of(model: &ModelSpec, microbatch: &Microbatch, decoded: &BTreeMap<String, Sample>) -> Self {
         let (mut images, mut clips) = (Vec::new(), Vec::new());
         for sample in &microbatch.samples {
-            let media = SampleMedia::of(&decoded[&sample.key]).unwrap();
+            let media = SampleMedia::from_sample(&decoded[&sample.key]).unwrap();
             let decoded_images: Vec<&RgbImage> = media.images().collect();
             if let (Some(processor), false) = (ImageProcessor::for_model(model), decoded_images.is_empty()) {
                 images.push(processor.images(&decoded_images).unwrap());
@@ -327,7 +327,7 @@ fn images_are_changed_before_the_processor_and_on_any_rank_alike() {
     let decoded = decoded(data.loader(0, 1).augment(augment));
     let processor = ImageProcessor::for_model(&data.model).unwrap();
     for (key, values) in &changed {
-        let media = SampleMedia::of(&decoded[key]).unwrap();
+        let media = SampleMedia::from_sample(&decoded[key]).unwrap();
         let made = processor.images(&media.images().collect::<Vec<_>>()).unwrap();
         assert_eq!(*values, made.into_iter().flat_map(|image| image.values).collect::<Vec<_>>(), "{key}");
         assert_eq!(*values == plain[key], values.is_empty(), "{key}");

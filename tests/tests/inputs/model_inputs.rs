@@ -296,7 +296,7 @@ fn long_samples_are_cut_dropped_or_refused_and_always_accounted_for() {
             dropped += loader.prepare_report().dropped_samples;
         }
         assert_eq!(delivered + skipped.len(), data.keys.len(), "{policy:?}");
-        assert!(skipped.iter().all(|skipped| skipped.reason.contains("over the limit of 120")));
+        assert!(skipped.iter().all(|skipped| skipped.reason.contains("exceed the limit of 120")));
         assert!(skipped.iter().all(|skipped| skipped.key.is_some()));
         // Images have hundreds of tokens, so some samples never fit; texts of 100 words and more can be
         // truncated.

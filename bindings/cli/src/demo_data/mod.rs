@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use dflop_loader::flow::NoProgress;
     use dflop_loader::media::{
-        AudioLimits, ImageLimits, MediumKind, decode_audio, decode_rgb, decode_text, kind_of_extension,
+        AudioLimits, FieldKind, ImageLimits, decode_audio, decode_rgb, decode_text, kind_of_extension,
     };
     use dflop_loader::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem};
 
@@ -145,16 +145,16 @@ mod tests {
             let bytes = field.payload.as_ref().unwrap();
             let kind = kind_of_extension(&field.extension);
             match kind {
-                MediumKind::Image => {
+                FieldKind::Image => {
                     let image = decode_rgb(bytes, &ImageLimits::default()).unwrap();
                     assert!(!image.is_truncated && image.width >= 64 && image.height >= 64);
                 }
-                MediumKind::Audio => {
+                FieldKind::Audio => {
                     let clip = decode_audio(bytes, &AudioLimits::default()).unwrap();
                     assert!(!clip.is_truncated && clip.frames() >= 3 * 16_000);
                 }
-                MediumKind::Text => assert!(!decode_text(bytes, FIELD_BYTES_MAX).unwrap().is_empty()),
-                MediumKind::Json => {
+                FieldKind::Text => assert!(!decode_text(bytes, FIELD_BYTES_MAX).unwrap().is_empty()),
+                FieldKind::Json => {
                     let json = serde_json::from_slice(bytes).unwrap();
                     assert!(dflop_loader::sample::text::has_turns(&json));
                 }
@@ -162,7 +162,7 @@ mod tests {
             }
             kinds.push(kind);
         }
-        for kind in [MediumKind::Image, MediumKind::Audio, MediumKind::Text, MediumKind::Json] {
+        for kind in [FieldKind::Image, FieldKind::Audio, FieldKind::Text, FieldKind::Json] {
             assert!(kinds.contains(&kind), "{kind:?} in {SAMPLES} samples");
         }
     }

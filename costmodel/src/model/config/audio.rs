@@ -19,7 +19,7 @@ pub(super) fn qwen2_audio(source: &CheckpointFields<'_>) -> Result<PartialModelS
     let audio = encoder(source, &source.config.child_or_empty("audio_config")?, LARGE)?;
     if audio.rule.window_tokens % 2 != 0 {
         let problem = format!("= {} must be even, tokens are pooled by 2", audio.rule.window_tokens);
-        return Err(source.config.refused("audio_config.max_source_positions", problem));
+        return Err(source.config.invalid("audio_config.max_source_positions", problem));
     }
     let projector = towers::qwen2_audio_projector(audio.encoder.hidden, llm.hidden);
     let audio = AudioSpec { encoder: EncoderSpec { projector, ..audio.encoder }, ..audio };
@@ -66,19 +66,19 @@ fn check_extractor(source: &CheckpointFields<'_>, mels: u32, window_tokens: u32)
     for (key, only) in EXTRACTOR {
         let found = extractor.count(key, only)?;
         if found != only {
-            return Err(extractor.refused(key, format!("must be {only}, found {found}")));
+            return Err(extractor.invalid(key, format!("must be {only}, found {found}")));
         }
     }
     let bins = extractor.count("feature_size", 80)?;
     if bins != mels {
         return Err(
-            extractor.refused("feature_size", format!("= {bins}, but the encoder takes {mels} mel bins"))
+            extractor.invalid("feature_size", format!("= {bins}, but the encoder takes {mels} mel bins"))
         );
     }
     let seconds = extractor.count("chunk_length", 30)?;
     if seconds.checked_mul(MEL_FRAMES_PER_SECOND) != window_tokens.checked_mul(STRIDE) {
         let problem = format!("= {seconds} s do not fill the encoder's {window_tokens} positions");
-        return Err(extractor.refused("chunk_length", problem));
+        return Err(extractor.invalid("chunk_length", problem));
     }
     Ok(())
 }

@@ -41,7 +41,7 @@ impl<'a> Fields<'a> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::Object(object)) => Ok(Some(Self { file: self.file, path, object: Some(object) })),
-            Some(found) => Err(self.refused(key, format!("must be an object, found {}", excerpt(found)))),
+            Some(found) => Err(self.invalid(key, format!("must be an object, found {}", excerpt(found)))),
         }
     }
 
@@ -72,13 +72,14 @@ impl<'a> Fields<'a> {
 
     /// Reads a whole number from `least` to `u32::MAX`.
     pub(super) fn whole_number(&self, key: &str, value: &Value, least: u32) -> Result<u32> {
-        let refuse =
-            |must: String| Err(self.refused(key, format!("must be {must}, found {}", excerpt(value))));
+        let invalid =
+            |must: String| Err(self.invalid(key, format!("must be {must}, found {}", excerpt(value))));
+        // A negative number is an integer, but not a `u64`.
         match (value.as_u64(), value.is_i64() || value.is_u64()) {
-            (Some(number), _) if number < u64::from(least) => refuse(format!("at least {least}")),
-            (Some(number), _) => u32::try_from(number).or_else(|_| refuse(format!("at most {}", u32::MAX))),
-            (None, true) => refuse("positive".to_owned()),
-            (None, false) => refuse("a whole number".to_owned()),
+            (Some(number), _) if number < u64::from(least) => invalid(format!("at least {least}")),
+            (Some(number), _) => u32::try_from(number).or_else(|_| invalid(format!("at most {}", u32::MAX))),
+            (None, true) => invalid("positive".to_owned()),
+            (None, false) => invalid("a whole number".to_owned()),
         }
     }
 
@@ -86,7 +87,7 @@ impl<'a> Fields<'a> {
         match self.value(key) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
-            Some(found) => Err(self.refused(key, format!("must be true or false, found {}", excerpt(found)))),
+            Some(found) => Err(self.invalid(key, format!("must be true or false, found {}", excerpt(found)))),
         }
     }
 
@@ -95,7 +96,7 @@ impl<'a> Fields<'a> {
         let Some(value) = self.value(key) else { return Ok(default) };
         match value.as_f64() {
             Some(ratio) if ratio > 0.0 && ratio.is_finite() => Ok(ratio),
-            _ => Err(self.refused(key, format!("must be a number above 0, found {}", excerpt(value)))),
+            _ => Err(self.invalid(key, format!("must be a number above 0, found {}", excerpt(value)))),
         }
     }
 
@@ -103,7 +104,7 @@ impl<'a> Fields<'a> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(found) => Err(self.refused(key, format!("must be a string, found {}", excerpt(found)))),
+            Some(found) => Err(self.invalid(key, format!("must be a string, found {}", excerpt(found)))),
         }
     }
 
@@ -113,11 +114,11 @@ impl<'a> Fields<'a> {
             None => Ok(default),
             Some(Value::Array(sides)) => {
                 let [height, width] = sides.as_slice() else {
-                    return Err(self.refused(key, format!("has {} sides, not 2", sides.len())));
+                    return Err(self.invalid(key, format!("has {} sides, not 2", sides.len())));
                 };
                 let side = self.whole_number(key, height, 1)?;
                 if self.whole_number(key, width, 1)? != side {
-                    return Err(self.refused(key, format!("must be a square, found {height} x {width}")));
+                    return Err(self.invalid(key, format!("must be a square, found {height} x {width}")));
                 }
                 Ok(side)
             }
@@ -131,10 +132,10 @@ impl<'a> Fields<'a> {
             return Ok(());
         }
         let of_path = format!("{}{of}", self.path);
-        Err(self.refused(key, format!("= {value} must be a multiple of `{of_path}` = {divisor}")))
+        Err(self.invalid(key, format!("= {value} must be a multiple of `{of_path}` = {divisor}")))
     }
 
-    pub(super) fn refused(&self, key: &str, problem: impl Into<String>) -> Error {
+    pub(super) fn invalid(&self, key: &str, problem: impl Into<String>) -> Error {
         let field = format!("{}{key}", self.path);
         Error::Configuration { file: self.file, field, problem: problem.into() }
     }
@@ -203,6 +204,6 @@ mod tests {
         assert_eq!((fields.square_side("side", 1), fields.square_side("patch", 1)), (Ok(14), Ok(16)));
         let missing = fields.child_or_empty("missing").unwrap();
         assert_eq!(missing.count("x", 3), Ok(3));
-        assert_eq!(missing.refused("x", "is wrong").to_string(), "`config.json`: `missing.x` is wrong");
+        assert_eq!(missing.invalid("x", "is wrong").to_string(), "`config.json`: `missing.x` is wrong");
     }
 }

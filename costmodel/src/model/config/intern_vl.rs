@@ -26,21 +26,21 @@ pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let tower = tower(&config.child_or_empty("vision_config")?)?;
     if config.text("vision_feature_select_strategy")?.is_some_and(|strategy| strategy != "default") {
         let problem = "must be \"default\", the class token goes no further";
-        return Err(config.refused("vision_feature_select_strategy", problem));
+        return Err(config.invalid("vision_feature_select_strategy", problem));
     }
     let key = "vision_feature_layer";
     let feature_layer = match config.value(key) {
         None => -1,
-        Some(value) => value.as_i64().ok_or_else(|| config.refused(key, "must be a whole number"))?,
+        Some(value) => value.as_i64().ok_or_else(|| config.invalid(key, "must be a whole number"))?,
     };
     let image = source.image();
     check_processor_side(&image, "size", tower.image_pixels)?;
     if let Some(least) = image.optional_count("min_patches")?.filter(|least| *least != 1) {
-        return Err(image.refused("min_patches", format!("must be 1, found {least}")));
+        return Err(image.invalid("min_patches", format!("must be 1, found {least}")));
     }
     let tiles_max = image.count("max_patches", u32::from(DynamicTiles::INTERN_VL.tiles_max))?;
     let tiling = Tiling { feature_layer: (key, feature_layer), tiles_max };
-    let part = joined(source, &tower, &llm, &tiling)?;
+    let part = compose(source, &tower, &llm, &tiling)?;
     let tokens = part.vision.map_or(0, |vision| match vision.rule {
         VisionRule::DynamicTiles(rule) => u32::from(rule.tile_tokens),
         _ => 0,
@@ -48,7 +48,7 @@ pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     for fields in [config, &source.processor] {
         if let Some(length) = fields.optional_count("image_seq_length")?.filter(|length| *length != tokens) {
             let problem = format!("= {length}, but the vision tower makes {tokens} tokens of a tile");
-            return Err(fields.refused("image_seq_length", problem));
+            return Err(fields.invalid("image_seq_length", problem));
         }
     }
     Ok(part)
@@ -76,13 +76,13 @@ pub(super) fn is_rms_norm(fields: &Fields<'_>, norm: &str) -> Result<bool> {
         "layer_norm" => Ok(false),
         found => {
             let problem = format!("must be \"layer_norm\" or \"rms_norm\", found \"{found}\"");
-            Err(fields.refused("norm_type", problem))
+            Err(fields.invalid("norm_type", problem))
         }
     }
 }
 
 /// Joins tower, pixel shuffle, projector and token rule.
-pub(super) fn joined(
+pub(super) fn compose(
     source: &CheckpointFields<'_>,
     tower: &SquareTower,
     llm: &LlmSpec,
@@ -90,10 +90,11 @@ pub(super) fn joined(
 ) -> Result<PartialModelSpec> {
     let config = &source.config;
     let ratio = config.ratio("downsample_ratio", 0.5)?;
+    // Truncated: a reciprocal that is not whole has a product below 1 with the ratio, which is an error.
     let merge = (1.0 / ratio) as u32;
     if merge == 0 || f64::from(merge) * ratio < 1.0 || !tower.patches_per_side.is_multiple_of(merge) {
         let problem = format!("= {ratio} does not divide {} patches a side", tower.patches_per_side);
-        return Err(config.refused("downsample_ratio", problem));
+        return Err(config.invalid("downsample_ratio", problem));
     }
     let tokens_per_side = tower.patches_per_side / merge;
     let (key, index) = tiling.feature_layer;
@@ -106,10 +107,10 @@ pub(super) fn joined(
     let (Ok(tile_patches), Ok(tile_tokens)) = (square(tower.patches_per_side), square(tokens_per_side))
     else {
         let problem = format!("has {} patches a side, too many", tower.patches_per_side);
-        return Err(config.refused("vision_config", problem));
+        return Err(config.invalid("vision_config", problem));
     };
     let tiles_max = u8::try_from(tiling.tiles_max).map_err(|_| {
-        config.refused("max_patches", format!("= {} tiles are more than {}", tiling.tiles_max, u8::MAX))
+        config.invalid("max_patches", format!("= {} tiles are more than {}", tiling.tiles_max, u8::MAX))
     })?;
     let rule = VisionRule::DynamicTiles(DynamicTiles {
         tile_pixels: tower.image_pixels,

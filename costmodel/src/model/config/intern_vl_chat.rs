@@ -1,6 +1,6 @@
 //! Reads InternVL 2, 2.5 and 3 in the form of their original repositories, `model_type` `internvl_chat`.
 
-use super::intern_vl::{Tiling, is_rms_norm, joined};
+use super::intern_vl::{Tiling, compose, is_rms_norm};
 use super::vision::{SquareTower, dimensions, square};
 use super::{CheckpointFields, Fields, PartialModelSpec, llm};
 use crate::error::Result;
@@ -13,10 +13,10 @@ pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
     let (Some(vision), Some(text)) = (config.child("vision_config")?, config.child("llm_config")?) else {
         let missing = if config.value("llm_config").is_none() { "llm_config" } else { "vision_config" };
-        return Err(config.refused(missing, "is missing"));
+        return Err(config.invalid(missing, "is missing"));
     };
     if text.value("model_type").is_none() {
-        return Err(text.refused("model_type", "is missing"));
+        return Err(text.invalid("model_type", "is missing"));
     }
     let llm = llm::text_config(&text, "")?;
     let tower = tower(&vision)?;
@@ -24,10 +24,10 @@ pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
         && side != u32::from(tower.image_pixels)
     {
         let problem = format!("= {side}, but the vision tower takes {} pixels", tower.image_pixels);
-        return Err(config.refused("force_image_size", problem));
+        return Err(config.invalid("force_image_size", problem));
     }
     let tiling = Tiling { feature_layer: select_layer(config)?, tiles_max: tiles_max(config)? };
-    joined(source, &tower, &llm, &tiling)
+    compose(source, &tower, &llm, &tiling)
 }
 
 /// Reads `InternVisionConfig`; its defaults are the sizes of InternViT-6B.
@@ -51,7 +51,7 @@ fn select_layer(config: &Fields<'_>) -> Result<(&'static str, i64)> {
         None => Ok((key, -1)),
         Some(value) => match value.as_i64() {
             Some(index) => Ok((key, index)),
-            None => Err(config.refused(key, format!("must be a whole number, found {value}"))),
+            None => Err(config.invalid(key, format!("must be a whole number, found {value}"))),
         },
     }
 }
@@ -59,14 +59,14 @@ fn select_layer(config: &Fields<'_>) -> Result<(&'static str, i64)> {
 /// Reads the largest number of tiles of an image; the training scripts set it, together with a thumbnail.
 fn tiles_max(config: &Fields<'_>) -> Result<u32> {
     if let Some(least) = config.optional_count("min_dynamic_patch")?.filter(|least| *least != 1) {
-        return Err(config.refused("min_dynamic_patch", format!("must be 1, found {least}")));
+        return Err(config.invalid("min_dynamic_patch", format!("must be 1, found {least}")));
     }
     let tiles_max = config.count("max_dynamic_patch", 6)?;
     if !config.flag("dynamic_image_size", false)? {
         return Ok(1);
     }
     if tiles_max > 1 && !config.flag("use_thumbnail", false)? {
-        return Err(config.refused("use_thumbnail", "must be true, tiles go with a thumbnail"));
+        return Err(config.invalid("use_thumbnail", "must be true, tiles go with a thumbnail"));
     }
     Ok(tiles_max)
 }

@@ -49,7 +49,7 @@ fn feature_layers(config: &Fields<'_>, layers: u32) -> Result<(u32, u32)> {
     let key = "vision_feature_layer";
     let index = |value: &Value| match value.as_i64() {
         Some(index) => layers_until(config, key, index, layers),
-        None => Err(config.refused(key, format!("must be whole numbers, found {}", excerpt(value)))),
+        None => Err(config.invalid(key, format!("must be whole numbers, found {}", excerpt(value)))),
     };
     match config.value(key) {
         None => Ok((layers, 1)),
@@ -57,7 +57,7 @@ fn feature_layers(config: &Fields<'_>, layers: u32) -> Result<(u32, u32)> {
             let used = indices.iter().map(index).collect::<Result<Vec<u32>>>()?;
             match used.iter().max() {
                 Some(last) => Ok((*last, u32::try_from(used.len()).unwrap_or(u32::MAX))),
-                None => Err(config.refused(key, "names no layer")),
+                None => Err(config.invalid(key, "names no layer")),
             }
         }
         Some(value) => Ok((index(value)?, 1)),
@@ -75,7 +75,7 @@ fn check_class_token(config: &Fields<'_>, tower: &SquareTower) -> Result<()> {
         "full" if !has_class_token => Ok(()),
         strategy => {
             let has = if has_class_token { "has a" } else { "has no" };
-            Err(config.refused(key, format!("= \"{strategy}\", but the vision tower {has} class token")))
+            Err(config.invalid(key, format!("= \"{strategy}\", but the vision tower {has} class token")))
         }
     }
 }
@@ -89,7 +89,7 @@ fn rule(source: &CheckpointFields<'_>, tower: &SquareTower) -> Result<AnyRes> {
         let class_tokens = tower.encoder.details.class_tokens;
         if tokens != patches.saturating_add(class_tokens) {
             let problem = format!("= {tokens}, but the vision tower makes {patches} patches of a tile");
-            return Err(source.processor.refused("num_image_tokens", problem));
+            return Err(source.processor.invalid("num_image_tokens", problem));
         }
     }
     let of_model = grid_side(&source.config, tower.image_pixels)?;
@@ -99,7 +99,7 @@ fn rule(source: &CheckpointFields<'_>, tower: &SquareTower) -> Result<AnyRes> {
     {
         let problem =
             format!("has grids up to {processor} x {processor}, `config.json` up to {model} x {model}");
-        return Err(image.refused("image_grid_pinpoints", problem));
+        return Err(image.invalid("image_grid_pinpoints", problem));
     }
     Ok(AnyRes {
         tile_pixels: tower.image_pixels,
@@ -119,7 +119,7 @@ fn feature_tiles_max(source: &CheckpointFields<'_>) -> Result<u8> {
     let tiles = text.strip_prefix("anyres_max_").and_then(|tiles| tiles.parse().ok());
     match tiles {
         Some(tiles) if tiles > 0 => Ok(tiles),
-        _ => Err(fields.refused(key, format!("must be \"anyres_max_\" and 1 to 255, found \"{text}\""))),
+        _ => Err(fields.invalid(key, format!("must be \"anyres_max_\" and 1 to 255, found \"{text}\""))),
     }
 }
 
@@ -130,7 +130,7 @@ fn grid_side(fields: &Fields<'_>, tile_pixels: u16) -> Result<Option<u8>> {
     let key = "image_grid_pinpoints";
     let Some(value) = fields.value(key) else { return Ok(None) };
     let listed: Vec<[u64; 2]> = serde_json::from_value(value.clone())
-        .map_err(|error| fields.refused(key, format!("must be a list of heights and widths: {error}")))?;
+        .map_err(|error| fields.invalid(key, format!("must be a list of heights and widths: {error}")))?;
     let tile = u64::from(tile_pixels);
     let side = listed.len().isqrt() as u64;
     let every = (1..=side).flat_map(|rows| (1..=side).map(move |columns| [rows * tile, columns * tile]));
@@ -138,7 +138,7 @@ fn grid_side(fields: &Fields<'_>, tile_pixels: u16) -> Result<Option<u8>> {
         Ok(1..) if every.eq(listed) => Ok(Some(side as u8)),
         _ => {
             let problem = format!("is not every grid of 1 to n tiles of {tile} pixels a side, in order");
-            Err(fields.refused(key, problem))
+            Err(fields.invalid(key, problem))
         }
     }
 }

@@ -103,7 +103,7 @@ pub(super) fn text_config(fields: &Fields<'_>, default_type: &str) -> Result<Llm
     let Some(architecture) = ARCHITECTURES.iter().find(|known| known.name == model_type) else {
         let known = ARCHITECTURES.map(|known| known.name).join(", ");
         let problem = format!("= \"{model_type}\" is not a known language model, known are {known}");
-        return Err(fields.refused("model_type", problem));
+        return Err(fields.invalid("model_type", problem));
     };
     architecture.read(fields)
 }
@@ -122,6 +122,7 @@ impl Architecture {
         let hidden = fields.count("hidden_size", self.hidden)?;
         let heads = fields.count("num_attention_heads", self.heads)?;
         let kv_heads = match self.kv_heads {
+            // `null` means as many as query heads, a missing field the default of the family.
             Some(default) if !fields.is_null("num_key_value_heads") => default,
             _ => heads,
         };
@@ -157,11 +158,11 @@ impl Architecture {
 /// Checks that attention is full, since sliding windows are not modeled.
 fn check_full_attention(fields: &Fields<'_>) -> Result<()> {
     if fields.flag("use_sliding_window", false)? {
-        return Err(fields.refused("use_sliding_window", "must be false, sliding windows are not supported"));
+        return Err(fields.invalid("use_sliding_window", "must be false, sliding windows are not supported"));
     }
     let has_windows = |kinds: &Vec<serde_json::Value>| kinds.iter().any(|kind| kind == "sliding_attention");
     if fields.value("layer_types").and_then(serde_json::Value::as_array).is_some_and(has_windows) {
-        return Err(fields.refused("layer_types", "has `sliding_attention`, attention must be full"));
+        return Err(fields.invalid("layer_types", "has `sliding_attention`, attention must be full"));
     }
     Ok(())
 }

@@ -122,13 +122,13 @@ impl PartialModelSpec {
     pub fn from_hugging_face(documents: &Documents) -> Result<Self> {
         let source = CheckpointFields::new(documents)?;
         let Some(model_type) = source.config.text("model_type")? else {
-            return Err(source.config.refused("model_type", format!("is missing, {}", known())));
+            return Err(source.config.invalid("model_type", format!("is missing, {}", known())));
         };
         match READERS.iter().find(|(name, _)| *name == model_type) {
             Some((_, read)) => read(&source),
             None => Err(source
                 .config
-                .refused("model_type", format!("= \"{model_type}\" is unknown, {}", known()))),
+                .invalid("model_type", format!("= \"{model_type}\" is unknown, {}", known()))),
         }
     }
 }
@@ -155,18 +155,18 @@ impl ModelSpec {
     /// # Errors
     /// [`Error::Composition`] if there is no language model, or two modules of a kind.
     pub fn compose(name: &str, parts: &[PartialModelSpec]) -> Result<Self> {
-        let refused =
+        let invalid =
             |problem: &str| Error::Composition { name: name.to_owned(), problem: problem.to_owned() };
         let only = |found: Vec<usize>, kind: &str| match found[..] {
             [] => Ok(None),
             [only] => Ok(Some(parts[only])),
-            _ => Err(refused(&format!("it has {} {kind}", found.len()))),
+            _ => Err(invalid(&format!("it has {} {kind}", found.len()))),
         };
         let having =
             |has: fn(&PartialModelSpec) -> bool| (0..parts.len()).filter(|&at| has(&parts[at])).collect();
         let llm = only(having(|part| part.llm.is_some()), "language models")?.and_then(|part| part.llm);
         let Some(llm) = llm else {
-            return Err(refused("it is an encoder; join it with a language model"));
+            return Err(invalid("it is an encoder; join it with a language model"));
         };
         let vision = only(having(|part| part.vision.is_some()), "encoders of images")?;
         let audio = only(having(|part| part.audio.is_some()), "encoders of audio")?;

@@ -28,14 +28,14 @@ pub(super) fn read_2(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> 
     let hidden = fields.count("embed_dim", 1280)?;
     let ffn = f64::from(hidden) * fields.ratio("mlp_ratio", 4.0)?;
     if !(1.0..=f64::from(u32::MAX)).contains(&ffn) {
-        return Err(fields.refused("mlp_ratio", format!("makes an MLP {ffn} wide")));
+        return Err(fields.invalid("mlp_ratio", format!("makes an MLP {ffn} wide")));
     }
     let dimensions = dimensions(&fields, "embed_dim", hidden, ffn as u32)?;
     let patches = patches(&fields)?;
     let out_hidden = fields.count("hidden_size", 3584)?;
     require_width(&fields, "hidden_size", out_hidden, &llm)?;
     let tower = towers::qwen2_vl(dimensions, patches.inputs);
-    joined(source, tower, &patches, 2, llm, None)
+    compose(source, tower, &patches, 2, llm, None)
 }
 
 /// # Source
@@ -52,7 +52,7 @@ pub(super) fn read_2_5(source: &CheckpointFields<'_>) -> Result<PartialModelSpec
     let windowed = dimensions.layers - full_layers(&fields, dimensions.layers)?;
     let window = window_patches(&fields, &patches)?;
     let tower = towers::qwen2_5_vl(dimensions, patches.inputs, windowed);
-    joined(source, tower, &patches, 1, llm, Some(window))
+    compose(source, tower, &patches, 1, llm, Some(window))
 }
 
 fn dimensions(fields: &Fields<'_>, width: &str, hidden: u32, ffn: u32) -> Result<TowerSize> {
@@ -73,7 +73,7 @@ fn require_width(fields: &Fields<'_>, key: &str, width: u32, llm: &LlmSpec) -> R
     if width == llm.hidden {
         return Ok(());
     }
-    Err(fields.refused(key, format!("= {width}, but the language model is {} wide", llm.hidden)))
+    Err(fields.invalid(key, format!("= {width}, but the language model is {} wide", llm.hidden)))
 }
 
 /// Counts the layers of full attention; an index after the last layer names none.
@@ -82,7 +82,7 @@ fn full_layers(fields: &Fields<'_>, layers: u32) -> Result<u32> {
     let mut indices = vec![7, 15, 23, 31];
     if let Some(value) = fields.value(key) {
         let Some(listed) = value.as_array() else {
-            return Err(fields.refused(key, "must be a list of layers"));
+            return Err(fields.invalid(key, "must be a list of layers"));
         };
         let index = |index| fields.whole_number(key, index, 0);
         indices = listed.iter().map(index).collect::<Result<Vec<u32>>>()?;
@@ -99,12 +99,12 @@ fn window_patches(fields: &Fields<'_>, patches: &Patches) -> Result<NonZeroU16> 
     match u16::try_from(window).ok().and_then(NonZeroU16::new) {
         Some(window) => Ok(window),
         None => {
-            Err(fields.refused("window_size", format!("= {pixels} pixels make windows of {window} patches")))
+            Err(fields.invalid("window_size", format!("= {pixels} pixels make windows of {window} patches")))
         }
     }
 }
 
-fn joined(
+fn compose(
     source: &CheckpointFields<'_>,
     tower: EncoderSpec,
     patches: &Patches,
@@ -132,7 +132,7 @@ fn rule(
     let config = &source.config;
     let side = |key, value: u32| {
         let side = u16::try_from(value).ok().and_then(NonZeroU16::new);
-        side.ok_or_else(|| config.refused(key, format!("= {value} is out of range")))
+        side.ok_or_else(|| config.invalid(key, format!("= {value} is out of range")))
     };
     rule.patch_pixels = side("vision_config.patch_size", patches.pixels)?;
     rule.merge = side("vision_config.spatial_merge_size", patches.merge)?;
@@ -158,7 +158,7 @@ fn check_patches(processor: &Fields<'_>, patches: &Patches) -> Result<()> {
     ] {
         let found = processor.count(key, default)?;
         if found != of_tower {
-            return Err(processor.refused(key, format!("= {found}, but the vision tower takes {of_tower}")));
+            return Err(processor.invalid(key, format!("= {found}, but the vision tower takes {of_tower}")));
         }
     }
     Ok(())
@@ -172,7 +172,7 @@ fn pixel_range(processor: &Fields<'_>, default: PixelRange) -> Result<PixelRange
         PixelRange { min: processor.count("min_pixels", min)?, max: processor.count("max_pixels", max)? };
     if range.min > range.max {
         let problem = format!("= {} is more than the most pixels, {}", range.min, range.max);
-        return Err(processor.refused("min_pixels", problem));
+        return Err(processor.invalid("min_pixels", problem));
     }
     Ok(range)
 }

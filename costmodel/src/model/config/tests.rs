@@ -17,7 +17,7 @@ fn read(config: Value) -> ModelSpec {
     ModelSpec::from_hugging_face("model", &documents(config)).unwrap()
 }
 
-fn refusal(documents: &Documents) -> String {
+fn error_of(documents: &Documents) -> String {
     ModelSpec::from_hugging_face("model", documents).unwrap_err().to_string()
 }
 
@@ -293,7 +293,7 @@ fn invalid_fields_are_errors_with_file_and_field() {
             "`config.json`: `vision_config.image_size` = 70000 is over 65535 pixels",
         ),
     ] {
-        let found = refusal(&documents);
+        let found = error_of(&documents);
         assert!(found.starts_with(message), "{found}\n{message}");
     }
 }
@@ -341,14 +341,14 @@ fn files_that_disagree_are_errors() {
             "`preprocessor_config.json`: `sampling_rate` must be 16000, found 24000",
         ),
     ] {
-        let found = refusal(&documents);
+        let found = error_of(&documents);
         assert!(found.starts_with(message), "{found}\n{message}");
     }
 }
 
 /// Reading ends with a model or an error whatever a field holds, never with a panic.
 #[test]
-fn any_value_in_any_field_is_read_or_refused() {
+fn any_value_in_any_field_is_read_or_an_error() {
     let values = [
         json!(null),
         json!(0),

@@ -39,7 +39,7 @@ pub(super) fn tower(fields: &Fields<'_>) -> Result<SquareTower> {
         unknown => {
             let problem =
                 format!("= \"{unknown}\" is unknown, known are clip_vision_model, siglip_vision_model");
-            Err(fields.refused("model_type", problem))
+            Err(fields.invalid("model_type", problem))
         }
     }
 }
@@ -95,11 +95,11 @@ pub(super) fn square(fields: &Fields<'_>, image: u32, patch: u32) -> Result<(u16
     let patch_pixels = fields.square_side("patch_size", patch)?;
     let channels = fields.count("num_channels", 3)?;
     let Ok(side) = u16::try_from(image_pixels) else {
-        return Err(fields.refused("image_size", format!("= {image_pixels} is over {SIDE_MAX} pixels")));
+        return Err(fields.invalid("image_size", format!("= {image_pixels} is over {SIDE_MAX} pixels")));
     };
     if patch_pixels > image_pixels {
         let problem = format!("= {patch_pixels} is larger than `image_size` = {image_pixels}");
-        return Err(fields.refused("patch_size", problem));
+        return Err(fields.invalid("patch_size", problem));
     }
     let patches_per_side = image_pixels / patch_pixels;
     let patch_inputs = patch_inputs(fields, channels, patch_pixels, 1)?;
@@ -112,7 +112,7 @@ pub(super) fn patch_inputs(fields: &Fields<'_>, channels: u32, patch: u32, frame
     let inputs = [channels, patch, patch, frames]
         .into_iter()
         .fold(1_u64, |product, factor| product.saturating_mul(u64::from(factor)));
-    u32::try_from(inputs).map_err(|_| fields.refused("patch_size", format!("= {patch} is too large")))
+    u32::try_from(inputs).map_err(|_| fields.invalid("patch_size", format!("= {patch} is too large")))
 }
 
 /// Returns the number of layers that run for the hidden state with this index: 0 is before the first layer,
@@ -122,7 +122,7 @@ pub(super) fn layers_until(fields: &Fields<'_>, key: &str, index: i64, layers: u
     let place = if index < 0 { states.checked_add(index) } else { Some(index) };
     match place {
         Some(place) if (0..states).contains(&place) => Ok(place as u32),
-        _ => Err(fields.refused(key, format!("= {index} is not one of {states} states of {layers} layers"))),
+        _ => Err(fields.invalid(key, format!("= {index} is not one of {states} states of {layers} layers"))),
     }
 }
 
@@ -153,7 +153,7 @@ pub(super) fn check_processor_side(processor: &Fields<'_>, key: &str, tower_pixe
             let shortest = size.optional_count("shortest_edge")?;
             let [height, width] = [size.optional_count("height")?, size.optional_count("width")?];
             if shortest.is_none() && height != width {
-                return Err(processor.refused(key, "must be a square"));
+                return Err(processor.invalid(key, "must be a square"));
             }
             shortest.or(height)
         }
@@ -162,7 +162,7 @@ pub(super) fn check_processor_side(processor: &Fields<'_>, key: &str, tower_pixe
     match side {
         Some(side) if side != u32::from(tower_pixels) => {
             let problem = format!("= {side} pixels, but the vision tower takes {tower_pixels}");
-            Err(processor.refused(key, problem))
+            Err(processor.invalid(key, problem))
         }
         _ => Ok(()),
     }

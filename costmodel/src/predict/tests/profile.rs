@@ -257,7 +257,7 @@ fn a_missing_pass_or_module_is_named() {
 }
 
 #[test]
-fn a_profile_of_another_model_is_refused_and_of_several_the_right_one_is_taken() {
+fn a_profile_of_another_model_is_an_error_and_the_right_one_of_several_is_taken() {
     let rows = rows(&[2, 4], &[1]);
     let with_widths = |widths: &str| rows.replacen("# device", &format!("# llm: {widths}\n# device"), 1);
     let message =

@@ -108,7 +108,7 @@ fn media_of_all_kinds_add_up() {
 }
 
 #[test]
-fn counts_beyond_32_bits_are_refused() {
+fn counts_beyond_32_bits_are_errors() {
     let mut shape = text(u32::MAX);
     let model = cost_model("omni-7b", "cpu");
     assert_eq!(model.predict(&shape).unwrap().tokens, u32::MAX);

@@ -9,7 +9,7 @@ use tokio::task::AbortHandle;
 
 use super::pool::{CallAnswer, TransformPool};
 use super::{TransformFault, TransformInput, Transforms};
-use crate::decode::fields::{Decoded, FieldError, PendingFields, Preparing};
+use crate::decode::fields::{Decoded, FieldError, PendingFields, PrepareStage};
 use crate::error::{Error, Result, reason_of};
 use crate::flow::{LoaderStage, Metrics};
 use crate::media::Media;
@@ -22,7 +22,7 @@ pub(crate) struct TransformStage {
     transforms: Transforms,
     pool: TransformPool,
     /// Completion signals of the last batches, one per thread: each resolves when its batch is transformed.
-    turns: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    tickets: Mutex<VecDeque<oneshot::Receiver<()>>>,
 }
 
 /// Permission of a batch to start its transforms, and the signal that it is done.
@@ -30,7 +30,7 @@ pub(crate) struct TransformStage {
 /// As many batches as there are threads are transformed at the same time, in the order in which they were
 /// started. No batch overtakes one that is waited for earlier, and a single thread makes its calls in the
 /// order of samples.
-struct BatchTurn {
+struct BatchTicket {
     before: Option<oneshot::Receiver<()>>,
     done: oneshot::Sender<()>,
 }
@@ -60,7 +60,7 @@ impl PendingTransforms {
 }
 
 /// A sample between two transforms.
-struct Moving {
+struct SampleInTransit {
     raw: RawSample,
     outcome: Result<Decoded, FieldError>,
 }
@@ -78,7 +78,11 @@ impl TransformStage {
             return Ok(None);
         }
         let pool = TransformPool::new(transforms.threads, metrics)?;
-        Ok(Some(Arc::new(Self { transforms: transforms.clone().in_order(), pool, turns: Mutex::default() })))
+        Ok(Some(Arc::new(Self {
+            transforms: transforms.clone().in_order(),
+            pool,
+            tickets: Mutex::default(),
+        })))
     }
 
     /// Returns whether a transform, not the built-in decoder, decodes a field.
@@ -89,15 +93,15 @@ impl TransformStage {
     /// Starts the transforms of samples that are being decoded, in a task that ends with the last result.
     ///
     /// The samples come without their undecoded bytes, which would otherwise stay in memory.
-    pub(crate) fn begin(
+    pub(crate) fn start(
         self: &Arc<Self>,
         samples: Vec<(RawSample, PendingFields)>,
-        preparing: Option<Preparing>,
+        preparing: Option<PrepareStage>,
     ) -> Vec<PendingTransforms> {
         let (senders, answers): (Vec<_>, Vec<_>) = samples.iter().map(|_| oneshot::channel()).unzip();
-        let (stage, turn) = (self.clone(), self.turn());
+        let (stage, ticket) = (self.clone(), self.take_ticket());
         let task = tokio::spawn(async move {
-            match stage.run(samples, turn, preparing).await {
+            match stage.run(samples, ticket, preparing).await {
                 Ok(outcomes) => {
                     for (sender, outcome) in senders.into_iter().zip(outcomes) {
                         drop(sender.send(Ok(outcome)));
@@ -116,43 +120,46 @@ impl TransformStage {
         answers.into_iter().map(|answer| PendingTransforms { answer, _task: task.clone() }).collect()
     }
 
-    fn turn(&self) -> BatchTurn {
+    fn take_ticket(&self) -> BatchTicket {
         let (done, is_done) = oneshot::channel();
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_full = turns.len() == self.transforms.threads;
-        let before = if is_full { turns.pop_front() } else { None };
-        turns.push_back(is_done);
-        BatchTurn { before, done }
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = tickets.len() == self.transforms.threads;
+        // The batch waits for the one that is as many places ahead as there are threads.
+        let before = if is_full { tickets.pop_front() } else { None };
+        tickets.push_back(is_done);
+        BatchTicket { before, done }
     }
 
     async fn run(
         &self,
         samples: Vec<(RawSample, PendingFields)>,
-        turn: BatchTurn,
-        preparing: Option<Preparing>,
+        ticket: BatchTicket,
+        preparing: Option<PrepareStage>,
     ) -> Result<Vec<Result<Decoded, FieldError>>> {
-        let mut moving = Vec::with_capacity(samples.len());
+        let mut in_transit = Vec::with_capacity(samples.len());
         for (raw, fields) in samples {
-            moving.push(Moving { raw, outcome: fields.finish().await? });
+            in_transit.push(SampleInTransit { raw, outcome: fields.finish().await? });
         }
-        if let Some(before) = turn.before {
+        if let Some(before) = ticket.before {
             // An aborted batch drops its sender, which resolves this with an error; it counts as done.
             let _ = before.await;
         }
         for at in 0..self.transforms.list.len() {
-            self.apply(at, &mut moving).await?;
+            self.apply(at, &mut in_transit).await?;
         }
-        drop(turn.done);
+        // Preparation does not need the threads of transforms, so the next batch may start.
+        drop(ticket.done);
         let Some(preparing) = preparing else {
-            return Ok(moving.into_iter().map(|sample| sample.outcome).collect());
+            return Ok(in_transit.into_iter().map(|sample| sample.outcome).collect());
         };
-        preparing.run(moving.into_iter().map(|sample| (sample.raw, sample.outcome)).collect()).await
+        preparing.run(in_transit.into_iter().map(|sample| (sample.raw, sample.outcome)).collect()).await
     }
 
     /// Runs one transform on all of its fields, in as many calls as needed.
-    async fn apply(&self, at: usize, samples: &mut [Moving]) -> Result<()> {
+    async fn apply(&self, at: usize, samples: &mut [SampleInTransit]) -> Result<()> {
         let of = &self.transforms.list[at];
         let mut calls = Vec::new();
+        // All calls are submitted before the first result is awaited, so that threads can share a batch.
         for (places, fields) in self.take_fields(at, samples) {
             calls.push((places, self.pool.submit(of.transform.clone(), fields).await?));
         }
@@ -165,9 +172,13 @@ impl TransformStage {
     }
 
     /// Moves the fields of a transform out of the samples that are still good, split into calls.
-    fn take_fields(&self, at: usize, samples: &mut [Moving]) -> Vec<(Vec<FieldPlace>, Vec<TransformInput>)> {
+    fn take_fields(
+        &self,
+        at: usize,
+        samples: &mut [SampleInTransit],
+    ) -> Vec<(Vec<FieldPlace>, Vec<TransformInput>)> {
         let mut calls: Vec<(Vec<FieldPlace>, Vec<TransformInput>)> = Vec::new();
-        for (sample, Moving { raw, outcome }) in samples.iter_mut().enumerate() {
+        for (sample, SampleInTransit { raw, outcome }) in samples.iter_mut().enumerate() {
             let Ok((fields, _)) = outcome else { continue };
             for (number, field) in fields.iter_mut().enumerate() {
                 if !self.transforms.runs_on(at, &field.extension) {
@@ -202,7 +213,7 @@ impl TransformStage {
 /// # Errors
 /// The reason why the call as a whole failed.
 fn put_back(
-    samples: &mut [Moving],
+    samples: &mut [SampleInTransit],
     places: &[FieldPlace],
     answer: CallAnswer,
 ) -> Result<(), crate::error::BoxError> {

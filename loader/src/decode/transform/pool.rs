@@ -68,7 +68,7 @@ impl TransformPool {
             let called = meter.timed(|| catch_unwind(AssertUnwindSafe(|| transform.apply(fields))));
             meter.depth.remove(1);
             meter.count(count, 0);
-            drop(answer.send(called.map_err(|panic| said(&*panic))));
+            drop(answer.send(called.map_err(|panic| panic_message(&*panic))));
         };
         self.calls.send(Box::new(call)).map_err(|_| ended())?;
         Ok(pending)
@@ -85,7 +85,7 @@ fn work(queue: &Receiver<Call>, metrics: &Metrics) {
 }
 
 /// Returns the message of a panic.
-fn said(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<&str>().copied();
     let words = words.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     words.map_or_else(|| "the transform panicked".into(), |words| format!("the transform panicked: {words}"))

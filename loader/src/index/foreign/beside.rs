@@ -1,4 +1,4 @@
-//! Finds the files of other tools beside local shards.
+//! Finds the files of other tools next to local shards.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,16 @@ use super::webshart::parse_payloads;
 use crate::shard::{Shard, parse_shard_list};
 use crate::store::local::read_file;
 
-/// Directories above a shard in which `.nv-meta` is looked for, the shard's own included.
+/// Directories searched for `.nv-meta`, from that of the shard upwards.
 const DIRECTORIES_UP_MAX: usize = 4;
-/// JSON files of a directory that may be shard lists of wids.
+/// Most JSON files of a directory that are examined as shard lists of wids.
 const LISTS_MAX: usize = 64;
-/// Bytes at the start of a shard list that contain its kind.
+/// Bytes at the start of a shard list that must contain its kind.
 const KIND_WITHIN_BYTES: u64 = 512;
 /// Longest file that is read.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// Claims of the files next to a shard, each with its file.
+/// Numbers that other tools' files claim for a shard, each with the path of the file.
 #[derive(Debug, Clone, Default)]
 pub(in crate::index) struct Claims {
     pub(in crate::index) samples: Vec<(String, u64)>,
@@ -27,7 +27,7 @@ pub(in crate::index) struct Claims {
     pub(in crate::index) warnings: Vec<String>,
 }
 
-/// Offsets of headers, as claimed by a file next to a shard.
+/// Locations of headers according to another tool's file.
 #[derive(Debug, Clone)]
 pub(in crate::index) struct HeaderLayout {
     pub(in crate::index) source: String,
@@ -37,7 +37,7 @@ pub(in crate::index) struct HeaderLayout {
     pub(in crate::index) samples: Option<Vec<u64>>,
 }
 
-/// Collects what `.info.json` and shard lists say of each shard.
+/// Collects the claims of `.info.json` and shard lists for each shard.
 pub(in crate::index) fn claims(shards: &[Shard]) -> Vec<Claims> {
     let mut claims = vec![Claims::default(); shards.len()];
     let mut directories: Vec<&Path> = shards.iter().filter_map(|shard| shard.path()?.parent()).collect();
@@ -59,7 +59,7 @@ pub(in crate::index) fn claims(shards: &[Shard]) -> Vec<Claims> {
     files.dedup();
     for file in files {
         if let Err(warning) = collect(&file, &by_path, &mut claims) {
-            claims[0].warnings.push(format!("`{}` is not used: {warning}", file.display()));
+            claims[0].warnings.push(format!("`{}` is ignored: {warning}", file.display()));
         }
     }
     claims
@@ -91,8 +91,8 @@ fn collect(file: &Path, by_path: &HashMap<PathBuf, usize>, claims: &mut [Claims]
     Ok(())
 }
 
-/// JSON files in a directory that say of themselves that they are shard lists; those of webshart, one a
-/// shard, are not.
+/// Returns JSON files in a directory that are marked as shard lists; those of webshart, one per shard, are
+/// not.
 fn shard_lists(directory: &Path, shards: &HashMap<PathBuf, usize>) -> Vec<PathBuf> {
     let is_list = |path: &PathBuf| {
         let is_json = path.extension().is_some_and(|extension| extension == "json");
@@ -117,10 +117,10 @@ fn says_its_kind(path: &Path) -> bool {
     read.is_ok() && begin.windows(20).any(|window| window == b"wids-shard-index-v1\"")
 }
 
-/// Returns the header offsets of `SHARD.tar.idx`, else of webshart's `SHARD.json`; `None` without either.
+/// Returns the header locations of `SHARD.tar.idx`, else of webshart's `SHARD.json`; `None` without either.
 ///
 /// # Errors
-/// A warning that names the file if it does not fit the shard.
+/// A warning with the path of the file if it does not match the shard.
 pub(in crate::index) fn layout(
     shard: &Shard,
     shard_bytes: u64,
@@ -131,7 +131,7 @@ pub(in crate::index) fn layout(
     if let Some(layout) = with_file(&tar_index, shard, |bytes| tar_index_layout(bytes, shard_bytes))? {
         return Ok(Some(layout));
     }
-    // To read it takes longer than to read the headers of a local shard.
+    // Reading it takes longer than reading the headers of a local shard.
     if !is_followed {
         return Ok(None);
     }
@@ -148,7 +148,7 @@ fn with_file(
 ) -> Result<Option<HeaderLayout>, String> {
     let source = path.display().to_string();
     let unusable = |reason: String| {
-        format!("`{source}` is not used, shard `{}` is read from its beginning: {reason}", shard.url)
+        format!("`{source}` is ignored, shard `{}` is read from its start: {reason}", shard.url)
     };
     let bytes = read_file(path, BYTES_MAX).map_err(|error| unusable(crate::error::reason_of(&error)))?;
     let Some(bytes) = bytes else { return Ok(None) };
@@ -165,10 +165,13 @@ fn tar_index_layout(bytes: &[u8], shard_bytes: u64) -> Result<HeaderOffsets, Str
 fn payloads_layout(bytes: &[u8], shard: &Shard, shard_bytes: u64) -> Result<HeaderOffsets, String> {
     let payloads = parse_payloads(bytes)?;
     if payloads.shard != shard.base_name() {
-        return Err(format!("it is that of shard `{}`", payloads.shard));
+        return Err(format!("it describes another shard, `{}`", payloads.shard));
     }
     if payloads.filesize != shard_bytes {
-        return Err(format!("it is that of {} bytes, the shard has {shard_bytes}", payloads.filesize));
+        return Err(format!(
+            "it describes a shard of {} bytes, this one has {shard_bytes}",
+            payloads.filesize
+        ));
     }
     Ok((payloads.ends, None))
 }

@@ -1,4 +1,4 @@
-//! Reads what Megatron-Energon's `energon prepare` leaves beside shards.
+//! Reads the files that Megatron-Energon's `energon prepare` writes next to shards.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -19,26 +19,26 @@ use crate::store::local::read_file;
 
 /// Directory of the metadata.
 pub(super) const DIRECTORY: &str = ".nv-meta";
-/// Splits, in order of preference.
+/// Files with splits, in order of preference.
 const SPLIT_FILES: [&str; 2] = ["split.yaml", "split.json"];
-/// Longest file of splits that is read.
+/// Longest file with splits that is read.
 const SPLIT_BYTES_MAX: u64 = 64 << 20;
 
-/// A named part of a dataset.
+/// Named part of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnergonSplit {
     /// Its name, such as `train`.
     pub name: String,
-    /// Shards as paths below the directory of the dataset, in order; the excluded ones left out.
+    /// Shards as paths below the directory of the dataset, in order, without excluded ones.
     pub shards: Vec<String>,
     /// Single samples that the file excludes, as `SHARD/SAMPLE`.
     pub excluded_samples: Vec<String>,
 }
 
-/// Reads the splits of the dataset in `directory`, in alphabetical order; `None` if it names none.
+/// Reads the splits of the dataset in `directory`, in alphabetical order; `None` if it defines none.
 ///
 /// # Errors
-/// [`Error::Index`] if the file is not what Energon writes; [`Error::File`] if it cannot be read.
+/// [`Error::Index`] if the file does not have Energon's format; [`Error::File`] if it cannot be read.
 pub fn splits(directory: &Path) -> Result<Option<Vec<EnergonSplit>>> {
     for name in SPLIT_FILES {
         let path = directory.join(DIRECTORY).join(name);
@@ -57,7 +57,7 @@ fn parse_splits(text: &[u8], is_yaml: bool) -> Result<Vec<EnergonSplit>, String>
         serde_json::from_slice(text).map_err(|error| error.to_string())?
     };
     let parts = document.get("split_parts").and_then(Value::as_object);
-    let parts = parts.ok_or("it has no mapping `split_parts`")?;
+    let parts = parts.ok_or("a mapping `split_parts` is required")?;
     let excluded = match document.get("exclude") {
         None | Some(Value::Null) => Vec::new(),
         Some(patterns) => names(patterns, "exclude")?,
@@ -74,12 +74,12 @@ fn parse_splits(text: &[u8], is_yaml: bool) -> Result<Vec<EnergonSplit>, String>
     parts.iter().map(split).collect()
 }
 
-/// A list of patterns, expanded.
+/// Expands a list of patterns.
 fn names(patterns: &Value, of: &str) -> Result<Vec<String>, String> {
-    let patterns = patterns.as_array().ok_or_else(|| format!("`{of}` is no list"))?;
+    let patterns = patterns.as_array().ok_or_else(|| format!("`{of}` must be a list"))?;
     let mut names = Vec::new();
     for pattern in patterns {
-        let pattern = pattern.as_str().ok_or_else(|| format!("`{of}` lists something that is no name"))?;
+        let pattern = pattern.as_str().ok_or_else(|| format!("`{of}` must list names"))?;
         expand_braces(pattern, &mut names).map_err(|error| error.to_string())?;
     }
     Ok(names)
@@ -88,18 +88,18 @@ fn names(patterns: &Value, of: &str) -> Result<Vec<String>, String> {
 /// Reads `SHARD.tar.idx`: the offsets of all samples' first headers, then the end of the last sample.
 ///
 /// # Errors
-/// Why it cannot be one of a shard of `shard_bytes`.
+/// The reason why it does not match a shard of `shard_bytes`.
 pub fn parse_tar_index(bytes: &[u8], shard_bytes: u64) -> Result<Vec<u64>, String> {
     let (values, rest) = bytes.as_chunks::<8>();
     if values.is_empty() || !rest.is_empty() {
-        return Err(format!("{} bytes are no list of 64-bit offsets", bytes.len()));
+        return Err(format!("expected 64-bit offsets, found {} bytes", bytes.len()));
     }
     let offsets: Vec<u64> = values.iter().map(|value| u64::from_le_bytes(*value)).collect();
     if let Some(outside) = offsets.iter().find(|offset| **offset > shard_bytes) {
         return Err(format!("offset {outside} lies outside a shard of {shard_bytes} bytes"));
     }
     if !offsets.is_sorted_by(|earlier, later| earlier < later) {
-        return Err("the offsets do not rise".to_owned());
+        return Err("the offsets must ascend".to_owned());
     }
     Ok(offsets)
 }
@@ -107,7 +107,7 @@ pub fn parse_tar_index(bytes: &[u8], shard_bytes: u64) -> Result<Vec<u64>, Strin
 /// Reads `.info.json`: samples by shard path.
 ///
 /// # Errors
-/// Why it is no such file.
+/// The reason why it is not such a file.
 pub fn parse_info(bytes: &[u8]) -> Result<Vec<(String, u64)>, String> {
     #[derive(serde::Deserialize)]
     struct Info {
@@ -145,10 +145,10 @@ mod tests {
         for (text, reason) in [
             ("a: 1", "no mapping `split_parts`"),
             ("split_parts: [a]", "no mapping"),
-            ("split_parts: {train: a.tar}", "`train` is no list"),
+            ("split_parts: {train: a.tar}", "`train` must be a list"),
             ("split_parts: {train: [[a]]}", "no name"),
             ("split_parts: {train: ['{0..99999999}']}", "too many"),
-            ("split_parts: {train: [a]}\nexclude: a", "`exclude` is no list"),
+            ("split_parts: {train: [a]}\nexclude: a", "`exclude` must be a list"),
             ("split_parts: {train: [a", "line"),
         ] {
             let error = parse_splits(text.as_bytes(), true).unwrap_err();

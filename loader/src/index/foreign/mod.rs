@@ -1,13 +1,12 @@
-//! Reads the index files of other tools, as hints: Energon, wids, webshart.
+//! Uses the files that other tools keep about shards: Energon, wids, webshart.
 //!
-//! Their files are hints, never truth. Numbers of samples and lengths of files are compared with what the
-//! headers show; a difference is a warning that names both. Places of headers let a shard be read in many
-//! ranges at once instead of header by header ([`walk`]), which pays where every range is a request; the rows
-//! are the same, because every header is still read and grouped by this project's own rules. A file that does
-//! not fit its shard is a warning, and the shard is read from its beginning.
+//! Their files are hints, not the truth. Numbers of samples and lengths of files are compared with the
+//! headers; a difference is a warning with both numbers. Header locations let a shard be read in many
+//! parallel ranges instead of header by header ([`walk`]), which pays off where every range is a request; the
+//! rows are the same, because every header is still read and grouped by this crate's own rules. If a file
+//! does not match its shard, there is a warning and the shard is read from its start.
 //!
-//! The parsers take bytes, so that files which lie elsewhere than on a local disk can be read by the same
-//! code.
+//! The parsers take bytes, so that files outside of a local disk can be read by the same code.
 
 pub mod energon;
 pub mod walk;
@@ -21,20 +20,20 @@ pub(super) use self::beside::{Claims, HeaderLayout, claims, layout};
 use super::build::BuiltShard;
 use crate::shard::Shard;
 
-/// Use of the index files of other tools when an index is made.
+/// Use of other tools' files when an index is built.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ForeignIndexes {
     /// Nothing.
     Ignore,
-    /// Numbers of samples and lengths are compared; a difference is a warning.
+    /// Compares numbers of samples and lengths; a difference is a warning.
     #[default]
     Check,
-    /// The same, and headers are read where those files say that they are; the rows are the same. Worth its
-    /// while where every read takes long.
+    /// Also reads headers at the locations in those files; the rows are the same. Useful where every read has
+    /// a high latency.
     Follow,
 }
 
-/// Compares what other tools claim of a shard with what its headers have shown.
+/// Compares the claims of other tools about a shard with its headers.
 pub(super) fn differences(shard: &Shard, built: &BuiltShard, claims: &Claims) -> Vec<String> {
     let bad = built.skipped.iter().filter(|skipped| skipped.key.is_some()).count() as u64;
     let samples = built.shard.samples + bad;
@@ -43,20 +42,21 @@ pub(super) fn differences(shard: &Shard, built: &BuiltShard, claims: &Claims) ->
     for (source, claimed) in &claims.bytes {
         if *claimed != built.shard.bytes {
             let found = built.shard.bytes;
-            warnings.push(format!("`{source}` says that shard `{url}` has {claimed} bytes; it has {found}"));
+            warnings
+                .push(format!("`{source}` claims that shard `{url}` has {claimed} bytes; it has {found}"));
         }
     }
     for (source, claimed) in &claims.samples {
         if *claimed != samples {
-            let warning = format!("`{source}` says that shard `{url}` has {claimed} samples");
-            warnings.push(format!("{warning}; its headers show {samples}, which is used"));
+            let warning = format!("`{source}` claims that shard `{url}` has {claimed} samples");
+            warnings.push(format!("{warning}; its headers show {samples}, which are used"));
         }
     }
     warnings.extend(claims.warnings.iter().cloned());
     warnings
 }
 
-/// Compares where another tool lets samples begin with where the headers show them to begin.
+/// Compares the starts of samples according to another tool with those in the headers.
 pub(super) fn grouping_difference(
     shard: &Shard,
     built: &BuiltShard,
@@ -69,7 +69,7 @@ pub(super) fn grouping_difference(
     let (source, url, claimed) = (&layout.source, &shard.url, begins.len());
     let warning = format!("`{source}` groups shard `{url}` otherwise");
     match elsewhere {
-        Some(offset) => Some(format!("{warning}: no sample begins at offset {offset}; the headers show one")),
+        Some(offset) => Some(format!("{warning}: no sample starts at offset {offset}; the headers show one")),
         None if claimed != found => Some(format!("{warning}: {claimed} samples; the headers show {found}")),
         None => None,
     }

@@ -1,9 +1,9 @@
-//! Reads the headers of a shard from many places at once.
+//! Reads the headers of a shard at many offsets in parallel.
 //!
-//! A chain of tar headers has to be followed one by one, unless something tells where chains begin: then all
-//! of them are followed together, a round of ranges at a time. Every chain must end exactly where the next
-//! begins. Since the first begins at 0, the entries are those that following one chain from 0 would give,
-//! whatever the places came from: a wrong place makes the walk fail, never its result wrong.
+//! A chain of tar headers must be followed one by one, unless the starts of several chains are known: then
+//! all of them are followed together, one round of ranges at a time. Every chain must end exactly where the
+//! next one starts. Since the first starts at 0, the entries equal those of a single chain from 0, whatever
+//! the source of the starts: a wrong start makes the walk fail, but never gives wrong entries.
 
 use std::ops::Range;
 
@@ -13,21 +13,21 @@ use crate::shard::tar::header::BLOCK_BYTES;
 use crate::shard::tar::headers::{Headers, Next};
 use crate::shard::tar::{Entry, padded};
 
-/// Largest number of ranges that are requested at once.
+/// Most ranges per request.
 const RANGES_MAX: usize = 4_096;
-/// Length of the ranges in which the bytes after the end mark are read.
+/// Length of the ranges in which the bytes after the end marker are read.
 const TAIL_RANGE_BYTES: u64 = 1 << 20;
 
-/// A shard that is read by ranges.
+/// Shard that is read by ranges.
 pub trait ByteRanges {
     /// Returns the length of the shard.
     fn bytes(&self) -> u64;
 
-    /// Reads ranges, all inside the shard; returns as many pieces, each as long as its range. A store that is
-    /// far away reads them at the same time.
+    /// Reads ranges inside the shard; returns one piece per range, of the same length. A remote store reads
+    /// them in parallel.
     ///
     /// # Errors
-    /// Error of the store.
+    /// The error of the store.
     fn read(&mut self, ranges: &[Range<u64>]) -> std::io::Result<Vec<Bytes>>;
 }
 
@@ -49,8 +49,8 @@ impl ByteRanges for Bytes {
 /// Reads all entries of a shard, following a chain of headers from 0 and from each of `starts`.
 ///
 /// # Errors
-/// Why the places do not fit the shard, or what is wrong with the shard itself; reading it from its beginning
-/// tells what it is then.
+/// The reason why the starts do not match the shard, or why the shard itself is damaged; reading it from its
+/// start then gives the accurate error.
 pub(crate) fn walk_entries(starts: &[u64], shard: &mut dyn ByteRanges) -> Result<Vec<Entry>, String> {
     let mut chains = chains(starts, shard.bytes())?;
     let mut unfinished: Vec<usize> = (0..chains.len()).collect();
@@ -81,19 +81,19 @@ fn chains(starts: &[u64], shard_bytes: u64) -> Result<Vec<Chain>, String> {
         return Err(format!("{odd} is not the offset of a header in a shard of {shard_bytes} bytes"));
     }
     if !begins.is_sorted_by(|earlier, later| earlier < later) {
-        return Err("the offsets do not rise".to_owned());
+        return Err("the offsets must ascend".to_owned());
     }
     let ends = begins.iter().skip(1).copied().chain([shard_bytes]);
     Ok(begins.iter().zip(ends).map(|(&begin, end)| Chain::new(begin, end, shard_bytes)).collect())
 }
 
-/// A chain of headers and how far it was followed.
+/// Chain of headers, and the position up to which it was followed.
 struct Chain {
     at: u64,
     end: u64,
     shard_bytes: u64,
     headers: Headers,
-    /// Length of the extension payload that is to be read next.
+    /// Length of the extension payload to read next.
     extension_bytes: Option<u64>,
     end_mark: Option<u64>,
     entries: Vec<Entry>,
@@ -113,7 +113,7 @@ impl Chain {
         self.end_mark.is_some() || self.at == self.end
     }
 
-    /// Next range to read.
+    /// Returns the range to read next.
     fn wanted(&self) -> Range<u64> {
         let payload = self.at + BLOCK_BYTES as u64;
         match self.extension_bytes {
@@ -151,7 +151,7 @@ impl Chain {
         }
     }
 
-    /// Passes over the block at the current offset and its payload. Padding alone may be missing at the end.
+    /// Skips the block at the current offset and its payload. Only padding may be missing at the end.
     fn advance(&mut self, bytes: u64) -> Result<(), String> {
         let payload = self.at + BLOCK_BYTES as u64;
         let payload_end = payload.checked_add(bytes).filter(|&end| end <= self.shard_bytes);
@@ -161,7 +161,7 @@ impl Chain {
         };
         self.at = if self.is_last() { next.min(self.end) } else { next };
         if self.at > self.end || (self.at == self.end && !self.headers.is_between_members()) {
-            return Err(format!("no header begins at offset {}", self.end));
+            return Err(format!("no header starts at offset {}", self.end));
         }
         Ok(())
     }
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
     use crate::shard::tar::slice::SliceEntries;
 
-    /// A shard that counts how often it is asked.
+    /// Shard that counts its reads.
     struct Counted(Bytes, usize);
 
     impl ByteRanges for Counted {
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// 30 members, every tenth with a name that takes extension headers.
+    /// Makes an archive of 30 members, every tenth with a name that needs extension headers.
     fn archive() -> Bytes {
         let mut archive = ::tar::Builder::new(Cursor::new(Vec::new()));
         for number in 0..30_usize {
@@ -246,7 +246,7 @@ mod tests {
                 Err(_) => refused += 1,
             }
         }
-        // 0, the end of every member, and the end of the archive.
+        // Accepted are 0, the end of every member, and the end of the archive.
         assert_eq!((taken, refused), (1 + entries.len() + 1, blocks as usize - entries.len()));
         for starts in [&[100][..], &[1024, 512], &[512, 512], &[u64::MAX - 511]] {
             assert!(walk_entries(starts, &mut archive.clone()).is_err(), "{starts:?}");

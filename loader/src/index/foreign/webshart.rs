@@ -1,12 +1,12 @@
-//! Reads the JSON that webshart keeps for each shard.
+//! Reads the JSON file that webshart writes for each shard.
 //!
 //! `{"path": "a.tar", "filesize": …, "files": {NAME: {"offset", "length", …}}}`. Offsets are those of
-//! payloads. The places are used, nothing else: names leave out what comes twice, there are no samples, and
-//! `width` and `height` are those before EXIF orientation.
+//! payloads. Only the locations are used: repeated names are missing, there are no samples, and `width` and
+//! `height` ignore the EXIF orientation.
 
 use std::collections::BTreeMap;
 
-/// Offsets of the payloads of a shard.
+/// Locations of the payloads of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Payloads {
     /// Base name of the shard.
@@ -33,7 +33,7 @@ struct Member {
 /// Reads the JSON of one shard.
 ///
 /// # Errors
-/// Why it is none, or which member lies outside the shard.
+/// The reason why it is invalid, or the member outside of the shard.
 pub fn parse_payloads(bytes: &[u8]) -> Result<Payloads, String> {
     let document: Document = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let end = |(name, member): (&String, &Member)| {

@@ -1,19 +1,19 @@
 //! Reads the YAML of foreign tools as a JSON value.
 //!
-//! Sequences, mappings with text keys, and scalars; scalars stay texts, which is what names of shards are.
-//! What those files never hold is refused instead of guessed at: anchors, aliases (which let a small file
-//! grow without bounds), tags, a second document.
+//! Supports sequences, mappings with text keys, and scalars; scalars stay texts, as names of shards are.
+//! Features that those files never use are rejected: anchors, aliases (which let a small file expand without
+//! bounds), tags, a second document.
 
 use saphyr_parser::{Event, Parser};
 use serde_json::{Map, Value};
 
-/// Deepest nesting that is followed.
+/// Deepest nesting that is accepted.
 const DEPTH_MAX: usize = 16;
 
-/// Reads one document; an empty one is `Null`.
+/// Parses one document; an empty one is `Null`.
 ///
 /// # Errors
-/// What is wrong, with its line.
+/// The reason, with its line.
 pub(super) fn parse_yaml(text: &str) -> Result<Value, String> {
     let mut open: Vec<Open> = Vec::new();
     let mut root = None;
@@ -22,17 +22,17 @@ pub(super) fn parse_yaml(text: &str) -> Result<Value, String> {
         let at_line = |what: &str| format!("line {}: {what}", span.start.line());
         let value = match event {
             Event::Scalar(_, _, 1.., _) | Event::SequenceStart(1.., _) | Event::MappingStart(1.., _) => {
-                return Err(at_line("anchors are not read"));
+                return Err(at_line("anchors are not supported"));
             }
-            Event::Alias(_) => return Err(at_line("aliases are not read")),
+            Event::Alias(_) => return Err(at_line("aliases are not supported")),
             Event::Scalar(.., Some(_))
             | Event::SequenceStart(_, Some(_))
             | Event::MappingStart(_, Some(_)) => {
-                return Err(at_line("tags are not read"));
+                return Err(at_line("tags are not supported"));
             }
             Event::Scalar(text, ..) => Value::String(text.into_owned()),
             Event::SequenceStart(..) | Event::MappingStart(..) if open.len() == DEPTH_MAX => {
-                return Err(at_line("nested too deep"));
+                return Err(at_line("nested too deeply"));
             }
             Event::SequenceStart(..) => {
                 open.push(Open::Sequence(Vec::new()));
@@ -44,20 +44,20 @@ pub(super) fn parse_yaml(text: &str) -> Result<Value, String> {
             }
             Event::SequenceEnd | Event::MappingEnd => match open.pop() {
                 Some(ended) => ended.into_value(),
-                None => return Err(at_line("ends what was never begun")),
+                None => return Err(at_line("unexpected end of a collection")),
             },
             _ => continue,
         };
         match open.last_mut() {
             Some(parent) => parent.push(value).map_err(|what| at_line(&what))?,
-            None if root.is_some() => return Err(at_line("a second document")),
+            None if root.is_some() => return Err(at_line("only one document is supported")),
             None => root = Some(value),
         }
     }
     Ok(root.unwrap_or(Value::Null))
 }
 
-/// A collection that has not ended; a mapping with the key whose value is to come.
+/// Collection that has not ended; a mapping with the key whose value follows.
 enum Open {
     Sequence(Vec<Value>),
     Mapping(Map<String, Value>, Option<String>),
@@ -68,7 +68,7 @@ impl Open {
         match (self, value) {
             (Self::Sequence(items), value) => items.push(value),
             (Self::Mapping(_, key @ None), Value::String(name)) => *key = Some(name),
-            (Self::Mapping(_, None), _) => return Err("a key is no text".to_owned()),
+            (Self::Mapping(_, None), _) => return Err("a key must be a text".to_owned()),
             (Self::Mapping(entries, key), value) => {
                 let name = key.take().unwrap_or_default();
                 if entries.contains_key(&name) {
@@ -112,7 +112,7 @@ mod tests {
             ("a: 1\n---\nb: 2", "second document"),
             ("a: 1\na: 2", "twice"),
             ("[1]: 2", "no text"),
-            (&"[".repeat(40), "nested too deep"),
+            (&"[".repeat(40), "nested too deeply"),
             ("a: [1", "line"),
             ("a: b: c", "line"),
         ];

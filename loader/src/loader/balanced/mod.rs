@@ -291,7 +291,7 @@ fn begin_steps(
             for microbatch in microbatches? {
                 let mut samples = Vec::with_capacity(microbatch.len());
                 for (place, raw) in microbatch {
-                    samples.push((place, collator.begin_sample(raw).await?));
+                    samples.push((place, collator.start_sample(raw).await?));
                 }
                 collator.transform(samples.iter_mut().map(|(_, sample)| sample));
                 pending.push(samples);

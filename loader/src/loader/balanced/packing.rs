@@ -7,7 +7,7 @@ use super::{Microbatch, Step};
 use crate::decode::Collator;
 use crate::error::{Error, Result};
 use crate::plan::PadTo;
-use crate::prepare::{PrepareLog, Preparer, Truncated};
+use crate::prepare::{PrepareLog, Preparer, TruncatedSample};
 
 /// Packs microbatches, where the loader has a preparer, and counts what it packs.
 pub(super) struct Packing {
@@ -91,7 +91,7 @@ impl Packing {
             let cut_tokens = prepared.cut_tokens as u64;
             let tokens = prepared.tokens() as u64 + cut_tokens;
             let (shard, key) = (sample.shard.to_string(), sample.key.clone());
-            self.log.truncated(Truncated { shard, key, tokens, cut_tokens });
+            self.log.truncated(TruncatedSample { shard, key, tokens, cut_tokens });
         }
     }
 

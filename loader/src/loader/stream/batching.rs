@@ -65,13 +65,13 @@ impl OpenBatch<'_> {
                     None => self.starter.encoded.lease(bytes).await?,
                 };
                 self.decoded.grow(collator.decoded_bytes(std::slice::from_ref(&raw))).await?;
-                self.pending.push(collator.begin_leased(raw, lease).await?);
+                self.pending.push(collator.start_leased(raw, lease).await?);
             }
             mode => {
                 self.encoded.grow(bytes).await?;
                 drop(lease);
                 if mode == Decode::Raw {
-                    self.pending.push(collator.begin_sample(raw).await?);
+                    self.pending.push(collator.start_sample(raw).await?);
                 } else {
                     self.waiting.push(raw);
                 }
@@ -84,7 +84,7 @@ impl OpenBatch<'_> {
         let samples = self.len() as u64;
         let collator = &self.starter.collator;
         let batch = if matches!(collator.decode_mode(), Decode::Pixels { .. }) {
-            collator.begin(self.waiting).await?
+            collator.start(self.waiting).await?
         } else {
             collator.transform(self.pending.iter_mut());
             PendingBatch::Fields(self.pending)

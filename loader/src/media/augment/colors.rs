@@ -4,7 +4,7 @@
 //! ITU-R BT.601; the hue rotates in HSV.
 
 use super::builder::ColorJitter;
-use super::random::{Draws, Quantity};
+use super::random::{Quantity, RandomSource};
 
 /// Weights of red, green and blue in gray.
 const GRAY: [f32; 3] = [0.299, 0.587, 0.114];
@@ -12,14 +12,14 @@ const WHITE: f32 = 255.0;
 
 /// Color changes drawn for one image.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Colors {
+pub(crate) struct ColorChanges {
     brightness: f32,
     contrast: f32,
     saturation: f32,
     hue_turns: f32,
 }
 
-impl Default for Colors {
+impl Default for ColorChanges {
     fn default() -> Self {
         Self { brightness: 1.0, contrast: 1.0, saturation: 1.0, hue_turns: 0.0 }
     }
@@ -27,19 +27,19 @@ impl Default for Colors {
 
 impl ColorJitter {
     /// Draws the changes of one image.
-    pub(super) fn draw(&self, draws: Draws) -> Colors {
+    pub(super) fn draw(&self, random: RandomSource) -> ColorChanges {
         let factor =
-            |quantity, change: f64| draws.between(quantity, (1.0 - change).max(0.0), 1.0 + change) as f32;
-        Colors {
+            |quantity, change: f64| random.between(quantity, (1.0 - change).max(0.0), 1.0 + change) as f32;
+        ColorChanges {
             brightness: factor(Quantity::Brightness, self.brightness),
             contrast: factor(Quantity::Contrast, self.contrast),
             saturation: factor(Quantity::Saturation, self.saturation),
-            hue_turns: draws.between(Quantity::Hue, -self.hue, self.hue) as f32,
+            hue_turns: random.between(Quantity::Hue, -self.hue, self.hue) as f32,
         }
     }
 }
 
-impl Colors {
+impl ColorChanges {
     /// Changes the pixels of a whole image.
     #[expect(clippy::float_cmp, reason = "a factor that was not drawn is exactly 1, a turn exactly 0")]
     pub(crate) fn apply(&self, pixels: &mut [[u8; 3]]) {
@@ -55,7 +55,7 @@ impl Colors {
                 color = color.map(|value| blend(gray, value, self.saturation));
             }
             if has_hue {
-                color = turn_hue(color, self.hue_turns);
+                color = rotate_hue(color, self.hue_turns);
             }
             // Adding a half and truncating rounds to the nearest integer, because no value is negative.
             *pixel = color.map(|value| (value + 0.5) as u8);
@@ -82,7 +82,7 @@ fn blend(base: f32, value: f32, factor: f32) -> f32 {
 
 /// Rotates the hue by a fraction of the color wheel, keeping value and chroma of HSV.
 #[expect(clippy::float_cmp, reason = "the largest of three values is one of them")]
-fn turn_hue(color: [f32; 3], turns: f32) -> [f32; 3] {
+fn rotate_hue(color: [f32; 3], turns: f32) -> [f32; 3] {
     const SECTORS: f32 = 6.0;
     let [red, green, blue] = color;
     let most = red.max(green).max(blue);
@@ -110,39 +110,40 @@ mod tests {
     use super::*;
 
     const RED: [u8; 3] = [255, 0, 0];
-    const PLAIN: Colors = Colors { brightness: 1.0, contrast: 1.0, saturation: 1.0, hue_turns: 0.0 };
+    const PLAIN: ColorChanges =
+        ColorChanges { brightness: 1.0, contrast: 1.0, saturation: 1.0, hue_turns: 0.0 };
 
-    fn changed(colors: Colors, mut pixels: Vec<[u8; 3]>) -> Vec<[u8; 3]> {
+    fn changed(colors: ColorChanges, mut pixels: Vec<[u8; 3]>) -> Vec<[u8; 3]> {
         colors.apply(&mut pixels);
         pixels
     }
 
     #[test]
     fn brightness_multiplies_and_stops_at_white() {
-        let colors = Colors { brightness: 1.5, ..PLAIN };
+        let colors = ColorChanges { brightness: 1.5, ..PLAIN };
         assert_eq!(changed(colors, vec![[10, 100, 200]]), [[15, 150, 255]]);
     }
 
     #[test]
     fn contrast_is_about_the_mean_gray() {
-        let flat = changed(Colors { contrast: 0.0, ..PLAIN }, vec![[0; 3], [100; 3]]);
+        let flat = changed(ColorChanges { contrast: 0.0, ..PLAIN }, vec![[0; 3], [100; 3]]);
         assert_eq!(flat, [[50; 3]; 2]);
-        let steep = changed(Colors { contrast: 2.0, ..PLAIN }, vec![[40; 3], [60; 3]]);
+        let steep = changed(ColorChanges { contrast: 2.0, ..PLAIN }, vec![[40; 3], [60; 3]]);
         assert_eq!(steep, [[30; 3], [70; 3]]);
     }
 
     #[test]
     fn saturation_is_about_the_gray_of_the_pixel() {
-        assert_eq!(changed(Colors { saturation: 0.0, ..PLAIN }, vec![RED, [9; 3]]), [[76; 3], [9; 3]]);
+        assert_eq!(changed(ColorChanges { saturation: 0.0, ..PLAIN }, vec![RED, [9; 3]]), [[76; 3], [9; 3]]);
     }
 
     #[test]
     fn hue_turns_red_to_green_to_blue_and_back() {
-        let turned = |turns| changed(Colors { hue_turns: turns, ..PLAIN }, vec![RED])[0];
+        let turned = |turns| changed(ColorChanges { hue_turns: turns, ..PLAIN }, vec![RED])[0];
         assert_eq!(turned(1.0 / 3.0), [0, 255, 0]);
         assert_eq!(turned(-1.0 / 3.0), [0, 0, 255]);
         assert_eq!(turned(0.5), [0, 255, 255]);
-        let muted = changed(Colors { hue_turns: 0.25, ..PLAIN }, vec![[40, 60, 50]])[0];
+        let muted = changed(ColorChanges { hue_turns: 0.25, ..PLAIN }, vec![[40, 60, 50]])[0];
         assert_eq!((*muted.iter().max().unwrap(), *muted.iter().min().unwrap()), (60, 40));
     }
 
@@ -150,7 +151,7 @@ mod tests {
     fn no_change_keeps_every_value() {
         let all: Vec<[u8; 3]> = (0..=255).map(|value| [value, 255 - value, value / 2]).collect();
         assert_eq!(changed(PLAIN, all.clone()), all);
-        let nearly = Colors { hue_turns: 1e-9, ..PLAIN };
+        let nearly = ColorChanges { hue_turns: 1e-9, ..PLAIN };
         assert_eq!(changed(nearly, all.clone()), all);
     }
 }

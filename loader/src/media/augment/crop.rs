@@ -7,7 +7,7 @@
 use dflop_costmodel::ImageSize;
 
 use super::builder::RandomCrop;
-use super::random::{Draws, Quantity};
+use super::random::{Quantity, RandomSource};
 
 /// Attempts before the centered crop is taken.
 const ATTEMPTS: u64 = 10;
@@ -23,34 +23,34 @@ pub(crate) struct Crop {
 
 impl RandomCrop {
     /// Draws a rectangle of an image of this size.
-    pub(super) fn draw(&self, draws: Draws, shown: ImageSize) -> Crop {
-        let area = f64::from(shown.width) * f64::from(shown.height);
+    pub(super) fn draw(&self, random: RandomSource, displayed: ImageSize) -> Crop {
+        let area = f64::from(displayed.width) * f64::from(displayed.height);
         let fits = |length: f64, most: u32| length >= 1.0 && length <= f64::from(most);
         for attempt in 0..ATTEMPTS {
-            let area = area * draws.between(Quantity::Area(attempt), self.scale_min, self.scale_max);
-            let ratio = draws.log_between(Quantity::Ratio(attempt), self.ratio_min, self.ratio_max);
+            let area = area * random.between(Quantity::Area(attempt), self.scale_min, self.scale_max);
+            let ratio = random.log_between(Quantity::Ratio(attempt), self.ratio_min, self.ratio_max);
             let [width, height] = [area * ratio, area / ratio].map(|square| square.sqrt().round());
-            if fits(width, shown.width) && fits(height, shown.height) {
+            if fits(width, displayed.width) && fits(height, displayed.height) {
                 let (width, height) = (width as u32, height as u32);
-                let left = draws.whole(Quantity::Left(attempt), shown.width - width);
-                let top = draws.whole(Quantity::Top(attempt), shown.height - height);
+                let left = random.whole(Quantity::Left(attempt), displayed.width - width);
+                let top = random.whole(Quantity::Top(attempt), displayed.height - height);
                 return Crop { left, top, width, height };
             }
         }
-        self.center(shown)
+        self.center(displayed)
     }
 
     /// Returns the largest centered rectangle with an allowed ratio.
-    fn center(&self, shown: ImageSize) -> Crop {
-        let ratio = f64::from(shown.width) / f64::from(shown.height);
+    fn center(&self, displayed: ImageSize) -> Crop {
+        let ratio = f64::from(displayed.width) / f64::from(displayed.height);
         let whole = |length: f64, most: u32| (length.round() as u32).clamp(1, most);
         let (width, height) = if ratio < self.ratio_min {
-            (shown.width, whole(f64::from(shown.width) / self.ratio_min, shown.height))
+            (displayed.width, whole(f64::from(displayed.width) / self.ratio_min, displayed.height))
         } else if ratio > self.ratio_max {
-            (whole(f64::from(shown.height) * self.ratio_max, shown.width), shown.height)
+            (whole(f64::from(displayed.height) * self.ratio_max, displayed.width), displayed.height)
         } else {
-            (shown.width, shown.height)
+            (displayed.width, displayed.height)
         };
-        Crop { left: (shown.width - width) / 2, top: (shown.height - height) / 2, width, height }
+        Crop { left: (displayed.width - width) / 2, top: (displayed.height - height) / 2, width, height }
     }
 }

@@ -28,11 +28,11 @@ mod random;
 use dflop_costmodel::ImageSize;
 
 pub use self::builder::{AugmentBuilder, ColorJitter};
-pub(crate) use self::colors::Colors;
+pub(crate) use self::colors::ColorChanges;
 pub(crate) use self::crop::Crop;
 
 use self::builder::RandomCrop;
-use self::random::{Draws, Quantity};
+use self::random::{Quantity, RandomSource};
 use super::error::DecodeError;
 use super::image::{RgbImage, resize_crop};
 use crate::shard::SampleId;
@@ -59,31 +59,31 @@ impl Augment {
     /// - `field`: extension of the image's field, which distinguishes it from the other fields of its sample
     #[must_use]
     pub fn image(&self, sample: SampleId<'_>, epoch: u64, field: &str) -> ImageAugment {
-        let draws = Draws::new(self.seed, sample, epoch, field);
-        ImageAugment { augment: *self, draws }
+        let random = RandomSource::new(self.seed, sample, epoch, field);
+        ImageAugment { augment: *self, random }
     }
 }
 
 /// Returns the seed of one transform for one field, see [`crate::decode`].
 pub(crate) fn field_seed(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str, transform: u64) -> u64 {
-    Draws::new(seed, sample, epoch, field).bits(Quantity::Transform(transform))
+    RandomSource::new(seed, sample, epoch, field).bits(Quantity::Transform(transform))
 }
 
 /// Random changes of one image; their coordinates in pixels follow from its size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ImageAugment {
     augment: Augment,
-    draws: Draws,
+    random: RandomSource,
 }
 
 impl ImageAugment {
     /// Draws the changes of an image of this size, measured after its EXIF orientation was applied.
-    pub(crate) fn draw(&self, shown: ImageSize) -> ImageDraw {
+    pub(crate) fn draw(&self, displayed: ImageSize) -> ImageChanges {
         let Augment { crop, flip_probability, jitter, .. } = self.augment;
-        ImageDraw {
-            crop: crop.map(|crop| crop.draw(self.draws, shown)),
-            is_flipped: self.draws.fraction(Quantity::Flip) < flip_probability,
-            colors: jitter.draw(self.draws),
+        ImageChanges {
+            crop: crop.map(|crop| crop.draw(self.random, displayed)),
+            is_flipped: self.random.fraction(Quantity::Flip) < flip_probability,
+            colors: jitter.draw(self.random),
         }
     }
 
@@ -94,9 +94,10 @@ impl ImageAugment {
     /// # Errors
     /// [`DecodeError::Codec`] if a side is zero, or if the pixels of `image` do not match its size.
     pub fn apply(&self, image: &RgbImage, width: u32, height: u32) -> Result<RgbImage, DecodeError> {
-        let shown = ImageSize { width: image.width, height: image.height };
-        let draw = self.draw(shown);
-        let crop = draw.crop.unwrap_or(Crop { left: 0, top: 0, width: shown.width, height: shown.height });
+        let displayed = ImageSize { width: image.width, height: image.height };
+        let draw = self.draw(displayed);
+        let crop =
+            draw.crop.unwrap_or(Crop { left: 0, top: 0, width: displayed.width, height: displayed.height });
         let mut changed = resize_crop(image, crop, ImageSize { width, height })?;
         let (pixels, _) = changed.pixels.as_chunks_mut::<3>();
         draw.colors.apply(pixels);
@@ -109,13 +110,13 @@ impl ImageAugment {
 
 /// Changes of one image in pixels; none by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct ImageDraw {
+pub(crate) struct ImageChanges {
     /// Rectangle that is kept; `None` keeps the caller's choice.
     pub(crate) crop: Option<Crop>,
     /// Whether the image is mirrored from left to right, after all other changes.
     pub(crate) is_flipped: bool,
     /// Color changes.
-    pub(crate) colors: Colors,
+    pub(crate) colors: ColorChanges,
 }
 
 #[cfg(test)]

@@ -47,9 +47,9 @@ impl Quantity {
 
 /// Random source of one image: a pure function of seed, sample, epoch and field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Draws(u64);
+pub(super) struct RandomSource(u64);
 
-impl Draws {
+impl RandomSource {
     pub(super) fn new(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str) -> Self {
         // Datasets are moved and copied, so only the base name of a shard counts.
         let shard = sample.shard.rsplit('/').next().unwrap_or_default();

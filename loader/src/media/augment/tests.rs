@@ -11,17 +11,17 @@ fn all() -> Augment {
     builder.color_jitter(jitter).seed(11).build().unwrap()
 }
 
-const SHOWN: ImageSize = ImageSize { width: 400, height: 300 };
+const DISPLAYED: ImageSize = ImageSize { width: 400, height: 300 };
 
-fn drawn(augment: &Augment, image: u64) -> ImageDraw {
-    augment.image(sample("kite"), 0, &format!("{image}.jpg")).draw(SHOWN)
+fn drawn(augment: &Augment, image: u64) -> ImageChanges {
+    augment.image(sample("kite"), 0, &format!("{image}.jpg")).draw(DISPLAYED)
 }
 
 #[test]
 fn draws_depend_on_everything_that_names_an_image_and_on_nothing_else() {
-    let reference = all().image(sample("kite"), 2, "1.jpg").draw(SHOWN);
+    let reference = all().image(sample("kite"), 2, "1.jpg").draw(DISPLAYED);
     let elsewhere = SampleId { shard: "s3://bucket/shard-000.tar", ..sample("kite") };
-    assert_eq!(all().image(elsewhere, 2, "1.jpg").draw(SHOWN), reference);
+    assert_eq!(all().image(elsewhere, 2, "1.jpg").draw(DISPLAYED), reference);
     let others = [
         all().image(sample("kit"), 2, "1.jpg"),
         all().image(SampleId { offset: 1024, ..sample("kite") }, 2, "1.jpg"),
@@ -31,7 +31,7 @@ fn draws_depend_on_everything_that_names_an_image_and_on_nothing_else() {
         Augment { seed: 12, ..all() }.image(sample("kite"), 2, "1.jpg"),
     ];
     for other in others {
-        assert_ne!(other.draw(SHOWN), reference);
+        assert_ne!(other.draw(DISPLAYED), reference);
     }
 }
 
@@ -39,7 +39,7 @@ fn draws_depend_on_everything_that_names_an_image_and_on_nothing_else() {
 fn switching_one_change_off_leaves_the_others() {
     let whole = drawn(&all(), 5);
     let without_crop = drawn(&Augment { crop: None, ..all() }, 5);
-    assert_eq!(without_crop, ImageDraw { crop: None, ..whole });
+    assert_eq!(without_crop, ImageChanges { crop: None, ..whole });
 }
 
 /// A resumed run must not change, so neither may the draws of one version in the next.

@@ -19,9 +19,9 @@ const END_OF_IMAGE: u8 = 0xD9;
 /// Bytes between the scan and the end marker that some writers insert.
 const SURPLUS_BYTES_MAX: usize = 4;
 
-/// How the entropy-coded data end.
+/// End of the entropy-coded data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum ScanEnd {
     /// No end marker was read.
     Unseen,
     /// The decoder found the end marker when it had finished.
@@ -34,13 +34,13 @@ enum End {
 
 /// Observations of a [`JpegSource`]; shared with it because the decoder owns the source.
 pub(super) struct EndTrace {
-    end: Cell<End>,
+    end: Cell<ScanEnd>,
     is_padded: Cell<bool>,
 }
 
 impl EndTrace {
     pub(super) fn new() -> Self {
-        Self { end: Cell::new(End::Unseen), is_padded: Cell::new(false) }
+        Self { end: Cell::new(ScanEnd::Unseen), is_padded: Cell::new(false) }
     }
 
     /// Starts to watch for overrun; must be called before the scans of a baseline JPEG are decoded.
@@ -57,14 +57,16 @@ impl EndTrace {
     /// - `bytes`: length of the file
     pub(super) fn verdict(&self, bytes: usize) -> Result<(), DecodeError> {
         match self.end.get() {
-            End::Reached => Ok(()),
-            End::Unseen | End::Overrun => Err(DecodeError::truncated("jpeg", bytes)),
-            End::Surplus => Err(DecodeError::malformed("jpeg", bytes, "unused data before the end marker")),
+            ScanEnd::Reached => Ok(()),
+            ScanEnd::Unseen | ScanEnd::Overrun => Err(DecodeError::truncated("jpeg", bytes)),
+            ScanEnd::Surplus => {
+                Err(DecodeError::malformed("jpeg", bytes, "unused data before the end marker"))
+            }
         }
     }
 
-    fn record(&self, end: End) {
-        if self.end.get() == End::Unseen {
+    fn record(&self, end: ScanEnd) {
+        if self.end.get() == ScanEnd::Unseen {
             self.end.set(end);
         }
     }
@@ -94,11 +96,11 @@ impl<'a> JpegSource<'a> {
     /// Serves the end marker to a read of the decoder's bit buffer: a stuffed `FF`, then padding.
     #[cold]
     fn start_padding(&mut self) -> u8 {
-        if self.trace.is_padded.get() && self.trace.end.get() == End::Unseen {
+        if self.trace.is_padded.get() && self.trace.end.get() == ScanEnd::Unseen {
             self.padding_left = Some(PADDING_BYTES);
             0x00
         } else {
-            self.trace.record(End::Reached);
+            self.trace.record(ScanEnd::Reached);
             END_OF_IMAGE
         }
     }
@@ -109,7 +111,7 @@ impl<'a> JpegSource<'a> {
             self.padding_left = Some(left - 1);
             return 0x00;
         }
-        self.trace.record(End::Overrun);
+        self.trace.record(ScanEnd::Overrun);
         self.stop_padding();
         self.position += 1;
         0xFF
@@ -123,14 +125,14 @@ impl<'a> JpegSource<'a> {
     }
 
     /// Records a byte that was read alone, as the decoder does when it looks for the next marker.
-    fn searched(&mut self, byte: u8) {
+    fn record_search(&mut self, byte: u8) {
         if self.search.end != self.position - 1 {
             self.search.start = self.position - 1;
         }
         self.search.end = self.position;
         if byte == END_OF_IMAGE && self.ends_at_marker() {
             let is_surplus = self.trace.is_padded.get() && self.search.len() > 2 + SURPLUS_BYTES_MAX;
-            self.trace.record(if is_surplus { End::Surplus } else { End::Reached });
+            self.trace.record(if is_surplus { ScanEnd::Surplus } else { ScanEnd::Reached });
         }
     }
 
@@ -165,7 +167,7 @@ impl ZByteReaderTrait for JpegSource<'_> {
         buf.copy_from_slice(bytes);
         self.position += buf.len();
         if let [byte] = *buf {
-            self.searched(byte);
+            self.record_search(byte);
         }
         Ok(())
     }

@@ -57,7 +57,7 @@ fn run(
         None => decoder.insert(Decompressor::new()?),
     };
     decoder.set_scaling_factor(ScalingFactor::new(1, 1 << reduction.log2()))?;
-    (image.width, image.height) = (reduction.of(header.width), reduction.of(header.height));
+    (image.width, image.height) = (reduction.apply(header.width), reduction.apply(header.height));
     let (width, height) = (image.width as usize, image.height as usize);
     image.pixels.resize(3 * width * height, 0);
     image.is_truncated = false;
@@ -145,7 +145,7 @@ mod tests {
         let file = encode(whole.clone(), image::ImageFormat::Jpeg);
         let header = stored_header(&file, &ImageLimits::default()).unwrap();
         for (wanted, width, height) in [(203, 301, 203), (101, 151, 102), (50, 76, 51), (1, 38, 26)] {
-            let reduction = Reduction::leaving(203.0, wanted);
+            let reduction = Reduction::at_least(203.0, wanted);
             let mut small = RgbImage::default();
             decode_stored_into(&file, &header, reduction, &ImageLimits::default(), &mut small).unwrap();
             assert_eq!((small.width, small.height), (width, height));

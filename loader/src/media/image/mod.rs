@@ -21,7 +21,7 @@ use super::probe::{ImageFormat, ImageHeader, image_header};
 
 pub(super) use self::reduction::Reduction;
 pub(crate) use self::resize::resize_crop;
-pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, Rgb224};
+pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder};
 
 /// Decoded image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

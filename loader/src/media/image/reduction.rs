@@ -17,7 +17,7 @@ impl Reduction {
 
     /// Returns the largest reduction that leaves `length` pixels at least `wanted` long.
     #[cfg(any(feature = "turbojpeg", test))]
-    pub(in crate::media) fn leaving(length: f64, wanted: u32) -> Self {
+    pub(in crate::media) fn at_least(length: f64, wanted: u32) -> Self {
         let leaves = |halvings: &u32| length / f64::from(1u32 << halvings) >= f64::from(wanted);
         Self((1..=HALVINGS_MAX).rev().find(leaves).unwrap_or(0))
     }
@@ -30,7 +30,7 @@ impl Reduction {
 
     /// Returns the reduced length, rounded up.
     #[cfg(feature = "turbojpeg")]
-    pub(super) fn of(self, length: u32) -> u32 {
+    pub(super) fn apply(self, length: u32) -> u32 {
         length.div_ceil(1 << self.0)
     }
 }
@@ -43,7 +43,7 @@ mod tests {
     fn what_is_left_is_never_shorter_than_wanted() {
         let table = [(223.0, 0), (447.9, 0), (448.0, 1), (895.0, 1), (896.0, 2), (1792.0, 3), (9000.0, 3)];
         for (length, halvings) in table {
-            assert_eq!(Reduction::leaving(length, 224), Reduction(halvings), "{length}");
+            assert_eq!(Reduction::at_least(length, 224), Reduction(halvings), "{length}");
         }
     }
 }

@@ -15,7 +15,7 @@ use super::crop::CropBox;
 use super::reduction::Reduction;
 use super::resize::resize_part;
 use super::{RgbImage, decode_stored_into, stored_header};
-use crate::media::augment::{ImageAugment, ImageDraw};
+use crate::media::augment::{ImageAugment, ImageChanges};
 use crate::media::error::DecodeError;
 use crate::media::limits::ImageLimits;
 use crate::media::probe::ImageHeader;
@@ -27,7 +27,7 @@ pub const IMAGENET_DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
 /// Decodes images to `[3, side, side]` tensors; reuses its buffers, so each worker thread owns one.
 #[derive(Debug)]
-pub struct Rgb224 {
+pub struct ImageTensorDecoder {
     side: NonZeroU32,
     limits: ImageLimits,
     is_scaled: bool,
@@ -38,7 +38,7 @@ pub struct Rgb224 {
     tables: Box<[[f32; 256]; 3]>,
 }
 
-impl Rgb224 {
+impl ImageTensorDecoder {
     /// Makes a decoder for 224 x 224 pixels.
     #[must_use]
     pub fn new(limits: ImageLimits) -> Self {
@@ -107,18 +107,18 @@ impl Rgb224 {
     ) -> Result<bool, DecodeError> {
         assert_eq!(out.len(), self.values(), "`out` must have `values()` elements");
         let header = stored_header(bytes, &self.limits)?;
-        let draw = augment.map_or_else(ImageDraw::default, |augment| augment.draw(header.shown_size()));
-        let part = self.part(&header, &draw);
-        let reduction = self.reduction(part);
+        let draw = augment.map_or_else(ImageChanges::default, |augment| augment.draw(header.display_size()));
+        let crop_box = self.crop_box(&header, &draw);
+        let reduction = self.reduction(crop_box);
         decode_stored_into(bytes, &header, reduction, &self.limits, &mut self.stored)?;
-        self.resample(&header, part)?;
+        self.resample(&header, crop_box)?;
         draw.colors.apply(&mut self.square);
         let is_as_stored = header.orientation == Orientation::NoTransforms && !draw.is_flipped;
         let square = if is_as_stored {
             &self.square
         } else {
             let side = self.side.get() as usize;
-            turn_square(&self.square, side, header.orientation, draw.is_flipped, &mut self.turned);
+            orient_square(&self.square, side, header.orientation, draw.is_flipped, &mut self.turned);
             &self.turned
         };
         for ((plane, table), channel) in out.chunks_exact_mut(square.len()).zip(self.tables.iter()).zip(0..) {
@@ -128,7 +128,7 @@ impl Rgb224 {
     }
 
     /// Returns the part of the stored image that becomes the square.
-    fn part(&self, header: &ImageHeader, draw: &ImageDraw) -> CropBox {
+    fn crop_box(&self, header: &ImageHeader, draw: &ImageChanges) -> CropBox {
         match draw.crop {
             Some(crop) => CropBox::from(crop).to_stored(header.stored, header.orientation),
             None => CropBox::center(header.stored, self.side.get()),
@@ -136,9 +136,9 @@ impl Rgb224 {
     }
 
     #[cfg(feature = "turbojpeg")]
-    fn reduction(&self, part: CropBox) -> Reduction {
-        let shorter = part.width.min(part.height);
-        if self.is_scaled { Reduction::leaving(shorter, self.side.get()) } else { Reduction::NONE }
+    fn reduction(&self, crop_box: CropBox) -> Reduction {
+        let shorter = crop_box.width.min(crop_box.height);
+        if self.is_scaled { Reduction::at_least(shorter, self.side.get()) } else { Reduction::NONE }
     }
 
     #[cfg(not(feature = "turbojpeg"))]
@@ -147,11 +147,11 @@ impl Rgb224 {
         Reduction::NONE
     }
 
-    fn resample(&mut self, header: &ImageHeader, part: CropBox) -> Result<(), DecodeError> {
+    fn resample(&mut self, header: &ImageHeader, crop_box: CropBox) -> Result<(), DecodeError> {
         let decoded = ImageSize { width: self.stored.width, height: self.stored.height };
         let target = ImageSize { width: self.side.get(), height: self.side.get() };
-        let part = part.in_decoded(header.stored, decoded);
-        resize_part(&mut self.resizer, &self.stored, part, target, self.square.as_flattened_mut())
+        let crop_box = crop_box.in_decoded(header.stored, decoded);
+        resize_part(&mut self.resizer, &self.stored, crop_box, target, self.square.as_flattened_mut())
     }
 }
 
@@ -170,7 +170,7 @@ fn normalize(square: &[[u8; 3]], channel: usize, table: &[f32; 256], plane: &mut
 }
 
 /// Applies the orientation to a square image of `side` x `side` pixels and then, if requested, the flip.
-fn turn_square(
+fn orient_square(
     square: &[[u8; 3]],
     side: usize,
     orientation: Orientation,
@@ -207,7 +207,7 @@ mod tests {
     use crate::shard::SampleId;
 
     fn square_of(bytes: &[u8]) -> Vec<f32> {
-        let mut kernel = Rgb224::new(ImageLimits::default());
+        let mut kernel = ImageTensorDecoder::new(ImageLimits::default());
         let mut out = vec![f32::NAN; kernel.values()];
         assert!(!kernel.decode_into(bytes, &mut out).unwrap());
         out
@@ -248,9 +248,9 @@ mod tests {
         let plain = encode(gradient(300, 260), Encoding::Jpeg);
         for value in 1..=8 {
             let file = with_segment(&plain, 0xE1, &exif_body(value));
-            let shown = super::super::decode_rgb(&file, &ImageLimits::default()).unwrap();
-            let shown = image::RgbImage::from_raw(shown.width, shown.height, shown.pixels).unwrap();
-            let expected = square_of(&encode(shown, Encoding::Png));
+            let upright = super::super::decode_rgb(&file, &ImageLimits::default()).unwrap();
+            let upright = image::RgbImage::from_raw(upright.width, upright.height, upright.pixels).unwrap();
+            let expected = square_of(&encode(upright, Encoding::Png));
             for (actual, expected) in square_of(&file).iter().zip(&expected) {
                 assert!((actual - expected).abs() < 0.04, "orientation {value}: {actual} for {expected}");
             }
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn any_side_can_be_asked_for() {
-        let mut kernel = Rgb224::with_side(NonZeroU32::new(7).unwrap(), ImageLimits::default());
+        let mut kernel = ImageTensorDecoder::with_side(NonZeroU32::new(7).unwrap(), ImageLimits::default());
         let mut out = vec![0.0; kernel.values()];
         kernel.decode_into(&encode(gradient(50, 40), Encoding::Png), &mut out).unwrap();
         assert_eq!(kernel.values(), 147);
@@ -271,16 +271,16 @@ mod tests {
         let augment =
             Augment::builder().random_crop(0.3..=0.6, 0.75..=1.3).flip(0.5).seed(5).build().unwrap();
         let plain = encode(gradient(300, 260), Encoding::Jpeg);
-        let mut kernel = Rgb224::with_side(NonZeroU32::new(64).unwrap(), ImageLimits::default());
+        let mut kernel = ImageTensorDecoder::with_side(NonZeroU32::new(64).unwrap(), ImageLimits::default());
         let mut out = vec![0.0; kernel.values()];
         for value in 1..=8 {
             let file = with_segment(&plain, 0xE1, &exif_body(value));
-            let shown = super::super::decode_rgb(&file, &ImageLimits::default()).unwrap();
+            let upright = super::super::decode_rgb(&file, &ImageLimits::default()).unwrap();
             for number in 0..4 {
                 let image =
                     augment.image(SampleId { shard: "s", offset: 0, key: "k" }, 0, &format!("{number}.jpg"));
                 kernel.decode_augmented_into(&file, Some(&image), &mut out).unwrap();
-                let expected = image.apply(&shown, 64, 64).unwrap().pixels;
+                let expected = image.apply(&upright, 64, 64).unwrap().pixels;
                 for (at, pixel) in expected.chunks(3).enumerate() {
                     for (channel, expected) in pixel.iter().enumerate() {
                         let actual = out[channel * 64 * 64 + at];
@@ -298,8 +298,8 @@ mod tests {
         let augment = Augment::builder().random_crop(0.1..=1.0, 0.75..=1.3).build().unwrap();
         let file = with_segment(&encode(gradient(800, 610), Encoding::Jpeg), 0xE1, &exif_body(6));
         let side = NonZeroU32::new(96).unwrap();
-        let mut full = Rgb224::with_side(side, ImageLimits::default());
-        let mut scaled = Rgb224::with_side(side, ImageLimits::default()).scaled_decode(true);
+        let mut full = ImageTensorDecoder::with_side(side, ImageLimits::default());
+        let mut scaled = ImageTensorDecoder::with_side(side, ImageLimits::default()).scaled_decode(true);
         let (mut expected, mut out) = (vec![0.0; full.values()], vec![0.0; full.values()]);
         let images = (0..12).map(|number| {
             augment.image(SampleId { shard: "s", offset: 0, key: "k" }, 0, &format!("{number}.jpg"))

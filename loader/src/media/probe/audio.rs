@@ -12,7 +12,7 @@ use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackType};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
 use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
 
-use super::{AudioLength, MediumShape, flac, ogg, wav};
+use super::{AudioLength, MediaShape, flac, ogg, wav};
 use crate::media::error::DecodeError;
 
 /// An audio container that [`crate::media::decode_audio`] reads, recognized by its first bytes.
@@ -28,7 +28,7 @@ pub enum AudioFormat {
 impl AudioFormat {
     /// Recognizes the format by its content, or returns `None`; a leading ID3 tag is skipped.
     #[must_use]
-    pub fn of_bytes(bytes: &[u8]) -> Option<Self> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match without_tags(bytes) {
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => Some(Self::Wav),
             [b'f', b'L', b'a', b'C', ..] => Some(Self::Flac),
@@ -52,7 +52,7 @@ impl AudioFormat {
 
 /// Recognizes the audio format.
 pub(crate) fn audio_format(bytes: &[u8]) -> Result<AudioFormat, DecodeError> {
-    AudioFormat::of_bytes(bytes).ok_or_else(|| {
+    AudioFormat::from_bytes(bytes).ok_or_else(|| {
         if without_tags(bytes).len() < 12 {
             DecodeError::truncated("audio", bytes.len())
         } else {
@@ -62,7 +62,7 @@ pub(crate) fn audio_format(bytes: &[u8]) -> Result<AudioFormat, DecodeError> {
 }
 
 /// Reads the shape of an audio clip of `field_bytes` bytes.
-pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediumShape, DecodeError> {
+pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediaShape, DecodeError> {
     let format = audio_format(prefix)?;
     let (length, channels) = match format {
         AudioFormat::Wav => {
@@ -71,6 +71,7 @@ pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediumShape
         }
         AudioFormat::Flac => flac::read_flac_header(without_tags(prefix))?,
         AudioFormat::Mp3 | AudioFormat::Ogg => {
+            // Their length depends on the end of the stream, so a prefix is not enough.
             if (prefix.len() as u64) < field_bytes {
                 return Err(DecodeError::truncated(format.name(), prefix.len()));
             }
@@ -78,7 +79,7 @@ pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediumShape
             track_length(format, audio_track(format, reader.as_ref())?, prefix)?
         }
     };
-    Ok(MediumShape::Audio { length, channels })
+    Ok(MediaShape::Audio { length, channels })
 }
 
 /// Opens the demultiplexer of a format.
@@ -154,6 +155,7 @@ fn without_tags(bytes: &[u8]) -> &[u8] {
     const FOOTER_FLAG: u8 = 0x10;
     const TRAILER_BYTES: usize = 128;
     let mut rest = bytes;
+    // Some writers stack several tags. Their sizes are stored with seven bits per byte.
     while let [b'I', b'D', b'3', _, _, flags, a, b, c, d, ..] = *rest {
         let body = [a, b, c, d].iter().fold(0, |size, &byte| size << 7 | usize::from(byte & 0x7F));
         let footer = if flags & FOOTER_FLAG == 0 { 0 } else { HEADER_BYTES };

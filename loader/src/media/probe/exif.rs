@@ -25,6 +25,7 @@ pub(super) fn orientation_of_tiff(block: &[u8]) -> Option<Orientation> {
     for entry in 0..entries {
         let at = directory + 2 + entry * ENTRY_BYTES;
         if u16_at(block, at)? == ORIENTATION_TAG {
+            // A value of two bytes is stored in the entry itself, in place of an offset.
             return Orientation::from_exif(u8::try_from(u16_at(block, at + 8)?).ok()?);
         }
     }
@@ -32,7 +33,7 @@ pub(super) fn orientation_of_tiff(block: &[u8]) -> Option<Orientation> {
 }
 
 /// Returns whether the orientation swaps width and height.
-pub(super) fn is_turned_sideways(orientation: Orientation) -> bool {
+pub(super) fn swaps_sides(orientation: Orientation) -> bool {
     matches!(
         orientation,
         Orientation::Rotate90

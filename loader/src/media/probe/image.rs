@@ -2,7 +2,7 @@
 
 use image::metadata::Orientation;
 
-use super::exif::is_turned_sideways;
+use super::exif::swaps_sides;
 use super::field::{u16_le, u32_be, u32_le};
 use super::{ImageSize, exif, jpeg};
 use crate::media::error::DecodeError;
@@ -22,7 +22,7 @@ pub enum ImageFormat {
 impl ImageFormat {
     /// Recognizes the format by its first 12 bytes, or returns `None`.
     #[must_use]
-    pub fn of_bytes(bytes: &[u8]) -> Option<Self> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match bytes {
             [0xFF, 0xD8, 0xFF, ..] => Some(Self::Jpeg),
             [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1A, b'\n', ..] => Some(Self::Png),
@@ -60,13 +60,9 @@ pub(crate) struct ImageHeader {
 
 impl ImageHeader {
     /// Returns the size after the orientation is applied.
-    pub(crate) fn shown_size(&self) -> ImageSize {
+    pub(crate) fn display_size(&self) -> ImageSize {
         let ImageSize { width, height } = self.stored;
-        if is_turned_sideways(self.orientation) {
-            ImageSize { width: height, height: width }
-        } else {
-            self.stored
-        }
+        if swaps_sides(self.orientation) { ImageSize { width: height, height: width } } else { self.stored }
     }
 }
 
@@ -76,7 +72,7 @@ impl ImageHeader {
 /// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Malformed`] if their format
 /// is unknown or a side is 0.
 pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
-    let format = ImageFormat::of_bytes(bytes).ok_or_else(|| not_a_image(bytes))?;
+    let format = ImageFormat::from_bytes(bytes).ok_or_else(|| unknown_format(bytes))?;
     let (stored, orientation) = if format == ImageFormat::Jpeg {
         let header = jpeg::read_jpeg_header(bytes)?;
         (ImageSize { width: header.width, height: header.height }, header.orientation)
@@ -90,7 +86,7 @@ pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
     Ok(ImageHeader { format, stored, orientation })
 }
 
-fn not_a_image(bytes: &[u8]) -> DecodeError {
+fn unknown_format(bytes: &[u8]) -> DecodeError {
     if bytes.len() < 12 {
         DecodeError::truncated("image", bytes.len())
     } else {
@@ -156,8 +152,10 @@ fn webp_exif(bytes: &[u8]) -> Result<Option<&[u8]>, DecodeError> {
         let start = position + 8;
         if name == b"EXIF" {
             let chunk = bytes.get(start..start + length).ok_or_else(ended)?;
+            // Some writers copy the prefix of the JPEG segment into the chunk.
             return Ok(Some(chunk.strip_prefix(b"Exif\0\0").unwrap_or(chunk)));
         }
+        // RIFF chunks are padded to an even length.
         position = start + length + (length & 1);
     }
 }

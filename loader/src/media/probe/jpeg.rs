@@ -37,6 +37,7 @@ pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> 
     let mut orientation = Orientation::NoTransforms;
     let mut position = 2;
     while let Some((marker, start)) = next_marker(bytes, position) {
+        // Markers without a segment: TEM, restarts and start of image.
         if matches!(marker, 0x01 | 0xD0..=0xD8) {
             position = start;
             continue;
@@ -50,6 +51,7 @@ pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> 
         }
         let body = bytes.get(start + 2..start + length).unwrap_or_default();
         match marker {
+            // Starts of frames; the range also contains DHT, JPG and DAC.
             0xC0..=0xCF if !matches!(marker, 0xC4 | 0xC8 | 0xCC) => {
                 frame = frame.or(read_frame(marker, bytes, start));
             }
@@ -72,6 +74,7 @@ fn next_marker(bytes: &[u8], from: usize) -> Option<(u8, usize)> {
     let mut position = from + bytes.get(from..)?.iter().position(|&byte| byte == 0xFF)?;
     loop {
         match bytes.get(position + 1)? {
+            // Any number of fill bytes may precede a marker; a stuffed zero follows an ordinary byte of 255.
             0xFF => position += 1,
             0x00 => return next_marker(bytes, position + 2),
             &marker => return Some((marker, position + 2)),

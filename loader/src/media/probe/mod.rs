@@ -16,7 +16,7 @@ mod wav;
 use dflop_costmodel::{AudioLength, ImageSize};
 
 use super::error::DecodeError;
-use crate::shard::medium_kind::{MediumKind, kind_of_extension, last_part};
+use crate::shard::medium_kind::{FieldKind, kind_of_extension, last_part};
 
 pub use self::audio::AudioFormat;
 pub use self::image::ImageFormat;
@@ -28,7 +28,7 @@ pub(crate) use self::wav::{WavHeader, read_wav_header};
 
 /// Shape of the medium in one field, as declared by its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MediumShape {
+pub enum MediaShape {
     /// An image, or the first frame of an animation.
     Image(ImageSize),
     /// An audio clip.
@@ -60,19 +60,20 @@ pub enum MediumShape {
 /// # Errors
 /// [`DecodeError::PrefixTooShort`] if the header continues after `prefix`; another variant if the field is
 /// damaged or its content does not match its extension.
-pub fn probe_shape(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<MediumShape, DecodeError> {
+pub fn probe_shape(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<MediaShape, DecodeError> {
     let shape = match kind_of_extension(extension) {
-        MediumKind::Image => {
-            image::image_header(prefix).map(|header| MediumShape::Image(header.shown_size()))
+        FieldKind::Image => {
+            image::image_header(prefix).map(|header| MediaShape::Image(header.display_size()))
         }
-        MediumKind::Audio => audio::audio_shape(prefix, field_bytes),
-        MediumKind::Opaque if last_part(extension) == "opus" => audio::audio_shape(prefix, field_bytes),
-        MediumKind::Text => Ok(MediumShape::Text { bytes: field_bytes }),
+        FieldKind::Audio => audio::audio_shape(prefix, field_bytes),
+        FieldKind::Opaque if last_part(extension) == "opus" => audio::audio_shape(prefix, field_bytes),
+        FieldKind::Text => Ok(MediaShape::Text { bytes: field_bytes }),
         #[cfg(feature = "video")]
-        MediumKind::Video => Ok(MediumShape::Opaque),
-        MediumKind::Json | MediumKind::Npy | MediumKind::Opaque => Ok(MediumShape::Opaque),
+        FieldKind::Video => Ok(MediaShape::Opaque),
+        FieldKind::Json | FieldKind::Npy | FieldKind::Opaque => Ok(MediaShape::Opaque),
     };
     match shape {
+        // The header may continue after the prefix, so this is a request for more bytes rather than damage.
         Err(DecodeError::Truncated { .. }) if (prefix.len() as u64) < field_bytes => {
             Err(DecodeError::PrefixTooShort { prefix_bytes: prefix.len() as u64 })
         }

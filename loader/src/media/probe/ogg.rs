@@ -21,12 +21,14 @@ pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
     let mut start = 0;
     while start < bytes.len() {
         let rest = &bytes[start..];
-        let Some(page) = sound_page(rest) else {
+        let Some(page) = intact_page(rest) else {
+            // Resynchronize at the next capture pattern after damage.
             start += 1 + rest[1..].windows(4).position(|window| window == b"OggS").unwrap_or(rest.len());
             continue;
         };
         if u32_le(page, 14) == Some(serial) {
             let position = u64::from(u32_le(page, 6)?) | u64::from(u32_le(page, 10)?) << 32;
+            // A page without the end of a packet has no position, so the previous one stays valid.
             last = Some(position).filter(|&position| position != NO_POSITION).or(last);
         }
         start += page.len();
@@ -35,7 +37,7 @@ pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
 }
 
 /// Returns the page at the start of the bytes if it is complete and matches its checksum.
-fn sound_page(bytes: &[u8]) -> Option<&[u8]> {
+fn intact_page(bytes: &[u8]) -> Option<&[u8]> {
     let header = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(b"OggS"))?;
     let segments = bytes.get(HEADER_BYTES..HEADER_BYTES + usize::from(header[HEADER_BYTES - 1]))?;
     let body_bytes: usize = segments.iter().map(|&length| usize::from(length)).sum();

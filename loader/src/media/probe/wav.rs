@@ -49,6 +49,7 @@ pub(crate) fn read_wav_header(prefix: &[u8], field_bytes: u64) -> Result<WavHead
             }
             _ => {}
         }
+        // RIFF chunks are padded to an even length.
         position = start.saturating_add(declared as usize).saturating_add(declared as usize & 1);
         if position > prefix.len() {
             return Err(ended());
@@ -59,6 +60,7 @@ pub(crate) fn read_wav_header(prefix: &[u8], field_bytes: u64) -> Result<WavHead
 fn header(format: &Format, start: usize, declared: u32, field_bytes: u64) -> WavHeader {
     let present = field_bytes.saturating_sub(start as u64);
     let frame_bytes = u64::from(format.frame_bytes);
+    // Writers to a pipe declare the largest length and files may be truncated, so only present frames count.
     let data_bytes = u64::from(declared).min(present) / frame_bytes * frame_bytes;
     let is_unknown = declared == UNKNOWN_LENGTH;
     WavHeader {

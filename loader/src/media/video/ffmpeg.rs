@@ -38,16 +38,16 @@ const SECONDS_TOLERANCE: f64 = 1e-4;
 
 /// Reads the number and size of the sampled frames, without decoding any.
 pub(crate) fn video_shape(bytes: &[u8], sampling: &VideoSampling) -> Result<VideoShape, DecodeError> {
-    guarded(|| shape_of(bytes, sampling))
+    catch_panics(|| read_shape(bytes, sampling))
 }
 
 /// Decodes the frames that the sampling selects.
 pub(crate) fn decode_video(bytes: &[u8], limits: &VideoLimits) -> Result<Video, DecodeError> {
-    guarded(|| decode_sampled(bytes, limits))
+    catch_panics(|| decode_sampled(bytes, limits))
 }
 
 /// Converts a panic of the FFmpeg binding to an error, also during indexing.
-fn guarded<T>(work: impl FnOnce() -> Result<T, DecodeError>) -> Result<T, DecodeError> {
+fn catch_panics<T>(work: impl FnOnce() -> Result<T, DecodeError>) -> Result<T, DecodeError> {
     let panicked = |_| Err(DecodeError::codec(FORMAT, "the decoder panicked"));
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }
@@ -57,21 +57,21 @@ fn check_whole(bytes: &[u8]) -> Result<(), DecodeError> {
     if is_cut(bytes) { Err(DecodeError::truncated(FORMAT, bytes.len())) } else { Ok(()) }
 }
 
-fn shape_of(bytes: &[u8], sampling: &VideoSampling) -> Result<VideoShape, DecodeError> {
+fn read_shape(bytes: &[u8], sampling: &VideoSampling) -> Result<VideoShape, DecodeError> {
     check_whole(bytes)?;
-    let mut opened = Opened::new(bytes, &VideoLimits::default())?;
+    let mut opened = OpenVideo::new(bytes, &VideoLimits::default())?;
     let stamps = opened.stamps()?;
     let frames = sampling.choose(&stamps).len() as u32;
-    let (width, height) = opened.shown_size();
+    let (width, height) = opened.display_size();
     Ok(VideoShape { frames, width, height })
 }
 
 fn decode_sampled(bytes: &[u8], limits: &VideoLimits) -> Result<Video, DecodeError> {
     check_whole(bytes)?;
-    let stamps = Opened::new(bytes, limits)?.stamps()?;
-    let mut opened = Opened::new(bytes, limits)?;
+    let stamps = OpenVideo::new(bytes, limits)?.stamps()?;
+    let mut opened = OpenVideo::new(bytes, limits)?;
     let chosen = limits.sampling.choose(&stamps);
-    let (width, height) = opened.shown_size();
+    let (width, height) = opened.display_size();
     let frame_bytes = 3 * u64::from(width) * u64::from(height);
     let decoded = frame_bytes.saturating_mul(chosen.len() as u64);
     check_limit(FORMAT, decoded, "decoded bytes", "decoded_bytes_max", limits.decoded_bytes_max)?;
@@ -84,13 +84,13 @@ fn decode_sampled(bytes: &[u8], limits: &VideoLimits) -> Result<Video, DecodeErr
         frames_per_second: limits.sampling.rate(&stamps, chosen.len(), opened.rate),
         pixels: Vec::with_capacity(decoded as usize),
     };
-    let mut picker = Picker { wanted, video, candidate: None };
-    opened.decode(&mut picker)?;
-    picker.finish()
+    let mut selector = FrameSelector { wanted, video, candidate: None };
+    opened.decode(&mut selector)?;
+    selector.finish()
 }
 
 /// Opens the decoder of a stream; with `pixels_max` it rejects frames of more than twice that size.
-fn decoder_of(
+fn open_decoder(
     stream: &ffmpeg::Stream<'_>,
     pixels_max: Option<u64>,
 ) -> Result<ffmpeg::decoder::Video, DecodeError> {
@@ -111,7 +111,7 @@ fn decoder_of(
 }
 
 /// Video stream, positioned at its start.
-struct Opened {
+struct OpenVideo {
     input: Input,
     stream: usize,
     time_base: Rational,
@@ -123,7 +123,7 @@ struct Opened {
     _file: File,
 }
 
-impl Opened {
+impl OpenVideo {
     fn new(bytes: &[u8], limits: &VideoLimits) -> Result<Self, DecodeError> {
         initialize();
         let file = memory_file(bytes).map_err(|error| DecodeError::codec(FORMAT, error))?;
@@ -137,18 +137,18 @@ impl Opened {
         let quarter_turns = quarter_turns(&stream);
         let (number, time_base) = (stream.index(), stream.time_base());
         let rate = frames_per_second(stream.avg_frame_rate());
-        let declared = decoder_of(&stream, None)?;
+        let declared = open_decoder(&stream, None)?;
         let (width, height) = (declared.width(), declared.height());
         if width == 0 || height == 0 || width > SIDE_MAX || height > SIDE_MAX {
             return Err(DecodeError::malformed(FORMAT, 0, format!("frames of {width} x {height} pixels")));
         }
         let pixels = u64::from(width) * u64::from(height);
         check_limit(FORMAT, pixels, "pixels", "pixels_max", limits.pixels_max)?;
-        let decoder = decoder_of(&stream, Some(limits.pixels_max))?;
+        let decoder = open_decoder(&stream, Some(limits.pixels_max))?;
         Ok(Self { input, stream: number, time_base, rate, decoder, quarter_turns, _file: file })
     }
 
-    fn shown_size(&self) -> (u32, u32) {
+    fn display_size(&self) -> (u32, u32) {
         let (width, height) = (self.decoder.width(), self.decoder.height());
         if self.quarter_turns % 2 == 1 { (height, width) } else { (width, height) }
     }
@@ -203,17 +203,17 @@ impl Opened {
     }
 
     /// Passes decoded frames to the picker until it has all it wants.
-    fn decode(&mut self, picker: &mut Picker) -> Result<(), DecodeError> {
+    fn decode(&mut self, selector: &mut FrameSelector) -> Result<(), DecodeError> {
         let mut converter = None;
         let mut is_sent = false;
-        while !is_sent && !picker.is_full() {
+        while !is_sent && !selector.is_full() {
             if let Some(packet) = self.packet()? {
                 self.decoder.send_packet(&packet).map_err(refusal)?;
             } else {
                 self.decoder.send_eof().map_err(refusal)?;
                 is_sent = true;
             }
-            while !picker.is_full()
+            while !selector.is_full()
                 && let Some(frame) = self.frame()?
             {
                 let seconds = self.seconds(frame.timestamp().or(frame.pts()).unwrap_or(0));
@@ -222,29 +222,29 @@ impl Opened {
                     Some(converter) => converter,
                     None => converter.insert(Converter::new(&frame, turns)?),
                 };
-                picker.show(seconds, frame, converter)?;
+                selector.show(seconds, frame, converter)?;
             }
         }
-        picker.end(converter.as_mut())
+        selector.end(converter.as_mut())
     }
 }
 
 /// Selects the wanted frames: for each wanted time, the last frame that starts no later.
-struct Picker {
+struct FrameSelector {
     wanted: Vec<f64>,
     video: Video,
     /// Last frame received, not yet known to be needed.
     candidate: Option<frame::Video>,
 }
 
-impl Picker {
-    fn taken(&self) -> usize {
+impl FrameSelector {
+    fn taken_count(&self) -> usize {
         let frame_bytes = 3 * self.video.width as usize * self.video.height as usize;
         self.video.pixels.len() / frame_bytes
     }
 
     fn is_full(&self) -> bool {
-        self.taken() == self.wanted.len()
+        self.taken_count() == self.wanted.len()
     }
 
     fn show(
@@ -254,14 +254,14 @@ impl Picker {
         converter: &mut Converter,
     ) -> Result<(), DecodeError> {
         // A wanted time before this frame belongs to the previous frame.
-        while let Some(&wanted) = self.wanted.get(self.taken())
+        while let Some(&wanted) = self.wanted.get(self.taken_count())
             && wanted < seconds - SECONDS_TOLERANCE
             && let Some(before) = self.candidate.take()
         {
             converter.append(&before, &mut self.video)?;
             self.candidate = Some(before);
         }
-        if let Some(&wanted) = self.wanted.get(self.taken())
+        if let Some(&wanted) = self.wanted.get(self.taken_count())
             && wanted < seconds + SECONDS_TOLERANCE
         {
             converter.append(&frame, &mut self.video)?;

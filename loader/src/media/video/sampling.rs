@@ -78,7 +78,7 @@ impl VideoSampling {
     pub(super) fn rate(&self, stamps: &[Stamp], chosen: usize, video_rate: f64) -> f64 {
         if let Self::Fps { per_second, .. } = *self
             && chosen < stamps.len()
-            && grid(stamps, per_second).len() == chosen
+            && frames_on_grid(stamps, per_second).len() == chosen
         {
             return per_second;
         }
@@ -93,11 +93,13 @@ impl VideoSampling {
     pub(super) fn choose(&self, stamps: &[Stamp]) -> Vec<usize> {
         let all = || (0..stamps.len()).collect();
         match *self {
-            Self::Uniform { frames } => spread(all(), frames),
-            Self::Fps { per_second, frames_max } => spread(grid(stamps, per_second), frames_max),
+            Self::Uniform { frames } => take_evenly(all(), frames),
+            Self::Fps { per_second, frames_max } => {
+                take_evenly(frames_on_grid(stamps, per_second), frames_max)
+            }
             Self::Keyframes { frames_max } => {
                 let keys: Vec<usize> = (0..stamps.len()).filter(|&at| stamps[at].is_key).collect();
-                spread(if keys.is_empty() { all() } else { keys }, frames_max)
+                take_evenly(if keys.is_empty() { all() } else { keys }, frames_max)
             }
         }
     }
@@ -113,7 +115,7 @@ fn mean_rate(stamps: &[Stamp]) -> f64 {
 
 /// Takes the middle of each of `most` equal parts of a longer list.
 #[cfg(any(feature = "video", test))]
-fn spread(frames: Vec<usize>, most: u32) -> Vec<usize> {
+fn take_evenly(frames: Vec<usize>, most: u32) -> Vec<usize> {
     let (length, most) = (frames.len(), most as usize);
     if length <= most {
         return frames;
@@ -123,7 +125,7 @@ fn spread(frames: Vec<usize>, most: u32) -> Vec<usize> {
 
 /// Returns the frames displayed at the points of a regular grid in time.
 #[cfg(any(feature = "video", test))]
-fn grid(stamps: &[Stamp], per_second: f64) -> Vec<usize> {
+fn frames_on_grid(stamps: &[Stamp], per_second: f64) -> Vec<usize> {
     let Some(first) = stamps.first() else { return Vec::new() };
     let mut chosen = vec![0];
     for (at, stamp) in stamps.iter().enumerate().skip(1) {

@@ -45,8 +45,8 @@ fn difference(video: &Video, frames: &[usize], expected: &[u8]) -> Option<(usize
     let expected: Vec<&[u8]> = expected.chunks(bytes).collect();
     let pairs = frames.iter().enumerate().map(|(at, &frame)| Some((video.frame(at), *expected.get(frame)?)));
     let pairs: Vec<(&[u8], &[u8])> = pairs.collect::<Option<_>>()?;
-    let off = pairs.into_iter().flat_map(|(made, truth)| made.iter().zip(truth));
-    let off: Vec<u8> = off.map(|(made, truth)| made.abs_diff(*truth)).filter(|off| *off > 0).collect();
+    let off = pairs.into_iter().flat_map(|(actual, truth)| actual.iter().zip(truth));
+    let off: Vec<u8> = off.map(|(actual, truth)| actual.abs_diff(*truth)).filter(|off| *off > 0).collect();
     Some((off.len(), off.into_iter().max().unwrap_or(0)))
 }
 
@@ -98,7 +98,7 @@ fn sampled_frames_of_real_videos_are_those_of_ffmpeg() {
 }
 
 /// Sources, codecs and settings from which the command makes videos; a codec that it lacks is skipped.
-const MADE: [(&str, &str, &[&str]); 17] = [
+const GENERATED: [(&str, &str, &[&str]); 17] = [
     ("yuv420p.mp4", "mpeg4", &["-pix_fmt", "yuv420p", "-bf", "2", "-g", "7"]),
     ("mpeg2.mkv", "mpeg2video", &["-bf", "2", "-g", "6"]),
     ("interlaced.avi", "mpeg4", &["-flags", "+ildct+ilme"]),
@@ -123,7 +123,7 @@ const MADE: [(&str, &str, &[&str]); 17] = [
 fn every_frame_of_made_videos_is_that_of_ffmpeg() {
     let directory = tempfile::tempdir().unwrap();
     let mut compared = 0;
-    for (number, (name, codec, settings)) in MADE.into_iter().enumerate() {
+    for (number, (name, codec, settings)) in GENERATED.into_iter().enumerate() {
         // Sides that are not multiples of a macroblock, and odd ones where nothing is subsampled.
         let size = if codec == "ffv1" && number % 2 == 0 { "61x47" } else { "62x46" };
         let source = format!("testsrc2=size={size}:rate=12:duration=1.5");
@@ -150,7 +150,7 @@ fn every_frame_of_made_videos_is_that_of_ffmpeg() {
 #[test]
 fn turned_videos_are_turned_as_ffmpeg_turns_them() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(_) = made(directory.path(), "plain.mp4") else { return };
+    let Some(_) = generate(directory.path(), "plain.mp4") else { return };
     for (turn, width, height) in [("90", 32, 48), ("180", 48, 32), ("270", 32, 48)] {
         let path = directory.path().join(format!("{turn}.mp4"));
         let plain = directory.path().join("plain.mp4");
@@ -166,11 +166,11 @@ fn turned_videos_are_turned_as_ffmpeg_turns_them() {
 }
 
 /// Makes a video of moving colors with the `ffmpeg` command, if it is installed.
-fn made(directory: &Path, name: &str) -> Option<Vec<u8>> {
-    made_with(directory, name, &[])
+fn generate(directory: &Path, name: &str) -> Option<Vec<u8>> {
+    generate_with(directory, name, &[])
 }
 
-fn made_with(directory: &Path, name: &str, settings: &[&str]) -> Option<Vec<u8>> {
+fn generate_with(directory: &Path, name: &str, settings: &[&str]) -> Option<Vec<u8>> {
     let path = directory.join(name);
     let source = "testsrc=size=48x32:rate=10:duration=2";
     let command = ["-v", "error", "-f", "lavfi", "-i", source, "-c:v", "mpeg4", "-g", "5"];
@@ -182,7 +182,7 @@ fn made_with(directory: &Path, name: &str, settings: &[&str]) -> Option<Vec<u8>>
 fn every_sampling_delivers_the_frames_that_its_shape_promises() {
     let directory = tempfile::tempdir().unwrap();
     for name in ["a.mp4", "a.mkv", "a.avi", "a.mov"] {
-        let Some(bytes) = made(directory.path(), name) else { return };
+        let Some(bytes) = generate(directory.path(), name) else { return };
         for (sampling, frames) in [
             (ALL, 20),
             (VideoSampling::Uniform { frames: 7 }, 7),
@@ -212,7 +212,7 @@ fn what_is_no_video_is_refused_and_nothing_else_is_opened() {
         assert!(video_shape(bytes, &ALL).is_err());
         assert!(decode_video(bytes, &VideoLimits::default()).is_err());
     }
-    let Some(bytes) = made(directory.path(), "b.mp4") else { return };
+    let Some(bytes) = generate(directory.path(), "b.mp4") else { return };
     let limits = VideoLimits { decoded_bytes_max: 1_000, ..VideoLimits::default() };
     assert!(matches!(decode_video(&bytes, &limits), Err(crate::media::error::DecodeError::TooLarge { .. })));
 }
@@ -227,7 +227,7 @@ fn a_cut_file_is_refused_wherever_it_is_cut() {
         ("c.avi", &[]),
         ("c.mov", &["-movflags", "faststart"]),
     ] {
-        let Some(bytes) = made_with(directory.path(), name, settings) else { return };
+        let Some(bytes) = generate_with(directory.path(), name, settings) else { return };
         for length in (0..bytes.len()).step_by(89).chain([bytes.len() - 1]) {
             let cut = &bytes[..length];
             assert!(decode_video(cut, &VideoLimits::default()).is_err(), "{name} at {length}");
@@ -247,7 +247,7 @@ fn damaged_files_are_refused_or_whole_and_never_panic_or_hang() {
         (random >> 33) as usize % below
     };
     for name in ["d.mp4", "d.mkv", "d.avi", "d.mov"] {
-        let Some(bytes) = made(directory.path(), name) else { return };
+        let Some(bytes) = generate(directory.path(), name) else { return };
         let mut refused = 0;
         for _ in 0..120 {
             let mut damaged = bytes.clone();
@@ -276,8 +276,8 @@ fn damaged_files_are_refused_or_whole_and_never_panic_or_hang() {
 #[test]
 fn a_video_that_does_not_say_its_duration_has_all_frames() {
     let directory = tempfile::tempdir().unwrap();
-    let live = made_with(directory.path(), "live.mkv", &["-live", "1"]);
-    let fragments = made_with(directory.path(), "parts.mp4", &["-movflags", "frag_keyframe+empty_moov"]);
+    let live = generate_with(directory.path(), "live.mkv", &["-live", "1"]);
+    let fragments = generate_with(directory.path(), "parts.mp4", &["-movflags", "frag_keyframe+empty_moov"]);
     for bytes in [live, fragments] {
         let Some(bytes) = bytes else { return };
         assert_eq!(video_shape(&bytes, &ALL).unwrap().frames, 20);
@@ -292,7 +292,7 @@ fn a_video_that_does_not_say_its_duration_has_all_frames() {
 #[test]
 fn damage_inside_a_frame_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(sound) = made(directory.path(), "c.mp4") else { return };
+    let Some(sound) = generate(directory.path(), "c.mp4") else { return };
     let limits = VideoLimits { sampling: ALL, ..VideoLimits::default() };
     assert!(decode_video(&sound, &limits).is_ok());
     let payload = sound.windows(4).position(|window| window == b"mdat").unwrap() + 4;
@@ -305,7 +305,7 @@ fn damage_inside_a_frame_is_an_error() {
 #[test]
 fn frames_larger_than_the_limit_are_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let Some(bytes) = made(directory.path(), "d.mp4") else { return };
+    let Some(bytes) = generate(directory.path(), "d.mp4") else { return };
     let limits = VideoLimits { pixels_max: 48 * 32 - 1, ..VideoLimits::default() };
     let error = decode_video(&bytes, &limits).unwrap_err();
     assert!(error.to_string().contains("pixels_max"), "{error}");

@@ -1,22 +1,22 @@
-//! Mel filters and window of Whisper: Slaney's scale and area normalization, 0 to 8000 Hz.
+//! Computes the mel filters and the window of Whisper: Slaney's scale and area normalization, 0 to 8000 Hz.
 
 use super::FFT_SAMPLES;
 
 /// Frequency bins of a real transform.
 pub(super) const BINS: usize = FFT_SAMPLES / 2 + 1;
 const FREQUENCY_MAX_HZ: f64 = 8_000.0;
-/// Below, Slaney's scale is linear: 15 mels up to 1000 Hz.
+/// Slaney's scale is linear below this frequency: 15 mels up to 1000 Hz.
 const LINEAR_HZ: f64 = 1_000.0;
 const LINEAR_MELS: f64 = 15.0;
 
-/// A triangle over the bins from `first_bin` on.
+/// Triangular filter over the bins from `first_bin` on.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MelFilter {
     pub(super) first_bin: usize,
     pub(super) weights: Vec<f64>,
 }
 
-/// The filters of a mel spectrogram, from low to high.
+/// Returns the filters of a mel spectrogram, from low to high.
 pub(super) fn mel_filters(mels: usize) -> Vec<MelFilter> {
     let top = hertz_to_mel(FREQUENCY_MAX_HZ);
     let step = top / (mels + 1) as f64;
@@ -50,7 +50,7 @@ fn mel_to_hertz(mel: f64) -> f64 {
     LINEAR_HZ * ((mel - LINEAR_MELS) * (6.4_f64.ln() / 27.0)).exp()
 }
 
-/// A periodic Hann window.
+/// Returns a periodic Hann window.
 pub(super) fn hann_window() -> Vec<f64> {
     let angle = |sample: usize| std::f64::consts::TAU * sample as f64 / FFT_SAMPLES as f64;
     (0..FFT_SAMPLES).map(|sample| 0.5 - 0.5 * angle(sample).cos()).collect()

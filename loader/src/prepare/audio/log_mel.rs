@@ -1,7 +1,7 @@
-//! One window of 30 seconds to its log-mel spectrogram.
+//! Computes the log-mel spectrogram of one window of 30 seconds.
 //!
 //! Transforms of 400 samples every 160, in double precision; the result is rounded to single precision where
-//! NumPy's version rounds, so that values differ by the last bits of the logarithm alone.
+//! the NumPy version rounds, so that values differ only in the last bits of the logarithm.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use realfft::{RealFftPlanner, RealToComplex};
 use super::filters::{BINS, MelFilter, hann_window, mel_filters};
 use super::{FFT_SAMPLES, HOP_SAMPLES, WINDOW_FRAMES, WINDOW_SAMPLES};
 
-/// Power below which a filter counts as silent.
+/// Power below which a filter is treated as silent.
 const POWER_MIN: f64 = 1e-10;
 
-/// Transform, filters and buffers for one number of mels.
+/// Transform, filters and buffers for a given number of mels.
 pub(super) struct LogMel {
     filters: Vec<MelFilter>,
     hann: Vec<f64>,
@@ -66,14 +66,15 @@ impl LogMel {
                 row[frame] = value;
             }
         }
+        // Values are logarithms to base 10 of power: 8 are 80 dB.
         let floor = loudest - 8.0;
         for value in out {
             *value = (value.max(floor) + 4.0) / 4.0;
         }
     }
 
-    /// Copies the samples around a frame, reflected at both ends of the window, under the Hann window; returns
-    /// whether there are any.
+    /// Copies the samples around a frame, reflected at both ends of the window and weighted by the Hann
+    /// window; returns whether there are any.
     fn cut_frame(&mut self, samples: &[f32], frame: usize) -> bool {
         let first = (frame * HOP_SAMPLES).checked_sub(FFT_SAMPLES / 2);
         if let Some(samples) = first.and_then(|first| samples.get(first..first + FFT_SAMPLES)) {
@@ -96,8 +97,9 @@ impl LogMel {
     fn transform_frame(&mut self) {
         let done =
             self.transform.process_with_scratch(&mut self.frame, &mut self.spectrum, &mut self.scratch);
-        debug_assert!(done.is_ok(), "buffers were made for this transform");
+        debug_assert!(done.is_ok(), "the buffers have the sizes of this transform");
         for (power, bin) in self.power.iter_mut().zip(&self.spectrum) {
+            // NumPy's version stores the spectrum in single precision before squaring.
             let [real, imaginary] = [bin.re, bin.im].map(|part| f64::from(part as f32));
             *power = real * real + imaginary * imaginary;
         }

@@ -1,14 +1,14 @@
-//! Audio clips to the log-mel spectrograms of Whisper, the input of Qwen2-Audio.
+//! Converts audio clips to the log-mel spectrograms of Whisper, the input of Qwen2-Audio.
 //!
 //! 16 kHz mono in windows of 30 seconds: transforms of 25 ms every 10 ms, mel filters on Slaney's scale,
-//! logarithm, everything more than 80 dB below the loudest raised to it, `(x + 4) / 4`. A window equals, to the
-//! last bits, what the NumPy version of `WhisperFeatureExtractor` in transformers 4.57.1 makes of its samples
-//! (its `PyTorch` version computes in single precision).
+//! logarithm, values more than 80 dB below the maximum raised to that level, `(x + 4) / 4`. A window equals,
+//! to the last bits, the output of the NumPy version of `WhisperFeatureExtractor` in transformers 4.57.1 (its
+//! `PyTorch` version computes in single precision).
 //!
-//! **Clips over 30 seconds**: the feature extractor of Whisper, and Qwen2-Audio's processor with it, cuts them
-//! off. The cost model counts every started window, and nothing should be lost silently, so a clip becomes as
-//! many windows as it needs unless [`LongClips::CutOff`] is asked for; the tokens of its windows stand one
-//! after the other, as those of so many clips would.
+//! **Clips over 30 seconds**: the feature extractor of Whisper, and therefore Qwen2-Audio's processor,
+//! truncates them. The cost model counts every started window, and nothing should be lost silently, so a clip
+//! becomes as many windows as it needs unless [`LongClips::CutOff`] is set; the tokens of its windows follow
+//! each other like those of separate clips.
 
 mod filters;
 mod log_mel;
@@ -29,38 +29,38 @@ const FFT_SAMPLES: usize = 400;
 const HOP_SAMPLES: usize = 160;
 const WINDOW_SAMPLES: usize = 480_000;
 pub(super) const WINDOW_FRAMES: usize = WINDOW_SAMPLES / HOP_SAMPLES;
-/// Two hours: longer clips are refused before memory of their size is allocated.
+/// Two hours: longer clips are rejected before memory of their size is allocated.
 const WINDOWS_MAX: usize = 240;
 
-/// The spectrogram of one clip.
+/// Spectrogram of one clip.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AudioFeatures {
     /// Row-major; empty if the clip was only counted.
     pub values: Vec<f32>,
-    /// `[windows, mels, 3000]`, as a batch of so many clips.
+    /// `[windows, mels, 3000]`, like a batch of that many clips.
     pub shape: Vec<usize>,
-    /// `[windows, 3000]`: 1 where a mel frame begins before the clip ends, the `feature_attention_mask`.
+    /// `[windows, 3000]`: 1 if a mel frame starts before the clip ends, the `feature_attention_mask`.
     pub attention_mask: Vec<u8>,
-    /// LLM positions that features take, all windows together; markers around the clip not counted.
+    /// LLM positions of the features of all windows, without markers around the clip.
     pub tokens: u32,
 }
 
-/// What becomes of a clip over 30 seconds.
+/// Treatment of clips over 30 seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LongClips {
-    /// As many windows as it takes, as the cost model counts. The default.
+    /// Number of windows needed, as counted by the cost model. The default.
     #[default]
     Windows,
-    /// The first 30 seconds, as the feature extractor does.
+    /// Only the first 30 seconds, as in the feature extractor.
     CutOff,
 }
 
-/// How a model hears.
+/// Audio processor of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AudioProcessor {
     /// Mel filters: 80, or 128 for Whisper-large-v3 and Qwen2-Audio.
     pub mels: u16,
-    /// What becomes of a clip over 30 seconds.
+    /// Treatment of clips over 30 seconds.
     pub long_clips: LongClips,
 }
 
@@ -69,7 +69,7 @@ thread_local! {
 }
 
 impl AudioProcessor {
-    /// Returns the processor of a model of the cost model; `None` if the model cannot hear.
+    /// Returns the processor of a model of the cost model; `None` for a model without audio.
     ///
     /// The number of mels follows from the encoder's stem: two outputs of a convolution of width 3 over the
     /// mels, and one of width 3 over the channels.
@@ -83,7 +83,7 @@ impl AudioProcessor {
     /// Reads a `preprocessor_config.json` of Hugging Face; long clips become windows.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is not Whisper's, or if it has another rate, hop, transform or window length.
+    /// [`Error::Config`] if it is not Whisper's, or if its rate, hop, transform or window length differs.
     pub fn from_preprocessor_config(json: &Value) -> Result<Self> {
         let refused = |reason: String| Error::Config { setting: "preprocessor_config", reason };
         let name = json.get("feature_extractor_type").and_then(Value::as_str);
@@ -92,7 +92,7 @@ impl AudioProcessor {
         }
         let number = |key: &str, default: u64| match json.get(key) {
             None | Some(Value::Null) => Ok(default),
-            Some(value) => value.as_u64().ok_or_else(|| refused(format!("`{key}` is no whole number"))),
+            Some(value) => value.as_u64().ok_or_else(|| refused(format!("`{key}` must be an integer"))),
         };
         for (key, only) in
             [("sampling_rate", 16_000), ("hop_length", 160), ("n_fft", 400), ("chunk_length", 30)]
@@ -114,16 +114,16 @@ impl AudioProcessor {
         }
     }
 
-    /// Prepares one clip of any rate and any number of channels; one without samples has no window.
+    /// Prepares one clip of any rate and any number of channels; an empty clip has no windows.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the sample rate is not one of audio, or the clip is longer than two hours.
+    /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours.
     pub fn clip(&self, clip: &Audio) -> Result<AudioFeatures> {
         let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
         let windows_max = match self.long_clips {
             LongClips::CutOff => 1,
             LongClips::Windows if resample::samples_of(clip) > WINDOWS_MAX * WINDOW_SAMPLES => {
-                return Err(refused("it is longer than two hours".into()));
+                return Err(refused("the clip is longer than two hours".into()));
             }
             LongClips::Windows => WINDOWS_MAX,
         };

@@ -1,8 +1,8 @@
-//! Any rate and any channels to 16 kHz mono.
+//! Resamples any rate and number of channels to 16 kHz mono.
 //!
-//! Channels are averaged. The rate is changed by a windowed sinc in blocks of the Fourier transform
-//! (crate `rubato`, Blackman-Harris squared window), its delay cut off; the result has ⌈frames x 16000 / rate⌉
-//! samples. The feature extractors themselves take 16 kHz only.
+//! Channels are averaged. The rate is changed by a windowed sinc in blocks of the Fourier transform (crate
+//! `rubato`, Blackman-Harris squared window) with its delay removed; the result has ⌈frames x 16000 / rate⌉
+//! samples. The feature extractors of `transformers` take only 16 kHz.
 
 use std::borrow::Cow;
 
@@ -13,17 +13,21 @@ use super::SAMPLE_RATE_HZ;
 use crate::error::BoxError;
 use crate::media::Audio;
 
-/// Lowest and highest rate that are taken for audio.
+/// Range of supported sample rates.
 const RATES_HZ: std::ops::RangeInclusive<u32> = 1_000..=768_000;
-/// Frames that the resampler takes at a time, at least.
+/// Least number of frames in a block of the resampler.
 const CHUNK_FRAMES: u32 = 512;
 
-/// The first samples of a clip, as 16 kHz mono.
+/// Resamples the start of a clip to 16 kHz mono.
 ///
-/// - `samples_max`: at 16 kHz; what follows is cut off
+/// - `samples_max`: limit at 16 kHz; the rest is cut off
 pub(super) fn to_16_khz(clip: &Audio, samples_max: usize) -> Result<Cow<'_, [f32]>, BoxError> {
     if !RATES_HZ.contains(&clip.sample_rate_hz) {
-        return Err(format!("a sample rate of {} Hz is out of range", clip.sample_rate_hz).into());
+        return Err(format!(
+            "the sample rate of {} Hz is out of range, expected 1,000 to 768,000",
+            clip.sample_rate_hz
+        )
+        .into());
     }
     let samples = samples_of(clip).min(samples_max);
     if clip.sample_rate_hz == SAMPLE_RATE_HZ {
@@ -33,7 +37,7 @@ pub(super) fn to_16_khz(clip: &Audio, samples_max: usize) -> Result<Cow<'_, [f32
             Cow::Owned(mono) => Cow::Owned(mono),
         });
     }
-    // The filter looks a chunk ahead of the last sample.
+    // The filter reads up to one chunk after the last sample.
     let needed = (samples as u64 * u64::from(clip.sample_rate_hz)).div_ceil(u64::from(SAMPLE_RATE_HZ));
     let frames = clip.frames().min(needed as usize + 8 * chunk_frames(clip.sample_rate_hz));
     let mono = mono(clip, frames);
@@ -46,8 +50,8 @@ pub(super) fn to_16_khz(clip: &Audio, samples_max: usize) -> Result<Cow<'_, [f32
     Ok(Cow::Owned(resampled))
 }
 
-/// Frames of a chunk: as many periods in which both rates meet as it takes, and an even number of them, since
-/// the filter then has a middle sample and its delay is a whole number.
+/// Returns the frames of a chunk: a multiple of the period in which both rates align, and even, so that the
+/// filter has a middle sample and its delay is an integer.
 fn chunk_frames(rate_hz: u32) -> usize {
     let (mut divisor, mut rest) = (rate_hz, SAMPLE_RATE_HZ);
     while rest != 0 {
@@ -57,13 +61,13 @@ fn chunk_frames(rate_hz: u32) -> usize {
     (period * CHUNK_FRAMES.div_ceil(period).next_multiple_of(2)) as usize
 }
 
-/// Samples of a clip at 16 kHz, rounded up.
+/// Returns the number of samples of a clip at 16 kHz, rounded up.
 pub(super) fn samples_of(clip: &Audio) -> usize {
     let samples = clip.frames() as u64 * u64::from(SAMPLE_RATE_HZ);
     samples.div_ceil(u64::from(clip.sample_rate_hz.max(1))) as usize
 }
 
-/// The mean of the channels, of the first frames.
+/// Returns the mean of the channels of the first `frames` frames.
 fn mono(clip: &Audio, frames: usize) -> Cow<'_, [f32]> {
     let channels = usize::from(clip.channels.max(1));
     let samples = &clip.samples[..clip.samples.len().min(frames * channels)];

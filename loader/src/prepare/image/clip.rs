@@ -1,4 +1,4 @@
-//! CLIP: shorter side to a length, then the center. SigLIP: the whole image stretched onto a square.
+//! Resizes images to one square: CLIP scales the shorter side and crops, SigLIP stretches the whole image.
 
 use dflop_costmodel::tokens::fixed_tile::FixedTile;
 
@@ -9,7 +9,7 @@ use super::rgb_view::RgbView;
 use super::squares::squares;
 use super::{PixelValues, positions};
 
-/// Settings of a processor that makes one square of an image.
+/// Settings of a processor that makes one square from an image.
 ///
 /// # Source
 /// `CLIPImageProcessor` and `SiglipImageProcessor` of transformers 4.57.1.
@@ -23,12 +23,12 @@ pub struct Square {
     pub tokens: u32,
     /// The resampling filter.
     pub filter: Filter,
-    /// From bytes to values.
+    /// Conversion from bytes to values.
     pub normalization: Normalization,
 }
 
 impl Square {
-    /// CLIP ViT-L/14 at 336 pixels, the eye of LLaVA 1.5.
+    /// CLIP ViT-L/14 at 336 pixels, the vision encoder of LLaVA 1.5.
     pub const CLIP_336: Self = Self {
         shortest_side: Some(336),
         side: 336,
@@ -45,15 +45,15 @@ impl Square {
         normalization: Normalization::SIGNED,
     };
 
-    /// The published processor of CLIP for a rule that crops, of SigLIP for one that stretches.
+    /// Returns the published processor of CLIP for a rule that crops, of SigLIP for one that stretches.
     #[must_use]
-    pub const fn of(rule: FixedTile) -> Self {
+    pub const fn from_rule(rule: FixedTile) -> Self {
         let square = if rule.is_cropped { Self::CLIP_336 } else { Self::SIGLIP_384 };
         let shortest_side = if rule.is_cropped { Some(rule.tile_pixels) } else { None };
         Self { shortest_side, side: rule.tile_pixels, tokens: rule.tile_patches, ..square }
     }
 
-    /// `[frames, 3, side, side]`; an image is one frame.
+    /// Makes `[frames, 3, side, side]`; an image is one frame.
     pub(super) fn frames(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let side = usize::from(self.side);
         let values = squares(frames, side, &self.normalization, resampler, |frame| self.resize(frame));
@@ -69,7 +69,7 @@ impl Square {
     fn resize(&self, image: RgbView<'_>) -> Resize {
         let side = usize::from(self.side);
         let Some(shortest) = self.shortest_side else {
-            return Resize::to(self.filter, side, side);
+            return Resize::whole(self.filter, side, side);
         };
         let size = image.size();
         let shorter = u64::from(size.width.min(size.height));

@@ -1,4 +1,4 @@
-//! `preprocessor_config.json` of Hugging Face to an image processor.
+//! Reads an image processor from the `preprocessor_config.json` of Hugging Face.
 
 use std::num::NonZeroU16;
 
@@ -16,13 +16,13 @@ use super::normalize::Normalization;
 use super::qwen_vl::QwenVl;
 use crate::error::{Error, Result};
 
-/// Patches of the encoders whose configuration does not say it.
+/// Patch size of encoders whose configuration does not declare it.
 const PATCH_PIXELS: u64 = 14;
 
 pub(super) fn image_processor(json: &Value) -> Result<ImageProcessor> {
     let named = |key: &str| json.get(key).and_then(Value::as_str);
     let Some(name) = named("image_processor_type").or_else(|| named("feature_extractor_type")) else {
-        return Err(refused("it names no `image_processor_type`"));
+        return Err(refused("`image_processor_type` is required"));
     };
     check_steps(json)?;
     match name.strip_suffix("Fast").unwrap_or(name) {
@@ -31,11 +31,11 @@ pub(super) fn image_processor(json: &Value) -> Result<ImageProcessor> {
         "Qwen2VLImageProcessor" | "Qwen2_5_VLImageProcessor" => qwen_vl(json),
         "CLIPImageProcessor" | "CLIPFeatureExtractor" => clip(json),
         "SiglipImageProcessor" => siglip(json),
-        unknown => Err(refused(format!("`{unknown}` is no known image processor"))),
+        unknown => Err(refused(format!("unknown image processor `{unknown}`"))),
     }
 }
 
-/// Every processor here resizes, rescales and normalizes; one that is told not to is another one.
+/// Checks the steps: every processor here resizes, rescales and normalizes, so none of them may be disabled.
 fn check_steps(json: &Value) -> Result<()> {
     for step in ["do_resize", "do_rescale", "do_normalize"] {
         if json.get(step).is_some_and(|value| *value != Value::Bool(true)) {
@@ -58,7 +58,8 @@ fn llava_onevision(json: &Value) -> Result<ImageProcessor> {
     Ok(ImageProcessor::LlavaOneVision(LlavaOneVision { rule, filter: filter(json)?, normalization }))
 }
 
-/// The rule knows grids of 1 to n columns and as many rows, and the file lists all of them.
+/// Returns the longest side of a grid; the rule has all grids of 1 to n columns and rows, so the file must
+/// list all.
 fn grid_side_max(json: &Value, tile: u64) -> Result<u8> {
     let Some(listed) = json.get("image_grid_pinpoints") else { return Ok(6) };
     let listed: Vec<[u64; 2]> = serde_json::from_value(listed.clone())
@@ -66,7 +67,9 @@ fn grid_side_max(json: &Value, tile: u64) -> Result<u8> {
     let side = (listed.len() as f64).sqrt() as u64;
     let every = (1..=side).flat_map(|rows| (1..=side).map(move |columns| [rows * tile, columns * tile]));
     if listed.is_empty() || side * side != listed.len() as u64 || !every.eq(listed) {
-        return Err(refused("`image_grid_pinpoints` is not every grid of 1 to n tiles a side, in order"));
+        return Err(refused(
+            "`image_grid_pinpoints` must list every grid of 1 to n tiles per side, in order",
+        ));
     }
     u8::try_from(side).map_err(|_| refused("`image_grid_pinpoints` has too many grids"))
 }
@@ -76,7 +79,7 @@ fn intern_vl(json: &Value) -> Result<ImageProcessor> {
     if number(json, "min_patches")?.is_some_and(|least| least != 1) {
         return Err(refused("`min_patches` must be 1"));
     }
-    // Of a model's own configuration or of InternVL's processor, which cuts unless it is told otherwise.
+    // A model's own configuration lacks the key; InternVL's processor splits unless the key is false.
     let is_cut = json.get("crop_to_patches").is_none_or(|value| *value != Value::Bool(false));
     let tiles_max = if is_cut { number(json, "max_patches")?.unwrap_or(12) } else { 1 };
     let patches = (u64::from(tile_pixels) / PATCH_PIXELS).pow(2);
@@ -108,7 +111,7 @@ fn qwen_vl(json: &Value) -> Result<ImageProcessor> {
             .and_then(NonZeroU16::new)
             .ok_or_else(|| refused(format!("`{key}` = {value} is out of range"))),
     };
-    let pixels = |value| u32::try_from(value).map_err(|_| refused("more pixels than an image has"));
+    let pixels = |value| u32::try_from(value).map_err(|_| refused("the pixel limit exceeds 32 bits"));
     let rule = NativeResolution {
         patch_pixels: side("patch_size", released.patch_pixels)?,
         merge: side("merge_size", released.merge)?,
@@ -135,14 +138,16 @@ fn clip(json: &Value) -> Result<ImageProcessor> {
         (None, true) => {
             let side = square_side(json, "size", 224)?;
             if square_side(json, "crop_size", 224)? != side {
-                return Err(refused("a square `size` must be as large as `crop_size`"));
+                return Err(refused("a square `size` must equal `crop_size`"));
             }
             side
         }
-        (Some(_), false) => return Err(refused("without `do_center_crop` images differ in size")),
+        (Some(_), false) => {
+            return Err(refused("`do_center_crop` must be true, or images would differ in size"));
+        }
     };
     if shortest_side.is_some_and(|shortest| shortest < side) {
-        return Err(refused("`crop_size` is larger than `size`"));
+        return Err(refused("`crop_size` must not exceed `size`"));
     }
     Ok(ImageProcessor::Clip(square(json, shortest_side, side, Normalization::CLIP)?))
 }
@@ -163,7 +168,7 @@ fn square(json: &Value, shortest_side: Option<u16>, side: u16, default: Normaliz
     })
 }
 
-/// The side of a square: a number, `{"shortest_edge"}` or equal `{"height", "width"}`.
+/// Returns the side of a square: a number, `{"shortest_edge"}` or equal `{"height", "width"}`.
 fn square_side(json: &Value, key: &str, default: u16) -> Result<u16> {
     let size = match json.get(key) {
         None | Some(Value::Null) => return Ok(default),
@@ -178,7 +183,7 @@ fn square_side(json: &Value, key: &str, default: u16) -> Result<u16> {
         _ => None,
     };
     let side = side.and_then(|side| u16::try_from(side).ok()).filter(|side| *side > 0);
-    side.ok_or_else(|| refused(format!("`{key}` = {size} is no square")))
+    side.ok_or_else(|| refused(format!("`{key}` = {size} must be a square")))
 }
 
 fn filter(json: &Value) -> Result<Filter> {
@@ -189,12 +194,12 @@ fn filter(json: &Value) -> Result<Filter> {
 fn normalization(json: &Value, default: Normalization) -> Result<Normalization> {
     let scale = match json.get("rescale_factor") {
         None | Some(Value::Null) => default.scale,
-        Some(factor) => factor.as_f64().ok_or_else(|| refused("`rescale_factor` is no number"))?,
+        Some(factor) => factor.as_f64().ok_or_else(|| refused("`rescale_factor` must be a number"))?,
     };
     let mean = channels(json, "image_mean", default.mean)?;
     let deviation = channels(json, "image_std", default.deviation)?;
     if deviation.contains(&0.0) {
-        return Err(refused("`image_std` has a zero"));
+        return Err(refused("`image_std` must not contain zeros"));
     }
     Ok(Normalization { scale, mean, deviation })
 }
@@ -214,7 +219,7 @@ fn number(json: &Value, key: &str) -> Result<Option<u64>> {
         None | Some(Value::Null) => Ok(None),
         Some(value) => match value.as_u64() {
             Some(value) => Ok(Some(value)),
-            None => Err(refused(format!("`{key}` = {value} is no whole number"))),
+            None => Err(refused(format!("`{key}` = {value} must be an integer"))),
         },
     }
 }
@@ -230,7 +235,7 @@ mod tests {
 
     use super::*;
 
-    /// What the published checkpoints say, with what the defaults leave out.
+    /// Tests the settings of published checkpoints, including those that the files omit.
     #[test]
     fn published_configurations_are_those_of_the_presets() {
         let grids: Vec<[u16; 2]> =

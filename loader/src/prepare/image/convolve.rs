@@ -1,13 +1,13 @@
-//! The inner loops of resampling: weighted sums of rows of bytes.
+//! Implements the inner loops of resampling: weighted sums of rows of bytes.
 //!
-//! Sums are exact modulo 2³² and the true sum fits, so the order of addition does not matter and the
-//! compiler may vectorize freely.
+//! Sums are exact modulo 2³² and the true sum fits, so the order of addition does not matter and the compiler
+//! may vectorize freely.
 
 use multiversion::multiversion;
 
-use super::filter::{Axis, WEIGHT_BITS};
+use super::filter::{AxisWeights, WEIGHT_BITS};
 
-/// Rows that the horizontal pass takes together, turned by 90 degrees.
+/// Rows that the horizontal pass processes together, transposed.
 pub(super) const STRIP_ROWS: usize = 16;
 /// Bytes of one column of a strip.
 pub(super) const STRIP_BYTES: usize = 3 * STRIP_ROWS;
@@ -18,7 +18,12 @@ pub(super) const STRIP_BYTES: usize = 3 * STRIP_ROWS;
 /// - `padding`: `[STRIP_ROWS, 3]`, a column of padding
 /// - `resampled`: `[STRIP_ROWS, windows, 3]`
 #[multiversion(targets("x86_64+avx2", "x86_64+sse4.1"))]
-pub(super) fn convolve_strip(strip: &[u8], padding: &[u8; STRIP_BYTES], axis: &Axis, resampled: &mut [u8]) {
+pub(super) fn convolve_strip(
+    strip: &[u8],
+    padding: &[u8; STRIP_BYTES],
+    axis: &AxisWeights,
+    resampled: &mut [u8],
+) {
     let row_bytes = 3 * axis.windows.len();
     for (column, window) in axis.windows.iter().enumerate() {
         let source = &strip[window.start * STRIP_BYTES..];
@@ -36,9 +41,9 @@ pub(super) fn convolve_strip(strip: &[u8], padding: &[u8; STRIP_BYTES], axis: &A
     }
 }
 
-/// Makes one row of an image from the rows that a window of the vertical axis names.
+/// Computes one row of an image from the rows in a window of the vertical axis.
 ///
-/// - `rows`: `[weights, row.len()]`, from the first row that counts on
+/// - `rows`: `[weights, row.len()]`, starting with the first weighted row
 /// - `padding`: a row of padding, as long as `row`
 #[multiversion(targets("x86_64+avx2", "x86_64+sse4.1"))]
 pub(super) fn convolve_row(
@@ -61,8 +66,8 @@ pub(super) fn convolve_row(
     }
 }
 
-/// Sums of `LANES` bytes over steps of `stride`, rounded and clipped to a byte each.
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
+/// Sums `LANES` bytes over steps of `stride`, and rounds and clips each to a byte.
+#[expect(clippy::inline_always, reason = "must be compiled for the instruction set of each caller")]
 #[inline(always)]
 fn weighted_sum<const LANES: usize>(
     source: &[u8],
@@ -81,7 +86,7 @@ fn weighted_sum<const LANES: usize>(
     sums.map(|sum| (sum >> WEIGHT_BITS).clamp(0, 255) as u8)
 }
 
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
+#[expect(clippy::inline_always, reason = "must be compiled for the instruction set of each caller")]
 #[inline(always)]
 fn add_weighted<const LANES: usize>(sums: &mut [i32; LANES], bytes: &[u8], weight: i32) {
     let Some(bytes) = bytes.first_chunk::<LANES>() else { return };

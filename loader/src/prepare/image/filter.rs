@@ -1,12 +1,12 @@
-//! Weights with which source pixels enter a resampled one: Pillow's, to the bit.
+//! Computes the weights of source pixels in a resampled pixel, bit-identical to Pillow.
 //!
 //! Weights are computed in double precision and stored as integers of 22 fractional bits. When an image
-//! shrinks, the filter is stretched by the same factor, so that every source pixel has its say.
+//! shrinks, the filter is stretched by the same factor, so that every source pixel contributes.
 
-/// Fractional bits of a weight: 32 less 8 of a pixel less 2, since filters overshoot.
+/// Fractional bits of a weight: 32, minus 8 of a pixel, minus 2 because filters overshoot.
 pub(super) const WEIGHT_BITS: u32 = 32 - 8 - 2;
 
-/// A resampling filter, as Pillow names them.
+/// Resampling filter, with Pillow's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// Triangle of radius 1.
@@ -18,7 +18,7 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// The filter of this number in `PIL.Image.Resampling`, which processor configurations use.
+    /// Returns the filter of this number in `PIL.Image.Resampling`, as used in processor configurations.
     #[must_use]
     pub const fn from_pillow(number: u64) -> Option<Self> {
         match number {
@@ -47,7 +47,7 @@ impl Filter {
     }
 }
 
-/// The order of operations is Pillow's; another one would round otherwise.
+/// Evaluates the bicubic kernel in Pillow's order of operations; another order would round differently.
 #[expect(clippy::suboptimal_flops, reason = "a fused operation rounds once where Pillow rounds twice")]
 fn bicubic(distance: f64) -> f64 {
     const A: f64 = -0.5;
@@ -68,9 +68,9 @@ fn sinc(distance: f64) -> f64 {
     angle.sin() / angle
 }
 
-/// One axis of an image: how long it is, and where the stored pixels lie on it.
+/// One axis of an image: its length, and the position of the stored pixels on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Length {
+pub(super) struct AxisExtent {
     /// Pixels, padding included.
     pub(super) whole: usize,
     /// Padding before the first stored pixel.
@@ -79,10 +79,10 @@ pub(super) struct Length {
     pub(super) stored: usize,
 }
 
-/// What makes one resampled pixel.
+/// Weights of one resampled pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Window {
-    /// First stored pixel that counts.
+pub(super) struct PixelWeights {
+    /// First stored pixel with a weight.
     pub(super) start: usize,
     first_weight: usize,
     weights: usize,
@@ -90,26 +90,27 @@ pub(super) struct Window {
     pub(super) padding_weight: i32,
 }
 
-/// The weights of one axis; keeps its memory.
+/// Weights of one axis; reuses its memory.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Axis {
-    pub(super) windows: Vec<Window>,
+pub(super) struct AxisWeights {
+    pub(super) windows: Vec<PixelWeights>,
     weights: Vec<i32>,
     exact: Vec<f64>,
 }
 
-impl Axis {
-    /// Computes the weights of the resampled pixels `wanted` out of `resampled`.
+impl AxisWeights {
+    /// Computes the weights of the pixels `wanted` of `resampled` pixels.
     pub(super) fn compute(
         &mut self,
         filter: Filter,
-        length: Length,
+        length: AxisExtent,
         resampled: usize,
         wanted: std::ops::Range<usize>,
     ) {
         self.windows.clear();
         self.weights.clear();
         let scale = length.whole as f64 / resampled as f64;
+        // The filter is stretched only for shrinking; enlarging interpolates at its natural radius.
         let stretch = scale.max(1.0);
         let radius = filter.radius() * stretch;
         for pixel in wanted {
@@ -117,26 +118,27 @@ impl Axis {
             let start = (center - radius + 0.5).max(0.0) as usize;
             let end = ((center + radius + 0.5) as usize).min(length.whole);
             self.weigh(filter, start..end, center, 1.0 / stretch);
-            self.push_window(start, length);
+            self.push_weights(start, length);
         }
     }
 
-    /// Weights of consecutive pixels around a center, adding up to 1.
+    /// Computes the weights of consecutive pixels around a center, with sum 1.
     fn weigh(&mut self, filter: Filter, pixels: std::ops::Range<usize>, center: f64, squeeze: f64) {
         self.exact.clear();
         self.exact.extend(pixels.map(|pixel| filter.weight((pixel as f64 - center + 0.5) * squeeze)));
-        // Added up one after the other, as Pillow does.
+        // Summed sequentially, as Pillow does; another order would round differently.
         let total = self.exact.iter().fold(0.0, |total, weight| total + weight);
         if total != 0.0 {
             self.exact.iter_mut().for_each(|weight| *weight /= total);
         }
     }
 
-    /// Stores the weights on stored pixels but for zeros at either end, and the sum of the others.
-    fn push_window(&mut self, start: usize, length: Length) {
+    /// Stores the weights of stored pixels without leading and trailing zeros, and the sum of the weights of
+    /// padding.
+    fn push_weights(&mut self, start: usize, length: AxisExtent) {
         let stored = length.before..length.before + length.stored;
         let first_weight = self.weights.len();
-        let mut window = Window { start: 0, first_weight, weights: 0, padding_weight: 0 };
+        let mut window = PixelWeights { start: 0, first_weight, weights: 0, padding_weight: 0 };
         for (position, weight) in (start..).zip(&self.exact) {
             let weight = fixed_point(*weight);
             if !stored.contains(&position) {
@@ -155,12 +157,12 @@ impl Axis {
         self.windows.push(window);
     }
 
-    pub(super) fn weights_of(&self, window: &Window) -> &[i32] {
+    pub(super) fn weights_of(&self, window: &PixelWeights) -> &[i32] {
         &self.weights[window.first_weight..window.first_weight + window.weights]
     }
 
-    /// The stored pixels that any window needs; empty if none does.
-    pub(super) fn needed(&self) -> std::ops::Range<usize> {
+    /// Returns the stored pixels that any window needs; empty if none does.
+    pub(super) fn source_range(&self) -> std::ops::Range<usize> {
         let used = || self.windows.iter().filter(|window| window.weights > 0);
         let start = used().map(|window| window.start).min().unwrap_or(0);
         let end = used().map(|window| window.start + window.weights).max().unwrap_or(0);
@@ -168,7 +170,7 @@ impl Axis {
     }
 }
 
-/// Rounds half away from zero, by truncation after half a unit was added, as Pillow does.
+/// Rounds half away from zero, by adding a half and truncating, as Pillow does.
 fn fixed_point(weight: f64) -> i32 {
     let scaled = weight * f64::from(1 << WEIGHT_BITS);
     (if scaled < 0.0 { scaled - 0.5 } else { scaled + 0.5 }) as i32
@@ -180,13 +182,13 @@ mod tests {
 
     const FILTERS: [Filter; 3] = [Filter::Bilinear, Filter::Bicubic, Filter::Lanczos];
 
-    fn unpadded(stored: usize) -> Length {
-        Length { whole: stored, before: 0, stored }
+    fn unpadded(stored: usize) -> AxisExtent {
+        AxisExtent { whole: stored, before: 0, stored }
     }
 
     #[test]
     fn an_unchanged_length_takes_every_pixel_as_it_is() {
-        let mut axis = Axis::default();
+        let mut axis = AxisWeights::default();
         for filter in FILTERS {
             axis.compute(filter, unpadded(9), 9, 0..9);
             for (pixel, window) in axis.windows.iter().enumerate() {
@@ -197,10 +199,10 @@ mod tests {
 
     #[test]
     fn weights_add_up_to_one_and_padding_takes_its_share() {
-        let mut axis = Axis::default();
+        let mut axis = AxisWeights::default();
         for filter in FILTERS {
             for (stored, before, after, resampled) in [(700, 0, 0, 64), (5, 3, 40, 17), (1, 0, 999, 384)] {
-                let length = Length { whole: before + stored + after, before, stored };
+                let length = AxisExtent { whole: before + stored + after, before, stored };
                 axis.compute(filter, length, resampled, 0..resampled);
                 assert_eq!(axis.windows.len(), resampled);
                 for window in &axis.windows {
@@ -215,13 +217,13 @@ mod tests {
 
     #[test]
     fn a_part_of_the_pixels_has_the_weights_of_the_whole() {
-        let (mut whole, mut part) = (Axis::default(), Axis::default());
+        let (mut whole, mut part) = (AxisWeights::default(), AxisWeights::default());
         whole.compute(Filter::Bicubic, unpadded(1000), 300, 0..300);
         part.compute(Filter::Bicubic, unpadded(1000), 300, 100..200);
         for (one, other) in whole.windows[100..200].iter().zip(&part.windows) {
             assert_eq!(one.start, other.start);
             assert_eq!(whole.weights_of(one), part.weights_of(other));
         }
-        assert!(part.needed().start > 300 && part.needed().end < 700);
+        assert!(part.source_range().start > 300 && part.source_range().end < 700);
     }
 }

@@ -1,4 +1,4 @@
-//! LLaVA-OneVision: a base tile and a padded grid of tiles, or one padded tile an image.
+//! Prepares images for LLaVA-OneVision: a base tile and a padded grid of tiles, or one padded tile per image.
 
 use dflop_costmodel::tokens::any_res::AnyRes;
 use dflop_costmodel::{ImageSize, Result, VideoShape};
@@ -8,26 +8,27 @@ use super::normalize::Normalization;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::squares::squares;
-use super::tiles::{Place, Tiles};
+use super::tiles::{TilePlacement, Tiles};
 use super::{PixelValues, frames_taken, positions};
 
-/// Settings of the processor.
+/// Image processor of LLaVA-OneVision.
 ///
 /// # Source
-/// `LlavaOnevisionImageProcessor` of transformers 4.57.1; videos as its video processor, with Pillow's resizing.
+/// `LlavaOnevisionImageProcessor` of transformers 4.57.1; videos as in its video processor, with Pillow's
+/// resizing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlavaOneVision {
     /// Grids, tiles and tokens.
     pub rule: AnyRes,
     /// The resampling filter.
     pub filter: Filter,
-    /// From bytes to values; its mean also pads images that share a sample.
+    /// Conversion from bytes to values; its mean also pads images if a sample has several.
     pub normalization: Normalization,
 }
 
 impl LlavaOneVision {
-    /// `[1 + tiles, 3, side, side]`: the whole image stretched onto the base tile, then the grid's tiles
-    /// row by row, with the image in the middle and black around it.
+    /// Makes `[1 + tiles, 3, side, side]`: the whole image stretched onto the base tile, then the grid's
+    /// tiles row by row, with the image centered on black.
     pub(super) fn lone_image(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
         let size = image.size();
         let grid = self.rule.grid(size)?;
@@ -37,28 +38,30 @@ impl LlavaOneVision {
         let tiles = 1 + columns * rows;
         let tables = self.normalization.tables();
         let mut target = Tiles::new(tiles, side, &tables);
-        let canvas = Canvas::of(image);
-        let base = Place { first_tile: 0, columns: 1, left: 0, top: 0 };
-        resampler
-            .resize(&canvas, &Resize::to(self.filter, side, side), |y, row| target.write_row(base, y, row));
+        let canvas = Canvas::from_image(image);
+        let base = TilePlacement { first_tile: 0, columns: 1, left: 0, top: 0 };
+        resampler.resize(&canvas, &Resize::whole(self.filter, side, side), |y, row| {
+            target.write_row(base, y, row)
+        });
 
         let [width, height] = fitted(size, [columns * side, rows * side]);
-        let place = Place {
+        let place = TilePlacement {
             first_tile: 1,
             columns,
             left: (columns * side - width) / 2,
             top: (rows * side - height) / 2,
         };
+        // An image that fills the grid overwrites every pixel, so blackening would be wasted.
         if [width, height] != [columns * side, rows * side] {
             target.blacken(1..tiles);
         }
-        resampler.resize(&canvas, &Resize::to(self.filter, width, height), |y, row| {
+        resampler.resize(&canvas, &Resize::whole(self.filter, width, height), |y, row| {
             target.write_row(place, y, row);
         });
         Ok(self.pixel_values(target.into_values(), tiles, Some(image), tokens))
     }
 
-    /// `[1, 3, side, side]`: the image padded to a square with the mean color.
+    /// Makes `[1, 3, side, side]`: the image padded to a square with the mean color.
     pub(super) fn one_of_several(
         &self,
         image: RgbView<'_>,
@@ -68,18 +71,19 @@ impl LlavaOneVision {
         let side = usize::from(self.rule.tile_pixels);
         let tables = self.normalization.tables();
         let mut target = Tiles::new(1, side, &tables);
-        let place = Place { first_tile: 0, columns: 1, left: 0, top: 0 };
+        let place = TilePlacement { first_tile: 0, columns: 1, left: 0, top: 0 };
         let canvas = Canvas::padded_to_square(image, self.normalization.mean_color());
-        resampler
-            .resize(&canvas, &Resize::to(self.filter, side, side), |y, row| target.write_row(place, y, row));
+        resampler.resize(&canvas, &Resize::whole(self.filter, side, side), |y, row| {
+            target.write_row(place, y, row)
+        });
         Ok(self.pixel_values(target.into_values(), 1, Some(image), tokens))
     }
 
-    /// `[frames, 3, side, side]`: every frame stretched onto a tile.
+    /// Makes `[frames, 3, side, side]`: every frame stretched onto one tile.
     pub(super) fn video(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
-        let resize = |_: RgbView<'_>| Resize::to(self.filter, side, side);
+        let resize = |_: RgbView<'_>| Resize::whole(self.filter, side, side);
         let values = squares(&taken, side, &self.normalization, resampler, resize);
         let shape = VideoShape { frames: taken.len() as u32, width: 0, height: 0 };
         self.pixel_values(values, taken.len(), None, self.rule.video(shape).tokens)
@@ -103,7 +107,7 @@ impl LlavaOneVision {
     }
 }
 
-/// Width and height of an image scaled to touch a canvas from inside, rounded up.
+/// Returns width and height of an image scaled to fit a canvas exactly, rounded up.
 fn fitted(size: ImageSize, canvas: [usize; 2]) -> [usize; 2] {
     let (width, height) = (f64::from(size.width), f64::from(size.height));
     let (scale_x, scale_y) = (canvas[0] as f64 / width, canvas[1] as f64 / height);

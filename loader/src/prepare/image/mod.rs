@@ -1,13 +1,13 @@
-//! Images and videos to the tensors of a vision tower.
+//! Converts images and videos to the input tensors of a vision encoder.
 //!
-//! Every value is the one that the model's processor of Hugging Face transformers 4.57.1 makes with NumPy and
-//! Pillow, bit for bit; grids, sizes and token counts are those of the cost model's rules. Pillow means the
-//! versions up to 12.1, with which the published models were trained: later ones take the vertical pass of
-//! `Image.resize` first for some images (12.2: over 100 times as high as wide; 13.0: where the height shrinks
-//! by more than twice as many pixels as the width), which rounds otherwise. Processors that work on `PyTorch`
-//! tensors ("fast") resize by other arithmetic and differ by a few steps of 1/255.
+//! Every value equals, bit for bit, the output of the model's processor in Hugging Face transformers 4.57.1
+//! with NumPy and Pillow; grids, sizes and token counts follow the cost model's rules. Pillow means versions
+//! up to 12.1, with which the published models were trained: later ones run the vertical pass of
+//! `Image.resize` first for some images (12.2: more than 100 times as high as wide; 13.0: if the height
+//! shrinks by more than twice as many pixels as the width), which rounds differently. Processors that work on
+//! `PyTorch` tensors ("fast") use another resizing arithmetic and differ by a few steps of 1/255.
 //!
-//! One family a file; resizing and the layout of tiles are shared. Buffers are kept per thread.
+//! There is one file per family; resizing and the layout of tiles are shared. Buffers are kept per thread.
 
 mod clip;
 mod config;
@@ -40,22 +40,22 @@ use self::rgb_view::RgbView;
 use crate::error::{Error, Result};
 use crate::media::{RgbImage, Video};
 
-/// One image, or all tiles or patches of it, or a video, ready for the vision tower.
+/// Pixels of one image, or of all its tiles or patches, or of a video, ready for the vision encoder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PixelValues {
     /// Row-major; empty if the image was only counted.
     pub values: Vec<f32>,
     /// `[tiles, 3, side, side]`, or `[patches, values of a patch]` for Qwen.
     pub shape: Vec<usize>,
-    /// Qwen: layers of frames, rows and columns, in patches.
+    /// Grid of Qwen models: layers of frames, rows and columns, in patches.
     pub grid_thw: Option<[u32; 3]>,
-    /// LLaVA-OneVision images: height and width before resizing.
+    /// Height and width of a LLaVA-OneVision image before resizing.
     pub image_size: Option<[u32; 2]>,
-    /// LLM positions that features take: newlines of the family included, markers around the medium not.
+    /// LLM positions of the features, with newlines of the family but without markers around the medium.
     pub tokens: u32,
 }
 
-/// How a model family turns images into pixel values.
+/// Image processor of a model family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ImageProcessor {
     /// Any-resolution tiles.
@@ -76,7 +76,7 @@ thread_local! {
 
 impl ImageProcessor {
     /// Returns the processor of a model of the cost model, by its vision rule, with the statistics of the
-    /// published checkpoints; `None` if the model cannot see.
+    /// published checkpoints; `None` for a model without vision.
     #[must_use]
     pub fn for_model(model: &ModelSpec) -> Option<Self> {
         let filter = Filter::Bicubic;
@@ -90,23 +90,23 @@ impl ImageProcessor {
             VisionRule::Native(rule) => {
                 Self::QwenVl(QwenVl { rule, filter, normalization: Normalization::CLIP })
             }
-            VisionRule::Fixed(rule) if rule.is_cropped => Self::Clip(Square::of(rule)),
-            VisionRule::Fixed(rule) => Self::Siglip(Square::of(rule)),
+            VisionRule::Fixed(rule) if rule.is_cropped => Self::Clip(Square::from_rule(rule)),
+            VisionRule::Fixed(rule) => Self::Siglip(Square::from_rule(rule)),
         })
     }
 
     /// Reads a `preprocessor_config.json` of Hugging Face.
     ///
-    /// Known are the processors of LLaVA-OneVision, InternVL (`GotOcr2`), Qwen2-VL, CLIP and SigLIP, their
-    /// "fast" forms included; what the file leaves out has the processor's default.
+    /// Supported are the processors of LLaVA-OneVision, InternVL (`GotOcr2`), Qwen2-VL, CLIP and SigLIP,
+    /// including their "fast" variants; missing settings have the processor's defaults.
     ///
     /// # Errors
-    /// [`Error::Config`] if the processor is unknown or a setting has no counterpart here.
+    /// [`Error::Config`] if the processor is unknown or a setting is not supported.
     pub fn from_preprocessor_config(json: &Value) -> Result<Self> {
         config::image_processor(json)
     }
 
-    /// Takes filter and statistics from another processor, and how a square is cut; the token rule stays.
+    /// Takes filter, statistics and cropping from another processor; the token rule stays.
     #[must_use]
     pub fn with_pixels_of(mut self, other: &Self) -> Self {
         let (filter, normalization) = match other {
@@ -133,11 +133,11 @@ impl ImageProcessor {
         self
     }
 
-    /// Prepares all images of one sample, together because LLaVA-OneVision treats a lone image unlike
-    /// several.
+    /// Prepares all images of one sample together, because LLaVA-OneVision treats a single image differently
+    /// from several.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the model refuses an image.
+    /// [`Error::Medium`] if the model cannot take an image.
     pub fn images<I: Borrow<RgbImage>>(&self, images: &[I]) -> Result<Vec<PixelValues>> {
         RESAMPLER.with_borrow_mut(|resampler| {
             images
@@ -147,11 +147,11 @@ impl ImageProcessor {
         })
     }
 
-    /// Prepares the frames of one video, which are sampled already; more than the model takes are sampled
-    /// further, evenly and with the first and the last.
+    /// Prepares the sampled frames of one video; if there are more than the model takes, some are selected
+    /// evenly, including the first and the last.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the model refuses the frames or there are none.
+    /// [`Error::Medium`] if the model cannot take the frames or there are none.
     pub fn video<I: Borrow<RgbImage>>(&self, frames: &[I]) -> Result<PixelValues> {
         self.frames(&frames.iter().map(|frame| RgbView::from(frame.borrow())).collect::<Vec<_>>())
     }
@@ -159,11 +159,11 @@ impl ImageProcessor {
     /// Prepares a decoded video, without a copy of its frames.
     ///
     /// # Errors
-    /// As [`Self::video`].
+    /// See [`Self::video`].
     pub fn sampled_video(&self, video: &Video) -> Result<PixelValues> {
         let frames = RgbView::frames_of(video);
         if frames.len() != video.frames() {
-            let reason = format!("{} times for {} frames of pixels", video.frames(), frames.len());
+            let reason = format!("expected the pixels of {} frames, got {}", video.frames(), frames.len());
             return Err(Error::Medium { medium: "video", source: reason.into() });
         }
         self.frames(&frames)
@@ -171,7 +171,7 @@ impl ImageProcessor {
 
     fn frames(&self, frames: &[RgbView<'_>]) -> Result<PixelValues> {
         if frames.is_empty() {
-            return Err(Error::Medium { medium: "video", source: "it has no frames".into() });
+            return Err(Error::Medium { medium: "video", source: "the video has no frames".into() });
         }
         frames.iter().try_for_each(|&frame| check_pixels(frame))?;
         let taken = RESAMPLER.with_borrow_mut(|resampler| match self {
@@ -200,7 +200,7 @@ fn check_pixels(image: RgbView<'_>) -> Result<()> {
     let bytes = 3 * image.width as usize * image.height as usize;
     if bytes == 0 || image.pixels.len() != bytes {
         let reason = format!(
-            "{} x {} pixels do not fill {} bytes of RGB",
+            "{} x {} pixels do not match {} bytes of RGB",
             image.width,
             image.height,
             image.pixels.len()
@@ -210,7 +210,7 @@ fn check_pixels(image: RgbView<'_>) -> Result<()> {
     Ok(())
 }
 
-/// At most `frames_max` of the frames, evenly spaced from the first to the last.
+/// Selects at most `frames_max` of the frames, evenly spaced from the first to the last.
 fn frames_taken<'a>(frames: &[RgbView<'a>], frames_max: u32) -> Vec<RgbView<'a>> {
     let most = (frames_max as usize).max(1);
     if frames.len() <= most {
@@ -220,7 +220,7 @@ fn frames_taken<'a>(frames: &[RgbView<'a>], frames_max: u32) -> Vec<RgbView<'a>>
     (0..most).map(|frame| frames[frame * (frames.len() - 1) / steps]).collect()
 }
 
-/// Tokens of one medium, which fit: a feature map is bounded by the rule.
+/// Converts the tokens of one medium, which fit because the rule bounds the feature map.
 fn positions(tokens: u64) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }

@@ -1,29 +1,29 @@
-//! From bytes to the normalized values that a vision tower takes, to the bit as NumPy rounds them.
+//! Normalizes bytes to the values that a vision encoder takes, rounded bit-identically to NumPy.
 
 /// Mean of the pixels that CLIP was trained on: red, green, blue, on a scale of 0 to 1.
 pub const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-/// Standard deviation of the same pixels.
+/// Standard deviation of the pixels that CLIP was trained on.
 pub const CLIP_DEVIATION: [f64; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 /// Mean of the `ImageNet` pixels, on the same scale.
 pub const IMAGENET_MEAN: [f64; 3] = [0.485, 0.456, 0.406];
 /// Standard deviation of the `ImageNet` pixels.
 pub const IMAGENET_DEVIATION: [f64; 3] = [0.229, 0.224, 0.225];
 
-/// What is done to a byte: `(byte * scale - mean) / deviation`, channel by channel.
+/// Normalization of a byte: `(byte * scale - mean) / deviation`, channel by channel.
 ///
-/// The product is taken in double precision and rounded to single; the rest is single precision. So do the
-/// processors of Hugging Face transformers that work on NumPy arrays.
+/// The product is computed in double precision and rounded to single; the rest is single precision, as in the
+/// NumPy processors of Hugging Face transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normalization {
-    /// Usually 1 / 255.
+    /// Factor of each byte, usually 1 / 255.
     pub scale: f64,
-    /// Red, green, blue, subtracted after scaling.
+    /// Mean of red, green and blue, subtracted after scaling.
     pub mean: [f64; 3],
-    /// Red, green, blue, a divisor.
+    /// Standard deviation of red, green and blue, the divisor.
     pub deviation: [f64; 3],
 }
 
-/// The value of every byte in every channel.
+/// Normalized value of every byte in every channel.
 pub(super) type Tables = [[f32; 256]; 3];
 
 impl Normalization {
@@ -32,7 +32,7 @@ impl Normalization {
     pub const CLIP: Self = Self { scale: Self::BYTE, mean: CLIP_MEAN, deviation: CLIP_DEVIATION };
     /// Statistics of `ImageNet`.
     pub const IMAGENET: Self = Self { scale: Self::BYTE, mean: IMAGENET_MEAN, deviation: IMAGENET_DEVIATION };
-    /// To the range -1 to 1.
+    /// Maps bytes to the range -1 to 1.
     pub const SIGNED: Self = Self { scale: Self::BYTE, mean: [0.5; 3], deviation: [0.5; 3] };
 
     pub(super) fn tables(&self) -> Tables {
@@ -43,7 +43,7 @@ impl Normalization {
         })
     }
 
-    /// The mean as a color, rounded down as the processors do.
+    /// Returns the mean as a color, rounded down as the processors do.
     pub(super) fn mean_color(&self) -> [u8; 3] {
         self.mean.map(|mean| (mean * 255.0) as u8)
     }

@@ -1,4 +1,4 @@
-//! Qwen2-VL and Qwen2.5-VL: patches of an image at its own resolution, in the order of their merging.
+//! Prepares images for Qwen2-VL and Qwen2.5-VL: patches at native resolution, in the order of their merging.
 
 use dflop_costmodel::Result;
 use dflop_costmodel::tokens::native::NativeResolution;
@@ -9,10 +9,10 @@ use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::{PixelValues, frames_taken, positions};
 
-/// Settings of the processor.
+/// Image processor of Qwen2-VL and Qwen2.5-VL.
 ///
 /// # Source
-/// `Qwen2VLImageProcessor` of transformers 4.57.1, videos included, with the frame sizes of its video
+/// `Qwen2VLImageProcessor` of transformers 4.57.1, also for videos, with the frame sizes of its video
 /// processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QwenVl {
@@ -20,18 +20,19 @@ pub struct QwenVl {
     pub rule: NativeResolution,
     /// The resampling filter.
     pub filter: Filter,
-    /// From bytes to values.
+    /// Conversion from bytes to values.
     pub normalization: Normalization,
 }
 
 impl QwenVl {
-    /// `[patches, 3 * frames_per_patch * patch²]`: the image is repeated for every frame of a patch.
+    /// Makes `[patches, 3 * frames_per_patch * patch²]`: the image is repeated for every frame of a patch.
     pub(super) fn image(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
         let size = self.rule.resized_image(image.size())?;
         Ok(self.layers(&[image], size, resampler))
     }
 
-    /// As for an image; frames are taken in groups, the last one repeated, and resized as the first one.
+    /// Makes the same from frames in groups, whose last frame is repeated; all are resized like the first
+    /// frame.
     pub(super) fn video(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> Result<PixelValues> {
         let taken = frames_taken(frames, self.rule.frames_max);
         let size = self.rule.resized_frame(taken[0].size())?;
@@ -40,7 +41,7 @@ impl QwenVl {
 
     fn layers(&self, frames: &[RgbView<'_>], size: [u64; 2], resampler: &mut Resampler) -> PixelValues {
         let [width, height] = size.map(|length| length as usize);
-        let layout = Layout {
+        let layout = PatchLayout {
             patch: usize::from(self.rule.patch_pixels.get()),
             merge: usize::from(self.rule.merge.get()),
             frames: usize::from(self.rule.frames_per_patch.get()),
@@ -52,11 +53,15 @@ impl QwenVl {
         let tables = self.normalization.tables();
         for (group, layer) in frames.chunks(layout.frames).zip(values.chunks_exact_mut(layer_values)) {
             for (frame, image) in group.iter().enumerate() {
-                // The last one stands for those that are missing.
+                // The last frame fills the rest of an incomplete group.
                 let end = if frame + 1 == group.len() { layout.frames } else { frame + 1 };
-                resampler.resize(&Canvas::of(*image), &Resize::to(self.filter, width, height), |y, row| {
-                    layout.write_row(layer, frame..end, y, row, &tables);
-                });
+                resampler.resize(
+                    &Canvas::from_image(*image),
+                    &Resize::whole(self.filter, width, height),
+                    |y, row| {
+                        layout.write_row(layer, frame..end, y, row, &tables);
+                    },
+                );
             }
         }
         let patches = [width, height].map(|length| length / layout.patch);
@@ -71,16 +76,16 @@ impl QwenVl {
     }
 }
 
-/// One layer: `[rows / merge, columns / merge, merge, merge, 3, frames, patch, patch]`.
+/// Layout of one layer: `[rows / merge, columns / merge, merge, merge, 3, frames, patch, patch]`.
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+struct PatchLayout {
     patch: usize,
     merge: usize,
     frames: usize,
     width: usize,
 }
 
-impl Layout {
+impl PatchLayout {
     /// Writes one row of a resized image as one or more frames.
     fn write_row(
         self,
@@ -104,6 +109,7 @@ impl Layout {
                 for (value, byte) in layer[first..first + self.patch].iter_mut().zip(bytes) {
                     *value = table[usize::from(*byte)];
                 }
+                // A still image has the same pixels in every frame of a patch, so they are copied.
                 for repeat in 1..frames.len() {
                     layer.copy_within(first..first + self.patch, first + repeat * plane);
                 }
@@ -130,7 +136,7 @@ mod tests {
         normalization: Normalization { scale: 1.0, mean: [0.0; 3], deviation: [1.0; 3] },
     };
 
-    /// 8 x 4 pixels, red counting them.
+    /// Makes 8 x 4 pixels whose red channel numbers them.
     fn counting() -> RgbImage {
         let pixels = (0..32).flat_map(|pixel| [pixel, 100, 200]).collect();
         RgbImage { width: 8, height: 4, pixels, is_truncated: false }
@@ -140,7 +146,7 @@ mod tests {
     fn patches_stand_in_the_order_of_their_merging() {
         let taken = SMALL.image(RgbView::from(&counting()), &mut Resampler::default()).unwrap();
         assert_eq!((taken.shape, taken.grid_thw, taken.tokens), (vec![8, 24], Some([1, 2, 4]), 2));
-        // Upper left, right of it, below it, diagonal; then the next block.
+        // Upper left, upper right, lower left, lower right; then the next block.
         let corners: Vec<f32> = taken.values.chunks(24).map(|patch| patch[0]).collect();
         assert_eq!(corners, [0.0, 2.0, 16.0, 18.0, 4.0, 6.0, 20.0, 22.0]);
         assert_eq!(taken.values[..8], [0.0, 1.0, 8.0, 9.0, 0.0, 1.0, 8.0, 9.0]);

@@ -1,68 +1,68 @@
-//! Resizes images exactly as Pillow's `Image.resize` does: horizontally, rounded to bytes, then vertically.
+//! Resizes images exactly as Pillow's `Image.resize`: horizontally, rounded to bytes, then vertically.
 //!
-//! Rows are handed out as they are made, so that normalization and layout need no second image. Padding
-//! around an image is never stored, and pixels that a crop cuts off are never made.
+//! Rows are passed on as they are computed, so that normalization and layout need no second image. Padding
+//! around an image is never stored, and pixels outside a crop are never computed.
 
 use std::ops::Range;
 
 use super::convolve::{STRIP_BYTES, STRIP_ROWS, convolve_row, convolve_strip};
-use super::filter::{Axis, Filter, Length};
+use super::filter::{AxisExtent, AxisWeights, Filter};
 use super::rgb_view::RgbView;
 
-/// An image, perhaps in the middle of a larger, plain one.
+/// Image, possibly centered in a larger plain canvas.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Canvas<'a> {
     pixels: &'a [u8],
-    columns: Length,
-    rows: Length,
+    columns: AxisExtent,
+    rows: AxisExtent,
     background: [u8; 3],
 }
 
 impl<'a> Canvas<'a> {
-    /// The image itself.
-    pub(super) fn of(image: RgbView<'a>) -> Self {
+    /// Makes a canvas of the image itself.
+    pub(super) fn from_image(image: RgbView<'a>) -> Self {
         let [columns, rows] = [image.width, image.height].map(|length| {
             let stored = length as usize;
-            Length { whole: stored, before: 0, stored }
+            AxisExtent { whole: stored, before: 0, stored }
         });
         Self { pixels: image.pixels, columns, rows, background: [0; 3] }
     }
 
-    /// The image in the middle of the square that it fits into.
+    /// Centers the image in the smallest square that contains it.
     pub(super) fn padded_to_square(image: RgbView<'a>, background: [u8; 3]) -> Self {
-        let mut canvas = Self { background, ..Self::of(image) };
+        let mut canvas = Self { background, ..Self::from_image(image) };
         let side = canvas.columns.stored.max(canvas.rows.stored);
         for length in [&mut canvas.columns, &mut canvas.rows] {
-            *length = Length { whole: side, before: (side - length.stored) / 2, ..*length };
+            *length = AxisExtent { whole: side, before: (side - length.stored) / 2, ..*length };
         }
         canvas
     }
 }
 
-/// What to make of an image.
+/// Target size and region of a resize.
 #[derive(Clone, Debug)]
 pub(super) struct Resize {
     pub(super) filter: Filter,
     /// Size of the whole image after resampling, in pixels, at least 1 x 1.
     pub(super) width: usize,
     pub(super) height: usize,
-    /// The part of it that is wanted.
+    /// Wanted columns of the resampled image.
     pub(super) columns: Range<usize>,
     pub(super) rows: Range<usize>,
 }
 
 impl Resize {
-    /// All of an image resized to these pixels.
-    pub(super) fn to(filter: Filter, width: usize, height: usize) -> Self {
+    /// Resizes a whole image to this size.
+    pub(super) fn whole(filter: Filter, width: usize, height: usize) -> Self {
         Self { filter, width, height, columns: 0..width, rows: 0..height }
     }
 }
 
-/// Keeps the memory between images.
+/// Resampler that reuses its memory between images.
 #[derive(Debug, Default)]
 pub(super) struct Resampler {
-    columns: Axis,
-    rows: Axis,
+    columns: AxisWeights,
+    rows: AxisWeights,
     strip: Vec<u8>,
     narrowed: Vec<u8>,
     padding_row: Vec<u8>,
@@ -70,7 +70,7 @@ pub(super) struct Resampler {
 }
 
 impl Resampler {
-    /// Resizes an image and calls `emit` with every wanted row, counted from 0, and its `[width, 3]` bytes.
+    /// Resizes an image and calls `emit` with the index and the `[width, 3]` bytes of every wanted row.
     pub(super) fn resize(
         &mut self,
         canvas: &Canvas<'_>,
@@ -79,13 +79,13 @@ impl Resampler {
     ) {
         self.columns.compute(resize.filter, canvas.columns, resize.width, resize.columns.clone());
         self.rows.compute(resize.filter, canvas.rows, resize.height, resize.rows.clone());
-        let needed = self.rows.needed();
+        let source_range = self.rows.source_range();
         let row_bytes = 3 * resize.columns.len();
-        self.narrow(canvas, needed.clone(), row_bytes);
-        self.narrow_padding(canvas.background, row_bytes);
+        self.horizontal_pass(canvas, source_range.clone(), row_bytes);
+        self.horizontal_pass_padding(canvas.background, row_bytes);
         self.row.resize(row_bytes, 0);
         for (index, window) in self.rows.windows.iter().enumerate() {
-            let first = window.start.saturating_sub(needed.start) * row_bytes;
+            let first = window.start.saturating_sub(source_range.start) * row_bytes;
             let weights = self.rows.weights_of(window);
             let rows = &self.narrowed[first..];
             convolve_row(rows, weights, &self.padding_row, window.padding_weight, &mut self.row);
@@ -93,33 +93,34 @@ impl Resampler {
         }
     }
 
-    /// The horizontal pass over the rows that the vertical one will need.
-    fn narrow(&mut self, canvas: &Canvas<'_>, needed: Range<usize>, row_bytes: usize) {
-        let strips = needed.len().div_ceil(STRIP_ROWS);
+    /// Runs the horizontal pass over the rows that the vertical pass needs.
+    fn horizontal_pass(&mut self, canvas: &Canvas<'_>, source_range: Range<usize>, row_bytes: usize) {
+        let strips = source_range.len().div_ceil(STRIP_ROWS);
         self.narrowed.resize(strips * STRIP_ROWS * row_bytes, 0);
         let padding = strip_column(canvas.background);
-        let wanted = self.columns.needed();
+        let wanted = self.columns.source_range();
         let stored_bytes = 3 * canvas.columns.stored;
         self.strip.resize(wanted.end * STRIP_BYTES, 0);
         for (index, resampled) in self.narrowed.chunks_exact_mut(STRIP_ROWS * row_bytes).enumerate() {
             for row in 0..STRIP_ROWS {
-                let source = needed.start + index * STRIP_ROWS + row;
-                if source < needed.end {
+                let source = source_range.start + index * STRIP_ROWS + row;
+                if source < source_range.end {
                     let pixels = &canvas.pixels[source * stored_bytes..][..stored_bytes];
-                    turn_into_strip(pixels, wanted.clone(), row, &mut self.strip);
+                    transpose_into_strip(pixels, wanted.clone(), row, &mut self.strip);
                 }
             }
             convolve_strip(&self.strip, &padding, &self.columns, resampled);
         }
     }
 
-    /// What the horizontal pass makes of a row of padding.
-    fn narrow_padding(&mut self, background: [u8; 3], row_bytes: usize) {
+    /// Runs the horizontal pass over one row of padding.
+    fn horizontal_pass_padding(&mut self, background: [u8; 3], row_bytes: usize) {
         self.padding_row.clear();
         if self.rows.windows.iter().all(|window| window.padding_weight == 0) {
             self.padding_row.resize(row_bytes, 0);
             return;
         }
+        // All padding rows are equal, so one suffices; rounding must match that of stored rows.
         for window in &self.columns.windows {
             let weights = self.columns.weights_of(window).iter();
             let total = weights.fold(window.padding_weight, |total, weight| total.wrapping_add(*weight));
@@ -135,7 +136,7 @@ fn strip_column(pixel: [u8; 3]) -> [u8; STRIP_BYTES] {
 }
 
 /// Writes a row of pixels into row `row` of a strip, `[columns, STRIP_ROWS, 3]`.
-fn turn_into_strip(pixels: &[u8], columns: Range<usize>, row: usize, strip: &mut [u8]) {
+fn transpose_into_strip(pixels: &[u8], columns: Range<usize>, row: usize, strip: &mut [u8]) {
     let source = pixels[3 * columns.start..3 * columns.end].chunks_exact(3);
     let target = strip[columns.start * STRIP_BYTES..].chunks_exact_mut(STRIP_BYTES);
     for (pixel, column) in source.zip(target) {

@@ -1,4 +1,4 @@
-//! Pixels of an image or of one frame, wherever they lie.
+//! Borrows the pixels of an image or of one video frame.
 
 use dflop_costmodel::ImageSize;
 
@@ -13,7 +13,7 @@ pub(super) struct RgbView<'a> {
 }
 
 impl<'a> RgbView<'a> {
-    /// The frames of a video; the last one may lack pixels.
+    /// Returns the frames of a video; the last one may lack pixels.
     pub(super) fn frames_of(video: &'a Video) -> Vec<Self> {
         let (width, height) = (video.width, video.height);
         let bytes = 3 * width as usize * height as usize;

@@ -1,11 +1,11 @@
-//! One square an image: the layout of video frames and of CLIP-like encoders.
+//! Writes one square per image: the layout of video frames and of CLIP-like encoders.
 
 use super::normalize::Normalization;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
-use super::tiles::{Place, Tiles};
+use super::tiles::{TilePlacement, Tiles};
 
-/// `[frames, 3, side, side]`, each resized as `resize` says, which must want `side` x `side` pixels.
+/// Makes `[frames, 3, side, side]`, each frame resized by `resize`, which must want `side` x `side` pixels.
 pub(super) fn squares(
     frames: &[RgbView<'_>],
     side: usize,
@@ -16,8 +16,9 @@ pub(super) fn squares(
     let tables = normalization.tables();
     let mut target = Tiles::new(frames.len(), side, &tables);
     for (first_tile, &frame) in frames.iter().enumerate() {
-        let place = Place { first_tile, columns: 1, left: 0, top: 0 };
-        resampler.resize(&Canvas::of(frame), &resize(frame), |y, row| target.write_row(place, y, row));
+        let place = TilePlacement { first_tile, columns: 1, left: 0, top: 0 };
+        resampler
+            .resize(&Canvas::from_image(frame), &resize(frame), |y, row| target.write_row(place, y, row));
     }
     target.into_values()
 }

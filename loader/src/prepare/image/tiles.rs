@@ -1,8 +1,8 @@
-//! Rows of an image into square tiles, channels first: `[tiles, 3, side, side]`.
+//! Distributes the rows of an image to square tiles, channels first: `[tiles, 3, side, side]`.
 
 use super::normalize::Tables;
 
-/// Where resized images go, tile by tile; what is not written is a normalized black.
+/// Tile tensor under construction; pixels that are not written must be blackened.
 #[derive(Debug)]
 pub(super) struct Tiles<'a> {
     values: Vec<f32>,
@@ -10,9 +10,9 @@ pub(super) struct Tiles<'a> {
     tables: &'a Tables,
 }
 
-/// A grid of tiles inside the tensor, and the place of an image on it in pixels.
+/// Grid of tiles inside the tensor, and the offset in pixels of an image on it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct TilePlacement {
     pub(super) first_tile: usize,
     pub(super) columns: usize,
     pub(super) left: usize,
@@ -33,8 +33,8 @@ impl<'a> Tiles<'a> {
         }
     }
 
-    /// Writes one row of an image, `[width, 3]` bytes, that is `y` rows below the top of its place.
-    pub(super) fn write_row(&mut self, place: Place, y: usize, pixels: &[u8]) {
+    /// Writes one row of an image, `[width, 3]` bytes, `y` rows below its top.
+    pub(super) fn write_row(&mut self, place: TilePlacement, y: usize, pixels: &[u8]) {
         let y = place.top + y;
         let first_tile = place.first_tile + y / self.side * place.columns;
         let mut left = place.left;
@@ -74,8 +74,9 @@ mod tests {
         let tables = Normalization { scale: 1.0, mean: [0.0, 100.0, 200.0], deviation: [1.0; 3] }.tables();
         let mut tiles = Tiles::new(4, 2, &tables);
         tiles.blacken(0..4);
-        // Two columns of tiles behind no other; the image begins in the last row and the second column.
-        let place = Place { first_tile: 0, columns: 2, left: 1, top: 3 };
+        // Two columns of tiles without any before them; the image starts in the last row and the second
+        // column.
+        let place = TilePlacement { first_tile: 0, columns: 2, left: 1, top: 3 };
         tiles.write_row(place, 0, &[11, 12, 13, 21, 22, 23]);
         let values = tiles.into_values();
         let at = |tile: usize, channel: usize, y: usize, x: usize| {

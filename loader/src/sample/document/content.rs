@@ -3,64 +3,64 @@
 use serde_json::Value;
 
 use crate::sample::text;
-use crate::sample::text::{MediumSlot, Piece, split_placeholders};
+use crate::sample::text::{Modality, Piece, split_placeholders};
 
 /// Piece of content whose placeholder is not matched with a field yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Content<'a> {
+pub(super) enum UnplacedPart<'a> {
     /// Text between media, never empty.
     Text(&'a str),
     /// Position of a medium, and the name of its field if it has one.
-    Medium(MediumSlot, Option<&'a str>),
+    Media(Modality, Option<&'a str>),
 }
 
 /// Turn whose placeholders are not matched with fields yet.
-pub(super) struct Spoken<'a> {
+pub(super) struct UnplacedTurn<'a> {
     pub(super) role: &'a str,
-    pub(super) content: Vec<Content<'a>>,
+    pub(super) content: Vec<UnplacedPart<'a>>,
 }
 
 /// Keys of the speaker and of the content of a turn.
-const ROLES: [&str; 2] = ["from", "role"];
-const CONTENTS: [&str; 2] = ["value", "content"];
+const ROLE_KEYS: [&str; 2] = ["from", "role"];
+const CONTENT_KEYS: [&str; 2] = ["value", "content"];
 /// Roles of a question and its answer.
-const ASKED_ANSWERED: [&str; 2] = ["user", "assistant"];
+const PAIR_ROLES: [&str; 2] = ["user", "assistant"];
 
 /// Returns the turns of a conversation; fails with the number of the malformed turn and the reason.
-pub(super) fn turns(turns: &[Value]) -> Result<Vec<Spoken<'_>>, String> {
-    let mut spoken = Vec::with_capacity(turns.len());
+pub(super) fn turns(turns: &[Value]) -> Result<Vec<UnplacedTurn<'_>>, String> {
+    let mut turns_read = Vec::with_capacity(turns.len());
     for (number, turn) in turns.iter().enumerate() {
-        let role = ROLES.iter().find_map(|name| turn.get(name)?.as_str()).unwrap_or_default();
-        let said = CONTENTS.iter().find_map(|name| turn.get(name)).unwrap_or(&Value::Null);
-        let content = of_value(said).map_err(|reason| format!("turn {number}: {reason}"))?;
-        spoken.push(Spoken { role, content });
+        let role = ROLE_KEYS.iter().find_map(|name| turn.get(name)?.as_str()).unwrap_or_default();
+        let value = CONTENT_KEYS.iter().find_map(|name| turn.get(name)).unwrap_or(&Value::Null);
+        let content = parse_content(value).map_err(|reason| format!("turn {number}: {reason}"))?;
+        turns_read.push(UnplacedTurn { role, content });
     }
-    Ok(spoken)
+    Ok(turns_read)
 }
 
 /// Returns a question and its answer as two turns.
-pub(super) fn pair(json: &Value) -> Option<Vec<Spoken<'_>>> {
+pub(super) fn pair(json: &Value) -> Option<Vec<UnplacedTurn<'_>>> {
     let pair = |names: &[&str; 2]| {
         let [asked, answered] = names.map(|name| json.get(name).and_then(Value::as_str));
         Some([asked?, answered?])
     };
-    let said = text::PAIRS.iter().find_map(pair)?;
-    let turn = |(role, text)| Spoken { role, content: of_text(text) };
-    Some(ASKED_ANSWERED.into_iter().zip(said).map(turn).collect())
+    let texts = text::QUESTION_ANSWER_KEYS.iter().find_map(pair)?;
+    let turn = |(role, text)| UnplacedTurn { role, content: split_text(text) };
+    Some(PAIR_ROLES.into_iter().zip(texts).map(turn).collect())
 }
 
 /// Returns the text of a sample that is not a conversation.
-pub(super) fn caption(json: &Value) -> Option<Vec<Content<'_>>> {
-    text::CAPTIONS.iter().find_map(|name| json.get(name)?.as_str()).map(of_text)
+pub(super) fn caption(json: &Value) -> Option<Vec<UnplacedPart<'_>>> {
+    text::CAPTION_KEYS.iter().find_map(|name| json.get(name)?.as_str()).map(split_text)
 }
 
 /// Merges two lists of equal length, where exactly one of text and image is filled at each index.
-pub(super) fn interleaved<'a>(texts: &'a [Value], images: &[Value]) -> Result<Vec<Content<'a>>, String> {
+pub(super) fn interleaved<'a>(texts: &'a [Value], images: &[Value]) -> Result<Vec<UnplacedPart<'a>>, String> {
     let mut content = Vec::new();
     for (number, (text, image)) in texts.iter().zip(images).enumerate() {
         match text.as_str() {
             Some(text) => push_text(text, &mut content),
-            None if !image.is_null() => content.push(Content::Medium(MediumSlot::Image, None)),
+            None if !image.is_null() => content.push(UnplacedPart::Media(Modality::Image, None)),
             None => return Err(format!("entry {number} of `texts` must be a string")),
         }
     }
@@ -68,15 +68,15 @@ pub(super) fn interleaved<'a>(texts: &'a [Value], images: &[Value]) -> Result<Ve
 }
 
 /// Reads content: a string with placeholders, or a list of parts whose texts are taken literally.
-pub(super) fn of_value(content: &Value) -> Result<Vec<Content<'_>>, String> {
+pub(super) fn parse_content(content: &Value) -> Result<Vec<UnplacedPart<'_>>, String> {
     match content {
-        Value::String(text) => Ok(of_text(text)),
+        Value::String(text) => Ok(split_text(text)),
         Value::Array(values) => {
             let mut parts = Vec::with_capacity(values.len());
             for value in values {
-                match of_part(value)? {
-                    Content::Text(text) => push_text(text, &mut parts),
-                    medium @ Content::Medium(..) => parts.push(medium),
+                match parse_part(value)? {
+                    UnplacedPart::Text(text) => push_text(text, &mut parts),
+                    medium @ UnplacedPart::Media(..) => parts.push(medium),
                 }
             }
             Ok(parts)
@@ -86,30 +86,30 @@ pub(super) fn of_value(content: &Value) -> Result<Vec<Content<'_>>, String> {
 }
 
 /// Splits a text at its placeholders.
-pub(super) fn of_text(text: &str) -> Vec<Content<'_>> {
+pub(super) fn split_text(text: &str) -> Vec<UnplacedPart<'_>> {
     let piece = |piece| match piece {
-        Piece::Text(words) => Content::Text(words),
-        Piece::Slot(slot) => Content::Medium(slot, None),
+        Piece::Text(text) => UnplacedPart::Text(text),
+        Piece::Media(modality) => UnplacedPart::Media(modality, None),
     };
     split_placeholders(text).into_iter().map(piece).collect()
 }
 
 /// Returns the names of all media parts of one modality in a document; `None` for a part without a name.
-pub(super) fn media_parts(json: &Value, slot: MediumSlot) -> impl Iterator<Item = Option<&str>> {
+pub(super) fn media_parts(json: &Value, modality: Modality) -> impl Iterator<Item = Option<&str>> {
     let contents = text::turns(json).into_iter().flatten().filter_map(|turn| turn.get("content"));
     let parts = contents.chain(text::content(json)).filter_map(Value::as_array).flatten();
-    parts.filter_map(medium_of_part).filter(move |(of, _)| *of == slot).map(|(_, name)| name)
+    parts.filter_map(media_part).filter(move |(of, _)| *of == modality).map(|(_, name)| name)
 }
 
-fn of_part(part: &Value) -> Result<Content<'_>, String> {
+fn parse_part(part: &Value) -> Result<UnplacedPart<'_>, String> {
     if let Some(text) = part.as_str() {
-        return Ok(Content::Text(text));
+        return Ok(UnplacedPart::Text(text));
     }
-    if let Some((slot, name)) = medium_of_part(part) {
-        return Ok(Content::Medium(slot, name));
+    if let Some((modality, name)) = media_part(part) {
+        return Ok(UnplacedPart::Media(modality, name));
     }
     match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-        (Some("text" | "input_text" | "output_text") | None, Some(text)) => Ok(Content::Text(text)),
+        (Some("text" | "input_text" | "output_text") | None, Some(text)) => Ok(UnplacedPart::Text(text)),
         (Some("text" | "input_text" | "output_text"), None) => {
             Err("a content part of type `text` must have a `text`".to_owned())
         }
@@ -119,20 +119,20 @@ fn of_part(part: &Value) -> Result<Content<'_>, String> {
 }
 
 /// Returns the modality and name of a part that represents a medium.
-fn medium_of_part(part: &Value) -> Option<(MediumSlot, Option<&str>)> {
+fn media_part(part: &Value) -> Option<(Modality, Option<&str>)> {
     let stated = part.get("type")?.as_str()?;
     let plain = stated.trim_start_matches("input_").trim_end_matches("_url");
-    let slot = MediumSlot::ALL.into_iter().find(|slot| slot.name() == plain)?;
+    let modality = Modality::ALL.into_iter().find(|modality| modality.name() == plain)?;
     let value = [stated, plain, "path", "url"].iter().find_map(|name| part.get(name));
-    Some((slot, value.and_then(|value| url_of(value).unwrap_or(value).as_str())))
+    Some((modality, value.and_then(|value| url_value(value).unwrap_or(value).as_str())))
 }
 
-fn url_of(object: &Value) -> Option<&Value> {
+fn url_value(object: &Value) -> Option<&Value> {
     ["url", "path", "file"].iter().find_map(|name| object.get(name))
 }
 
-fn push_text<'a>(text: &'a str, content: &mut Vec<Content<'a>>) {
+fn push_text<'a>(text: &'a str, content: &mut Vec<UnplacedPart<'a>>) {
     if !text.is_empty() {
-        content.push(Content::Text(text));
+        content.push(UnplacedPart::Text(text));
     }
 }

@@ -6,10 +6,10 @@
 //! number where all are numbered in the same way (`img_2.png` before `img_10.png`), else as stored in the
 //! shard.
 //!
-//! A document names a field (`0.jpg`, `KEY.0.jpg`), or a file that [`crate::import`] turned into a field: then
-//! the n-th name is the n-th field. Fields that such a document does not name, for example masks, are left
-//! out. A name without a field is a [`MediaFault`], never a gap; so is a number of placeholders that differs
-//! from the number of media of that modality.
+//! A document names a field (`0.jpg`, `KEY.0.jpg`), or a file that [`crate::import`] turned into a field:
+//! then the n-th name is the n-th field. Fields that such a document does not name, for example masks, are
+//! left out. A name without a field is a [`MediaFault`], never a gap; so is a number of placeholders that
+//! differs from the number of media of that modality.
 //!
 //! [`crate::sample`] counts by the same rules at indexing, and [`crate::prepare`] turns the result into
 //! tensors.
@@ -21,13 +21,13 @@ mod parts;
 use serde_json::Value;
 
 pub(crate) use self::names::{MEDIA_COLUMNS, named_path};
-pub use self::parts::{Part, Turn};
+pub use self::parts::{ChatTurn, ContentPart};
 
-use self::names::{named_in, resolve};
+use self::names::{named_media, resolve};
 use super::decoded::{Field, Sample};
-use super::text::{MediumSlot, has_content};
+use super::text::{Modality, has_content};
 use crate::error::Skipped;
-use crate::media::{Media, MediumKind, is_video_extension, kind_of_extension};
+use crate::media::{FieldKind, Media, is_video_extension, kind_of_extension};
 
 /// Mismatch between the document of a sample and its fields.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -77,7 +77,7 @@ impl MediaFault {
 ///     Field { extension: "json".into(), media: Media::Json(document) },
 /// ];
 /// let sample = Sample::new("k", fields);
-/// let media = SampleMedia::of(&sample)?;
+/// let media = SampleMedia::from_sample(&sample)?;
 /// assert_eq!(&*media.images[0].extension, "1.jpg");
 /// let turns = media.turns()?.unwrap();
 /// assert_eq!(turns[0].parts, [Part::Image(0), Part::Text("then "), Part::Image(1)]);
@@ -106,30 +106,31 @@ impl<'a> SampleMedia<'a> {
     ///
     /// # Errors
     /// [`MediaFault`] if the document names a field that is not there.
-    pub fn of(sample: &'a Sample) -> Result<Self, MediaFault> {
-        Self::of_kinds(sample, |_| true)
+    pub fn from_sample(sample: &'a Sample) -> Result<Self, MediaFault> {
+        Self::for_modalities(sample, |_| true)
     }
 
     /// Orders the fields of a sample for a model that takes some modalities; media of the others are left
     /// out.
     ///
     /// # Errors
-    /// See [`of`](Self::of).
-    pub fn of_kinds(sample: &'a Sample, takes: impl Fn(MediumSlot) -> bool) -> Result<Self, MediaFault> {
+    /// See [`from_sample`](Self::from_sample).
+    pub fn for_modalities(sample: &'a Sample, takes: impl Fn(Modality) -> bool) -> Result<Self, MediaFault> {
         let (json_name, json) = document(sample).map_or(("", None), |(name, json)| (name, Some(json)));
-        let of_kind = |slot| if takes(slot) { media_of(sample, json, slot) } else { Ok(Vec::new()) };
-        let [images, audio, videos] = MediumSlot::ALL.map(of_kind);
+        let media_of =
+            |modality| if takes(modality) { ordered_media(sample, json, modality) } else { Ok(Vec::new()) };
+        let [images, audio, videos] = Modality::ALL.map(media_of);
         let texts = in_order(sample, is_text);
         Ok(Self { sample, images: images?, audio: audio?, videos: videos?, texts, json, json_name })
     }
 
     /// Returns the media of a modality, in order.
     #[must_use]
-    pub fn of_slot(&self, slot: MediumSlot) -> &[&'a Field] {
-        match slot {
-            MediumSlot::Image => &self.images,
-            MediumSlot::Audio => &self.audio,
-            MediumSlot::Video => &self.videos,
+    pub fn by_modality(&self, modality: Modality) -> &[&'a Field] {
+        match modality {
+            Modality::Image => &self.images,
+            Modality::Audio => &self.audio,
+            Modality::Video => &self.videos,
         }
     }
 
@@ -149,24 +150,24 @@ impl<'a> SampleMedia<'a> {
 }
 
 /// Returns the modality of a field: by its decoded value, or, if undecoded, by its extension.
-fn slot_of(field: &Field) -> Option<MediumSlot> {
+fn modality_of(field: &Field) -> Option<Modality> {
     match &field.media {
-        Media::Image(_) => Some(MediumSlot::Image),
-        Media::Audio(_) => Some(MediumSlot::Audio),
-        Media::Video(_) => Some(MediumSlot::Video),
-        Media::Opaque(_) => slot_of_extension(&field.extension),
+        Media::Image(_) => Some(Modality::Image),
+        Media::Audio(_) => Some(Modality::Audio),
+        Media::Video(_) => Some(Modality::Video),
+        Media::Opaque(_) => modality_of_extension(&field.extension),
         Media::Text(_) | Media::Json(_) | Media::Npy(_) | Media::Custom(_) => None,
     }
 }
 
 /// Returns the modality of an extension, also where this build cannot decode it (Opus, video).
-fn slot_of_extension(extension: &str) -> Option<MediumSlot> {
+fn modality_of_extension(extension: &str) -> Option<Modality> {
     let last = extension.rsplit('.').next().unwrap_or_default();
     match kind_of_extension(extension) {
-        MediumKind::Image => Some(MediumSlot::Image),
-        MediumKind::Audio => Some(MediumSlot::Audio),
-        _ if last.eq_ignore_ascii_case("opus") => Some(MediumSlot::Audio),
-        _ if is_video_extension(extension) => Some(MediumSlot::Video),
+        FieldKind::Image => Some(Modality::Image),
+        FieldKind::Audio => Some(Modality::Audio),
+        _ if last.eq_ignore_ascii_case("opus") => Some(Modality::Audio),
+        _ if is_video_extension(extension) => Some(Modality::Video),
         _ => None,
     }
 }
@@ -174,7 +175,7 @@ fn slot_of_extension(extension: &str) -> Option<MediumSlot> {
 fn is_text(field: &Field) -> bool {
     match &field.media {
         Media::Text(_) => true,
-        Media::Opaque(_) => kind_of_extension(&field.extension) == MediumKind::Text,
+        Media::Opaque(_) => kind_of_extension(&field.extension) == FieldKind::Text,
         _ => false,
     }
 }
@@ -189,18 +190,20 @@ fn documents(sample: &Sample) -> impl Iterator<Item = (&str, &Value)> + Clone {
 
 fn document(sample: &Sample) -> Option<(&str, &Value)> {
     let mut documents = documents(sample);
-    let names_media = |json: &Value| MediumSlot::ALL.iter().any(|&slot| named_in(json, slot).is_some());
+    let names_media =
+        |json: &Value| Modality::ALL.iter().any(|&modality| named_media(json, modality).is_some());
+    // A document with content outranks one that only names media, in any order of the fields.
     let content = documents.clone().find(|(_, json)| has_content(json));
     content.or_else(|| documents.clone().find(|(_, json)| names_media(json))).or_else(|| documents.next())
 }
 
-fn media_of<'a>(
+fn ordered_media<'a>(
     sample: &'a Sample,
     json: Option<&Value>,
-    slot: MediumSlot,
+    modality: Modality,
 ) -> Result<Vec<&'a Field>, MediaFault> {
-    let stored = in_order(sample, |field| slot_of(field) == Some(slot));
-    match json.and_then(|json| named_in(json, slot)) {
+    let stored = in_order(sample, |field| modality_of(field) == Some(modality));
+    match json.and_then(|json| named_media(json, modality)) {
         None => Ok(stored),
         Some(names) => resolve(&sample.key, &stored, &names)
             .map_err(|(name, reason)| MediaFault::new(sample, name, reason)),

@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::{content, slot_of_extension};
+use super::{content, modality_of_extension};
 use crate::sample::decoded::Field;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 
 /// Most digits of a field's number; longer numbers are file names, as in COCO.
 const NUMBER_DIGITS_MAX: usize = 4;
@@ -20,22 +20,22 @@ pub(crate) const MEDIA_COLUMNS: [&[&str]; 3] = [
 /// messages.
 ///
 /// A column without a name of this modality, such as a caption under `image`, is ignored.
-pub(super) fn named_in(json: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
-    // `MEDIA_COLUMNS` has the order of `MediumSlot::ALL`.
-    let columns = MEDIA_COLUMNS[slot as usize];
-    columns.iter().find_map(|column| names_of(json.get(*column)?, slot)).or_else(|| {
-        let names: Option<Vec<&str>> = content::media_parts(json, slot).collect();
+pub(super) fn named_media(json: &Value, modality: Modality) -> Option<Vec<&str>> {
+    // `MEDIA_COLUMNS` has the order of `Modality::ALL`.
+    let columns = MEDIA_COLUMNS[modality as usize];
+    columns.iter().find_map(|column| media_names(json.get(*column)?, modality)).or_else(|| {
+        let names: Option<Vec<&str>> = content::media_parts(json, modality).collect();
         names.filter(|names| !names.is_empty())
     })
 }
 
 /// Returns one name or a list of names; null entries, which mark texts in interleaved lists, are left out.
-fn names_of(value: &Value, slot: MediumSlot) -> Option<Vec<&str>> {
+fn media_names(value: &Value, modality: Modality) -> Option<Vec<&str>> {
     let names: Option<Vec<&str>> = match value {
         Value::Array(values) => values.iter().filter(|value| !value.is_null()).map(named_path).collect(),
         value => named_path(value).map(|name| vec![name]),
     };
-    names.filter(|names| names.iter().any(|name| slot_of_extension(name) == Some(slot)))
+    names.filter(|names| names.iter().any(|name| modality_of_extension(name) == Some(modality)))
 }
 
 /// Finds the field of each name; fails with the first name without a field, and the reason.
@@ -49,8 +49,9 @@ pub(super) fn resolve<'a, 'n>(
     let found: Vec<Option<&'a Field>> = names.iter().map(|name| field_named(key, fields, name)).collect();
     let is_field =
         |name: &&str| is_numbered(name) && fields.iter().any(|field| is_numbered(&field.extension));
+    // Names that match no field are paths of the imported files, unless they have the form of field names.
     if found.iter().all(Option::is_none) && !names.iter().any(is_field) {
-        return packed(fields, names);
+        return match_imported(fields, names);
     }
     names
         .iter()
@@ -63,10 +64,10 @@ pub(super) fn resolve<'a, 'n>(
 pub(super) fn field_named<'a>(key: &str, fields: &[&'a Field], name: &str) -> Option<&'a Field> {
     let key_base = key.rsplit('/').next().unwrap_or_default();
     let base = name.rsplit('/').next().unwrap_or_default();
-    let of_entry = base.strip_prefix(key_base).and_then(|rest| rest.strip_prefix('.'));
+    let in_entry = base.strip_prefix(key_base).and_then(|rest| rest.strip_prefix('.'));
     let is_named = |field: &&&Field| {
         field.extension.eq_ignore_ascii_case(name)
-            || of_entry.is_some_and(|extension| field.extension.eq_ignore_ascii_case(extension))
+            || in_entry.is_some_and(|extension| field.extension.eq_ignore_ascii_case(extension))
     };
     fields.iter().find(is_named).copied()
 }
@@ -82,7 +83,10 @@ fn is_numbered(name: &str) -> bool {
 
 /// Matches paths of source files with fields: the importer names the n-th `N.EXTENSION`, or `EXTENSION` if
 /// there is only one. Fields of another name or format match by position if their number is equal.
-fn packed<'a, 'n>(fields: &[&'a Field], names: &[&'n str]) -> Result<Vec<&'a Field>, (&'n str, String)> {
+fn match_imported<'a, 'n>(
+    fields: &[&'a Field],
+    names: &[&'n str],
+) -> Result<Vec<&'a Field>, (&'n str, String)> {
     let last_part = |name: &str| name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
     let field = |(number, &name): (usize, &&'n str)| {
         let extension = last_part(name);
@@ -92,8 +96,8 @@ fn packed<'a, 'n>(fields: &[&'a Field], names: &[&'n str]) -> Result<Vec<&'a Fie
         let reason = || format!("the sample has no field of this name or `{expected}`, and {counts}");
         found.copied().ok_or_else(|| (name, reason()))
     };
-    let packed: Result<Vec<_>, _> = names.iter().enumerate().map(field).collect();
-    if packed.is_err() && fields.len() == names.len() { Ok(fields.to_vec()) } else { packed }
+    let matched: Result<Vec<_>, _> = names.iter().enumerate().map(field).collect();
+    if matched.is_err() && fields.len() == names.len() { Ok(fields.to_vec()) } else { matched }
 }
 
 /// A path, or an object that holds one; `None` for anything else.

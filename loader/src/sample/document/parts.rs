@@ -1,16 +1,16 @@
 //! Places the media of a sample between its texts.
 
-use super::content::{Content, Spoken};
+use super::content::{UnplacedPart, UnplacedTurn};
 use super::names::field_named;
-use super::{MediaFault, SampleMedia, are_numbered, content, documents, in_order, is_text, slot_of};
+use super::{MediaFault, SampleMedia, are_numbered, content, documents, in_order, is_text, modality_of};
 use crate::media::Media;
 use crate::sample::decoded::Field;
 use crate::sample::text;
-use crate::sample::text::MediumSlot;
+use crate::sample::text::Modality;
 
 /// Piece of content in its final order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum ContentPart<'a> {
     /// Text between media, never empty.
     Text(&'a str),
     /// An image, by its index in [`SampleMedia::images`].
@@ -23,11 +23,11 @@ pub enum Part<'a> {
 
 /// Turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn<'a> {
+pub struct ChatTurn<'a> {
     /// Role as written in the document: `human`, `gpt`, `user`, `assistant`; empty if missing.
     pub role: &'a str,
     /// Texts and media of the turn, in order.
-    pub parts: Vec<Part<'a>>,
+    pub parts: Vec<ContentPart<'a>>,
 }
 
 impl<'a> SampleMedia<'a> {
@@ -44,19 +44,19 @@ impl<'a> SampleMedia<'a> {
     /// # Errors
     /// [`MediaFault`] if the number of placeholders of a modality differs from the number of its media, if a
     /// name has no field, if content cannot be read, or if a second document has turns.
-    pub fn turns(&self) -> Result<Option<Vec<Turn<'a>>>, MediaFault> {
+    pub fn turns(&self) -> Result<Option<Vec<ChatTurn<'a>>>, MediaFault> {
         self.check_one_document()?;
-        let (field, spoken) = match (self.json.and_then(text::turns), self.words()) {
+        let (field, turns_read) = match (self.json.and_then(text::turns), self.document_text()) {
             (Some(turns), _) => {
                 (self.json_name, content::turns(turns).map_err(|reason| self.fault(self.json_name, reason))?)
             }
-            (None, Some((field, Words::Pair(spoken)))) => (field, spoken),
+            (None, Some((field, DocumentText::Pair(turns_read)))) => (field, turns_read),
             (None, _) => return Ok(None),
         };
         let (roles, contents): (Vec<_>, Vec<_>) =
-            spoken.into_iter().map(|Spoken { role, content }| (role, content)).unzip();
-        let parts = self.placed(field, &contents)?;
-        Ok(Some(roles.into_iter().zip(parts).map(|(role, parts)| Turn { role, parts }).collect()))
+            turns_read.into_iter().map(|UnplacedTurn { role, content }| (role, content)).unzip();
+        let parts = self.place_media(field, &contents)?;
+        Ok(Some(roles.into_iter().zip(parts).map(|(role, parts)| ChatTurn { role, parts }).collect()))
     }
 
     /// Returns the content of a sample that is not a conversation, in order.
@@ -68,49 +68,52 @@ impl<'a> SampleMedia<'a> {
     ///
     /// # Errors
     /// See [`turns`](Self::turns).
-    pub fn parts(&self) -> Result<Vec<Part<'a>>, MediaFault> {
+    pub fn parts(&self) -> Result<Vec<ContentPart<'a>>, MediaFault> {
         self.check_one_document()?;
         let in_document = |reason| self.fault(self.json_name, reason);
         if let Some(value) = self.json.and_then(text::content) {
-            let content = content::of_value(value).map_err(in_document)?;
-            return self.placed_alone(self.json_name, content);
+            let content = content::parse_content(value).map_err(in_document)?;
+            return self.place_in_one(self.json_name, content);
         }
         if let Some((texts, images)) = self.json.and_then(text::interleaved) {
             let content = content::interleaved(texts, images).map_err(in_document)?;
-            return self.placed_alone(self.json_name, content);
+            return self.place_in_one(self.json_name, content);
         }
         let fields = in_order(self.sample, |field| is_text(field) || self.has(field));
         if are_numbered(&fields) && !self.texts.is_empty() {
-            return self.placed_alone(
+            return self.place_in_one(
                 &fields[0].extension,
-                fields.iter().flat_map(|field| of_field(field)).collect(),
+                fields.iter().flat_map(|field| content_of_field(field)).collect(),
             );
         }
-        let (field, words) = match (self.texts.first(), self.words()) {
+        let (field, document_text) = match (self.texts.first(), self.document_text()) {
             (Some(first), _) => {
-                (&*first.extension, self.texts.iter().flat_map(|text| of_field(text)).collect())
+                (&*first.extension, self.texts.iter().flat_map(|text| content_of_field(text)).collect())
             }
-            (None, Some((field, Words::Caption(words)))) => (field, words),
+            (None, Some((field, DocumentText::Caption(document_text)))) => (field, document_text),
             (None, _) => ("", Vec::new()),
         };
-        let in_front = |&slot: &MediumSlot| {
-            !words.iter().any(|part| matches!(part, Content::Medium(of, _) if *of == slot))
+        let in_front = |&modality: &Modality| {
+            !document_text.iter().any(|part| matches!(part, UnplacedPart::Media(of, _) if *of == modality))
         };
-        let slots = MediumSlot::ALL.into_iter().filter(in_front);
-        let media =
-            slots.flat_map(|slot| self.of_slot(slot).iter().map(move |_| Content::Medium(slot, None)));
-        let content = media.chain(words.iter().copied()).collect();
-        self.placed_alone(field, content)
+        let modalities = Modality::ALL.into_iter().filter(in_front);
+        let media = modalities.flat_map(|modality| {
+            self.by_modality(modality).iter().map(move |_| UnplacedPart::Media(modality, None))
+        });
+        let content = media.chain(document_text.iter().copied()).collect();
+        self.place_in_one(field, content)
     }
 
     /// Returns the text of the first JSON field that has any, in a sample without text fields.
-    fn words(&self) -> Option<(&'a str, Words<'a>)> {
+    fn document_text(&self) -> Option<(&'a str, DocumentText<'a>)> {
         if !self.texts.is_empty() {
             return None;
         }
         documents(self.sample).find_map(|(name, json)| {
-            let words = content::pair(json).map(Words::Pair);
-            words.or_else(|| content::caption(json).map(Words::Caption)).map(|words| (name, words))
+            let document_text = content::pair(json).map(DocumentText::Pair);
+            document_text
+                .or_else(|| content::caption(json).map(DocumentText::Caption))
+                .map(|document_text| (name, document_text))
         })
     }
 
@@ -127,34 +130,46 @@ impl<'a> SampleMedia<'a> {
 
     /// Returns whether the field is one of the sample's media.
     fn has(&self, field: &Field) -> bool {
-        let slot = slot_of(field);
-        slot.is_some_and(|slot| self.of_slot(slot).iter().any(|known| known.extension == field.extension))
+        let modality = modality_of(field);
+        modality.is_some_and(|modality| {
+            self.by_modality(modality).iter().any(|known| known.extension == field.extension)
+        })
     }
 
     fn fault(&self, field: &str, reason: impl Into<String>) -> MediaFault {
         MediaFault::new(self.sample, field, reason)
     }
 
-    fn placed_alone(&self, field: &str, content: Vec<Content<'a>>) -> Result<Vec<Part<'a>>, MediaFault> {
-        Ok(self.placed(field, &[content])?.concat())
+    fn place_in_one(
+        &self,
+        field: &str,
+        content: Vec<UnplacedPart<'a>>,
+    ) -> Result<Vec<ContentPart<'a>>, MediaFault> {
+        Ok(self.place_media(field, &[content])?.concat())
     }
 
     /// Replaces every placeholder by its medium.
     ///
     /// - `field`: field that the content comes from, for errors
-    fn placed(&self, field: &str, contents: &[Vec<Content<'a>>]) -> Result<Vec<Vec<Part<'a>>>, MediaFault> {
-        let orders = MediumSlot::ALL.map(|slot| {
+    fn place_media(
+        &self,
+        field: &str,
+        contents: &[Vec<UnplacedPart<'a>>],
+    ) -> Result<Vec<Vec<ContentPart<'a>>>, MediaFault> {
+        let orders = Modality::ALL.map(|modality| {
             let placeholders = contents.iter().flatten().filter_map(|part| match part {
-                Content::Medium(of, name) if *of == slot => Some(*name),
+                UnplacedPart::Media(of, name) if *of == modality => Some(*name),
                 _ => None,
             });
-            self.order(field, slot, &placeholders.collect::<Vec<_>>())
+            self.order(field, modality, &placeholders.collect::<Vec<_>>())
         });
         let [images, audio, videos] = orders;
         let mut orders = [images?.into_iter(), audio?.into_iter(), videos?.into_iter()];
-        let mut part = |part: &Content<'a>| match part {
-            Content::Text(text) => Some(Part::Text(text)),
-            Content::Medium(slot, _) => orders[*slot as usize].next().map(|at| Part::medium(*slot, at)),
+        let mut part = |part: &UnplacedPart<'a>| match part {
+            UnplacedPart::Text(text) => Some(ContentPart::Text(text)),
+            UnplacedPart::Media(modality, _) => {
+                orders[*modality as usize].next().map(|at| ContentPart::medium(*modality, at))
+            }
         };
         Ok(contents.iter().map(|content| content.iter().filter_map(&mut part).collect()).collect())
     }
@@ -164,10 +179,10 @@ impl<'a> SampleMedia<'a> {
     fn order(
         &self,
         field: &str,
-        slot: MediumSlot,
+        modality: Modality,
         placeholders: &[Option<&str>],
     ) -> Result<Vec<usize>, MediaFault> {
-        let media = self.of_slot(slot);
+        let media = self.by_modality(modality);
         let number = |name: &str| {
             let named = field_named(&self.sample.key, media, name)?;
             media.iter().position(|known| known.extension == named.extension)
@@ -185,7 +200,7 @@ impl<'a> SampleMedia<'a> {
         let unnamed = named.iter().filter(|at| at.is_none()).count();
         if !placeholders.is_empty() && unnamed != free.len() {
             let (placeholders, media) = (placeholders.len(), media.len());
-            let (name, plural) = (slot.name(), slot.plural());
+            let (name, plural) = (modality.name(), modality.plural());
             return Err(self.fault(field, format!("{placeholders} {name} placeholders for {media} {plural}")));
         }
         let mut free = free.into_iter();
@@ -193,27 +208,27 @@ impl<'a> SampleMedia<'a> {
     }
 }
 
-impl Part<'_> {
-    const fn medium(slot: MediumSlot, at: usize) -> Self {
-        match slot {
-            MediumSlot::Image => Self::Image(at),
-            MediumSlot::Audio => Self::Audio(at),
-            MediumSlot::Video => Self::Video(at),
+impl ContentPart<'_> {
+    const fn medium(modality: Modality, at: usize) -> Self {
+        match modality {
+            Modality::Image => Self::Image(at),
+            Modality::Audio => Self::Audio(at),
+            Modality::Video => Self::Video(at),
         }
     }
 }
 
 /// Text of a JSON field without turns.
-enum Words<'a> {
-    Pair(Vec<Spoken<'a>>),
-    Caption(Vec<Content<'a>>),
+enum DocumentText<'a> {
+    Pair(Vec<UnplacedTurn<'a>>),
+    Caption(Vec<UnplacedPart<'a>>),
 }
 
 /// Returns the content of a field: text split at its placeholders, or one medium.
-fn of_field(field: &Field) -> Vec<Content<'_>> {
-    match (&field.media, slot_of(field)) {
-        (Media::Text(text), _) => content::of_text(text),
-        (_, Some(slot)) => vec![Content::Medium(slot, Some(&field.extension))],
+fn content_of_field(field: &Field) -> Vec<UnplacedPart<'_>> {
+    match (&field.media, modality_of(field)) {
+        (Media::Text(text), _) => content::split_text(text),
+        (_, Some(modality)) => vec![UnplacedPart::Media(modality, Some(&field.extension))],
         _ => Vec::new(),
     }
 }

@@ -23,7 +23,7 @@ fn images(names: &[&'static str], document: Value) -> Sample {
 }
 
 fn image_names(sample: &Sample) -> Result<Vec<String>, MediaFault> {
-    let media = SampleMedia::of(sample)?;
+    let media = SampleMedia::from_sample(sample)?;
     Ok(media.images.iter().map(|field| field.extension.to_string()).collect())
 }
 
@@ -79,28 +79,29 @@ fn marks_and_parts_stand_for_media_in_order() {
     let marked = json!({"conversations": [
         {"from": "human", "value": "<image>\nthen <image>?"}, {"from": "gpt", "value": "a kite"}]});
     let sample = images(&["0.jpg", "1.jpg"], marked);
-    let turns = SampleMedia::of(&sample).unwrap().turns().unwrap().unwrap();
-    let asked = [Part::Image(0), Part::Text("then "), Part::Image(1), Part::Text("?")];
+    let turns = SampleMedia::from_sample(&sample).unwrap().turns().unwrap().unwrap();
+    let asked =
+        [ContentPart::Image(0), ContentPart::Text("then "), ContentPart::Image(1), ContentPart::Text("?")];
     assert_eq!((turns[0].role, &*turns[0].parts), ("human", &asked[..]));
-    assert_eq!(turns[1], Turn { role: "gpt", parts: vec![Part::Text("a kite")] });
+    assert_eq!(turns[1], ChatTurn { role: "gpt", parts: vec![ContentPart::Text("a kite")] });
 
     let parts = json!({"images": ["0.jpg", "1.jpg"], "messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "1.jpg"}}, {"type": "text", "text": "or"}, {"type": "image"}]}]});
     let sample = images(&["0.jpg", "1.jpg"], parts);
-    let turns = SampleMedia::of(&sample).unwrap().turns().unwrap().unwrap();
-    assert_eq!(turns[0].parts, [Part::Image(1), Part::Text("or"), Part::Image(0)]);
+    let turns = SampleMedia::from_sample(&sample).unwrap().turns().unwrap().unwrap();
+    assert_eq!(turns[0].parts, [ContentPart::Image(1), ContentPart::Text("or"), ContentPart::Image(0)]);
 }
 
 #[test]
 fn more_or_fewer_marks_than_media_are_a_fault_with_both_counts() {
-    for (names, said, reason) in [
+    for (names, texts, reason) in [
         (&["jpg"][..], "<image><image>", "2 image placeholders for 1 images"),
         (&["0.jpg", "1.jpg", "2.jpg"], "<image> <image>", "2 image placeholders for 3 images"),
         (&["jpg"], "<image><audio>", "1 audio placeholders for 0 clips"),
         (&["jpg"], "<video>", "1 video placeholders for 0 videos"),
     ] {
-        let sample = images(names, json!({"messages": [{"role": "user", "content": said}]}));
-        let fault = SampleMedia::of(&sample).unwrap().turns().unwrap_err();
+        let sample = images(names, json!({"messages": [{"role": "user", "content": texts}]}));
+        let fault = SampleMedia::from_sample(&sample).unwrap().turns().unwrap_err();
         assert_eq!((fault.field.as_str(), fault.reason.as_str()), ("json", reason));
     }
 }
@@ -108,10 +109,10 @@ fn more_or_fewer_marks_than_media_are_a_fault_with_both_counts() {
 /// Returns the images in the parts of one turn.
 fn shown(names: &[&'static str], parts: &Value) -> Result<Vec<String>, String> {
     let sample = images(names, json!({"messages": [{"role": "user", "content": parts}]}));
-    let media = SampleMedia::of(&sample).map_err(|fault| fault.reason)?;
+    let media = SampleMedia::from_sample(&sample).map_err(|fault| fault.reason)?;
     let turns = media.turns().map_err(|fault| format!("{}: {}", fault.field, fault.reason))?.unwrap();
-    let name = |part: &Part<'_>| match part {
-        Part::Image(at) => Some(media.images[*at].extension.to_string()),
+    let name = |part: &ContentPart<'_>| match part {
+        ContentPart::Image(at) => Some(media.images[*at].extension.to_string()),
         _ => None,
     };
     Ok(turns[0].parts.iter().filter_map(name).collect())
@@ -146,34 +147,37 @@ fn parts_without_a_name_take_what_no_part_names() {
 fn a_second_conversation_is_a_fault_and_a_describing_list_is_none() {
     let turns = || Media::Json(json!({"messages": [{"role": "user", "content": "<image>"}]}));
     let twice = sample(vec![("a.json", turns()), ("b.json", turns()), ("jpg", image())]);
-    let fault = SampleMedia::of(&twice).unwrap().turns().unwrap_err();
+    let fault = SampleMedia::from_sample(&twice).unwrap().turns().unwrap_err();
     assert_eq!(
         (fault.field.as_str(), fault.reason.as_str()),
         ("b.json", "only one document may describe a sample, and `a.json` already does")
     );
     let listed = Media::Json(json!({"images": ["jpg"]}));
     let beside = sample(vec![("a.json", listed), ("b.json", turns()), ("jpg", image())]);
-    assert_eq!(SampleMedia::of(&beside).unwrap().json_name(), "b.json");
+    assert_eq!(SampleMedia::from_sample(&beside).unwrap().json_name(), "b.json");
 }
 
 #[test]
 fn a_question_and_its_answer_are_turns_and_captions_stand_behind_media() {
     let asked = images(&["jpg"], json!({"question": "<image>\nwhat?", "answer": "a kite"}));
-    let turns = SampleMedia::of(&asked).unwrap().turns().unwrap().unwrap();
-    assert_eq!((turns[0].role, &*turns[0].parts), ("user", &[Part::Image(0), Part::Text("what?")][..]));
-    assert_eq!((turns[1].role, &*turns[1].parts), ("assistant", &[Part::Text("a kite")][..]));
+    let turns = SampleMedia::from_sample(&asked).unwrap().turns().unwrap().unwrap();
+    assert_eq!(
+        (turns[0].role, &*turns[0].parts),
+        ("user", &[ContentPart::Image(0), ContentPart::Text("what?")][..])
+    );
+    assert_eq!((turns[1].role, &*turns[1].parts), ("assistant", &[ContentPart::Text("a kite")][..]));
     let caption = sample(vec![("json", Media::Json(json!({"caption": "a kite"}))), ("jpg", image())]);
-    let media = SampleMedia::of(&caption).unwrap();
+    let media = SampleMedia::from_sample(&caption).unwrap();
     assert_eq!(media.turns().unwrap(), None);
-    assert_eq!(media.parts().unwrap(), [Part::Image(0), Part::Text("a kite")]);
+    assert_eq!(media.parts().unwrap(), [ContentPart::Image(0), ContentPart::Text("a kite")]);
     let behind = sample(vec![
         ("txt", text("hi <audio>")),
         ("wav", Media::Audio(crate::media::Audio::default())),
         ("jpg", image()),
     ]);
-    let expected = [Part::Image(0), Part::Text("hi "), Part::Audio(0)];
-    assert_eq!(SampleMedia::of(&behind).unwrap().parts().unwrap(), expected);
-    let deaf = SampleMedia::of_kinds(&behind, |slot| slot == MediumSlot::Image).unwrap();
+    let expected = [ContentPart::Image(0), ContentPart::Text("hi "), ContentPart::Audio(0)];
+    assert_eq!(SampleMedia::from_sample(&behind).unwrap().parts().unwrap(), expected);
+    let deaf = SampleMedia::for_modalities(&behind, |modality| modality == Modality::Image).unwrap();
     assert_eq!(deaf.parts().unwrap_err().reason, "1 audio placeholders for 0 clips");
 }
 
@@ -181,12 +185,16 @@ fn a_question_and_its_answer_are_turns_and_captions_stand_behind_media() {
 fn texts_and_images_interleave_by_document_or_by_number() {
     let lists = json!({"texts": ["a", null, "b"], "images": [null, "0.jpg", null]});
     let by_list = images(&["0.jpg"], lists);
-    let expected = [Part::Text("a"), Part::Image(0), Part::Text("b")];
-    assert_eq!(SampleMedia::of(&by_list).unwrap().parts().unwrap(), expected);
+    let expected = [ContentPart::Text("a"), ContentPart::Image(0), ContentPart::Text("b")];
+    assert_eq!(SampleMedia::from_sample(&by_list).unwrap().parts().unwrap(), expected);
     let fields = vec![("0.txt", text("a")), ("1.jpg", image()), ("10.txt", text("c")), ("2.txt", text("b"))];
     let by_number = sample(fields);
-    let expected = [Part::Text("a"), Part::Image(0), Part::Text("b"), Part::Text("c")];
-    assert_eq!(SampleMedia::of(&by_number).unwrap().parts().unwrap(), expected);
+    let expected =
+        [ContentPart::Text("a"), ContentPart::Image(0), ContentPart::Text("b"), ContentPart::Text("c")];
+    assert_eq!(SampleMedia::from_sample(&by_number).unwrap().parts().unwrap(), expected);
     let as_stored = sample(vec![("wav", Media::Audio(crate::media::Audio::default())), ("txt", text("hi"))]);
-    assert_eq!(SampleMedia::of(&as_stored).unwrap().parts().unwrap(), [Part::Audio(0), Part::Text("hi")]);
+    assert_eq!(
+        SampleMedia::from_sample(&as_stored).unwrap().parts().unwrap(),
+        [ContentPart::Audio(0), ContentPart::Text("hi")]
+    );
 }

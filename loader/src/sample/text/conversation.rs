@@ -9,10 +9,10 @@ use super::{TextLength, measure_text};
 pub(crate) const ASSISTANT_ROLES: [&str; 4] = ["gpt", "assistant", "model", "bot"];
 
 /// Keys of a question and its answer.
-pub(crate) const PAIRS: [[&str; 2]; 2] = [["instruction", "output"], ["question", "answer"]];
+pub(crate) const QUESTION_ANSWER_KEYS: [[&str; 2]; 2] = [["instruction", "output"], ["question", "answer"]];
 
 /// Keys of plain text.
-pub(crate) const CAPTIONS: [&str; 2] = ["caption", "text"];
+pub(crate) const CAPTION_KEYS: [&str; 2] = ["caption", "text"];
 
 /// Measures the text in a JSON field.
 ///
@@ -34,10 +34,10 @@ pub fn measure_json(json: &Value) -> TextLength {
     {
         return TextLength { tokens, target_tokens: tokens };
     }
-    if let Some(length) = PAIRS.iter().find_map(|pair| measure_pair(json, *pair)) {
+    if let Some(length) = QUESTION_ANSWER_KEYS.iter().find_map(|pair| measure_pair(json, *pair)) {
         return length;
     }
-    let caption = CAPTIONS.iter().find_map(|key| json.get(key)?.as_str());
+    let caption = CAPTION_KEYS.iter().find_map(|key| json.get(key)?.as_str());
     caption.map(measure_text).unwrap_or_default()
 }
 
@@ -64,6 +64,7 @@ pub(crate) fn content(json: &Value) -> Option<&Value> {
 pub(crate) fn interleaved(json: &Value) -> Option<(&[Value], &[Value])> {
     let [texts, images] = ["texts", "images"].map(|name| json.get(name).and_then(Value::as_array));
     let (texts, images) = (texts?, images?);
+    // Other datasets use the same keys with another meaning; only complementary gaps prove interleaving.
     let is_filled = texts.len() == images.len()
         && texts.iter().zip(images).all(|(text, image)| text.is_null() != image.is_null());
     is_filled.then_some((texts, images))

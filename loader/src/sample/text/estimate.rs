@@ -45,6 +45,7 @@ impl Run {
             _ if character.is_whitespace() => Self::None,
             '0'..='9' => Self::Digits(1),
             _ if character.is_ascii_alphabetic() => Self::Letters(2),
+            // CJK and later blocks: byte-pair vocabularies encode an ideograph in about one token.
             '\u{2e80}'.. => Self::Single,
             _ if character.is_alphanumeric() => Self::Letters(3),
             _ => Self::Single,

@@ -8,11 +8,11 @@ mod estimate;
 mod placeholder;
 
 pub(crate) use self::conversation::{
-    ASSISTANT_ROLES, CAPTIONS, PAIRS, content, has_content, interleaved, turns,
+    ASSISTANT_ROLES, CAPTION_KEYS, QUESTION_ANSWER_KEYS, content, has_content, interleaved, turns,
 };
 pub use self::conversation::{has_turns, measure_json};
 pub use self::estimate::estimate_tokens;
-pub use self::placeholder::{MediumSlot, Piece, split_placeholders};
+pub use self::placeholder::{Modality, Piece, split_placeholders};
 
 /// Length of a text in tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct TextLength {
 pub fn measure_text(text: &str) -> TextLength {
     let tokens = split_placeholders(text).into_iter().fold(0u32, |sum, piece| match piece {
         Piece::Text(words) => sum.saturating_add(estimate_tokens(words)),
-        Piece::Slot(_) => sum,
+        Piece::Media(_) => sum,
     });
     TextLength { tokens, target_tokens: tokens }
 }

@@ -1,12 +1,12 @@
 //! Splits a text at the placeholders that datasets write for media.
 
 /// Placeholders and the modality of the medium that each represents.
-const PLACEHOLDERS: [(&str, MediumSlot); 3] =
-    [("<image>", MediumSlot::Image), ("<audio>", MediumSlot::Audio), ("<video>", MediumSlot::Video)];
+const PLACEHOLDERS: [(&str, Modality); 3] =
+    [("<image>", Modality::Image), ("<audio>", Modality::Audio), ("<video>", Modality::Video)];
 
 /// Modality of a medium that can be placed in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MediumSlot {
+pub enum Modality {
     /// An image.
     Image,
     /// Audio: one clip.
@@ -15,7 +15,7 @@ pub enum MediumSlot {
     Video,
 }
 
-impl MediumSlot {
+impl Modality {
     /// All modalities, in the order of their discriminants.
     pub const ALL: [Self; 3] = [Self::Image, Self::Audio, Self::Video];
 
@@ -46,7 +46,7 @@ pub enum Piece<'a> {
     /// Text between placeholders, never empty.
     Text(&'a str),
     /// Position of a medium.
-    Slot(MediumSlot),
+    Media(Modality),
 }
 
 /// Splits a text at `<image>`, `<audio>` and `<video>`, the placeholders of LLaVA.
@@ -56,18 +56,18 @@ pub enum Piece<'a> {
 ///
 /// # Examples
 /// ```
-/// use dflop_loader::sample::text::{MediumSlot, Piece, split_placeholders};
+/// use dflop_loader::sample::text::{Modality, Piece, split_placeholders};
 /// let pieces = split_placeholders("<image>\nWhat is it?");
-/// assert_eq!(pieces, [Piece::Slot(MediumSlot::Image), Piece::Text("What is it?")]);
+/// assert_eq!(pieces, [Piece::Media(Modality::Image), Piece::Text("What is it?")]);
 /// ```
 #[must_use]
 pub fn split_placeholders(text: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let mut rest = text;
-    while let Some((at, token, slot)) = next_placeholder(rest) {
+    while let Some((at, token, modality)) = next_placeholder(rest) {
         let before = &rest[..at];
         push_text(&mut pieces, before.strip_suffix('\n').unwrap_or(before));
-        pieces.push(Piece::Slot(slot));
+        pieces.push(Piece::Media(modality));
         let after = &rest[at + token.len()..];
         rest = after.strip_prefix('\n').unwrap_or(after);
     }
@@ -81,26 +81,27 @@ fn push_text<'a>(pieces: &mut Vec<Piece<'a>>, text: &'a str) {
     }
 }
 
-fn next_placeholder(text: &str) -> Option<(usize, &'static str, MediumSlot)> {
-    let found = PLACEHOLDERS.iter().filter_map(|(token, slot)| Some((text.find(token)?, *token, *slot)));
+fn next_placeholder(text: &str) -> Option<(usize, &'static str, Modality)> {
+    let found =
+        PLACEHOLDERS.iter().filter_map(|(token, modality)| Some((text.find(token)?, *token, *modality)));
     found.min_by_key(|(at, _, _)| *at)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use MediumSlot::{Audio, Image, Video};
+    use Modality::{Audio, Image, Video};
 
     #[test]
     fn a_line_break_on_either_side_belongs_to_the_placeholder() {
         let table: [(&str, &[Piece<'_>]); 7] = [
             ("", &[]),
             ("plain", &[Piece::Text("plain")]),
-            ("<image>\nwhat", &[Piece::Slot(Image), Piece::Text("what")]),
-            ("what\n<image>", &[Piece::Text("what"), Piece::Slot(Image)]),
-            ("<image>\n<image>\n\nx", &[Piece::Slot(Image), Piece::Slot(Image), Piece::Text("\nx")]),
-            ("a <audio> b", &[Piece::Text("a "), Piece::Slot(Audio), Piece::Text(" b")]),
-            ("<video>\na", &[Piece::Slot(Video), Piece::Text("a")]),
+            ("<image>\nwhat", &[Piece::Media(Image), Piece::Text("what")]),
+            ("what\n<image>", &[Piece::Text("what"), Piece::Media(Image)]),
+            ("<image>\n<image>\n\nx", &[Piece::Media(Image), Piece::Media(Image), Piece::Text("\nx")]),
+            ("a <audio> b", &[Piece::Text("a "), Piece::Media(Audio), Piece::Text(" b")]),
+            ("<video>\na", &[Piece::Media(Video), Piece::Text("a")]),
         ];
         for (text, pieces) in table {
             assert_eq!(split_placeholders(text), pieces, "{text:?}");

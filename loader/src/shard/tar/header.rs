@@ -8,7 +8,7 @@ use crate::error::TarFault;
 /// Bytes of a header block, and the unit that payloads are padded to.
 pub(crate) const BLOCK_BYTES: usize = 512;
 
-/// Kind of entry that follows a header.
+/// Type of a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A regular file: the only kind that becomes a field.
@@ -25,11 +25,11 @@ pub(crate) enum Kind {
     GnuSparse,
     /// Directory, link, device or pipe: has no payload.
     WithoutPayload,
-    /// A kind that this reader does not know: its payload is passed over.
+    /// Unknown type: its payload is skipped.
     Unknown,
 }
 
-/// The fields of a header block that a reader of payloads needs.
+/// Fields of a header block that a reader of payloads needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) name: Vec<u8>,
@@ -37,7 +37,7 @@ pub(crate) struct Header {
     pub(crate) kind: Kind,
 }
 
-/// Parses a block; `None` is a block of zeros, which ends an archive.
+/// Parses a block; returns `None` for a block of zeros, which ends an archive.
 pub(crate) fn parse_header(block: &[u8; BLOCK_BYTES]) -> Result<Option<Header>, TarFault> {
     if block.iter().all(|&byte| byte == 0) {
         return Ok(None);
@@ -70,8 +70,8 @@ pub(crate) fn until_nul(bytes: &[u8]) -> &[u8] {
     bytes.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// The checksum is the sum of all header bytes, its own field taken as spaces. Some old writers summed
-/// signed bytes; both are accepted, as every reader does.
+/// Checks the sum of all header bytes, with the checksum field itself counted as spaces. Some old writers
+/// summed signed bytes; both sums are accepted, as in every reader.
 fn check_checksum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarFault> {
     let stored = parse_number(&block[148..156]).ok_or(TarFault::BadChecksum)?;
     let outside = |index: &usize| !(148..156).contains(index);
@@ -86,7 +86,7 @@ fn check_checksum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarFault> {
     }
 }
 
-/// Octal digits between optional blanks, or base-256 when the top bit is set.
+/// Parses octal digits between optional spaces, or base-256 if the top bit is set.
 fn parse_number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         return parse_base256(field);
@@ -98,7 +98,7 @@ fn parse_number(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// Big-endian two's complement; a size is never negative, so the sign bit refuses the number.
+/// Parses big-endian two's complement; a size is never negative, so a set sign bit is rejected.
 fn parse_base256(field: &[u8]) -> Option<u64> {
     if field[0] & 0x40 != 0 {
         return None;

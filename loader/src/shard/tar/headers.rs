@@ -1,6 +1,6 @@
 //! Joins header blocks and extension headers into entries, for any source of bytes.
 //!
-//! [`Headers`] is fed one block at a time and says what to read next, so the mapped reader and the
+//! [`Headers`] is fed one block at a time and returns what to read next, so the mapped reader and the
 //! streamed reader share every rule of the format and differ only in how bytes arrive.
 
 use std::fmt::Write;
@@ -12,25 +12,25 @@ use crate::error::TarFault;
 
 /// Largest payload of an extension header; names are far shorter.
 const EXTENSION_BYTES_MAX: u64 = 1 << 20;
-/// Most extension headers in front of one member.
+/// Most extension headers before one member.
 const EXTENSIONS_MAX: u32 = 16;
 /// Longest member name.
 const NAME_BYTES_MAX: usize = 1 << 16;
 
-/// Next action of a reader after a header block.
+/// Action of a reader after a header block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// A regular member; its payload of `entry.bytes` follows.
     Entry(Entry),
-    /// An extension header: hand its payload to [`Headers::extension`].
+    /// An extension header: pass its payload to [`Headers::extension`].
     Extension { bytes: u64 },
-    /// Nothing to deliver: pass over this much payload.
+    /// Nothing to deliver: skip this many bytes of payload.
     Skip { bytes: u64 },
-    /// The end mark.
+    /// The end marker.
     End,
 }
 
-/// The reader's memory between two header blocks.
+/// State of a reader between two header blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     pending_kind: Option<Kind>,
@@ -42,7 +42,7 @@ pub(crate) struct Headers {
 }
 
 impl Headers {
-    /// Takes the block at `offset`.
+    /// Parses the block at `offset`.
     pub(crate) fn block(&mut self, offset: u64, block: &[u8; BLOCK_BYTES]) -> Result<Next, TarFault> {
         let Some(header) = parse_header(block)? else {
             return if self.extensions == 0 { Ok(Next::End) } else { Err(TarFault::DanglingExtension) };
@@ -65,7 +65,7 @@ impl Headers {
         }
     }
 
-    /// Takes the payload of the extension header that the last block announced.
+    /// Parses the payload of the extension header that the last block announced.
     pub(crate) fn extension(&mut self, payload: &[u8]) -> Result<(), TarFault> {
         match self.pending_kind.take() {
             Some(Kind::PaxLocal) => self.merge(parse_pax(payload)?),
@@ -76,7 +76,7 @@ impl Headers {
         Ok(())
     }
 
-    /// Whether no extension header waits for the member that it describes.
+    /// Returns whether no extension header waits for its member.
     pub(crate) fn is_between_members(&self) -> bool {
         self.extensions == 0
     }
@@ -124,13 +124,13 @@ impl Headers {
     }
 }
 
-/// A global record that moves payloads or renames members would make readers disagree; none is written
-/// by the tools in use, so it is refused instead of guessed at.
+/// Rejects a global record that moves payloads or renames members: readers disagree about those, and the
+/// tools in use write none.
 fn check_global(records: &PaxRecords) -> Result<(), TarFault> {
     if *records == PaxRecords::default() { Ok(()) } else { Err(TarFault::GlobalOverride) }
 }
 
-/// The name as text: bytes that are not UTF-8 become `\xNN`, so that different names stay different.
+/// Returns the name as text: bytes that are not UTF-8 become `\xNN`, so that different names stay different.
 fn readable(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {

@@ -1,9 +1,9 @@
 //! Reads tar archives: names, offsets and payloads of their entries.
 //!
-//! [`mod@slice`] walks an archive that is in memory or memory-mapped and hands out payloads without a copy;
-//! [`stream`] walks one that arrives as bytes. Both follow `headers`, so they accept and refuse the same
-//! archives. An archive that is damaged gives its good entries first and then a
-//! [`TarFault`](crate::error::TarFault); nothing ends silently. Entries go to [`crate::shard`].
+//! [`mod@slice`] walks an archive that is in memory or memory-mapped and returns payloads without a copy;
+//! [`stream`] walks one that arrives as bytes. Both use `headers`, so they accept and reject the same
+//! archives. A damaged archive yields its good entries first and then a [`TarFault`]; nothing ends silently.
+//! Entries go to [`crate::shard`].
 
 pub(crate) mod header;
 pub(crate) mod headers;
@@ -14,12 +14,12 @@ pub mod stream;
 
 use self::header::BLOCK_BYTES;
 
-/// A regular member of an archive.
+/// Regular member of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// Full path inside the archive; bytes that are not UTF-8 are written `\xNN`.
     pub name: String,
-    /// Offset of the member's first header block, extension headers included.
+    /// Offset of the member's first header block, including extension headers.
     pub header_offset: u64,
     /// Offset of the first payload byte.
     pub payload_offset: u64,
@@ -28,14 +28,14 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Offset after the payload's padding; `None` if it does not fit 64 bits.
+    /// Returns the offset after the payload's padding; `None` if it exceeds 64 bits.
     #[must_use]
     pub fn end_offset(&self) -> Option<u64> {
         self.payload_offset.checked_add(padded(self.bytes)?)
     }
 }
 
-/// `bytes` rounded up to whole blocks.
+/// Rounds `bytes` up to whole blocks.
 pub(crate) fn padded(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(BLOCK_BYTES as u64)
 }

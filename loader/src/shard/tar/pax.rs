@@ -1,7 +1,7 @@
 //! Parses PAX extended header records, `LENGTH KEY=VALUE\n`.
 //!
-//! Only `path` and `size` change what a reader delivers. A record that does not end where its length
-//! says is a fault: guessing on would let a payload pose as a header.
+//! Only `path` and `size` affect what a reader delivers. A record that does not end at its declared length is
+//! a fault: guessing would let a payload pose as a header.
 
 use crate::error::TarFault;
 
@@ -29,7 +29,7 @@ pub(crate) fn parse_pax(mut payload: &[u8]) -> Result<PaxRecords, TarFault> {
     Ok(records)
 }
 
-/// Key, value, and what follows the record.
+/// Key, value, and the bytes after the record.
 type Record<'a> = (&'a [u8], &'a [u8], &'a [u8]);
 
 fn split_record(payload: &[u8]) -> Result<Record<'_>, TarFault> {

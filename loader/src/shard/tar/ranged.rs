@@ -1,4 +1,4 @@
-//! Walks an archive that is read by range, and passes over unneeded payloads.
+//! Walks an archive that is read by range, and skips unneeded payloads.
 
 use std::io;
 use std::ops::Range;
@@ -11,12 +11,12 @@ use super::stream::{StreamFault, TAIL_BYTES_MAX};
 use super::{Entry, padded};
 use crate::error::{ArchiveFault, TarFault};
 
-/// An archive somewhere else.
+/// Archive that is read by range.
 pub(crate) trait Archive {
-    /// Length of the archive.
+    /// Returns the length of the archive.
     fn bytes(&self) -> u64;
 
-    /// Reads a range that lies inside.
+    /// Reads a range inside the archive.
     fn read(&mut self, range: Range<u64>) -> io::Result<Bytes>;
 }
 
@@ -24,7 +24,7 @@ pub(crate) trait Archive {
 #[derive(Debug)]
 pub(crate) struct RangedEntries<A> {
     pub(crate) archive: A,
-    /// Number of payload bytes to read.
+    /// Number of bytes to read of a payload.
     wanted: fn(&Entry) -> u64,
     offset: u64,
     headers: Headers,
@@ -69,7 +69,7 @@ impl<A: Archive> RangedEntries<A> {
         self.archive.read(range).map_err(|source| StreamFault::Read { offset, source })
     }
 
-    /// The block at `offset`; `None` where the archive ends without an end mark, which is allowed.
+    /// Returns the block at `offset`; `None` if the archive ends without an end marker, which is allowed.
     fn block_at(&mut self, offset: u64) -> Result<Option<[u8; BLOCK_BYTES]>, StreamFault> {
         let rest = self.archive.bytes().saturating_sub(offset);
         if rest == 0 {
@@ -82,7 +82,7 @@ impl<A: Archive> RangedEntries<A> {
         Ok(block.first_chunk().copied())
     }
 
-    /// Advances past a payload and its padding, which alone may be missing at the end.
+    /// Skips a payload and its padding; only padding may be missing at the end.
     fn pass(&mut self, start: u64, bytes: u64, header_offset: u64) -> Result<(), ArchiveFault> {
         let length = self.archive.bytes();
         if start.checked_add(bytes).is_none_or(|end| end > length) {

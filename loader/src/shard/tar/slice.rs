@@ -9,8 +9,8 @@ use crate::error::{ArchiveFault, TarFault};
 
 /// Iterates over the entries of an archive with their payloads.
 ///
-/// Touches header blocks only; a payload is read from disk when its slice is. After the last good entry
-/// comes at most one `Err` with the offset of the fault, then `None`.
+/// Touches header blocks only; a payload is read from disk when its slice is. The last good entry is followed
+/// by at most one `Err` with the offset of the fault, then by `None`.
 #[derive(Debug)]
 pub struct SliceEntries {
     archive: Bytes,
@@ -58,7 +58,7 @@ impl SliceEntries {
         }
     }
 
-    /// The block at `offset`; `None` where the archive ends without an end mark, which is allowed.
+    /// Returns the block at `offset`; `None` if the archive ends without an end marker, which is allowed.
     fn block_at(&self, offset: u64) -> Result<Option<[u8; BLOCK_BYTES]>, ArchiveFault> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.archive.len());
         let rest = &self.archive[start..];
@@ -69,7 +69,7 @@ impl SliceEntries {
         }
     }
 
-    /// The payload at `start`; moves on behind its padding, which alone may be missing at the end.
+    /// Returns the payload at `start` and skips its padding; only padding may be missing at the end.
     fn payload(&mut self, start: u64, bytes: u64, header_offset: u64) -> Result<Bytes, ArchiveFault> {
         let end = start.checked_add(bytes);
         let length = self.archive.len() as u64;

@@ -8,16 +8,16 @@ use super::headers::{Headers, Next};
 use super::{Entry, padded};
 use crate::error::{ArchiveFault, TarFault};
 
-/// How far after the end mark a stream is searched for bytes that should not be there.
+/// Bytes after the end marker that are searched for data that should not be there.
 pub(super) const TAIL_BYTES_MAX: u64 = 1 << 20;
 
-/// Why a streamed archive cannot be read on.
+/// Reason why a streamed archive cannot be read further.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamFault {
     /// The archive is damaged at an offset.
     #[error(transparent)]
     Archive(#[from] ArchiveFault),
-    /// The bytes stopped coming, or the decompressor refused them, at an offset.
+    /// The bytes ended or could not be decompressed, at an offset.
     #[error("read failed at offset {offset}")]
     Read {
         /// Offset in the archive, after decompression.
@@ -38,14 +38,14 @@ pub struct StreamEntries<R> {
 }
 
 impl<R: AsyncRead + Unpin> StreamEntries<R> {
-    /// Starts at the beginning of `reader`; payloads over `payload_bytes_max` are passed over.
+    /// Starts at the beginning of `reader`; payloads over `payload_bytes_max` are skipped.
     pub fn new(reader: R, payload_bytes_max: u64) -> Self {
         Self { reader, offset: 0, headers: Headers::default(), payload_bytes_max, is_done: false }
     }
 
-    /// Reads the next entry and its payload, which is `None` when it was over the limit and passed over.
+    /// Reads the next entry and its payload, which is `None` if it exceeded the limit and was skipped.
     ///
-    /// Returns `None` after the last entry. After an error the stream has ended.
+    /// Returns `None` after the last entry. After an error there are no more entries.
     ///
     /// # Cancel safety
     /// Not cancel safe: a dropped future loses the bytes that it had read.
@@ -53,11 +53,11 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         self.next_if(|_| true).await
     }
 
-    /// Like [`next`](Self::next), but passes over the payloads of entries that `is_read` refuses, without a
+    /// Like [`next`](Self::next), but skips the payloads of entries for which `is_read` is false, without a
     /// buffer.
     ///
     /// # Cancel safety
-    /// As [`next`](Self::next).
+    /// See [`next`](Self::next).
     pub async fn next_if(
         &mut self,
         is_read: impl Fn(&Entry) -> bool,
@@ -127,7 +127,8 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         })
     }
 
-    /// Grows as bytes arrive: a header that promises more than comes allocates no more than came.
+    /// Grows its buffer as bytes arrive, so that a false length in a header cannot allocate more than was
+    /// received.
     async fn read_exactly(&mut self, header: u64, bytes: u64) -> Result<Bytes, StreamFault> {
         let mut payload = Vec::with_capacity(bytes.min(1 << 20) as usize);
         let read = (&mut self.reader).take(bytes).read_to_end(&mut payload).await;
@@ -151,7 +152,7 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         }
     }
 
-    /// Padding alone may be missing at the end of an archive.
+    /// Reads padding; only padding may be missing at the end of an archive.
     async fn read_padding(&mut self, bytes: u64) -> Result<(), StreamFault> {
         let padding = padded(bytes).map_or(0, |whole| whole - bytes);
         let mut block = [0u8; BLOCK_BYTES];

@@ -1,10 +1,10 @@
-//! Manages the files of the shard cache: reservation, writing and eviction.
+//! Manages the cache's directory: its files, their writers, and their removal.
 //!
-//! `STEM.shard` is a whole shard, `STEM.part` one under way. A part is as long as its shard from the first
-//! moment, so what is reserved counts. Its writer holds the file locked; the kernel lets go of the lock when
-//! the writer dies, and an unlocked part is a leftover that the next process removes. Whoever reserves, keeps
-//! or removes holds `lock`, so the lengths that are added up are those of one moment. A shard that is removed
-//! while a process has it mapped stays whole for that process.
+//! `STEM.shard` is a complete shard, `STEM.part` one under construction. A part has the length of its shard
+//! from the start, so reserved space counts. Its writer holds a lock on the file; the kernel releases the
+//! lock when the writer dies, and an unlocked part is a leftover that the next process removes. Reserving,
+//! keeping and removing hold `lock`, so the added lengths are consistent. A removed shard stays whole for
+//! every process that has it mapped.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -19,36 +19,36 @@ use crate::error::{Error, Result};
 use crate::store::local::map_file;
 use crate::store::settings::ShardCache;
 
-/// Name of the file that guards the directory.
+/// Name of the lock file of the directory.
 const LOCK: &str = "lock";
-/// Times of files are those of a clock that ticks every few milliseconds, so they may lie before a time that
-/// was taken earlier.
+/// Granularity of file times: their clock ticks every few milliseconds, so they may precede a time that was
+/// taken earlier.
 const CLOCK_TICK: Duration = Duration::from_millis(100);
 const SHARD: &str = "shard";
 const PART: &str = "part";
 
-/// Files that may be removed to make room.
+/// Shards that may be removed to make room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Least recently used files.
+    /// The least recently used shards.
     Any,
-    /// Only what nobody has used since this process opened the cache.
+    /// Only shards that nobody has used since this process opened the cache.
     Unused,
 }
 
 /// Outcome of a cache reservation.
 pub(super) enum Reserved {
-    /// It is there already.
+    /// The shard is already there.
     Kept(Bytes),
-    /// Another writer is at it.
+    /// Another writer is downloading it.
     ByOther,
     /// It does not fit.
     NoRoom,
-    /// It is to be written.
+    /// The caller must write it.
     PartialShard(PartialShard),
 }
 
-/// A shard under way; the file goes away with this unless it is kept.
+/// Shard under construction; dropping it removes the file unless it was kept.
 pub(super) struct PartialShard {
     file: Arc<File>,
     path: PathBuf,
@@ -57,7 +57,7 @@ pub(super) struct PartialShard {
 }
 
 impl PartialShard {
-    /// Begins a file that nobody writes.
+    /// Starts a file that nobody else writes.
     fn begin(path: PathBuf, bytes: u64) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create_new(true).open(&path);
         let file = file.map_err(|error| in_file(&path, &error))?;
@@ -67,7 +67,7 @@ impl PartialShard {
         Ok(part)
     }
 
-    /// The file, as long as the shard will be.
+    /// Returns the file, which has the length of the shard.
     pub(super) fn file(&self) -> &Arc<File> {
         &self.file
     }
@@ -76,20 +76,21 @@ impl PartialShard {
 impl Drop for PartialShard {
     fn drop(&mut self) {
         if !self.is_kept {
-            // Still locked, so nobody else has it; if it stays it is a leftover like any other.
+            // The file is still locked, so no other process uses it; if it stays, it is removed as a
+            // leftover.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// The directory of a cache.
+/// Directory of a cache.
 #[derive(Debug)]
 pub(super) struct Directory {
     settings: ShardCache,
     opened: SystemTime,
 }
 
-/// A file of the directory.
+/// File of the directory.
 struct Entry {
     path: PathBuf,
     bytes: u64,
@@ -106,7 +107,7 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Maps a kept shard and marks it as used.
+    /// Maps a cached shard and marks it as used.
     pub(super) fn open_kept(&self, key: &CacheKey) -> io::Result<Option<Bytes>> {
         let path = self.path(key, SHARD);
         let mapped = match map_file(&path) {
@@ -115,17 +116,17 @@ impl Directory {
             Err(error) => return Err(in_file(&path, &error)),
         };
         if mapped.len() as u64 != key.bytes {
-            // Never written so by us; it is made anew.
+            // This cache never writes such a file, so it is damaged and the shard is downloaded again.
             let _ = fs::remove_file(&path);
             return Ok(None);
         }
-        // A shard that another process removed meanwhile needs no mark.
+        // Another process may have removed the shard meanwhile, which then needs no mark.
         let _ =
             File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         Ok(Some(mapped))
     }
 
-    /// Finds a shard, or makes room and begins it.
+    /// Finds a shard, or reserves room for it.
     pub(super) fn reserve(&self, key: &CacheKey, room: Room) -> io::Result<Reserved> {
         if let Some(kept) = self.open_kept(key)? {
             return Ok(Reserved::Kept(kept));
@@ -148,7 +149,7 @@ impl Directory {
         PartialShard::begin(path, key.bytes).map(Reserved::PartialShard)
     }
 
-    /// Turns a part that is written into a shard.
+    /// Publishes a completely written part as a shard.
     pub(super) fn keep(&self, mut part: PartialShard) -> io::Result<Bytes> {
         part.file.sync_all().map_err(|error| in_file(&part.path, &error))?;
         let path = part.path.with_extension(SHARD);
@@ -162,7 +163,7 @@ impl Directory {
         Ok(mapped)
     }
 
-    /// Removes what was used longest ago until `bytes` more fit; touches nothing if they cannot.
+    /// Removes least recently used shards until `bytes` more fit; removes nothing if that is impossible.
     fn make_room(&self, bytes: u64, mut entries: Vec<Entry>, room: Room) -> bool {
         let mut total: u64 = entries.iter().map(|entry| entry.bytes).sum();
         let most = self.settings.bytes_max - bytes;
@@ -183,7 +184,7 @@ impl Directory {
         total <= most
     }
 
-    /// Lists shards and parts; removes parts whose writers are gone.
+    /// Lists shards and parts; removes parts whose writers died.
     fn entries(&self) -> io::Result<Vec<Entry>> {
         let directory = &self.settings.directory;
         let mut entries = Vec::new();
@@ -194,7 +195,7 @@ impl Directory {
                 continue;
             }
             if is_part && is_leftover(&path) {
-                // If it cannot be removed it still counts, below.
+                // A file that cannot be removed still counts, below.
                 let _ = fs::remove_file(&path);
             }
             if let Ok(metadata) = fs::metadata(&path) {
@@ -209,7 +210,7 @@ impl Directory {
         self.settings.directory.join(format!("{}.{extension}", key.stem))
     }
 
-    /// Waits until no other process or thread changes the directory.
+    /// Locks the directory against changes by other processes and threads.
     fn lock(&self) -> io::Result<File> {
         let path = self.settings.directory.join(LOCK);
         let file = File::options().write(true).create(true).truncate(false).open(&path);
@@ -218,7 +219,7 @@ impl Directory {
     }
 }
 
-/// Whether nobody writes a part any more.
+/// Returns whether a part has no writer.
 fn is_leftover(path: &Path) -> bool {
     let Ok(file) = File::options().write(true).open(path) else { return false };
     !matches!(file.try_lock(), Err(TryLockError::WouldBlock))

@@ -1,9 +1,9 @@
 //! Caches whole remote shards on a local disk, shared by all processes of a machine.
 //!
-//! A shard is downloaded once, by whichever process comes first, while the others wait for it; then it is
-//! mapped like a local file. Its file is named after the URL, the version and the length, so a replaced
-//! object is another file and a file of another length is never served. [`directory`] holds what makes this
-//! safe between processes. The cache is for one machine: locks of network file systems are not relied on.
+//! A shard is downloaded once, by the first process that needs it, while the others wait; then it is mapped
+//! like a local file. Its file name contains the URL, the version and the length, so a replaced object gets
+//! another file and a file of another length is never served. [`directory`] makes this safe between
+//! processes. The cache must be on a local disk, because locks of network file systems are unreliable.
 
 mod directory;
 
@@ -28,29 +28,29 @@ use super::tasks::detach;
 use super::url::without_query;
 use crate::error::Result;
 
-/// Interval at which a process checks whether another has finished its download.
+/// Interval at which a process checks whether another one has finished its download.
 const POLL: Duration = Duration::from_millis(50);
-/// Shards that are copied in the background at the same time.
+/// Shards that are copied in the background in parallel.
 const COPIES_AT_ONCE: usize = 4;
-/// Chunks of one shard that are downloaded at the same time.
+/// Chunks of one shard that are downloaded in parallel.
 const CHUNKS_AT_ONCE: usize = 8;
 
-/// A version of a shard, as it is kept.
+/// Cached version of a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey {
-    /// File name without ending.
+    /// File name without extension.
     stem: String,
     /// Length of the file.
     bytes: u64,
 }
 
 impl CacheKey {
-    /// The shard as it is stored; `None` if the server tells versions apart by nothing.
+    /// Returns the key of a shard as stored; `None` if the server does not distinguish versions.
     pub(crate) fn packed(object: &RemoteObject, identity: &Identity) -> Option<Self> {
         Self::new(object, identity, "packed", identity.bytes)
     }
 
-    /// A compressed shard after decompression, of which `bytes` are kept.
+    /// Returns the key of a decompressed shard, of which `bytes` are kept.
     pub(crate) fn unpacked(object: &RemoteObject, identity: &Identity, bytes: u64) -> Option<Self> {
         Self::new(object, identity, "unpacked", bytes)
     }
@@ -72,11 +72,11 @@ impl CacheKey {
     }
 }
 
-/// Shards on a local disk.
+/// Cache of shards on a local disk.
 #[derive(Debug)]
 pub(crate) struct Cache {
     directory: Arc<Directory>,
-    /// Versions of shards that are copied in the background, or could not be.
+    /// Shards that are being copied in the background, or could not be copied.
     begun: Mutex<HashSet<CacheKey>>,
     copies: Semaphore,
 }
@@ -87,9 +87,10 @@ impl Cache {
         Ok(Self { directory: Arc::new(Directory::open(settings)?), begun, copies })
     }
 
-    /// Copies a shard for those who come later, unless that would remove what somebody uses.
+    /// Copies a shard for later use, unless that would remove shards in use.
     ///
-    /// Nobody waits for it: whoever needs the shard before reads it by range, and says so if that fails.
+    /// Nobody waits for it: readers that need the shard earlier read it by range, and report failures
+    /// themselves.
     pub(crate) fn copy_in_background(
         self: &Arc<Self>,
         key: CacheKey,
@@ -109,13 +110,13 @@ impl Cache {
         });
     }
 
-    /// Returns a kept shard, mapped, and marks it as used.
+    /// Returns a cached shard, mapped, and marks it as used.
     pub(crate) async fn get(&self, key: &CacheKey) -> io::Result<Option<Bytes>> {
         let (directory, key) = (self.directory.clone(), key.clone());
         blocking(move || directory.open_kept(&key)).await
     }
 
-    /// Returns a shard as it is stored, downloaded first if need be; `None` if it is larger than the cache.
+    /// Returns a shard as stored, after downloading it if needed; `None` if it is larger than the cache.
     pub(crate) async fn get_or_copy(
         &self,
         key: &CacheKey,
@@ -126,10 +127,9 @@ impl Cache {
         self.get_or_fill(key, Room::Any, download).await
     }
 
-    /// Returns a kept shard; makes room for it and lets `fill` write it first if need be.
+    /// Returns a cached shard, after making room and writing it with `fill` if needed.
     ///
-    /// Other processes that want it wait. `None` if there is no room, or not without what must not be
-    /// removed.
+    /// Other processes that need it wait. `None` if there is no room, or none without removing shards in use.
     pub(crate) async fn get_or_fill<F>(
         &self,
         key: &CacheKey,
@@ -173,7 +173,7 @@ async fn download(object: RemoteObject, identity: Identity, file: Arc<File>) -> 
     Ok(())
 }
 
-/// Runs what may wait for a disk beside the runtime.
+/// Runs blocking file operations outside of the runtime's threads.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
