@@ -13,7 +13,7 @@ use dflop_tests::samples::plain;
 const SHARDS: usize = 10;
 const PROCESSES: usize = 5;
 /// Name of the test below that each process runs.
-const READER: &str = "cache_processes::reads_through_the_cache_of_another_test";
+const READER: &str = "store::cache_processes::reads_through_the_cache_of_another_test";
 const URLS: &str = "DFLOP_TEST_CACHED_URLS";
 const DIRECTORY: &str = "DFLOP_TEST_CACHE";
 const BYTES: &str = "DFLOP_TEST_CACHE_BYTES";
