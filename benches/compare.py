@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares `dflop stream` with a bare decode loop, and with other loaders, on one corpus in one run.
 
-Every round measures, one after the other: webdataset, the bare loop, dflop with 1 and 2 workers, then what is
-asked for beside them: dflop with libjpeg-turbo, spdl, datago; first with decoding, then without. A last
+Every round measures, one after the other: webdataset, the bare loop, dflop with 1 and 2 workers, then the selected
+optional ones: dflop with libjpeg-turbo, spdl, datago; first with decoding, then without. A last
 webdataset measurement ends the run, so that every dflop figure has one just before and one just after it.
-Ratios are taken inside a round, never between runs: neighbors on the machine and the clock of the CPU then
-weigh on both sides.
+Ratios are taken within a round, never between runs: other processes on the machine and the clock of the CPU then
+affect both sides.
 
     cargo build --release -p dflop-cli -p dflop-benches
     python3 benches/compare.py --corpus shards/ --peers DIR --python venv/bin/python --json out.json
@@ -68,7 +68,7 @@ def parse_arguments():
     parser.add_argument("--python", type=Path, help="interpreter that has the peers and torch, for --peers")
     parser.add_argument("--with", dest="extra", default="", metavar="PEER,...", help="peers in addition to webdataset: "
                         + ", ".join(EXTRA_PEERS))
-    parser.add_argument("--corpus-pictures", type=Path, metavar="DIR", help="the corpus without its audio fields, for "
+    parser.add_argument("--corpus-images", type=Path, metavar="DIR", help="the corpus without its audio fields, for "
                         f"datago, served on 127.0.0.1:{DATAGO_PORT} meanwhile")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds [default: 5]")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples in a batch of dflop; "
@@ -113,8 +113,8 @@ def check_peers(parser, arguments):
     for peer in ["webdataset", *arguments.extra]:
         if arguments.peers and not (arguments.peers / script(peer)).is_file():
             parser.error(f"no {script(peer)} in `{arguments.peers}`")
-    if "datago" in arguments.extra and not any((arguments.corpus_pictures or Path("none")).glob("*.tar")):
-        parser.error("datago needs --corpus-pictures: a folder with the corpus without audio")
+    if "datago" in arguments.extra and not any((arguments.corpus_images or Path("none")).glob("*.tar")):
+        parser.error("datago needs --corpus-images: a directory with the corpus without audio")
 
 
 def machine():
@@ -175,7 +175,7 @@ def run_peer(arguments, decode, workers, peer="webdataset"):
     """Measures a peer with its script in the peers' directory."""
     mode = {"rgb224": "decode", "raw": "raw"}[decode]
     command = [str(arguments.python), str(arguments.peers / script(peer)), "--mode", mode, "--workers", str(workers)]
-    corpus = arguments.corpus_pictures if peer == "datago" else arguments.corpus
+    corpus = arguments.corpus_images if peer == "datago" else arguments.corpus
     # The scripts import their common part from their own directory, and count shards by absolute paths.
     environment = os.environ | {"CORPUS": str(corpus.resolve())}
     found = run_json(command + ["--limit-s", str(arguments.peer_limit_s)], environment)
@@ -189,7 +189,7 @@ def served(arguments):
         yield
         return
     command = [sys.executable, "-m", "http.server", str(DATAGO_PORT), "--bind", "127.0.0.1"]
-    server = subprocess.Popen(command, cwd=arguments.corpus_pictures, stdout=subprocess.DEVNULL,
+    server = subprocess.Popen(command, cwd=arguments.corpus_images, stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL)
     try:
         wait_for_server(server)

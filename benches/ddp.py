@@ -3,9 +3,10 @@
     pip install ./bindings/python torch transformers
     python3 benches/ddp.py [--rounds 7] [--steps 8] [--global-batch 8] [--microbatches 2] [--json FILE]
 
-Seven of eight samples are those of `dflop.example`, short texts and images, and one is a long text. Both see the same
-global batches, which are read before the clock starts; each rank has one thread and wants a core of its own. Prints of every round the seconds of both, and the CPU seconds of the rank that computed longest, step by step, which a busy
-machine changes less; then the ratios, data-blind over balanced, and what was predicted.
+Seven of eight samples are those of `dflop.example`, short texts and images, and one is a long text. Both kinds of
+batches are the same global batches, read before the clock starts; each rank has one thread and needs its own core.
+For every round, prints the seconds of both, and the CPU seconds of the slowest rank, step by step, which a busy
+machine changes less; then the ratios, data-blind over balanced, and the predicted ratio.
 """
 
 import argparse

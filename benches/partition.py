@@ -2,9 +2,9 @@
 """Compares the time to good partitions of `dflop balance`, OR-tools CP-SAT and HiGHS, in one run.
 
 All get the same instance files and solve the same problem: `x[i][j]` binary, every item in one group, the largest sum of
-a module in a group minimized. The solvers get that model as it stands, a time limit and a number of threads; dflop runs on
-one thread, with a ladder of work units and no clock. Every answer is summed up again here, in integers, and every gap is
-taken to the same bound, the one that dflop certifies. Times are of this machine: `seconds` of day, `cpu_seconds` of the
+a module in a group minimized. The solvers get that model unchanged, a time limit and a number of threads; dflop runs on
+one thread, with doubling work units and no clock. Every answer is summed up again here, in integers, and every gap is
+relative to the same bound, the one that dflop certifies. Times are of this machine: `seconds` of day, `cpu_seconds` of the
 process; those of dflop leave out reading the file, those of the solvers building the model.
 
 Needs Python 3.11, and `pip install ortools highspy` for the solvers; a solver that is not installed is left out.

@@ -2,7 +2,7 @@
 """Compares the Python package with the Rust loader under it, and with other loaders, on one corpus in one run.
 
 Every round measures, one after the other: webdataset, the Rust loader (`dflop stream --decode rgb224`), the same images
-from Python (`dflop.Loader(image=dflop.Image(size=224))`), spdl, datago, webdataset again. Ratios are taken inside a round.
+from Python (`dflop.Loader(image=dflop.Image(size=224))`), spdl, datago, webdataset again. Ratios are taken within a round.
 
     pip install ./bindings/python               # into VENV
     python3 benches/python_loader.py --corpus shards/ --python VENV/bin/python --peers DIR --peers-python PEERS/bin/python
@@ -60,13 +60,13 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="directory of the peers' scripts")
     parser.add_argument("--peers-python", help="interpreter that has the peers")
     parser.add_argument("--with", dest="others", default="", help="peers in addition to webdataset: spdl,datago")
-    parser.add_argument("--corpus-pictures", type=Path, help="the corpus without audio, for datago")
+    parser.add_argument("--corpus-images", type=Path, help="the corpus without audio, for datago")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=2, help="passes over the corpus of dflop's loaders")
     parser.add_argument("--json", type=Path, help="JSON file for the figures of every run")
     args = parser.parse_args()
     others = [name for name in args.others.split(",") if name]
-    with served(argparse.Namespace(extra=others, corpus_pictures=args.corpus_pictures)):
+    with served(argparse.Namespace(extra=others, corpus_images=args.corpus_images)):
         rounds = [one_round(args, others) for _ in range(args.rounds)]
     if args.json:
         args.json.write_text(json.dumps(rounds, indent=1) + "\n")
@@ -84,7 +84,7 @@ def one_round(args: argparse.Namespace, others: list[str]) -> dict[str, dict]:
     runs["python again"] = python(args)
     runs["rust again"] = rust(args)
     for name in others:
-        runs[name] = peer(args, name, args.corpus_pictures if name == "datago" else args.corpus)
+        runs[name] = peer(args, name, args.corpus_images if name == "datago" else args.corpus)
     if args.peers:
         runs["webdataset after"] = peer(args, "webdataset", args.corpus)
     for name, run in runs.items():

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares the throughput of shards on a server with latency to that of the same shards as local files.
 
-The server is a process of its own on the same machine; its CPU time is reported, and what it takes of the cores is part
+The server is its own process on the same machine; its CPU time is reported, and its share of the cores is part
 of the ratio. Runs take turns and are long enough that their start does not count: each takes at least --seconds.
 Both rates are of whole processes; `steady` leaves out the time until the first batch. With `--s3 HOST:PORT` the shards
-are put into a bucket of an S3 server that takes unsigned requests, such as moto, and the server that waits stands in
-front of it; what the S3 server itself takes of the cores is part of the ratio as well.
+are uploaded to a bucket of an S3 server that takes unsigned requests, such as moto, and the server with latency is
+its proxy; the S3 server's share of the cores is part of the ratio as well.
 """
 
 import argparse
@@ -25,9 +25,9 @@ def server_cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def put_shards(server, folder):
+def put_shards(server, directory):
     """Uploads the shards of a directory to the bucket."""
-    for name, body in [("", b""), *((path.name, path.read_bytes()) for path in sorted(folder.glob("*.tar")))]:
+    for name, body in [("", b""), *((path.name, path.read_bytes()) for path in sorted(directory.glob("*.tar")))]:
         kind = {"Content-Type": "application/octet-stream"}
         request = urllib.request.Request(f"http://{server}/{BUCKET}/{name}", data=body, headers=kind, method="PUT")
         urllib.request.urlopen(request).close()
@@ -56,13 +56,13 @@ def median(runs, key):
     return statistics.median(run[key] for run in runs)
 
 
-def measured(arguments, folder, latency_ms, epochs):
+def measured(arguments, directory, latency_ms, epochs):
     server = subprocess.Popen(
-        [f"{arguments.bin}/fault_server", arguments.s3 or folder, str(latency_ms)],
+        [f"{arguments.bin}/fault_server", arguments.s3 or directory, str(latency_ms)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )
     url = server.stdout.readline().strip()
-    names = ",".join(sorted(path.name for path in pathlib.Path(folder).glob("*.tar")))
+    names = ",".join(sorted(path.name for path in pathlib.Path(directory).glob("*.tar")))
     elsewhere = f"{url}{{{names}}}" if "," in names else f"{url}{names}"
     endpoint = None
     if arguments.s3:
@@ -70,7 +70,7 @@ def measured(arguments, folder, latency_ms, epochs):
     local, remote = [], []
     try:
         for _ in range(arguments.runs):
-            local.append(stream(f"{arguments.bin}/dflop", folder, epochs, arguments.workers))
+            local.append(stream(f"{arguments.bin}/dflop", directory, epochs, arguments.workers))
             before = server_cpu_seconds(server.pid)
             remote.append(stream(f"{arguments.bin}/dflop", elsewhere, epochs, arguments.workers, endpoint))
             spent = server_cpu_seconds(server.pid) - before

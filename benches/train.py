@@ -3,8 +3,8 @@
     cargo build --release -p dflop-cli
     python3 benches/train.py [--runs 5] [--steps 30] [--config executor/examples/train-cpu.toml] [--dflop target/release/dflop]
 
-Both see the same global batches from the same first weights. Of every run the first step is left out. Prints tokens per
-second of every run, best against best and median against median, and the ratio that the simulator gives for the same
+Both use the same global batches and the same initial weights. The first step of every run is left out. Prints tokens per
+second of every run, best over best and median over median, and the ratio that the simulator gives for the same
 batches. With `--json FILE` the raw figures are kept.
 """
 

@@ -5,13 +5,13 @@
     python3 benches/train_step.py --python venv/bin/python --out out.json
 
 The model is the language model of `executor/examples/train_step.rs`: a decoder of 2 layers, width 128, 4 heads, a SwiGLU
-MLP of 512, RMSNorm, rotary positions, a vocabulary of 256 with an embedding and a head of their own; 8 samples of 128
+MLP of 512, RMSNorm, rotary positions, a vocabulary of 256 with separate embedding and head; 8 samples of 128
 tokens, f32. A step is forward, backward and AdamW. PyTorch runs eagerly with `scaled_dot_product_attention`,
 `rms_norm` and fused AdamW; queries, keys and values are one product, gate and up another (`--apart` makes them five).
 Both print their number of parameters, which must agree.
 
 Each round runs both, one after the other, on the CPUs that are named. A figure is the best of all rounds. A round in
-which PyTorch falls below half its best is discarded: the machine was busy. Alone, `--torch THREADS STEPS` runs PyTorch.
+which PyTorch falls below half its best is discarded: the machine was busy. `--torch THREADS STEPS` runs PyTorch alone.
 """
 
 import argparse

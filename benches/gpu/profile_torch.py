@@ -3,17 +3,17 @@
 
 A few layers with random weights run alone: linear work (projections, norms, MLP; attention replaced by an
 element-wise sum of queries, keys and values, so that all projections have gradients), scaled dot-product
-attention apart, what is outside the layers (patch embedding, convolutions and projector of an encoder; embedding,
-LM head and loss of an LLM), and the update of the weights by AdamW. Two layer counts tell the cost of a layer
+attention, what is outside the layers (patch embedding, convolutions and projector of an encoder; embedding,
+LM head and loss of an LLM), and the update of the weights by AdamW. Two layer counts separate the cost of a layer
 from what does not grow with layers. Every run is a row; `dflop` takes medians and spreads.
 
     python3 benches/gpu/profile_torch.py --out h100.csv                       # all models, on the device found
     python3 benches/gpu/profile_torch.py --miniature --out cpu-miniature.csv  # minutes on one CPU core
-    python3 benches/gpu/profile_torch.py --between --out held-out.csv         # other shapes, to hold against it
+    python3 benches/gpu/profile_torch.py --between --out held-out.csv         # other shapes, to check predictions
 
 On CUDA, times are those of events, and a buffer of twice the L2 cache is written before each run, so that weights
 and inputs come from memory as they do in training. On a CPU, times are those of `perf_counter`.
-Tensor-parallel degree 1 only: a shard of a layer without its communication is not what a group takes.
+Tensor-parallel degree 1 only: a shard of a layer without its communication takes less time than on a real group.
 The schema is documented in `costmodel/src/profile/mod.rs`. Needs PyTorch 2.5 or newer and nothing else.
 """
 

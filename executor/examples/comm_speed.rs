@@ -1,17 +1,17 @@
 //! Measures latency and bandwidth of the transports on this machine, best and median of many rounds.
 //!
 //! `cargo run --release -p dflop-executor --example comm_speed` measures threads, and TCP between processes
-//! that it starts itself.
+//! that it starts.
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use dflop_executor::comm::{
     Buffer, Comm, Dtype, Payload, PayloadShape, Result, Settings, StepContext, tcp, threads,
 };
-use dflop_executor::launch::{Launcher, Layout};
+use dflop_executor::launch::{Launcher, identity_from_environment};
 use std::time::{Duration, Instant};
 
-/// Bytes of a message, and number of round trips.
+/// Size of a message in bytes, and number of round trips.
 const MESSAGES: [(usize, usize); 3] = [(8, 2000), (512 << 10, 100), (8 << 20, 20)];
 const SUM_ELEMENTS: usize = 1 << 20;
 const SUM_ROUNDS: usize = 20;
@@ -48,7 +48,7 @@ fn measure(transport: &str, comm: &dyn Comm) -> Result<()> {
     comm.barrier(StepContext::step(0, "end"))
 }
 
-/// Measures the seconds of one way, round by round.
+/// Seconds of one way, round by round.
 fn there_and_back(comm: &dyn Comm, bytes: usize, rounds: usize) -> Result<Vec<f64>> {
     let (other, shape) = (1 - comm.rank(), PayloadShape::flat(Dtype::U8, bytes));
     let mut ball = Payload::flat(Buffer::U8(vec![1; bytes]));

@@ -2,9 +2,9 @@
 
     DFLOP=target/debug/dflop venv/bin/python tests/python/foreign_indexes.py
 
-Shards hold what the tools treat differently: directories, names without a dot, long names, upper-case extensions,
-turned images. Each tool writes its files with its own command; `dflop index` then checks and follows them, and the
-Arrow files must be equal but for the warnings.
+Shards contain what the tools treat differently: directories, names without a dot, long names, upper-case extensions,
+rotated images. Each tool writes its files with its own command; `dflop index` then checks and follows them, and the
+Arrow files must be equal except for the warnings.
 """
 
 import io

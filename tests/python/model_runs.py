@@ -2,9 +2,9 @@
 
     DFLOP=target/release/dflop python3 tests/python/model_runs.py      # needs transformers, torch, safetensors, pillow
 
-Makes samples with images, several images, clips and text alone, and has every family's batches written twice:
+Makes samples with images, several images, clips and text only, and writes every family's batches twice:
 packed into one row and padded. Packed and padded logits of every sample must agree, and so must the losses: then
-position ids, boundaries, placeholders, pixels and mel values stand where the model looks for them.
+position ids, boundaries, placeholders, pixels and mel values are where the model expects them.
 """
 
 import json

@@ -5,10 +5,10 @@
 writes `tests/golden/executor/NAME/` for each model: `config.json` and `model.safetensors` as `save_pretrained` writes them
 (bf16, so that every weight is a number of bf16), and `expected.safetensors` with inputs and truth in f32.
 
-Samples run **one by one** through transformers, with full attention of each: that is what packing has to give. Inputs
-are recorded packed, one sample behind the other; logits too. The loss is the sum over target tokens of all samples, divided
-by their number; gradients are those of that loss, under the names of the saved file. All parameters are random, norms and
-biases too, so that a parameter is told from another by its values.
+Samples run **one by one** through transformers, with full attention of each: packing has to give the same. Inputs
+are recorded packed, one sample after the other; logits too. The loss is the sum over target tokens of all samples, divided
+by their number; gradients are of that loss, under the names of the saved file. All parameters are random, norms and
+biases too, so that a parameter can be identified by its values.
 
 `trained.safetensors` of the models in `TRAINED` has the weights after three steps of AdamW with clipping, warm-up and a
 cosine on these inputs, with the norm of the gradients and the learning rate of every step; `--trained` makes it alone.
@@ -46,9 +46,9 @@ def randomize(model, generator):
     return model.to(torch.bfloat16)
 
 
-def names_of(model, folder):
+def names_of(model, directory):
     """Returns the saved name of every parameter, found by its values."""
-    saved = load_file(folder / "model.safetensors")
+    saved = load_file(directory / "model.safetensors")
     names = {}
     for own, parameter in model.named_parameters():
         same = [name for name, value in saved.items() if value.shape == parameter.shape and torch.equal(value.float(), parameter.detach())]
@@ -64,15 +64,15 @@ def record(name, model, samples, extra, generator, outputs=None):
 
     A sample is `(input_ids, positions [axes, tokens], keyword arguments)`; `extra` are inputs as they are recorded.
     """
-    folder = GOLDEN / name
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = GOLDEN / name
+    directory.mkdir(parents=True, exist_ok=True)
     model = randomize(model, generator).eval()
-    model.save_pretrained(folder)
+    model.save_pretrained(directory)
     for surplus in ("generation_config.json",):
-        (folder / surplus).unlink(missing_ok=True)
+        (directory / surplus).unlink(missing_ok=True)
     # Read again: the frequencies of rotary embeddings were rounded to bf16 as well, and are not in the file.
     is_trained = {own: parameter.requires_grad for own, parameter in model.named_parameters()}
-    model = type(model).from_pretrained(folder, dtype=torch.float32).eval()
+    model = type(model).from_pretrained(directory, dtype=torch.float32).eval()
     for own, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained[own])
     tensors = dict(extra)
@@ -80,12 +80,12 @@ def record(name, model, samples, extra, generator, outputs=None):
         tensors |= run_language_model(model, samples, generator)
     else:
         tensors |= outputs(model, generator)
-    names = names_of(model, folder)
+    names = names_of(model, directory)
     for own, parameter in model.named_parameters():
         if parameter.grad is not None:
             tensors[f"grad.{names[own]}"] = parameter.grad
-    save_file({key: value.detach().contiguous().clone() for key, value in tensors.items()}, folder / "expected.safetensors")
-    size = sum(path.stat().st_size for path in folder.iterdir())
+    save_file({key: value.detach().contiguous().clone() for key, value in tensors.items()}, directory / "expected.safetensors")
+    size = sum(path.stat().st_size for path in directory.iterdir())
     print(f"{name}: loss {tensors['loss'].item():.6f}, {len(names)} parameters, {size} bytes")
 
 
@@ -317,10 +317,10 @@ TRAINED = ["qwen2"]
 
 def train(name):
     """Takes three steps from a recorded model on its recorded inputs; biases and norms do not decay."""
-    folder = GOLDEN / name
-    expected = load_file(folder / "expected.safetensors")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    names = names_of(model, folder)
+    directory = GOLDEN / name
+    expected = load_file(directory / "expected.safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).train()
+    names = names_of(model, directory)
     groups = [
         dict(params=[p for p in model.parameters() if p.dim() > 1], weight_decay=0.1),
         dict(params=[p for p in model.parameters() if p.dim() <= 1], weight_decay=0.0),
@@ -349,7 +349,7 @@ def train(name):
         schedule.step()
     tensors = {f"weight.{names[own]}": parameter.detach() for own, parameter in model.named_parameters()}
     tensors |= dict(norms=torch.stack(norms), rates=torch.tensor(rates), losses=torch.stack(losses))
-    save_file({key: value.contiguous().clone() for key, value in tensors.items()}, folder / "trained.safetensors")
+    save_file({key: value.contiguous().clone() for key, value in tensors.items()}, directory / "trained.safetensors")
     print(f"{name}: losses {[round(float(loss), 6) for loss in losses]}, norms {[round(float(norm), 6) for norm in norms]}")
 
 

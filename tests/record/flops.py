@@ -4,13 +4,13 @@ Run by hand, `make record-flops`; `costmodel/tests/flops.rs` compares the cost m
 network and no weights, in the environment that `tests/record/tokens.py` describes.
 
 - A case is a configuration and media, or tokens; of every part (`vision.tower`, `vision.projector`, `audio.tower`,
-  `audio.projector`, `llm`) it holds what `torch.utils.flop_counter.FlopCounterMode` counts forward and backward.
+  `audio.projector`, `llm`) it records what `torch.utils.flop_counter.FlopCounterMode` counts forward and backward.
   Attention is eager, so that the backward pass is two products for each of the forward pass; a fused kernel
   recomputes scores, which the counter would count too.
 - Published sizes run on the meta device: nothing is computed. Small ones run on the CPU as a check of that.
 - Every part is run alone, its input with a gradient unless it is pixels or a spectrogram, so that backward passes
-  are told apart. All parameters are trained but the positions of Whisper, which transformers freezes.
-- `gradients` says what is computed of a part that is frozen (`inputs`) or has frozen parts before it (`weights`).
+  are separate. All parameters are trained but the positions of Whisper, which transformers freezes.
+- `gradients` names the gradients of a part that is frozen (`inputs`) or has frozen parts before it (`weights`).
 - `parameters` are counts of all parameters by part, tied ones once.
 """
 

@@ -7,10 +7,10 @@ tokenizers. A tokenizer is trained only if its directory is missing, from `--cor
 cases must be recorded again, which this script does anyway. Nothing is fetched from a hub: processors are put
 together from their classes with their published settings.
 
-A case holds the sample as a shard would have it (`json` or `txt`, sizes of images, frames of clips), the family and
+A case has the sample as in a shard (`json` or `txt`, sizes of images, frames of clips), the family and
 the truth: `input_ids` and `labels` with runs of equal values as `[value, count]`, and the integers that go with media.
-Labels are the assistant masks that `transformers` itself makes of a template with `{% generation %}` around what the
-assistant says and the token that ends its turn.
+Labels are the assistant masks that `transformers` itself makes of a template with `{% generation %}` around the
+assistant's text and the token that ends its turn.
 """
 
 import argparse

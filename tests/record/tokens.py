@@ -1,18 +1,18 @@
 """Records the items, encoder tokens and LLM tokens that Hugging Face processors make of media of given sizes.
 
 Run by hand, `make record-tokens`; `costmodel/tests/tokens.rs` compares the cost model with `tests/golden/tokens/`. Needs no
-network and no weights, in an environment of its own:
+network and no weights, in its own environment:
 
     python3 -m venv venv && venv/bin/pip install transformers==4.57.1 torch torchvision numpy 'pillow<12.2' safetensors
     make record-tokens PYTHON=venv/bin/python
 
-- `families.json` holds, for every family, the files of a checkpoint as its processor was made from them.
-- `FAMILY.csv.gz` holds a line a sample: `images WxH …`, `video FRAMES WxH` or `audio SAMPLES`, then `items,encoder
+- `families.json` has, for every family, the files of a checkpoint as its processor was made from them.
+- `FAMILY.csv.gz` has a line per sample: `images WxH …`, `video FRAMES WxH` or `audio SAMPLES`, then `items,encoder
   tokens,tokens`, or the word `refused`. Tokens are LLM positions: features, newlines, and the markers around a medium.
-- Names of families on the command line record those alone.
+- Names of families on the command line record only those.
 - Samples of few pixels go through the whole processor, tokenizer included, and their tokens are counted in
   `input_ids`. The others are counted by the function that the processor resizes or tiles by; on the samples that went
-  through, that function is compared with what came out, and a difference ends the script.
+  through, that function is compared with the results, and a difference ends the script.
 - Images of 1 or 3 rows are only counted: the processors take their rows for channels and fail.
 - Clips are silence at 16 kHz; a family `NAME` of audio keeps the first 30 seconds, as its feature extractor does.
 """

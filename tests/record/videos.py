@@ -2,10 +2,10 @@
 
     python3 tests/record/videos.py      # needs transformers==4.57.1, torch, torchvision, jinja2 and pillow<12.2
 
-writes `tests/golden/model_inputs/videos.json` in the form of `model_inputs.py`, whose tokenizer it takes. Frames are
-`image(width, height, seed + frame)` of `processors.py`, `fps` of them a second, which is how long a layer of frames
-lasts to Qwen2.5-VL. Of pixels, which the video processors make with torch and
-not with Pillow, `samples` are some, spread over the whole. All media of a case stand in its first turn.
+writes `tests/golden/model_inputs/videos.json` in the form of `model_inputs.py`, with its tokenizer. Frames are
+`image(width, height, seed + frame)` of `processors.py`, `fps` of them per second, which determines how long a layer of frames
+lasts for Qwen2.5-VL. Of the pixels, which the video processors make with torch and
+not with Pillow, `samples` are some, spread over the whole. All media of a case are in its first turn.
 """
 
 import json

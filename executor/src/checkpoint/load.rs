@@ -159,8 +159,8 @@ impl SavedCheckpoint {
 }
 
 impl<D: Device> JobOptimizer<D> {
-    /// Resumes from a checkpoint: sets the step, the optimizer state and the trained weights. FrozenModules weights
-    /// come from [`SavedCheckpoint::weights`], which the stages are built from.
+    /// Resumes from a checkpoint: sets the step, the optimizer state and the trained weights. FrozenModules
+    /// weights come from [`SavedCheckpoint::weights`], which the stages are built from.
     ///
     /// With the layout that wrote the checkpoint, training continues with the bits of an uninterrupted run.
     ///

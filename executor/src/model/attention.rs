@@ -182,8 +182,8 @@ impl Attention {
             layer.backward_into(pass, &d_qkv, rows, columns(*first), index > 0, &mut dx)?;
         }
         tensor_parallel::all_reduce(device, pass.tensor, &mut dx)?;
-        // Only after the input gradient, which sums the share of each rank: summing keys and values first would
-        // count the shares of copied heads several times.
+        // Only after the input gradient, which sums the share of each rank: summing keys and values first
+        // would count the shares of copied heads several times.
         self.sum_replicas(pass, &mut d_qkv)?;
         for (layer, first) in &self.projections {
             layer.backward_weights(device, pass.parameters, &x, &d_qkv, rows, columns(*first))?;

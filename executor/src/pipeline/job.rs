@@ -100,8 +100,8 @@ impl Job {
     /// - `modules`: encoders that run, then the LLM, each at most once
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] if layers are missing or repeated, a number is 0, or the schedule is not supported:
-    /// split backward passes, or several chunks per rank in a job with encoders.
+    /// [`Error::InvalidSetting`] if layers are missing or repeated, a number is 0, or the schedule is not
+    /// supported: split backward passes, or several chunks per rank in a job with encoders.
     pub fn new(
         model: ModelConfig,
         frozen: FrozenModules,

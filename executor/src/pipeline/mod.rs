@@ -39,7 +39,8 @@
 //! let loss_of_rank = |comm: threads::ThreadComm| -> Result<f64> {
 //!     let (device, model) = (Cpu::new(1)?, job.model());
 //!     let placement = job.placement(comm.rank())?;
-//!     let stage = |range| model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Seed(1));
+//!     let frozen = FrozenModules::default();
+//!     let stage = |range| model.stage(&device, range, frozen, Activations::Stored, &Seed(1));
 //!     let stages = job.ranges(&placement).iter().map(stage).collect::<Result<_>>()?;
 //!     let mut pipeline = PipelineRank::new(Box::new(comm), Arc::clone(&job), stages)?;
 //!

@@ -50,8 +50,8 @@ impl<D: Device> PipelineRank<D> {
     /// - `stages`: built from [`Job::ranges`] of this rank, in order
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the job on all
-    /// ranks; [`Error::Comm`] if another rank failed.
+    /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the
+    /// job on all ranks; [`Error::Comm`] if another rank failed.
     pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Stage<D>>) -> Result<Self> {
         let checked = check(comm.as_ref(), &job, &stages);
         let placement =

@@ -8,10 +8,9 @@ use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::comm::Comm;
 use dflop_executor::device::{Cpu, Device};
 use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange};
-use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange, StageSettings};
 use dflop_executor::model::tensor_parallel::TensorParallel;
 use dflop_executor::optimizer::{JobOptimizer, Precision};
-use dflop_executor::stage::{Activations, Stage};
+use dflop_executor::stage::{Activations, Stage, StageSettings};
 use dflop_executor::weights::{Seed, WeightSource};
 
 use super::model::{LAYERS, config, run_whole, settings};

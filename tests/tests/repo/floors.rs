@@ -71,8 +71,20 @@ pub(super) const FLOORS: [(&str, &[&str]); 6] = [
     (
         "executor/src",
         &[
-            "comm", "error", "ops", "device", "weights", "model", "stage", "pipeline", "feed", "launch",
-            "measure", "training", "run",
+            "comm",
+            "error",
+            "ops",
+            "device",
+            "weights",
+            "model",
+            "stage",
+            "pipeline",
+            "launch",
+            "inputs",
+            "profile",
+            "optimizer",
+            "checkpoint",
+            "train",
         ],
     ),
     (

@@ -3,6 +3,7 @@
 //! Each document has its own directory with small shards, a tokenizer and the other files that snippets name;
 //! its snippets run in order. `dflop_tests::markdown` explains the marks.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -132,7 +133,7 @@ fn options(help: &str) -> String {
         let is_known = ["-h, --help", "-V, --version"].contains(&name);
         if line.starts_with("  ") && !is_known {
             let cell = |text: &str| text.trim().replace('|', "\\|");
-            table.push_str(&format!("| `{}` | {} |\n", cell(name), cell(meaning)));
+            writeln!(table, "| `{}` | {} |", cell(name), cell(meaning)).expect("a string can be written");
         }
     }
     table

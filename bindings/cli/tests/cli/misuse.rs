@@ -220,7 +220,7 @@ fn pipeline_objective_needs_ranks_that_divide_the_groups_and_a_stage_for_each_mo
     std::fs::write(&path, instance).expect("the directory can be written");
     let pipeline = ["balance", "--instance", text(&path), "--objective", "pipeline"];
     refuse(&pipeline, 2, "--dp");
-    refuse(&[&pipeline[..], &["--dp", "3", "--stages", "1,1"]].concat(), 2, "do not divide");
+    refuse(&[&pipeline[..], &["--dp", "3", "--stages", "1,1"]].concat(), 2, "must divide");
     refuse(&[&pipeline[..], &["--dp", "2", "--stages", "1"]].concat(), 2, "2 modules");
     refuse(&[&pipeline[..], &["--dp", "2", "--stages", "0,1"]].concat(), 2, "above 0");
     let whole = [&pipeline[..], &["--dp", "2", "--stages", "1,1"]].concat();

@@ -149,10 +149,10 @@ fn a_line_tells_that_a_byte_cap_left_no_partition_near_the_mean() {
     let directory = tempfile::tempdir().unwrap();
     let texts = ["a.txt", "b.txt", "c.txt"].into_iter();
     let tar = texts.fold(TarBytes::new(), |tar, name| tar.file(name, "word ".repeat(500).as_bytes()));
-    let tar = tar.file("d.bin", &[0; 100_000]).file("d.txt", b"word");
+    let tar = tar.file("d.bin", &vec![0; 100_000]).file("d.txt", b"word");
     std::fs::write(directory.path().join("texts.tar"), tar.finish()).unwrap();
     let pattern = directory.path().display().to_string();
-    let size = ["--global-batch", "4", "--microbatches", "2", "--steps", "1"];
+    let size = ["--global-batch", "4", "--dp-size", "1", "--microbatches", "2", "--steps", "1"];
     let line = |more: &[&str]| -> Value {
         serde_json::from_str(&order(&pattern, &[&size[..], more].concat())).expect("a line is JSON")
     };

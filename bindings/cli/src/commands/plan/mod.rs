@@ -186,12 +186,10 @@ pub(super) fn costs(
     cluster: &Cluster,
 ) -> Result<[ModelCosts; 2], Failure> {
     let builder = ModelCostsBuilder::new(spec);
-    Ok(match profile {
-        Some(profile) => builder.profile(profile).build()?,
-        None => {
-            // A profile has the collectives of tensor parallelism in its times; a stated rate does not.
-            let link = cluster.links.map(|links| links.nvlink);
-            builder.rate(DeviceRate::preset(device)?).tensor_parallel_link(link).build()?
-        }
-    })
+    if let Some(profile) = profile {
+        return Ok(builder.profile(profile).build()?);
+    }
+    // A profile has the collectives of tensor parallelism in its times; a stated rate does not.
+    let link = cluster.links.map(|links| links.nvlink);
+    Ok(builder.rate(DeviceRate::preset(device)?).tensor_parallel_link(link).build()?)
 }
