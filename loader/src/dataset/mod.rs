@@ -137,8 +137,8 @@ impl Dataset {
     }
 
     /// Names the dataset in messages: its first shard, and its split.
-    pub(crate) fn shown(&self) -> String {
-        let shards = crate::shard::shown(self.index.shards());
+    pub(crate) fn display(&self) -> String {
+        let shards = crate::shard::display_shards(self.index.shards());
         self.split.as_ref().map_or(shards.clone(), |split| format!("{shards} (split `{split}`)"))
     }
 }

@@ -63,6 +63,7 @@ impl Listing {
         let mut directories = vec![root.to_owned()];
         while let Some(directory) = directories.pop() {
             match listing.read_directory(root, &directory) {
+                // The stack is popped from its end, so reversing visits directories in order.
                 Ok(inner) => directories.extend(inner.into_iter().rev()),
                 Err(error) => listing.skip(directory, &error.to_string()),
             }
@@ -77,6 +78,7 @@ impl Listing {
             return Ok(Vec::new());
         }
         let mut entries = fs::read_dir(directory)?.collect::<io::Result<Vec<DirEntry>>>()?;
+        // The file system's order is arbitrary, but equal sources must give equal shards.
         entries.sort_by_key(DirEntry::file_name);
         let mut directories = Vec::new();
         for entry in entries {

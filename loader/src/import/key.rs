@@ -22,6 +22,7 @@ impl Keys {
             self.assigned.insert(wanted.clone(), 1);
             return wanted;
         };
+        // The suffixed key may itself be the name of another entry.
         for suffix in next.. {
             let key = format!("{wanted}_{suffix}");
             if !self.assigned.contains_key(&key) {
@@ -49,6 +50,7 @@ fn safe_key(name: &str) -> Option<String> {
     let base = base.replace('.', "_");
     let joined: Vec<&str> = directories.iter().copied().chain([base.as_str()]).collect();
     let key = joined.join("/").replace(char::is_control, "_");
+    // With an extension, because the rule for metadata concerns whole entry names.
     let key = if is_metadata(&format!("{key}.x")) { format!("x{key}") } else { key };
     (key.len() <= KEY_BYTES_MAX).then_some(key)
 }

@@ -23,6 +23,7 @@ pub(super) fn pack_lines(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
         }
         match read_line(&mut reader, &mut line).map_err(unreadable)? {
             None => break,
+            // The rest of an oversized line could pass for another entry, so nothing after it is read.
             Some(false) => {
                 let reason = format!("line {number} has more than {LINE_BYTES_MAX} bytes");
                 return Err(Error::Pack { path: shown.to_string(), reason });

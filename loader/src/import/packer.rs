@@ -104,6 +104,7 @@ impl<'a> Packer<'a> {
 
     /// Records something in the source that is not an entry.
     pub(super) fn skip_in_source(&mut self, path: String, reason: String) {
+        // Every part sees the whole source, so only the first may record what is not an entry.
         if self.is_first {
             self.skip(path, reason);
         }
@@ -134,6 +135,7 @@ impl<'a> Packer<'a> {
                 return Ok(());
             }
         };
+        // Assigned before files are read, so that an unreadable file does not change other keys.
         let key = self.key(id.or(record.id.as_deref()), number);
         if self.writer.is_none() {
             return Ok(());
@@ -241,6 +243,7 @@ impl<'a> Packer<'a> {
         let fields: Vec<(&str, &[u8])> = fields.iter().map(|(ext, payload)| (&**ext, &**payload)).collect();
         match writer.write(key, &fields) {
             Ok(()) => Ok(None),
+            // The sample is at fault and the writer is still usable, so packing continues.
             Err(Error::Write { reason, .. }) => Ok(Some(reason)),
             Err(error) => Err(error),
         }

@@ -79,9 +79,11 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
         let reason = no_samples(&skipped, kind);
         return Err(Error::Pack { path: source.display().to_string(), reason });
     }
+    // In 128 bits, because the product of entries and parts may exceed 64.
     let bound = |part: u32| (u128::from(entries) * u128::from(part) / u128::from(parts)) as u64;
     let share = |part| {
         let (first_entry, end) = (bound(part), bound(part + 1));
+        // The map is ordered by entry, so each share takes the keys below its end.
         let later = renamed.split_off(&end);
         let renamed = std::mem::replace(&mut renamed, later);
         let (part, entries) = (ShardPart { part, parts }, end - first_entry);
@@ -217,6 +219,7 @@ fn digest(source: &Path, kind: ImportSource) -> Result<u64> {
     let unreadable = |error| Error::File { path: source.display().to_string(), source: error };
     let mut hasher = Xxh3::new();
     if kind == ImportSource::Directory {
+        // Only names: reading all files would take as long as packing them.
         directory::hash_names(source, |name| hasher.update(name));
         return Ok(hasher.digest());
     }

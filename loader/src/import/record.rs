@@ -59,6 +59,7 @@ impl Record {
         for columns in MEDIA_COLUMNS {
             add_media(&entry, columns, &mut media)?;
         }
+        // Columns of any modality come last, because they often repeat the path of a medium.
         if media.is_empty() {
             add_media(&entry, FILE_COLUMNS, &mut media)?;
         }

@@ -71,6 +71,7 @@ fn sniff_json(path: &Path) -> Result<Option<ImportSource>> {
     let is_lines = match line.trim_ascii().first() {
         Some(b'{') if is_whole => match serde_json::from_slice::<Map<String, Value>>(&line) {
             Ok(object) => object.is_empty() || !object.values().all(Value::is_object),
+            // A damaged first line decides nothing, so the extension does.
             Err(_) => has_extension(path, &["jsonl", "ndjson"]),
         },
         Some(b'[' | b'{') => false,

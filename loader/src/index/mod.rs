@@ -191,5 +191,5 @@ fn no_samples(shards: &[Shard], skipped: &[Skipped]) -> Error {
         }
         None => "no entry name has the form KEY.EXTENSION".into(),
     };
-    Error::NoSamples { dataset: crate::shard::shown(shards), reason }
+    Error::NoSamples { dataset: crate::shard::display_shards(shards), reason }
 }

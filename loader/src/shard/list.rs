@@ -166,7 +166,7 @@ pub(crate) fn expand_name(pattern: &str) -> Result<Vec<String>> {
 }
 
 /// Formats a list of shards for a message: the first, and the number of others.
-pub(crate) fn shown(shards: &[Shard]) -> String {
+pub(crate) fn display_shards(shards: &[Shard]) -> String {
     match shards {
         [] => "nothing".into(),
         [only] => only.url.to_string(),

@@ -21,7 +21,7 @@ pub use self::compression::{Compression, sniff_compression};
 pub use self::field_selection::FieldSelection;
 pub use self::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, is_metadata, split_key};
 pub use self::list::{Shard, expand_shards, expand_shards_in};
-pub(crate) use self::list::{expand_braces, expand_name, shown};
+pub(crate) use self::list::{display_shards, expand_braces, expand_name};
 pub(crate) use self::order::{
     ItemPosition, KnownShards, Position, ShardIdentity, ShardOrder, ShardPasses, is_rereadable,
 };

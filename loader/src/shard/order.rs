@@ -65,6 +65,7 @@ impl ShardOrder {
 
     /// Returns the index, in the list, of the shard at a place of an epoch's order.
     pub(crate) fn shard_at(&self, shards: usize, epoch: u64, place: usize) -> usize {
+        // Interleaved, so that the numbers of shards of any two ranks differ by at most one.
         let at = self.rank + place * self.world;
         match self.seed {
             None => at,
@@ -91,7 +92,7 @@ pub(crate) struct ItemPosition {
     /// Position of the reader after the item.
     pub(crate) behind: Position,
     /// Whether it is read again because it was in a buffer when the state was saved.
-    pub(crate) is_again: bool,
+    pub(crate) is_repeated: bool,
 }
 
 /// Selection of the items of a pass.
@@ -130,7 +131,7 @@ impl ShardPass {
 
     pub(crate) fn place_of(&self, item: u64) -> ItemPosition {
         let behind = Position { epoch: self.epoch, place: self.place, items: item + 1 };
-        ItemPosition { shard: self.shard, behind, is_again: matches!(self.wanted, WantedItems::Only(_)) }
+        ItemPosition { shard: self.shard, behind, is_repeated: matches!(self.wanted, WantedItems::Only(_)) }
     }
 }
 
@@ -144,7 +145,7 @@ pub(crate) struct ShardPasses {
     /// Items to be read again, by shard, in ascending order.
     pub(crate) again: BTreeMap<usize, Vec<u64>>,
     /// Whether the input starts at `start` instead of at its own beginning.
-    pub(crate) is_rest: bool,
+    pub(crate) is_remainder: bool,
 }
 
 impl ShardPasses {
@@ -180,7 +181,8 @@ impl ShardPasses {
         let shard = self.order.shard_at(shards.len(), epoch, place);
         let is_start = (epoch, place) == (self.start.epoch, self.start.place);
         let from = if is_start { self.start.items } else { 0 };
-        let first = if is_start && self.is_rest && !is_rereadable(&shards[shard]) { from } else { 0 };
+        // A pipe that is continued delivers only the remainder, so its first item is not item 0.
+        let first = if is_start && self.is_remainder && !is_rereadable(&shards[shard]) { from } else { 0 };
         ShardPass { shard, epoch, place, first, wanted: WantedItems::From(from) }
     }
 }

@@ -178,6 +178,7 @@ impl Reader {
                         self.config.metrics.passed_over();
                         continue;
                     }
+                    // Entering the runtime costs more than most samples, so it is only done without room.
                     if let Err(item) = self.deliver_now(item, pass, number) {
                         self.runtime.block_on(self.deliver_later(item, pass, number))?;
                     }
@@ -243,6 +244,7 @@ impl Reader {
             if let Err(changed) = self.config.known.check_identity(pass.shard, shard, identity) {
                 return Ok(Err(changed));
             }
+            // The first block was read to identify the shard; it is still the start of the archive.
             let whole = std::io::Cursor::new(header).chain(body);
             self.read_input(shard, pass, whole, None).await
         };
@@ -250,6 +252,7 @@ impl Reader {
             read = reading => read?,
             () = self.sender.closed() => return self.give_up(),
         };
+        // The readers above only see an early end of the bytes; the body has recorded the cause.
         let failed = failure.lock().expect("no holder panics").take();
         Ok(failed.map_or(read, |source| Err(shard.read_error(source))))
     }

@@ -124,19 +124,19 @@ mod tests {
     use super::*;
 
     /// Returns the debug text of a store; nothing is contacted.
-    fn shown(url: &str) -> String {
+    fn displayed(url: &str) -> String {
         let url = RemoteUrl::parse(url).unwrap();
         connect(&url, Duration::from_secs(30), Retries::ByReader).unwrap().to_string()
     }
 
     #[test]
     fn urls_become_stores_of_their_bucket() {
-        assert_eq!(shown("s3://bucket/a/b.tar"), "AmazonS3(bucket)");
-        assert_eq!(shown("s3a://bucket/a/b.tar"), "AmazonS3(bucket)");
-        assert_eq!(shown("gs://bucket/a/b.tar"), "GoogleCloudStorage(bucket)");
-        let azure = shown("abfss://container@account.dfs.core.windows.net/a/b.tar");
+        assert_eq!(displayed("s3://bucket/a/b.tar"), "AmazonS3(bucket)");
+        assert_eq!(displayed("s3a://bucket/a/b.tar"), "AmazonS3(bucket)");
+        assert_eq!(displayed("gs://bucket/a/b.tar"), "GoogleCloudStorage(bucket)");
+        let azure = displayed("abfss://container@account.dfs.core.windows.net/a/b.tar");
         assert_eq!(azure, "MicrosoftAzure { account: account, container: container }");
-        assert_eq!(shown("https://host:8/a/b.tar?sig=1"), "HttpStore");
+        assert_eq!(displayed("https://host:8/a/b.tar?sig=1"), "HttpStore");
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use std::io::{Error, ErrorKind};
 
-use super::object::{RemoteObject, is_missing, shown};
+use super::object::{RemoteObject, is_missing, short_reason};
 use super::observed::Notes;
 use super::retry::Fault;
 use super::url::StoreKind;
 
 /// Classifies an error by its status, or by its kind if no response was seen.
 pub(super) fn fault_of(error: &object_store::Error, notes: Notes, store: StoreKind) -> Fault {
-    let reason = shown(error);
+    let reason = short_reason(error);
     match notes.status {
         Some(412) => replaced(),
         Some(408 | 429 | 500..) => Fault::Transient { reason, retry_after: notes.retry_after },
@@ -33,8 +33,8 @@ pub(super) fn fault_of(error: &object_store::Error, notes: Notes, store: StoreKi
 /// Classifies the error of an unobserved request: a listing, a write, or one that needs no network.
 pub(super) fn unwatched(error: &object_store::Error, store: StoreKind) -> Fault {
     match error {
-        object_store::Error::Generic { .. } => Fault::transient(shown(error)),
-        _ => unsent(error, shown(error), store),
+        object_store::Error::Generic { .. } => Fault::transient(short_reason(error)),
+        _ => unsent(error, short_reason(error), store),
     }
 }
 

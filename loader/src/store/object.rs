@@ -195,7 +195,7 @@ impl RemoteObject {
                                 // A slow consumer must not use up the deadline of the server.
                                 attempts = self.attempts(range.end - at);
                             }
-                            Ok(Some(Err(error))) => break Fault::transient(shown(&error)),
+                            Ok(Some(Err(error))) => break Fault::transient(short_reason(&error)),
                             Ok(None) => break Fault::transient("the body ended early"),
                             Err(_) => break Fault::transient("no byte came in time"),
                         }
@@ -222,7 +222,7 @@ impl RemoteObject {
         *ranges = answered;
         let mut came = 0;
         while let Some(chunk) = chunks.next().await {
-            let mut chunk = chunk.map_err(|error| Fault::transient(shown(&error)))?;
+            let mut chunk = chunk.map_err(|error| Fault::transient(short_reason(&error)))?;
             chunk.truncate(wanted - came);
             body.extend_from_slice(&chunk);
             came += chunk.len();
@@ -305,7 +305,7 @@ fn check_version(expected: &Identity, found: &Identity) -> Result<(), Fault> {
 }
 
 /// Returns an error with its causes, shortened, because a server may send a whole page.
-pub(super) fn shown(error: &dyn std::error::Error) -> String {
+pub(super) fn short_reason(error: &dyn std::error::Error) -> String {
     const CHARACTERS_MAX: usize = 400;
     let reason = crate::error::reason_of(error);
     let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -10,7 +10,7 @@ use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 
 use super::connect::Retries;
 use super::local::map_file;
-use super::object::shown;
+use super::object::short_reason;
 use super::stores::Stores;
 use super::tasks::spawn;
 use super::url::{RemoteUrl, StoreKind};
@@ -42,7 +42,7 @@ pub(super) fn put_file(stores: &Stores, url: &str, path: &Path) -> Result<()> {
 
 fn refused(error: &object_store::Error, kind: StoreKind) -> io::Error {
     use object_store::Error::{NotImplemented, PermissionDenied, Unauthenticated};
-    let reason = shown(error);
+    let reason = short_reason(error);
     match error {
         PermissionDenied { .. } | Unauthenticated { .. } => {
             io::Error::new(io::ErrorKind::PermissionDenied, format!("{reason}; {}", kind.credentials_hint()))

@@ -254,6 +254,7 @@ impl ShardWriter {
     /// [`Error::Upload`] or [`Error::ShardExists`] if the shard cannot be written; it is removed and all
     /// further calls fail.
     pub fn write(&mut self, key: &str, fields: &[(&str, &[u8])]) -> Result<()> {
+        // Before anything is written: a rejected sample must leave the shard as it was.
         check_sample(key, fields, self.last_key.as_deref())?;
         self.check_whole()?;
         let appended = self.append(key, fields);

@@ -149,7 +149,7 @@ impl ShuffleStage {
             }
         }
         while let Some((_, &first)) = missing.first_key_value() {
-            let item = self.receive().await?.filter(|item| item.place.is_again);
+            let item = self.receive().await?.filter(|item| item.place.is_repeated);
             let Some(item) = item else { return Err(held[first].is_gone(&self.shards)) };
             let place = (item.place.shard, item.place.behind.items - 1);
             let Some(at) = missing.remove(&place) else { return Err(held[first].is_gone(&self.shards)) };

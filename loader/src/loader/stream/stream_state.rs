@@ -116,7 +116,7 @@ impl StreamState {
     }
 
     /// Returns the passes that are left to read.
-    pub(super) fn passes(&self, end_epoch: u64, is_rest: bool) -> ShardPasses {
+    pub(super) fn passes(&self, end_epoch: u64, is_remainder: bool) -> ShardPasses {
         let mut again: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         for held in self.buffer.iter().filter(|held| held.sample.is_none()) {
             again.entry(held.shard).or_default().push(held.item);
@@ -124,7 +124,7 @@ impl StreamState {
         for items in again.values_mut() {
             items.sort_unstable();
         }
-        ShardPasses { order: self.order, end_epoch, start: self.position, again, is_rest }
+        ShardPasses { order: self.order, end_epoch, start: self.position, again, is_remainder }
     }
 
     /// Checks that the state belongs to a stream.

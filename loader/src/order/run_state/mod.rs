@@ -191,12 +191,12 @@ impl LoaderState {
         for (number, (saved, dataset)) in self.datasets.iter().zip(run.datasets).enumerate() {
             let change = saved.change(dataset);
             if let (Some(change), false) = (&change, accepts_changed_data) {
-                let reason = format!("dataset {number}, {}, has changed: {change}", dataset.shown());
+                let reason = format!("dataset {number}, {}, has changed: {change}", dataset.display());
                 return unfit(format!("{reason}; accept changed data to go on with its next epoch"));
             }
             let sampling = saved.video_sampling.change(&SavedSampling::of(dataset.index()));
             if let (Some(change), false) = (sampling, accepts_changed_data) {
-                let reason = format!("the videos of dataset {number}, {}, {change}", dataset.shown());
+                let reason = format!("the videos of dataset {number}, {}, {change}", dataset.display());
                 return unfit(format!("{reason}; sample them as before, or accept changed data"));
             }
             changed.push(change.is_some());

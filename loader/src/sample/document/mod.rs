@@ -65,7 +65,7 @@ impl MediaFault {
 /// ```
 /// use dflop_loader::sample::{Field, Sample};
 /// use dflop_loader::media::{Media, RgbImage};
-/// use dflop_loader::sample::document::Part;
+/// use dflop_loader::sample::document::ContentPart;
 /// use dflop_loader::sample::document::SampleMedia;
 ///
 /// let image = |name: &str| Field { extension: name.into(), media: Media::Image(RgbImage::default()) };
@@ -80,7 +80,7 @@ impl MediaFault {
 /// let media = SampleMedia::from_sample(&sample)?;
 /// assert_eq!(&*media.images[0].extension, "1.jpg");
 /// let turns = media.turns()?.unwrap();
-/// assert_eq!(turns[0].parts, [Part::Image(0), Part::Text("then "), Part::Image(1)]);
+/// assert_eq!(turns[0].parts, [ContentPart::Image(0), ContentPart::Text("then "), ContentPart::Image(1)]);
 /// # Ok::<(), dflop_loader::sample::document::MediaFault>(())
 /// ```
 #[derive(Debug, Clone)]

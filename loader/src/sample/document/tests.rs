@@ -107,7 +107,7 @@ fn more_or_fewer_marks_than_media_are_a_fault_with_both_counts() {
 }
 
 /// Returns the images in the parts of one turn.
-fn shown(names: &[&'static str], parts: &Value) -> Result<Vec<String>, String> {
+fn displayed(names: &[&'static str], parts: &Value) -> Result<Vec<String>, String> {
     let sample = images(names, json!({"messages": [{"role": "user", "content": parts}]}));
     let media = SampleMedia::from_sample(&sample).map_err(|fault| fault.reason)?;
     let turns = media.turns().map_err(|fault| format!("{}: {}", fault.field, fault.reason))?.unwrap();
@@ -123,7 +123,7 @@ fn parts_without_a_name_take_what_no_part_names() {
     let stored = ["0.jpg", "1.jpg", "2.jpg"];
     let named = |name: &str| json!({"type": "image", "image": name});
     let next = json!({"type": "image"});
-    let found = |parts: Value| shown(&stored, &parts);
+    let found = |parts: Value| displayed(&stored, &parts);
     let names = |names: [&str; 3]| Ok(names.map(str::to_owned).to_vec());
     assert_eq!(found(json!([named("0.jpg"), next, next])), names(["0.jpg", "1.jpg", "2.jpg"]));
     assert_eq!(found(json!([next, named("kite.0.jpg"), next])), names(["1.jpg", "0.jpg", "2.jpg"]));
