@@ -6,9 +6,9 @@
 //! [`write`](mod@write), [`import`] and [`model`] are side doors.
 //!
 //! Two loaders share every stage below them. [`loader::Loader`] streams shards in order and needs nothing but
-//! their names. [`loader::BalancedLoader`] reads through an [`index::Index`]: it knows the shape of every sample
-//! before it reads one, predicts the cost of each, and gives every data-parallel rank its share of each global
-//! batch as balanced microbatches. All ranks compute the same plan without communication.
+//! their names. [`loader::BalancedLoader`] reads through an [`index::Index`]: it knows the shape of every
+//! sample before it reads one, predicts the cost of each, and gives every data-parallel rank its share of
+//! each global batch as balanced microbatches. All ranks compute the same plan without communication.
 //!
 //! ```text
 //! store -> shard -> decode -> batches                           Loader: in order

@@ -134,7 +134,8 @@ pub fn links(document: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Returns the anchors of a document's headings, by GitHub's rule: lower case, blanks to hyphens, punctuation removed.
+/// Returns the anchors of a document's headings, by GitHub's rule: lower case, blanks to hyphens, punctuation
+/// removed.
 #[must_use]
 pub fn anchors(document: &str) -> BTreeSet<String> {
     let headings = prose(document).filter_map(|(_, line)| line.strip_prefix('#'));
@@ -157,7 +158,8 @@ fn without_code(line: &str) -> String {
     parts.map(|(number, part)| if number % 2 == 0 { part } else { "code" }).collect()
 }
 
-/// Replaces the lines between `<!-- NAME -->` and the next `<!-- end -->`; `None` if there are no such markers.
+/// Replaces the lines between `<!-- NAME -->` and the next `<!-- end -->`; `None` if there are no such
+/// markers.
 #[must_use]
 pub fn with_generated(document: &str, name: &str, generated: &str) -> Option<String> {
     let marker = format!("<!-- {name} -->\n");

@@ -15,8 +15,8 @@ const BATCH_ROWS: u64 = 1 << 16;
 /// Predicts the cost of every sample of a dataset, in the order of its index.
 ///
 /// Columns: `sample` (number in the index), `key`, `refused` (reason why the model does not take the sample),
-/// `tokens`, `target_tokens`, `encoder_items`, `encoder_tokens`, and `MODULE_ns` for each module of the model,
-/// nanoseconds of forward and backward; counts and times of a refused sample are null.
+/// `tokens`, `target_tokens`, `encoder_items`, `encoder_tokens`, and `MODULE_ns` for each module of the
+/// model, nanoseconds of forward and backward; counts and times of a refused sample are null.
 ///
 /// # Panics
 /// Never: columns are those of the schema.

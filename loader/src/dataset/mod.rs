@@ -99,8 +99,8 @@ impl Dataset {
         self.repeat
     }
 
-    /// Returns the number in the index of the sample at `place`, counted over the samples of the split in the order
-    /// of the index.
+    /// Returns the number in the index of the sample at `place`, counted over the samples of the split in the
+    /// order of the index.
     ///
     /// # Panics
     /// If `place` is not below [`Self::len`].

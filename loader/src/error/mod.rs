@@ -56,7 +56,8 @@ pub enum Error {
         .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
     )]
     ErrorCount { skipped: u64, most: u64, first: Box<Skipped> },
-    /// Nothing has happened for longer than allowed; ends the stream. A state taken now continues exactly here.
+    /// Nothing has happened for longer than allowed; ends the stream. A state taken now continues exactly
+    /// here.
     #[error("the {stage} stage is stuck{}: nothing has happened for {seconds:.0} s", in_shard(.shard.as_deref()))]
     Stalled { stage: &'static str, shard: Option<String>, seconds: f64 },
     /// An index file cannot be read or written.

@@ -79,8 +79,8 @@ impl ModelDirectory {
         ModelSpec::from_hugging_face(&self.name(), &self.documents).map_err(|error| self.refused(&error))
     }
 
-    /// Returns the processor that makes pixel values for a model with this checkpoint's encoder: the model's token
-    /// rule with the filter and the statistics of the image processor's file.
+    /// Returns the processor that makes pixel values for a model with this checkpoint's encoder: the model's
+    /// token rule with the filter and the statistics of the image processor's file.
     ///
     /// # Errors
     /// [`Error::Config`] if the file names a processor that is unknown, or switches off one of its steps.

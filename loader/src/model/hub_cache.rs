@@ -7,8 +7,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Finds the directory of a checkpoint such as `Qwen/Qwen2.5-VL-7B-Instruct` in the cache of this user; `None` if it
-/// was not downloaded, or if `name` does not have the form `ORG/NAME`.
+/// Finds the directory of a checkpoint such as `Qwen/Qwen2.5-VL-7B-Instruct` in the cache of this user;
+/// `None` if it was not downloaded, or if `name` does not have the form `ORG/NAME`.
 #[must_use]
 pub fn cached_checkpoint(name: &str) -> Option<PathBuf> {
     cached_in(&hub_directory()?, name)

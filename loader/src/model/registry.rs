@@ -1,7 +1,7 @@
 //! Resolves the names that users give to models and profiles.
 //!
-//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, or several of these that
-//! are joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.
+//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, or several of
+//! these that are joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -50,8 +50,8 @@ pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Resu
     Ok(None)
 }
 
-/// Finds the checkpoint of a name; `None` for a preset, which takes precedence over a directory of the same name, and
-/// for a name that does not exist.
+/// Finds the checkpoint of a name; `None` for a preset, which takes precedence over a directory of the same
+/// name, and for a name that does not exist.
 #[must_use]
 pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
     if ModelSpec::preset_names().contains(&name) {

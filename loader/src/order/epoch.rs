@@ -1,11 +1,12 @@
 //! Computes the global order of samples, as arithmetic.
 //!
-//! The sample at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch, position). It does not
-//! depend on ranks, workers or time, so any rank can compute any step, and a position is the whole state of a loader.
+//! The sample at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch, position). It
+//! does not depend on ranks, workers or time, so any rank can compute any step, and a position is the whole
+//! state of a loader.
 //!
-//! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive ones
-//! to *windows*, and permutes the positions inside each window; [`Shuffle`] sets the size of both. Laying out an
-//! epoch is O(blocks); the last few layouts are kept, because the steps of one epoch share it.
+//! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive
+//! ones to *windows*, and permutes the positions inside each window; [`Shuffle`] sets the size of both.
+//! Laying out an epoch is O(blocks); the last few layouts are kept, because the steps of one epoch share it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -37,8 +38,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// Orders the samples in `blocks`, which are consecutive ranges of sample numbers from 0: blocks are permuted,
-    /// and so are the samples inside each.
+    /// Orders the samples in `blocks`, which are consecutive ranges of sample numbers from 0: blocks are
+    /// permuted, and so are the samples inside each.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample.
@@ -47,8 +48,8 @@ impl Order {
         Self::shuffled(Arc::new(Selection::All { samples }), blocks, Shuffle::Global, fingerprint, seed)
     }
 
-    /// Orders the samples of a dataset. `twins` is the number of earlier datasets of the mixture with the same samples;
-    /// each of them gets a shuffle of its own.
+    /// Orders the samples of a dataset. `twins` is the number of earlier datasets of the mixture with the
+    /// same samples; each of them gets a shuffle of its own.
     ///
     /// # Errors
     /// [`Error::Config`] if the shuffle's blocks are too many, or a size is zero.
@@ -140,8 +141,8 @@ impl Order {
     }
 }
 
-/// Cuts the selection, in its own numbers, into the blocks of a shuffle. `shards` holds, for every shard of the
-/// index, its samples and whether it is compressed.
+/// Cuts the selection, in its own numbers, into the blocks of a shuffle. `shards` holds, for every shard of
+/// the index, its samples and whether it is compressed.
 pub(super) fn blocks(
     selection: &Selection,
     shuffle: Shuffle,

@@ -54,8 +54,8 @@ impl ShuffleQuality {
         Ok(Self::measure(|position| dataset.places_below(order.sample_at(position)), &shard_ends, batch))
     }
 
-    /// Measures an order. `place_at(position)` is the place of a sample in the index; places are below the last of
-    /// `shard_ends`, the ascending ends of the shards.
+    /// Measures an order. `place_at(position)` is the place of a sample in the index; places are below the
+    /// last of `shard_ends`, the ascending ends of the shards.
     ///
     /// # Panics
     /// If there is no sample, or `batch` is zero.

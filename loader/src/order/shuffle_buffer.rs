@@ -1,9 +1,9 @@
 //! Shuffles input that has no index, in a buffer of bounded size.
 //!
-//! Samples enter as they are read; the one that leaves is drawn from (seed, epoch, number of the draw) by integer
-//! arithmetic, so equal input gives equal output anywhere. The buffer drains at the end of every epoch: epochs
-//! do not mix, and each is a permutation of the samples read in it. [`crate::loader`] owns the buffer and writes
-//! its contents into its state.
+//! Samples enter as they are read; the one that leaves is drawn from (seed, epoch, number of the draw) by
+//! integer arithmetic, so equal input gives equal output anywhere. The buffer drains at the end of every
+//! epoch: epochs do not mix, and each is a permutation of the samples read in it. [`crate::loader`] owns the
+//! buffer and writes its contents into its state.
 
 use std::fmt;
 
@@ -20,8 +20,8 @@ pub struct ShuffleBuffer {
     pub samples_max: usize,
     /// Payload bytes at which the buffer counts as full; it exceeds them by one sample at most.
     pub bytes_max: u64,
-    /// Samples in the buffer before the first of an epoch leaves; from then on the buffer grows by one with every
-    /// sample that leaves. A smaller number gives an earlier first batch that is shuffled less.
+    /// Samples in the buffer before the first of an epoch leaves; from then on the buffer grows by one with
+    /// every sample that leaves. A smaller number gives an earlier first batch that is shuffled less.
     pub samples_initial: usize,
     /// Seed of the draws.
     pub seed: u64,
@@ -107,7 +107,8 @@ impl<T> Shuffler<T> {
         self.waiting.push((sample, bytes));
     }
 
-    /// Takes the next sample and returns its place; the last sample moves there. `None` if the buffer is empty.
+    /// Takes the next sample and returns its place; the last sample moves there. `None` if the buffer is
+    /// empty.
     pub(crate) fn draw(&mut self) -> Option<(usize, T)> {
         let at = draw_below(self.waiting.len(), self.settings.seed, self.epoch, self.drawn)?;
         let (sample, bytes) = self.waiting.swap_remove(at);
@@ -129,7 +130,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Runs one epoch of samples of these sizes; returns the order, and the largest number and bytes in the buffer.
+    /// Runs one epoch of samples of these sizes; returns the order, and the largest number and bytes in the
+    /// buffer.
     fn shuffled(settings: ShuffleBuffer, epoch: u64, sizes: &[u64]) -> (Vec<usize>, usize, u64) {
         let mut buffer = Shuffler::resume(settings, (epoch, 0), Vec::new());
         let (mut order, mut samples_high, mut bytes_high) = (Vec::new(), 0, 0);

@@ -1,8 +1,9 @@
 //! Maps steps to the samples that they hold.
 //!
-//! Step `t` holds positions `tB … (t+1)B` of the run's draws, where `B` is the global batch size. The draws are the
-//! concatenated epochs of a dataset, or of a mixture of several. [`Tail`] decides what happens where an epoch, or
-//! the run, ends inside a batch. Nothing here depends on ranks, and any step is computed without those before it.
+//! Step `t` holds positions `tB … (t+1)B` of the run's draws, where `B` is the global batch size. The draws
+//! are the concatenated epochs of a dataset, or of a mixture of several. [`Tail`] decides what happens where
+//! an epoch, or the run, ends inside a batch. Nothing here depends on ranks, and any step is computed without
+//! those before it.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// They start a batch that the next epoch fills. Every sample is visited, and every step is full except the last
-    /// one of a run that ends.
+    /// They start a batch that the next epoch fills. Every sample is visited, and every step is full except
+    /// the last one of a run that ends.
     #[default]
     Carry,
     /// They are left out of this epoch; in a mixture, which has to end, at its end.
@@ -86,13 +87,15 @@ impl Steps {
     }
 
     /// Returns the number of steps that start in one epoch; under [`Tail::Carry`] the last of them is filled
-    /// from the next epoch. For a mixture: the number of steps filled by as many samples as all datasets hold.
+    /// from the next epoch. For a mixture: the number of steps filled by as many samples as all datasets
+    /// hold.
     #[must_use]
     pub fn per_epoch(&self) -> u64 {
         self.pace.per_epoch()
     }
 
-    /// Returns the number of steps of the run, including those before a restored state; `None` if it has no end.
+    /// Returns the number of steps of the run, including those before a restored state; `None` if it has no
+    /// end.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a run that was restored at its end is empty, and rare")]
     pub fn len(&self) -> Option<u64> {

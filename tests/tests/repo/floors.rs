@@ -1,7 +1,9 @@
-//! Holds the floor plan: inside a crate a room imports only rooms below it, so that no two rooms need each other.
+//! Holds the floor plan: inside a crate a room imports only rooms below it, so that no two rooms need each
+//! other.
 //!
 //! A *room* is a top-level module of a crate. [`FLOORS`] lists the rooms of every crate from the ground up.
-//! Imports are `use` declarations and paths that start with `crate`, `super` or `self`; test code is left out.
+//! Imports are `use` declarations and paths that start with `crate`, `super` or `self`; test code is left
+//! out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Holds the language of comments, documents and messages: the words of the glossary, sentences with a subject.
+//! Holds the language of comments, documents and messages: the words of the glossary, sentences with a
+//! subject.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! Reads named splits of a dataset, such as `train` and `val`.
 //!
-//! They are stated in a JSON file, `splits.json` in the shards' directory or one that the user names. A split takes
-//! the samples that meet all of its conditions:
+//! They are stated in a JSON file, `splits.json` in the shards' directory or one that the user names. A split
+//! takes the samples that meet all of its conditions:
 //!
 //! ```json
 //! {"splits": {
@@ -13,12 +13,12 @@
 //! }}
 //! ```
 //!
-//! `fraction` is a range of a hash of the sample's key, its end left out: a sample stays in its split when shards are
-//! added, whatever the seed, and samples that share a key share a split. Boundaries are integers, in units of
-//! one billionth. A keys file has one key per line and lies in the directory of the splits file.
+//! `fraction` is a range of a hash of the sample's key, its end left out: a sample stays in its split when
+//! shards are added, whatever the seed, and samples that share a key share a split. Boundaries are integers,
+//! in units of one billionth. A keys file has one key per line and lies in the directory of the splits file.
 //!
-//! Without a `splits.json`, the `split.yaml` of a dataset prepared with Energon is read: its splits are lists of
-//! shards, less the shards and the single samples that it excludes.
+//! Without a `splits.json`, the `split.yaml` of a dataset prepared with Energon is read: its splits are lists
+//! of shards, less the shards and the single samples that it excludes.
 
 mod energon;
 

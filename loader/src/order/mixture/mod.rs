@@ -1,9 +1,9 @@
 //! Draws from a weighted mixture of datasets, in a fixed order that is computed for any position.
 //!
-//! Position `p` of a run draws from one of the datasets: by weights, which every period of positions meets exactly
-//! (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is offset `k % n` of its epoch `k / n`, in
-//! its own [`super::Order`]. Weights change only at stated steps and where a dataset is exhausted
-//! (`segments`). Nothing here depends on ranks.
+//! Position `p` of a run draws from one of the datasets: by weights, which every period of positions meets
+//! exactly (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is offset `k % n` of its
+//! epoch `k / n`, in its own [`super::Order`]. Weights change only at stated steps and where a dataset is
+//! exhausted (`segments`). Nothing here depends on ranks.
 
 mod segments;
 mod shares;
@@ -33,7 +33,8 @@ pub enum Stop {
     /// Ends with the last sample of the dataset that is exhausted first.
     #[default]
     FirstExhausted,
-    /// Ends when all are exhausted; the weight of an exhausted dataset goes to the others. Without end if one of them is.
+    /// Ends when all are exhausted; the weight of an exhausted dataset goes to the others. Without end if one
+    /// of them is.
     AllExhausted,
 }
 

@@ -1,8 +1,8 @@
 //! Maps positions of a run to draws: the dataset, and how many of its draws came before.
 //!
-//! A run consists of a few *segments* in which shares do not change: they start where weights change at a stated
-//! step and where a dataset is exhausted. Segments and the draws before each are found once, when a run is built;
-//! after that every position costs the same.
+//! A run consists of a few *segments* in which shares do not change: they start where weights change at a
+//! stated step and where a dataset is exhausted. Segments and the draws before each are found once, when a
+//! run is built; after that every position costs the same.
 
 use std::ops::Range;
 

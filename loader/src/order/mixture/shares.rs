@@ -1,12 +1,13 @@
 //! Chooses the dataset of each position: by weights or by a pattern, as arithmetic.
 //!
-//! Positions are cut into *blocks*. The number of draws of each dataset before a block is known in closed form, and
-//! inside a block of at most [`BLOCK`] positions draws are counted: every position costs the same.
+//! Positions are cut into *blocks*. The number of draws of each dataset before a block is known in closed
+//! form, and inside a block of at most [`BLOCK`] positions draws are counted: every position costs the same.
 //!
-//! With weights, a *period* is as long as their sum. A tree halves the list of datasets; a node that has seen `p`
-//! positions has sent `floor((p * left + phase) / (left + right))` of them to its left half, so every period
-//! draws each dataset exactly as often as its weight, and none is ever more than a few draws early or late. Inside
-//! each block a permutation hides the regular pattern, with which dealing round robin over ranks would resonate.
+//! With weights, a *period* is as long as their sum. A tree halves the list of datasets; a node that has seen
+//! `p` positions has sent `floor((p * left + phase) / (left + right))` of them to its left half, so every
+//! period draws each dataset exactly as often as its weight, and none is ever more than a few draws early or
+//! late. Inside each block a permutation hides the regular pattern, with which dealing round robin over ranks
+//! would resonate.
 
 use crate::permutation::{Permutation, mix64};
 
@@ -61,7 +62,8 @@ impl Shares {
         }
     }
 
-    /// Returns the first position of the block that holds `position`, and the dataset of each of its positions.
+    /// Returns the first position of the block that holds `position`, and the dataset of each of its
+    /// positions.
     pub(super) fn block(&self, position: u64) -> (u64, Vec<u32>) {
         match self {
             Self::One { dataset, .. } => {
@@ -114,8 +116,8 @@ impl Shares {
         self.count_in_tree(dataset, start) + within as u64
     }
 
-    /// Returns the first position, from `from` on, before which `draws` more draws of a dataset lie; `None` if that
-    /// never happens, or lies beyond `most`.
+    /// Returns the first position, from `from` on, before which `draws` more draws of a dataset lie; `None`
+    /// if that never happens, or lies beyond `most`.
     pub(super) fn reach(&self, dataset: usize, from: u64, draws: u64, most: u64) -> Option<u64> {
         let (period, weight) = self.period(dataset);
         let wanted = self.count(dataset, from).checked_add(draws)?;
@@ -133,8 +135,8 @@ impl Shares {
         Some(low)
     }
 
-    /// Returns the phase of the shares that follow these at `position`: a pattern continues where it is, without the
-    /// datasets that are no longer active; weights start a new period.
+    /// Returns the phase of the shares that follow these at `position`: a pattern continues where it is,
+    /// without the datasets that are no longer active; weights start a new period.
     pub(super) fn phase_behind(&self, position: u64, is_active: &[bool]) -> u64 {
         let Self::Cyclic { pattern, .. } = self else { return 0 };
         let passed = &pattern[..(position % pattern.len() as u64) as usize];

@@ -1,14 +1,14 @@
 //! Saves and restores the state of a run, as small JSON that is equal on all ranks.
 //!
-//! A state names the datasets, the rules by which they are drawn from, and the progress in each. It does not depend on
-//! ranks, workers or microbatches: a run continues with the same global batches on any number of them. Restoring
-//! computes no position before the state's.
+//! A state names the datasets, the rules by which they are drawn from, and the progress in each. It does not
+//! depend on ranks, workers or microbatches: a run continues with the same global batches on any number of
+//! them. Restoring computes no position before the state's.
 //!
-//! A dataset that has changed since is refused, and the shard named, unless the caller accepts it: then that dataset
-//! continues with its next epoch, or its current one if none of it was drawn, and the others exactly where they were.
-//! A change that keys, offsets and lengths do not show, such as other pixels in a file of the same length, is not
-//! noticed. Other frames of the same videos have other costs and give other inputs: they are refused as well, and if
-//! they are accepted the run continues exactly where it was.
+//! A dataset that has changed since is refused, and the shard named, unless the caller accepts it: then that
+//! dataset continues with its next epoch, or its current one if none of it was drawn, and the others exactly
+//! where they were. A change that keys, offsets and lengths do not show, such as other pixels in a file of
+//! the same length, is not noticed. Other frames of the same videos have other costs and give other inputs:
+//! they are refused as well, and if they are accepted the run continues exactly where it was.
 
 mod sampling;
 mod shards;
