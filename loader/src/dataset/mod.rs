@@ -58,8 +58,8 @@ impl Dataset {
     /// Keeps the samples of a split.
     ///
     /// # Errors
-    /// [`crate::error::Error::Config`] if there is no split of this name, if it is empty, or if it names shards or keys
-    /// that the index does not have.
+    /// [`crate::error::Error::Config`] if there is no split of this name, if it is empty, or if it names
+    /// shards or keys that the index does not have.
     pub fn split(mut self, splits: &Splits, name: &str) -> Result<Self> {
         let (selection, skipped) = splits.select(name, &self.index)?;
         (self.selection, self.skipped) = (Arc::new(selection), skipped.into());

@@ -18,8 +18,8 @@ use crate::prepare::image::ImageProcessor;
 /// Returns the model of one name, or the model that several make together.
 ///
 /// # Errors
-/// [`Error::Model`] if a name is neither a preset nor a directory, with the known presets, or if the parts do not make
-/// a model; [`Error::File`] and [`Error::Config`] if a directory cannot be read.
+/// [`Error::Model`] if a name is neither a preset nor a directory, with the known presets, or if the parts do
+/// not make a model; [`Error::File`] and [`Error::Config`] if a directory cannot be read.
 pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     if let [name] = names {
         return match directory_of(name.as_ref())? {
@@ -68,8 +68,8 @@ fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
 /// Reads a profile: a CSV file, or all `.csv` files of a directory in the order of their names.
 ///
 /// # Errors
-/// [`Error::File`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if the files
-/// are not a profile, or not one profile.
+/// [`Error::File`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if
+/// the files are not a profile, or not one profile.
 pub fn read_profile(path: &Path) -> Result<Profile> {
     let failed = |path: &Path| {
         let path = path.display().to_string();

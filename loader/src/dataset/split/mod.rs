@@ -92,7 +92,8 @@ impl Splits {
     /// Reads a splits file.
     ///
     /// # Errors
-    /// [`Error::File`] if it, or a keys file that it names, cannot be read; the errors of [`Self::parse`], with its name.
+    /// [`Error::File`] if it, or a keys file that it names, cannot be read; the errors of [`Self::parse`],
+    /// with its name.
     pub fn read(path: &Path) -> Result<Self> {
         Self::from_document(&read_text(path)?, &path.display().to_string(), path.parent())
     }
@@ -101,8 +102,8 @@ impl Splits {
     /// `.nv-meta` there or up to three directories above.
     ///
     /// # Errors
-    /// [`Error::Config`] if the shards are not in a local directory; the errors of [`Self::read`]; [`Error::Index`] if
-    /// Energon's file cannot be understood.
+    /// [`Error::Config`] if the shards are not in a local directory; the errors of [`Self::read`];
+    /// [`Error::Index`] if Energon's file cannot be understood.
     pub fn beside(index: &Index) -> Result<Self> {
         let directory = index.shards()[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
         let directory =
@@ -119,8 +120,8 @@ impl Splits {
     /// Parses the text of a splits file that names no keys file.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is not JSON of the form above, if a split has no condition, or if two splits overlap and
-    /// neither has `may_overlap`.
+    /// [`Error::Config`] if it is not JSON of the form above, if a split has no condition, or if two splits
+    /// overlap and neither has `may_overlap`.
     pub fn parse(document: &str) -> Result<Self> {
         Self::from_document(document, "splits", None)
     }

@@ -124,8 +124,8 @@ impl Mixture {
     /// Checks the mixture and returns its datasets and the rules to draw from them.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit the datasets or draw from none of
-    /// them, or if a dataset is drawn for zero epochs.
+    /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit the datasets or draw
+    /// from none of them, or if a dataset is drawn for zero epochs.
     pub(crate) fn check(self) -> Result<(Vec<Dataset>, MixRules)> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let count = self.datasets.len();
