@@ -178,7 +178,7 @@ mod tests {
             (r#"{"model": "x", "image": null, "text": ""}"#, "expected a column for a medium"),
             (r#"{"image": {"bytes": "x"}}"#, "column `image` must contain a path"),
             (r#"{"image": ["a.jpg", 3]}"#, "column `image` must contain a path"),
-            (r#"{"image": "image"}"#, "no extension"),
+            (r#"{"image": "image"}"#, "needs an extension"),
         ];
         for (entry, reason) in table {
             let found = Record::parse(entry.as_bytes()).unwrap_err();

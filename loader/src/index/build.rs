@@ -403,7 +403,7 @@ mod tests {
     fn what_does_not_fit_its_column_is_a_fault_and_never_cut() {
         let audio = |frames| encode_shape(FieldShape::Audio(AudioLength { frames, sample_rate_hz: 48_000 }));
         assert_eq!(audio(u64::from(u32::MAX)), Ok((AUDIO, [u32::MAX, 48_000])));
-        assert_eq!(audio(1 << 32), Err("4294967296 audio frames exceed 4294967295".to_owned()));
+        assert_eq!(audio(1 << 32), Err("4294967296 audio frames, over 4294967295".to_owned()));
         let video = |width, height| encode_shape(FieldShape::Video(VideoShape { frames: 9, width, height }));
         assert_eq!(video(65_535, 2), Ok((VIDEO, [9, 65_535 << 16 | 2])));
         assert_eq!(

@@ -402,7 +402,7 @@ mod tests {
         let unusable = [
             ("", "empty"),
             ("ftp://b/a.tar", "ftp://"),
-            ("s3:///a.tar", "no bucket"),
+            ("s3:///a.tar", "expected a bucket"),
             ("{0..99999999}", "too many"),
             ("pipe:", "no command"),
             ("{lone}.tar", "patterns are"),

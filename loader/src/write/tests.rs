@@ -42,7 +42,7 @@ fn what_is_written_is_read_back() {
         writer.write(key, &[("jpg", b"pixels!"), ("seg.png", b""), ("txt", &[1; 513])]).unwrap();
     }
     let written = writer.finish().unwrap();
-    assert_eq!((written.samples, written.bytes), (6, 6 * (b"image".len() as u64 + 513)));
+    assert_eq!((written.samples, written.bytes), (6, 6 * (b"pixels!".len() as u64 + 513)));
     let samples = read_samples(fs::read(&written.shards[0]).unwrap());
     assert_eq!(samples.iter().map(|sample| sample.key.as_str()).collect::<Vec<_>>(), keys);
     for sample in samples {

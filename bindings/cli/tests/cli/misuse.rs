@@ -221,11 +221,11 @@ fn pipeline_objective_needs_ranks_that_divide_the_groups_and_a_stage_for_each_mo
     let pipeline = ["balance", "--instance", text(&path), "--objective", "pipeline"];
     refuse(&pipeline, 2, "--dp");
     refuse(&[&pipeline[..], &["--dp", "3", "--stages", "1,1"]].concat(), 2, "must divide");
-    refuse(&[&pipeline[..], &["--dp", "2", "--stages", "1"]].concat(), 2, "2 modules");
-    refuse(&[&pipeline[..], &["--dp", "2", "--stages", "0,1"]].concat(), 2, "above 0");
+    refuse(&[&pipeline[..], &["--dp", "2", "--stages", "1"]].concat(), 2, "2 numbers");
+    refuse(&[&pipeline[..], &["--dp", "2", "--stages", "0,1"]].concat(), 2, "at least 1");
     let whole = [&pipeline[..], &["--dp", "2", "--stages", "1,1"]].concat();
-    refuse(&[&whole[..], &["--encoder-dp", "1,2"]].concat(), 2, "1 encoders");
-    refuse(&[&whole[..], &["--encoder-dp", "0"]].concat(), 2, "above 0");
+    refuse(&[&whole[..], &["--encoder-dp", "1,2"]].concat(), 2, "encoder");
+    refuse(&[&whole[..], &["--encoder-dp", "0"]].concat(), 2, "at least 1");
     refuse(&["balance", "--instance", text(&path), "--encoder-dp", "2"], 2, "--objective pipeline");
     refuse(&["balance", "--instance", text(&path), "--objective", "min-max"], 2, "--dp");
 }

@@ -65,5 +65,5 @@ fn a_url_that_cannot_be_read_says_what_to_do() {
     assert!(run.stderr.contains("do not list directories"), "{}", run.stderr);
     let run = dflop(&["list", "s3:///none.tar"]);
     assert_eq!(run.status, Some(2));
-    assert!(run.stderr.contains("no bucket"), "{}", run.stderr);
+    assert!(run.stderr.contains("expected a bucket"), "{}", run.stderr);
 }

@@ -143,10 +143,10 @@ mod tests {
     #[test]
     fn what_is_no_split_file_says_why() {
         for (text, reason) in [
-            ("a: 1", "no mapping `split_parts`"),
-            ("split_parts: [a]", "no mapping"),
+            ("a: 1", "a mapping `split_parts` is required"),
+            ("split_parts: [a]", "a mapping"),
             ("split_parts: {train: a.tar}", "`train` must be a list"),
-            ("split_parts: {train: [[a]]}", "no name"),
+            ("split_parts: {train: [[a]]}", "must list names"),
             ("split_parts: {train: ['{0..99999999}']}", "too many"),
             ("split_parts: {train: [a]}\nexclude: a", "`exclude` must be a list"),
             ("split_parts: {train: [a", "line"),
@@ -163,11 +163,11 @@ mod tests {
         assert_eq!(parse_tar_index(&index(&[0, 1024, 2048]), 4096).unwrap(), [0, 1024, 2048]);
         let swapped: Vec<u8> = [0_u64, 1024].iter().flat_map(|offset| offset.to_be_bytes()).collect();
         for (bytes, reason) in [
-            (index(&[]), "no list"),
-            (index(&[0, 512])[..12].to_vec(), "no list"),
+            (index(&[]), "expected 64-bit offsets"),
+            (index(&[0, 512])[..12].to_vec(), "expected 64-bit offsets"),
             (index(&[0, 8192]), "outside"),
             (swapped, "outside"),
-            (index(&[0, 1024, 1024]), "rise"),
+            (index(&[0, 1024, 1024]), "ascend"),
         ] {
             let error = parse_tar_index(&bytes, 4096).unwrap_err();
             assert!(error.contains(reason), "{error}");

@@ -109,9 +109,9 @@ mod tests {
         let refused = [
             ("a: &x [1]\nb: *x", "anchors"),
             ("a: !!binary aGk=", "tags"),
-            ("a: 1\n---\nb: 2", "second document"),
+            ("a: 1\n---\nb: 2", "only one document"),
             ("a: 1\na: 2", "twice"),
-            ("[1]: 2", "no text"),
+            ("[1]: 2", "must be a text"),
             (&"[".repeat(40), "nested too deeply"),
             ("a: [1", "line"),
             ("a: b: c", "line"),
