@@ -172,7 +172,7 @@ fn what_is_missing_doubled_or_of_another_listing_is_named() {
     check(other, 1, "another listing");
     let mut rowless = packed.clone();
     rowless[2].index_part = None;
-    check(rowless, 2, "without rows");
+    check(rowless, 2, "without index rows");
     let lost = out.join(&packed[1].shards[0]);
     let bytes = fs::read(&lost).unwrap();
     fs::remove_file(&lost).unwrap();
