@@ -55,8 +55,8 @@ impl Peak {
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
-/// section 2.2.1: a stage has warmed up by as many microbatches as stages follow it. In the DFLOP
-/// paper (section 3.2.1), `E_pp + L_pp` for an encoder and `L_pp` for an LLM are the values of their first stages.
+/// section 2.2.1: a stage has warmed up by as many microbatches as stages follow it. In the DFLOP paper
+/// (section 3.2.1), `E_pp + L_pp` for an encoder and `L_pp` for an LLM are the values of their first stages.
 #[must_use]
 pub const fn microbatches_in_flight(stage: u32, stages: u32, microbatches: u32) -> u32 {
     let following = stages.saturating_sub(stage);
