@@ -63,7 +63,7 @@ impl Behavior {
     }
 }
 
-/// RequestCounts of the server.
+/// Counts of the requests that the server has answered.
 #[derive(Debug, Default)]
 pub struct RequestCounts {
     requests: AtomicU64,

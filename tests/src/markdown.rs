@@ -47,6 +47,9 @@ impl Mark {
 }
 
 /// Returns the root of the repository.
+///
+/// # Panics
+/// If the crate lies at the root of a file system.
 #[must_use]
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is in the repository").to_owned()
@@ -87,6 +90,9 @@ pub fn read(document: &Path) -> String {
 }
 
 /// Returns the fenced blocks of a document, in order.
+///
+/// # Panics
+/// If a fenced block is not closed.
 #[must_use]
 pub fn snippets(document: &str) -> Vec<Snippet> {
     let mut found = Vec::new();

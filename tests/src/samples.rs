@@ -19,7 +19,7 @@ use crate::run;
 /// Key of a sample, and extension, length and SHA-256 of each of its fields.
 pub type DeliveredSample = (String, Vec<(String, usize, Vec<u8>)>);
 
-/// DeliveredSample samples, and the error that ended the run, causes included.
+/// Delivered samples, and the error that ended the run, causes included.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LoaderOutput {
     /// Samples, in the order of delivery.

@@ -6,7 +6,7 @@ use dflop_loader::order::LoaderState;
 use dflop_loader::plan::StepPlanner;
 use futures::{StreamExt, TryStreamExt};
 
-/// DeliveredId sample: shard, key and epoch.
+/// Identity of a delivered sample: shard, key and epoch.
 pub type DeliveredId = (String, String, u64);
 
 /// Streams every rank for at most `steps` steps.

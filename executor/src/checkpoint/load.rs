@@ -61,7 +61,7 @@ fn newest(root: &Path) -> Result<Option<SavedCheckpoint>> {
         match SavedCheckpoint::open(&directory) {
             Ok(saved) => return Ok(Some(saved)),
             Err(error) => {
-                tracing::warn!(directory = %directory.display(), reason = %error, "skipped an unusable checkpoint")
+                tracing::warn!(directory = %directory.display(), reason = %error, "skipped an unusable checkpoint");
             }
         }
     }
@@ -159,7 +159,7 @@ impl SavedCheckpoint {
 }
 
 impl<D: Device> JobOptimizer<D> {
-    /// Resumes from a checkpoint: sets the step, the optimizer state and the trained weights. FrozenModules
+    /// Resumes from a checkpoint: sets the step, the optimizer state and the trained weights. Frozen
     /// weights come from [`SavedCheckpoint::weights`], which the stages are built from.
     ///
     /// With the layout that wrote the checkpoint, training continues with the bits of an uninterrupted run.

@@ -2,8 +2,8 @@
 //!
 //! Both use the makespan `T = (m + encoder_pp + llm_pp - 1) * max(encoder stage, LLM stage)` of the mean
 //! microbatch. Algorithm 1 takes the smallest `T` over all `m`. The reference takes one `m` per
-//! configuration, the smallest whose mean microbatch is within the largest sample, accepts a plan if `T < 1.1
-//! * best T` and `m < best m`, and computes with rates, including means of rates.
+//! configuration, the smallest whose mean microbatch is within the largest sample, accepts a plan if
+//! `T < 1.1 * best T` and `m < best m`, and computes with rates, including means of rates.
 //!
 //! # Source
 //! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, Algorithm 1.

@@ -301,7 +301,7 @@ fn damage(bytes: &[u8], cut: usize, writes: &[(usize, u8)]) -> Vec<u8> {
 
 fn put_damaged(place: &Place, directory: &Path, cut: usize, writes: &[(usize, u8)], is_other: usize) {
     let write = |name: String, bytes: &[u8]| {
-        std::fs::write(directory.join(name), damage(bytes, cut, writes)).unwrap()
+        std::fs::write(directory.join(name), damage(bytes, cut, writes)).unwrap();
     };
     write("shard-0.tar.idx".into(), &le_bytes(&place.energon_offsets(is_other)));
     write("shard-1.json".into(), &place.webshart(1 - is_other));

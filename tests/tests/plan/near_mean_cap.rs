@@ -19,7 +19,7 @@ fn planner(bytes_max: Option<u64>) -> StepPlanner {
     for key in ["a", "b", "c"] {
         tar = tar.file(&format!("{key}.txt"), "word ".repeat(500).as_bytes());
     }
-    let tar = tar.file("d.bin", &[0; LARGE_BYTES]).file("d.txt", b"word");
+    let tar = tar.file("d.bin", &vec![0; LARGE_BYTES]).file("d.txt", b"word");
     let shard = directory.path().join("texts.tar");
     std::fs::write(&shard, tar.finish()).unwrap();
     let shards = expand_shards(&[shard.to_str().unwrap()]).unwrap();

@@ -258,7 +258,7 @@ fn code_map(name: &str) -> String {
             .unwrap_or_else(|| panic!("{source}: there is no room `{room}`"));
         let text = read(&Path::new(&source).join(file));
         let does = without_links(&first_sentence(&text)).replace('|', "\\|");
-        table.push_str(&format!("| [`{shown}`]({source}/{shown}) | {does} |\n"));
+        table.extend([format!("| [`{shown}`]({source}/{shown}) | {does} |\n")]);
     }
     table
 }

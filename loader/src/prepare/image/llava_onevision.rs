@@ -41,7 +41,7 @@ impl LlavaOneVision {
         let canvas = Canvas::from_image(image);
         let base = TilePlacement { first_tile: 0, columns: 1, left: 0, top: 0 };
         resampler.resize(&canvas, &Resize::whole(self.filter, side, side), |y, row| {
-            target.write_row(base, y, row)
+            target.write_row(base, y, row);
         });
 
         let [width, height] = fitted(size, [columns * side, rows * side]);
@@ -74,7 +74,7 @@ impl LlavaOneVision {
         let place = TilePlacement { first_tile: 0, columns: 1, left: 0, top: 0 };
         let canvas = Canvas::padded_to_square(image, self.normalization.mean_color());
         resampler.resize(&canvas, &Resize::whole(self.filter, side, side), |y, row| {
-            target.write_row(place, y, row)
+            target.write_row(place, y, row);
         });
         Ok(self.pixel_values(target.into_values(), 1, Some(image), tokens))
     }
