@@ -2,8 +2,8 @@
 //!
 //! [`mod@slice`] walks an archive that is in memory or memory-mapped and returns payloads without a copy;
 //! [`stream`] walks one that arrives as bytes. Both use `headers`, so they accept and reject the same
-//! archives. A damaged archive yields its good entries first and then a [`TarFault`]; nothing ends silently.
-//! Entries go to [`crate::shard`].
+//! archives. A damaged archive yields its good entries first and then a [`TarFault`](crate::error::TarFault);
+//! nothing ends silently. Entries go to [`crate::shard`].
 
 pub(crate) mod header;
 pub(crate) mod headers;
