@@ -374,6 +374,33 @@ fn sends_wait_while_their_receiver_is_full() {
 }
 
 #[test]
+fn a_receive_that_is_dropped_frees_the_bound_for_other_messages() {
+    // a message is as large as the bound: without room for two, the next one would wait for ever
+    let settings = patient().buffered_bytes_max(1 << 20);
+    let shape = PayloadShape::flat(Dtype::U8, 1 << 20);
+    for transport in ALL {
+        run(transport, 2, settings, |comm| {
+            if comm.rank() == 0 {
+                let payload = |value| Payload::flat(Buffer::U8(vec![value; 1 << 20]));
+                for value in 0..40 {
+                    comm.send(1, 0, at(0), payload(value)).unwrap();
+                }
+                comm.send(1, 0, at(0), payload(99)).unwrap();
+            } else {
+                let receives: Vec<_> =
+                    (0..40).map(|_| comm.start_recv(0, 0, at(0), shape).unwrap()).collect();
+                let last = comm.start_recv(0, 0, at(0), shape).unwrap();
+                // some messages have arrived by now, others arrive later
+                std::thread::sleep(Duration::from_millis(50));
+                drop(receives);
+                std::thread::sleep(Duration::from_millis(500));
+                assert_eq!(last.wait().unwrap().into_bytes().unwrap(), vec![99; 1 << 20]);
+            }
+        });
+    }
+}
+
+#[test]
 fn mistakes_of_the_caller_do_not_end_the_job() {
     for transport in ALL {
         run(transport, 2, patient(), |comm| {

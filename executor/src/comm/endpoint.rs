@@ -52,8 +52,8 @@ impl Endpoint {
     pub(super) fn start_recv(self: &Arc<Self>, from: usize, header: Header) -> PendingRecv {
         let key = header.key(from);
         // reserved now, so that several pending receives take messages in the order of these calls
-        let number = self.mailbox.post(key);
-        PendingRecv { endpoint: self.clone(), from, header, key, number }
+        let number = self.mailbox.post(key, header);
+        PendingRecv { endpoint: self.clone(), from, header, key, number, is_taken: false }
     }
 
     /// Receives, and waits for the message.
@@ -136,16 +136,19 @@ pub(super) struct PendingRecv {
     header: Header,
     key: Key,
     number: u64,
+    /// Whether the message has left the mailbox.
+    is_taken: bool,
 }
 
 impl PendingRecv {
     /// Waits for the message and checks its header.
-    pub(super) fn receive(&self) -> Result<Buffer> {
-        let Self { endpoint, from, header, key, number } = self;
+    pub(super) fn receive(mut self) -> Result<Buffer> {
+        let Self { endpoint, from, header, key, number, is_taken } = &mut self;
         let taken = endpoint.mailbox.take(*key, *number, *from, header.at, endpoint.settings.wait);
         let message = taken.map_err(|interrupt| {
             endpoint.interrupted(interrupt, *from, &format!("receive {header} from rank {from}"), header.at)
         })?;
+        *is_taken = true;
         // tags match already; a difference in step, microbatch or shape means different plans
         if header.admits(&message.header) {
             return Ok(message.buffer);
@@ -155,6 +158,15 @@ impl PendingRecv {
             message.header, endpoint.rank
         );
         Err(endpoint.fail(endpoint.failure(Cause::Mismatch, Some(*from), header.at, text)))
+    }
+}
+
+impl Drop for PendingRecv {
+    fn drop(&mut self) {
+        // a message that no one receives must not keep its share of the bound on buffered bytes
+        if !self.is_taken {
+            self.endpoint.mailbox.discard(self.key, self.number, self.from);
+        }
     }
 }
 

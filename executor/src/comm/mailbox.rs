@@ -5,7 +5,7 @@
 //! failure of the job, or the time limit.
 
 use super::error::Failure;
-use super::message::{Key, Message};
+use super::message::{Header, Key, Message};
 use super::receive_buffers::ReceiveBufferPool;
 use super::step_context::StepContext;
 use std::collections::BTreeMap;
@@ -32,11 +32,22 @@ pub(super) enum Interrupt {
     TimedOut,
 }
 
+/// Receive that was posted before its message arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expected {
+    /// A message with this header.
+    Message(Header),
+    /// Any message, which is discarded: the receive was dropped.
+    Nothing,
+}
+
 /// Messages of one key. Receives are numbered when they are posted, messages when they arrive.
 #[derive(Debug, Default)]
 struct Queue {
     posted: u64,
     arrived: u64,
+    /// Receives whose message has not arrived.
+    expected: BTreeMap<u64, Expected>,
     messages: BTreeMap<u64, Message>,
 }
 
@@ -95,25 +106,61 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a message into its queue.
+    /// Puts a message into its queue, unless its receive was dropped.
     pub(super) fn deliver(&self, from: usize, message: Message) {
         let mut state = self.lock();
-        let peer = &mut state.peers[from];
-        peer.buffered_bytes += message.buffer.as_bytes().len();
-        peer.heard = Some(message.header.at);
-        let queue = state.queues.entry(message.header.key(from)).or_default();
-        queue.messages.insert(queue.arrived, message);
+        let key = message.header.key(from);
+        let bytes = message.buffer.as_bytes().len();
+        state.peers[from].heard = Some(message.header.at);
+        let queue = state.queues.entry(key).or_default();
+        let number = queue.arrived;
         queue.arrived += 1;
+        if queue.expected.remove(&number) == Some(Expected::Nothing) {
+            state.remove_if_done(key);
+        } else {
+            queue.messages.insert(number, message);
+            state.peers[from].buffered_bytes += bytes;
+        }
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Reserves the next message of a key and returns its number in the queue.
-    pub(super) fn post(&self, key: Key) -> u64 {
+    /// Returns the receive that the next message of a key belongs to; `None` if it was not posted yet.
+    pub(super) fn expected(&self, key: Key) -> Option<Expected> {
+        let state = self.lock();
+        let queue = state.queues.get(&key)?;
+        queue.expected.get(&queue.arrived).copied()
+    }
+
+    /// Bound on unreceived bytes of one peer.
+    pub(super) fn buffered_bytes_max(&self) -> usize {
+        self.buffered_bytes_max
+    }
+
+    /// Reserves the next message of a key, which must have this header, and returns its number in the queue.
+    pub(super) fn post(&self, key: Key, header: Header) -> u64 {
         let mut state = self.lock();
         let queue = state.queues.entry(key).or_default();
+        let number = queue.posted;
         queue.posted += 1;
-        queue.posted - 1
+        if number >= queue.arrived {
+            queue.expected.insert(number, Expected::Message(header));
+        }
+        number
+    }
+
+    /// Discards a message that was reserved, now or when it arrives, and frees its bytes.
+    pub(super) fn discard(&self, key: Key, number: u64, peer: usize) {
+        let mut state = self.lock();
+        let Some(queue) = state.queues.get_mut(&key) else { return };
+        if let Some(message) = queue.messages.remove(&number) {
+            state.peers[peer].buffered_bytes -= message.buffer.as_bytes().len();
+            state.remove_if_done(key);
+        } else if let Some(expected) = queue.expected.get_mut(&number) {
+            *expected = Expected::Nothing;
+        }
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// Returns whether the message has arrived or never will.
@@ -138,12 +185,8 @@ impl Mailbox {
             timeout,
             |peer| peer.has_left,
             |state| {
-                let queue = state.queues.get_mut(&key)?;
-                let message = queue.messages.remove(&number)?;
-                // collectives use every tag once: without this, queues would accumulate over the run
-                if queue.messages.is_empty() && queue.posted == queue.arrived {
-                    state.queues.remove(&key);
-                }
+                let message = state.queues.get_mut(&key)?.messages.remove(&number)?;
+                state.remove_if_done(key);
                 state.peers[peer].buffered_bytes -= message.buffer.as_bytes().len();
                 Some(message)
             },
@@ -304,6 +347,15 @@ impl Mailbox {
 }
 
 impl MailboxState {
+    /// Removes a queue without messages and receives: collectives use every tag once, and their queues would
+    /// accumulate over the run.
+    fn remove_if_done(&mut self, key: Key) {
+        let is_done = |queue: &Queue| queue.messages.is_empty() && queue.posted == queue.arrived;
+        if self.queues.get(&key).is_some_and(is_done) {
+            self.queues.remove(&key);
+        }
+    }
+
     fn begin_wait(&mut self, peer: usize, at: StepContext) -> u64 {
         self.peers[peer].awaiting += 1;
         self.waits.insert(self.waits_begun, (peer, at));
@@ -314,5 +366,67 @@ impl MailboxState {
     fn end_wait(&mut self, id: u64, peer: usize) {
         self.peers[peer].awaiting -= 1;
         self.waits.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::message::Op;
+    use crate::comm::payload::{Buffer, PayloadShape};
+
+    const BYTES: usize = 64;
+
+    fn header() -> Header {
+        let shape = PayloadShape::f32(1, BYTES / 4);
+        Header { comm: 0, op: Op::Point, tag: 7, at: StepContext::step(0, "recv"), shape }
+    }
+
+    fn message() -> Message {
+        Message { header: header(), buffer: Buffer::F32(vec![1.0; BYTES / 4]) }
+    }
+
+    fn take(mailbox: &Mailbox, number: u64) -> Result<Message, Interrupt> {
+        mailbox.take(header().key(1), number, 1, header().at, Duration::from_millis(5))
+    }
+
+    #[test]
+    fn a_discarded_receive_frees_its_message_and_its_share_of_the_bound() {
+        let mailbox = Mailbox::new(2, BYTES);
+        let key = header().key(1);
+        // the receive is dropped after its message arrived, before, and without any message
+        let numbers = [0, 1, 2].map(|_| mailbox.post(key, header()));
+        mailbox.deliver(1, message());
+        assert_eq!(mailbox.lock().peers[1].buffered_bytes, BYTES);
+        numbers.into_iter().for_each(|number| mailbox.discard(key, number, 1));
+        assert_eq!(mailbox.lock().peers[1].buffered_bytes, 0);
+        assert_eq!(mailbox.expected(key), Some(Expected::Nothing));
+        mailbox.deliver(1, message());
+        assert_eq!(mailbox.lock().peers[1].buffered_bytes, 0);
+        mailbox.deliver(1, message());
+        assert!(mailbox.lock().queues.is_empty(), "nothing of the queue remains");
+        // the next receive has the next message
+        let next = mailbox.post(key, header());
+        assert_eq!(mailbox.expected(key), Some(Expected::Message(header())));
+        mailbox.deliver(1, message());
+        assert_eq!(mailbox.expected(key), None);
+        assert_eq!(take(&mailbox, next).unwrap().buffer, message().buffer);
+        assert!(mailbox.lock().queues.is_empty());
+        assert_eq!(mailbox.lock().peers[1].buffered_bytes, 0);
+    }
+
+    #[test]
+    fn messages_keep_their_order_around_a_discarded_receive() {
+        let mailbox = Mailbox::new(2, 1 << 20);
+        let key = header().key(1);
+        let numbers = [0, 1, 2].map(|_| mailbox.post(key, header()));
+        mailbox.discard(key, numbers[1], 1);
+        for value in [10.0, 11.0, 12.0] {
+            mailbox.deliver(1, Message { header: header(), buffer: Buffer::F32(vec![value; BYTES / 4]) });
+        }
+        for (number, value) in [(0, 10.0), (2, 12.0)] {
+            assert_eq!(take(&mailbox, number).unwrap().buffer, Buffer::F32(vec![value; BYTES / 4]));
+        }
+        assert!(mailbox.lock().queues.is_empty());
     }
 }

@@ -90,6 +90,18 @@ impl Buffer {
         }
     }
 
+    /// Appends zeros up to a length; fails without memory for them.
+    pub(super) fn grow(
+        &mut self,
+        length: usize,
+    ) -> std::result::Result<(), std::collections::TryReserveError> {
+        each_type!(Self, self, elements => {
+            elements.try_reserve(length.saturating_sub(elements.len()))?;
+            elements.resize(length, Default::default());
+            Ok(())
+        })
+    }
+
     /// Type of the elements.
     #[must_use]
     pub fn dtype(&self) -> Dtype {

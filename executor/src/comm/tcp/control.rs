@@ -3,7 +3,7 @@
 use crate::comm::error::{Cause, Failure};
 use crate::comm::mailbox::Status;
 use crate::comm::step_context::{ActionName, StepContext};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 
 /// Longest text of a failure in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -21,7 +21,8 @@ pub(super) enum Control {
 }
 
 impl Control {
-    pub(super) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
+    /// Encodes the message with its length.
+    pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         match self {
             Self::Abort(failure) => {
@@ -54,11 +55,17 @@ impl Control {
         }
         let mut frame = (body.len() as u32).to_le_bytes().to_vec();
         frame.append(&mut body);
-        stream.write_all(&frame)
+        frame
     }
 
     /// Reads one message; returns `None` at the end of the connection.
-    pub(super) fn read(stream: &mut impl Read) -> io::Result<Option<Self>> {
+    ///
+    /// - `ranks`: number of ranks of the job
+    ///
+    /// # Errors
+    /// `InvalidData` for a message that no rank sends, such as one with a rank that does not exist; other
+    /// errors of the stream.
+    pub(super) fn read(stream: &mut impl Read, ranks: usize) -> io::Result<Option<Self>> {
         let mut length = [0; 4];
         match stream.read_exact(&mut length) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -70,8 +77,18 @@ impl Control {
         }
         let mut body = vec![0; length];
         stream.read_exact(&mut body)?;
-        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-        Self::decode(&mut body.as_slice())?.map(Some).ok_or_else(invalid)
+        // a body that is too short is invalid too: the connection itself has not ended
+        let decoded = Self::decode(&mut body.as_slice()).ok().flatten();
+        decoded.filter(|control| control.fits(ranks)).map(Some).ok_or(io::ErrorKind::InvalidData.into())
+    }
+
+    /// Returns whether all ranks of the message exist.
+    fn fits(&self, ranks: usize) -> bool {
+        match self {
+            Self::Abort(failure) => failure.by < ranks && failure.culprit.is_none_or(|rank| rank < ranks),
+            Self::StatusRequest(_) => true,
+            Self::StatusReply(_, status) => status.wait.is_none_or(|(rank, _)| rank < ranks),
+        }
     }
 
     fn decode(body: &mut &[u8]) -> io::Result<Option<Self>> {
@@ -149,14 +166,34 @@ mod tests {
             Control::StatusReply(77, status),
             Control::StatusReply(78, Status::default()),
         ];
-        let mut bytes = Vec::new();
-        for control in &all {
-            control.write(&mut bytes).unwrap();
-        }
+        let bytes: Vec<u8> = all.iter().flat_map(Control::encode).collect();
         let mut bytes = bytes.as_slice();
         for control in all {
-            assert_eq!(Control::read(&mut bytes).unwrap(), Some(control));
+            assert_eq!(Control::read(&mut bytes, 4).unwrap(), Some(control));
         }
-        assert_eq!(Control::read(&mut bytes).unwrap(), None);
+        assert_eq!(Control::read(&mut bytes, 4).unwrap(), None);
+    }
+
+    #[test]
+    fn ranks_that_do_not_exist_and_short_messages_are_invalid() {
+        let at = StepContext::step(1, "recv");
+        let failure = |culprit, by| Failure { cause: Cause::Died, culprit, by, at, message: String::new() };
+        let waits = |rank| Control::StatusReply(1, Status { wait: Some((rank, at)), last: None });
+        let refused = |bytes: &[u8]| {
+            let error = Control::read(&mut &*bytes, 4).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        };
+        for control in [
+            Control::Abort(failure(Some(4), 0)),
+            Control::Abort(failure(None, 4)),
+            waits(4),
+            waits(usize::MAX >> 33),
+        ] {
+            refused(&control.encode());
+        }
+        assert!(Control::read(&mut waits(3).encode().as_slice(), 4).unwrap().is_some());
+        refused(&[&2_u32.to_le_bytes(), [2, 0].as_slice()].concat());
+        refused(&[&1_u32.to_le_bytes(), [9].as_slice()].concat());
+        refused(&u32::MAX.to_le_bytes());
     }
 }

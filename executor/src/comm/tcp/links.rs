@@ -1,13 +1,15 @@
 //! State that the connection threads of a rank share: control connections, and how each peer ended.
 
 use super::control::Control;
+use super::control_line::ControlLine;
 use crate::comm::error::{Cause, Failure};
 use crate::comm::mailbox::{Mailbox, Status};
 use crate::comm::step_context::StepContext;
 use std::collections::BTreeMap;
-use std::net::{Shutdown, TcpStream};
+use std::io;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Connections of a peer that have ended, and whether it sent a farewell.
@@ -18,74 +20,120 @@ struct Ended {
     farewell: bool,
 }
 
+/// Failure of the job.
+#[derive(Debug, Default)]
+struct Ending {
+    failure: Option<Failure>,
+    /// Whether all peers have been notified, as far as possible.
+    is_passed_on: bool,
+}
+
 /// Connections of one rank.
 #[derive(Debug)]
 pub(super) struct Links {
     pub(super) rank: usize,
     pub(super) mailbox: Arc<Mailbox>,
     /// Control connection to each peer; `None` for this rank.
-    controls: Vec<Option<Mutex<TcpStream>>>,
+    controls: Vec<Option<Mutex<ControlLine>>>,
     ended: Mutex<Vec<Ended>>,
     answers: Mutex<BTreeMap<u64, Option<Status>>>,
     answered: Condvar,
     asked: AtomicU64,
-    /// Failure of the job; locked while other ranks are notified.
-    failure: Mutex<Option<Failure>>,
+    ending: Mutex<Ending>,
+    /// Notified once all peers know the failure.
+    passed_on: Condvar,
     /// Whether this rank is leaving, so that ending connections are expected.
     is_closing: AtomicBool,
 }
 
 impl Links {
-    /// Time limit for sending a control message to a peer.
+    /// Time limit for sending a control message, to one peer or to all of them.
     const CONTROL_PATIENCE: Duration = Duration::from_secs(1);
+    /// Interval at which a full socket is tried again.
+    const CONTROL_RETRY: Duration = Duration::from_millis(1);
 
-    pub(super) fn new(
-        rank: usize,
-        mailbox: Arc<Mailbox>,
-        controls: Vec<Option<TcpStream>>,
-    ) -> std::io::Result<Self> {
-        for control in controls.iter().flatten() {
-            // a stopped peer must not block the notification of the others
-            control.set_write_timeout(Some(Self::CONTROL_PATIENCE))?;
-        }
-        Ok(Self {
+    pub(super) fn new(rank: usize, mailbox: Arc<Mailbox>, controls: Vec<Option<TcpStream>>) -> Self {
+        let line = |stream| Mutex::new(ControlLine::new(stream));
+        Self {
             rank,
             mailbox,
             ended: Mutex::new(vec![Ended::default(); controls.len()]),
-            controls: controls.into_iter().map(|control| control.map(Mutex::new)).collect(),
+            controls: controls.into_iter().map(|control| control.map(line)).collect(),
             answers: Mutex::default(),
             answered: Condvar::new(),
             asked: AtomicU64::new(0),
-            failure: Mutex::default(),
+            ending: Mutex::default(),
+            passed_on: Condvar::new(),
             is_closing: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Sends a control message; returns whether it was sent. A peer that does not take it is noticed
     /// elsewhere.
     fn tell(&self, peer: usize, control: &Control) -> bool {
-        let Some(stream) = &self.controls[peer] else { return false };
-        let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
-        control.write(&mut *stream).is_ok()
+        self.tell_all(vec![peer], control)
+    }
+
+    /// Sends a control message to several peers at the same time; returns whether all have taken it.
+    ///
+    /// The connection to a peer that does not take it in time is closed, because it may have taken a part.
+    fn tell_all(&self, peers: Vec<usize>, control: &Control) -> bool {
+        let (frame, deadline) = (control.encode(), Instant::now() + Self::CONTROL_PATIENCE);
+        let lines = peers.into_iter().filter_map(|peer| self.controls.get(peer)?.as_ref());
+        let mut waiting: Vec<(&Mutex<ControlLine>, bool)> = lines.map(|line| (line, false)).collect();
+        let mut is_sent = true;
+        loop {
+            waiting.retain_mut(|(line, is_queued)| {
+                // another thread may be sending; meanwhile the other peers have their turn
+                let mut line = match line.try_lock() {
+                    Ok(line) => line,
+                    Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                    Err(TryLockError::WouldBlock) => return true,
+                };
+                if !std::mem::replace(is_queued, true) {
+                    line.push(&frame);
+                }
+                let is_done = line.flush();
+                if !is_done && Instant::now() >= deadline {
+                    line.close();
+                }
+                is_sent &= is_done || line.is_open();
+                !is_done && line.is_open()
+            });
+            if waiting.is_empty() {
+                return is_sent;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Self::CONTROL_RETRY);
+        }
     }
 
     /// Aborts the job: notifies all peers, then unblocks all local waits. Returns the first failure, which is
     /// kept.
     ///
     /// A rank that learns of a failure passes it on before its own waits end. Otherwise other ranks could
-    /// notice the end of that rank before its reason.
+    /// notice the end of that rank before its reason. Notifying takes one time limit, however many peers do
+    /// not take the message.
     pub(super) fn end_job(&self, failure: Failure) -> Failure {
-        // held while peers are notified, so that a second failure cannot overtake the first
-        let mut kept = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kept) = &*kept {
-            return kept.clone();
+        let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = ending.failure.clone() {
+            // a caller that ends its process must not do so while another thread notifies the peers
+            let patience = 2 * Self::CONTROL_PATIENCE;
+            let is_open = |ending: &mut Ending| !ending.is_passed_on;
+            drop(self.passed_on.wait_timeout_while(ending, patience, is_open));
+            return kept;
         }
-        let control = Control::Abort(failure.clone());
-        for peer in (0..self.controls.len()).filter(|&peer| peer != self.rank) {
-            self.tell(peer, &control);
-        }
+        // kept before peers are notified, so that a second failure cannot overtake the first
+        ending.failure = Some(failure.clone());
+        drop(ending);
+        let peers = (0..self.controls.len()).filter(|&peer| peer != self.rank).collect();
+        self.tell_all(peers, &Control::Abort(failure.clone()));
         self.mailbox.set_failure(failure.clone());
-        kept.insert(failure).clone()
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner).is_passed_on = true;
+        self.passed_on.notify_all();
+        failure
     }
 
     /// Requests the status of a peer.
@@ -110,24 +158,36 @@ impl Links {
 
     /// Reads the control connection of a peer until it ends.
     pub(super) fn read_controls(&self, peer: usize, mut stream: TcpStream) {
-        while let Ok(Some(control)) = Control::read(&mut stream) {
-            match control {
-                Control::Abort(failure) => {
-                    self.end_job(failure);
+        loop {
+            match Control::read(&mut stream, self.controls.len()) {
+                Ok(Some(control)) => self.take_control(peer, control),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    let message = format!("rank {peer} sent a control message that no rank sends");
+                    self.fail(Cause::Protocol, peer, message);
+                    break;
                 }
-                Control::StatusRequest(id) => {
-                    self.tell(peer, &Control::StatusReply(id, self.mailbox.status()));
-                }
-                Control::StatusReply(id, status) => {
-                    let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-                    if let Some(answer) = answers.get_mut(&id) {
-                        *answer = Some(status);
-                        self.answered.notify_all();
-                    }
-                }
+                Ok(None) | Err(_) => break,
             }
         }
         self.end(peer, |ended| ended.control = true);
+    }
+
+    fn take_control(&self, peer: usize, control: Control) {
+        match control {
+            Control::Abort(failure) => {
+                self.end_job(failure);
+            }
+            Control::StatusRequest(id) => {
+                self.tell(peer, &Control::StatusReply(id, self.mailbox.status()));
+            }
+            Control::StatusReply(id, status) => {
+                let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(answer) = answers.get_mut(&id) {
+                    *answer = Some(status);
+                    self.answered.notify_all();
+                }
+            }
+        }
     }
 
     /// Records the farewell of a peer: all its messages have arrived.
@@ -175,10 +235,100 @@ impl Links {
 
     /// Closes the control connections.
     pub(super) fn shut_down(&self) {
-        for stream in self.controls.iter().flatten() {
-            let stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
-            // closing a connection that has already ended is not an error
-            let _ = stream.shutdown(Shutdown::Both);
+        for line in self.controls.iter().flatten() {
+            line.lock().unwrap_or_else(PoisonError::into_inner).close();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    fn failure() -> Failure {
+        let at = StepContext::step(3, "forward");
+        Failure { cause: Cause::Caller, culprit: Some(0), by: 0, at, message: "enough".into() }
+    }
+
+    /// Links of rank 0 and the peers' ends of the control connections.
+    fn links(peers: usize) -> (Arc<Links>, Vec<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let pair = |_| (TcpStream::connect(address).unwrap(), listener.accept().unwrap().0);
+        let (own, theirs): (Vec<_>, Vec<_>) = (0..peers).map(pair).unzip();
+        let controls = std::iter::once(None).chain(own.into_iter().map(Some)).collect();
+        let mailbox = Arc::new(Mailbox::new(peers + 1, 1 << 20));
+        (Arc::new(Links::new(0, mailbox, controls)), theirs)
+    }
+
+    /// Fills the buffers of the connection to a peer that reads nothing.
+    fn fill(links: &Links, peer: usize) {
+        let mut line = links.controls[peer].as_ref().unwrap().lock().unwrap();
+        // the system may move bytes to the receiver later, or enlarge its buffers
+        let mut full = 0;
+        while full < 20 {
+            if line.flush() {
+                full = 0;
+                line.push(&Control::StatusRequest(0).encode().repeat(100));
+            } else {
+                full += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_job_takes_one_time_limit_however_many_peers_take_nothing() {
+        let (links, mut peers) = links(8);
+        (1..8).for_each(|peer| fill(&links, peer));
+        let begin = Instant::now();
+        let others: Vec<_> = (0..3)
+            .map(|_| {
+                let links = links.clone();
+                std::thread::spawn(move || links.end_job(failure()))
+            })
+            .collect();
+        assert_eq!(links.end_job(failure()), failure());
+        others.into_iter().for_each(|other| assert_eq!(other.join().unwrap(), failure()));
+        assert!(begin.elapsed() < 3 * Links::CONTROL_PATIENCE, "{:?}", begin.elapsed());
+        assert_eq!(links.mailbox.failure(), Some(failure()));
+        // the last peer reads: it knows the reason
+        let told = Control::read(&mut peers[7], 9).unwrap();
+        assert_eq!(told, Some(Control::Abort(failure())));
+    }
+
+    #[test]
+    fn a_peer_that_took_half_a_message_gets_nothing_more() {
+        let (links, mut peers) = links(1);
+        fill(&links, 1);
+        assert!(!links.tell(1, &Control::StatusRequest(1)), "the buffers are full");
+        let mut peer = peers.remove(0);
+        let reading = std::thread::spawn(move || {
+            let mut found = Vec::new();
+            peer.read_to_end(&mut found).unwrap();
+            found
+        });
+        let found = reading.join().unwrap();
+        assert!(!links.tell(1, &Control::StatusRequest(2)), "the connection is closed");
+        let frame = Control::StatusRequest(0).encode();
+        // whole messages, and at most a part of one at the end
+        assert!(found.len() > frame.len());
+        assert!(found.chunks(frame.len()).all(|chunk| chunk == &frame[..chunk.len()]));
+    }
+
+    #[test]
+    fn a_message_with_a_rank_that_does_not_exist_ends_the_job_by_name() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let own = listener.accept().unwrap().0;
+        let (links, _peers) = links(1);
+        let status = Status { wait: Some((5, StepContext::step(0, "recv"))), last: None };
+        peer.write_all(&Control::StatusReply(0, status).encode()).unwrap();
+        links.read_controls(1, own);
+        let failure = links.mailbox.failure().unwrap();
+        assert_eq!((failure.cause, failure.culprit), (Cause::Protocol, Some(1)));
+        assert!(failure.message.contains("rank 1 sent a control message"), "{failure}");
     }
 }

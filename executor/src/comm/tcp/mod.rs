@@ -11,6 +11,7 @@
 
 mod connect;
 mod control;
+mod control_line;
 mod frame;
 mod inbox;
 mod links;

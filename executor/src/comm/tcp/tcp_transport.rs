@@ -35,7 +35,7 @@ impl TcpTransport {
     pub(super) fn start(rank: usize, mailbox: Arc<Mailbox>, pairs: Vec<Option<Pair>>) -> io::Result<Self> {
         let controls =
             pairs.iter().map(|pair| pair.as_ref().map(|pair| pair.control.try_clone()).transpose());
-        let links = Arc::new(Links::new(rank, mailbox, controls.collect::<io::Result<_>>()?)?);
+        let links = Arc::new(Links::new(rank, mailbox, controls.collect::<io::Result<_>>()?));
         let mut outboxes = Vec::new();
         for (peer, pair) in pairs.into_iter().enumerate() {
             outboxes.push(pair.map(|pair| start_pair(&links, peer, pair)).transpose()?);
