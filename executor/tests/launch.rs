@@ -257,7 +257,7 @@ fn processes_of_torchrun_find_each_other_next_to_its_own_store() {
         command.args(RANK_ARGS).env(WHAT, "prints").env(DIRECTORY, directory.path());
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env("WORLD_SIZE", "2");
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-        command.env("DFLOP_JOB_TOKEN", "of this test").stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("DFLOP_JOB_TOKEN", "token of this test").stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
     for child in [0, 1].map(start) {

@@ -10,6 +10,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use support::{TcpJob, floats, patient, ring_sum};
 
+/// Token of jobs without strangers.
+const TOKEN: &str = "token of the test";
+
 /// Identity in a job whose rank 0 hosts the rendezvous server.
 fn identity(rank: usize, size: usize, port: u16, token: &str) -> RankIdentity {
     let rendezvous = RendezvousConfig {
@@ -42,7 +45,7 @@ fn rank_0_hosts_the_server_whichever_rank_comes_first() {
     std::thread::scope(|scope| {
         for rank in (0..3).rev() {
             scope.spawn(move || {
-                let session = tcp::connect(&identity(rank, 3, port, "t"), patient()).unwrap();
+                let session = tcp::connect(&identity(rank, 3, port, TOKEN), patient()).unwrap();
                 sum(&session, 3);
             });
             std::thread::sleep(Duration::from_millis(50));
@@ -54,14 +57,14 @@ fn rank_0_hosts_the_server_whichever_rank_comes_first() {
 fn the_listen_address_is_also_used_by_the_server() {
     // the name of rank 0 resolves to an address of another machine, on which nothing can listen
     let port = free_port();
-    let mut host = identity(0, 2, port, "t");
+    let mut host = identity(0, 2, port, TOKEN);
     let rendezvous = host.rendezvous.as_mut().unwrap();
     rendezvous.host = "192.0.2.1".into();
     assert!(matches!(tcp::connect(&host, brief()), Err(Error::Listen { .. })));
     host.rendezvous.as_mut().unwrap().listen = Some(Ipv4Addr::LOCALHOST.into());
     std::thread::scope(|scope| {
         scope.spawn(|| sum(&tcp::connect(&host, patient()).unwrap(), 2));
-        sum(&tcp::connect(&identity(1, 2, port, "t"), patient()).unwrap(), 2);
+        sum(&tcp::connect(&identity(1, 2, port, TOKEN), patient()).unwrap(), 2);
     });
     host.rendezvous.as_mut().unwrap().listen = Some(Ipv4Addr::UNSPECIFIED.into());
     assert!(matches!(tcp::connect(&host, brief()), Err(Error::InvalidSetting { setting: "listen", .. })));
@@ -78,7 +81,7 @@ fn ipv6_works() {
 
 #[test]
 fn names_are_resolved() {
-    let mut job_identity = identity(0, 2, free_port(), "t");
+    let mut job_identity = identity(0, 2, free_port(), TOKEN);
     job_identity.rendezvous.as_mut().unwrap().host = "localhost".into();
     let other = RankIdentity { rank: 1, ..job_identity.clone() };
     std::thread::scope(|scope| {
@@ -97,7 +100,7 @@ fn strangers_are_refused_and_the_job_continues() {
     other.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: someone\r\n\r\n").unwrap();
     drop(TcpStream::connect(address).unwrap());
     let mut wrong = job.identity(1);
-    wrong.rendezvous.as_mut().unwrap().token = Some(JobToken::new("guess").unwrap());
+    wrong.rendezvous.as_mut().unwrap().token = Some(JobToken::new("guess of a stranger").unwrap());
     let refused = tcp::connect(&wrong, patient()).unwrap_err();
     assert!(matches!(&refused, Error::TokenRefused { rank: 1, .. }), "{refused}");
     assert!(refused.to_string().contains("DFLOP_JOB_TOKEN"), "{refused}");
@@ -124,28 +127,47 @@ fn a_server_without_the_token_is_refused() {
         stream.write_all(&[0; 33]).unwrap();
         proof
     });
-    let refused = tcp::connect(&identity(1, 2, port, "secret"), patient()).unwrap_err();
+    let refused = tcp::connect(&identity(1, 2, port, "secret of the job"), patient()).unwrap_err();
     assert!(matches!(refused, Error::TokenRefused { .. }), "{refused}");
     assert!(
-        !impostor.join().unwrap().windows(6).any(|bytes| bytes == b"secret"),
+        !impostor.join().unwrap().windows(6).any(|bytes| bytes == b"secret" || bytes == b"of the"),
         "the token does not travel"
     );
 }
 
 #[test]
 fn several_ranks_need_a_token() {
-    let mut without = identity(0, 2, free_port(), "t");
+    let mut without = identity(0, 2, free_port(), TOKEN);
     without.rendezvous.as_mut().unwrap().token = None;
     let error = tcp::connect(&without, brief()).unwrap_err();
     assert!(matches!(error, Error::TokenMissing { size: 2 }), "{error}");
-    assert!(JobToken::new("").is_err());
+    assert!(JobToken::new("").is_err() && JobToken::new("short").is_err());
+}
+
+#[test]
+fn an_unspecified_address_of_the_rendezvous_is_refused() {
+    for host in ["0.0.0.0", "::", "[::]", "0"] {
+        for rank in [0, 1] {
+            let mut open = identity(rank, 2, free_port(), TOKEN);
+            open.rendezvous.as_mut().unwrap().host = host.into();
+            let error = tcp::connect(&open, brief()).unwrap_err();
+            assert!(
+                matches!(&error, Error::InvalidSetting { setting: "rendezvous host", .. }),
+                "{host}: {error}"
+            );
+            assert!(error.to_string().contains("MASTER_ADDR"), "{error}");
+        }
+    }
+    let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+    let server = RendezvousServer::start(&[everywhere], 2, JobToken::random().unwrap());
+    assert!(matches!(server, Err(Error::InvalidSetting { .. })));
 }
 
 #[test]
 fn a_taken_port_is_named() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
-    let error = tcp::connect(&identity(0, 2, port, "t"), brief()).unwrap_err();
+    let error = tcp::connect(&identity(0, 2, port, TOKEN), brief()).unwrap_err();
     assert!(matches!(&error, Error::Listen { rank: 0, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(&format!("127.0.0.1:{port}")) && text.contains("DFLOP_PORT"), "{text}");
@@ -154,7 +176,7 @@ fn a_taken_port_is_named() {
 #[test]
 fn an_unresolvable_name_is_reported_in_time() {
     let begin = Instant::now();
-    let mut unknown = identity(1, 2, 1, "t");
+    let mut unknown = identity(1, 2, 1, TOKEN);
     unknown.rendezvous.as_mut().unwrap().host = "no-such-host.invalid".into();
     let error = tcp::connect(&unknown, brief()).unwrap_err();
     assert!(matches!(&error, Error::Resolve { host, .. } if host == "no-such-host.invalid"), "{error}");
@@ -164,7 +186,7 @@ fn an_unresolvable_name_is_reported_in_time() {
 #[test]
 fn a_missing_rendezvous_is_an_error_in_time() {
     let begin = Instant::now();
-    let error = tcp::connect(&identity(1, 2, free_port(), "t"), brief()).unwrap_err();
+    let error = tcp::connect(&identity(1, 2, free_port(), TOKEN), brief()).unwrap_err();
     assert!(matches!(&error, Error::Connect { rank: 1, .. }), "{error}");
     assert!(error.to_string().contains("the rendezvous"), "{error}");
     assert!(begin.elapsed() < Duration::from_secs(5));

@@ -55,9 +55,11 @@ pub enum Error {
     /// A connection was not established in time.
     #[error("rank {rank} could not reach {peer} at {address} within {waited_seconds:.1} s: {reason}")]
     Connect { rank: usize, peer: String, address: String, waited_seconds: f64, reason: String },
-    /// Some ranks did not join in time.
-    #[error("rank {rank} waited {waited_seconds:.1} s, but ranks {missing:?} of {size} did not join")]
-    Missing { rank: usize, size: usize, missing: Vec<usize>, waited_seconds: f64 },
+    /// Some ranks did not join in time; `refused` counts foreign connections, if there were any.
+    #[error(
+        "rank {rank} waited {waited_seconds:.1} s, but ranks {missing:?} of {size} did not join{refused}"
+    )]
+    Missing { rank: usize, size: usize, missing: Vec<usize>, waited_seconds: f64, refused: String },
     /// The rendezvous refused this rank, for example because another process has the same rank.
     #[error("the rendezvous refused rank {rank}: {reason}")]
     Refused { rank: usize, reason: String },

@@ -1,17 +1,17 @@
-//! Resolves host names, and makes or accepts connections within a deadline.
+//! Resolves host names, and makes connections within a deadline.
 
-use super::handshake::{Hello, Rejection, start_handshake};
+use super::handshake::{CALL, Hello, Rejection, start_handshake};
 use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 const RETRY: Duration = Duration::from_millis(20);
 const RETRY_NAME: Duration = Duration::from_millis(250);
-const POLL: Duration = Duration::from_millis(2);
-const CALL: Duration = Duration::from_secs(3);
+/// Time limit for one address to accept a connection.
+const DIAL: Duration = Duration::from_secs(3);
 
 /// Point in time until which ranks try to find each other.
 #[derive(Debug, Clone, Copy)]
@@ -40,8 +40,10 @@ pub(in crate::comm) fn resolve(host: &str, port: u16, deadline: &Deadline) -> Re
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
     let (answer, answers) = channel();
     let (name, begin) = (host.clone(), *deadline);
+    let failed =
+        |host, source| Err(Error::Resolve { host, waited_seconds: deadline.waited_seconds(), source });
     // the system resolver has its own time limits, which may exceed the deadline
-    std::thread::spawn(move || {
+    let resolving = std::thread::Builder::new().name("comm-resolve".into()).spawn(move || {
         loop {
             let found = (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
             let is_found = found.as_ref().is_ok_and(|addresses| !addresses.is_empty());
@@ -51,15 +53,16 @@ pub(in crate::comm) fn resolve(host: &str, port: u16, deadline: &Deadline) -> Re
             std::thread::sleep(RETRY_NAME);
         }
     });
+    if let Err(source) = resolving {
+        return failed(host, source);
+    }
     let mut source = io::Error::from(io::ErrorKind::TimedOut);
     loop {
         match answers.recv_timeout(deadline.left()) {
             Ok(Ok(addresses)) if !addresses.is_empty() => return Ok(addresses),
             Ok(Ok(_)) => source = io::ErrorKind::NotFound.into(),
             Ok(Err(error)) => source = error,
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                return Err(Error::Resolve { host, waited_seconds: deadline.waited_seconds(), source });
-            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return failed(host, source),
         }
     }
 }
@@ -101,35 +104,9 @@ fn try_call(
     deadline: &Deadline,
 ) -> Result<TcpStream, Rejection> {
     // a zero timeout is an error of the system call, and a dead address must not use up the deadline
-    let patience = deadline.left().clamp(Duration::from_millis(1), CALL);
-    let mut stream = TcpStream::connect_timeout(address, patience)?;
+    let patience = |limit| deadline.left().clamp(Duration::from_millis(1), limit);
+    let mut stream = TcpStream::connect_timeout(address, patience(DIAL))?;
     stream.set_nodelay(true)?;
-    start_handshake(&mut stream, hello, token)?;
+    start_handshake(&mut stream, hello, token, patience(CALL))?;
     Ok(stream)
-}
-
-/// Accepts connections and passes each to `take`, until `is_done` returns true.
-pub(in crate::comm) fn accept_until(
-    listener: &TcpListener,
-    mut take: impl FnMut(TcpStream),
-    mut is_done: impl FnMut() -> bool,
-) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    while !is_done() {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                // on some systems accepted sockets inherit the mode of the listener
-                stream.set_nonblocking(false)?;
-                stream.set_nodelay(true)?;
-                take(stream);
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(POLL),
-            // for example, the caller hung up before: not a failure of the listener
-            Err(error) => {
-                tracing::debug!(%error, "a connection could not be accepted");
-                std::thread::sleep(POLL);
-            }
-        }
-    }
-    Ok(())
 }

@@ -103,6 +103,13 @@ impl RendezvousClient {
         }
     }
 
+    /// Returns how many connections the server has refused, and why; `None` if there are none or the server
+    /// is gone.
+    pub(in crate::comm) fn refusals(&self) -> Option<String> {
+        let (_, summary) = self.ask(RequestKind::Refusals, "", &[], Duration::ZERO).ok()?;
+        String::from_utf8(summary).ok().filter(|summary| !summary.is_empty())
+    }
+
     fn ask(
         &self,
         ask: RequestKind,

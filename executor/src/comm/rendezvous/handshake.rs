@@ -1,15 +1,22 @@
 //! Handshake of every connection: identity of the caller, and proof that both sides know the token.
 
+use super::refusals::Refusal;
 use super::token::{JobToken, nonce};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Start of a handshake; the last byte is the version of the protocol.
 const MAGIC: [u8; 4] = *b"DFL\x01";
 const HELLO_BYTES: usize = 13;
-/// Time limit for each message of the handshake.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Length of a nonce and of a proof.
+const WORD_BYTES: usize = 32;
+/// First message of the caller: its identity and its nonce.
+const INTRODUCTION_BYTES: usize = HELLO_BYTES + WORD_BYTES;
+/// Time limit of a whole handshake on the called side.
+pub(super) const GREETING: Duration = Duration::from_secs(2);
+/// Time limit of a whole handshake on the calling side: a busy listener accepts late.
+pub(super) const CALL: Duration = Duration::from_secs(5);
 
 /// Use of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,90 +72,178 @@ impl Hello {
     }
 }
 
-/// Runs the calling side. Afterwards the stream has no time limits.
+/// Runs the calling side until it ends or the time is over. Afterwards the stream has no time limits.
 pub(super) fn start_handshake(
     stream: &mut TcpStream,
     hello: Hello,
     token: &JobToken,
+    patience: Duration,
 ) -> Result<(), Rejection> {
-    set_patience(stream, Some(PATIENCE))?;
     let own = nonce().map_err(|error| Rejection::Io(io::Error::other(error)))?;
     let hello_bytes = hello.to_bytes();
-    stream.write_all(&[hello_bytes.as_slice(), &own].concat())?;
-    let theirs: [u8; 32] = read(stream)?;
-    stream.write_all(&token.prove(&[b"call", &hello_bytes, &own, &theirs]))?;
-    let [status] = read(stream)?;
+    let mut timed = TimedStream { stream, end: Instant::now() + patience };
+    timed.write_all(&[hello_bytes.as_slice(), &own].concat())?;
+    let theirs: [u8; WORD_BYTES] = read(&mut timed)?;
+    timed.write_all(&token.prove(&[b"call", &hello_bytes, &own, &theirs]))?;
+    let [status] = read(&mut timed)?;
     match status {
         0 => {
-            let proof: [u8; 32] = read(stream)?;
+            let proof: [u8; WORD_BYTES] = read(&mut timed)?;
             if !token.is_proof(&proof, &[b"took", &hello_bytes, &own, &theirs]) {
                 return Err(Rejection::WrongToken);
             }
         }
         1 => return Err(Rejection::WrongToken),
         _ => {
-            let [length] = read(stream)?;
+            let [length] = read(&mut timed)?;
             let mut reason = vec![0; usize::from(length)];
-            stream.read_exact(&mut reason)?;
+            timed.read_exact(&mut reason)?;
             return Err(Rejection::Refused(String::from_utf8_lossy(&reason).into_owned()));
         }
     }
-    set_patience(stream, None)?;
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
     Ok(())
 }
 
-/// Runs the called side. A caller without the token learns only that it is refused, and is logged.
-///
-/// `admit` checks the identity after the token is proved.
-pub(in crate::comm) fn accept_handshake(
-    stream: &mut TcpStream,
-    token: &JobToken,
-    admit: impl FnOnce(&Hello) -> Result<(), String>,
-) -> io::Result<Option<Hello>> {
-    set_patience(stream, Some(PATIENCE))?;
-    let hello_bytes: [u8; HELLO_BYTES] = read(stream)?;
-    // without the version byte: a rank of another version gets a readable refusal below
-    if hello_bytes[..3] != MAGIC[..3] {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not the protocol of this job"));
+/// Stream with one time limit for all reads and writes together.
+struct TimedStream<'a> {
+    stream: &'a mut TcpStream,
+    end: Instant,
+}
+
+impl TimedStream<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        // a zero timeout is an error of the system call
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
-    let theirs: [u8; 32] = read(stream)?;
-    // a fresh nonce per connection, so that a recorded handshake cannot be replayed
-    let own = nonce().map_err(io::Error::other)?;
-    stream.write_all(&own)?;
-    let proof: [u8; 32] = read(stream)?;
-    let peer = stream.peer_addr()?;
-    // the prefixes differ by direction, so that a proof cannot be reflected to its author
-    if !token.is_proof(&proof, &[b"call", &hello_bytes, &theirs, &own]) {
-        tracing::warn!(%peer, "refused a connection with a wrong job token");
-        stream.write_all(&[1])?;
-        return Ok(None);
+}
+
+impl Read for TimedStream<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(bytes)
     }
-    let admitted = match Hello::from_bytes(hello_bytes) {
-        Some(hello) => admit(&hello).map(|()| hello),
-        None => Err("another version of the protocol".to_owned()),
-    };
-    match admitted {
-        Ok(hello) => {
-            let proof = token.prove(&[b"took", &hello_bytes, &theirs, &own]);
-            stream.write_all(&[&[0], proof.as_slice()].concat())?;
-            set_patience(stream, None)?;
-            Ok(Some(hello))
+}
+
+impl Write for TimedStream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Called side of a handshake. Never blocks: [`advance`](Self::advance) processes the bytes that have arrived.
+#[derive(Debug)]
+pub(super) struct Greeting {
+    pub(super) stream: TcpStream,
+    /// Introduction of the caller, then its proof.
+    received: [u8; INTRODUCTION_BYTES + WORD_BYTES],
+    received_bytes: usize,
+    /// Own nonce, which answers a complete introduction.
+    nonce: Option<[u8; WORD_BYTES]>,
+}
+
+impl Greeting {
+    /// Starts the handshake with a caller.
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let received = [0; INTRODUCTION_BYTES + WORD_BYTES];
+        Ok(Self { stream, received, received_bytes: 0, nonce: None })
+    }
+
+    /// Returns whether the introduction has arrived completely.
+    pub(super) fn has_introduction(&self) -> bool {
+        self.nonce.is_some()
+    }
+
+    /// Goes on as far as bytes have arrived. Returns the identity of a caller that has proved the token;
+    /// `None` while more bytes are needed.
+    ///
+    /// A caller without the token learns only that it is refused.
+    pub(super) fn advance(&mut self, token: &JobToken) -> Result<Option<Hello>, Refusal> {
+        loop {
+            let end = if self.nonce.is_none() { INTRODUCTION_BYTES } else { self.received.len() };
+            if !self.receive(end)? {
+                return Ok(None);
+            }
+            let Some(own) = self.nonce else {
+                // a fresh nonce per connection, so that a recorded handshake cannot be replayed
+                let own = nonce().map_err(|error| Refusal::Resources(io::Error::other(error)))?;
+                self.send(&own)?;
+                self.nonce = Some(own);
+                continue;
+            };
+            let (introduction, proof) = self.received.split_at(INTRODUCTION_BYTES);
+            let (hello, theirs) = introduction.split_at(HELLO_BYTES);
+            let proof: [u8; WORD_BYTES] = proof.try_into().unwrap_or_default();
+            // the prefixes differ by direction, so that a proof cannot be reflected to its author
+            if !token.is_proof(&proof, &[b"call", hello, theirs, &own]) {
+                self.send(&[1])?;
+                return Err(Refusal::Token);
+            }
+            let hello = hello.try_into().ok().and_then(Hello::from_bytes);
+            return match hello {
+                Some(hello) => Ok(Some(hello)),
+                None => Err(self.refuse("another version of the protocol".to_owned())),
+            };
         }
-        Err(reason) => {
-            tracing::warn!(%peer, reason, "refused a rank");
-            let length = reason.len().min(255);
-            stream.write_all(&[&[2, length as u8], &reason.as_bytes()[..length]].concat())?;
-            Ok(None)
+    }
+
+    /// Receives up to a number of bytes since the start; returns whether they have arrived.
+    fn receive(&mut self, end: usize) -> Result<bool, Refusal> {
+        while self.received_bytes < end {
+            match self.stream.read(&mut self.received[self.received_bytes..end]) {
+                Ok(0) => return Err(Refusal::Closed),
+                Ok(bytes) => self.received_bytes += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(Refusal::Closed),
+            }
+            // without the version byte: a rank of another version gets a readable refusal
+            let known = self.received_bytes.min(MAGIC.len() - 1);
+            if self.received[..known] != MAGIC[..known] {
+                return Err(Refusal::Foreign);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Accepts a caller that has proved the token, and returns its stream, which blocks from then on.
+    pub(super) fn accept(mut self, token: &JobToken) -> Result<TcpStream, Refusal> {
+        let (hello, theirs) = self.received[..INTRODUCTION_BYTES].split_at(HELLO_BYTES);
+        let own = self.nonce.unwrap_or_default();
+        let proof = token.prove(&[b"took", hello, theirs, &own]);
+        self.send(&[&[0], proof.as_slice()].concat())?;
+        self.stream.set_nonblocking(false).map_err(Refusal::Resources)?;
+        Ok(self.stream)
+    }
+
+    /// Refuses a caller that has proved the token, with a reason for its user.
+    pub(super) fn refuse(&mut self, reason: String) -> Refusal {
+        let length = reason.len().min(255);
+        let answer = [&[2, length as u8], &reason.as_bytes()[..length]].concat();
+        // a caller that hung up does not need the reason
+        let _ = self.send(&answer);
+        Refusal::Identity(reason)
+    }
+
+    /// Sends bytes, for which the buffer of a new connection always has room.
+    fn send(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+        match self.stream.write(bytes) {
+            Ok(written) if written == bytes.len() => Ok(()),
+            _ => Err(Refusal::Closed),
         }
     }
 }
 
-fn set_patience(stream: &TcpStream, patience: Option<Duration>) -> io::Result<()> {
-    stream.set_read_timeout(patience)?;
-    stream.set_write_timeout(patience)
-}
-
-fn read<const N: usize>(stream: &mut TcpStream) -> io::Result<[u8; N]> {
+fn read<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)

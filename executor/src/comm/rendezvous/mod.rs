@@ -2,17 +2,22 @@
 //!
 //! Rank 0, or the launcher, hosts the [`RendezvousServer`]; every rank publishes its address there as a
 //! [`RendezvousClient`]. Every connection of a job starts with a handshake in which both sides prove that
-//! they know the [`JobToken`] without sending it.
+//! they know the [`JobToken`] without sending it. Strangers that connect cost little and delay no rank.
 
 mod address;
 mod client;
+mod crowd;
+mod greeter;
 mod handshake;
 mod protocol;
+mod refusals;
 mod server;
 mod token;
 
-pub(super) use address::{Deadline, accept_until, dial, resolve};
+pub(super) use address::{Deadline, dial, resolve};
 pub use client::RendezvousClient;
-pub(super) use handshake::{Hello, Purpose, accept_handshake};
+pub(super) use greeter::{Host, greet_callers};
+pub(super) use handshake::{Hello, Purpose};
+pub(super) use refusals::{Refusal, Refusals};
 pub use server::RendezvousServer;
 pub use token::JobToken;

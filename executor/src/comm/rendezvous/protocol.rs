@@ -18,6 +18,8 @@ pub(super) enum RequestKind {
     Count,
     /// Announces that the connection ends in an orderly way.
     Leave,
+    /// Asks how many connections the server has refused, and why.
+    Refusals,
 }
 
 /// Outcome of a request.
@@ -58,7 +60,13 @@ impl Request {
 
     pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {
         let [ask] = read(stream)?;
-        let asks = [RequestKind::Set, RequestKind::Wait, RequestKind::Count, RequestKind::Leave];
+        let asks = [
+            RequestKind::Set,
+            RequestKind::Wait,
+            RequestKind::Count,
+            RequestKind::Leave,
+            RequestKind::Refusals,
+        ];
         let ask = *asks.get(usize::from(ask)).ok_or_else(invalid)?;
         let key_bytes = u32::from_le_bytes(read(stream)?) as usize;
         let value_bytes = u32::from_le_bytes(read(stream)?) as usize;

@@ -1,14 +1,16 @@
 //! Server side of the rendezvous: holds the keys of a job.
 
-use super::address::accept_until;
-use super::handshake::{Hello, Purpose, accept_handshake};
+use super::greeter::{Host, greet_callers};
+use super::handshake::{Hello, Purpose};
 use super::protocol::{ReplyKind, Request, RequestKind, write_answer};
+use super::refusals::{Refusal, Refusals};
 use super::token::JobToken;
 use crate::comm::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,26 +28,31 @@ struct Shared {
     values: Mutex<Values>,
     changed: Condvar,
     is_over: AtomicBool,
-    greeting: AtomicUsize,
+    refusals: Refusals,
 }
 
 #[derive(Debug, Default)]
 struct Values {
     of_key: BTreeMap<String, Vec<u8>>,
     counts: BTreeMap<String, u64>,
-    ranks: BTreeSet<usize>,
+    /// Ranks with a connection.
+    admitted: BTreeSet<usize>,
+    /// Ranks that have sent a request: they know that they were admitted.
+    joined: BTreeSet<usize>,
     lost: Option<usize>,
 }
 
 impl RendezvousServer {
-    /// Number of concurrent handshakes; further callers are disconnected.
-    const GREETINGS_MAX: usize = 256;
-
     /// Listens on the first usable address and serves `size` ranks.
     ///
     /// # Errors
-    /// [`Error::Listen`] if no address is usable, for example because the port is taken.
+    /// [`Error::InvalidSetting`] if an address is unspecified, such as `0.0.0.0`, which is open to all
+    /// networks; [`Error::Listen`] if no address is usable, for example because the port is taken.
     pub fn start(addresses: &[SocketAddr], size: usize, token: JobToken) -> Result<Self> {
+        if let Some(address) = addresses.iter().find(|address| address.ip().is_unspecified()) {
+            let reason = format!("{} is unspecified; use an address of this machine", address.ip());
+            return Err(Error::InvalidSetting { setting: "rendezvous address", reason });
+        }
         let failed = |source| {
             let address = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             Error::Listen { rank: 0, address, source }
@@ -58,7 +65,7 @@ impl RendezvousServer {
             values: Mutex::default(),
             changed: Condvar::new(),
             is_over: AtomicBool::new(false),
-            greeting: AtomicUsize::new(0),
+            refusals: Refusals::default(),
         });
         let serving = shared.clone();
         std::thread::Builder::new()
@@ -82,41 +89,66 @@ impl Drop for RendezvousServer {
     }
 }
 
+/// Admits the ranks of the job.
+struct Entrance(Arc<Shared>);
+
+impl Host for Entrance {
+    /// Hands the connection to the thread of its rank.
+    type Seat = SyncSender<TcpStream>;
+
+    fn is_done(&self) -> bool {
+        self.0.is_over.load(Ordering::Relaxed) || self.0.lock().joined.len() == self.0.size
+    }
+
+    fn admit(&mut self, hello: &Hello) -> Result<Self::Seat, Refusal> {
+        self.0.admit(hello).map_err(Refusal::Identity)?;
+        let (seat, taken) = sync_channel(1);
+        let (shared, rank) = (self.0.clone(), hello.rank);
+        let thread = std::thread::Builder::new().name(format!("comm-store-{rank}"));
+        match thread.spawn(move || shared.serve_rank(rank, &taken)) {
+            Ok(_) => Ok(seat),
+            Err(source) => {
+                self.0.release(hello.rank);
+                Err(Refusal::Resources(source))
+            }
+        }
+    }
+
+    fn seat(&mut self, seat: Self::Seat, _: Hello, stream: TcpStream) {
+        // the thread waits for exactly this
+        let _ = seat.send(stream);
+    }
+}
+
 impl Shared {
     /// Accepts callers until all ranks have joined.
     fn serve(self: &Arc<Self>, listener: &TcpListener) {
-        let take = |stream: TcpStream| {
-            // each handshake has a thread: strangers must not be able to start any number of them
-            if self.greeting.fetch_add(1, Ordering::Relaxed) >= RendezvousServer::GREETINGS_MAX {
-                self.greeting.fetch_sub(1, Ordering::Relaxed);
-                return;
-            }
-            let shared = self.clone();
-            std::thread::spawn(move || shared.serve_one(stream));
-        };
-        let is_done = || self.is_over.load(Ordering::Relaxed) || self.lock().ranks.len() == self.size;
-        if let Err(error) = accept_until(listener, take, is_done) {
+        let served = greet_callers(listener, &self.token, &self.refusals, &mut Entrance(self.clone()));
+        if let Err(error) = served {
             tracing::warn!(%error, "the rendezvous no longer listens");
         }
     }
 
-    fn serve_one(&self, mut stream: TcpStream) {
-        let greeted = accept_handshake(&mut stream, &self.token, |hello| self.admit(hello));
-        self.greeting.fetch_sub(1, Ordering::Relaxed);
-        let hello = match greeted {
-            Ok(Some(hello)) => hello,
-            Ok(None) => return,
-            Err(error) => {
-                tracing::warn!(%error, "refused a connection that is not of this job");
-                return;
-            }
-        };
+    fn serve_rank(&self, rank: usize, taken: &Receiver<TcpStream>) {
+        // the caller is gone: it may call again
+        let Ok(mut stream) = taken.recv() else { return self.release(rank) };
         // a rank that disconnects without leaving fails the waits of all others immediately
-        if let Err(error) = self.answer(&mut stream) {
-            tracing::debug!(rank = hello.rank, %error, "a rank left the rendezvous");
-            self.lock().lost.get_or_insert(hello.rank);
+        if let Err(error) = self.answer(rank, &mut stream) {
+            tracing::debug!(rank, %error, "a rank left the rendezvous");
+            let mut values = self.lock();
+            if values.joined.contains(&rank) {
+                values.lost.get_or_insert(rank);
+            } else {
+                // it gave up before it knew that it was admitted, and may call again
+                values.admitted.remove(&rank);
+            }
+            drop(values);
             self.changed.notify_all();
         }
+    }
+
+    fn release(&self, rank: usize) {
+        self.lock().admitted.remove(&rank);
     }
 
     fn admit(&self, hello: &Hello) -> Result<(), String> {
@@ -129,21 +161,25 @@ impl Shared {
         if hello.rank >= self.size {
             return Err(format!("rank {} does not exist in a job of {} ranks", hello.rank, self.size));
         }
-        if !self.lock().ranks.insert(hello.rank) {
+        if !self.lock().admitted.insert(hello.rank) {
             return Err(format!("another process is rank {}", hello.rank));
         }
         Ok(())
     }
 
     /// Answers one rank until it leaves; returns an error if it disconnects without leaving.
-    fn answer(&self, stream: &mut TcpStream) -> io::Result<()> {
+    fn answer(&self, rank: usize, stream: &mut TcpStream) -> io::Result<()> {
         loop {
             let request = Request::read(stream)?;
+            self.lock().joined.insert(rank);
             let (answer, value) = match request.ask {
                 RequestKind::Set => self.set(request.key, request.value),
                 RequestKind::Wait => self.wait(&request.key, Duration::from_millis(request.timeout_ms)),
                 RequestKind::Count => self.count(request.key),
                 RequestKind::Leave => return Ok(()),
+                RequestKind::Refusals => {
+                    (ReplyKind::Value, self.refusals.summary().unwrap_or_default().into_bytes())
+                }
             };
             write_answer(stream, answer, &value)?;
         }

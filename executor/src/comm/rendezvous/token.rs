@@ -16,13 +16,21 @@ impl std::fmt::Debug for JobToken {
 }
 
 impl JobToken {
-    /// Takes a secret of the user.
+    /// Length of the shortest secret in bytes. An observed handshake allows to try secrets offline.
+    pub const BYTES_MIN: usize = 16;
+
+    /// Takes a secret of the user, at least [`BYTES_MIN`](Self::BYTES_MIN) long.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] if it is empty.
+    /// [`Error::InvalidSetting`] if it is shorter.
     pub fn new(secret: &str) -> Result<Self> {
-        if secret.is_empty() {
-            return Err(Error::InvalidSetting { setting: "job token", reason: "empty".into() });
+        if secret.len() < Self::BYTES_MIN {
+            let reason = format!(
+                "expected at least {} bytes, found {}; draw one with `openssl rand -hex 32`",
+                Self::BYTES_MIN,
+                secret.len()
+            );
+            return Err(Error::InvalidSetting { setting: "job token", reason });
         }
         Ok(Self(secret.as_bytes().to_vec()))
     }
@@ -82,12 +90,21 @@ mod tests {
 
     #[test]
     fn proofs_need_the_same_token_and_parts() {
-        let token = JobToken::new("secret").unwrap();
+        let token = JobToken::new("secret of a test").unwrap();
         let proof = token.prove(&[b"a", b"b"]);
         assert!(token.is_proof(&proof, &[b"a", b"b"]));
         assert!(!token.is_proof(&proof, &[b"a", b"c"]));
-        assert!(!JobToken::new("Secret").unwrap().is_proof(&proof, &[b"a", b"b"]));
+        assert!(!JobToken::new("Secret of a test").unwrap().is_proof(&proof, &[b"a", b"b"]));
         assert!(!format!("{token:?}").contains("secret"));
         assert_ne!(JobToken::random().unwrap(), JobToken::random().unwrap());
+        assert_eq!(JobToken::random().unwrap().secret().len(), 64);
+    }
+
+    #[test]
+    fn short_secrets_are_refused() {
+        for secret in ["", "secret", "fifteen letters"] {
+            let error = JobToken::new(secret).unwrap_err().to_string();
+            assert!(error.contains(&format!("at least 16 bytes, found {}", secret.len())), "{error}");
+        }
     }
 }

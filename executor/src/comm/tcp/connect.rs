@@ -7,15 +7,15 @@ use crate::comm::error::{Error, Result};
 use crate::comm::mailbox::Mailbox;
 use crate::comm::rank_identity::{RankIdentity, RendezvousConfig};
 use crate::comm::rendezvous::{
-    Deadline, Hello, JobToken, Purpose, RendezvousClient, RendezvousServer, accept_handshake, accept_until,
-    dial, resolve,
+    Deadline, Hello, Host, JobToken, Purpose, Refusal, Refusals, RendezvousClient, RendezvousServer, dial,
+    greet_callers, resolve,
 };
 use crate::comm::settings::Settings;
 use crate::comm::threads;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 /// Rank that is connected with all others.
@@ -54,12 +54,20 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
         return Err(Error::TokenMissing { size: identity.size });
     };
     let addresses = resolve(&rendezvous.host, rendezvous.port, &deadline)?;
+    if addresses.iter().any(|address| address.ip().is_unspecified()) {
+        let reason = format!(
+            "`{}` is an unspecified address; set `MASTER_ADDR` to the name or address of the machine of rank 0",
+            rendezvous.host
+        );
+        return Err(Error::InvalidSetting { setting: "rendezvous host", reason });
+    }
     let is_hosting = identity.rank == 0 && !rendezvous.is_hosted_by_launcher;
     let server =
         is_hosting.then(|| start_server(rendezvous, &addresses, identity.size, &token)).transpose()?;
     let addresses = server.as_ref().map_or(addresses, |server| vec![server.address()]);
     let store = RendezvousClient::connect(&addresses, identity.rank, identity.size, &token, &deadline)?;
-    let joining = Joining { identity, rendezvous, token, deadline, store: &store, has_all: Arc::default() };
+    let (has_all, refusals) = (Arc::default(), Arc::default());
+    let joining = Joining { identity, rendezvous, token, deadline, store: &store, has_all, refusals };
     let pairs = joining.pairs()?;
     let mailbox = Arc::new(Mailbox::new(identity.size, settings.buffered_bytes_max));
     let transport = TcpTransport::start(identity.rank, mailbox.clone(), pairs);
@@ -91,6 +99,39 @@ struct Joining<'a> {
     store: &'a RendezvousClient,
     /// Stops the accepting thread.
     has_all: Arc<AtomicBool>,
+    /// Connections that the accepting thread refused.
+    refusals: Arc<Refusals>,
+}
+
+/// Receiver of the connections that higher ranks make.
+struct Entrance {
+    rank: usize,
+    size: usize,
+    deadline: Deadline,
+    has_all: Arc<AtomicBool>,
+    calls: Sender<(Hello, TcpStream)>,
+}
+
+impl Host for Entrance {
+    type Seat = ();
+
+    fn is_done(&self) -> bool {
+        self.has_all.load(Ordering::Relaxed) || self.deadline.left().is_zero()
+    }
+
+    fn admit(&mut self, hello: &Hello) -> Result<(), Refusal> {
+        let is_expected = hello.size == self.size && (self.rank + 1..self.size).contains(&hello.rank);
+        if is_expected && hello.purpose != Purpose::RendezvousClient {
+            Ok(())
+        } else {
+            Err(Refusal::Identity(format!("rank {} does not expect this connection", self.rank)))
+        }
+    }
+
+    fn seat(&mut self, (): (), hello: Hello, stream: TcpStream) {
+        // a dropped receiver already has all connections that it needs
+        let _ = self.calls.send((hello, stream));
+    }
 }
 
 impl Joining<'_> {
@@ -144,36 +185,22 @@ impl Joining<'_> {
 
     fn missing(&self, missing: Vec<usize>) -> Error {
         let (rank, size) = (self.identity.rank, self.identity.size);
-        Error::Missing { rank, size, missing, waited_seconds: self.deadline.waited_seconds() }
+        // strangers that took up the time of the listeners are a likely cause
+        let refused = [("the rendezvous", self.store.refusals()), ("this rank", self.refusals.summary())];
+        let refused = refused.into_iter().filter_map(|(by, summary)| Some(format!("; {by} {}", summary?)));
+        let (refused, waited_seconds) = (refused.collect(), self.deadline.waited_seconds());
+        Error::Missing { rank, size, missing, waited_seconds, refused }
     }
 
     /// Accepts on a thread, until the deadline or until all ranks are connected.
     fn accept(&self, listener: TcpListener) -> Result<Receiver<(Hello, TcpStream)>> {
         let (calls, called) = channel();
         let (rank, size) = (self.identity.rank, self.identity.size);
-        let (token, deadline) = (self.token.clone(), self.deadline);
-        let has_all = self.has_all.clone();
-        let admit = move |hello: &Hello| {
-            let is_expected = hello.size == size && (rank + 1..size).contains(&hello.rank);
-            let is_pair = hello.purpose != Purpose::RendezvousClient;
-            if is_expected && is_pair {
-                Ok(())
-            } else {
-                Err(format!("rank {rank} does not expect this connection"))
-            }
-        };
-        let take = move |mut stream: TcpStream| {
-            let (calls, token) = (calls.clone(), token.clone());
-            std::thread::spawn(move || match accept_handshake(&mut stream, &token, admit) {
-                // a dropped receiver already has all connections that it needs
-                Ok(Some(hello)) => drop(calls.send((hello, stream))),
-                Ok(None) => {}
-                Err(error) => tracing::warn!(%error, "refused a connection that is not of this job"),
-            });
-        };
-        let is_done = move || has_all.load(Ordering::Relaxed) || deadline.left().is_zero();
+        let (deadline, has_all) = (self.deadline, self.has_all.clone());
+        let mut entrance = Entrance { rank, size, deadline, has_all, calls };
+        let (token, refusals) = (self.token.clone(), self.refusals.clone());
         let accepting = std::thread::Builder::new().name("comm-accept".into());
-        let thread = accepting.spawn(move || accept_until(&listener, take, is_done));
+        let thread = accepting.spawn(move || greet_callers(&listener, &token, &refusals, &mut entrance));
         thread.map_err(|source| Error::Io { action: "start a thread".into(), source })?;
         Ok(called)
     }

@@ -1,0 +1,109 @@
+//! Selects the open handshake that gives way to a new caller.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Number of open handshakes of one listener.
+pub(super) const GREETINGS_MAX: usize = 256;
+/// Number of open handshakes of one listener with callers of one source.
+pub(super) const SOURCE_GREETINGS_MAX: usize = 128;
+
+/// Open handshake, as far as its precedence depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Caller {
+    /// Result of [`source_of`] for its address.
+    pub(super) source: IpAddr,
+    /// Whether the first message has arrived completely.
+    pub(super) has_introduced_itself: bool,
+}
+
+/// Returns the address under which the callers of one machine are counted: an IPv6 address without its last 64
+/// bits, which one machine may choose freely.
+pub(super) fn source_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
+/// Returns the position of the handshake to end before one of a new caller begins; `None` if there is room.
+///
+/// - `callers`: open handshakes, the oldest first
+///
+/// A source at its bound gives way to itself; at the bound of the listener the source with the most
+/// handshakes does. The slowest caller of that source is the oldest one that waits for the same message as
+/// most of them: neither a crowd that sends nothing nor one that stops halfway displaces a caller that
+/// proceeds.
+pub(super) fn to_end(callers: &[Caller], newcomer: IpAddr) -> Option<usize> {
+    let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    for caller in callers {
+        *counts.entry(caller.source).or_default() += 1;
+    }
+    let source = if counts.get(&newcomer).is_some_and(|&count| count >= SOURCE_GREETINGS_MAX) {
+        newcomer
+    } else if callers.len() >= GREETINGS_MAX {
+        counts.into_iter().max_by_key(|&(_, count)| count)?.0
+    } else {
+        return None;
+    };
+    let of_source = || callers.iter().filter(|caller| caller.source == source);
+    let introduced = of_source().filter(|caller| caller.has_introduced_itself).count();
+    let slowest = Caller { source, has_introduced_itself: 2 * introduced > of_source().count() };
+    callers.iter().position(|caller| *caller == slowest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    const SILENT: bool = false;
+    const INTRODUCED: bool = true;
+
+    fn caller(machine: u8, has_introduced_itself: bool) -> Caller {
+        Caller { source: address(machine), has_introduced_itself }
+    }
+
+    fn address(machine: u8) -> IpAddr {
+        Ipv4Addr::new(10, 0, 0, machine).into()
+    }
+
+    #[test]
+    fn a_source_at_its_bound_gives_way_to_itself() {
+        let mut callers = vec![caller(2, SILENT)];
+        callers.extend([caller(1, SILENT); SOURCE_GREETINGS_MAX - 1]);
+        assert_eq!(to_end(&callers, address(1)), None);
+        callers.push(caller(1, SILENT));
+        assert_eq!(to_end(&callers, address(1)), Some(1), "the oldest of the source");
+        assert_eq!(to_end(&callers, address(2)), None);
+    }
+
+    #[test]
+    fn at_the_bound_of_the_listener_the_largest_source_gives_way() {
+        let mut callers = vec![caller(9, SILENT)];
+        callers.extend([caller(1, SILENT); 100]);
+        callers.extend([caller(2, SILENT); 101]);
+        callers.extend((0..54).map(|machine| caller(100 + machine, SILENT)));
+        assert_eq!(callers.len(), GREETINGS_MAX);
+        assert_eq!(to_end(&callers, address(9)), Some(101), "the oldest caller of machine 2");
+    }
+
+    #[test]
+    fn callers_that_proceed_stay() {
+        let mut silent = vec![caller(1, INTRODUCED)];
+        silent.extend([caller(1, SILENT); SOURCE_GREETINGS_MAX]);
+        assert_eq!(to_end(&silent, address(1)), Some(1));
+        let mut halfway = vec![caller(1, SILENT)];
+        halfway.extend([caller(1, INTRODUCED); SOURCE_GREETINGS_MAX]);
+        assert_eq!(to_end(&halfway, address(1)), Some(1));
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_source() {
+        let source = |text: &str| source_of(text.parse().unwrap());
+        assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:2"));
+        assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
+        assert_eq!(source("::ffff:10.0.0.1"), address(1));
+        assert_ne!(source("10.0.0.2"), address(1));
+    }
+}
