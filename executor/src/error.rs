@@ -67,6 +67,11 @@ pub enum Error {
     /// A saved state cannot be used.
     #[error("checkpoint `{}` cannot be used: {problem}", path.display())]
     Saved { path: PathBuf, problem: String },
+    /// A running job has claimed the directory of checkpoints.
+    #[error(
+        "checkpoint directory `{}` is in use by {owner}; choose another directory, or end that job", path.display()
+    )]
+    Occupied { path: PathBuf, owner: String },
     /// A rank could not write its part of a saved state.
     #[error("checkpoint of step {step}: rank {rank} could not write its part")]
     NotSaved { step: u64, rank: usize },

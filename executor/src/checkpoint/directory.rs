@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::MANIFEST_FILE;
+use super::aside::SetAside;
 use crate::error::{Error, Result};
 
 const PREFIX: &str = "step-";
@@ -31,8 +32,9 @@ pub(super) fn partial(root: &Path, step: u64) -> PathBuf {
     hidden(root, step, PARTIAL)
 }
 
-/// Removes the remains of killed processes and creates an empty directory to write into.
+/// Completes and removes what killed processes left, and creates an empty directory to write into.
 pub(super) fn prepare(root: &Path, step: u64) -> Result<()> {
+    finish_set_aside(root)?;
     let all = || {
         fs::create_dir_all(root)?;
         for name in names(root)? {
@@ -84,36 +86,57 @@ pub(super) fn prune(root: &Path, kept: usize) -> Result<()> {
 }
 
 /// Moves all checkpoints into a new subdirectory, `earlier-1` or the next number; `None` if there were none.
+///
+/// A process that is killed has decided to move all of them or none: [`candidates`] does not find one of
+/// them, and the next [`prepare`] or call of this function moves the rest.
 pub(super) fn set_aside(root: &Path) -> Result<Option<PathBuf>> {
+    let finished = finish_set_aside(root)?;
     let states = candidates(root)?;
     if states.is_empty() {
-        return Ok(None);
+        return Ok(finished);
     }
     let mut numbers = 1_u64..;
     let free = numbers.find_map(|number| {
-        let directory = root.join(format!("{EARLIER}{number}"));
-        (!directory.exists()).then_some(directory)
+        let name = format!("{EARLIER}{number}");
+        (!root.join(&name).exists()).then_some(name)
     });
-    let earlier = free.unwrap_or_else(|| root.join(EARLIER));
+    let name = |state: &PathBuf| state.file_name()?.to_str().map(str::to_owned);
+    let states = states.iter().filter_map(name).collect();
+    SetAside { into: free.unwrap_or_else(|| EARLIER.to_owned()), states }.write(root)?;
+    finish_set_aside(root)
+}
+
+/// Moves the checkpoints that a record lists, if there is one; returns the subdirectory.
+fn finish_set_aside(root: &Path) -> Result<Option<PathBuf>> {
+    let Some(SetAside { into, states }) = SetAside::read(root)? else { return Ok(None) };
+    let earlier = root.join(into);
     let all = || {
-        fs::create_dir(&earlier)?;
+        fs::create_dir_all(&earlier)?;
         for state in &states {
-            fs::rename(state, earlier.join(state.file_name().unwrap_or_default()))?;
+            match fs::rename(root.join(state), earlier.join(state)) {
+                // moved before the process was killed
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                moved => moved?,
+            }
         }
         sync(&earlier)?;
-        sync(root)
+        sync(root)?;
+        SetAside::remove(root)
     };
     all().map_err(failed("move earlier checkpoints into", &earlier))?;
     Ok(Some(earlier))
 }
 
 /// Returns directories that may be checkpoints, newest first; for one step the published before the replaced
-/// one.
+/// one. Checkpoints that are being moved aside are left out.
 pub(super) fn candidates(root: &Path) -> Result<Vec<PathBuf>> {
-    let names = match names(root) {
+    let mut names = match names(root) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         names => names.map_err(failed("read", root))?,
     };
+    if let Some(moving) = SetAside::read(root)? {
+        names.retain(|name| !moving.states.contains(name));
+    }
     let replaced = |name: &str| step_of(name.strip_prefix('.')?.strip_suffix(REPLACED)?);
     let place = |name: &String| Some((step_of(name).or_else(|| replaced(name))?, step_of(name).is_some()));
     let mut places: Vec<((u64, bool), String)> =
@@ -201,6 +224,49 @@ mod tests {
             assert_eq!(found(&earlier), [format!("step-{step:08}")]);
             assert!(found(root).is_empty());
         }
+        assert_eq!(set_aside(root).unwrap(), None);
+    }
+
+    #[test]
+    fn a_process_killed_while_it_sets_states_aside_has_moved_all_or_none() {
+        let names_of = ["step-00000003", "step-00000005", "step-00000007"];
+        // killed after this number of renames; the record stays until the last one
+        for moved in 0..=names_of.len() {
+            let directory = tempfile::tempdir().unwrap();
+            let root = directory.path();
+            for step in [3, 5, 7] {
+                make(&of_step(root, step), "old");
+            }
+            let states = names_of.map(str::to_owned).to_vec();
+            SetAside { into: "earlier-1".into(), states }.write(root).unwrap();
+            if moved > 0 {
+                fs::create_dir(root.join("earlier-1")).unwrap();
+            }
+            for name in &names_of[..moved] {
+                fs::rename(root.join(name), root.join("earlier-1").join(name)).unwrap();
+            }
+            // a run that resumes finds no state of the earlier run, and saves its own
+            assert!(found(root).is_empty(), "{moved} renames");
+            prepare(root, 5).unwrap();
+            make(&partial(root, 5), "new");
+            publish(root, 5).unwrap();
+            prune(root, 1).unwrap();
+            assert_eq!(names(root).unwrap(), ["earlier-1", "step-00000005"]);
+            assert_eq!(fs::read_to_string(of_step(root, 5).join(MANIFEST_FILE)).unwrap(), "new");
+            assert_eq!(names(&root.join("earlier-1")).unwrap(), names_of);
+            let old = fs::read_to_string(of_step(&root.join("earlier-1"), 5).join(MANIFEST_FILE)).unwrap();
+            assert_eq!(old, "old");
+        }
+    }
+
+    #[test]
+    fn setting_aside_completes_what_a_killed_process_began() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        make(&of_step(root, 3), "old");
+        SetAside { into: "earlier-1".into(), states: vec!["step-00000003".into()] }.write(root).unwrap();
+        assert_eq!(set_aside(root).unwrap(), Some(root.join("earlier-1")));
+        assert_eq!(names(root).unwrap(), ["earlier-1"]);
         assert_eq!(set_aside(root).unwrap(), None);
     }
 

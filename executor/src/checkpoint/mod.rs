@@ -16,18 +16,22 @@
 //!
 //! A run that starts from scratch in a directory with checkpoints moves them into `earlier-1`
 //! ([`CheckpointDirectory::set_aside`]): a run removes only its own checkpoints, and the newest one always
-//! belongs to the run that was started last.
+//! belongs to the run that was started last. A running job claims its directory
+//! ([`CheckpointDirectory::claim`]), so that a second one is refused.
 //!
 //! Loading goes by tensor name: every rank reads the tensors of its stages, or its parts of them, so stages,
 //! replicas and tensor-parallel degree may differ from those of the run that saved. Tensors that ranks share
 //! are assembled in the memory of the rank that writes them. All ranks must share the file system.
 
+mod aside;
+mod claim;
 mod directory;
 mod load;
 mod manifest;
 mod save;
 mod tensors;
 
+pub use claim::DirectoryClaim;
 pub use load::SavedCheckpoint;
 pub use save::CheckpointDirectory;
 

@@ -87,13 +87,7 @@ impl CheckpointDirectory {
     /// [`Error::File`] on rank 0, [`Error::NotSaved`] on the others; [`Error::Comm`].
     pub fn set_aside(&self, comm: &dyn Comm) -> Result<Option<PathBuf>> {
         let moved = if comm.rank() == 0 { directory::set_aside(&self.root) } else { Ok(None) };
-        let mut earlier = None;
-        let own = moved.map(|directory| {
-            earlier = directory;
-            [0; WORDS]
-        });
-        agree(comm, 0, "set earlier checkpoints aside", own)?;
-        Ok(earlier)
+        agree_on_success(comm, 0, "set earlier checkpoints aside", moved)
     }
 
     /// Saves a checkpoint between two steps and removes old ones; all ranks of the optimizer call it.
@@ -114,12 +108,12 @@ impl CheckpointDirectory {
         let (step, comm) = (optimizer.steps(), &*optimizer.comm);
         let prepared = if comm.rank() == 0 { directory::prepare(&self.root, step) } else { Ok(()) };
         // Ranks agree three times: the directory exists, all files are written, the checkpoint is published.
-        agree(comm, step, "prepare state", prepared.map(|()| [0; WORDS]))?;
+        agree_on_success(comm, step, "prepare state", prepared)?;
         let stages: Vec<&Stage<D>> = stages.into_iter().collect();
         let written = self.write_part(optimizer, &stages);
         let all = agree(comm, step, "write state", written.map(WrittenFiles::words))?;
         let published = if comm.rank() == 0 { self.publish(optimizer, run, &all) } else { Ok(()) };
-        agree(comm, step, "rename state", published.map(|()| [0; WORDS]))?;
+        agree_on_success(comm, step, "rename state", published)?;
         Ok(directory::of_step(&self.root, step))
     }
 
@@ -301,6 +295,17 @@ fn state<D: Device>(optimizer: &JobOptimizer<D>, run: &RunState) -> Value {
 
 fn text(document: &Value) -> Vec<u8> {
     format!("{document:#}\n").into_bytes()
+}
+
+/// Returns the value of this rank if all ranks succeeded; fails on all ranks if one failed.
+pub(super) fn agree_on_success<T>(comm: &dyn Comm, step: u64, action: &str, own: Result<T>) -> Result<T> {
+    let mut value = None;
+    let words = own.map(|own| {
+        value = Some(own);
+        [0; WORDS]
+    });
+    agree(comm, step, action, words)?;
+    Ok(value.unwrap_or_else(|| unreachable!("ranks agree only if this one succeeded")))
 }
 
 /// Exchanges the words of all ranks, the first of which is 0 for success; fails on all ranks if one failed.

@@ -67,6 +67,8 @@ fn run_on<D: Device>(
     on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let checkpoints = checkpoints(config, setup)?;
+    // Held to the end of the run: a second job in the directory is refused.
+    let _claim = checkpoints.as_ref().map(|checkpoints| checkpoints.claim(&*comm)).transpose()?;
     let saved = match (&checkpoints, task.is_resumed) {
         (Some(checkpoints), true) => checkpoints.latest(&*comm)?,
         _ => None,
