@@ -14,11 +14,11 @@ pub(super) struct Caller {
     /// Result of [`source_of`] for its address.
     pub(super) source: IpAddr,
     /// Whether the first message has arrived completely.
-    pub(super) has_introduced_itself: bool,
+    pub(super) has_introduction: bool,
 }
 
-/// Returns the address under which the callers of one machine are counted: an IPv6 address without its last 64
-/// bits, which one machine may choose freely.
+/// Returns the address under which the callers of one machine are counted: an IPv6 address without its last
+/// 64 bits, which one machine may choose freely.
 pub(super) fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -47,8 +47,8 @@ pub(super) fn to_end(callers: &[Caller], newcomer: IpAddr) -> Option<usize> {
         return None;
     };
     let of_source = || callers.iter().filter(|caller| caller.source == source);
-    let introduced = of_source().filter(|caller| caller.has_introduced_itself).count();
-    let slowest = Caller { source, has_introduced_itself: 2 * introduced > of_source().count() };
+    let introduced = of_source().filter(|caller| caller.has_introduction).count();
+    let slowest = Caller { source, has_introduction: 2 * introduced > of_source().count() };
     callers.iter().position(|caller| *caller == slowest)
 }
 
@@ -60,8 +60,8 @@ mod tests {
     const SILENT: bool = false;
     const INTRODUCED: bool = true;
 
-    fn caller(machine: u8, has_introduced_itself: bool) -> Caller {
-        Caller { source: address(machine), has_introduced_itself }
+    fn caller(machine: u8, has_introduction: bool) -> Caller {
+        Caller { source: address(machine), has_introduction }
     }
 
     fn address(machine: u8) -> IpAddr {

@@ -1,8 +1,8 @@
 //! Accepts connections: greets all callers of a listener on one thread, within bounds of time and number.
 //!
 //! Callers may be strangers. A handshake has one time limit, and open handshakes are bounded per source
-//! address and in total; when there is no room the slowest one ends. No caller can make this thread wait, start
-//! threads, or keep others from being greeted: a rank that was refused for lack of room calls again.
+//! address and in total; when there is no room the slowest one ends. No caller can make this thread wait,
+//! start threads, or keep others from being greeted: a rank that was refused for lack of room calls again.
 
 use super::crowd::{Caller, source_of, to_end};
 use super::handshake::{GREETING, Greeting, Hello};
@@ -23,7 +23,7 @@ const ACCEPTED_MAX: usize = 64;
 
 /// Receiver of the connections that a listener accepts.
 pub(in crate::comm) trait Host {
-    /// Place prepared for an admitted caller; dropped if the caller is gone before it can take it.
+    /// Place prepared for an admitted caller.
     type Seat;
 
     /// Returns whether no more callers are expected.
@@ -34,6 +34,9 @@ pub(in crate::comm) trait Host {
 
     /// Takes the connection of an admitted caller.
     fn seat(&mut self, seat: Self::Seat, hello: Hello, stream: TcpStream);
+
+    /// Frees the place of an admitted caller that is gone; it may call again.
+    fn free(&mut self, seat: Self::Seat, hello: &Hello);
 }
 
 struct OpenGreeting {
@@ -113,8 +116,13 @@ fn welcome(
         Refusal::Identity(reason) => greeting.refuse(reason),
         refusal => refusal,
     })?;
-    let stream = greeting.accept(token)?;
-    host.seat(seat, hello, stream);
+    match greeting.accept(token) {
+        Ok(stream) => host.seat(seat, hello, stream),
+        Err(refusal) => {
+            host.free(seat, &hello);
+            return Err(refusal);
+        }
+    }
     Ok(())
 }
 
@@ -156,6 +164,6 @@ fn is_exhausted(error: &io::Error) -> bool {
 
 impl OpenGreeting {
     fn as_caller(&self) -> Caller {
-        Caller { source: self.source, has_introduced_itself: self.greeting.has_introduction() }
+        Caller { source: self.source, has_introduction: self.greeting.has_introduction() }
     }
 }

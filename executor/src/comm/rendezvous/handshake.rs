@@ -138,7 +138,8 @@ impl Write for TimedStream<'_> {
     }
 }
 
-/// Called side of a handshake. Never blocks: [`advance`](Self::advance) processes the bytes that have arrived.
+/// Called side of a handshake. Never blocks: [`advance`](Self::advance) processes the bytes that have
+/// arrived.
 #[derive(Debug)]
 pub(super) struct Greeting {
     pub(super) stream: TcpStream,

@@ -118,6 +118,10 @@ impl Host for Entrance {
         // the thread waits for exactly this
         let _ = seat.send(stream);
     }
+
+    fn free(&mut self, _: Self::Seat, hello: &Hello) {
+        self.0.release(hello.rank);
+    }
 }
 
 impl Shared {
@@ -130,8 +134,8 @@ impl Shared {
     }
 
     fn serve_rank(&self, rank: usize, taken: &Receiver<TcpStream>) {
-        // the caller is gone: it may call again
-        let Ok(mut stream) = taken.recv() else { return self.release(rank) };
+        // nothing comes for a caller that is gone
+        let Ok(mut stream) = taken.recv() else { return };
         // a rank that disconnects without leaving fails the waits of all others immediately
         if let Err(error) = self.answer(rank, &mut stream) {
             tracing::debug!(rank, %error, "a rank left the rendezvous");

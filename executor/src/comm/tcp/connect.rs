@@ -132,6 +132,8 @@ impl Host for Entrance {
         // a dropped receiver already has all connections that it needs
         let _ = self.calls.send((hello, stream));
     }
+
+    fn free(&mut self, (): (), _: &Hello) {}
 }
 
 impl Joining<'_> {

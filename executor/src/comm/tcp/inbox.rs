@@ -53,7 +53,8 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
         let _ = mailbox.wait_for_room(peer, ROOM);
     }
     let bytes = header.shape.bytes().unwrap_or_default();
-    // the length is checked before memory is allocated for it: against the receive of the plan if there is one
+    // the length is checked before memory is allocated for it, against the receive of the plan if there is
+    // one
     match mailbox.expected(header.key(peer)) {
         Some(Expected::Message(expected)) if expected.admits(&header) => {}
         Some(_) => {
@@ -75,8 +76,8 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
     Ok(())
 }
 
-/// Reads a message that is larger than the bound on buffered bytes and not expected yet: its memory grows with
-/// the bytes that arrive.
+/// Reads a message that is larger than the bound on buffered bytes and not expected yet: its memory grows
+/// with the bytes that arrive.
 fn read_untrusted(links: &Links, peer: usize, header: Header, stream: &mut impl Read) -> io::Result<Buffer> {
     let elements = header.shape.elements().unwrap_or_default();
     let mut buffer = Buffer::zeros(header.shape.dtype, 0);
