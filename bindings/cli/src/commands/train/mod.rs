@@ -6,6 +6,7 @@
 mod config;
 mod demo;
 mod inline;
+mod kept;
 mod print;
 mod rank;
 mod setup;

@@ -16,6 +16,8 @@ use dflop_loader::prepare::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
 
 use super::config::{ModuleTable, TrainConfig};
+use super::inline::MODEL;
+use super::kept::KeptDirectory;
 use super::synthetic::Generated;
 use crate::failure::Failure;
 use dflop_loader::model::read_profile;
@@ -30,6 +32,9 @@ pub(crate) struct Setup {
     directory: ModelDirectory,
     shards: Vec<String>,
     tokenizer: PathBuf,
+    /// Keep their directories in use.
+    _generated: Option<Generated>,
+    _inline: Option<KeptDirectory>,
 }
 
 impl Setup {
@@ -38,11 +43,13 @@ impl Setup {
         config.check()?;
         let generated = config.data.generate.as_ref().map(|table| Generated::make(table, &config.model));
         let generated = generated.transpose()?;
-        let model_directory = match (&config.model.directory, &generated) {
-            (Some(directory), _) => directory.clone(),
-            // A generated dataset comes with the files of its model.
-            (None, Some(generated)) => generated.model(),
-            (None, None) => super::inline::write(&config.model)?,
+        // A generated dataset comes with the files of its model.
+        let is_inline = config.model.directory.is_none() && generated.is_none();
+        let inline = is_inline.then(|| super::inline::write(&config.model)).transpose()?;
+        let model_directory = match (&config.model.directory, &generated, &inline) {
+            (None, Some(generated), _) => generated.model(),
+            (None, None, Some(inline)) => inline.path.join(MODEL),
+            (directory, ..) => directory.clone().unwrap_or_default(),
         };
         let tokenizer = match (&config.data.tokenizer, &generated) {
             (Some(file), _) => file.clone(),
@@ -54,9 +61,20 @@ impl Setup {
         let model = ModelConfig::from_config(&directory.documents().config)?;
         let frozen = frozen(config.frozen()?);
         let job = Arc::new(job(config, model, frozen)?);
-        let shards =
-            generated.map_or_else(|| config.data.shards.clone(), |generated| vec![generated.shards()]);
-        Ok(Self { job, frozen, model_directory, spec, directory, shards, tokenizer })
+        let shards = generated
+            .as_ref()
+            .map_or_else(|| config.data.shards.clone(), |generated| vec![generated.shards()]);
+        Ok(Self {
+            job,
+            frozen,
+            model_directory,
+            spec,
+            directory,
+            shards,
+            tokenizer,
+            _generated: generated,
+            _inline: inline,
+        })
     }
 
     /// Returns a preparer builder for the model.

@@ -10,7 +10,8 @@ use jpeg_encoder::{ColorType, Encoder};
 use serde_json::{Value, json};
 
 use super::config::{GenerateTable, ModelTable};
-use super::inline::name_of;
+use super::inline::{MODEL, write_files};
+use super::kept::KeptDirectory;
 use crate::demo_data::rng::Rng;
 use crate::failure::Failure;
 
@@ -43,42 +44,26 @@ const SPECIAL: [&str; 16] = [
     "<|audio_eos|>",
 ];
 
-/// Directory of a generated dataset and of its model's files.
-pub(crate) struct Generated {
-    /// Directory with the shards in `shards` and the files of the model in `model`.
-    pub(crate) directory: PathBuf,
-}
+/// Generated dataset, with the files of its model.
+pub(crate) struct Generated(KeptDirectory);
 
 impl Generated {
-    /// Generates the dataset in the directory for temporary files, unless it exists.
+    /// Generates the dataset in a directory that is kept, unless it exists.
     pub(crate) fn make(table: &GenerateTable, model: &ModelTable) -> Result<Self, Failure> {
         check(table)?;
-        // Everything that the files depend on is in the name, so that an existing directory can be reused.
-        let name = name_of(&format!("{table:?} {:?} {:?}", model.config, model.preprocessor));
-        let directory = std::env::temp_dir().join(format!("dflop-mix-{name}"));
-        if !directory.is_dir() {
-            let partial = std::env::temp_dir().join(format!(".dflop-mix-{name}-{}", std::process::id()));
-            let made = write(&partial, table, model);
-            // Renaming fails if another process was faster; its directory has the same contents.
-            let placed = made.and_then(|()| Ok(std::fs::rename(&partial, &directory)?));
-            if placed.is_err() {
-                drop(std::fs::remove_dir_all(&partial));
-            }
-            if !directory.is_dir() {
-                placed?;
-            }
-        }
-        Ok(Self { directory })
+        // Everything that the files depend on.
+        let contents = format!("{table:?} {:?} {:?}", model.config, model.preprocessor);
+        KeptDirectory::open_or_make("mix", &contents, |directory| write(directory, table, model)).map(Self)
     }
 
     /// Returns the pattern of the shards.
     pub(crate) fn shards(&self) -> String {
-        self.directory.join("shards").display().to_string()
+        self.0.path.join("shards").display().to_string()
     }
 
     /// Returns the model's directory, with a tokenizer and, if the configuration has one, `config.json`.
     pub(crate) fn model(&self) -> PathBuf {
-        self.directory.join("model")
+        self.0.path.join(MODEL)
     }
 }
 
@@ -110,18 +95,11 @@ fn write(directory: &Path, table: &GenerateTable, model: &ModelTable) -> Result<
         }
     }
     shards.finish()?;
-    let files = directory.join("model");
-    std::fs::create_dir_all(&files)?;
-    let documents = [
-        ("tokenizer.json", Some(tokenizer())),
-        ("tokenizer_config.json", Some(json!({"eos_token": SPECIAL[1], "unk_token": SPECIAL[0]}))),
-        ("config.json", model.config.clone()),
-        ("preprocessor_config.json", model.preprocessor.clone()),
-    ];
-    for (name, document) in documents {
-        if let Some(document) = document {
-            std::fs::write(files.join(name), format!("{document:#}\n"))?;
-        }
+    let files = directory.join(MODEL);
+    write_files(&files, model)?;
+    let special = json!({"eos_token": SPECIAL[1], "unk_token": SPECIAL[0]});
+    for (name, document) in [("tokenizer.json", tokenizer()), ("tokenizer_config.json", special)] {
+        std::fs::write(files.join(name), format!("{document:#}\n"))?;
     }
     Ok(())
 }

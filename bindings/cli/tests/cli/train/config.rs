@@ -122,10 +122,17 @@ impl Job {
         self.directory.path().join(name)
     }
 
+    /// Directory of the dataset that a run of this job generated, with its model's files.
+    pub(crate) fn generated(&self) -> PathBuf {
+        let entries = std::fs::read_dir(self.path("dflop/train")).expect("a cache");
+        let mut directories = entries.filter_map(Result::ok).map(|entry| entry.path());
+        directories.find(|directory| directory.join("shards").is_dir()).expect("a dataset")
+    }
+
     /// The command, not yet started; what it makes for itself goes into the directory.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = command(&[&["train", text(&self.config), "--json"], args].concat());
-        command.env("TMPDIR", self.directory.path());
+        command.env("XDG_CACHE_HOME", self.directory.path());
         command
     }
 

@@ -6,9 +6,7 @@ use super::config::{Job, difference, losses};
 
 /// The shard that a job made for itself.
 fn shard(job: &Job) -> PathBuf {
-    let entries = std::fs::read_dir(job.path("")).expect("the directory is there").filter_map(Result::ok);
-    let shards = entries.map(|entry| entry.path().join("shards")).find(|directory| directory.is_dir());
-    let entries = std::fs::read_dir(shards.expect("a dataset")).expect("it can be read");
+    let entries = std::fs::read_dir(job.generated().join("shards")).expect("it can be read");
     let mut files = entries.filter_map(Result::ok).map(|entry| entry.path());
     files.find(|path| path.extension().is_some_and(|extension| extension == "tar")).expect("a shard")
 }

@@ -100,9 +100,7 @@ fn directories_that_cannot_be_written_are_named_with_the_rank_to_blame() {
 fn shards_that_cannot_be_read_are_named() {
     let job = Job::new();
     job.lines(&["--steps", "1"]);
-    let generated = std::fs::read_dir(job.path("")).unwrap().filter_map(Result::ok);
-    let generated = generated.map(|entry| entry.path()).find(|path| path.join("model").is_dir()).unwrap();
-    let model = generated.join("model");
+    let model = job.generated().join("model");
     let toml = |shards: &str| {
         let toml = format!(
             "steps = 2\n[model]\nfolder = \"{}\"\n[data]\nshards = [\"{shards}\"]\nglobal_batch = 8\n[parallel]\nmicrobatches = 2\n",

@@ -2,9 +2,11 @@
 
 mod config;
 mod damaged;
+mod kept;
 mod killed;
 mod misuse;
 mod process;
 mod runs;
 mod states;
 mod trace;
+mod two_jobs;

@@ -47,7 +47,7 @@ fn lines_for_people_name_steps_and_end_with_a_summary() {
     let job = Job::new();
     let run =
         crate::command::command(&["train", crate::command::text(&job.path("train.toml")), "--steps", "2"])
-            .env("TMPDIR", job.path(""))
+            .env("XDG_CACHE_HOME", job.path(""))
             .output();
     let run = crate::command::Run::from(run.expect("the command starts"));
     assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""));
