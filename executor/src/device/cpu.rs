@@ -6,7 +6,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::buffer_pool::{BufferPool, CpuFloats};
 use super::{Buffer, Device, SparseBuffers};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops;
 use crate::ops::activation::Activation;
 use crate::ops::adamw::AdamW;
@@ -29,11 +29,19 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Makes a device with this number of threads, at least one.
+    /// Largest number of threads of a device, above that of any machine.
+    pub const THREADS_MAX: usize = 1024;
+
+    /// Makes a device with this number of threads, at least one and at most
+    /// [`THREADS_MAX`](Self::THREADS_MAX).
     ///
     /// # Errors
-    /// [`crate::Error::Threads`] if they cannot be started.
+    /// [`Error::InvalidSetting`] above that number, [`Error::Threads`] if they cannot be started.
     pub fn new(threads: usize) -> Result<Self> {
+        if threads > Self::THREADS_MAX {
+            let reason = format!("expected at most {}, found {threads}", Self::THREADS_MAX);
+            return Err(Error::InvalidSetting { setting: "threads", reason });
+        }
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads.max(1))
             .thread_name(|index| format!("dflop-compute-{index}"))
@@ -42,7 +50,7 @@ impl Cpu {
     }
 
     /// Sets the limit on used bytes, for all clones of this device; allocations beyond it fail with
-    /// [`crate::Error::OutOfMemory`]. Default: no limit.
+    /// [`Error::OutOfMemory`]. Default: no limit.
     #[must_use]
     pub fn memory_limit(self, bytes: u64) -> Self {
         self.buffers.limit(bytes);

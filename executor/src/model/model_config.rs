@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
+use dflop_costmodel::config::{Documents, PartialModelSpec};
 use serde_json::Value;
 
 use super::encoder::{EncoderConfig, FrozenEncoder};
@@ -57,11 +58,16 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// Largest number of transformer layers of a module, above that of any published model.
+    pub const LAYERS_MAX: u32 = 10_000;
+
     /// Reads the `config.json` of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
+    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported, or there are more
+    /// than [`LAYERS_MAX`](Self::LAYERS_MAX) layers.
     pub fn from_config(document: &Value) -> Result<Self> {
+        check_layers(document)?;
         Ok(Self {
             vision: EncoderConfig::vision(document)?,
             audio: EncoderConfig::audio(document)?,
@@ -177,4 +183,23 @@ impl ModelConfig {
     pub fn check<D: Device>(&self, checkpoint: &Checkpoint) -> Result<()> {
         checkpoint.check(&self.parameters::<D>()?, &self.ignored())
     }
+}
+
+/// Checks the number of layers of every module, before anything is allocated for each of them.
+fn check_layers(document: &Value) -> Result<()> {
+    let documents = Documents { config: document.clone(), ..Documents::default() };
+    // the readers of the modules report what is wrong with other fields
+    let Ok(spec) = PartialModelSpec::from_hugging_face(&documents) else { return Ok(()) };
+    let layers = [
+        ("vision encoder", spec.vision.map(|vision| vision.encoder.layers)),
+        ("audio encoder", spec.audio.map(|audio| audio.encoder.layers)),
+        ("LLM", spec.llm.map(|llm| llm.layers)),
+    ];
+    for (module, layers) in layers {
+        if let Some(layers) = layers.filter(|&layers| layers > ModelConfig::LAYERS_MAX) {
+            let problem = format!("expected at most {}, found {layers} ({module})", ModelConfig::LAYERS_MAX);
+            return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
+        }
+    }
+    Ok(())
 }

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::FrozenParts;
+use dflop_costmodel::{FrozenParts, ModelSpec};
+use dflop_executor::device::Cpu;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -314,8 +315,14 @@ impl TrainConfig {
         if self.data.generate.is_none() && self.data.tokenizer.is_none() && self.model.directory.is_none() {
             return refuse("`data.tokenizer` is missing");
         }
-        if self.parallel.threads == 0 || self.data.workers == 0 {
-            return refuse("`parallel.threads` and `data.workers` must be at least 1");
+        for (setting, threads) in
+            [("parallel.threads", self.parallel.threads), ("data.workers", self.data.workers)]
+        {
+            if !(1..=Cpu::THREADS_MAX).contains(&threads) {
+                let reason =
+                    format!("invalid `{setting}`: expected 1 to {}, found {threads}", Cpu::THREADS_MAX);
+                return Err(Failure::Misuse(reason));
+            }
         }
         if !(self.parallel.timeout_seconds > 0.0 && self.parallel.timeout_seconds < 1e9) {
             return refuse("invalid `parallel.timeout_seconds`: must be above 0");
@@ -341,6 +348,18 @@ impl TrainConfig {
 }
 
 impl TrainConfig {
+    /// Returns the number of ranks of the modules that a model has, saturating.
+    pub(crate) fn ranks(&self, spec: &ModelSpec) -> u64 {
+        let ranks = |table: &ModuleTable| {
+            let stages = table.layers.as_ref().map_or(table.stages, Vec::len);
+            let degrees = [stages, table.dp, table.tp].into_iter().map(|degree| degree as u64);
+            degrees.fold(1, u64::saturating_mul)
+        };
+        let ParallelTable { vision, audio, llm, .. } = &self.parallel;
+        let encoders = [spec.vision.map(|_| ranks(vision)), spec.audio.map(|_| ranks(audio))];
+        encoders.into_iter().flatten().fold(ranks(llm), u64::saturating_add)
+    }
+
     /// Gives every module one stage.
     pub(crate) fn one_stage_each(&mut self) {
         let ParallelTable { vision, audio, llm, .. } = &mut self.parallel;

@@ -20,7 +20,11 @@ use super::inline::MODEL;
 use super::kept::KeptDirectory;
 use super::synthetic::Generated;
 use crate::failure::Failure;
+use crate::output::format_bytes;
 use dflop_loader::model::read_profile;
+
+/// Smallest size of a weight in memory.
+const WEIGHT_BYTES: u64 = 4;
 
 /// Parts of a run that every rank prepares alone, before it talks to the others.
 pub(crate) struct Setup {
@@ -58,6 +62,7 @@ impl Setup {
         };
         let directory = ModelDirectory::open(&model_directory)?;
         let spec = directory.spec()?;
+        check_size(&spec, config.ranks(&spec), machine_memory_bytes())?;
         let model = ModelConfig::from_config(&directory.documents().config)?;
         let frozen = frozen(config.frozen()?);
         let job = Arc::new(job(config, model, frozen)?);
@@ -129,6 +134,33 @@ impl Setup {
             if config.model.recompute_layers { Recomputation::Layers } else { Recomputation::None };
         Ok(model.recomputation(recomputation).frozen(config.frozen()?)?)
     }
+}
+
+/// Refuses a model whose weights alone exceed the memory of as many machines as there are ranks.
+fn check_size(spec: &ModelSpec, ranks: u64, memory_bytes: Option<u64>) -> Result<(), Failure> {
+    let encoders = spec.encoder_parameters();
+    let encoders = encoders.iter().map(|(_, parameters)| parameters.total());
+    let parameters = encoders.fold(spec.llm_parameters().total(), u64::saturating_add);
+    let needed = parameters.saturating_mul(WEIGHT_BYTES);
+    match memory_bytes.map(|memory| memory.saturating_mul(ranks)) {
+        Some(memory) if needed > memory => Err(Failure::Misuse(format!(
+            "`config.json`: the weights of {parameters} parameters take {}, but {ranks} machines like this one, one for \
+             each rank, have {}",
+            format_bytes(needed),
+            format_bytes(memory)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the memory of this machine, swap included, if the system reports it.
+fn machine_memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    bytes("MemTotal:")?.checked_add(bytes("SwapTotal:").unwrap_or(0))
 }
 
 /// Converts the frozen modules of the cost model to the type of the executor.

@@ -74,6 +74,24 @@ fn settings_that_make_no_sense_are_refused() {
     refused(("learning_rate = 2e-3", "learning_rate = nan"), 2, &["learning_rate"]);
     refused(("timeout_seconds = 20.0", "timeout_seconds = 0.0"), 2, &["timeout_seconds"]);
     refused(("tiles = [1, 5]", "tiles = [5, 1]"), 2, &["tiles"]);
+    let threads = |threads| format!("invalid `parallel.threads`: expected 1 to 1024, found {threads}");
+    refused(("work = 500", "work = 500\nthreads = 100000"), 2, &[&threads(100_000)]);
+    refused(("work = 500", "work = 500\nthreads = 0"), 2, &[&threads(0)]);
+    let workers = "invalid `data.workers`: expected 1 to 1024, found 100000";
+    refused(("global_batch = 8", "global_batch = 8\nworkers = 100000"), 2, &[workers]);
+}
+
+#[test]
+fn models_too_large_for_any_machine_are_refused_before_memory_is_allocated() {
+    let llm = "num_hidden_layers = 3";
+    refused((llm, "num_hidden_layers = 4000000000"), 2, &["config.json", "parameters take", "2 machines"]);
+    let vision = "num_hidden_layers = 1";
+    refused((vision, "num_hidden_layers = 4000000000"), 2, &["config.json", "parameters take"]);
+    // small enough for the memory, but every layer costs more than its parameters
+    let layers = "expected at most 10000, found 100000";
+    refused((llm, "num_hidden_layers = 100000"), 2, &["config.json", layers, "LLM"]);
+    refused((vision, "num_hidden_layers = 100000"), 2, &["config.json", layers, "vision encoder"]);
+    refused(("vocab_size = 80", "vocab_size = 4000000000"), 2, &["config.json", "parameters take"]);
 }
 
 #[test]
