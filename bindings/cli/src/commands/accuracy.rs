@@ -8,7 +8,7 @@ use dflop_costmodel::{AccuracyReport, ErrorSummary};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::{Output, write_json};
+use crate::output::{Output, write_file, write_json};
 use crate::report::render_accuracy;
 use dflop_loader::model::read_profile;
 
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &AccuracyArgs, out: &mut Output) -> Result<(), Failure> 
     };
     if let Some(path) = &args.report {
         let page = render_accuracy("Accuracy of a profile", &entries(&json), &accuracy);
-        std::fs::write(path, page).map_err(|error| Failure::from(error).in_file(path))?;
+        write_file(path, page)?;
     }
     if args.json { write_json(out, &json) } else { print(out, &json) }
 }

@@ -21,7 +21,7 @@ use super::train::{Trained, train_demo};
 use crate::args::dataset::index_options;
 use crate::demo_data::{DemoData, write_demo_data};
 use crate::failure::Failure;
-use crate::output::{Output, format_bytes, runtime, write_json};
+use crate::output::{Output, format_bytes, runtime, write_file, write_json};
 use crate::progress::{Bars, bar};
 use crate::report::{RankTimeline, Report, StrategyView, render};
 
@@ -82,9 +82,7 @@ pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
     let mut nowhere = std::io::sink();
     let out: &mut dyn Write = if args.json { &mut nowhere } else { stdout };
     let directory = args.out.join("shards");
-    let data = write_demo_data(&directory, SAMPLES, args.seed, &Bars::default());
-    let data =
-        data.map_err(|error| Failure::Failed(format!("could not write `{}`: {error}", directory.display())))?;
+    let data = write_demo_data(&directory, SAMPLES, args.seed, &Bars::default())?;
     let DemoData { shards, samples, bytes } = &data;
     writeln!(out, "made      {samples} samples in {} shards, {}", shards.len(), format_bytes(*bytes))?;
     let planner = planner(&data, args.seed)?;
@@ -222,9 +220,7 @@ fn write_report(
             "Sizes of images, audio clips and texts follow published datasets; their content is synthetic.".into(),
         ],
     };
-    let temporary = path.with_extension("html.partial");
-    std::fs::write(&temporary, render(&report))?;
-    Ok(std::fs::rename(temporary, path)?)
+    write_file(path, render(&report))
 }
 
 /// Collects a strategy's results, and the charts of its first step if `is_shown`.

@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::args::model::spec_of;
 use crate::args::profile::warn;
 use crate::failure::Failure;
-use crate::output::{Output, format_bytes, write_json};
+use crate::output::{Output, format_bytes, write_file, write_json};
 use dflop_loader::model::ModelDirectory;
 use dflop_loader::model::{checkpoint_path, read_profile};
 
@@ -167,8 +167,7 @@ fn measure_into(
     directory: &Path,
 ) -> Result<(MeasuredJson, Profile), Failure> {
     let start = Instant::now();
-    let in_file = |path: &Path, error: std::io::Error| Failure::from(error).in_file(path);
-    std::fs::create_dir_all(directory).map_err(|error| in_file(directory, error))?;
+    std::fs::create_dir_all(directory).map_err(|error| Failure::from(error).in_file(directory))?;
     let options = MeasureOptions {
         tokens_max: args.tokens_max,
         error_bound: args.error_bound,
@@ -180,7 +179,7 @@ fn measure_into(
     let measured = measure(model, device, &options, say)?;
     let path = directory.join(format!("{}.csv", file_stem(&model.spec.name)));
     let text = measured.file.to_csv();
-    std::fs::write(&path, &text).map_err(|error| in_file(&path, error))?;
+    write_file(&path, &text)?;
     let name = path.display().to_string();
     let profile = Profile::parse([(name.as_str(), text.as_str())])?;
     let json = MeasuredJson::new(&measured, name, profile.points().len(), start.elapsed().as_secs_f64());

@@ -14,13 +14,14 @@ mod shard;
 mod speech;
 mod text;
 
-use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use dflop_loader::flow::Progress;
+
+use crate::failure::Failure;
 
 /// Maximum number of shards of a dataset.
 const SHARDS_MAX: usize = 8;
@@ -48,8 +49,8 @@ pub(crate) fn write_demo_data(
     samples: usize,
     seed: u64,
     progress: &dyn Progress,
-) -> io::Result<DemoData> {
-    std::fs::create_dir_all(directory)?;
+) -> Result<DemoData, Failure> {
+    std::fs::create_dir_all(directory).map_err(|error| Failure::from(error).in_file(directory))?;
     progress.begin("samples", samples as u64);
     let written = write_shards(directory, &cut(samples), seed, progress);
     progress.end();
@@ -69,7 +70,7 @@ fn write_shards(
     ranges: &[Range<usize>],
     seed: u64,
     progress: &dyn Progress,
-) -> io::Result<Vec<(PathBuf, u64)>> {
+) -> Result<Vec<(PathBuf, u64)>, Failure> {
     // Threads take shards from a counter, because shards differ in cost.
     let next = AtomicUsize::new(0);
     let work = || {
@@ -83,7 +84,7 @@ fn write_shards(
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(ranges.len());
-    let results: Vec<io::Result<Vec<_>>> = thread::scope(|scope| {
+    let results: Vec<Result<Vec<_>, Failure>> = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         workers.into_iter().map(|worker| worker.join().expect("a worker does not panic")).collect()
     });

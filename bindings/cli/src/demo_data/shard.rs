@@ -1,7 +1,6 @@
 //! Writes one shard atomically.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 
@@ -9,6 +8,8 @@ use dflop_loader::flow::Progress;
 
 use super::rng::Rng;
 use super::sample::{Field, make_sample};
+use crate::failure::Failure;
+use crate::output::replace_file;
 
 /// Writes the samples of a range to a tar file and returns its size.
 ///
@@ -22,32 +23,20 @@ pub(super) fn write_shard(
     samples: Range<usize>,
     seed: u64,
     progress: &dyn Progress,
-) -> io::Result<u64> {
-    // Renamed when complete: a shard never has half of its samples.
-    let partial = path.with_extension("tar.partial");
-    let written = write_tar(&partial, samples, seed, progress).and_then(|bytes| {
-        fs::rename(&partial, path)?;
-        Ok(bytes)
-    });
-    if written.is_err() {
-        // The first error is the one to report, and the file may not even exist.
-        let _ = fs::remove_file(&partial);
-    }
-    written
-}
-
-fn write_tar(path: &Path, samples: Range<usize>, seed: u64, progress: &dyn Progress) -> io::Result<u64> {
-    let mut archive = tar::Builder::new(BufWriter::new(File::create(path)?));
-    for sample in samples {
-        let key = format!("{sample:06}");
-        for field in make_sample(&key, &mut Rng::new(seed, sample))? {
-            append(&mut archive, &key, &field)?;
+) -> Result<u64, Failure> {
+    replace_file(path, |file| {
+        let mut archive = tar::Builder::new(file);
+        for sample in samples {
+            let key = format!("{sample:06}");
+            for field in make_sample(&key, &mut Rng::new(seed, sample))? {
+                append(&mut archive, &key, &field)?;
+            }
+            progress.advance(1);
         }
-        progress.advance(1);
-    }
-    let mut file = archive.into_inner()?;
-    file.flush()?;
-    Ok(file.get_ref().metadata()?.len())
+        let file = archive.into_inner()?;
+        file.flush()?;
+        Ok(file.get_ref().metadata()?.len())
+    })
 }
 
 fn append(archive: &mut tar::Builder<impl Write>, key: &str, field: &Field) -> io::Result<()> {

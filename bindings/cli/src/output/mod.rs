@@ -1,4 +1,6 @@
-//! Writes results to standard output or memory: lines of JSON, sizes for people, skipped samples.
+//! Writes results to standard output, memory or files: lines of JSON, sizes for people, skipped samples.
+
+mod file;
 
 use std::io::{BufWriter, Stdout, Write};
 
@@ -6,6 +8,8 @@ use dflop_loader::error::Skipped;
 use serde::Serialize;
 
 use crate::failure::Failure;
+
+pub(crate) use file::{replace_file, write_file};
 
 /// Buffered destination of results. The caller of a command flushes it, so that output that cannot be written
 /// is a failure.

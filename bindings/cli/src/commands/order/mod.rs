@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::args::planned_steps::PlannedStepsArgs;
 use crate::args::step_plan::{ResumeArgs, parse_strategy};
 use crate::failure::Failure;
-use crate::output::{Output, write_json};
+use crate::output::{Output, write_file, write_json};
 use shuffle_quality::print_shuffle_quality;
 
 /// Print which samples every rank and microbatch gets, a line per step.
@@ -82,8 +82,7 @@ pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
         if args.json { write_json(out, &line)? } else { print(out, &line)? }
     }
     if let Some(path) = &args.state_out {
-        let written = std::fs::write(path, planner.state(end)?.to_json() + "\n");
-        written.map_err(|error| Failure::from(error).in_file(path))?;
+        write_file(path, planner.state(end)?.to_json() + "\n")?;
     }
     Ok(())
 }

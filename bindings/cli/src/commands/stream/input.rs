@@ -7,6 +7,7 @@ use dflop_loader::loader::{Loader, LoaderBuilder, RestoredInput, StreamState};
 use dflop_loader::order::ShuffleBuffer;
 
 use crate::failure::Failure;
+use crate::output::write_file;
 
 /// Order of the input, share of the shards, and saved state.
 #[derive(Debug, Args)]
@@ -93,11 +94,7 @@ impl InputArgs {
         let Some(path) = &self.state_out else { return Ok(()) };
         let text =
             serde_json::to_vec(&loader.state()?).map_err(|error| Failure::Failed(error.to_string()))?;
-        // Written under another name and renamed: a truncated state is worse than an old one.
-        let mut partial = path.clone().into_os_string();
-        partial.push(".partial");
-        let written = std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path));
-        written.map_err(|error| Failure::from(error).in_file(path))
+        write_file(path, text)
     }
 }
 

@@ -13,7 +13,7 @@ mod setup;
 mod synthetic;
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(crate) use rank::{RankTask, run_threads};
 pub(crate) use setup::Setup;
 
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{Output, replace_file};
 use crate::reexec::Invocation;
 
 /// Train a model: encoder and LLM stages on this machine's CPUs, fed by the balanced loader.
@@ -173,8 +173,7 @@ fn join_parts(trace: &Path, ranks: usize) -> Result<(), Failure> {
     }
     let files =
         parts.iter().map(|part| File::open(part).map(BufReader::new)).collect::<Result<Vec<_>, _>>()?;
-    let output = File::create(trace).map_err(|error| Failure::from(error).in_file(trace))?;
-    join_traces(files, BufWriter::new(output))?;
+    replace_file(trace, |output| Ok(join_traces(files, output).map(drop)?))?;
     for part in parts {
         std::fs::remove_file(part)?;
     }

@@ -1,0 +1,148 @@
+//! Replaces files as a whole: a reader finds the old contents or the new ones, also after a crash.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::failure::Failure;
+
+/// Permissions of a new file, less those that the process withholds (umask).
+const MODE: u32 = 0o666;
+
+/// Writes a file with these contents, see [`replace_file`].
+pub(crate) fn write_file(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
+    replace_file(path, |file| Ok(file.write_all(contents.as_ref())?))
+}
+
+/// Writes a file under a temporary name in its directory, syncs it, and renames it; the file is removed if
+/// anything fails. The temporary name is unique, so that several processes may write the same file.
+///
+/// A symbolic link stays: the file that it leads to is replaced. Pipes and devices are written to directly.
+///
+/// # Errors
+/// Of `write`, and of the file system; both name the file.
+pub(crate) fn replace_file<T>(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<&File>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    try_replace(path, write).map_err(|failure| failure.in_file(path))
+}
+
+fn try_replace<T>(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<&File>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let existing = fs::metadata(&path).ok();
+    if existing.as_ref().is_some_and(|existing| !existing.is_file()) {
+        return write_to(&File::options().write(true).open(&path)?, write);
+    }
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().ok_or(io::Error::from(io::ErrorKind::IsADirectory))?;
+    let file = tempfile::Builder::new()
+        .prefix(&format!(".{}-", name.to_string_lossy()))
+        .suffix(".partial")
+        .permissions(Permissions::from_mode(MODE))
+        .tempfile_in(directory)?;
+    if let Some(existing) = existing {
+        file.as_file().set_permissions(existing.permissions())?;
+    }
+    let value = write_to(file.as_file(), write)?;
+    // before the rename, so that a crash leaves the old file or the complete new one
+    file.as_file().sync_all()?;
+    file.persist(&path).map_err(|failed| failed.error)?;
+    // the rename itself is durable only once the directory is synced
+    File::open(directory)?.sync_all()?;
+    Ok(value)
+}
+
+fn write_to<T>(
+    file: &File,
+    write: impl FnOnce(&mut BufWriter<&File>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let mut buffered = BufWriter::new(file);
+    let value = write(&mut buffered)?;
+    buffered.flush()?;
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let mut names: Vec<String> = fs::read_dir(directory).unwrap().map(name).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_is_replaced_when_it_is_complete() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        write_file(&path, "old").unwrap();
+        let seen = replace_file(&path, |file| {
+            file.write_all(b"new")?;
+            file.flush()?;
+            let partial: Vec<_> = names(directory.path());
+            assert!(partial.len() == 2 && partial[0].starts_with(".state.json-"), "{partial:?}");
+            Ok(fs::read_to_string(&path)?)
+        });
+        assert_eq!(seen.unwrap(), "old");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(names(directory.path()), ["state.json"]);
+    }
+
+    #[test]
+    fn a_failure_keeps_the_old_file_and_leaves_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        write_file(&path, "old").unwrap();
+        let failed = replace_file(&path, |file| -> Result<(), Failure> {
+            file.write_all(b"half")?;
+            Err(Failure::Failed("no space left".into()))
+        });
+        let message = failed.unwrap_err().into_refusal().message;
+        assert!(message.contains("state.json") && message.contains("no space left"), "{message}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(names(directory.path()), ["state.json"]);
+        let nowhere = write_file(&directory.path().join("none/state.json"), "x").unwrap_err();
+        assert!(nowhere.into_refusal().message.contains("none/state.json"));
+    }
+
+    #[test]
+    fn writers_of_one_file_do_not_disturb_each_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let contents: Vec<String> = (0..8).map(|writer| format!("{writer}").repeat(10_000)).collect();
+        std::thread::scope(|scope| {
+            let path = &path;
+            for text in &contents {
+                scope.spawn(move || (0..20).for_each(|_| write_file(path, text).unwrap()));
+            }
+            for _ in 0..100 {
+                if let Ok(found) = fs::read_to_string(path) {
+                    assert!(contents.contains(&found));
+                }
+            }
+        });
+        assert!(contents.contains(&fs::read_to_string(&path).unwrap()));
+        assert_eq!(names(directory.path()), ["state.json"]);
+    }
+
+    #[test]
+    fn links_and_permissions_stay_and_devices_are_written_directly() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, link) = (directory.path().join("state.json"), directory.path().join("link.json"));
+        write_file(&path, "old").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        write_file(&link, "new").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        write_file(Path::new("/dev/null"), "gone").unwrap();
+    }
+}
