@@ -119,6 +119,33 @@ fn tensors_are_written_as_safetensors() {
 }
 
 #[test]
+fn files_of_two_runs_have_equal_bytes() {
+    let data = TempDataset::new(1, 6, Compression::Plain);
+    let (pattern, tokenizer) = (data.pattern(), tokenizer());
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let files = |run: &str| {
+        let out = directory.path().join(run);
+        let plan = ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch", "3", "--dp-size", "1"];
+        objects(
+            &[&plan[..], &["--steps", "2", "--tokenizer", &tokenizer, "--json", "--out", text(&out)]]
+                .concat(),
+        );
+        let entries = std::fs::read_dir(&out).expect("the directory is there");
+        let file = |entry: std::io::Result<std::fs::DirEntry>| {
+            let entry = entry.expect("an entry");
+            (entry.file_name(), std::fs::read(entry.path()).expect("the file is there"))
+        };
+        let mut files: Vec<_> = entries.map(file).collect();
+        files.sort();
+        files
+    };
+    let first = files("0");
+    assert!(first.len() >= 2, "{}", first.len());
+    // with names in random order, a third run would still be equal once in many tries
+    assert!(["1", "2"].into_iter().all(|run| files(run) == first));
+}
+
+#[test]
 fn counted_texts_make_the_plan_exact() {
     let data = TempDataset::new(1, 12, Compression::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
