@@ -97,7 +97,7 @@ impl Buffer {
     ) -> std::result::Result<(), std::collections::TryReserveError> {
         each_type!(Self, self, elements => {
             elements.try_reserve(length.saturating_sub(elements.len()))?;
-            elements.resize(length, Default::default());
+            elements.resize(length, bytemuck::Zeroable::zeroed());
             Ok(())
         })
     }

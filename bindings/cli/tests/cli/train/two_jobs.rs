@@ -7,7 +7,7 @@ use super::config::{Job, loss_bits};
 use super::process::Watched;
 use crate::command::text;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 #[test]
 fn a_second_job_is_refused_by_name_until_the_first_is_gone() {
