@@ -89,9 +89,9 @@ mod tests {
     fn files_are_read_back_and_have_equal_bytes() {
         let tensor = |name, shape, values| NamedTensor { name, shape, values };
         let tensors = [
-            tensor("pixel_values", vec![3, 1], TensorValues::F32(vec![0.5, -1.0, 2.0].into())),
-            tensor("labels", vec![2], TensorValues::I64(vec![-100, 7].into())),
-            tensor("input_ids", vec![1, 2], TensorValues::I64(vec![5, i64::MAX].into())),
+            tensor("pixel_values", vec![3, 1], TensorValues::F32(vec![0.5, -1.0, 2.0])),
+            tensor("labels", vec![2], TensorValues::I64(vec![-100, 7])),
+            tensor("input_ids", vec![1, 2], TensorValues::I64(vec![5, i64::MAX])),
         ];
         let metadata = BTreeMap::from([("step", "1".to_owned()), ("loss_scale", "0.25".to_owned())]);
         let bytes = || {
