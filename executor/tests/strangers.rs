@@ -74,7 +74,9 @@ fn formed_under(attack: impl Fn(&[SocketAddr], &AtomicBool) + Sync) -> Duration 
         is_over.store(true, Ordering::Relaxed);
         let elapsed = begin.elapsed();
         attacking.join().unwrap();
-        joined.into_iter().for_each(Result::unwrap);
+        for rank in joined {
+            rank.unwrap();
+        }
         elapsed
     })
 }
@@ -131,7 +133,9 @@ fn callers_that_send_a_byte_a_second_do_not_keep_a_job_from_forming() {
         // as many on each listener as were once enough to fill it
         let mut drips: Vec<Drip> = (0..520).map(drip).collect();
         while !is_over.load(Ordering::Relaxed) {
-            drips.iter_mut().for_each(|drip| drip.go_on(&begun));
+            for drip in &mut drips {
+                drip.go_on(&begun);
+            }
             std::thread::sleep(Duration::from_millis(10));
         }
     });

@@ -398,7 +398,9 @@ mod tests {
         let numbers = [0, 1, 2].map(|_| mailbox.post(key, header()));
         mailbox.deliver(1, message());
         assert_eq!(mailbox.lock().peers[1].buffered_bytes, BYTES);
-        numbers.into_iter().for_each(|number| mailbox.discard(key, number, 1));
+        for number in numbers {
+            mailbox.discard(key, number, 1);
+        }
         assert_eq!(mailbox.lock().peers[1].buffered_bytes, 0);
         assert_eq!(mailbox.expected(key), Some(Expected::Nothing));
         mailbox.deliver(1, message());

@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_length_that_no_memory_holds_is_not_allocated() {
         let huge = header(1, PayloadShape::flat(Dtype::U8, isize::MAX as usize));
-        let bytes = [encode(&huge).as_slice(), &[7; 3 * UNTRUSTED_BYTES]].concat();
+        let bytes = [encode(&huge).as_slice(), &vec![7; 3 * UNTRUSTED_BYTES]].concat();
         let failure = failure_after(&bytes).unwrap();
         assert_eq!((failure.cause, failure.culprit), (Cause::Died, Some(1)), "the message never ended");
     }

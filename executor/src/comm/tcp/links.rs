@@ -291,7 +291,9 @@ mod tests {
             })
             .collect();
         assert_eq!(links.end_job(failure()), failure());
-        others.into_iter().for_each(|other| assert_eq!(other.join().unwrap(), failure()));
+        for other in others {
+            assert_eq!(other.join().unwrap(), failure());
+        }
         assert!(begin.elapsed() < 3 * Links::CONTROL_PATIENCE, "{:?}", begin.elapsed());
         assert_eq!(links.mailbox.failure(), Some(failure()));
         // the last peer reads: it knows the reason
