@@ -30,6 +30,8 @@
 //! # Ok::<(), dflop_balancer::Error>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod budget;
 mod caps;
 mod digest;

@@ -31,6 +31,8 @@
 //! # }
 //! ```
 
+#![forbid(unsafe_code)]
+
 pub mod correction;
 mod curve;
 mod dataset_statistics;

@@ -2,6 +2,7 @@
 
 pub mod dataset;
 pub mod fault_server;
+pub mod fuzz;
 pub mod markdown;
 pub mod media;
 pub mod mixed;
@@ -12,7 +13,7 @@ pub mod samples;
 pub mod streaming;
 pub mod tar;
 
-use dflop_loader::shard::{ShardItem, expand_shards, scan_shards};
+use dflop_loader::shard::{Shard, ShardAccess, ShardItem, expand_shards_in, scan_shards};
 use futures::StreamExt;
 
 /// Reads all samples of the shards that a pattern names.
@@ -21,8 +22,16 @@ use futures::StreamExt;
 /// If a shard cannot be opened.
 #[must_use]
 pub fn scan(pattern: &str) -> Vec<ShardItem> {
-    let shards = expand_shards(&[pattern]).expect("the pattern is valid");
-    run(scan_shards(shards).map(|item| item.expect("the shard opens")).collect())
+    run(scan_shards(expand_with_pipes(&[pattern])).map(|item| item.expect("the shard opens")).collect())
+}
+
+/// Expands patterns whose names may be commands.
+///
+/// # Panics
+/// If a pattern is invalid.
+#[must_use]
+pub fn expand_with_pipes<S: AsRef<str>>(patterns: &[S]) -> Vec<Shard> {
+    expand_shards_in(patterns, &ShardAccess::default().allow_pipe(true)).expect("the patterns are valid")
 }
 
 /// Runs a future on a small runtime.

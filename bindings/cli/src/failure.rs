@@ -1,6 +1,9 @@
 //! Failures of a command: their messages, their causes and the exit status.
 
+use std::borrow::Cow;
 use std::io::Write;
+
+use dflop_loader::store::redact;
 
 /// Prints the message of the argument parser, which may be requested help, and returns the exit status.
 pub(crate) fn show_usage(error: &clap::Error) -> u8 {
@@ -59,7 +62,7 @@ impl Failure {
             Self::Failed(message) | Self::Secondary(message) => (message, false),
             Self::Closed => ("standard output was closed".to_owned(), false),
         };
-        Refusal { message, is_misuse }
+        Refusal { message: redact(&message).into_owned(), is_misuse }
     }
 
     /// Prints the error and returns the exit status.
@@ -71,9 +74,26 @@ impl Failure {
             Self::Secondary(message) => (message, 75),
             Self::Closed => return 0,
         };
-        eprintln!("dflop: {message}");
+        let lines: Vec<_> = message.lines().map(escape_controls).collect();
+        eprintln!("dflop: {}", redact(&lines.join("\n")));
         code
     }
+}
+
+/// Escapes control characters: names in archives may contain them, and a terminal obeys them.
+pub(crate) fn escape_controls(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            escaped.extend(character.escape_default());
+        } else {
+            escaped.push(character);
+        }
+    }
+    Cow::Owned(escaped)
 }
 
 /// Joins an error and its causes, one per line.

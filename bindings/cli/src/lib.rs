@@ -48,6 +48,7 @@ pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> 
         Ok(cli) => cli,
         Err(error) => return failure::show_usage(&error),
     };
+    show_warnings();
     let mut out = stdout();
     let done = cli.command.run(&Invocation { program, args }, &mut out);
     // Flushed also after a failure: the lines before it are results.
@@ -56,6 +57,13 @@ pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> 
         Ok(()) => 0,
         Err(failure) => failure.report(),
     }
+}
+
+/// Prints the warnings of the libraries on standard error, such as a lock that another process holds.
+fn show_warnings() {
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
+    // Fails if the process has a subscriber already, which then stays in place.
+    drop(lines.with_ansi(false).with_target(false).without_time().try_init());
 }
 
 /// Runs a command in this process and returns what it prints on standard output, such as JSON with `--json`.

@@ -8,8 +8,8 @@ use dflop_loader::dataset::Splits;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::order::{Mixture, Stop};
-use dflop_loader::shard::{Shard, expand_shards_in};
-use dflop_loader::store::{ShardCache, Stores};
+use dflop_loader::shard::{Shard, ShardAccess, expand_shards_in};
+use dflop_loader::store::{ReadMode, ShardCache, Stores};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -31,8 +31,12 @@ use crate::tokenizer::{TokenizerSettings, token_counts};
 /// whose samples are read, as defined in the file ``splits`` (default: ``splits.json`` next to the shards).
 /// repeat: number of epochs that a run draws from the dataset. Default: no limit. cache: directory that keeps
 /// whole remote shards for all processes of this machine, up to ``cache_bytes``. requests_max: maximum number
-/// of requests to remote stores in flight. tokenizer: counts text tokens exactly instead of estimating them:
-/// ``tokenizer.json``, its directory, a name in the local Hugging Face cache, or a tokenizer of
+/// of requests to remote stores in flight. read: how local and cached shards are read: ``mmap`` maps them,
+/// and a shard that is shortened meanwhile ends the process; ``pread`` copies, and reports such a shard as an
+/// error; ``auto`` maps those on file systems that are mounted read-only. allow_pipe: lets names
+/// ``pipe:COMMAND`` run shell commands whose output is the shard. allow_outside: lets shard lists name shards
+/// outside their own directory, and remote ones. tokenizer: counts text tokens exactly instead of estimating
+/// them: ``tokenizer.json``, its directory, a name in the local Hugging Face cache, or a tokenizer of
 /// ``tokenizers`` or ``transformers``. The counts are kept in the index. model: counts texts in the chat
 /// format of this model. Default: the bare text is counted. chat_template: Jinja source of the chat template.
 /// Default: the tokenizer's. caption_prompt: prompt that captions answer. Default: captions are trained on
@@ -69,10 +73,10 @@ struct Opened {
 impl PyDataset {
     #[new]
     #[pyo3(signature = (
-        shards, *, index=None, split=None, splits=None, repeat=None, cache=None, cache_bytes=64 << 30, requests_max=256,
-        tokenizer=None, model=None, chat_template=None, caption_prompt=None, rebuild=false, verify=false, foreign="check"
+        shards, *, index=None, split=None, splits=None, repeat=None, cache=None, cache_bytes=64 << 30, requests_max=256, read="auto",
+        allow_pipe=false, allow_outside=false, tokenizer=None, model=None, chat_template=None, caption_prompt=None, rebuild=false, verify=false, foreign="check"
     ))]
-    #[expect(clippy::too_many_arguments, reason = "one keyword each")]
+    #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "one keyword each")]
     fn new(
         py: Python<'_>,
         shards: Names,
@@ -83,6 +87,9 @@ impl PyDataset {
         cache: Option<PathBuf>,
         cache_bytes: u64,
         requests_max: usize,
+        read: &str,
+        allow_pipe: bool,
+        allow_outside: bool,
         tokenizer: Option<Bound<'_, PyAny>>,
         model: Option<Names>,
         chat_template: Option<String>,
@@ -100,6 +107,9 @@ impl PyDataset {
         arguments.set_item("cache", &cache)?;
         arguments.set_item("cache_bytes", cache_bytes)?;
         arguments.set_item("requests_max", requests_max)?;
+        arguments.set_item("read", read)?;
+        arguments.set_item("allow_pipe", allow_pipe)?;
+        arguments.set_item("allow_outside", allow_outside)?;
         arguments.set_item("tokenizer", &tokenizer)?;
         let names = model.map(|names| names.0);
         arguments.set_item("model", &names)?;
@@ -117,27 +127,31 @@ impl PyDataset {
             token_counts: token_counts(settings, names.as_deref())?,
             ..IndexOptions::default()
         };
-        let patterns = shards.0;
+        let (patterns, read) = (shards.0, parse_read(read)?);
         let shards = runtime::run(py, move || {
-            let mut stores = Stores::builder().requests_max(requests_max);
+            let mut stores = Stores::builder().requests_max(requests_max).read(read);
             if let Some(directory) = cache {
                 stores = stores.cache(ShardCache { directory, bytes_max: cache_bytes });
             }
-            expand_shards_in(&patterns, &stores.build()?).map_err(DflopError::from)
+            let access =
+                ShardAccess::new(&stores.build()?).allow_pipe(allow_pipe).allow_outside(allow_outside);
+            expand_shards_in(&patterns, &access).map_err(DflopError::from)
         })?;
         let arguments = arguments.unbind();
         Ok(Self { shards, options, split, splits, repeat, opened: Arc::default(), arguments })
     }
 
-    /// Pickles the URLs of the shards and the settings; another process lists the shards again.
+    /// Pickles the URLs of the shards, with their credentials, and the settings; another process lists the
+    /// shards again.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Vec<String>,))> {
         let (py, this) = (slf.py(), slf.get());
         let partial = py.import("functools")?.getattr("partial")?;
         let make = partial.call((slf.get_type(),), Some(this.arguments.bind(py)))?;
-        Ok((make, (this.shards(),)))
+        let addresses = this.shards.iter().map(|shard| shard.address().into_owned()).collect();
+        Ok((make, (addresses,)))
     }
 
-    /// URLs of the shards, in order.
+    /// Names of the shards, in order: their paths and URLs, without credentials.
     #[getter]
     fn shards(&self) -> Vec<String> {
         self.shards.iter().map(|shard| shard.url.to_string()).collect()
@@ -288,6 +302,18 @@ fn parse_foreign(name: &str) -> PyResult<ForeignIndexes> {
         _ => {
             let reason = format!("expected ignore, check or follow, found `{name}`");
             return Err(DflopError::config("foreign", reason).into());
+        }
+    })
+}
+
+fn parse_read(name: &str) -> PyResult<ReadMode> {
+    Ok(match name {
+        "auto" => ReadMode::Auto,
+        "mmap" => ReadMode::Mmap,
+        "pread" => ReadMode::Pread,
+        _ => {
+            let reason = format!("expected auto, mmap or pread, found `{name}`");
+            return Err(DflopError::config("read", reason).into());
         }
     })
 }

@@ -207,12 +207,19 @@ impl PyLoader {
         Ok(())
     }
 
-    /// Samples that this pass skipped: dictionaries with ``shard``, ``offset``, ``key``, ``field``,
-    /// ``reason``.
+    /// The first 1,000 samples that this pass skipped: dictionaries with ``shard``, ``offset``, ``key``,
+    /// ``field``, ``reason``. ``skipped_samples`` is the number of all.
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let loader = self.pass().loader.clone();
         convert::skipped(py, &loader.get()?.skipped())
+    }
+
+    /// Number of samples that this pass skipped.
+    #[getter]
+    fn skipped_samples(&self) -> PyResult<u64> {
+        let loader = self.pass().loader.clone();
+        Ok(loader.get()?.skip_log().skipped_samples())
     }
 
     /// Returns the metrics of every stage in this pass: items, bytes, busy and waiting seconds, and the

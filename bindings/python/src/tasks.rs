@@ -56,6 +56,7 @@ pub(crate) struct PackSettings {
     index: bool,
     zstd: bool,
     root: Option<PathBuf>,
+    allow_outside: bool,
 }
 
 impl PackSettings {
@@ -66,6 +67,7 @@ impl PackSettings {
             is_indexed: self.index,
             is_zstd: self.zstd,
             root: self.root,
+            is_outside_allowed: self.allow_outside,
             stores: Stores::default(),
             progress: Arc::new(NoProgress),
         }

@@ -174,7 +174,7 @@ impl<D: Device> InputReader<D> {
 
     /// Returns the error for a sample that other ranks could prepare and this one could not.
     fn missing(&self, plan: &PipelineStepPlan, microbatch: u32, index: u32) -> Error {
-        let skipped = self.loader.skipped().pop();
+        let skipped = self.loader.skip_log().last();
         let why = skipped.map_or(String::new(), |skipped| format!(": {}", skipped.reason));
         let module = crate::pipeline::module_name(self.placement.module);
         let problem = format!("sample {index} was prepared on other ranks, but not on this one{why}");

@@ -1,10 +1,12 @@
 //! Defines the error type of the crate, with variants by what the caller does next.
 
 mod archive;
+mod guard;
 mod index_shard;
 mod skipped;
 
 pub use self::archive::{ArchiveFault, TarFault};
+pub(crate) use self::guard::guarded;
 pub use self::index_shard::ShardFault;
 pub use self::skipped::Skipped;
 pub(crate) use self::skipped::reason_of;

@@ -1,25 +1,27 @@
 //! Reads ranges of indexed shards.
 //!
-//! Plain local shards are mapped once and read in place. A compressed shard is decompressed as a whole, so
+//! Plain local shards are opened once and read by range. A compressed shard is decompressed as a whole, so
 //! the result is kept for later samples; both caches evict the least recently used entry. The ranges that a
 //! step needs of remote shards are fetched beforehand, by [`remote`](super::remote), all in parallel.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
 use futures::future::try_join_all;
 use tokio::io::{AsyncBufRead, AsyncReadExt};
 
-use super::remote::{IndexedRemote, WantedRanges};
+use super::remote::{IndexedRemote, WantedRanges, Whole};
 use crate::error::{Error, Result};
 use crate::index::{Index, IndexedShard};
 use crate::shard::{Compression, decompress};
-use crate::store::Opened;
+use crate::store::{LocalShard, Opened};
 
-/// Shards mapped at the same time; maps only cost address space, but the system limits their number.
-const MAPPED_SHARDS_MAX: usize = 4_096;
+/// Shards open at the same time; the system limits the files and maps of a process.
+const OPEN_SHARDS_MAX: u64 = 64;
+/// Error of the system when a process has too many files open.
+const TOO_MANY_FILES: i32 = 24;
 
 /// Reads ranges of the shards of an index.
 #[derive(Debug)]
@@ -27,8 +29,8 @@ pub(crate) struct ShardRanges {
     index: Arc<Index>,
     /// Number of retried requests.
     retries: Arc<AtomicU64>,
-    mapped: RecentShards,
-    unpacked: RecentShards,
+    open: RecentShards<LocalShard>,
+    unpacked: RecentShards<Bytes>,
     /// Fields of remote shards that the next step reads, by shard, offset and length.
     fetched: HashMap<(usize, u64, u64), Bytes>,
 }
@@ -36,9 +38,9 @@ pub(crate) struct ShardRanges {
 impl ShardRanges {
     /// Keeps at most `unpacked_bytes_max` of decompressed shards, but always the last one.
     pub(crate) fn new(index: Arc<Index>, unpacked_bytes_max: u64, retries: Arc<AtomicU64>) -> Self {
-        let mapped = RecentShards::new(MAPPED_SHARDS_MAX as u64, |_| 1);
-        let unpacked = RecentShards::new(unpacked_bytes_max, |bytes| bytes.len() as u64);
-        Self { index, retries, mapped, unpacked, fetched: HashMap::new() }
+        let open = RecentShards::new(OPEN_SHARDS_MAX, |_| 1);
+        let unpacked = RecentShards::new(unpacked_bytes_max, |bytes: &Bytes| bytes.len() as u64);
+        Self { index, retries, open, unpacked, fetched: HashMap::new() }
     }
 
     /// Returns whether a shard must be fetched before it is read.
@@ -58,7 +60,7 @@ impl ShardRanges {
         let fetches = by_shard.into_iter().map(|(number, ranges)| {
             let shard = &self.index.shards()[number];
             let known = self.index.indexed_shards()[number].clone();
-            let whole = self.mapped.get(number).or_else(|| self.unpacked.get(number));
+            let whole = self.open.get(number).or_else(|| self.unpacked.get(number).map(LocalShard::Mapped));
             let object = shard.remote().map(|object| object.clone().counted_by(self.retries.clone()));
             async move {
                 let object = object.ok_or(Error::StageEnded { stage: "store" })?;
@@ -71,8 +73,8 @@ impl ShardRanges {
         self.fetched.clear();
         for (number, fetched) in all {
             match fetched.whole {
-                Some(whole) if fetched.is_mapped => self.mapped.put(number, whole),
-                Some(whole) => self.unpacked.put(number, whole),
+                Some(Whole::Kept(whole)) => self.open.put(number, whole),
+                Some(Whole::Unpacked(whole)) => self.unpacked.put(number, whole),
                 None => {}
             }
             let fields = fetched.fields.into_iter();
@@ -89,43 +91,58 @@ impl ShardRanges {
     /// Reads `bytes` from `offset` of a shard, both after decompression; blocks on a cold disk.
     ///
     /// # Errors
-    /// [`Error::Read`] if the shard cannot be opened or decompressed, [`Error::Index`] if it is shorter than
-    /// in the index.
+    /// [`Error::Read`] if the shard cannot be opened, read or decompressed, or has changed since it was
+    /// indexed.
     pub(crate) fn read(&mut self, shard: usize, offset: u64, bytes: u64) -> Result<Bytes> {
         if self.is_remote(shard) {
             let fetched = self.fetched.get(&(shard, offset, bytes)).cloned();
             return fetched.ok_or(Error::StageEnded { stage: "store" });
         }
-        let whole = self.whole(shard)?;
-        let end = offset.checked_add(bytes).filter(|&end| end <= whole.len() as u64);
-        let end = end.ok_or_else(|| Error::Index {
-            path: self.index.path().map_or_else(|| "in memory".into(), |path| path.display().to_string()),
-            reason: format!(
-                "shard `{}` ends before offset {offset} + {bytes}; it changed while it was read",
-                self.index.shards()[shard].url
-            ),
-        })?;
-        Ok(whole.slice(offset as usize..end as usize))
+        let whole = match self.index.indexed_shards()[shard].compression {
+            Compression::None => self.opened(shard)?,
+            _ => LocalShard::Mapped(self.unpacked(shard)?),
+        };
+        whole.read(offset, bytes).map_err(|error| self.index.shards()[shard].read_error(error))
     }
 
-    fn whole(&mut self, shard: usize) -> Result<Bytes> {
-        let compression = self.index.indexed_shards()[shard].compression;
-        let recent = if compression == Compression::None { &mut self.mapped } else { &mut self.unpacked };
-        if let Some(whole) = recent.get(shard) {
-            return Ok(whole);
+    /// Opens a shard, or finds it open.
+    fn opened(&mut self, shard: usize) -> Result<LocalShard> {
+        if let Some(open) = self.open.get(shard) {
+            return Ok(open);
         }
         let source = &self.index.shards()[shard];
-        let Opened::Mapped(archive) = source.open()? else {
-            return Err(Error::StageEnded { stage: "store" });
+        let opened = match source.open() {
+            Err(Error::Read { source: error, .. }) if error.raw_os_error() == Some(TOO_MANY_FILES) => {
+                self.open.clear();
+                source.open()
+            }
+            opened => opened,
         };
-        let whole = if compression == Compression::None {
-            archive
-        } else {
-            let unpacked = unpack(&archive[..], &self.index.indexed_shards()[shard]);
-            unpacked.map_err(|error| source.read_error(error))?
-        };
-        recent.put(shard, whole.clone());
-        Ok(whole)
+        let Opened::Local(open) = opened? else { return Err(Error::StageEnded { stage: "store" }) };
+        let indexed = self.index.indexed_shards()[shard].bytes;
+        if open.bytes() != indexed {
+            let found = open.bytes();
+            let reason =
+                format!("it has changed since it was indexed: it had {indexed} bytes and has {found}");
+            return Err(source.read_error(std::io::Error::new(std::io::ErrorKind::InvalidData, reason)));
+        }
+        self.open.put(shard, open.clone());
+        Ok(open)
+    }
+
+    /// Decompresses a shard, or finds it decompressed.
+    fn unpacked(&mut self, shard: usize) -> Result<Bytes> {
+        if let Some(unpacked) = self.unpacked.get(shard) {
+            return Ok(unpacked);
+        }
+        let body = self.opened(shard)?.body();
+        let failure = body.failure();
+        let unpacked = unpack(body, &self.index.indexed_shards()[shard]);
+        let failed = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let unpacked = failed.map_or(unpacked, Err);
+        let unpacked = unpacked.map_err(|error| self.index.shards()[shard].read_error(error))?;
+        self.unpacked.put(shard, unpacked.clone());
+        Ok(unpacked)
     }
 }
 
@@ -142,32 +159,36 @@ pub(super) fn unpack(
 
 /// Least-recently-used cache, up to a total weight.
 #[derive(Debug)]
-struct RecentShards {
-    entries: VecDeque<(usize, Bytes)>,
+struct RecentShards<T> {
+    entries: VecDeque<(usize, T)>,
     weight_max: u64,
-    weigh: fn(&Bytes) -> u64,
+    weigh: fn(&T) -> u64,
 }
 
-impl RecentShards {
-    fn new(weight_max: u64, weigh: fn(&Bytes) -> u64) -> Self {
+impl<T: Clone> RecentShards<T> {
+    fn new(weight_max: u64, weigh: fn(&T) -> u64) -> Self {
         Self { entries: VecDeque::new(), weight_max, weigh }
     }
 
-    fn get(&mut self, shard: usize) -> Option<Bytes> {
+    fn get(&mut self, shard: usize) -> Option<T> {
         let at = self.entries.iter().position(|(held, _)| *held == shard)?;
         let entry = self.entries.remove(at)?;
-        let bytes = entry.1.clone();
+        let held = entry.1.clone();
         self.entries.push_front(entry);
-        Some(bytes)
+        Some(held)
     }
 
-    fn put(&mut self, shard: usize, bytes: Bytes) {
-        self.entries.retain(|(held, _)| *held != shard);
-        self.entries.push_front((shard, bytes));
-        let mut weight: u64 = self.entries.iter().map(|(_, bytes)| (self.weigh)(bytes)).sum();
+    fn put(&mut self, shard: usize, held: T) {
+        self.entries.retain(|(other, _)| *other != shard);
+        self.entries.push_front((shard, held));
+        let mut weight: u64 = self.entries.iter().map(|(_, held)| (self.weigh)(held)).sum();
         while weight > self.weight_max && self.entries.len() > 1 {
-            weight -= self.entries.pop_back().map_or(0, |(_, bytes)| (self.weigh)(&bytes));
+            weight -= self.entries.pop_back().map_or(0, |(_, held)| (self.weigh)(&held));
         }
+    }
+
+    fn clear(&mut self) {
+        self.entries.clear();
     }
 }
 
@@ -177,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_longest_unused_shard_is_dropped_first() {
-        let mut recent = RecentShards::new(25, |bytes| bytes.len() as u64);
+        let mut recent = RecentShards::new(25, |bytes: &Bytes| bytes.len() as u64);
         let ten = Bytes::from_static(b"0123456789");
         recent.put(0, ten.clone());
         recent.put(1, ten.clone());

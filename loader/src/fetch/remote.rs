@@ -1,19 +1,20 @@
 //! Fetches the fields that a step needs of one remote shard, in the cheapest way.
 //!
-//! A cached shard is mapped. Of an uncompressed shard only the wanted fields are requested; with a cache, the
-//! whole shard is copied in the background for later steps. A compressed shard is downloaded and decompressed
-//! as a whole.
+//! A cached shard is read from its file. Of an uncompressed shard only the wanted fields are requested; with
+//! a cache, the whole shard is copied in the background for later steps. A compressed shard is downloaded and
+//! decompressed as a whole.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
 
 use super::ranges::unpack;
 use crate::index::IndexedShard;
 use crate::shard::Compression;
-use crate::store::{CacheKey, Identity, RemoteObject, Room, ShardBody, blocking, fetch_ranges, spawn};
+use crate::store::{
+    CacheKey, Identity, LocalShard, PartWriter, RemoteObject, Room, ShardBody, blocking, fetch_ranges, spawn,
+};
 
 /// Bytes of a compressed shard in flight while it is decompressed.
 const PACKED_BYTES_AHEAD: u64 = 64 << 20;
@@ -27,17 +28,23 @@ pub(super) struct IndexedRemote {
 /// Wanted offsets and lengths, and the whole shard if it is in memory.
 pub(super) struct WantedRanges {
     pub(super) ranges: Vec<(u64, u64)>,
-    pub(super) whole: Option<Bytes>,
+    pub(super) whole: Option<LocalShard>,
+}
+
+/// A whole shard.
+pub(super) enum Whole {
+    /// A file of the cache.
+    Kept(LocalShard),
+    /// In memory, after decompression.
+    Unpacked(Bytes),
 }
 
 /// Bytes fetched from a remote shard.
 pub(super) struct Fetched {
     /// The wanted fields, by offset and length.
     pub(super) fields: Vec<((u64, u64), Bytes)>,
-    /// The whole shard after decompression, if it had to be read.
-    pub(super) whole: Option<Bytes>,
-    /// Whether `whole` is mapped from the cache and takes no memory.
-    pub(super) is_mapped: bool,
+    /// The whole shard, if it is cached or had to be decompressed.
+    pub(super) whole: Option<Whole>,
 }
 
 impl IndexedRemote {
@@ -53,29 +60,33 @@ impl IndexedRemote {
     pub(super) async fn fetch(&self, wanted: WantedRanges) -> io::Result<Fetched> {
         let WantedRanges { ranges, whole } = wanted;
         if let Some(whole) = whole {
-            let fields = slices(&whole, ranges)?;
-            return Ok(Fetched { fields, whole: None, is_mapped: false });
+            return Ok(Fetched { fields: read_ranges(&whole, ranges).await?, whole: None });
         }
         if self.known.compression != Compression::None {
-            let (whole, is_mapped) = self.unpacked().await?;
-            return Ok(Fetched { fields: slices(&whole, ranges)?, whole: Some(whole), is_mapped });
+            let whole = self.unpacked().await?;
+            let shard = match &whole {
+                Whole::Kept(kept) => kept.clone(),
+                Whole::Unpacked(bytes) => LocalShard::Mapped(bytes.clone()),
+            };
+            return Ok(Fetched { fields: read_ranges(&shard, ranges).await?, whole: Some(whole) });
         }
         let identity = self.identity();
         let cached = (self.object.stores().cache(), CacheKey::packed(&self.object, &identity));
         if let (Some(cache), Some(key)) = cached {
             let (kept, wanted) = (cache.clone(), key.clone());
             if let Some(whole) = spawn(async move { kept.get(&wanted).await }).await?? {
-                return Ok(Fetched { fields: slices(&whole, ranges)?, whole: Some(whole), is_mapped: true });
+                let fields = read_ranges(&whole, ranges).await?;
+                return Ok(Fetched { fields, whole: Some(Whole::Kept(whole)) });
             }
             cache.copy_in_background(key, self.object.clone(), identity.clone());
         }
         let offsets: Vec<Range<u64>> = ranges.iter().map(|&(offset, bytes)| offset..offset + bytes).collect();
         let fields = fetch_ranges(&self.object, &identity, &offsets).await?;
-        Ok(Fetched { fields: ranges.into_iter().zip(fields).collect(), whole: None, is_mapped: false })
+        Ok(Fetched { fields: ranges.into_iter().zip(fields).collect(), whole: None })
     }
 
-    /// Returns the whole shard, decompressed, and whether it is mapped from the cache.
-    async fn unpacked(&self) -> io::Result<(Bytes, bool)> {
+    /// Returns the whole shard, decompressed.
+    async fn unpacked(&self) -> io::Result<Whole> {
         let identity = self.identity();
         let key = CacheKey::unpacked(&self.object, &identity, self.known.unpacked_bytes);
         let (object, known) = (self.object.clone(), self.known.clone());
@@ -83,12 +94,12 @@ impl IndexedRemote {
             (Some(cache), Some(key)) => {
                 let fill = {
                     let (object, known, identity) = (object.clone(), known.clone(), identity.clone());
-                    |file: std::sync::Arc<std::fs::File>| async move {
+                    |part: PartWriter| async move {
                         let whole = download_and_unpack(object, identity, known.clone()).await?;
                         if whole.len() as u64 != known.unpacked_bytes {
                             return Err(ends_early(whole.len() as u64));
                         }
-                        blocking(move || file.write_all_at(&whole, 0)).await
+                        blocking(move || part.write_at(&whole, 0)).await
                     }
                 };
                 spawn(async move { cache.get_or_fill(&key, Room::Any, fill).await }).await??
@@ -96,8 +107,8 @@ impl IndexedRemote {
             _ => None,
         };
         match cached {
-            Some(whole) => Ok((whole, true)),
-            None => Ok((spawn(download_and_unpack(object, identity, known)).await??, false)),
+            Some(kept) => Ok(Whole::Kept(kept)),
+            None => Ok(Whole::Unpacked(spawn(download_and_unpack(object, identity, known)).await??)),
         }
     }
 }
@@ -116,13 +127,14 @@ async fn download_and_unpack(
     }
 }
 
-fn slices(whole: &Bytes, ranges: Vec<(u64, u64)>) -> io::Result<Vec<((u64, u64), Bytes)>> {
-    let slice = |(offset, bytes): (u64, u64)| {
-        let end = offset.checked_add(bytes).filter(|&end| end <= whole.len() as u64);
-        let end = end.ok_or_else(|| ends_early(offset.saturating_add(bytes)))?;
-        Ok(((offset, bytes), whole.slice(offset as usize..end as usize)))
+/// Reads ranges of a shard, outside of the runtime's threads where that may block.
+async fn read_ranges(shard: &LocalShard, ranges: Vec<(u64, u64)>) -> io::Result<Vec<((u64, u64), Bytes)>> {
+    let shard = shard.clone();
+    let read = move || {
+        let read = |(offset, bytes)| Ok(((offset, bytes), shard.read(offset, bytes)?));
+        ranges.into_iter().map(read).collect()
     };
-    ranges.into_iter().map(slice).collect()
+    spawn(blocking(read)).await?
 }
 
 fn ends_early(offset: u64) -> io::Error {

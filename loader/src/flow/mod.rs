@@ -10,4 +10,4 @@ pub(crate) use self::byte_budget::{ByteBudget, ByteLease, run_ahead};
 pub(crate) use self::metrics::metered;
 pub use self::metrics::{LoaderStage, Metrics, MetricsSnapshot, StageSnapshot};
 pub use self::progress::{NoProgress, Progress};
-pub use self::skip_log::{ErrorBudget, SkipLog};
+pub use self::skip_log::{ErrorBudget, SkipCount, SkipListener, SkipLog};

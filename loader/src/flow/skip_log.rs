@@ -1,6 +1,12 @@
 //! Accounts for every sample that was not delivered, under an error budget.
+//!
+//! The account counts all of them exactly, and lists the first ones; its memory does not grow with their
+//! number.
 
-use std::sync::Mutex;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Debug;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex};
 
 use crate::error::{Error, Result, Skipped};
 
@@ -42,21 +48,56 @@ impl ErrorBudget {
     }
 }
 
+/// Most samples that an account lists.
+const LISTED_MAX: usize = 1_000;
+/// Most different pairs of a shard and a reason that an account counts apart.
+const COUNTED_MAX: usize = 4_096;
+/// Reason of samples that are not counted apart.
+const OTHER_REASONS: &str = "other reasons";
+
+/// Listener that is told of every skipped sample, also of those that the account does not list.
+pub trait SkipListener: Debug + Send + Sync {
+    /// Receives a sample that is not delivered, once for each epoch in which it is skipped.
+    fn skipped(&self, skipped: &Skipped);
+}
+
+/// Number of samples of a shard that were skipped for the same reason.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct SkipCount {
+    /// Name of the shard.
+    pub shard: String,
+    /// Reason, or `other reasons` beyond the first 4,096 pairs of a shard and a reason.
+    pub reason: String,
+    /// Number of samples, summed over epochs.
+    pub samples: u64,
+}
+
 /// Account of skipped samples; shared by all stages of a loader.
 #[derive(Debug)]
 pub struct SkipLog {
     budget: ErrorBudget,
     samples_known: Option<u64>,
+    listener: Option<Arc<dyn SkipListener>>,
+    hasher: RandomState,
     state: Mutex<Account>,
 }
 
 #[derive(Debug, Default)]
 struct Account {
-    skipped: Vec<Skipped>,
+    /// The first skipped samples, each once.
+    listed: Vec<Skipped>,
+    /// Hashes of shard, offset and field of those listed.
+    listed_hashes: HashSet<u64>,
+    last: Option<Skipped>,
+    /// Samples by shard and reason.
+    counts: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Number of pairs in `counts`.
+    counted: usize,
+    /// Number of skipped samples, with those that a setting excludes.
+    skipped: u64,
     /// Number of skipped samples that a setting excludes.
     dropped: u64,
-    /// Index of the first bad sample among the skipped.
-    first_bad: Option<usize>,
+    first_bad: Option<Skipped>,
     delivered: u64,
     /// Number of samples skipped before this account started, and the first of them.
     earlier: u64,
@@ -65,8 +106,32 @@ struct Account {
 
 impl Account {
     fn first(&self) -> Option<Skipped> {
-        let here = self.first_bad.map(|at| &self.skipped[at]);
-        self.first_earlier.as_ref().or(here).cloned()
+        self.first_earlier.as_ref().or(self.first_bad.as_ref()).cloned()
+    }
+
+    fn push(&mut self, skipped: Skipped, hash: u64) {
+        self.skipped += 1;
+        self.count(&skipped);
+        if self.listed.len() < LISTED_MAX && self.listed_hashes.insert(hash) {
+            self.listed.push(skipped.clone());
+        }
+        self.last = Some(skipped);
+    }
+
+    fn count(&mut self, skipped: &Skipped) {
+        let is_full = self.counted >= COUNTED_MAX;
+        if !self.counts.contains_key(&skipped.shard) {
+            self.counts.insert(skipped.shard.clone(), BTreeMap::new());
+        }
+        let Some(reasons) = self.counts.get_mut(&skipped.shard) else { return };
+        let reason =
+            if is_full && !reasons.contains_key(&skipped.reason) { OTHER_REASONS } else { &skipped.reason };
+        if let Some(samples) = reasons.get_mut(reason) {
+            *samples += 1;
+        } else {
+            reasons.insert(reason.to_owned(), 1);
+            self.counted += 1;
+        }
     }
 }
 
@@ -74,7 +139,13 @@ impl SkipLog {
     /// Starts an empty account; `samples_known` is the size of the epoch if an index gives it.
     #[must_use]
     pub fn new(budget: ErrorBudget, samples_known: Option<u64>) -> Self {
-        Self { budget, samples_known, state: Mutex::default() }
+        Self { budget, samples_known, listener: None, hasher: RandomState::new(), state: Mutex::default() }
+    }
+
+    /// Tells a listener of every skipped sample.
+    #[must_use]
+    pub fn listener(self, listener: Option<Arc<dyn SkipListener>>) -> Self {
+        Self { listener, ..self }
     }
 
     /// Continues an earlier account: its samples count, but are not listed again.
@@ -86,17 +157,32 @@ impl SkipLog {
 
     /// Records something that is not delivered.
     pub fn push(&self, skipped: Skipped) {
+        self.announce(&skipped);
+        let hash = self.hash(&skipped);
         let mut state = self.lock();
-        let at = state.skipped.len();
-        state.first_bad.get_or_insert(at);
-        state.skipped.push(skipped);
+        if state.first_bad.is_none() {
+            state.first_bad = Some(skipped.clone());
+        }
+        state.push(skipped, hash);
     }
 
     /// Records an intact sample that a setting excludes; it does not count against the budget.
     pub fn push_dropped(&self, dropped: Skipped) {
+        self.announce(&dropped);
+        let hash = self.hash(&dropped);
         let mut state = self.lock();
-        state.skipped.push(dropped);
+        state.push(dropped, hash);
         state.dropped += 1;
+    }
+
+    fn announce(&self, skipped: &Skipped) {
+        if let Some(listener) = &self.listener {
+            listener.skipped(skipped);
+        }
+    }
+
+    fn hash(&self, skipped: &Skipped) -> u64 {
+        self.hasher.hash_one((&skipped.shard, skipped.offset, &skipped.key, &skipped.field))
     }
 
     /// Returns the number of intact samples that a setting excluded.
@@ -110,16 +196,44 @@ impl SkipLog {
         self.lock().delivered += samples;
     }
 
-    /// Returns everything skipped so far, in the order found.
+    /// Returns the first 1,000 skipped samples in the order found, each once, however many epochs it is
+    /// skipped in.
     #[must_use]
     pub fn skipped(&self) -> Vec<Skipped> {
-        self.lock().skipped.clone()
+        self.lock().listed.clone()
     }
 
-    /// Returns the first skipped sample, including those of an earlier account.
+    /// Returns the number of skipped samples, summed over epochs.
+    #[must_use]
+    pub fn skipped_samples(&self) -> u64 {
+        self.lock().skipped
+    }
+
+    /// Returns the numbers of skipped samples by shard and reason.
+    #[must_use]
+    pub fn counts(&self) -> Vec<SkipCount> {
+        let state = self.lock();
+        let counts = state.counts.iter().flat_map(|(shard, reasons)| {
+            let count = |(reason, samples): (&String, &u64)| SkipCount {
+                shard: shard.clone(),
+                reason: reason.clone(),
+                samples: *samples,
+            };
+            reasons.iter().map(count)
+        });
+        counts.collect()
+    }
+
+    /// Returns the first bad sample, including those of an earlier account.
     #[must_use]
     pub fn first(&self) -> Option<Skipped> {
         self.lock().first()
+    }
+
+    /// Returns the sample that was skipped last.
+    #[must_use]
+    pub fn last(&self) -> Option<Skipped> {
+        self.lock().last.clone()
     }
 
     /// Checks the budget against the samples so far.
@@ -129,7 +243,7 @@ impl SkipLog {
     /// [`Error::ErrorCount`] once more than the tolerated number is.
     pub fn check(&self, is_end: bool) -> Result<()> {
         let state = self.lock();
-        let bad = state.earlier + state.skipped.len() as u64 - state.dropped;
+        let bad = state.earlier + state.skipped - state.dropped;
         let Some(first) = state.first().filter(|_| bad > 0) else { return Ok(()) };
         if let Some(most) = self.budget.samples_max.filter(|&most| bad > most) {
             return Err(Error::ErrorCount { skipped: bad, most, first: Box::new(first) });
@@ -209,6 +323,31 @@ mod tests {
         log.push_dropped(bad("a"));
         assert!(log.check(true).is_ok());
         assert_eq!((log.skipped().len(), log.dropped()), (1, 1));
+    }
+
+    #[test]
+    fn memory_does_not_grow_with_the_number_of_skipped_samples() {
+        #[derive(Debug, Default)]
+        struct Heard(Mutex<u64>);
+        impl SkipListener for Heard {
+            fn skipped(&self, _skipped: &Skipped) {
+                *self.0.lock().unwrap() += 1;
+            }
+        }
+        let heard = Arc::new(Heard::default());
+        let log = SkipLog::new(ErrorBudget::new(1.0).unwrap(), None).listener(Some(heard.clone()));
+        for _epoch in 0..2 {
+            for number in 0..6_000_u64 {
+                log.push(Skipped { offset: number, reason: format!("reason {number}"), ..bad("a") });
+            }
+        }
+        let (listed, counts) = (log.skipped(), log.counts());
+        assert_eq!((listed.len(), log.skipped_samples(), *heard.0.lock().unwrap()), (1_000, 12_000, 12_000));
+        assert!(listed.iter().zip(0..).all(|(skipped, number)| skipped.offset == number), "each once");
+        assert_eq!(counts.len(), COUNTED_MAX + 1);
+        assert_eq!(counts.iter().map(|count| count.samples).sum::<u64>(), 12_000);
+        assert!(counts.iter().any(|count| count.reason == OTHER_REASONS));
+        assert_eq!(log.last().unwrap().offset, 5_999);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fs::{self, DirEntry};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::medium::split_extension;
+use super::medium::{outside, split_extension};
 use super::packer::{Packer, SourceFile};
 use crate::error::Result;
 
@@ -16,7 +16,7 @@ const NUMBER_DIGITS_MAX: usize = 3;
 ///
 /// Holds the paths of all files in memory, and the bytes of one sample at a time.
 pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()> {
-    let mut listing = Listing::read(root);
+    let mut listing = Listing::read(root, packer.is_outside_allowed);
     listing.join_numbered();
     for (path, reason) in listing.skipped {
         packer.skip_in_source(path.display().to_string(), reason);
@@ -34,8 +34,8 @@ pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()>
 }
 
 /// Passes the names of all files that are packed to `hash`, in order.
-pub(super) fn hash_names(root: &Path, mut hash: impl FnMut(&[u8])) {
-    let mut listing = Listing::read(root);
+pub(super) fn hash_names(root: &Path, is_outside_allowed: bool, mut hash: impl FnMut(&[u8])) {
+    let mut listing = Listing::read(root, is_outside_allowed);
     listing.join_numbered();
     for (name, files) in listing.groups {
         hash(name.as_bytes());
@@ -55,11 +55,12 @@ struct Listing {
     skipped: Vec<(PathBuf, String)>,
     /// Canonical paths of directories that were read: links may lead to one twice, or form circles.
     read: HashSet<PathBuf>,
+    is_outside_allowed: bool,
 }
 
 impl Listing {
-    fn read(root: &Path) -> Self {
-        let mut listing = Self::default();
+    fn read(root: &Path, is_outside_allowed: bool) -> Self {
+        let mut listing = Self { is_outside_allowed, ..Self::default() };
         let mut directories = vec![root.to_owned()];
         while let Some(directory) = directories.pop() {
             match listing.read_directory(root, &directory) {
@@ -86,6 +87,7 @@ impl Listing {
             let name = entry.file_name().to_string_lossy().into_owned();
             match fs::metadata(&path) {
                 _ if name.starts_with('.') => self.skip(path, "hidden"),
+                _ if let Some(reason) = self.outside(root, &entry) => self.skip(path, &reason),
                 Err(error) => self.skip(path, &error.to_string()),
                 Ok(metadata) if metadata.is_dir() => directories.push(path),
                 Ok(metadata) if metadata.is_file() => self.add_file(root, path),
@@ -93,6 +95,12 @@ impl Listing {
             }
         }
         Ok(directories)
+    }
+
+    /// Returns the reason for not packing a link that leads out of the root.
+    fn outside(&self, root: &Path, entry: &DirEntry) -> Option<String> {
+        let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+        if is_link && !self.is_outside_allowed { outside(root, &entry.path()) } else { None }
     }
 
     fn add_file(&mut self, root: &Path, path: PathBuf) {

@@ -20,6 +20,18 @@ pub(super) fn read_medium(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|error| error.to_string())
 }
 
+/// Returns the reason for not packing a file that lies outside of `root`, after links; `None` if it lies
+/// inside or cannot be found.
+pub(super) fn outside(root: &Path, path: &Path) -> Option<String> {
+    let root = if root.as_os_str().is_empty() { Path::new(".") } else { root };
+    let (root, path) = (fs::canonicalize(root).ok()?, fs::canonicalize(path).ok()?);
+    let reason = || {
+        let (path, root) = (path.display(), root.display());
+        format!("`{path}` lies outside of `{root}`; `allow_outside` (`--allow-outside`) packs it")
+    };
+    (!path.starts_with(&root)).then(reason)
+}
+
 /// Returns the path of a file named in a manifest: below `root`, also if a leading placeholder represents it,
 /// unless the path is absolute.
 pub(super) fn resolve_medium(root: &Path, named: &str) -> PathBuf {

@@ -51,6 +51,9 @@ pub struct PackOptions {
     /// Base directory of relative paths in a manifest, which also replaces a leading placeholder such as
     /// `{data_root}` or `$data_root`. Default: the directory of the manifest.
     pub root: Option<PathBuf>,
+    /// Whether files outside of the source are packed: paths of a manifest that lead out of `root`, and links
+    /// that lead out of a directory. Default: false, because manifests and directories come from others.
+    pub is_outside_allowed: bool,
     /// Stores, for shards that go to one. Default: the default settings.
     pub stores: Stores,
     /// Listener that is notified of every sample. Default: none.
@@ -65,6 +68,7 @@ impl Default for PackOptions {
             is_indexed: true,
             is_zstd: false,
             root: None,
+            is_outside_allowed: false,
             stores: Stores::default(),
             progress: Arc::new(NoProgress),
         }
@@ -99,12 +103,12 @@ pub struct SkippedSource {
 /// Packs `source` into shards in the directory `out`, a path that is created if missing, or the URL of a
 /// directory in a store.
 ///
-/// A directory is packed recursively, links are followed, each directory is packed once; the key of a sample
-/// is the path of its files without extension, where dots in the base name become `_`, and the extension
-/// follows the last dot, or the last but one before `gz` and similar suffixes. In a manifest the key is the
-/// `id`, made safe in the same way, or the number of the entry in nine digits. A repeated key gets the suffix
-/// `_1`, `_2` and so on, even if files of the first cannot be read: keys depend on the source alone. A sample
-/// with an unreadable file is skipped as a whole.
+/// A directory is packed recursively, links inside it are followed, each directory is packed once; the key of
+/// a sample is the path of its files without extension, where dots in the base name become `_`, and the
+/// extension follows the last dot, or the last but one before `gz` and similar suffixes. In a manifest the
+/// key is the `id`, made safe in the same way, or the number of the entry in nine digits. A repeated key gets
+/// the suffix `_1`, `_2` and so on, even if files of the first cannot be read: keys depend on the source
+/// alone. A sample with an unreadable file is skipped as a whole.
 ///
 /// # Errors
 /// [`Error::Pack`] if the kind of `source` is unknown, if it contains no sample, or if a syntax error

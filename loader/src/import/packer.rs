@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::key::{Keys, requested_key};
-use super::medium::{read_medium, resolve_medium};
+use super::medium::{outside, read_medium, resolve_medium};
 use super::parts::SourcePart;
 use super::record::Record;
 use super::{PackOptions, Packed, SkippedSource};
@@ -48,6 +48,7 @@ pub(super) struct Packer<'a> {
     /// Whether this packer accounts for files that are not entries, which only one part may do.
     is_first: bool,
     root: PathBuf,
+    pub(super) is_outside_allowed: bool,
     skipped: Vec<SkippedSource>,
     entries: u64,
     progress: &'a Arc<dyn Progress>,
@@ -86,6 +87,7 @@ impl<'a> Packer<'a> {
             range: 0..u64::MAX,
             is_first: true,
             root: options.root.clone().unwrap_or_else(directory),
+            is_outside_allowed: options.is_outside_allowed,
             skipped: Vec::new(),
             entries: 0,
             progress: &options.progress,
@@ -143,7 +145,8 @@ impl<'a> Packer<'a> {
         let mut fields = Fields::with_capacity(record.media.len() + 2);
         for (extension, named) in record.media {
             let path = resolve_medium(&self.root, &named);
-            match read_medium(&path) {
+            let outside = if self.is_outside_allowed { None } else { outside(&self.root, &path) };
+            match outside.map_or_else(|| read_medium(&path), Err) {
                 Ok(payload) => fields.push((extension, payload)),
                 Err(reason) => {
                     self.skip(path.display().to_string(), format!("{reason}; named by {origin}"));

@@ -69,7 +69,7 @@ pub struct PackedPart {
 pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Vec<SourcePart>> {
     ShardPart { part: 0, parts }.check()?;
     let kind = ImportSource::detect(source)?;
-    let source_digest = digest(source, kind)?;
+    let source_digest = digest(source, kind, options.is_outside_allowed)?;
     let mut listing = Packer::listing(source, options);
     let outcome = pack_source(source, kind, &mut listing);
     options.progress.end();
@@ -107,7 +107,7 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
     let kind = ImportSource::detect(source)?;
     check_apart(source, out)?;
     let ShardPart { part: number, .. } = part.part;
-    if digest(source, kind)? != part.source_digest {
+    if digest(source, kind, options.is_outside_allowed)? != part.source_digest {
         let reason =
             format!("`{}` has changed since its parts were listed; list them again", source.display());
         return Err(Error::PackPart { part: number, reason });
@@ -215,12 +215,12 @@ fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
 }
 
 /// Returns the digest of a manifest's bytes, or of the names of all files below a directory.
-fn digest(source: &Path, kind: ImportSource) -> Result<u64> {
+fn digest(source: &Path, kind: ImportSource, is_outside_allowed: bool) -> Result<u64> {
     let unreadable = |error| Error::File { path: source.display().to_string(), source: error };
     let mut hasher = Xxh3::new();
     if kind == ImportSource::Directory {
         // Only names: reading all files would take as long as packing them.
-        directory::hash_names(source, |name| hasher.update(name));
+        directory::hash_names(source, is_outside_allowed, |name| hasher.update(name));
         return Ok(hasher.digest());
     }
     let mut file = File::open(source).map_err(unreadable)?;

@@ -134,6 +134,30 @@ fn links_are_followed_but_not_in_circles() {
 }
 
 #[test]
+fn files_outside_of_the_source_are_packed_only_if_allowed() {
+    use std::os::unix::fs::symlink;
+    let secret = tempfile::tempdir().unwrap();
+    std::fs::write(secret.path().join("secret.jpg"), "SECRET").unwrap();
+    let absolute = secret.path().join("secret.jpg");
+    let entry = |path: &str| format!(r#"{{"id": "x", "image": "{path}", "conversations": []}}"#);
+    let entries = [entry(absolute.to_str().unwrap()), entry("p/link.jpg"), entry("p/1.jpg")].join("\n");
+    let files = [("p/1.jpg", "J1"), ("p/inside.txt", "T"), ("list.jsonl", entries.as_str())];
+    for source in ["list.jsonl", "p"] {
+        let workspace = Workspace::new(&files);
+        symlink(&absolute, workspace.source().join("p/link.jpg")).unwrap();
+        symlink(secret.path(), workspace.source().join("p/directory")).unwrap();
+        let (samples, skipped) = workspace.packed(source);
+        assert!(!samples.iter().any(|sample| sample.contains("SECRET")), "{samples:?}");
+        let outside = skipped.iter().filter(|reason| reason.contains("--allow-outside")).count();
+        assert_eq!((samples.is_empty(), outside), (false, 2), "{source}: {skipped:?}");
+        let out = tempfile::tempdir().unwrap();
+        let options = PackOptions { is_outside_allowed: true, ..PackOptions::default() };
+        let packed = pack(&workspace.source().join(source), out.path(), &options).unwrap();
+        assert!(packed.skipped.is_empty(), "{:?}", packed.skipped);
+    }
+}
+
+#[test]
 fn llava_json_gives_images_and_the_whole_object() {
     let entries = r#"[
         {"id": "x.1", "image": "p/1.jpg", "conversations": [{"from": "human", "value": "<image>"}]},

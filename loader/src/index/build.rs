@@ -1,14 +1,14 @@
 //! Builds the index rows of one shard from its headers.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::UNIX_EPOCH;
 
-use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::cache::IndexOptions;
 use super::foreign::walk::walk_entries;
 use super::foreign::{Claims, ForeignIndexes, HeaderLayout, differences, grouping_difference, layout};
+use super::plain::{push_completed, push_plain, wanted_bytes};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
@@ -17,11 +17,17 @@ use crate::error::{Error, Result, Skipped, reason_of};
 use crate::media::{DecodeLimits, VideoSampling, decode, is_video_extension};
 use crate::sample::text::TextLength;
 use crate::sample::{FieldFault, FieldShape, measure_sampled};
+use crate::shard::tar::ranged::Archive;
 use crate::shard::{
-    Assembler, Compression, FIELD_BYTES_MAX, MappedSamples, RawSample, Shard, ShardItem, StreamedSamples,
+    Assembler, Compression, FIELD_BYTES_MAX, LocalArchive, RawSample, Shard, ShardItem, StreamedSamples,
     decompress, sniff_compression,
 };
-use crate::store::{Identity, Opened};
+use crate::store::{FileBody, Identity, LocalShard, Opened};
+
+/// Bytes that determine the compression of a shard.
+const SNIFFED_BYTES: usize = 6;
+/// Longest payload of a local shard that is read whole.
+const READ_WHOLE_BYTES: u64 = 128 << 10;
 
 /// Columns of one shard, whose extensions are numbered by the shard's own list.
 #[derive(Debug, Default)]
@@ -76,17 +82,25 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
         push_remote(&mut builder, shard, object, identity)?;
         return Ok(builder.finish());
     }
-    let Opened::Mapped(archive) = shard.open()? else {
+    let Opened::Local(archive) = shard.open()? else {
         let reason = format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url);
         return Err(Error::Config { setting: "dataset", reason });
     };
-    let compression = sniff_compression(&shard.url, &archive);
+    let first = archive.first(SNIFFED_BYTES).map_err(|source| shard.read_error(source))?;
+    let compression = sniff_compression(&shard.url, &first);
     let indexed = indexed(shard, identity, *compression.as_ref().unwrap_or(&Compression::None));
     let mut builder =
         Builder::new(indexed, is_verified, video_sampling).counting(options.token_counts.required());
     match compression {
-        Ok(Compression::None) => return Ok(builder.build_mapped(shard, archive, foreign)),
-        Ok(compression) => futures::executor::block_on(builder.push_unpacked(shard, compression, archive)),
+        Ok(Compression::None) => return builder.build_plain(shard, &archive, foreign),
+        Ok(compression) => {
+            let body = archive.body();
+            let failure = body.failure();
+            futures::executor::block_on(builder.push_unpacked(shard, compression, body));
+            if let Some(source) = failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                return Err(shard.read_error(source));
+            }
+        }
         Err(unsupported) => builder.skip_shard(shard, unsupported.to_string()),
     }
     Ok(builder.finish())
@@ -150,29 +164,50 @@ impl Builder {
     }
 
     /// Reads an uncompressed shard: at the header locations known to another tool, or from its start.
-    fn build_mapped(mut self, shard: &Shard, archive: Bytes, foreign: ForeignIndexes) -> BuiltShard {
+    ///
+    /// # Errors
+    /// [`Error::Read`] if it cannot be read, or changes meanwhile.
+    fn build_plain(
+        mut self,
+        shard: &Shard,
+        archive: &LocalShard,
+        foreign: ForeignIndexes,
+    ) -> Result<BuiltShard> {
         let is_followed = foreign == ForeignIndexes::Follow;
         let layout = match foreign {
             ForeignIndexes::Ignore => None,
-            _ => layout(shard, archive.len() as u64, is_followed).unwrap_or_else(|warning| {
+            _ => layout(shard, archive.bytes(), is_followed).unwrap_or_else(|warning| {
                 self.built.warnings.push(warning);
                 None
             }),
         };
         let followed = layout.as_ref().filter(|_| is_followed);
-        if !followed.is_some_and(|layout| self.push_followed(shard, &archive, layout)) {
-            let samples = MappedSamples::new(shard.url.clone(), archive, FIELD_BYTES_MAX);
-            samples.for_each(|item| self.push(item));
+        let read_error = |source| shard.read_error(source);
+        let is_done = match followed {
+            Some(layout) => self.push_followed(shard, archive, layout).map_err(read_error)?,
+            None => false,
+        };
+        if !is_done {
+            let window = LocalArchive::new(archive.clone());
+            push_plain(&mut self, shard, window, READ_WHOLE_BYTES).map_err(read_error)?;
+        }
+        if let LocalShard::File(file) = archive {
+            file.check_unchanged().map_err(read_error)?;
         }
         let mut built = self.finish();
         let difference = layout.and_then(|layout| grouping_difference(shard, &built, &layout));
         built.warnings.extend(difference);
-        built
+        Ok(built)
     }
 
     /// Reads headers at the locations of `layout`; if they are wrong, adds a warning and no rows, and returns
     /// false.
-    fn push_followed(&mut self, shard: &Shard, archive: &Bytes, layout: &HeaderLayout) -> bool {
+    fn push_followed(
+        &mut self,
+        shard: &Shard,
+        archive: &LocalShard,
+        layout: &HeaderLayout,
+    ) -> std::io::Result<bool> {
         let entries = match walk_entries(&layout.starts, &mut archive.clone()) {
             Ok(entries) => entries,
             Err(reason) => {
@@ -180,24 +215,26 @@ impl Builder {
                 let warning =
                     format!("`{source}` is ignored, shard `{url}` is read from its start: {reason}");
                 self.built.warnings.push(warning);
-                return false;
+                return Ok(false);
             }
         };
+        let mut window = LocalArchive::new(archive.clone());
         let mut assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX);
         for entry in &entries {
-            let payload = entry.payload_offset as usize..(entry.payload_offset + entry.bytes) as usize;
-            if let Some(item) = assembler.push(entry, Some(archive.slice(payload))) {
-                self.push(item);
+            let wanted = wanted_bytes(entry, self.is_verified, READ_WHOLE_BYTES);
+            let payload = window.read(entry.payload_offset..entry.payload_offset + wanted)?;
+            if let Some(item) = assembler.push(entry, Some(payload)) {
+                push_completed(self, item, &mut window)?;
             }
         }
         if let Some(item) = assembler.finish() {
-            self.push(item);
+            push_completed(self, item, &mut window)?;
         }
-        true
+        Ok(true)
     }
 
-    async fn push_unpacked(&mut self, shard: &Shard, compression: Compression, archive: Bytes) {
-        let reader = decompress(compression, &archive[..]);
+    async fn push_unpacked(&mut self, shard: &Shard, compression: Compression, body: FileBody) {
+        let reader = decompress(compression, body);
         let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX);
         while let Some(item) = samples.next().await {
             self.push(item);

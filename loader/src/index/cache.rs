@@ -26,10 +26,10 @@ use super::{Index, no_samples};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{NoProgress, Progress};
 use crate::media::VideoSampling;
-use crate::shard::tar::slice::SliceEntries;
-use crate::shard::{Compression, Shard, split_key};
-use crate::store::local::map_file;
-use crate::store::{Identity, without_query};
+use crate::shard::tar::ranged::RangedEntries;
+use crate::shard::{Compression, LocalArchive, Shard, split_key};
+use crate::store::local::read_private;
+use crate::store::{Identity, Opened};
 
 /// Least number of remote shards that are read in parallel.
 const REMOTE_THREADS: usize = 16;
@@ -161,9 +161,9 @@ fn write_locked(
         (Err(error), Some(_)) => return Err(error),
         (Err(_), None) => return decode_in_memory(shards, &encoded.into(), options),
     };
-    let mapped =
-        map_file(&path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
-    let decoded = decode_index(&mapped).map_err(|error| index_error(Some(&path), &error))?;
+    let read =
+        read_private(&path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
+    let decoded = decode_index(&read).map_err(|error| index_error(Some(&path), &error))?;
     assemble(shards, decoded, Some(path), options)
 }
 
@@ -259,7 +259,7 @@ fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
     let beside = shards[0].path().map(|path| path.parent().unwrap_or(Path::new("")).to_path_buf());
     let place = match &beside {
         Some(beside) => std::path::absolute(beside).unwrap_or_else(|_| beside.clone()),
-        None => without_query(&shards[0].url).rsplit_once('/').map_or("", |(parent, _)| parent).into(),
+        None => shards[0].url.rsplit_once('/').map_or("", |(parent, _)| parent).into(),
     };
     let place = hex(&Sha256::digest(place.as_os_str().as_encoded_bytes())[..8]);
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -277,7 +277,7 @@ fn open_fitting(
     stats: &[Identity],
     options: &IndexOptions,
 ) -> Option<DecodedIndex> {
-    let decoded = decode_index(&map_file(path).ok()?).ok()?;
+    let decoded = decode_index(&read_private(path).ok()?).ok()?;
     let indexed = &decoded.metadata.shards;
     let is_same = indexed.len() == stats.len()
         && indexed.iter().zip(stats).all(|(indexed, identity)| is_version(indexed, identity));
@@ -322,8 +322,9 @@ fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool
         return true;
     }
     let last = rows.row(shard, rows.len() - 1);
-    let Some(Ok(archive)) = source.path().map(map_file) else { return false };
-    let entry = SliceEntries::starting_at(archive, last.offset()).next();
+    let Ok(Opened::Local(archive)) = source.open() else { return false };
+    let archive = LocalArchive::new(archive);
+    let entry = RangedEntries::starting_at(archive, last.offset(), Box::new(|_| 0)).next();
     let name = entry.and_then(Result::ok).map(|(entry, _)| entry.name);
     name.as_deref().and_then(split_key).is_some_and(|(key, _)| key == last.key())
 }

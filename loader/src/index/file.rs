@@ -20,6 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::build::{BuiltShard, ShardColumns};
 use super::rows::ShardRows;
 use super::schema::{METADATA_KEY, Metadata, VERSION, field_columns, field_item, schema, shape_item};
+use crate::error::guarded;
 use crate::media::VideoSampling;
 
 /// Metadata key of the checksum in the footer.
@@ -210,9 +211,14 @@ pub(super) struct DecodedIndex {
 /// # Errors
 /// The reason why the file is damaged, or that it has another version.
 pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
+    // The checksum guards against accidents; Arrow's reader panics on many files that were made up.
+    guarded(|| decode_checked(file)).map_err(|reason| damaged(&reason))?
+}
+
+fn decode_checked(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
     let footer = footer_of(file)?;
     let digits = checksum_place(file, &footer)?;
-    if checksum(file, &digits).as_bytes() != &file[digits] {
+    if !cfg!(fuzzing) && checksum(file, &digits).as_bytes() != &file[digits] {
         return Err(damaged("the checksum differs"));
     }
     let schema = Arc::new(fb_to_schema(footer.schema().ok_or_else(|| damaged("no schema"))?));

@@ -9,20 +9,28 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::store::{Patience, lock_patiently};
 
+/// Patience with another process that builds the same index: it may read many shards.
+const PATIENCE: Patience = Patience {
+    until_report: Duration::from_secs(10),
+    for_stopped: Duration::from_secs(20),
+    for_any: Duration::from_hours(6),
+};
 /// Age at which a temporary file must have been abandoned.
 const LEFTOVER_AGE: Duration = Duration::from_mins(10);
 
-/// Takes the lock in the first writable directory; waits while another process builds there.
+/// Takes the lock in the first writable directory; waits while another process builds there, but not for one
+/// that is stopped.
 pub(super) fn lock_first_writable(directories: &[PathBuf], name: &str) -> std::io::Result<(PathBuf, File)> {
     let mut refused =
         std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index is writable");
     for directory in directories {
-        let lock = std::fs::create_dir_all(directory)
-            .and_then(|()| {
-                File::options().write(true).create(true).truncate(false).open(lock_path(directory, name))
-            })
-            .and_then(|file| file.lock().map(|()| file));
+        let lock = std::fs::create_dir_all(directory).and_then(|()| {
+            let path = lock_path(directory, name);
+            let file = File::options().write(true).create(true).truncate(false).open(&path)?;
+            lock_patiently(&file, &path, PATIENCE).map(|()| file)
+        });
         match lock {
             Ok(file) => {
                 remove_leftovers(directory, name);

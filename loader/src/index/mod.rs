@@ -1,7 +1,7 @@
 //! Indexes a dataset: the location of every sample's bytes and the shape of its media.
 //!
 //! The index is built once from headers, stored as one Arrow IPC file with a record batch per shard, and
-//! memory-mapped on use. It lets every rank plan whole global batches without reading payloads. `build` makes
+//! read on use. It lets every rank plan whole global batches without reading payloads. `build` makes
 //! the rows, `schema` defines the file, `rows` reads it, `cache` finds, checks and replaces it.
 
 #[cfg(feature = "arrow2")]
@@ -12,6 +12,7 @@ mod file;
 pub mod foreign;
 mod location;
 mod merge;
+mod plain;
 mod remote;
 mod rows;
 mod schema;

@@ -9,22 +9,15 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 
 use super::build::Builder;
+use super::plain::push_plain;
 use crate::error::Result;
-use crate::media::probe::ImageFormat;
-use crate::media::{FieldKind, kind_of_extension};
-use crate::sample::measure_sample;
-use crate::shard::tar::Entry;
 use crate::shard::tar::ranged::Archive;
-use crate::shard::{
-    Compression, FIELD_BYTES_MAX, RangedSamples, RawSample, Shard, ShardItem, StreamedSamples, decompress,
-    sniff_compression, split_key,
-};
+use crate::shard::{Compression, FIELD_BYTES_MAX, Shard, StreamedSamples, decompress, sniff_compression};
 use crate::store::{Identity, RemoteObject, ShardBody, Task, spawn};
 
-/// Longest payload that is read whole: a request costs as much as reading that many bytes.
+/// Longest payload that is read whole, and longest gap that is read over: a request costs as much as reading
+/// that many bytes.
 const READ_WHOLE_BYTES: u64 = 1 << 20;
-/// Bytes that are read of a longer payload.
-const PREFIX_BYTES: u64 = 64 << 10;
 /// Bytes that are requested after a jump.
 const WINDOW_BYTES_MIN: u64 = 128 << 10;
 /// Bytes per request when everything is read; two such windows are in flight.
@@ -46,7 +39,7 @@ pub(super) fn push_remote(
     let first = window.read(0..identity.bytes.min(WINDOW_BYTES_MIN));
     let first = first.map_err(|source| shard.read_error(source))?;
     let result = match sniff_compression(&shard.url, &first) {
-        Ok(Compression::None) => push_plain(builder, shard, window),
+        Ok(Compression::None) => push_plain(builder, shard, window, READ_WHOLE_BYTES),
         Ok(compression) => {
             builder.compression(compression);
             push_compressed(builder, shard, object, identity, compression)
@@ -57,19 +50,6 @@ pub(super) fn push_remote(
         }
     };
     result.map_err(|source| shard.read_error(source))
-}
-
-fn push_plain(builder: &mut Builder, shard: &Shard, window: RangeWindow) -> io::Result<()> {
-    let wanted = if builder.is_verified() { all_bytes } else { wanted_bytes };
-    let mut samples = RangedSamples::new(shard.url.clone(), window, FIELD_BYTES_MAX, wanted);
-    while let Some(item) = samples.next() {
-        let mut item = item?;
-        if let ShardItem::Sample(sample) = &mut item {
-            complete(sample, samples.archive())?;
-        }
-        builder.push(item);
-    }
-    Ok(())
 }
 
 fn push_compressed(
@@ -91,42 +71,6 @@ fn push_compressed(
     builder.end_unpacked();
     let failed = failure.lock().expect("no holder panics").take();
     failed.map_or(Ok(()), Err)
-}
-
-/// Returns how much of a payload is needed for its shape, judged by its name.
-fn wanted_bytes(entry: &Entry) -> u64 {
-    let extension = split_key(&entry.name).map(|(_, extension)| extension).unwrap_or_default();
-    let is_jumped = match kind_of_extension(&extension) {
-        FieldKind::Image | FieldKind::Npy => true,
-        FieldKind::Opaque => !extension.ends_with("opus"),
-        _ => false,
-    };
-    if is_jumped && entry.bytes > READ_WHOLE_BYTES { PREFIX_BYTES } else { entry.bytes }
-}
-
-fn all_bytes(entry: &Entry) -> u64 {
-    entry.bytes
-}
-
-/// Reads the rest of a sample's fields where their start does not determine the shape: images that store
-/// their orientation after the pixels, and everything that cannot be parsed.
-fn complete(sample: &mut RawSample, archive: &mut RangeWindow) -> io::Result<()> {
-    let is_cut = |payload: &Option<Bytes>, bytes: u64| {
-        payload.as_ref().is_some_and(|payload| (payload.len() as u64) < bytes)
-    };
-    if !sample.fields.iter().any(|field| is_cut(&field.payload, field.bytes)) {
-        return Ok(());
-    }
-    let is_understood = measure_sample(sample).is_ok();
-    for field in &mut sample.fields {
-        let is_jpeg = field.payload.as_deref().and_then(ImageFormat::from_bytes) == Some(ImageFormat::Jpeg);
-        let is_image = kind_of_extension(&field.extension) == FieldKind::Image;
-        let is_enough = is_understood && (is_jpeg || !is_image);
-        if is_cut(&field.payload, field.bytes) && !is_enough {
-            field.payload = Some(archive.read(field.offset..field.offset + field.bytes)?);
-        }
-    }
-    Ok(())
 }
 
 /// View of a remote archive through a window that moves forward, and grows while nothing is skipped.

@@ -166,7 +166,7 @@ impl<'a> SampleRow<'a> {
     /// Returns the payload bytes of all fields.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.fields().map(|field| field.bytes).sum()
+        self.fields().map(|field| field.bytes).fold(0, u64::saturating_add)
     }
 
     /// Writes the shape that the cost model needs into `shape`, whose buffers are reused; text by

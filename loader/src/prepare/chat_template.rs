@@ -6,6 +6,7 @@
 //! once, when the template is parsed, so that prompts do not change at midnight during a run.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
@@ -14,10 +15,15 @@ use minijinja::{Environment, ErrorKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::family::{Family, Placeholder, VideoText};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, guarded};
 
 /// Name of the only template of an environment.
 const NAME: &str = "chat_template";
+
+/// Most instructions that rendering a conversation may take; templates in use take about a hundred per turn.
+const FUEL: u64 = 10_000_000;
+/// Most bytes of a rendered conversation.
+const RENDERED_BYTES_MAX: usize = 256 << 20;
 
 /// Deepest nesting of macros and of values.
 const DEPTH_MAX: usize = 100;
@@ -76,7 +82,9 @@ impl ChatTemplate {
     ) -> Result<Self> {
         let mut environment = environment(now);
         let source = without_generation_marks(source);
-        environment.add_template_owned(NAME, source).map_err(|error| invalid(&error))?;
+        let parsed = guarded(|| environment.add_template_owned(NAME, source));
+        let parsed = parsed.map_err(|reason| Error::Config { setting: "chat_template", reason })?;
+        parsed.map_err(|error| invalid(&error))?;
         let form = ContentForm::Parts;
         let mut template = Self { environment, variables, family: family.clone(), form };
         template.form = template.probe_form()?;
@@ -109,7 +117,15 @@ impl ChatTemplate {
         context.insert("video_placeholder", video.unwrap_or_default().into());
         context.insert("messages", Value::from(messages));
         context.insert("add_generation_prompt", has_generation_prompt.into());
-        self.environment.get_template(NAME)?.render(Value::from(context))
+        let failed = |reason| minijinja::Error::new(ErrorKind::InvalidOperation, reason);
+        let rendered = guarded(|| {
+            let mut out = Rendered::default();
+            let template = self.environment.get_template(NAME)?;
+            template.render_captured_to(Value::from(context), &mut out)?;
+            Ok::<_, minijinja::Error>(out)
+        });
+        let Rendered { bytes } = rendered.map_err(failed)??;
+        String::from_utf8(bytes).map_err(|error| failed(error.to_string()))
     }
 
     fn message(&self, form: ContentForm, message: &Message) -> Value {
@@ -140,6 +156,27 @@ impl ChatTemplate {
     }
 }
 
+/// Rendered text, up to a limit.
+#[derive(Debug, Default)]
+struct Rendered {
+    bytes: Vec<u8>,
+}
+
+impl Write for Rendered {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.bytes.len() + bytes.len() > RENDERED_BYTES_MAX {
+            let reason = format!("the template renders more than {RENDERED_BYTES_MAX} bytes");
+            return Err(std::io::Error::other(reason));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 fn part_value(part: &MessagePart) -> Value {
     let kind = match part {
         MessagePart::Text(_) => "text",
@@ -162,6 +199,7 @@ fn environment(now: SystemTime) -> Environment<'static> {
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(unknown_method_callback);
     environment.set_recursion_limit(DEPTH_MAX);
+    environment.set_fuel(Some(FUEL));
     environment.add_filter("tojson", to_json);
     environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
@@ -175,7 +213,7 @@ fn without_generation_marks(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let end = rest[start..].find("%}").map_or(rest.len(), |end| start + end);
+        let end = rest[start + 2..].find("%}").map_or(rest.len(), |end| start + 2 + end);
         let tag = &rest[start + 2..end];
         plain.push_str(&rest[..start + 2]);
         match tag.trim_matches(|character: char| character.is_whitespace() || "+-".contains(character)) {
@@ -189,7 +227,7 @@ fn without_generation_marks(source: &str) -> String {
 }
 
 fn strftime(now: SystemTime, format: &str) -> Result<String, minijinja::Error> {
-    use std::fmt::Write;
+    use std::fmt::Write as _;
     let now: chrono::DateTime<chrono::Utc> = {
         let seconds = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         chrono::DateTime::from_timestamp(seconds as i64, 0).unwrap_or_default()

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, guarded};
 
 /// Largest file to read, in bytes; tokenizers of 256,000 entries take about 35 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -63,7 +63,8 @@ impl Tokenizer {
     /// [`Error::Config`] if it is not a tokenizer.
     pub fn from_json(json: &[u8]) -> Result<Self> {
         let invalid = |error: tokenizers::Error| config_error(error.to_string());
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(invalid)?;
+        let parsed = guarded(|| tokenizers::Tokenizer::from_bytes(json)).map_err(config_error)?;
+        let mut inner = parsed.map_err(invalid)?;
         inner.with_truncation(None).map_err(invalid)?;
         inner.with_padding(None);
         Ok(Self { inner, special: BTreeMap::new(), chat_template: None })
@@ -136,9 +137,9 @@ impl Tokenizer {
     ///
     /// # Errors
     /// The message of the tokenizer.
-    /// The tokenizer's own words.
     pub fn encode(&self, text: &str, has_special: bool) -> Result<Encoded, String> {
-        let encoding = self.inner.encode(text, has_special).map_err(|error| error.to_string())?;
+        let encoding =
+            guarded(|| self.inner.encode(text, has_special))?.map_err(|error| error.to_string())?;
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
     }
 
@@ -147,7 +148,7 @@ impl Tokenizer {
     /// # Errors
     /// The message of the tokenizer.
     pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
-        self.inner.decode(ids, false).map_err(|error| error.to_string())
+        guarded(|| self.inner.decode(ids, false))?.map_err(|error| error.to_string())
     }
 }
 

@@ -36,10 +36,10 @@ impl FieldShape {
     #[must_use]
     pub fn decoded_bytes(self, stored_bytes: u64) -> u64 {
         match self {
-            Self::Image(size) => 3 * u64::from(size.width) * u64::from(size.height),
+            Self::Image(size) => area(size.width, size.height).saturating_mul(3),
             Self::Audio(length) => length.frames.saturating_mul(size_of::<f32>() as u64),
             Self::Video(shape) => {
-                3 * u64::from(shape.frames) * u64::from(shape.width) * u64::from(shape.height)
+                area(shape.width, shape.height).saturating_mul(3).saturating_mul(shape.frames.into())
             }
             Self::Text(_) | Self::Opaque => stored_bytes,
         }
@@ -83,7 +83,11 @@ pub(crate) fn decoded_bytes(sample: &RawSample, sampling: &VideoSampling) -> u64
         let shape = shape.unwrap_or(FieldShape::Opaque);
         shape.decoded_bytes(field.bytes)
     };
-    sample.fields.iter().map(of_field).sum()
+    sample.fields.iter().map(of_field).fold(0, u64::saturating_add)
+}
+
+fn area(width: u32, height: u32) -> u64 {
+    u64::from(width) * u64::from(height)
 }
 
 /// A field that makes its sample bad.

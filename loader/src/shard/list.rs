@@ -4,17 +4,24 @@
 //! the environment, a directory expands to the shards inside it, a shard list of wids (`NAME.json`) to the
 //! shards listed in it. `-` is standard input and `pipe:` starts a command whose output is the shard.
 //! `s3://`, `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a
-//! directory there ends with `/`.
+//! directory there ends with `/`. The name of an existing file is that file, whatever it looks like.
+//!
+//! [`ShardAccess`] decides what names may reach. Names that were read, from lists or directories, are files
+//! and objects, never commands.
 
-use std::path::{Path, PathBuf};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use super::access::ShardAccess;
+use super::braces::Expansion;
 use super::wids::listed_shards;
 use crate::error::{Error, Result};
-use crate::store::{Location, Opened, RemoteObject, Stores, is_remote, list_directory, open, without_query};
+use crate::store::{
+    Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, redact_name,
+};
 
-/// Most shards of a pattern.
-const SHARDS_MAX: usize = 10_000_000;
 /// Rounds of environment substitution, as webdataset allows.
 const SUBSTITUTION_ROUNDS: usize = 10;
 /// Endings of file names that count as shards of a directory.
@@ -23,31 +30,80 @@ const DIRECTORY_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".t
 /// Shard of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shard {
-    /// The name as given, after expansion.
+    /// Name after expansion, without the credentials of a URL: safe to show and to write.
     pub url: Arc<str>,
     /// Location of the shard's bytes.
     pub location: Location,
+    /// How the bytes of a local file are read.
+    pub read: ReadMode,
 }
 
 impl Shard {
-    fn new(url: String, stores: &Stores) -> Result<Self> {
+    /// Resolves a name that the caller gave.
+    fn given(url: String, access: &ShardAccess) -> Result<Self> {
+        if url.is_empty() {
+            return Err(invalid(&url, "a shard name is empty"));
+        }
+        if url == "-" {
+            return Ok(Self::new(url.into(), Location::StandardInput, access.stores.read_mode()));
+        }
+        let Some(command) = url.strip_prefix("pipe:") else { return Self::found(url, &access.stores) };
+        if command.is_empty() {
+            return Err(invalid(&url, "no command follows `pipe:`"));
+        }
+        if !access.are_pipes_allowed {
+            let reason = "it would run a shell command; `allow_pipe` (`--allow-pipe`) lets names do so";
+            return Err(invalid(&url, reason));
+        }
+        let location = Location::Pipe(command.to_owned());
+        Ok(Self::new(redact_name(&url).into(), location, access.stores.read_mode()))
+    }
+
+    /// Resolves a name that was read: a remote object or a local file, never a command.
+    fn found(url: String, stores: &Stores) -> Result<Self> {
+        if is_remote(&url) {
+            return Self::remote_at(url, stores);
+        }
+        let location = Location::File(local_path(&url)?);
+        Ok(Self::new(url.into(), location, stores.read_mode()))
+    }
+
+    /// Makes a shard of the URL of a remote object.
+    ///
+    /// # Errors
+    /// [`Error::ShardList`] if the URL is malformed or its store cannot be configured.
+    pub(crate) fn remote_at(url: String, stores: &Stores) -> Result<Self> {
         let url: Arc<str> = url.into();
-        let location = match &*url {
-            "-" => Location::StandardInput,
-            "pipe:" => return Err(invalid(&url, "no command follows `pipe:`")),
-            _ if url.starts_with("pipe:") => Location::Pipe(url["pipe:".len()..].to_owned()),
-            _ if is_remote(&url) => Location::Remote(stores.object(&url)?),
-            _ => Location::File(local_path(&url)?),
-        };
-        Ok(Self { url, location })
+        let location = Location::Remote(stores.object(&url)?);
+        Ok(Self::new(redact_name(&url).into(), location, stores.read_mode()))
+    }
+
+    /// Returns the name to open the shard by, with the credentials of a URL: not to be shown or written.
+    #[must_use]
+    pub fn address(&self) -> Cow<'_, str> {
+        match &self.location {
+            Location::Remote(object) => Cow::Borrowed(object.url()),
+            Location::Pipe(command) => Cow::Owned(format!("pipe:{command}")),
+            Location::File(_) | Location::StandardInput => Cow::Borrowed(&self.url),
+        }
+    }
+
+    /// Makes a shard of a path, which is taken literally.
+    fn local(path: String, access: &ShardAccess) -> Self {
+        let location = Location::File(PathBuf::from(&path));
+        Self::new(path.into(), location, access.stores.read_mode())
+    }
+
+    fn new(url: Arc<str>, location: Location, read: ReadMode) -> Self {
+        Self { url, location, read }
     }
 
     /// Opens a shard that is not remote.
     ///
     /// # Errors
-    /// [`Error::Read`] if the file cannot be mapped, the command cannot be started, or the shard is remote.
+    /// [`Error::Read`] if the file cannot be opened, the command cannot be started, or the shard is remote.
     pub(crate) fn open(&self) -> Result<Opened> {
-        open(&self.location).map_err(|source| self.read_error(source))
+        open(&self.location, self.read).map_err(|source| self.read_error(source))
     }
 
     /// Converts an error of the store to one that names the shard.
@@ -73,10 +129,10 @@ impl Shard {
         }
     }
 
-    /// Returns the last component of the name, without the signature of a signed URL.
+    /// Returns the last component of the name.
     #[must_use]
     pub fn base_name(&self) -> &str {
-        without_query(&self.url).rsplit('/').next().unwrap_or(&self.url)
+        self.url.rsplit('/').next().unwrap_or(&self.url)
     }
 }
 
@@ -94,41 +150,71 @@ fn local_path(url: &str) -> Result<PathBuf> {
 }
 
 fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
-    Error::ShardList { pattern: pattern.to_owned(), reason: reason.into() }
+    Error::ShardList { pattern: redact_name(pattern).into_owned(), reason: reason.into() }
 }
 
-/// Expands patterns to shards, in order; remote ones are reached with the default settings.
+/// Expands patterns to shards, in order, with the default [`ShardAccess`].
 ///
 /// # Errors
 /// See [`expand_shards_in`].
 pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
-    expand_shards_in(patterns, &Stores::default())
+    expand_shards_in(patterns, &ShardAccess::default())
 }
 
-/// Expands patterns to shards, in order; remote ones are reached through `stores`.
+/// Expands patterns to shards, in order, as far as `access` allows.
 ///
 /// Blocks while the directory of a bucket is listed; no other pattern contacts a store.
 ///
 /// # Errors
-/// [`Error::ShardList`] if a pattern is malformed, uses an unset variable, an unsupported scheme, or a
-/// directory without shards; or if there is no pattern. [`Error::Read`] if a directory cannot be listed,
-/// [`Error::Index`] if a JSON file is not a shard list.
-pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], stores: &Stores) -> Result<Vec<Shard>> {
+/// [`Error::ShardList`] if a pattern is malformed, uses an unset variable, an unsupported scheme, a directory
+/// without shards, or what is not allowed; or if there is no pattern. [`Error::Read`] if a directory cannot
+/// be listed, [`Error::Index`] if a JSON file is not a shard list.
+pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
-    for pattern in patterns {
-        for part in parts_of(pattern.as_ref()) {
-            let part = substitute_environment(part)?;
-            let mut names = Vec::new();
-            expand_braces(&part, &mut names)?;
-            for name in names {
-                push_shards(name, stores, &mut shards)?;
-            }
+    let mut expansion = Expansion::default();
+    let push_names = |expansion: &mut Expansion, shards: &mut Vec<Shard>| {
+        let names = std::mem::take(expansion).into_names();
+        names.into_iter().try_for_each(|name| push_shards(Shard::given(name, access)?, access, shards))
+    };
+    for pattern in patterns.iter().map(AsRef::as_ref) {
+        if is_existing_file(pattern) {
+            push_names(&mut expansion, &mut shards)?;
+            push_shards(Shard::local(pattern.to_owned(), access), access, &mut shards)?;
+            continue;
+        }
+        for part in parts_of(pattern) {
+            expansion.add(&substitute_environment(part)?)?;
         }
     }
+    push_names(&mut expansion, &mut shards)?;
     if shards.is_empty() {
         return Err(invalid("", "no shard is named"));
     }
+    number_equal_names(&mut shards);
     Ok(shards)
+}
+
+/// Numbers the shards whose names differ only in what is not shown of a URL, as in
+/// `https://host/get?shard=3`.
+fn number_equal_names(shards: &mut [Shard]) {
+    let mut objects: HashMap<Arc<str>, Vec<Arc<str>>> = HashMap::new();
+    for shard in shards {
+        let Location::Remote(object) = &shard.location else { continue };
+        let addresses = objects.entry(shard.url.clone()).or_default();
+        let place = addresses.iter().position(|address| address == object.url()).unwrap_or_else(|| {
+            addresses.push(object.url().clone());
+            addresses.len() - 1
+        });
+        if place > 0 {
+            shard.url = format!("{} ({})", shard.url, place + 1).into();
+        }
+    }
+}
+
+/// Returns whether a pattern is the name of a file or directory: a shell that expands `*.tar` gives such
+/// names, and one of them may look like a command.
+fn is_existing_file(pattern: &str) -> bool {
+    pattern != "-" && !is_remote(pattern) && Path::new(pattern).exists()
 }
 
 /// Splits a list at `::`, but not inside the brackets of an IPv6 address: `http://[::1]/a.tar`.
@@ -155,16 +241,6 @@ fn is_behind_user(name: &str) -> bool {
     authority.is_some_and(|authority| authority.ends_with('@') && !authority.contains('/'))
 }
 
-/// Expands the braces of a base name.
-///
-/// # Errors
-/// [`Error::ShardList`] if it expands to too many names.
-pub(crate) fn expand_name(pattern: &str) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    expand_braces(pattern, &mut names)?;
-    Ok(names)
-}
-
 /// Formats a list of shards for a message: the first, and the number of others.
 pub(crate) fn display_shards(shards: &[Shard]) -> String {
     match shards {
@@ -174,38 +250,61 @@ pub(crate) fn display_shards(shards: &[Shard]) -> String {
     }
 }
 
-fn push_shards(name: String, stores: &Stores, shards: &mut Vec<Shard>) -> Result<()> {
-    if name.is_empty() {
-        return Err(invalid(&name, "a shard name is empty"));
-    }
-    let shard = Shard::new(name, stores)?;
+/// Appends the shards that a name stands for: itself, or those of a directory or of a list.
+fn push_shards(shard: Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
     if let Some(directory) = shard.remote().filter(|object| object.is_directory()) {
         for url in remote_shards_in(directory, &shard)? {
-            shards.push(Shard::new(url, stores)?);
+            shards.push(Shard::found(url, &access.stores)?);
         }
         return Ok(());
     }
-    let looks_like_pattern = shard.path().is_some() && shard.url.contains(['*', '?', '{', '}']);
-    if looks_like_pattern && shard.path().is_some_and(|path| !path.exists()) {
+    let Some(path) = shard.path() else {
+        shards.push(shard);
+        return Ok(());
+    };
+    if path.is_dir() {
+        shards.extend(shards_in(path)?.into_iter().map(|path| Shard::local(path, access)));
+    } else if is_shard_list(path) {
+        push_listed(path, access, shards)?;
+    } else if shard.url.contains(['*', '?', '{', '}']) && !path.exists() {
         let reason =
             "no such file; patterns are `{000..019}` and `{a,b}`, and a directory stands for its shards";
         return Err(invalid(&shard.url, reason));
-    }
-    if let Some(list) = shard.path().filter(|path| is_shard_list(path)) {
-        for url in listed_shards(list)? {
-            shards.push(Shard::new(url, stores)?);
-        }
-        return Ok(());
-    }
-    match shard.path().filter(|path| path.is_dir()) {
-        Some(directory) => {
-            for path in shards_in(directory)? {
-                shards.push(Shard::new(path, stores)?);
-            }
-        }
-        None => shards.push(shard),
+    } else {
+        shards.push(shard);
     }
     Ok(())
+}
+
+/// Appends the shards of a list, which lie in its directory unless `access` allows others.
+fn push_listed(list: &Path, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
+    let directory = normalized(list.parent().unwrap_or(Path::new("")));
+    for url in listed_shards(list)? {
+        let shard = Shard::found(url, &access.stores)?;
+        let is_inside = shard.path().is_some_and(|path| normalized(path).starts_with(&directory));
+        if !is_inside && !access.is_outside_allowed {
+            let reason = format!(
+                "it names `{}`, outside its directory; `allow_outside` (`--allow-outside`) lets a list that you \
+                 trust do so",
+                shard.url
+            );
+            return Err(Error::Index { path: list.display().to_string(), reason });
+        }
+        shards.push(shard);
+    }
+    Ok(())
+}
+
+/// Makes a path absolute and resolves `..` by its text; links are not followed.
+fn normalized(path: &Path) -> PathBuf {
+    let mut normalized = PathBuf::new();
+    for component in std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).components() {
+        match component {
+            Component::ParentDir => drop(normalized.pop()),
+            other => normalized.push(other),
+        }
+    }
+    normalized
 }
 
 /// Returns whether a file is a shard list of wids.
@@ -263,98 +362,6 @@ fn substitute_environment(pattern: &str) -> Result<String> {
     Ok(text)
 }
 
-/// Expands the first brace group of `text` and, for each of its alternatives, the rest.
-///
-/// # Errors
-/// [`Error::ShardList`] if there are too many.
-pub(crate) fn expand_braces(text: &str, names: &mut Vec<String>) -> Result<()> {
-    let Some((open, close)) = first_group(text) else {
-        names.push(text.to_owned());
-        return if names.len() > SHARDS_MAX { Err(invalid(text, "too many shards")) } else { Ok(()) };
-    };
-    let (before, inner, after) = (&text[..open], &text[open + 1..close], &text[close + 1..]);
-    for choice in alternatives(text, inner)? {
-        expand_braces(&format!("{before}{choice}{after}"), names)?;
-    }
-    Ok(())
-}
-
-/// Returns the first `{…}` that is a range or a choice; others, such as a lone `{a}`, are literal.
-fn first_group(text: &str) -> Option<(usize, usize)> {
-    let mut from = 0;
-    while let Some(open) = text[from..].find('{').map(|at| at + from) {
-        let close = matching_brace(text, open)?;
-        let inner = &text[open + 1..close];
-        if inner.contains(',') || parse_range(inner).is_some() {
-            return Some((open, close));
-        }
-        from = open + 1;
-    }
-    None
-}
-
-fn matching_brace(text: &str, open: usize) -> Option<usize> {
-    let mut depth = 0usize;
-    for (at, byte) in text.bytes().enumerate().skip(open) {
-        match byte {
-            b'{' => depth += 1,
-            b'}' if depth == 1 => return Some(at),
-            b'}' => depth -= 1,
-            _ => {}
-        }
-    }
-    None
-}
-
-fn alternatives(pattern: &str, inner: &str) -> Result<Vec<String>> {
-    if let Some(range) = parse_range(inner) {
-        if range.count() > SHARDS_MAX {
-            return Err(invalid(pattern, "too many shards"));
-        }
-        return Ok(range.names());
-    }
-    let mut depth = 0usize;
-    let mut choices = vec![String::new()];
-    for character in inner.chars() {
-        match character {
-            ',' if depth == 0 => {
-                choices.push(String::new());
-                continue;
-            }
-            '{' => depth += 1,
-            '}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        choices.last_mut().expect("starts with one").push(character);
-    }
-    Ok(choices)
-}
-
-struct NumberRange {
-    from: i64,
-    to: i64,
-    width: usize,
-}
-
-fn parse_range(inner: &str) -> Option<NumberRange> {
-    let (from, to) = inner.split_once("..")?;
-    let is_padded = [from, to].iter().any(|end| end.len() > 1 && end.starts_with('0'));
-    let width = if is_padded { from.len().max(to.len()) } else { 0 };
-    Some(NumberRange { from: from.parse().ok()?, to: to.parse().ok()?, width })
-}
-
-impl NumberRange {
-    fn count(&self) -> usize {
-        self.from.abs_diff(self.to).try_into().unwrap_or(usize::MAX)
-    }
-
-    fn names(&self) -> Vec<String> {
-        let Self { from, to, width } = *self;
-        let name = |number: i64| format!("{number:0width$}");
-        if from <= to { (from..=to).map(name).collect() } else { (to..=from).rev().map(name).collect() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -369,7 +376,9 @@ mod tests {
         assert_eq!(urls("x.tar::y.tar"), ["x.tar", "y.tar"]);
         assert_eq!(urls("a-{5..3}.tar"), ["a-5.tar", "a-4.tar", "a-3.tar"]);
         assert_eq!(urls("{008..010}.tar"), ["008.tar", "009.tar", "010.tar"]);
-        assert_eq!(urls("pipe:cat f-{0..1}.tar"), ["pipe:cat f-0.tar", "pipe:cat f-1.tar"]);
+        let pipes = ShardAccess::default().allow_pipe(true);
+        let shards = expand_shards_in(&["pipe:cat f-{0..1}.tar"], &pipes).unwrap();
+        assert_eq!(shards[1].location, Location::Pipe("cat f-1.tar".into()));
         assert_eq!(urls("{a,{b,c}{0..1}}.tar"), ["a.tar", "b0.tar", "b1.tar", "c0.tar", "c1.tar"]);
     }
 
@@ -405,6 +414,9 @@ mod tests {
             ("s3:///a.tar", "expected a bucket"),
             ("{0..99999999}", "too many"),
             ("pipe:", "no command"),
+            ("pipe:cat a.tar", "--allow-pipe"),
+            ("a.tar::pipe:cat a.tar", "--allow-pipe"),
+            ("a.tar::", "empty"),
             ("{lone}.tar", "patterns are"),
             ("no/*.tar", "patterns are"),
         ];

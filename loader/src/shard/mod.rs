@@ -3,10 +3,13 @@
 //! [`expand_shards`] names them, [`tar`] walks their entries, [`Grouper`] groups entries to samples by key,
 //! and a reader streams the samples of a list of shards on a thread of its own, ahead of the decoders.
 
+mod access;
+mod braces;
 mod compression;
 mod field_selection;
 mod group_entries;
 mod list;
+mod local_archive;
 pub(crate) mod medium_kind;
 mod order;
 mod raw_sample;
@@ -16,12 +19,15 @@ mod scan;
 pub mod tar;
 mod wids;
 
+pub use self::access::ShardAccess;
+pub(crate) use self::braces::Expansion;
 pub(crate) use self::compression::decompress;
 pub use self::compression::{Compression, sniff_compression};
 pub use self::field_selection::FieldSelection;
 pub use self::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, is_metadata, split_key};
+pub(crate) use self::list::display_shards;
 pub use self::list::{Shard, expand_shards, expand_shards_in};
-pub(crate) use self::list::{display_shards, expand_braces, expand_name};
+pub(crate) use self::local_archive::LocalArchive;
 pub(crate) use self::order::{
     ItemPosition, KnownShards, Position, ShardIdentity, ShardOrder, ShardPasses, is_rereadable,
 };
@@ -30,4 +36,4 @@ pub(crate) use self::reader::{ReaderItem, ReaderSettings, read_shards};
 pub(crate) use self::samples::{Assembler, RangedSamples};
 pub use self::samples::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 pub use self::scan::scan_shards;
-pub use self::wids::{ListedShard, ShardList, listed_shards, parse_shard_list};
+pub use self::wids::{ListedShard, ShardList, parse_shard_list};

@@ -202,10 +202,6 @@ pub(crate) struct ShardIdentity {
 }
 
 impl ShardIdentity {
-    pub(crate) fn of(archive: &[u8]) -> Self {
-        Self::of_header(archive.len() as u64, &archive[..archive.len().min(HEADER_BYTES)])
-    }
-
     /// Makes the identity of a shard from its first [`HEADER_BYTES`] bytes.
     pub(crate) fn of_header(bytes: u64, header: &[u8]) -> Self {
         Self { bytes, header: format!("{:016x}", xxh3_64(header)) }
@@ -234,14 +230,6 @@ impl KnownShards {
     ///
     /// # Errors
     /// [`Error::State`], naming the shard.
-    pub(crate) fn check(&self, number: usize, shard: &Shard, archive: &[u8]) -> Result<()> {
-        self.check_identity(number, shard, ShardIdentity::of(archive))
-    }
-
-    /// Records the identity of a shard that is not in memory.
-    ///
-    /// # Errors
-    /// See [`Self::check`].
     pub(crate) fn check_identity(&self, number: usize, shard: &Shard, now: ShardIdentity) -> Result<()> {
         if let Some(before) = self.expected.get(&number).filter(|before| **before != now) {
             let reason = if before.bytes == now.bytes {

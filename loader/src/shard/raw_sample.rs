@@ -62,6 +62,6 @@ impl RawSample {
     /// Returns the payload bytes of all fields.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.fields.iter().map(|field| field.bytes).sum()
+        self.fields.iter().map(|field| field.bytes).fold(0, u64::saturating_add)
     }
 }

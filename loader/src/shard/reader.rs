@@ -8,10 +8,9 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use bytes::Bytes;
 use tokio::io::{AsyncBufRead, AsyncReadExt};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -19,12 +18,13 @@ use tokio::sync::mpsc;
 use super::compression::{Compression, decompress, sniff_compression};
 use super::field_selection::FieldSelection;
 use super::list::Shard;
+use super::local_archive::LocalArchive;
 use super::order::{HEADER_BYTES, ItemPosition, KnownShards, ShardIdentity, ShardPass, ShardPasses};
 use super::raw_sample::RawSample;
-use super::samples::{MappedSamples, ShardItem, StreamedSamples};
+use super::samples::{MappedSamples, RangedSamples, ShardItem, StreamedSamples};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
-use crate::store::{Opened, RemoteShard, ShardBody, ShardsAhead};
+use crate::store::{LocalShard, Opened, RemoteShard, ShardBody, ShardsAhead};
 
 /// Most samples that wait, however small they are.
 const SAMPLES_WAITING: usize = 256;
@@ -143,10 +143,7 @@ impl Reader {
             shard.open()
         };
         match opened {
-            Ok(Opened::Mapped(archive)) => match self.config.known.check(pass.shard, shard, &archive) {
-                Ok(()) => self.read_mapped(shard, pass, archive),
-                Err(changed) => Ok(Err(changed)),
-            },
+            Ok(Opened::Local(archive)) => self.read_local(shard, pass, &archive),
             Ok(Opened::Stream(input, command)) => self.runtime.block_on(async {
                 tokio::select! {
                     read = self.read_input(shard, pass, input, command) => read,
@@ -163,33 +160,80 @@ impl Reader {
         Err(ReceiverDropped)
     }
 
-    fn read_mapped(
+    fn read_local(
         &self,
         shard: &Shard,
         pass: &ShardPass,
-        archive: Bytes,
+        archive: &LocalShard,
     ) -> Result<Result<()>, ReceiverDropped> {
-        match sniff_compression(&shard.url, &archive) {
-            Ok(Compression::None) => {
-                let items = MappedSamples::new(shard.url.clone(), archive, self.config.field_bytes_max)
-                    .fields(self.config.fields.clone());
-                for (number, item) in (0..).zip(items).take_while(|(number, _)| !pass.is_over(*number)) {
-                    if !pass.wants(number) {
-                        self.config.metrics.passed_over();
-                        continue;
-                    }
-                    // Entering the runtime costs more than most samples, so it is only done without room.
-                    if let Err(item) = self.deliver_now(item, pass, number) {
-                        self.runtime.block_on(self.deliver_later(item, pass, number))?;
-                    }
-                }
-            }
+        let first = match archive.first(HEADER_BYTES) {
+            Ok(first) => first,
+            Err(source) => return Ok(Err(shard.read_error(source))),
+        };
+        let identity = ShardIdentity::of_header(archive.bytes(), &first);
+        if let Err(changed) = self.config.known.check_identity(pass.shard, shard, identity) {
+            return Ok(Err(changed));
+        }
+        match sniff_compression(&shard.url, &first) {
+            Ok(Compression::None) => self.read_plain(shard, pass, archive),
             Ok(compression) => {
-                let reader = decompress(compression, &archive[..]);
+                let body = archive.body();
+                let failure = body.failure();
+                let reader = decompress(compression, body);
                 self.runtime.block_on(self.read_stream(shard, pass, reader))?;
+                let failed = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+                Ok(failed.map_or(Ok(()), |source| Err(shard.read_error(source))))
             }
             Err(unsupported) => {
                 self.runtime.block_on(self.skip_shard(shard, pass, unsupported.to_string()))?;
+                Ok(Ok(()))
+            }
+        }
+    }
+
+    /// Reads an uncompressed shard, in place if it is mapped.
+    fn read_plain(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        archive: &LocalShard,
+    ) -> Result<Result<()>, ReceiverDropped> {
+        let (url, fields) = (shard.url.clone(), self.config.fields.clone());
+        match archive {
+            LocalShard::Mapped(bytes) => {
+                let samples = MappedSamples::new(url, bytes.clone(), self.config.field_bytes_max);
+                self.deliver_all(shard, pass, samples.fields(fields).map(Ok))
+            }
+            LocalShard::File(file) => {
+                let window = LocalArchive::new(archive.clone());
+                let samples = RangedSamples::whole(url, window, self.config.field_bytes_max, fields);
+                match self.deliver_all(shard, pass, samples)? {
+                    // Nothing may have been read after the change.
+                    Ok(()) => Ok(file.check_unchanged().map_err(|source| shard.read_error(source))),
+                    failed => Ok(failed),
+                }
+            }
+        }
+    }
+
+    fn deliver_all(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        items: impl Iterator<Item = io::Result<ShardItem>>,
+    ) -> Result<Result<()>, ReceiverDropped> {
+        for (number, item) in (0..).zip(items).take_while(|(number, _)| !pass.is_over(*number)) {
+            let item = match item {
+                Ok(item) => item,
+                Err(source) => return Ok(Err(shard.read_error(source))),
+            };
+            if !pass.wants(number) {
+                self.config.metrics.passed_over();
+                continue;
+            }
+            // Entering the runtime costs more than most samples, so it is only done without room.
+            if let Err(item) = self.deliver_now(item, pass, number) {
+                self.runtime.block_on(self.deliver_later(item, pass, number))?;
             }
         }
         Ok(Ok(()))
@@ -201,12 +245,7 @@ impl Reader {
         self.pause_work();
         self.resume_work();
         match self.runtime.block_on(self.next_remote(ahead))? {
-            Some(Ok(RemoteShard::Mapped(archive))) => {
-                match self.config.known.check(pass.shard, shard, &archive) {
-                    Ok(()) => self.read_mapped(shard, pass, archive),
-                    Err(changed) => Ok(Err(changed)),
-                }
-            }
+            Some(Ok(RemoteShard::Local(archive))) => self.read_local(shard, pass, &archive),
             Some(Ok(RemoteShard::Body(body))) => self.runtime.block_on(self.read_body(shard, pass, body)),
             Some(Err(source)) => Ok(Err(shard.read_error(source))),
             None => Ok(Err(Error::StageEnded { stage: "store" })),

@@ -14,7 +14,7 @@ use super::field_selection::FieldSelection;
 use super::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, split_key};
 use super::raw_sample::RawSample;
 use super::tar::Entry;
-use super::tar::ranged::{Archive, RangedEntries};
+use super::tar::ranged::{Archive, RangedEntries, Wanted};
 use super::tar::slice::SliceEntries;
 use super::tar::stream::{StreamEntries, StreamFault};
 use crate::error::{ArchiveFault, Skipped};
@@ -162,7 +162,6 @@ impl Iterator for MappedSamples {
 
 /// Iterates over the samples of an uncompressed shard that is read by range; a payload may be only the start
 /// of a field.
-#[derive(Debug)]
 pub(crate) struct RangedSamples<A> {
     entries: RangedEntries<A>,
     assembler: Assembler,
@@ -172,9 +171,21 @@ pub(crate) struct RangedSamples<A> {
 
 impl<A: Archive> RangedSamples<A> {
     /// Starts at the beginning; `wanted` returns how many bytes of each payload are read.
-    pub(crate) fn new(shard: Arc<str>, archive: A, field_bytes_max: u64, wanted: fn(&Entry) -> u64) -> Self {
-        let (entries, assembler) =
-            (RangedEntries::new(archive, wanted), Assembler::new(shard, field_bytes_max));
+    pub(crate) fn new(shard: Arc<str>, archive: A, field_bytes_max: u64, wanted: Wanted) -> Self {
+        let entries = RangedEntries::new(archive, wanted);
+        let assembler = Assembler::new(shard, field_bytes_max);
+        Self { entries, assembler, pending: VecDeque::new(), is_done: false }
+    }
+
+    /// Starts at the beginning, and reads the selected fields whole.
+    pub(crate) fn whole(shard: Arc<str>, archive: A, field_bytes_max: u64, fields: FieldSelection) -> Self {
+        let selected = Assembler { fields: fields.clone(), ..Assembler::new(shard.clone(), field_bytes_max) };
+        let wanted = move |entry: &Entry| {
+            let is_wanted = entry.bytes <= field_bytes_max && selected.is_read(entry);
+            if is_wanted { entry.bytes } else { 0 }
+        };
+        let entries = RangedEntries::new(archive, Box::new(wanted));
+        let assembler = Assembler { fields, ..Assembler::new(shard, field_bytes_max) };
         Self { entries, assembler, pending: VecDeque::new(), is_done: false }
     }
 

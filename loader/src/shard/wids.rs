@@ -79,14 +79,22 @@ pub fn parse_shard_list(bytes: &[u8]) -> Result<ShardList, String> {
 /// Reads the file at `path` and returns the URLs of its shards, resolved, in order.
 ///
 /// # Errors
-/// [`Error::Index`] if it is not a shard list or is empty; [`Error::File`] if it cannot be read.
-pub fn listed_shards(path: &Path) -> Result<Vec<String>> {
+/// [`Error::Index`] if it is not a shard list, is empty or names a stream; [`Error::File`] if it cannot be
+/// read.
+pub(crate) fn listed_shards(path: &Path) -> Result<Vec<String>> {
     let shown = || path.display().to_string();
     let invalid = |reason: String| Error::Index { path: shown(), reason };
     let bytes = read_file(path, BYTES_MAX)?.ok_or_else(|| invalid("no such file".to_owned()))?;
     let list = parse_shard_list(&bytes).map_err(invalid)?;
     if list.shards.is_empty() {
         return Err(invalid("it must list at least one shard".to_owned()));
+    }
+    if let Some(stream) = list.shards.iter().find(|shard| shard.url == "-" || shard.url.starts_with("pipe:"))
+    {
+        return Err(invalid(format!(
+            "it names `{}`, but a shard list may name only files and URLs",
+            stream.url
+        )));
     }
     Ok(list.shards.iter().map(|shard| list.resolve(path, &shard.url)).collect())
 }
@@ -104,7 +112,7 @@ impl ShardList {
 }
 
 fn resolve(base: &str, url: &str) -> String {
-    if base.is_empty() || url.starts_with('/') || url.contains("://") || url.starts_with("pipe:") {
+    if base.is_empty() || url.starts_with('/') || url.contains("://") {
         return url.to_owned();
     }
     format!("{}/{url}", base.trim_end_matches('/'))

@@ -7,7 +7,7 @@
 use std::io;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
@@ -17,6 +17,7 @@ use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 
 use super::cache::CacheKey;
+use super::local::{Failure, LocalShard};
 use super::object::{Identity, Ranges, RemoteObject};
 use super::tasks::{Task, spawn};
 use crate::flow::{ByteBudget, ByteLease};
@@ -34,8 +35,8 @@ const CHUNK_BYTES_MIN: u64 = 64 << 10;
 
 /// Remote shard that is ready to be read.
 pub(crate) enum RemoteShard {
-    /// All bytes, mapped from the cache.
-    Mapped(Bytes),
+    /// A file of the cache.
+    Local(LocalShard),
     /// A stream of bytes.
     Body(ShardBody),
 }
@@ -95,9 +96,9 @@ async fn send_all(
 async fn open_cached(object: RemoteObject) -> io::Result<RemoteShard> {
     let identity = object.identity().await?;
     if let (Some(cache), Some(key)) = (object.stores().cache(), CacheKey::packed(&object, &identity))
-        && let Some(mapped) = cache.get_or_copy(&key, &object, &identity).await?
+        && let Some(kept) = cache.get_or_copy(&key, &object, &identity).await?
     {
-        return Ok(RemoteShard::Mapped(mapped));
+        return Ok(RemoteShard::Local(kept));
     }
     let chunk_bytes = object.stores().chunk_bytes();
     let budget = ByteBudget::new(CHUNKS_MIN * chunk_bytes, Arc::default());
@@ -199,9 +200,6 @@ enum Fetch {
     Done(io::Result<Bytes>),
     Rest(BoxStream<'static, io::Result<Bytes>>),
 }
-
-/// Reason why a body ended early, if it did.
-type Failure = Arc<Mutex<Option<io::Error>>>;
 
 /// Bytes of a shard, in order.
 pub(crate) struct ShardBody {

@@ -82,13 +82,13 @@ mod tests {
         let names = ["f/b.tar", "f/a.tar.zst", "f/readme.md", "f/deeper/c.tar", "fg/d.tar", "top.tar"];
         let stores = bucket(&names);
         let urls = |pattern: &str| {
-            let shards = expand_shards_in(&[pattern], &stores).unwrap();
+            let shards = expand_shards_in(&[pattern], &(&stores).into()).unwrap();
             shards.iter().map(|shard| shard.url.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(urls("s3://bucket/f/"), ["s3://bucket/f/a.tar.zst", "s3://bucket/f/b.tar"]);
         assert_eq!(urls("s3://bucket"), ["s3://bucket/top.tar"]);
         assert_eq!(urls("s3://bucket/f/b.tar"), ["s3://bucket/f/b.tar"]);
-        let error = expand_shards_in(&["s3://bucket/none/"], &stores).unwrap_err().to_string();
+        let error = expand_shards_in(&["s3://bucket/none/"], &(&stores).into()).unwrap_err().to_string();
         assert!(error.contains("s3://bucket/none/") && error.contains("no .tar"), "{error}");
     }
 

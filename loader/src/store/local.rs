@@ -1,33 +1,319 @@
-//! Maps local files into memory: payloads are slices of the page cache.
+//! Reads local files: by `pread`, or in place through a memory map.
+//!
+//! Reading copies, and notices when a file is shortened or changed. A map copies nothing, but a file that is
+//! shortened, or that its disk or server cannot deliver, ends the process with a bus error, and bytes that
+//! were checked may change afterwards. So files are mapped where the caller asks for it, or where nobody can
+//! write them.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use memmap2::Mmap;
+use rustix::buffer::spare_capacity;
+use rustix::fs::StatVfsMountFlags;
+use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 
-/// Maps a file for reading; an empty file gives empty bytes.
-///
-/// The mapping lives as long as any slice of it. Shards are written once: if a file is truncated while it is
-/// mapped, reading its lost pages ends the process with a bus error, so writers replace files by rename, as
-/// [`crate::index`] and `dflop pack` do.
+/// Bytes that a [`FileBody`] reads at a time.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// How the bytes of local shards, and of those in the cache, are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReadMode {
+    /// [`Self::Mmap`] on file systems that are mounted read-only, else [`Self::Pread`].
+    #[default]
+    Auto,
+    /// Through a memory map, without a copy. A shard that is shortened while it is read ends the process.
+    Mmap,
+    /// By system calls that copy. A shard that is shortened or changed while it is read is an error.
+    Pread,
+}
+
+/// Open file of this machine.
+#[derive(Debug, Clone)]
+pub(crate) enum LocalShard {
+    /// All of its bytes, mapped.
+    Mapped(Bytes),
+    /// A file to read by range.
+    File(Arc<LocalFile>),
+}
+
+impl LocalShard {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// The error of the operating system; a directory is rejected.
+    pub(crate) fn open(path: &Path, mode: ReadMode) -> Result<Self> {
+        Self::with_mode(LocalFile::open(path)?, mode)
+    }
+
+    fn with_mode(file: LocalFile, mode: ReadMode) -> Result<Self> {
+        let is_mapped = match mode {
+            ReadMode::Mmap => true,
+            ReadMode::Pread => false,
+            ReadMode::Auto => is_read_only(&file.file),
+        };
+        Ok(if is_mapped { Self::Mapped(map(&file.file, file.bytes)?) } else { Self::File(Arc::new(file)) })
+    }
+
+    /// Opens a file whose modification time is set by its readers, to mark it as used.
+    ///
+    /// # Errors
+    /// See [`Self::open`].
+    pub(crate) fn open_marked(path: &Path, mode: ReadMode) -> Result<Self> {
+        let unmarked = LocalFile { modified: None, ..LocalFile::open(path)? };
+        Self::with_mode(unmarked, mode)
+    }
+
+    /// Returns the length when the file was opened.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Mapped(bytes) => bytes.len() as u64,
+            Self::File(file) => file.bytes,
+        }
+    }
+
+    /// Reads `bytes` from `offset`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnexpectedEof`] if the range ends outside of the file, [`ErrorKind::InvalidData`] if the
+    /// file was changed after it was opened, or the error of the operating system.
+    pub(crate) fn read(&self, offset: u64, bytes: u64) -> Result<Bytes> {
+        match self {
+            Self::Mapped(all) => {
+                let end = end_within(offset, bytes, all.len() as u64)?;
+                Ok(all.slice(offset as usize..end as usize))
+            }
+            Self::File(file) => {
+                let read = file.read(offset, bytes);
+                // The change explains more than the failure that it caused.
+                file.check_unchanged()?;
+                read
+            }
+        }
+    }
+
+    /// Reads at most `bytes` from the start.
+    ///
+    /// # Errors
+    /// See [`Self::read`].
+    pub(crate) fn first(&self, bytes: usize) -> Result<Bytes> {
+        self.read(0, self.bytes().min(bytes as u64))
+    }
+
+    /// Starts to read from the start to the end.
+    pub(crate) fn body(&self) -> FileBody {
+        FileBody { shard: self.clone(), offset: 0, chunk: Bytes::new(), failure: Failure::default() }
+    }
+}
+
+/// File that is read by range, and compared with what it was when it was opened.
+#[derive(Debug)]
+pub(crate) struct LocalFile {
+    file: File,
+    bytes: u64,
+    /// `None` if the time tells nothing.
+    modified: Option<SystemTime>,
+}
+
+impl LocalFile {
+    fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
+        if metadata.is_dir() {
+            return Err(Error::new(ErrorKind::IsADirectory, "expected a file, found a directory"));
+        }
+        Ok(Self { bytes: metadata.len(), modified: metadata.modified().ok(), file })
+    }
+
+    fn read(&self, offset: u64, bytes: u64) -> Result<Bytes> {
+        end_within(offset, bytes, self.bytes)?;
+        let mut buffer = Vec::with_capacity(bytes as usize);
+        self.append(offset, bytes, &mut buffer)?;
+        Ok(buffer.into())
+    }
+
+    /// Appends the bytes at `offset`, which lie inside the file as it was when it was opened. Whoever has
+    /// read everything calls [`Self::check_unchanged`].
+    ///
+    /// # Errors
+    /// Those of [`Self::check_unchanged`] if the file is shorter now, or the error of the operating system.
+    pub(crate) fn append(&self, offset: u64, bytes: u64, buffer: &mut Vec<u8>) -> Result<()> {
+        let end = buffer.len() + bytes as usize;
+        buffer.reserve_exact(bytes as usize);
+        let mut offset = offset;
+        while buffer.len() < end {
+            let read = rustix::io::pread(&self.file, spare_capacity(buffer), offset);
+            match read.map_err(Error::from) {
+                Ok(0) => {
+                    self.check_unchanged()?;
+                    return Err(ErrorKind::UnexpectedEof.into());
+                }
+                Ok(read) => offset += read as u64,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // The capacity may be larger than what was asked for.
+        buffer.truncate(end);
+        Ok(())
+    }
+
+    /// Returns the length when it was opened.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Checks that the file is still the one that was opened.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidData`] if its length or its modification time is another.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        let metadata = self.file.metadata()?;
+        if metadata.len() != self.bytes {
+            let (was, is) = (self.bytes, metadata.len());
+            let reason = format!("it was changed while it was read: it had {was} bytes and has {is}");
+            return Err(Error::new(ErrorKind::InvalidData, reason));
+        }
+        if self.modified.is_some() && metadata.modified().ok() != self.modified {
+            return Err(Error::new(
+                ErrorKind::InvalidData,
+                "it was changed while it was read: it was written to",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn end_within(offset: u64, bytes: u64, length: u64) -> Result<u64> {
+    offset.checked_add(bytes).filter(|&end| end <= length).ok_or_else(|| {
+        let reason = format!("it ends at {length}, before offset {offset} + {bytes}");
+        Error::new(ErrorKind::UnexpectedEof, reason)
+    })
+}
+
+/// Error that ended a body early, if one did.
+pub(crate) type Failure = Arc<Mutex<Option<Error>>>;
+
+/// Bytes of a local file in order. Reading blocks the thread.
+#[derive(Debug)]
+pub(crate) struct FileBody {
+    shard: LocalShard,
+    offset: u64,
+    chunk: Bytes,
+    failure: Failure,
+}
+
+impl FileBody {
+    /// Returns the slot that holds the error after the body has ended early: decompressors report only that
+    /// it ended.
+    pub(crate) fn failure(&self) -> Failure {
+        self.failure.clone()
+    }
+
+    fn fill(&mut self) -> Result<()> {
+        let bytes = (self.shard.bytes() - self.offset).min(CHUNK_BYTES as u64);
+        // Also at the end, of no bytes: it checks that the file is unchanged.
+        self.chunk = self.shard.read(self.offset, bytes)?;
+        self.offset += bytes;
+        Ok(())
+    }
+}
+
+impl AsyncBufRead for FileBody {
+    fn poll_fill_buf(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<Result<&[u8]>> {
+        let body = self.get_mut();
+        if body.chunk.is_empty()
+            && let Err(error) = body.fill()
+        {
+            // `io::Error` cannot be cloned: the reader gets a copy, the slot the original.
+            let same = Error::new(error.kind(), error.to_string());
+            *body.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            return Poll::Ready(Err(same));
+        }
+        Poll::Ready(Ok(&body.chunk))
+    }
+
+    fn consume(mut self: Pin<&mut Self>, bytes: usize) {
+        let _consumed = self.chunk.split_to(bytes);
+    }
+}
+
+impl AsyncRead for FileBody {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<Result<()>> {
+        let chunk = std::task::ready!(self.as_mut().poll_fill_buf(context))?;
+        let length = buffer.remaining().min(chunk.len());
+        buffer.put_slice(&chunk[..length]);
+        self.consume(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Returns whether a file lies on a file system that is mounted read-only, where nobody on this machine can
+/// change it.
+fn is_read_only(file: &File) -> bool {
+    rustix::fs::fstatvfs(file).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
+/// Maps a file that this process wrote and that nobody else knows.
 ///
 /// # Errors
-/// The error of the operating system; a directory is rejected.
+/// The error of the operating system.
+pub(crate) fn map_own(path: &Path) -> Result<Bytes> {
+    let file = LocalFile::open(path)?;
+    map(&file.file, file.bytes)
+}
+
+/// Maps an open file; the map lives as long as any slice of it.
 #[expect(unsafe_code, reason = "a memory map is the only way to hand out payloads without copying them")]
-pub(crate) fn map_file(path: &Path) -> Result<Bytes> {
-    let file = File::open(path)?;
-    let metadata = file.metadata()?;
-    if metadata.is_dir() {
-        return Err(Error::new(ErrorKind::IsADirectory, "expected a file, found a directory"));
-    }
-    if metadata.len() == 0 {
+fn map(file: &File, bytes: u64) -> Result<Bytes> {
+    if bytes == 0 {
         return Ok(Bytes::new());
     }
-    // SAFETY: the map is read-only and private; nobody truncates the file, as documented above.
-    let map = unsafe { Mmap::map(&file)? };
+    // SAFETY: the map is shared with the file, so nothing here can rule out that another process changes the
+    // bytes under the slices, or shortens the file and thereby ends this process. Files are mapped only if
+    // nobody else can write them (a read-only mount, a file of our own without a name) or if the caller chose
+    // `ReadMode::Mmap`, whose documentation states this. No code of this crate relies on mapped bytes staying
+    // as they were checked: payloads are copied or parsed by bounds-checked code, and names and texts are
+    // copied before they are taken for UTF-8.
+    let map = unsafe { Mmap::map(file)? };
     Ok(Bytes::from_owner(map))
+}
+
+/// Files up to this length are read to memory.
+const COPIED_BYTES_MAX: u64 = 256 << 20;
+
+/// Returns all bytes of a file, from a copy that no other process can change: in memory, or, of a long file,
+/// in a file without a name, whose pages the system can drop.
+///
+/// # Errors
+/// The error of the operating system.
+pub(crate) fn read_private(path: &Path) -> Result<Bytes> {
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    if bytes > COPIED_BYTES_MAX
+        && let Ok(mut copy) = tempfile::tempfile()
+        && let Ok(copied) = std::io::copy(&mut file, &mut copy)
+    {
+        return map(&copy, copied);
+    }
+    // Also when the temporary directory has no room for the copy.
+    read_all(&File::open(path)?)
+}
+
+fn read_all(mut file: &File) -> Result<Bytes> {
+    let mut bytes = Vec::with_capacity(file.metadata()?.len() as usize);
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes.into())
 }
 
 /// Reads a whole file of at most `bytes_max`; `None` if there is none.
@@ -48,4 +334,63 @@ pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::Result<Option<Vec
         return Err(crate::Error::Index { path: path.display().to_string(), reason });
     }
     Ok(Some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    fn file(bytes: usize) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let content: Vec<u8> = (0..bytes).map(|at| (at * 31 % 251) as u8).collect();
+        std::fs::write(file.path(), content).unwrap();
+        file
+    }
+
+    #[test]
+    fn both_modes_read_the_same() {
+        let file = file(700_000);
+        let whole = Bytes::from(std::fs::read(file.path()).unwrap());
+        for mode in [ReadMode::Mmap, ReadMode::Pread] {
+            let shard = LocalShard::open(file.path(), mode).unwrap();
+            assert_eq!(matches!(shard, LocalShard::Mapped(_)), mode == ReadMode::Mmap);
+            assert_eq!(shard.read(300_000, 400_000).unwrap(), whole.slice(300_000..));
+            assert_eq!(shard.read(300_000, 400_001).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+            assert_eq!(shard.read(u64::MAX, 2).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+            let mut all = Vec::new();
+            futures::executor::block_on(shard.body().read_to_end(&mut all)).unwrap();
+            assert_eq!(all, whole);
+        }
+        assert_eq!(read_private(file.path()).unwrap(), whole);
+    }
+
+    #[test]
+    fn a_file_that_changes_is_an_error_and_not_a_bus_error() {
+        for change in [0, 1_000, 900_000] {
+            let file = file(700_000);
+            let shard = LocalShard::open(file.path(), ReadMode::Pread).unwrap();
+            let mut body = shard.body();
+            futures::executor::block_on(body.read_exact(&mut [0; 10])).unwrap();
+            File::options().write(true).open(file.path()).unwrap().set_len(change).unwrap();
+            let error = shard.read(500_000, 10).unwrap_err().to_string();
+            assert!(error.contains(&format!("had 700000 bytes and has {change}")), "{error}");
+            let read = futures::executor::block_on(body.read_to_end(&mut Vec::new()));
+            assert!(read.unwrap_err().to_string().contains("changed while it was read"));
+            assert!(body.failure().lock().unwrap().is_some());
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_written_in_place_is_an_error() {
+        let file = file(1_000);
+        let shard = LocalShard::open(file.path(), ReadMode::Pread).unwrap();
+        let written = File::options().write(true).open(file.path()).unwrap();
+        written.write_at(b"other", 10).unwrap();
+        written.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        assert!(shard.read(0, 5).unwrap_err().to_string().contains("it was written to"));
+    }
 }

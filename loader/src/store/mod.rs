@@ -1,8 +1,8 @@
 //! Reads the bytes of shards by URL.
 //!
-//! Local files are mapped; pipes are streams; everything else is reached through [`Stores`], whose settings
-//! determine how requests are retried, how many are in flight, and whether whole shards are cached on a local
-//! disk.
+//! Local files are read by range or mapped; pipes are streams; everything else is reached through [`Stores`],
+//! whose settings determine how requests are retried, how many are in flight, and whether whole shards are
+//! cached on a local disk.
 
 mod body;
 mod cache;
@@ -15,8 +15,10 @@ mod http;
 mod list;
 pub(crate) mod local;
 mod location;
+mod lock;
 mod object;
 mod observed;
+mod redact;
 mod retry;
 mod settings;
 mod stores;
@@ -28,21 +30,25 @@ use std::io;
 use std::pin::Pin;
 use std::process::Stdio;
 
-use bytes::Bytes;
 use tokio::io::{AsyncRead, BufReader};
 
 pub(crate) use self::body::{RemoteShard, ShardBody, ShardsAhead};
-pub(crate) use self::cache::{CacheKey, Room, blocking};
+pub(crate) use self::cache::{CacheKey, PartWriter, Room, blocking};
 pub(crate) use self::fetch::fetch_ranges;
 pub(crate) use self::list::{exists, list_directory};
+pub use self::local::ReadMode;
+pub(crate) use self::local::{FileBody, LocalShard};
 pub use self::location::Location;
+pub(crate) use self::lock::{Patience, lock_patiently};
 pub(crate) use self::object::Identity;
 pub use self::object::RemoteObject;
+pub use self::redact::redact;
+pub(crate) use self::redact::redact_name;
 pub use self::retry::{Backoff, RetryConfig};
 pub use self::settings::{ShardCache, StoresBuilder};
 pub use self::stores::Stores;
 pub(crate) use self::tasks::{Task, spawn};
-pub(crate) use self::url::{is_remote, without_query};
+pub(crate) use self::url::is_remote;
 
 /// Buffer between a pipe and its reader.
 const PIPE_BUFFER_BYTES: usize = 256 << 10;
@@ -52,8 +58,8 @@ pub(crate) type Input = BufReader<Pin<Box<dyn AsyncRead + Send>>>;
 
 /// Open shard of this machine.
 pub(crate) enum Opened {
-    /// All of its bytes, addressable.
-    Mapped(Bytes),
+    /// A file, read by range.
+    Local(LocalShard),
     /// A stream, and the command that writes it, if any, whose exit status is checked.
     Stream(Input, Option<Box<tokio::process::Child>>),
 }
@@ -61,11 +67,11 @@ pub(crate) enum Opened {
 /// Opens the bytes of a shard.
 ///
 /// # Errors
-/// If the file cannot be mapped or the command cannot be started, or if the location is remote: remote shards
+/// If the file cannot be opened or the command cannot be started, or if the location is remote: remote shards
 /// are read through [`ShardsAhead`] or by range.
-pub(crate) fn open(location: &Location) -> io::Result<Opened> {
+pub(crate) fn open(location: &Location, mode: ReadMode) -> io::Result<Opened> {
     match location {
-        Location::File(path) => Ok(Opened::Mapped(local::map_file(path)?)),
+        Location::File(path) => LocalShard::open(path, mode).map(Opened::Local),
         Location::Remote(_) => Err(io::Error::other("a remote shard cannot be opened as a local file")),
         Location::StandardInput => {
             let input: Pin<Box<dyn AsyncRead + Send>> = Box::pin(tokio::io::stdin());

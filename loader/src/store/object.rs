@@ -1,5 +1,6 @@
 //! Reads ranges of a remote object, with retries and a check of its version.
 
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
 use super::coalesce::CoalesceLimits;
 use super::fault::{fault_of, hinted};
 use super::observed::Observed;
+use super::redact::{redact, redact_name};
 use super::retry::{Attempts, Fault};
 use super::stores::Stores;
 use super::url::RemoteUrl;
@@ -44,14 +46,21 @@ impl Identity {
 }
 
 /// Shard in a remote store. Nothing is requested until it is read.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RemoteObject {
     stores: Stores,
+    /// With credentials.
     url: Arc<str>,
     parsed: RemoteUrl,
     store: Arc<dyn ObjectStore>,
     /// Number of retried requests.
     retries: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for RemoteObject {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("RemoteObject").field("url", &redact_name(&self.url)).finish_non_exhaustive()
+    }
 }
 
 impl PartialEq for RemoteObject {
@@ -304,11 +313,12 @@ fn check_version(expected: &Identity, found: &Identity) -> Result<(), Fault> {
     if is_other { Err(super::fault::replaced()) } else { Ok(()) }
 }
 
-/// Returns an error with its causes, shortened, because a server may send a whole page.
+/// Returns an error with its causes, without credentials, and shortened, because a server may send a whole
+/// page.
 pub(super) fn short_reason(error: &dyn std::error::Error) -> String {
     const CHARACTERS_MAX: usize = 400;
     let reason = crate::error::reason_of(error);
-    let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+    let line = redact(&reason).split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(CHARACTERS_MAX) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::coalesce::CoalesceLimits;
+use super::local::ReadMode;
 use super::retry::RetryConfig;
 use super::stores::Stores;
 use crate::error::{Error, Result, check_at_most};
@@ -29,6 +30,7 @@ pub struct StoresBuilder {
     pub(super) coalesce: CoalesceLimits,
     pub(super) chunk_bytes: u64,
     pub(super) cache: Option<ShardCache>,
+    pub(super) read: ReadMode,
 }
 
 impl Default for StoresBuilder {
@@ -40,6 +42,7 @@ impl Default for StoresBuilder {
             coalesce: CoalesceLimits { gap_bytes_max: 256 << 10, request_bytes_max: 16 << 20 },
             chunk_bytes: 8 << 20,
             cache: None,
+            read: ReadMode::Auto,
         }
     }
 }
@@ -92,6 +95,13 @@ impl StoresBuilder {
     #[must_use]
     pub fn cache(mut self, cache: ShardCache) -> Self {
         self.cache = Some(cache);
+        self
+    }
+
+    /// Sets how local and cached shards are read. Default: [`ReadMode::Auto`].
+    #[must_use]
+    pub fn read(mut self, read: ReadMode) -> Self {
+        self.read = read;
         self
     }
 

@@ -1,6 +1,7 @@
 //! Gives access to remote shards: holds settings, connections, the limit on requests and the cache.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -9,7 +10,9 @@ use tokio::sync::Semaphore;
 
 use super::cache::Cache;
 use super::connect::{Retries, connect};
+use super::local::ReadMode;
 use super::object::RemoteObject;
+use super::redact::redact_name;
 use super::settings::StoresBuilder;
 use super::upload::put_file;
 use super::url::RemoteUrl;
@@ -22,7 +25,6 @@ pub struct Stores {
 }
 
 /// State shared by the clones of a handle.
-#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: StoresBuilder,
     pub(super) requests: Semaphore,
@@ -32,6 +34,13 @@ pub(super) struct Shared {
     connected: Mutex<HashMap<(String, bool), Arc<dyn ObjectStore>>>,
     /// Roots whose servers have answered with a range.
     served_ranges: Mutex<HashSet<String>>,
+}
+
+impl fmt::Debug for Shared {
+    /// Leaves out the roots of stores, which contain credentials.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Shared").field("settings", &self.settings).finish_non_exhaustive()
+    }
 }
 
 impl Shared {
@@ -55,7 +64,8 @@ impl Stores {
     }
 
     pub(super) fn new(settings: StoresBuilder) -> Result<Self> {
-        let cache = settings.cache.clone().map(Cache::open).transpose()?.map(Arc::new);
+        let cache =
+            settings.cache.clone().map(|cache| Cache::open(cache, settings.read)).transpose()?.map(Arc::new);
         let requests = Semaphore::new(settings.requests_max);
         let (connected, served_ranges) = Default::default();
         Ok(Self { shared: Arc::new(Shared { settings, requests, cache, connected, served_ranges }) })
@@ -66,7 +76,7 @@ impl Stores {
     /// # Errors
     /// [`Error::ShardList`] if the URL is malformed or its store cannot be configured.
     pub(crate) fn object(&self, url: &Arc<str>) -> Result<RemoteObject> {
-        let invalid = |reason| Error::ShardList { pattern: url.to_string(), reason };
+        let invalid = |reason| Error::ShardList { pattern: redact_name(url).into_owned(), reason };
         let parsed = RemoteUrl::parse(url).map_err(invalid)?;
         let store = self.connect(&parsed, Retries::ByReader).map_err(invalid)?;
         Ok(RemoteObject::new(self.clone(), url.clone(), parsed, store))
@@ -105,6 +115,11 @@ impl Stores {
 
     pub(crate) fn cache(&self) -> Option<&Arc<Cache>> {
         self.shared.cache.as_ref()
+    }
+
+    /// Returns how local and cached shards are read.
+    pub(crate) fn read_mode(&self) -> ReadMode {
+        self.shared.settings.read
     }
 
     /// Returns the bytes per request when a whole shard is read.

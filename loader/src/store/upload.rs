@@ -9,8 +9,9 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 
 use super::connect::Retries;
-use super::local::map_file;
+use super::local::map_own;
 use super::object::short_reason;
+use super::redact::redact_name;
 use super::stores::Stores;
 use super::tasks::spawn;
 use super::url::{RemoteUrl, StoreKind};
@@ -26,15 +27,15 @@ const PARTS_AT_ONCE: usize = 8;
 
 /// Uploads a file, see [`Stores::put_file`].
 pub(super) fn put_file(stores: &Stores, url: &str, path: &Path) -> Result<()> {
-    let invalid = |reason: String| Error::ShardList { pattern: url.to_owned(), reason };
+    let invalid = |reason: String| Error::ShardList { pattern: redact_name(url).into_owned(), reason };
     let parsed = RemoteUrl::parse(url).map_err(invalid)?;
     if parsed.is_directory {
         return Err(invalid("expected the URL of an object, found a directory".into()));
     }
     let retries = Retries::ByStore(stores.shared.settings.retry);
     let store = stores.connect(&parsed, retries).map_err(invalid)?;
-    let file = map_file(path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
-    let failed = |source| Error::Upload { url: url.to_owned(), source };
+    let file = map_own(path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
+    let failed = |source| Error::Upload { url: redact_name(url).into_owned(), source };
     let (kind, stores) = (parsed.kind, stores.clone());
     let put = spawn(async move { put(&stores, store, &parsed, file).await });
     put.wait().map_err(failed)?.map_err(|error| failed(refused(&error, kind)))

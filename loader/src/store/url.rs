@@ -1,7 +1,11 @@
 //! Parses URLs of remote shards.
 
+use std::fmt;
+
 use object_store::path::Path;
 use url::{Position, Url};
+
+use super::redact::redact_name;
 
 /// Kind of store that a URL belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +57,7 @@ pub(crate) fn is_remote(url: &str) -> bool {
 }
 
 /// URL of a remote shard or of a directory of shards.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct RemoteUrl {
     pub(crate) kind: StoreKind,
     /// Prefix that one connection serves: `s3://BUCKET`, or `https://HOST?QUERY`.
@@ -62,6 +66,12 @@ pub(crate) struct RemoteUrl {
     pub(crate) path: Path,
     /// Whether the URL is that of a directory.
     pub(crate) is_directory: bool,
+}
+
+impl fmt::Debug for RemoteUrl {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}", redact_name(&self.url_of(&self.path)))
+    }
 }
 
 impl RemoteUrl {

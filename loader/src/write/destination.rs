@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::error::{Error, Result};
 use crate::shard::Shard;
-use crate::store::{Location, Stores, exists, is_remote, list_directory};
+use crate::store::{Location, ReadMode, Stores, exists, is_remote, list_directory, redact_name};
 
 /// Destination of finished shards.
 #[derive(Debug)]
@@ -65,7 +65,8 @@ impl Destination {
             Self::Store { stores, url, .. } => {
                 let object = stores.object(&Arc::from(url.as_str()))?;
                 let listed = list_directory(&object);
-                let urls = listed.map_err(|source| Error::Read { shard: url.clone(), source })?;
+                let urls =
+                    listed.map_err(|source| Error::Read { shard: redact_name(url).into_owned(), source })?;
                 Ok(urls.iter().filter_map(|url| url.rsplit('/').next()).map(str::to_owned).collect())
             }
         }
@@ -79,12 +80,10 @@ impl Destination {
         match self {
             Self::Directory(directory) => {
                 let path = directory.join(name);
-                Ok(Shard { url: path.to_string_lossy().into(), location: Location::File(path) })
+                let url = path.to_string_lossy().into();
+                Ok(Shard { url, location: Location::File(path), read: ReadMode::Auto })
             }
-            Self::Store { stores, url, .. } => {
-                let url: Arc<str> = format!("{url}{name}").into();
-                Ok(Shard { location: Location::Remote(stores.object(&url)?), url })
-            }
+            Self::Store { stores, url, .. } => Shard::remote_at(format!("{url}{name}"), stores),
         }
     }
 

@@ -10,7 +10,7 @@ use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::planning::planner;
-use dflop_tests::run;
+use dflop_tests::{expand_with_pipes, run};
 use futures::{StreamExt, TryStreamExt};
 
 /// Checks that every queue is empty and every sample is accounted for once a stream has ended.
@@ -67,7 +67,7 @@ fn a_slow_command_is_the_bottleneck() {
     let texts = MixedTexts::new(&[20], Compression::Plain);
     let slow = format!("pipe:sleep 0.5; cat {}", texts.shard(0).display());
     let budget = ErrorBudget::new(1.0).unwrap();
-    let builder = Loader::builder(expand_shards(&[slow]).unwrap()).error_budget(budget);
+    let builder = Loader::builder(expand_with_pipes(&[slow])).error_budget(budget);
     let loader = builder.build().unwrap();
     run(loader.stream().try_for_each(|_| async { Ok(()) })).unwrap();
     let metrics = loader.metrics();

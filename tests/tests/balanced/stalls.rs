@@ -11,8 +11,8 @@ use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::jpeg;
 use dflop_tests::planning::planner;
-use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
+use dflop_tests::{expand_with_pipes, run};
 use futures::StreamExt;
 
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ fn a_command_that_hangs_is_a_stall_of_reading_its_shard() {
     let data = TempDataset::new(1, 4, Compression::Plain);
     let hanging = format!("pipe:head -c 4096 {}; exec sleep 600", data.shard(0).display());
     let heard = Arc::new(Heard::default());
-    let shards = expand_shards(&[data.shard(0).display().to_string(), hanging.clone()]).unwrap();
+    let shards = expand_with_pipes(&[data.shard(0).display().to_string(), hanging.clone()]);
     let builder = Loader::builder(shards).batch_size(4).stall_listener(heard.clone());
     let loader = builder.stall_seconds_max(0.2).stall_seconds_error(1.0).build().unwrap();
     let started = Instant::now();

@@ -260,13 +260,13 @@ fn damage_behind_good_hints_is_reported_as_by_a_scan() {
 fn a_shard_list_of_wids_is_a_dataset() {
     let place = Place::new();
     let list = json!({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [
-        {"url": "../shard-1.tar", "nsamples": 12}, {"url": "../shard-0.tar", "nsamples": 12}]});
-    place.put("lists/all.json", list.to_string().as_bytes());
-    let list = place.0.path().join("lists/all.json");
+        {"url": "shard-1.tar", "nsamples": 12}, {"url": "shard-0.tar", "nsamples": 12}]});
+    place.put("all.json", list.to_string().as_bytes());
+    let list = place.0.path().join("all.json");
     let index = place.index_of(list.to_str().unwrap(), ForeignIndexes::Check);
     let names: Vec<&str> = index.shards().iter().map(Shard::base_name).collect();
     assert_eq!(names, ["shard-1.tar", "shard-0.tar"]);
-    place.put("lists/all.json", b"{\"a\": 1}");
+    place.put("all.json", b"{\"a\": 1}");
     let error = expand_shards(&[list.to_str().unwrap()]).unwrap_err().to_string();
     assert!(error.contains("a shard list of wids must have"), "{error}");
 }

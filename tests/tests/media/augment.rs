@@ -12,7 +12,7 @@ use dflop_loader::sample::Sample;
 use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::planner;
-use dflop_tests::run;
+use dflop_tests::{expand_with_pipes, run};
 use futures::TryStreamExt;
 
 /// Images, by epoch and key.
@@ -65,7 +65,7 @@ fn workers_storage_ranks_loaders_and_resume_do_not_change_a_draw() {
     assert_eq!(media_of(loader(&data).augment(augment()).workers(4).batch_size(5)), reference);
     // The same entries at the same offsets, read as a stream.
     let pipes: Vec<String> = (0..2).map(|at| format!("pipe:cat {}", data.shard(at).display())).collect();
-    let piped = Loader::builder(expand_shards(&pipes).unwrap()).epochs(2).augment(augment());
+    let piped = Loader::builder(expand_with_pipes(&pipes)).epochs(2).augment(augment());
     assert_eq!(media_of(piped), reference);
 
     let whole = balanced_media(&data, 0, 6);

@@ -28,7 +28,7 @@ fn reads_through_the_cache_of_another_test() {
     let cache = ShardCache { directory: value(DIRECTORY).into(), bytes_max: value(BYTES).parse().unwrap() };
     let stores = Stores::builder().cache(cache).chunk_bytes(16 << 10).build().unwrap();
     for _ in 0..3 {
-        let read = plain(expand_shards_in(&[&urls], &stores).unwrap(), 1);
+        let read = plain(expand_shards_in(&[&urls], &(&stores).into()).unwrap(), 1);
         assert_eq!(read, expected);
     }
 }

@@ -1,5 +1,6 @@
-//! Tests remote stores and the shard cache.
+//! Tests local shards that change, remote stores and the shard cache.
 
 mod cache_processes;
+mod changed_shards;
 mod remote;
 mod s3;

@@ -31,7 +31,7 @@ fn stores() -> StoresBuilder {
 }
 
 fn remote(server: &FaultServer, stores: &Stores) -> Vec<Shard> {
-    expand_shards_in(&[server.url("shard-{000..003}.tar")], stores).unwrap()
+    expand_shards_in(&[server.url("shard-{000..003}.tar")], &stores.into()).unwrap()
 }
 
 fn index(shards: Vec<Shard>, directory: &std::path::Path) -> dflop_loader::Result<Arc<Index>> {
@@ -143,7 +143,7 @@ fn retry_after_is_honored() {
     let server =
         FaultServer::serve_directory(data.directory(), Behavior::faulty(100, Fault::TooMany(Some(1))));
     let stores = stores().build().unwrap();
-    let shards = expand_shards_in(&[server.url("shard-000.tar")], &stores).unwrap();
+    let shards = expand_shards_in(&[server.url("shard-000.tar")], &(&stores).into()).unwrap();
     let started = std::time::Instant::now();
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| plain(shards, 1));

@@ -59,7 +59,7 @@ fn upload(stores: &Stores, directory: &Path, prefix: &str) {
 }
 
 fn shards(stores: &Stores, prefix: &str) -> Vec<Shard> {
-    expand_shards_in(&[format!("s3://{BUCKET}/{prefix}/")], stores).unwrap()
+    expand_shards_in(&[format!("s3://{BUCKET}/{prefix}/")], &stores.into()).unwrap()
 }
 
 fn index(shards: Vec<Shard>) -> (tempfile::TempDir, Arc<Index>) {

@@ -6,17 +6,16 @@ use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{Loader, LoaderBuilder};
 use dflop_loader::media::Media;
-use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::{jpeg, png};
-use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
+use dflop_tests::{expand_with_pipes, run};
 use futures::{StreamExt, TryStreamExt};
 
 const SIDE: NonZeroU32 = NonZeroU32::new(32).unwrap();
 
 fn loader(pattern: &str) -> LoaderBuilder {
-    Loader::builder(expand_shards(&[pattern]).unwrap()).error_budget(ErrorBudget::new(1.0).unwrap())
+    Loader::builder(expand_with_pipes(&[pattern])).error_budget(ErrorBudget::new(1.0).unwrap())
 }
 
 fn batches(builder: LoaderBuilder) -> Vec<Batch> {

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use dflop_loader::dataset::Dataset;
 use dflop_loader::dataset::Splits;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::shard::{Shard, expand_shards_in};
-use dflop_loader::store::{ShardCache, Stores};
+use dflop_loader::shard::{Shard, ShardAccess, expand_shards_in};
+use dflop_loader::store::{ReadMode, ShardCache, Stores};
 
 use crate::args::video::VideoArgs;
 use crate::failure::Failure;
@@ -18,15 +18,39 @@ use crate::progress::Bars;
 #[derive(Debug, Args)]
 pub(crate) struct DatasetArgs {
     /// Shards: a directory, files, patterns such as `shards/{000..019}.tar`, or a shard list of wids
-    /// (`NAME.json`); URLs such as `s3://bucket/directory/`, also gs, az, abfs, http and https; `-` and
-    /// `pipe:COMMAND` for commands that need no index.
+    /// (`NAME.json`); URLs such as `s3://bucket/directory/`, also gs, az, abfs, http and https; `-` and, with
+    /// `--allow-pipe`, `pipe:COMMAND` for commands that need no index.
     #[arg(value_name = "DATASET", required = true)]
     shards: Vec<String>,
+    /// Let names `pipe:COMMAND` run shell commands whose output is the shard.
+    #[arg(long)]
+    allow_pipe: bool,
     #[command(flatten)]
     stores: StoreArgs,
 }
 
-/// Access to remote shards.
+/// Way of reading local shards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ReadArg {
+    /// Map shards of file systems that are mounted read-only, else read by system calls.
+    Auto,
+    /// Map shards: no copy, but a shard that is shortened meanwhile ends the process.
+    Mmap,
+    /// Read by system calls: a shard that is shortened or changed meanwhile is an error.
+    Pread,
+}
+
+impl From<ReadArg> for ReadMode {
+    fn from(read: ReadArg) -> Self {
+        match read {
+            ReadArg::Auto => Self::Auto,
+            ReadArg::Mmap => Self::Mmap,
+            ReadArg::Pread => Self::Pread,
+        }
+    }
+}
+
+/// Access to local and remote shards.
 #[derive(Debug, Args)]
 pub(crate) struct StoreArgs {
     /// Directory that keeps whole remote shards for all processes of this machine [default: shards are not
@@ -39,21 +63,33 @@ pub(crate) struct StoreArgs {
     /// Maximum number of requests in flight, over all shards.
     #[arg(long, value_name = "N", default_value_t = 256, help_heading = "Remote shards")]
     requests_max: usize,
+    /// Read local and cached shards by system calls or through memory maps.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = ReadArg::Auto)]
+    read: ReadArg,
+    /// Let shard lists name shards outside their own directory, and remote ones.
+    #[arg(long)]
+    allow_outside: bool,
 }
 
 impl StoreArgs {
     pub(crate) fn stores(&self) -> Result<Stores, Failure> {
-        let mut builder = Stores::builder().requests_max(self.requests_max);
+        let mut builder = Stores::builder().requests_max(self.requests_max).read(self.read.into());
         if let Some(directory) = &self.cache {
             builder = builder.cache(ShardCache { directory: directory.clone(), bytes_max: self.cache_bytes });
         }
         Ok(builder.build()?)
     }
+
+    /// Returns what the names of shards may reach, through `stores`.
+    pub(crate) fn access(&self, stores: &Stores) -> ShardAccess {
+        ShardAccess::new(stores).allow_outside(self.allow_outside)
+    }
 }
 
 impl DatasetArgs {
     pub(crate) fn shards(&self) -> Result<Vec<Shard>, Failure> {
-        Ok(expand_shards_in(&self.shards, &self.stores.stores()?)?)
+        let access = self.stores.access(&self.stores.stores()?).allow_pipe(self.allow_pipe);
+        Ok(expand_shards_in(&self.shards, &access)?)
     }
 }
 
@@ -81,6 +117,11 @@ impl IndexLocationArgs {
         self.stores.stores()
     }
 
+    /// Returns what the names of shards may reach, through `stores`.
+    pub(crate) fn access(&self, stores: &Stores) -> ShardAccess {
+        self.stores.access(stores)
+    }
+
     /// Opens the index of some shards, builds it if it is missing, and selects the split.
     pub(crate) fn open<S: AsRef<str>>(
         &self,
@@ -88,7 +129,8 @@ impl IndexLocationArgs {
         stores: &Stores,
         token_counts: TokenCounts,
     ) -> Result<Dataset, Failure> {
-        let shards = expand_shards_in(shards, stores)?;
+        // A stream is refused by the index, before it starts, with advice that fits better.
+        let shards = expand_shards_in(shards, &self.access(stores).allow_pipe(true))?;
         let options = IndexOptions { directory: self.index.clone(), ..self.index_options(token_counts)? };
         open_dataset(shards, &options, self.split.as_deref(), self.splits.as_deref())
     }

@@ -6,8 +6,7 @@ use clap::Args;
 use dflop_loader::dataset::Dataset;
 use dflop_loader::index::{IndexOptions, TokenCounts};
 use dflop_loader::order::{Mixture, Stop};
-use dflop_loader::shard::expand_shards_in;
-use dflop_loader::store::Stores;
+use dflop_loader::shard::{ShardAccess, expand_shards_in};
 use serde::Deserialize;
 
 use crate::args::dataset::{IndexLocationArgs, open_dataset};
@@ -34,7 +33,8 @@ impl MixtureArgs {
             [] => Ok(self.place.open(&self.shards, &stores, token_counts)?.into()),
             // A single value without a weight is the name of a mixture file.
             [file] if weighted(file).is_none() => {
-                read_mixture(Path::new(file), &stores, &self.place.index_options(token_counts)?)
+                let access = self.place.access(&stores);
+                read_mixture(Path::new(file), &access, &self.place.index_options(token_counts)?)
             }
             list => list.iter().try_fold(Mixture::new(), |mixture, entry| {
                 let (weight, dataset) = weighted(entry).ok_or_else(|| misuse(entry))?;
@@ -91,7 +91,7 @@ fn one() -> f64 {
     1.0
 }
 
-fn read_mixture(path: &Path, stores: &Stores, options: &IndexOptions) -> Result<Mixture, Failure> {
+fn read_mixture(path: &Path, access: &ShardAccess, options: &IndexOptions) -> Result<Mixture, Failure> {
     let read = std::fs::read_to_string(path).map_err(Failure::from).map_err(|error| error.in_file(path));
     let file: MixtureFile = serde_json::from_str(&read?)
         .map_err(|error| Failure::Misuse(format!("`{}` is not a mixture file: {error}", path.display())))?;
@@ -99,7 +99,7 @@ fn read_mixture(path: &Path, stores: &Stores, options: &IndexOptions) -> Result<
     let mut mixture = Mixture::new().stop(file.stop);
     for entry in file.datasets {
         let weight = entry.weight;
-        mixture = mixture.dataset(entry.open(directory, stores, options)?, weight);
+        mixture = mixture.dataset(entry.open(directory, access, options)?, weight);
     }
     for WeightsFrom { step, weights } in file.weights_from {
         mixture = mixture.weights_from(step, &weights);
@@ -111,13 +111,18 @@ fn read_mixture(path: &Path, stores: &Stores, options: &IndexOptions) -> Result<
 }
 
 impl MixtureEntry {
-    fn open(self, directory: &Path, stores: &Stores, options: &IndexOptions) -> Result<Dataset, Failure> {
+    fn open(
+        self,
+        directory: &Path,
+        access: &ShardAccess,
+        options: &IndexOptions,
+    ) -> Result<Dataset, Failure> {
         let beside = |path: &PathBuf| directory.join(path);
         let shards: Vec<String> =
             self.shards.iter().map(|pattern| pattern_beside(directory, pattern)).collect();
         let splits = self.splits.as_ref().map(beside);
         let options = IndexOptions { directory: self.index.as_ref().map(beside), ..options.clone() };
-        let shards = expand_shards_in(&shards, stores)?;
+        let shards = expand_shards_in(&shards, access)?;
         let dataset = open_dataset(shards, &options, self.split.as_deref(), splits.as_deref())?;
         Ok(match self.repeat {
             Some(epochs) => dataset.repeat(epochs),
@@ -128,7 +133,7 @@ impl MixtureEntry {
 
 /// Joins a pattern to a directory; patterns with a scheme or an environment variable are not changed.
 fn pattern_beside(directory: &Path, pattern: &str) -> String {
-    // A scheme, such as `s3:` and `pipe:`, or a variable such as `${DATA}`.
+    // A scheme, such as `s3:`, or a variable such as `${DATA}`.
     let stands_alone = pattern.contains(':') || pattern.starts_with("${");
     if stands_alone { pattern.to_owned() } else { directory.join(pattern).display().to_string() }
 }

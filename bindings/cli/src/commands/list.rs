@@ -13,7 +13,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::args::dataset::DatasetArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, escape_controls};
 use crate::output::{Output, print_skipped, runtime, write_json};
 
 /// List every sample with its fields and shape, in shard order.
@@ -99,7 +99,9 @@ fn list_sample(
     if !is_json {
         let fields: Vec<_> =
             sample.fields.iter().map(|field| format!("{}={}", field.extension, field.bytes)).collect();
-        return Ok(writeln!(out, "{}\t{}\t{}", sample.key, sample.shard, fields.join(" "))?);
+        let fields = fields.join(" ");
+        let [key, shard, fields] = [&*sample.key, &*sample.shard, &*fields].map(escape_controls);
+        return Ok(writeln!(out, "{key}\t{shard}\t{fields}")?);
     }
     let fields = sample.fields.iter().map(|field| {
         let payload = field.payload.as_deref().unwrap_or_default();

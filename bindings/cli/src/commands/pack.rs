@@ -17,6 +17,7 @@ use crate::progress::Bars;
 /// Write shards from a directory, a LLaVA-style JSON or JSONL file, or an audio manifest.
 ///
 /// Files that cannot be packed are listed; they do not fail the command.
+#[expect(clippy::struct_excessive_bools, reason = "one flag each")]
 #[derive(Debug, Args)]
 pub(crate) struct PackArgs {
     /// Directory, or JSON, JSONL or CSV manifest.
@@ -38,6 +39,10 @@ pub(crate) struct PackArgs {
     /// Directory that the paths of a manifest are relative to [default: the manifest's directory].
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
+    /// Pack files outside of the source: paths of a manifest that lead out of its root, and links that lead
+    /// out of a directory.
+    #[arg(long)]
+    allow_outside: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -59,6 +64,7 @@ pub(crate) fn run(args: &PackArgs, out: &mut Output) -> Result<(), Failure> {
         is_indexed: !args.no_index,
         is_zstd: args.zstd,
         root: args.root.clone(),
+        is_outside_allowed: args.allow_outside,
         stores: Stores::default(),
         progress: Arc::new(Bars::default()),
     };

@@ -7,7 +7,7 @@ use std::io::{BufWriter, Stdout, Write};
 use dflop_loader::error::Skipped;
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, escape_controls};
 
 pub(crate) use file::{replace_file, write_file};
 
@@ -75,7 +75,8 @@ pub(crate) fn print_skipped(out: &mut impl Write, skipped: &[Skipped]) -> Result
     for Skipped { shard, offset, key, field, reason } in skipped {
         let key = key.as_deref().unwrap_or("(unknown)");
         let field = field.as_deref().map(|field| format!(" field {field}")).unwrap_or_default();
-        writeln!(out, "skipped: {shard} offset {offset} key {key}{field}: {reason}")?;
+        let line = format!("skipped: {shard} offset {offset} key {key}{field}: {reason}");
+        writeln!(out, "{}", escape_controls(&line))?;
     }
     Ok(())
 }

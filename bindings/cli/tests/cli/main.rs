@@ -18,4 +18,5 @@ mod remote;
 mod resume;
 mod runs;
 mod train;
+mod untrusted;
 mod video;

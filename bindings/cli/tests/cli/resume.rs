@@ -98,8 +98,8 @@ fn a_number_of_bad_samples_is_a_limit() {
 
 #[test]
 fn a_command_that_hangs_is_warned_of_and_ends_the_run() {
-    let args = ["stream", "pipe:exec sleep 600", "--stall-seconds", "0.2", "--stall-error-seconds", "0.7"];
-    let run = dflop(&args);
+    let stalls = ["--stall-seconds", "0.2", "--stall-error-seconds", "0.7"];
+    let run = dflop(&[&["stream", "pipe:exec sleep 600", "--allow-pipe"], &stalls[..]].concat());
     assert_eq!(run.status, Some(1));
     assert!(run.stderr.contains("read stage is stuck in shard `pipe:exec sleep 600`"), "{}", run.stderr);
     assert!(run.stderr.lines().count() >= 3, "warned, then failed: {}", run.stderr);

@@ -79,6 +79,7 @@ def pack(
     index: bool = True,
     zstd: bool = False,
     root: str | os.PathLike[str] | None = None,
+    allow_outside: bool = False,
     map: Map | None = None,
     tasks: int | None = None,
 ) -> dict[str, Any]:
@@ -92,6 +93,8 @@ def pack(
         index: writes the index too.
         zstd: compresses shards; ranges of them cannot be read then.
         root: directory that the paths of a manifest are relative to. Default: the manifest's directory.
+        allow_outside: packs files outside of the source too: paths of a manifest that lead out of ``root``, and
+            links that lead out of a directory.
         map: runs tasks, see `index`; all must see ``source`` and ``out``.
         tasks: number of tasks. Default: one per core of this machine.
 
@@ -109,6 +112,7 @@ def pack(
         "index": index,
         "zstd": zstd,
         "root": root,
+        "allow_outside": allow_outside,
     }
     if map is None:
         return _native.pack_all(source, out, settings)

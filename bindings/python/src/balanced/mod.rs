@@ -286,12 +286,19 @@ impl PyBalancedLoader {
         Ok(())
     }
 
-    /// Skipped samples, including those that indexing found: dictionaries with ``shard``, ``offset``,
-    /// ``key``, ``field``, ``reason``.
+    /// The first 1,000 skipped samples, including those that indexing found: dictionaries with ``shard``,
+    /// ``offset``, ``key``, ``field``, ``reason``.
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let running = self.running().clone();
         convert::skipped(py, &running.loader.get()?.skipped())
+    }
+
+    /// Number of skipped samples, summed over epochs.
+    #[getter]
+    fn skipped_samples(&self) -> PyResult<u64> {
+        let running = self.running().clone();
+        Ok(running.loader.get()?.skip_log().skipped_samples())
     }
 
     /// Returns the metrics of every stage since the last ``iter``: items, bytes, busy and waiting seconds,

@@ -32,7 +32,7 @@ use serde::Deserialize;
 use super::selection::Selection;
 use crate::error::{Error, Result, Skipped};
 use crate::index::Index;
-use crate::shard::{Shard, expand_name};
+use crate::shard::{Expansion, Shard};
 
 /// Name of the splits file in the shards' directory.
 pub const SPLITS_FILE: &str = "splits.json";
@@ -199,8 +199,9 @@ impl CheckedSplit {
             return Err(invalid("give a `fraction`, `shards`, `keys` or a `keys_file`"));
         }
         let shards = shards.map(|patterns| {
-            let names: Result<Vec<_>> = patterns.iter().map(|pattern| expand_name(pattern)).collect();
-            names.map(|names| names.concat().into_iter().collect())
+            let mut expansion = Expansion::default();
+            patterns.iter().try_for_each(|pattern| expansion.add(pattern))?;
+            Ok::<_, Error>(expansion.into_names().into_iter().collect())
         });
         let units = fraction.map(units_of).transpose()?;
         Ok(Self { units, shards: shards.transpose()?, keys: all_keys, may_overlap, ..Self::default() })

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::yaml::parse_yaml;
 use crate::error::{Error, Result};
-use crate::shard::expand_braces;
+use crate::shard::Expansion;
 use crate::store::local::read_file;
 
 /// Directory of the metadata.
@@ -77,12 +77,12 @@ fn parse_splits(text: &[u8], is_yaml: bool) -> Result<Vec<EnergonSplit>, String>
 /// Expands a list of patterns.
 fn names(patterns: &Value, of: &str) -> Result<Vec<String>, String> {
     let patterns = patterns.as_array().ok_or_else(|| format!("`{of}` must be a list"))?;
-    let mut names = Vec::new();
+    let mut expansion = Expansion::default();
     for pattern in patterns {
         let pattern = pattern.as_str().ok_or_else(|| format!("`{of}` must list names"))?;
-        expand_braces(pattern, &mut names).map_err(|error| error.to_string())?;
+        expansion.add(pattern).map_err(|error| error.to_string())?;
     }
-    Ok(names)
+    Ok(expansion.into_names())
 }
 
 /// Reads `SHARD.tar.idx`: the offsets of all samples' first headers, then the end of the last sample.

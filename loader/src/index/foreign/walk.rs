@@ -12,6 +12,7 @@ use bytes::Bytes;
 use crate::shard::tar::header::BLOCK_BYTES;
 use crate::shard::tar::headers::{Headers, Next};
 use crate::shard::tar::{Entry, padded};
+use crate::store::LocalShard;
 
 /// Most ranges per request.
 const RANGES_MAX: usize = 4_096;
@@ -29,6 +30,17 @@ pub trait ByteRanges {
     /// # Errors
     /// The error of the store.
     fn read(&mut self, ranges: &[Range<u64>]) -> std::io::Result<Vec<Bytes>>;
+}
+
+impl ByteRanges for LocalShard {
+    fn bytes(&self) -> u64 {
+        Self::bytes(self)
+    }
+
+    fn read(&mut self, ranges: &[Range<u64>]) -> std::io::Result<Vec<Bytes>> {
+        let piece = |range: &Range<u64>| Self::read(self, range.start, range.end.saturating_sub(range.start));
+        ranges.iter().map(piece).collect()
+    }
 }
 
 impl ByteRanges for Bytes {

@@ -10,7 +10,7 @@ use crate::decode::{
 };
 use crate::error::{Error, Result, check_at_most};
 use crate::fetch::{DpShare, Share};
-use crate::flow::{ErrorBudget, SkipLog};
+use crate::flow::{ErrorBudget, SkipListener, SkipLog};
 use crate::loader::watchdog::{StallListener, StallSettings};
 use crate::media::VideoSampling;
 use crate::media::augment::Augment;
@@ -41,6 +41,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) buffered_bytes_max: u64,
     pub(super) unpacked_bytes_max: u64,
     pub(super) error_budget: ErrorBudget,
+    pub(super) skip_listener: Option<Arc<dyn SkipListener>>,
     pub(super) stalls: StallSettings,
     pub(super) preparer: Option<Arc<Preparer>>,
     pub(super) is_packed: bool,
@@ -67,6 +68,7 @@ impl BalancedLoaderBuilder {
             buffered_bytes_max: 256 << 20,
             unpacked_bytes_max: 1 << 30,
             error_budget: ErrorBudget::default(),
+            skip_listener: None,
             stalls: StallSettings::default(),
             preparer: None,
             is_packed: true,
@@ -165,6 +167,14 @@ impl BalancedLoaderBuilder {
         self
     }
 
+    /// Tells a listener of every skipped sample, also of those that [`BalancedLoader::skipped`] does not
+    /// list.
+    #[must_use]
+    pub fn skip_listener(mut self, listener: Arc<dyn SkipListener>) -> Self {
+        self.skip_listener = Some(listener);
+        self
+    }
+
     /// Logs a stall after this many seconds without progress while the consumer waits, and again after each
     /// further interval. `INFINITY` disables it. Default: 60.
     #[must_use]
@@ -257,7 +267,7 @@ impl BalancedLoaderBuilder {
         let datasets = self.planner.datasets().iter();
         let bad: Vec<_> = datasets.flat_map(Dataset::skipped).cloned().collect();
         let epoch = self.planner.steps().epoch_samples() + bad.len() as u64;
-        let skips = SkipLog::new(self.error_budget, Some(epoch));
+        let skips = SkipLog::new(self.error_budget, Some(epoch)).listener(self.skip_listener.clone());
         for skipped in bad {
             skips.push(skipped);
         }

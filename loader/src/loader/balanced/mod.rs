@@ -186,10 +186,17 @@ impl BalancedLoader {
         self.pool.metrics().snapshot()
     }
 
-    /// Returns what was not delivered so far, in the order found; samples that indexing found bad included.
+    /// Returns the first 1,000 samples that were not delivered, each once, in the order found; samples that
+    /// indexing found bad included.
     #[must_use]
     pub fn skipped(&self) -> Vec<Skipped> {
         self.skips.skipped()
+    }
+
+    /// Returns the account of samples that were not delivered: exact numbers, and the first ones by name.
+    #[must_use]
+    pub fn skip_log(&self) -> &SkipLog {
+        &self.skips
     }
 
     /// Returns what preparing samples for a model did so far; all zero without a preparer.

@@ -10,7 +10,7 @@ use crate::decode::{
     check_augment,
 };
 use crate::error::{Error, Result, check_at_most};
-use crate::flow::{ErrorBudget, SkipLog};
+use crate::flow::{ErrorBudget, SkipListener, SkipLog};
 use crate::loader::watchdog::{StallListener, StallSettings};
 use crate::media::VideoSampling;
 use crate::media::augment::Augment;
@@ -38,6 +38,7 @@ pub struct LoaderBuilder {
     pub(super) epochs: u64,
     pub(super) samples_max: Option<u64>,
     pub(super) error_budget: ErrorBudget,
+    pub(super) skip_listener: Option<Arc<dyn SkipListener>>,
     pub(super) field_bytes_max: u64,
     pub(super) buffered_bytes_max: u64,
     pub(super) decoded_bytes_max: u64,
@@ -60,6 +61,7 @@ impl LoaderBuilder {
             epochs: 1,
             samples_max: None,
             error_budget: ErrorBudget::default(),
+            skip_listener: None,
             field_bytes_max: FIELD_BYTES_MAX,
             buffered_bytes_max: 64 << 20,
             decoded_bytes_max: 64 << 20,
@@ -151,6 +153,13 @@ impl LoaderBuilder {
         self
     }
 
+    /// Tells a listener of every skipped sample, also of those that [`Loader::skipped`] does not list.
+    #[must_use]
+    pub fn skip_listener(mut self, listener: Arc<dyn SkipListener>) -> Self {
+        self.skip_listener = Some(listener);
+        self
+    }
+
     /// Sets the largest field in bytes; a sample with a larger one is bad. Default: 1 GiB.
     #[must_use]
     pub fn field_bytes_max(mut self, bytes: u64) -> Self {
@@ -212,7 +221,8 @@ impl LoaderBuilder {
         let pool = DecodePool::new(self.workers, self.kernel()?)?;
         let transforms = TransformStage::new(&self.transforms, pool.metrics().clone())?;
         let kernel_cpu_ns = pool.cpu_ns();
-        let (known, mut skips) = (self.input.known(), SkipLog::new(self.error_budget, None));
+        let (known, mut skips) =
+            (self.input.known(), SkipLog::new(self.error_budget, None).listener(self.skip_listener.clone()));
         if let Some(state) = &self.input.restored {
             skips = skips.after(state.delivered(), state.skipped(), state.first_skipped().cloned());
         }

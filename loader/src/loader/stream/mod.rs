@@ -112,10 +112,16 @@ impl Loader {
         self.pool.metrics().snapshot()
     }
 
-    /// Returns what was not delivered so far, in the order found.
+    /// Returns the first 1,000 samples that were not delivered, each once, in the order found.
     #[must_use]
     pub fn skipped(&self) -> Vec<Skipped> {
         self.skips.skipped()
+    }
+
+    /// Returns the account of samples that were not delivered: exact numbers, and the first ones by name.
+    #[must_use]
+    pub fn skip_log(&self) -> &SkipLog {
+        &self.skips
     }
 
     /// Returns the CPU time spent inside decode, resize and normalize so far, over all threads.

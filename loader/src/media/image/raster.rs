@@ -30,6 +30,9 @@ pub(super) fn decode_into(
     let decoder = reader.into_decoder().map_err(refusal)?;
     let (width, height) = decoder.dimensions();
     super::check_pixels(format, width, height, limits)?;
+    if format == ImageFormat::WebP {
+        super::webp::check_first_frame(bytes, width, height)?;
+    }
     check_limit(
         format.name(),
         decoder.total_bytes(),

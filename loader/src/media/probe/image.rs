@@ -117,7 +117,8 @@ fn size_of(format: ImageFormat, bytes: &[u8]) -> Result<ImageSize, DecodeError> 
 
 fn orientation_of(format: ImageFormat, bytes: &[u8]) -> Result<Orientation, DecodeError> {
     let found = match format {
-        ImageFormat::Png => png_exif(bytes).and_then(exif::orientation_of_tiff),
+        // A file that ends before its pixels has a size all the same.
+        ImageFormat::Png => png_exif(bytes).ok().flatten().and_then(exif::orientation_of_tiff),
         ImageFormat::WebP => webp_exif(bytes)?.and_then(exif::orientation_of_tiff),
         ImageFormat::Tiff => exif::orientation_of_tiff(bytes),
         ImageFormat::Jpeg | ImageFormat::Gif | ImageFormat::Bmp => None,
@@ -125,14 +126,20 @@ fn orientation_of(format: ImageFormat, bytes: &[u8]) -> Result<Orientation, Deco
     Ok(found.unwrap_or(Orientation::NoTransforms))
 }
 
-/// Returns the `eXIf` chunk that precedes the pixels.
-fn png_exif(bytes: &[u8]) -> Option<&[u8]> {
+/// Returns whether a PNG ends before its pixels, so that its orientation is still unknown.
+pub(super) fn ends_before_pixels(bytes: &[u8]) -> bool {
+    ImageFormat::from_bytes(bytes) == Some(ImageFormat::Png) && png_exif(bytes).is_err()
+}
+
+/// Returns the `eXIf` chunk, if one precedes the pixels.
+fn png_exif(bytes: &[u8]) -> Result<Option<&[u8]>, DecodeError> {
+    let ended = || DecodeError::truncated("png", bytes.len());
     let mut position = 8;
     loop {
-        let length = u32_be(bytes, position)? as usize;
-        match bytes.get(position + 4..position + 8)? {
-            b"eXIf" => return bytes.get(position + 8..position + 8 + length),
-            b"IDAT" | b"IEND" => return None,
+        let length = u32_be(bytes, position).ok_or_else(ended)? as usize;
+        match bytes.get(position + 4..position + 8).ok_or_else(ended)? {
+            b"eXIf" => return bytes.get(position + 8..position + 8 + length).ok_or_else(ended).map(Some),
+            b"IDAT" | b"IEND" => return Ok(None),
             _ => position += length + 12,
         }
     }

@@ -72,9 +72,13 @@ pub fn probe_shape(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<M
         FieldKind::Video => Ok(MediaShape::Opaque),
         FieldKind::Json | FieldKind::Npy | FieldKind::Opaque => Ok(MediaShape::Opaque),
     };
+    let is_prefix = (prefix.len() as u64) < field_bytes;
     match shape {
+        Ok(MediaShape::Image(_)) if is_prefix && image::ends_before_pixels(prefix) => {
+            Err(DecodeError::PrefixTooShort { prefix_bytes: prefix.len() as u64 })
+        }
         // The header may continue after the prefix, so this is a request for more bytes rather than damage.
-        Err(DecodeError::Truncated { .. }) if (prefix.len() as u64) < field_bytes => {
+        Err(DecodeError::Truncated { .. }) if is_prefix => {
             Err(DecodeError::PrefixTooShort { prefix_bytes: prefix.len() as u64 })
         }
         other => other,

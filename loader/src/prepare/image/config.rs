@@ -18,6 +18,12 @@ use crate::error::{Error, Result};
 
 /// Patch size of encoders whose configuration does not declare it.
 const PATCH_PIXELS: u64 = 14;
+/// Longest side of a square; a file comes with a model and must not cause an allocation of gigabytes.
+const SIDE_MAX: u16 = 8_192;
+/// Largest `max_pixels`.
+const PIXELS_MAX: u64 = 1 << 26;
+/// Largest `min_pixels`, to which the smallest image is enlarged.
+const PIXELS_MIN_MAX: u64 = 1 << 24;
 
 pub(super) fn image_processor(json: &Value) -> Result<ImageProcessor> {
     let named = |key: &str| json.get(key).and_then(Value::as_str);
@@ -111,6 +117,12 @@ fn qwen_vl(json: &Value) -> Result<ImageProcessor> {
             .and_then(NonZeroU16::new)
             .ok_or_else(|| refused(format!("`{key}` = {value} is out of range"))),
     };
+    if least > most || least > PIXELS_MIN_MAX || most > PIXELS_MAX {
+        return Err(refused(format!(
+            "expected `min_pixels` of at most {PIXELS_MIN_MAX} and `max_pixels` of at most {PIXELS_MAX} and no less than \
+             it, found {least} and {most}"
+        )));
+    }
     let pixels = |value| u32::try_from(value).map_err(|_| refused("the pixel limit exceeds 32 bits"));
     let rule = NativeResolution {
         patch_pixels: side("patch_size", released.patch_pixels)?,
@@ -182,8 +194,10 @@ fn square_side(json: &Value, key: &str, default: u16) -> Result<u16> {
         }
         _ => None,
     };
-    let side = side.and_then(|side| u16::try_from(side).ok()).filter(|side| *side > 0);
-    side.ok_or_else(|| refused(format!("`{key}` = {size} must be a square")))
+    let side = side.and_then(|side| u16::try_from(side).ok()).filter(|side| (1..=SIDE_MAX).contains(side));
+    side.ok_or_else(|| {
+        refused(format!("`{key}` = {size} must be a square of at most {SIDE_MAX} pixels a side"))
+    })
 }
 
 fn filter(json: &Value) -> Result<Filter> {

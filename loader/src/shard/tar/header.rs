@@ -79,7 +79,8 @@ fn check_checksum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarFault> {
     let unsigned: u64 = spaces + (0..BLOCK_BYTES).filter(outside).map(|i| u64::from(block[i])).sum::<u64>();
     let signed: i64 =
         spaces as i64 + (0..BLOCK_BYTES).filter(outside).map(|i| i64::from(block[i] as i8)).sum::<i64>();
-    if stored == unsigned || i64::try_from(stored) == Ok(signed) {
+    // A fuzzer cannot guess sums; without this it would end here.
+    if cfg!(fuzzing) || stored == unsigned || i64::try_from(stored) == Ok(signed) {
         Ok(())
     } else {
         Err(TarFault::BadChecksum)

@@ -11,6 +11,9 @@ use super::stream::{StreamFault, TAIL_BYTES_MAX};
 use super::{Entry, padded};
 use crate::error::{ArchiveFault, TarFault};
 
+/// Returns the number of bytes to read of the payload of an entry.
+pub(crate) type Wanted = Box<dyn Fn(&Entry) -> u64 + Send>;
+
 /// Archive that is read by range.
 pub(crate) trait Archive {
     /// Returns the length of the archive.
@@ -21,19 +24,23 @@ pub(crate) trait Archive {
 }
 
 /// Iterates over the entries of an archive with the beginnings of their payloads.
-#[derive(Debug)]
 pub(crate) struct RangedEntries<A> {
     pub(crate) archive: A,
     /// Number of bytes to read of a payload.
-    wanted: fn(&Entry) -> u64,
+    wanted: Wanted,
     offset: u64,
     headers: Headers,
     is_done: bool,
 }
 
 impl<A: Archive> RangedEntries<A> {
-    pub(crate) fn new(archive: A, wanted: fn(&Entry) -> u64) -> Self {
-        Self { archive, wanted, offset: 0, headers: Headers::default(), is_done: false }
+    pub(crate) fn new(archive: A, wanted: Wanted) -> Self {
+        Self::starting_at(archive, 0, wanted)
+    }
+
+    /// Starts at a header.
+    pub(crate) fn starting_at(archive: A, offset: u64, wanted: Wanted) -> Self {
+        Self { archive, wanted, offset, headers: Headers::default(), is_done: false }
     }
 
     fn step(&mut self) -> Result<Option<(Entry, Bytes)>, StreamFault> {

@@ -4,21 +4,27 @@
 //! from the start, so reserved space counts. Its writer holds a lock on the file; the kernel releases the
 //! lock when the writer dies, and an unlocked part is a leftover that the next process removes. Reserving,
 //! keeping and removing hold `lock`, so the added lengths are consistent. A removed shard stays whole for
-//! every process that has it mapped.
+//! every process that has it open.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
-
 use super::CacheKey;
 use crate::error::{Error, Result};
-use crate::store::local::map_file;
+use crate::store::local::{LocalShard, ReadMode};
+use crate::store::lock::{Holder, Patience, lock_patiently};
 use crate::store::settings::ShardCache;
 
+/// Patience with another process that changes the directory, which takes milliseconds.
+const PATIENCE: Patience = Patience {
+    until_report: Duration::from_secs(5),
+    for_stopped: Duration::from_secs(5),
+    for_any: Duration::from_mins(1),
+};
 /// Name of the lock file of the directory.
 const LOCK: &str = "lock";
 /// Granularity of file times: their clock ticks every few milliseconds, so they may precede a time that was
@@ -39,9 +45,9 @@ pub(crate) enum Room {
 /// Outcome of a cache reservation.
 pub(super) enum Reserved {
     /// The shard is already there.
-    Kept(Bytes),
+    Kept(LocalShard),
     /// Another writer is downloading it.
-    ByOther,
+    ByOther(PathBuf),
     /// It does not fit.
     NoRoom,
     /// The caller must write it.
@@ -59,7 +65,7 @@ pub(super) struct PartialShard {
 impl PartialShard {
     /// Starts a file that nobody else writes.
     fn begin(path: PathBuf, bytes: u64) -> io::Result<Self> {
-        let file = File::options().read(true).write(true).create_new(true).open(&path);
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(|error| in_file(&path, &error))?;
         let part = Self { file: Arc::new(file), path, bytes, is_kept: false };
         let begun = part.file.try_lock().map_err(io::Error::from).and_then(|()| part.file.set_len(bytes));
@@ -67,9 +73,26 @@ impl PartialShard {
         Ok(part)
     }
 
-    /// Returns the file, which has the length of the shard.
-    pub(super) fn file(&self) -> &Arc<File> {
-        &self.file
+    /// Returns the file to write to.
+    pub(super) fn writer(&self) -> PartWriter {
+        PartWriter { file: self.file.clone(), path: self.path.clone() }
+    }
+}
+
+/// File of a shard under construction, which has the length of the shard.
+#[derive(Debug, Clone)]
+pub(crate) struct PartWriter {
+    file: Arc<File>,
+    path: PathBuf,
+}
+
+impl PartWriter {
+    /// Writes bytes at an offset.
+    ///
+    /// # Errors
+    /// The error of the local disk, as one of the cache.
+    pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset).map_err(|error| in_file(&self.path, &error))
     }
 }
 
@@ -87,6 +110,7 @@ impl Drop for PartialShard {
 #[derive(Debug)]
 pub(super) struct Directory {
     settings: ShardCache,
+    read: ReadMode,
     opened: SystemTime,
 }
 
@@ -99,23 +123,25 @@ struct Entry {
 }
 
 impl Directory {
-    pub(super) fn open(settings: ShardCache) -> Result<Self> {
-        let directory = Self { settings, opened: SystemTime::now() - CLOCK_TICK };
-        fs::create_dir_all(&directory.settings.directory).and_then(|()| directory.lock().map(drop)).map_err(
-            |source| Error::File { path: directory.settings.directory.display().to_string(), source },
-        )?;
+    pub(super) fn open(settings: ShardCache, read: ReadMode) -> Result<Self> {
+        let directory = Self { settings, read, opened: SystemTime::now() - CLOCK_TICK };
+        let path = &directory.settings.directory;
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        made.and_then(|()| check_owner(path))
+            .and_then(|()| directory.lock().map(drop))
+            .map_err(|source| Error::File { path: path.display().to_string(), source })?;
         Ok(directory)
     }
 
-    /// Maps a cached shard and marks it as used.
-    pub(super) fn open_kept(&self, key: &CacheKey) -> io::Result<Option<Bytes>> {
+    /// Opens a cached shard and marks it as used.
+    pub(super) fn open_kept(&self, key: &CacheKey) -> io::Result<Option<LocalShard>> {
         let path = self.path(key, SHARD);
-        let mapped = match map_file(&path) {
-            Ok(mapped) => mapped,
+        let kept = match LocalShard::open_marked(&path, self.read) {
+            Ok(kept) => kept,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(in_file(&path, &error)),
         };
-        if mapped.len() as u64 != key.bytes {
+        if kept.bytes() != key.bytes {
             // This cache never writes such a file, so it is damaged and the shard is downloaded again.
             let _ = fs::remove_file(&path);
             return Ok(None);
@@ -123,7 +149,7 @@ impl Directory {
         // Another process may have removed the shard meanwhile, which then needs no mark.
         let _ =
             File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
-        Ok(Some(mapped))
+        Ok(Some(kept))
     }
 
     /// Finds a shard, or reserves room for it.
@@ -141,7 +167,7 @@ impl Directory {
         let entries = self.entries()?;
         let path = self.path(key, PART);
         if entries.iter().any(|entry| entry.is_part && entry.path == path) {
-            return Ok(Reserved::ByOther);
+            return Ok(Reserved::ByOther(path));
         }
         if !self.make_room(key.bytes, entries, room) {
             return Ok(Reserved::NoRoom);
@@ -150,17 +176,17 @@ impl Directory {
     }
 
     /// Publishes a completely written part as a shard.
-    pub(super) fn keep(&self, mut part: PartialShard) -> io::Result<Bytes> {
+    pub(super) fn keep(&self, mut part: PartialShard) -> io::Result<LocalShard> {
         part.file.sync_all().map_err(|error| in_file(&part.path, &error))?;
         let path = part.path.with_extension(SHARD);
         let _lock = self.lock()?;
         fs::rename(&part.path, &path).map_err(|error| in_file(&path, &error))?;
         part.is_kept = true;
-        let mapped = map_file(&path).map_err(|error| in_file(&path, &error))?;
-        if mapped.len() as u64 != part.bytes {
+        let kept = LocalShard::open_marked(&path, self.read).map_err(|error| in_file(&path, &error))?;
+        if kept.bytes() != part.bytes {
             return Err(in_file(&path, &io::Error::other("its length changed while it was written")));
         }
-        Ok(mapped)
+        Ok(kept)
     }
 
     /// Removes least recently used shards until `bytes` more fit; removes nothing if that is impossible.
@@ -214,9 +240,43 @@ impl Directory {
     fn lock(&self) -> io::Result<File> {
         let path = self.settings.directory.join(LOCK);
         let file = File::options().write(true).create(true).truncate(false).open(&path);
-        let file = file.and_then(|file| file.lock().map(|()| file));
+        let file = file.and_then(|file| lock_patiently(&file, &path, PATIENCE).map(|()| file));
         file.map_err(|error| in_file(&path, &error))
     }
+}
+
+/// Checks that nobody else can put files into a directory: kept shards are recognized by name and length
+/// alone.
+///
+/// # Errors
+/// [`ErrorKind::PermissionDenied`] with the owner.
+fn check_owner(directory: &Path) -> io::Result<()> {
+    let metadata = fs::metadata(directory)?;
+    let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    let is_own = owner == user || owner == 0;
+    if is_own && metadata.mode() & 0o002 == 0 {
+        return Ok(());
+    }
+    let whose =
+        if is_own { "can be written by every user".to_owned() } else { format!("belongs to user {owner}") };
+    let reason =
+        format!("the directory {whose}, who could put other shards into it; choose a directory of your own");
+    Err(io::Error::new(ErrorKind::PermissionDenied, reason))
+}
+
+/// Returns whether the writer of a part makes no progress: it is stopped, or has written nothing for
+/// `patience`.
+pub(super) fn is_stuck(part: &Path, patience: Duration) -> bool {
+    let Ok(file) = File::open(part) else { return false };
+    let holder = Holder::of(&file);
+    let written = file.metadata().and_then(|metadata| metadata.modified()).ok();
+    let idle = written.and_then(|time| time.elapsed().ok()).unwrap_or_default();
+    let is_stuck = idle >= patience || holder.as_ref().is_some_and(Holder::is_stopped);
+    if is_stuck {
+        let by = holder.map_or_else(|| "another process".to_owned(), |holder| holder.describe());
+        tracing::warn!("`{}` is being written by {by}; its shard is read from the store", part.display());
+    }
+    is_stuck
 }
 
 /// Returns whether a part has no writer.
@@ -226,20 +286,29 @@ fn is_leftover(path: &Path) -> bool {
 }
 
 fn in_file(path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("shard cache: `{}`: {error}", path.display()))
+    io::Error::new(error.kind(), CacheFault(format!("`{}`: {error}", path.display())))
+}
+
+/// Fault of the local disk, not of the store.
+#[derive(Debug, thiserror::Error)]
+#[error("shard cache: {0}")]
+pub(super) struct CacheFault(String);
+
+impl CacheFault {
+    /// Returns whether an error is one of the cache.
+    pub(super) fn is_in(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<Self>)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt;
-    use std::time::Duration;
-
     use super::*;
 
     fn directory(bytes_max: u64) -> (tempfile::TempDir, Directory) {
         let place = tempfile::tempdir().unwrap();
         let settings = ShardCache { directory: place.path().join("cache"), bytes_max };
-        let directory = Directory::open(settings).unwrap();
+        let directory = Directory::open(settings, ReadMode::Auto).unwrap();
         (place, directory)
     }
 
@@ -254,10 +323,10 @@ mod tests {
         }
     }
 
-    fn put(directory: &Directory, name: &str, bytes: u64) -> Bytes {
+    fn put(directory: &Directory, name: &str, bytes: u64) -> LocalShard {
         let key = key(name, bytes);
         let part = begun(directory, &key);
-        part.file().write_all_at(&vec![name.as_bytes()[0]; bytes as usize], 0).unwrap();
+        part.writer().write_at(&vec![name.as_bytes()[0]; bytes as usize], 0).unwrap();
         directory.keep(part).unwrap()
     }
 
@@ -271,9 +340,9 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_shard_goes_first_and_stays_whole_where_it_is_mapped() {
+    fn the_longest_unused_shard_goes_first_and_stays_whole_where_it_is_open() {
         let (_place, directory) = directory(100);
-        let mapped = put(&directory, "a", 40);
+        let held = put(&directory, "a", 40);
         put(&directory, "b", 40);
         used_at(&directory, "b", 40, 1);
         put(&directory, "c", 50);
@@ -281,14 +350,14 @@ mod tests {
         used_at(&directory, "a", 40, 1);
         put(&directory, "d", 50);
         assert!(!has(&directory, "a", 40) && has(&directory, "c", 50) && has(&directory, "d", 50));
-        assert!(mapped.iter().all(|&byte| byte == b'a'));
+        assert!(held.read(0, 40).unwrap().iter().all(|&byte| byte == b'a'));
     }
 
     #[test]
     fn a_shard_under_way_counts_and_is_written_once() {
         let (_place, directory) = directory(100);
         let part = begun(&directory, &key("a", 70));
-        assert!(matches!(directory.reserve(&key("a", 70), Room::Any), Ok(Reserved::ByOther)));
+        assert!(matches!(directory.reserve(&key("a", 70), Room::Any), Ok(Reserved::ByOther(_))));
         assert!(matches!(directory.reserve(&key("b", 40), Room::Any), Ok(Reserved::NoRoom)));
         drop(part);
         assert!(matches!(directory.reserve(&key("b", 40), Room::Any), Ok(Reserved::PartialShard(_))));

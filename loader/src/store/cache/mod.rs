@@ -1,33 +1,38 @@
 //! Caches whole remote shards on a local disk, shared by all processes of a machine.
 //!
-//! A shard is downloaded once, by the first process that needs it, while the others wait; then it is mapped
+//! A shard is downloaded once, by the first process that needs it, while the others wait; then it is read
 //! like a local file. Its file name contains the URL, the version and the length, so a replaced object gets
 //! another file and a file of another length is never served. [`directory`] makes this safe between
-//! processes. The cache must be on a local disk, because locks of network file systems are unreliable.
+//! processes. A cache that cannot be used does not end a run: shards are read from their store then. The
+//! cache must be on a local disk, because locks of network file systems are unreliable.
 
 mod directory;
 
 use std::collections::HashSet;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::StreamExt;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-pub(crate) use self::directory::Room;
-use self::directory::{Directory, Reserved};
+use self::directory::{CacheFault, Directory, Reserved, is_stuck};
+pub(crate) use self::directory::{PartWriter, Room};
 
+use super::local::{LocalShard, ReadMode};
 use super::object::{Identity, RemoteObject};
 use super::settings::ShardCache;
 use super::tasks::detach;
 use super::url::without_query;
 use crate::error::Result;
 
+/// Least time for which a process waits for the writer of a shard that makes no progress.
+const WRITER_WAIT_MIN: Duration = Duration::from_secs(5);
+/// Time without a write after which a writer is waited for no longer.
+const WRITER_IDLE_MAX: Duration = Duration::from_mins(1);
 /// Interval at which a process checks whether another one has finished its download.
 const POLL: Duration = Duration::from_millis(50);
 /// Shards that are copied in the background in parallel.
@@ -79,12 +84,15 @@ pub(crate) struct Cache {
     /// Shards that are being copied in the background, or could not be copied.
     begun: Mutex<HashSet<CacheKey>>,
     copies: Semaphore,
+    /// Whether a fault of the disk was reported.
+    is_reported: AtomicBool,
 }
 
 impl Cache {
-    pub(super) fn open(settings: ShardCache) -> Result<Self> {
+    pub(super) fn open(settings: ShardCache, read: ReadMode) -> Result<Self> {
         let (begun, copies) = (Mutex::default(), Semaphore::new(COPIES_AT_ONCE));
-        Ok(Self { directory: Arc::new(Directory::open(settings)?), begun, copies })
+        let directory = Arc::new(Directory::open(settings, read)?);
+        Ok(Self { directory, begun, copies, is_reported: AtomicBool::new(false) })
     }
 
     /// Copies a shard for later use, unless that would remove shards in use.
@@ -103,15 +111,15 @@ impl Cache {
         let cache = self.clone();
         detach(async move {
             let Ok(_permit) = cache.copies.acquire().await else { return };
-            let download = |file| download(object, identity, file);
+            let download = |part| download(object, identity, part);
             if let Ok(Some(_)) = cache.get_or_fill(&key, Room::Unused, download).await {
                 cache.begun.lock().expect("no holder panics").remove(&key);
             }
         });
     }
 
-    /// Returns a cached shard, mapped, and marks it as used.
-    pub(crate) async fn get(&self, key: &CacheKey) -> io::Result<Option<Bytes>> {
+    /// Opens a cached shard and marks it as used.
+    pub(crate) async fn get(&self, key: &CacheKey) -> io::Result<Option<LocalShard>> {
         let (directory, key) = (self.directory.clone(), key.clone());
         blocking(move || directory.open_kept(&key)).await
     }
@@ -122,8 +130,8 @@ impl Cache {
         key: &CacheKey,
         object: &RemoteObject,
         identity: &Identity,
-    ) -> io::Result<Option<Bytes>> {
-        let download = |file: Arc<File>| download(object.clone(), identity.clone(), file);
+    ) -> io::Result<Option<LocalShard>> {
+        let download = |part: PartWriter| download(object.clone(), identity.clone(), part);
         self.get_or_fill(key, Room::Any, download).await
     }
 
@@ -134,36 +142,68 @@ impl Cache {
         &self,
         key: &CacheKey,
         room: Room,
-        fill: impl FnOnce(Arc<File>) -> F,
-    ) -> io::Result<Option<Bytes>>
+        fill: impl FnOnce(PartWriter) -> F,
+    ) -> io::Result<Option<LocalShard>>
     where
         F: Future<Output = io::Result<()>>,
     {
+        if self.is_reported.load(Ordering::Relaxed) {
+            // The disk has failed before; what it holds may still be read.
+            return Ok(self.get(key).await.unwrap_or(None));
+        }
+        match self.keep_filled(key, room, fill).await {
+            Err(error) if CacheFault::is_in(&error) => {
+                if !self.is_reported.swap(true, Ordering::Relaxed) {
+                    tracing::warn!("{error}; shards that are not kept are read from their store");
+                }
+                Ok(None)
+            }
+            kept => kept,
+        }
+    }
+
+    async fn keep_filled<F>(
+        &self,
+        key: &CacheKey,
+        room: Room,
+        fill: impl FnOnce(PartWriter) -> F,
+    ) -> io::Result<Option<LocalShard>>
+    where
+        F: Future<Output = io::Result<()>>,
+    {
+        let started = Instant::now();
         let part = loop {
             let (directory, wanted) = (self.directory.clone(), key.clone());
             match blocking(move || directory.reserve(&wanted, room)).await? {
-                Reserved::Kept(bytes) => return Ok(Some(bytes)),
-                Reserved::ByOther => tokio::time::sleep(POLL).await,
+                Reserved::Kept(shard) => return Ok(Some(shard)),
+                Reserved::ByOther(part) => {
+                    let is_stuck = started.elapsed() > WRITER_WAIT_MIN
+                        && blocking(move || Ok(is_stuck(&part, WRITER_IDLE_MAX))).await?;
+                    if is_stuck {
+                        return Ok(None);
+                    }
+                    tokio::time::sleep(POLL).await;
+                }
                 Reserved::NoRoom => return Ok(None),
                 Reserved::PartialShard(part) => break part,
             }
         };
-        fill(part.file().clone()).await?;
+        fill(part.writer()).await?;
         let directory = self.directory.clone();
         blocking(move || directory.keep(part)).await.map(Some)
     }
 }
 
 /// Downloads a whole object into a file.
-async fn download(object: RemoteObject, identity: Identity, file: Arc<File>) -> io::Result<()> {
+async fn download(object: RemoteObject, identity: Identity, part: PartWriter) -> io::Result<()> {
     let chunk_bytes = object.stores().chunk_bytes();
     let starts = (0..identity.bytes).step_by(chunk_bytes as usize);
     let write = |start: u64| {
-        let (object, identity, file) = (object.clone(), identity.clone(), file.clone());
+        let (object, identity, part) = (object.clone(), identity.clone(), part.clone());
         let range = start..identity.bytes.min(start + chunk_bytes);
         async move {
             let (bytes, _) = object.read(range, &identity).await?;
-            blocking(move || file.write_all_at(&bytes, start)).await
+            blocking(move || part.write_at(&bytes, start)).await
         }
     };
     let mut written = futures::stream::iter(starts).map(write).buffer_unordered(CHUNKS_AT_ONCE);

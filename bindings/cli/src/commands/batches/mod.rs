@@ -120,6 +120,8 @@ struct TensorLine<'a> {
 struct LastLine {
     report: PrepareReport,
     skipped: Vec<Skipped>,
+    /// Number of skipped samples, summed over epochs.
+    skipped_samples: u64,
 }
 
 pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
@@ -149,7 +151,8 @@ pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
         }
         Ok::<(), Failure>(())
     })?;
-    let last = LastLine { report: loader.prepare_report(), skipped: loader.skipped() };
+    let skipped_samples = loader.skip_log().skipped_samples();
+    let last = LastLine { report: loader.prepare_report(), skipped: loader.skipped(), skipped_samples };
     if args.json { write_json(out, &last) } else { print_last(out, &last) }
 }
 
@@ -236,7 +239,7 @@ fn print_last(out: &mut Output, last: &LastLine) -> Result<(), Failure> {
         out,
         "{samples} samples, {tokens} tokens ({planned_tokens} planned), {truncated_samples} cut, {dropped_samples} \
          dropped, {} left out",
-        last.skipped.len()
+        last.skipped_samples
     )?;
     for skipped in &last.skipped {
         let key = skipped.key.as_deref().unwrap_or("unknown");

@@ -2,17 +2,19 @@
 
 mod input;
 mod metrics;
+mod skipped_file;
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::error::Skipped;
-use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
+use dflop_loader::flow::{ErrorBudget, MetricsSnapshot, SkipCount};
 use dflop_loader::loader::Loader;
-use dflop_loader::shard::FieldSelection;
+use dflop_loader::shard::{FIELD_BYTES_MAX, FieldSelection};
 use futures::StreamExt;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -25,6 +27,7 @@ use crate::output::{Output, format_bytes, print_skipped, runtime, write_json};
 use crate::progress::bar;
 use input::InputArgs;
 use metrics::{PrintStalls, print_metrics};
+use skipped_file::SkippedFile;
 
 /// Time for the reader to end after the stream is dropped.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
@@ -67,6 +70,13 @@ pub(crate) struct StreamArgs {
     /// Tolerated number of bad samples, regardless of their fraction [default: no limit].
     #[arg(long, value_name = "N")]
     error_count: Option<u64>,
+    /// Write every skipped sample to this file, one JSON object per line; the report lists the first 1,000,
+    /// each once.
+    #[arg(long, value_name = "FILE")]
+    skipped_out: Option<PathBuf>,
+    /// Longest field that is read; a sample with a longer one is bad.
+    #[arg(long, value_name = "BYTES", default_value_t = FIELD_BYTES_MAX)]
+    field_bytes_max: u64,
     /// Warn after this many seconds without progress.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     stall_seconds: f64,
@@ -109,20 +119,26 @@ struct StreamReport {
     first_batch_seconds: Option<f64>,
     peak_rss_bytes: u64,
     skipped: Vec<Skipped>,
+    /// Number of skipped samples, summed over epochs.
+    skipped_samples: u64,
+    skip_counts: Vec<SkipCount>,
     #[serde(skip_serializing_if = "Option::is_none")]
     metrics: Option<MetricsSnapshot>,
 }
 
 pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
-    let loader = loader(args)?;
+    let skipped_file = args.skipped_out.as_deref().map(SkippedFile::create).transpose()?.map(Arc::new);
+    let loader = loader(args, skipped_file.clone())?;
     let runtime = runtime()?;
     let result = runtime.block_on(drain(&loader, args.samples));
     // Pipe commands are killed with their reader, but a read of standard input cannot be canceled: do not
     // wait for it longer than this.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     let saved = args.input.save(&loader);
+    let listed = skipped_file.map_or(Ok(()), |file| file.finish());
     let mut report = result?;
     saved?;
+    listed?;
     if report.samples == 0 && !args.input.is_resumed() {
         return Err(no_samples(&report.skipped));
     }
@@ -134,7 +150,7 @@ pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
-fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
+fn loader(args: &StreamArgs, skipped_file: Option<Arc<SkippedFile>>) -> Result<Loader, Failure> {
     let decode = match args.decode {
         DecodeArg::Raw => Decode::Raw,
         DecodeArg::Media => Decode::Media,
@@ -146,9 +162,13 @@ fn loader(args: &StreamArgs) -> Result<Loader, Failure> {
         .batch_size(args.batch)
         .epochs(args.epochs)
         .buffered_bytes_max(args.buffered_bytes_max)
+        .field_bytes_max(args.field_bytes_max)
         .stall_seconds_max(args.stall_seconds)
         .stall_seconds_error(args.stall_error_seconds.unwrap_or(f64::INFINITY))
         .stall_listener(Arc::new(PrintStalls));
+    if let Some(file) = skipped_file {
+        builder = builder.skip_listener(file);
+    }
     let budget = ErrorBudget::new(args.error_budget)?;
     builder = builder.error_budget(args.error_count.map_or(budget, |samples| budget.at_most(samples)));
     if let Some(fields) = &args.fields {
@@ -185,6 +205,8 @@ async fn drain(loader: &Loader, samples: Option<u64>) -> Result<StreamReport, Fa
     }
     bar.finish_and_clear();
     report.skipped = loader.skipped();
+    report.skipped_samples = loader.skip_log().skipped_samples();
+    report.skip_counts = loader.skip_log().counts();
     report.seconds = started.elapsed().as_secs_f64();
     report.kernel_cpu_seconds = loader.kernel_cpu().as_secs_f64();
     report.cpu_seconds = process_cpu().as_secs_f64();
@@ -225,5 +247,10 @@ fn print(out: &mut impl std::io::Write, report: &StreamReport) -> Result<(), Fai
     if let Some(metrics) = &report.metrics {
         print_metrics(out, metrics)?;
     }
-    print_skipped(out, &report.skipped)
+    print_skipped(out, &report.skipped)?;
+    let more = report.skipped_samples - report.skipped.len() as u64;
+    if more > 0 {
+        writeln!(out, "skipped: {more} more, or in later epochs; `--skipped-out` writes all of them")?;
+    }
+    Ok(())
 }

@@ -75,7 +75,6 @@ pub(crate) struct TrainArgs {
 }
 
 pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -> Result<(), Failure> {
-    show_warnings();
     let config = args.config()?;
     let identity = identity_from_environment().map_err(dflop_executor::Error::from)?;
     if identity.rendezvous.is_some() {
@@ -112,13 +111,6 @@ fn train_in_threads(
     let task = RankTask { is_resumed: args.resume, trace: args.trace.clone() };
     run_threads(config, setup, &task, &mut tell)?;
     printer.end()
-}
-
-/// Prints the warnings of the libraries on standard error, such as skipped samples.
-fn show_warnings() {
-    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
-    // Fails if the process has a subscriber already, which then stays in place.
-    drop(lines.with_ansi(false).with_target(false).without_time().try_init());
 }
 
 /// Runs one rank under a launcher.

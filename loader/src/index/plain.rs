@@ -1,0 +1,87 @@
+//! Builds the rows of an uncompressed shard without reading payloads that no row needs.
+
+use std::io;
+
+use bytes::Bytes;
+
+use super::build::Builder;
+use crate::media::probe::ImageFormat;
+use crate::media::{FieldKind, kind_of_extension};
+use crate::sample::measure_sample;
+use crate::shard::tar::Entry;
+use crate::shard::tar::ranged::Archive;
+use crate::shard::{FIELD_BYTES_MAX, RangedSamples, RawSample, Shard, ShardItem, split_key};
+
+/// Bytes that are read of a payload that is not read whole.
+const PREFIX_BYTES: u64 = 64 << 10;
+
+/// Reads the samples of an archive into `builder`; of a medium over `whole_bytes_max` only the start, where
+/// that determines its shape.
+///
+/// # Errors
+/// The error of the archive.
+pub(super) fn push_plain<A: Archive>(
+    builder: &mut Builder,
+    shard: &Shard,
+    archive: A,
+    whole_bytes_max: u64,
+) -> io::Result<()> {
+    let is_verified = builder.is_verified();
+    let wanted = move |entry: &Entry| wanted_bytes(entry, is_verified, whole_bytes_max);
+    let mut samples = RangedSamples::new(shard.url.clone(), archive, FIELD_BYTES_MAX, Box::new(wanted));
+    while let Some(item) = samples.next() {
+        push_completed(builder, item?, samples.archive())?;
+    }
+    Ok(())
+}
+
+/// Adds an item, after reading what its shape needs beyond what was read.
+///
+/// # Errors
+/// The error of the archive.
+pub(super) fn push_completed<A: Archive>(
+    builder: &mut Builder,
+    mut item: ShardItem,
+    archive: &mut A,
+) -> io::Result<()> {
+    if let ShardItem::Sample(sample) = &mut item {
+        complete(sample, archive)?;
+    }
+    builder.push(item);
+    Ok(())
+}
+
+/// Returns how much of a payload is needed for its shape, judged by its name; everything if it is decoded.
+pub(super) fn wanted_bytes(entry: &Entry, is_decoded: bool, whole_bytes_max: u64) -> u64 {
+    if is_decoded || entry.bytes <= whole_bytes_max.max(PREFIX_BYTES) {
+        return entry.bytes;
+    }
+    let extension = split_key(&entry.name).map(|(_, extension)| extension).unwrap_or_default();
+    let is_jumped = match kind_of_extension(&extension) {
+        FieldKind::Image | FieldKind::Npy => true,
+        FieldKind::Opaque => !extension.ends_with("opus"),
+        _ => false,
+    };
+    if is_jumped { PREFIX_BYTES } else { entry.bytes }
+}
+
+/// Reads the rest of a sample's fields where their start does not determine the shape: images that store
+/// their orientation after the pixels, and everything that cannot be parsed.
+fn complete<A: Archive>(sample: &mut RawSample, archive: &mut A) -> io::Result<()> {
+    let is_cut = |payload: &Option<Bytes>, bytes: u64| {
+        payload.as_ref().is_some_and(|payload| (payload.len() as u64) < bytes)
+    };
+    if !sample.fields.iter().any(|field| is_cut(&field.payload, field.bytes)) {
+        return Ok(());
+    }
+    let is_understood = measure_sample(sample).is_ok();
+    for field in &mut sample.fields {
+        let is_jpeg = field.payload.as_deref().and_then(ImageFormat::from_bytes) == Some(ImageFormat::Jpeg);
+        let is_image = kind_of_extension(&field.extension) == FieldKind::Image;
+        let is_enough = is_understood && (is_jpeg || !is_image);
+        if is_cut(&field.payload, field.bytes) && !is_enough {
+            field.payload = Some(archive.read(field.offset..field.offset + field.bytes)?);
+        }
+    }
+    Ok(())
+}

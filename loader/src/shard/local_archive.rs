@@ -1,0 +1,86 @@
+//! Reads a local archive by range, through a window that follows the headers.
+
+use std::io;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::tar::ranged::Archive;
+use crate::store::LocalShard;
+
+/// Bytes that are read at once: many headers and short payloads, or the beginning of a long one.
+const WINDOW_BYTES: u64 = 32 << 10;
+
+/// View of a local archive. What it returns is copied from the window, so that a short payload does not keep
+/// the window alive; the rest of a long payload is read into its own buffer.
+#[derive(Debug)]
+pub(crate) struct LocalArchive {
+    shard: LocalShard,
+    start: u64,
+    window: Vec<u8>,
+}
+
+impl LocalArchive {
+    /// Starts with an empty window.
+    pub(crate) fn new(shard: LocalShard) -> Self {
+        Self { shard, start: 0, window: Vec::new() }
+    }
+
+    /// Returns the part of a range that the window holds, from the start of the range.
+    fn in_window(&self, range: &Range<u64>) -> &[u8] {
+        let end = self.start + self.window.len() as u64;
+        if range.start < self.start || range.start >= end {
+            return &[];
+        }
+        &self.window[(range.start - self.start) as usize..(range.end.min(end) - self.start) as usize]
+    }
+}
+
+impl Archive for LocalArchive {
+    fn bytes(&self) -> u64 {
+        self.shard.bytes()
+    }
+
+    fn read(&mut self, range: Range<u64>) -> io::Result<Bytes> {
+        let bytes = range.end.saturating_sub(range.start);
+        let file = match &self.shard {
+            LocalShard::Mapped(_) => return self.shard.read(range.start, bytes),
+            LocalShard::File(file) if range.end <= file.bytes() => file.clone(),
+            LocalShard::File(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+        };
+        if self.in_window(&range).is_empty() && bytes < WINDOW_BYTES {
+            self.window.clear();
+            self.start = range.start;
+            let ahead = WINDOW_BYTES.min(file.bytes() - range.start);
+            file.append(range.start, ahead, &mut self.window)?;
+        }
+        let begun = self.in_window(&range);
+        let mut payload = Vec::with_capacity(bytes as usize);
+        payload.extend_from_slice(begun);
+        file.append(range.start + begun.len() as u64, bytes - begun.len() as u64, &mut payload)?;
+        Ok(payload.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::ReadMode;
+
+    #[test]
+    fn any_sequence_of_ranges_is_read_as_it_is() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let content: Vec<u8> = (0..200_000u32).map(|at| (at * 31 % 251) as u8).collect();
+        std::fs::write(file.path(), &content).unwrap();
+        for mode in [ReadMode::Pread, ReadMode::Mmap] {
+            let mut archive = LocalArchive::new(LocalShard::open(file.path(), mode).unwrap());
+            for range in
+                [0..512, 512..600, 600..90_000, 90_000..90_512, 90_512..90_512, 10..20, 199_000..200_000]
+            {
+                let expected = &content[range.start as usize..range.end as usize];
+                assert_eq!(archive.read(range.clone()).unwrap(), expected, "{range:?}");
+            }
+            assert!(archive.read(199_999..200_001).is_err());
+        }
+    }
+}

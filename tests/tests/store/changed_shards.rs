@@ -1,0 +1,111 @@
+//! Tests that a shard that is shortened or changed while it is read is an error that names it.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use dflop_loader::decode::Decode;
+use dflop_loader::error::Error;
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::{BalancedLoader, Loader};
+use dflop_loader::order::Tail;
+use dflop_loader::shard::{Shard, ShardAccess, expand_shards_in};
+use dflop_loader::store::{ReadMode, Stores};
+use dflop_tests::dataset::{Compression, TempDataset};
+use dflop_tests::planning::planner;
+use dflop_tests::run;
+use futures::{Stream, StreamExt};
+
+fn shards(data: &TempDataset, read: ReadMode) -> Vec<Shard> {
+    let stores = Stores::builder().read(read).build().unwrap();
+    expand_shards_in(&[data.pattern()], &ShardAccess::new(&stores)).unwrap()
+}
+
+/// Cuts a file to a third of its length.
+fn shorten(path: &Path) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 3).unwrap();
+}
+
+async fn first_error<T>(items: impl Stream<Item = Result<T, Error>>) -> Option<Error> {
+    let mut items = std::pin::pin!(items);
+    while let Some(item) = items.next().await {
+        if let Err(error) = item {
+            return Some(error);
+        }
+    }
+    None
+}
+
+fn causes(error: &dyn std::error::Error) -> String {
+    let errors = std::iter::successors(Some(error), |error| error.source());
+    errors.map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+#[test]
+fn a_shard_that_is_shortened_while_it_streams_ends_the_stream_with_its_name() {
+    for stored in [Compression::Plain, Compression::Gzip, Compression::Zstd] {
+        let data = TempDataset::new(1, 4_000, stored);
+        let loader = Loader::builder(shards(&data, ReadMode::Pread)).batch_size(2).build().unwrap();
+        let error = run(async {
+            let mut batches = loader.stream();
+            assert!(batches.next().await.unwrap().is_ok());
+            shorten(&data.shard(0));
+            first_error(batches).await
+        });
+        let error = causes(&error.expect("the stream fails"));
+        assert!(
+            error.contains("shard-000") && error.contains("changed while it was read"),
+            "{stored:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_shard_that_is_shortened_while_steps_are_read_is_an_error_with_its_name() {
+    let data = TempDataset::new(1, 400, Compression::Plain);
+    let options = IndexOptions::default();
+    let index = Index::open_or_build(shards(&data, ReadMode::Pread), &options).unwrap();
+    let planner = planner(&Arc::new(index), 4, 1, 2, Tail::Drop);
+    let loader = BalancedLoader::builder(planner, 0).decode(Decode::Raw).build().unwrap();
+    let error = run(async {
+        let mut steps = loader.stream();
+        assert!(steps.next().await.unwrap().is_ok());
+        shorten(&data.shard(0));
+        first_error(steps).await
+    });
+    let error = causes(&error.expect("the stream fails"));
+    assert!(error.contains("shard-000") && error.contains("changed while it was read"), "{error}");
+}
+
+#[test]
+fn an_index_that_is_shortened_after_it_was_opened_stays_readable() {
+    let data = TempDataset::new(1, 400, Compression::Plain);
+    let index = data.index();
+    let path = index.path().expect("the index is kept").to_owned();
+    let keys = || (0..index.len()).map(|sample| index.sample(sample).key().to_owned()).collect::<Vec<_>>();
+    let before = keys();
+    shorten(&path);
+    assert_eq!(keys(), before);
+    let again = data.index();
+    assert_eq!(again.fingerprint(), index.fingerprint(), "a damaged index is built again");
+}
+
+#[test]
+fn both_ways_of_reading_deliver_the_same() {
+    for stored in [Compression::Plain, Compression::Gzip] {
+        let data = TempDataset::new(3, 60, stored);
+        let read = |mode| {
+            let loader = Loader::builder(shards(&data, mode)).batch_size(7).build().unwrap();
+            let batches: Vec<_> = run(loader.stream().map(Result::unwrap).collect());
+            (format!("{batches:?}"), serde_json::to_string(&loader.state().unwrap()).unwrap())
+        };
+        assert_eq!(read(ReadMode::Mmap), read(ReadMode::Pread));
+        let fingerprint = |mode| {
+            let options = IndexOptions { is_rebuilt: true, ..IndexOptions::default() };
+            let index = Index::open_or_build(shards(&data, mode), &options).unwrap();
+            (index.fingerprint().to_owned(), std::fs::read(index.path().unwrap()).unwrap())
+        };
+        assert_eq!(fingerprint(ReadMode::Mmap), fingerprint(ReadMode::Pread));
+    }
+}
