@@ -3,9 +3,9 @@ CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
 # Where everything that is built lies.
-TARGET := $(or $(CARGO_TARGET_DIR),target)
+BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 compare demo record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
+.PHONY: check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
 
 check: fmt clippy docs test
 
@@ -21,7 +21,7 @@ docs:
 test: test-rust test-python
 
 # Unit tests, end-to-end tests, documentation tests; then examples are run, which the tests have built.
-EXAMPLES = $(TARGET)/debug/examples
+EXAMPLES = $(BUILD)/debug/examples
 test-rust:
 	$(CARGO) test --workspace --locked
 	$(EXAMPLES)/predict_cost
@@ -33,7 +33,7 @@ test-rust:
 
 # The package as users install it, in a virtual environment with NumPy and pyarrow; then the example that takes no more.
 # PYTHON_PROFILE=dev shares what `make test-rust` has built; `dist` installs what a wheel holds, after a build of its own.
-PYTHON_VENV ?= $(TARGET)/python-venv
+PYTHON_VENV ?= $(BUILD)/python-venv
 PYTHON_PROFILE ?= dev
 PYTHON_EXAMPLES = $(wildcard bindings/python/examples/*.py)
 test-python:
@@ -42,7 +42,7 @@ test-python:
 	$(PYTHON_VENV)/bin/python bindings/python/examples/first_steps.py
 
 # The package beside PyTorch and other tools, which pip brings; its stubs against what it is; all examples.
-INTEGRATIONS_VENV ?= $(TARGET)/integrations-venv
+INTEGRATIONS_VENV ?= $(BUILD)/integrations-venv
 test-integrations:
 	$(call install-package,$(INTEGRATIONS_VENV),--requirement bindings/python/tests/integrations/requirements.txt)
 	$(INTEGRATIONS_VENV)/bin/stubtest dflop
@@ -99,7 +99,7 @@ test-video:
 	$(CARGO) test --locked -p dflop-cli --features video video
 
 # Spelling, American, by the rules of `_typos.toml`; pip brings the program.
-SPELLING_VENV ?= $(TARGET)/spelling-venv
+SPELLING_VENV ?= $(BUILD)/spelling-venv
 spelling:
 	test -x $(SPELLING_VENV)/bin/typos || { $(PYTHON) -m venv $(SPELLING_VENV) && \
 		$(SPELLING_VENV)/bin/pip install --quiet --disable-pip-version-check typos; }
@@ -140,6 +140,26 @@ record-model-inputs:
 # The same of videos; PYTHON has transformers 4.57.1, torch, torchvision and a Pillow before 12.2.
 record-videos:
 	$(PYTHON) tests/record/videos.py
+
+# Kills and disturbs commands at random moments and checks what they promise; KILLS=250 is about 1,700 faults. Faults that
+# need the right to mount a file system are skipped without it.
+KILLS ?= 100
+chaos:
+	$(CARGO) build --release --locked -p dflop-cli
+	$(PYTHON) tests/chaos/chaos.py --dflop $(BUILD)/release/dflop --kills $(KILLS) $(if $(OUT),--out $(OUT))
+
+# One fuzz target under libFuzzer, such as `make fuzz TARGET=tar SECONDS=600`; wants a C++ compiler. The corpus is read, new
+# inputs go to target/fuzz. An allocation over 1 GiB, 2 GiB of memory or 8 s for one input are findings.
+SECONDS ?= 600
+FUZZ_FLAGS = -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-trace-compares \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing -Ccodegen-units=1
+fuzz:
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) build --release --manifest-path tests/fuzz/Cargo.toml \
+		--target-dir target/fuzz-build --target $(shell rustc -vV | sed -n 's/^host: //p')
+	mkdir -p target/fuzz/$(TARGET) target/fuzz/findings
+	FUZZ_TARGET=$(TARGET) target/fuzz-build/*/release/dflop-fuzz target/fuzz/$(TARGET) tests/fuzz/corpus/$(TARGET) \
+		-max_total_time=$(SECONDS) -timeout=8 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 \
+		-artifact_prefix=target/fuzz/findings/$(TARGET)-
 
 demo:
 	$(CARGO) run --release --locked -- demo

@@ -2,6 +2,7 @@
 
 mod balanced;
 mod executor;
+mod fuzz;
 mod index;
 mod inputs;
 mod media;

@@ -1,0 +1,45 @@
+//! Media: what the header promises is what the decoder delivers.
+
+use dflop_loader::media::probe::{MediaShape, probe_shape};
+use dflop_loader::media::{DecodeLimits, decode_audio, decode_json, decode_npy, decode_rgb};
+
+/// Small limits: a fuzzer finds what exceeds them sooner.
+fn limits() -> DecodeLimits {
+    let mut limits = DecodeLimits::default();
+    limits.image.alloc_bytes_max = 32 << 20;
+    limits
+}
+
+/// Compares the size in the header of an image with that of its pixels.
+pub(super) fn image(bytes: &[u8]) {
+    let probed = probe_shape(bytes, bytes.len() as u64, "jpg");
+    let Ok(image) = decode_rgb(bytes, &limits().image) else { return };
+    let Ok(MediaShape::Image(size)) = probed else {
+        panic!("decoded, but its header was refused: {probed:?}")
+    };
+    assert_eq!((size.width, size.height), (image.width, image.height));
+    assert_eq!(image.pixels.len() as u64, 3 * u64::from(image.width) * u64::from(image.height));
+}
+
+/// Compares rate and channels in the header of a clip with those of its samples.
+pub(super) fn audio(bytes: &[u8]) {
+    let probed = probe_shape(bytes, bytes.len() as u64, "wav");
+    let Ok(audio) = decode_audio(bytes, &limits().audio) else { return };
+    assert_eq!(audio.samples.len() % usize::from(audio.channels), 0);
+    if let Ok(MediaShape::Audio { length, channels }) = probed {
+        assert_eq!((length.sample_rate_hz, channels), (audio.sample_rate_hz, audio.channels));
+    }
+}
+
+/// Decodes an array.
+pub(super) fn npy(bytes: &[u8]) {
+    let _decoded = decode_npy(&bytes.to_vec().into());
+}
+
+/// Decodes a document; it reads the same after it is written.
+pub(super) fn json(bytes: &[u8]) {
+    if let Ok(value) = decode_json(bytes, 1 << 20) {
+        let written = value.to_string();
+        assert_eq!(decode_json(written.as_bytes(), 1 << 24).expect("it was written as JSON"), value);
+    }
+}

@@ -1,0 +1,54 @@
+//! Names of shards, and the files of other tools that list them.
+
+use std::path::Path;
+
+use dflop_loader::dataset::Splits;
+use dflop_loader::index::foreign::energon::{parse_info, parse_tar_index, splits as energon_splits};
+use dflop_loader::shard::{expand_shards, parse_shard_list};
+use dflop_loader::store::{Location, redact};
+
+use super::with_text;
+
+/// Expands a pattern; it never names a command.
+pub(super) fn pattern(bytes: &[u8]) {
+    with_text(bytes, |pattern| {
+        // A directory or a list of this machine is none of the fuzzer's business.
+        if Path::new(pattern).exists() {
+            return;
+        }
+        for shard in expand_shards(&[pattern]).unwrap_or_default() {
+            assert!(!matches!(shard.location, Location::Pipe(_)), "{}", shard.url);
+            assert_eq!(redact(&shard.url), &*shard.url, "a name holds no credentials");
+        }
+    });
+}
+
+/// Reads a shard list of wids.
+pub(super) fn shard_list(bytes: &[u8]) {
+    if let Ok(list) = parse_shard_list(bytes) {
+        let resolve = |url: &str| list.resolve(Path::new("directory/list.json"), url);
+        let _urls: Vec<_> = list.shards.iter().map(|shard| resolve(&shard.url)).collect();
+    }
+}
+
+/// Reads the splits of an Energon dataset.
+pub(super) fn energon_split(bytes: &[u8]) {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let directory = place.path().join(".nv-meta");
+    std::fs::create_dir(&directory).expect("the directory is made");
+    std::fs::write(directory.join("split.yaml"), bytes).expect("the file is written");
+    let _splits = energon_splits(place.path());
+    let _counts = parse_info(bytes);
+}
+
+/// Reads the offsets of an Energon shard.
+pub(super) fn tar_index(bytes: &[u8]) {
+    if let Ok(offsets) = parse_tar_index(bytes, 1 << 20) {
+        assert!(offsets.is_sorted() && offsets.iter().all(|offset| *offset <= 1 << 20));
+    }
+}
+
+/// Reads named splits.
+pub(super) fn splits(bytes: &[u8]) {
+    with_text(bytes, |text| drop(Splits::parse(text)));
+}
