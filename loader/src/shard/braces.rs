@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 
 /// Most names of an expansion.
-const NAMES_MAX: usize = 10_000_000;
+const NAMES_MAX: usize = 1_000_000;
 /// Most bytes of an expansion: of its names, and of the texts on the way to them.
 const BYTES_MAX: usize = 256 << 20;
 /// Most opening braces of a pattern; each may nest the expansion by one more level.
