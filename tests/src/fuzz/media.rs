@@ -36,7 +36,7 @@ pub(super) fn npy(bytes: &[u8]) {
     let _decoded = decode_npy(&bytes.to_vec().into());
 }
 
-/// Decodes a document; it can be read after it is written. Numbers of many digits may differ in their last bit.
+/// Decodes a document; it can be read after it is written. Long numbers may differ in their last bit.
 pub(super) fn json(bytes: &[u8]) {
     if let Ok(value) = decode_json(bytes, 1 << 20) {
         let written = value.to_string();
