@@ -197,14 +197,12 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> 
 /// Numbers the shards whose names differ only in what is not shown of a URL, as in
 /// `https://host/get?shard=3`.
 fn number_equal_names(shards: &mut [Shard]) {
-    let mut objects: HashMap<Arc<str>, Vec<Arc<str>>> = HashMap::new();
+    let mut objects: HashMap<Arc<str>, HashMap<Arc<str>, usize>> = HashMap::new();
     for shard in shards {
         let Location::Remote(object) = &shard.location else { continue };
         let addresses = objects.entry(shard.url.clone()).or_default();
-        let place = addresses.iter().position(|address| address == object.url()).unwrap_or_else(|| {
-            addresses.push(object.url().clone());
-            addresses.len() - 1
-        });
+        let next = addresses.len();
+        let place = *addresses.entry(object.url().clone()).or_insert(next);
         if place > 0 {
             shard.url = format!("{} ({})", shard.url, place + 1).into();
         }
@@ -380,6 +378,14 @@ mod tests {
         let shards = expand_shards_in(&["pipe:cat f-{0..1}.tar"], &pipes).unwrap();
         assert_eq!(shards[1].location, Location::Pipe("cat f-1.tar".into()));
         assert_eq!(urls("{a,{b,c}{0..1}}.tar"), ["a.tar", "b0.tar", "b1.tar", "c0.tar", "c1.tar"]);
+    }
+
+    #[test]
+    fn shards_that_differ_in_their_query_alone_have_names_of_their_own() {
+        assert_eq!(
+            urls("http://h/get?s={7..8}::http://h/get?s=7"),
+            ["http://h/get", "http://h/get (2)", "http://h/get"]
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::store::local::read_file;
+use crate::store::redact_name;
 
 /// Longest list that is read.
 const BYTES_MAX: u64 = 1 << 30;
@@ -91,10 +92,8 @@ pub(crate) fn listed_shards(path: &Path) -> Result<Vec<String>> {
     }
     if let Some(stream) = list.shards.iter().find(|shard| shard.url == "-" || shard.url.starts_with("pipe:"))
     {
-        return Err(invalid(format!(
-            "it names `{}`, but a shard list may name only files and URLs",
-            stream.url
-        )));
+        let named = redact_name(&stream.url);
+        return Err(invalid(format!("it names `{named}`, but a shard list may name only files and URLs")));
     }
     Ok(list.shards.iter().map(|shard| list.resolve(path, &shard.url)).collect())
 }

@@ -33,7 +33,7 @@ pub(super) fn tokenizer(bytes: &[u8]) {
     }
 }
 
-/// Reads an image processor and applies it to one pixel.
+/// Reads an image processor.
 pub(super) fn preprocessor(bytes: &[u8]) {
     if let Ok(json) = serde_json::from_slice(bytes)
         && let Ok(processor) = ImageProcessor::from_preprocessor_config(&json)
