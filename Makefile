@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos
+.PHONY: advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak
 
 check: fmt clippy docs test
 
@@ -71,6 +71,15 @@ test-stores:
 	AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test XDG_CACHE_HOME=$(CURDIR)/target/stores-cache \
 	$(CARGO) test -p dflop-tests --locked -- --ignored --test-threads 1 store::s3::
 
+# Pixels against Pillow's, of random images, whole and damaged; pip brings Pillow.
+test-pixels: test-python
+	$(PYTHON_VENV)/bin/pip install --quiet --disable-pip-version-check pillow
+	$(PYTHON_VENV)/bin/python tests/python/pixels_pillow.py
+
+# Known advisories against dependencies; RUSTSEC_DB is a clone of the RustSec database, at most 90 days old.
+advisories:
+	@$(PYTHON) tests/python/advisories.py --deny "$(DENY)" $(RUSTSEC_DB)
+
 # Needs Python and pip: other readers open the index, and the indexes of other tools lead to ours.
 test-interop:
 	$(CARGO) build --locked -p dflop-cli
@@ -106,7 +115,7 @@ spelling:
 	$(SPELLING_VENV)/bin/typos
 
 # cargo install cargo-deny cargo-hack cargo-machete
-check-all: check spelling
+check-all: check spelling interleavings
 	$(DENY) check licenses bans sources
 	$(CARGO) hack --workspace --each-feature check --locked
 	$(CARGO) machete
@@ -141,12 +150,24 @@ record-model-inputs:
 record-videos:
 	$(PYTHON) tests/record/videos.py
 
-# Kills and disturbs commands at random moments and checks what they promise; KILLS=250 is about 1,700 faults. Faults that
+# Kills and disturbs commands at random moments and checks what they promise; KILLS=150 is about 1,700 faults. Faults that
 # need the right to mount a file system are skipped without it.
 KILLS ?= 100
 chaos:
 	$(CARGO) build --release --locked -p dflop-cli
 	$(PYTHON) tests/chaos/chaos.py --dflop $(BUILD)/release/dflop --kills $(KILLS) $(if $(OUT),--out $(OUT))
+
+# Streams, loads and trains for MINUTES each, and checks that memory, descriptors and threads stay flat.
+MINUTES ?= 30
+soak:
+	$(CARGO) build --release --locked -p dflop-cli
+	$(PYTHON) tests/chaos/soak.py --dflop $(BUILD)/release/dflop --minutes $(MINUTES) $(if $(OUT),--out $(OUT))
+
+# Repeats commands on one core, two, and two loaded ones, and checks that output and files are the same, byte for byte.
+REPEATS ?= 100
+determinism:
+	$(CARGO) build --release --locked -p dflop-cli
+	$(PYTHON) tests/chaos/determinism.py --dflop $(BUILD)/release/dflop --repeats $(REPEATS) $(if $(OUT),--out $(OUT))
 
 # One fuzz target under libFuzzer, such as `make fuzz TARGET=tar SECONDS=600`; wants a C++ compiler. The corpus is read, new
 # inputs go to target/fuzz. An allocation over 1 GiB, 2 GiB of memory or 8 s for one input are findings.
@@ -160,6 +181,41 @@ fuzz:
 	FUZZ_TARGET=$(TARGET) target/fuzz-build/*/release/dflop-fuzz target/fuzz/$(TARGET) tests/fuzz/corpus/$(TARGET) \
 		-max_total_time=$(SECONDS) -timeout=8 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 \
 		-artifact_prefix=target/fuzz/findings/$(TARGET)-
+
+# Hand-overs between threads under many schedules, half of them random; a claim that fails is printed, with the threads
+# that wait. SEED=N chooses other schedules, MODEL=WORDS the claims that contain these words.
+SCHEDULES ?= 20000
+SEED ?= 1
+interleavings:
+	$(CARGO) run --quiet --locked --manifest-path tests/interleavings/Cargo.toml --target-dir $(BUILD)/interleavings -- \
+		$(SCHEDULES) $(SEED) '$(MODEL)'
+
+# Unit tests of the crates with unsafe code under the address sanitizer, and the stages, which multiply by it. A target is
+# named so that build scripts and macros stay as they are; a test asks for more memory than there is, and must be refused.
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+sanitize-address:
+	ASAN_OPTIONS=allocator_may_return_null=1 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
+		$(CARGO) test --locked --target $(HOST) \
+		--target-dir $(BUILD)/sanitize-address -p dflop-costmodel -p dflop-balancer -p dflop-loader -p dflop-executor \
+		--features dflop-loader/arrow2 --lib --test stages
+
+# $(call toolchain-with,PATH): the first installed toolchain that has this file.
+toolchain-with = $(firstword $(foreach name,$(shell rustup toolchain list 2>/dev/null | cut -d ' ' -f 1),$(if \
+	$(wildcard $(shell rustc +$(name) --print sysroot)/$(1)),$(name))))
+
+# The thread sanitizer needs a standard library that is instrumented as well: it would report every `Arc` otherwise.
+sanitize-thread: TOOLCHAIN = $(call toolchain-with,lib/rustlib/src/rust/library/std/src/lib.rs)
+sanitize-thread:
+	$(if $(TOOLCHAIN),RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=thread $(CARGO) +$(TOOLCHAIN) test -Zbuild-std --locked \
+		--target $(HOST) --target-dir $(BUILD)/sanitize-thread -p dflop-loader -p dflop-executor --lib -- flow:: decode::pool comm::,\
+		@echo 'sanitize-thread: skipped, no installed toolchain has rust-src (rustup component add rust-src)')
+
+# Miri runs neither memory maps nor vector instructions nor Python, so only the bridge to arrow2 is left of the unsafe code.
+miri: TOOLCHAIN = $(call toolchain-with,bin/cargo-miri)
+miri:
+	$(if $(TOOLCHAIN),MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +$(TOOLCHAIN) miri test --locked \
+		--target-dir $(BUILD)/miri -p dflop-loader --lib --features arrow2 index::arrow2,\
+		@echo 'miri: skipped, no installed toolchain has it (rustup toolchain install nightly --component miri,rust-src)')
 
 demo:
 	$(CARGO) run --release --locked -- demo

@@ -12,6 +12,9 @@ mod args;
 mod commands;
 mod demo_data;
 mod failure;
+#[cfg(any(feature = "fuzz", test))]
+#[doc(hidden)]
+pub mod fuzz;
 mod output;
 mod progress;
 mod reexec;

@@ -33,9 +33,9 @@ use crate::tokenizer::{TokenizerSettings, token_counts};
 /// whole remote shards for all processes of this machine, up to ``cache_bytes``. requests_max: maximum number
 /// of requests to remote stores in flight. read: how local and cached shards are read: ``mmap`` maps them,
 /// and a shard that is shortened meanwhile ends the process; ``pread`` copies, and reports such a shard as an
-/// error; ``auto`` maps those on file systems that are mounted read-only. allow_pipe: lets names
-/// ``pipe:COMMAND`` run shell commands whose output is the shard. allow_outside: lets shard lists name shards
-/// outside their own directory, and remote ones. tokenizer: counts text tokens exactly instead of estimating
+/// error; ``auto`` maps those in images such as SquashFS. allow_pipe: lets names ``pipe:COMMAND`` run shell
+/// commands whose output is the shard. allow_outside: lets shard lists name shards outside their own
+/// directory, and remote ones. tokenizer: counts text tokens exactly instead of estimating
 /// them: ``tokenizer.json``, its directory, a name in the local Hugging Face cache, or a tokenizer of
 /// ``tokenizers`` or ``transformers``. The counts are kept in the index. model: counts texts in the chat
 /// format of this model. Default: the bare text is counted. chat_template: Jinja source of the chat template.

@@ -7,8 +7,9 @@ use std::pin::pin;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use dflop_loader::flow::start_runtime;
 use pyo3::prelude::*;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 
 use crate::error::DflopError;
 
@@ -19,15 +20,14 @@ static RUNTIME: OnceLock<(u32, Runtime)> = OnceLock::new();
 
 /// Returns the runtime of this process. It does I/O and hands over, so two threads suffice.
 fn runtime() -> PyResult<&'static Runtime> {
-    let start = || {
-        let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("dflop").enable_all().build();
-        (std::process::id(), runtime.expect("two threads can be started"))
-    };
-    let (process, runtime) = RUNTIME.get_or_init(start);
-    if *process != std::process::id() {
-        return Err(DflopError::forked().into());
+    if RUNTIME.get().is_none() {
+        // Of two that are started at the same time, one is dropped.
+        let _other = RUNTIME.set((std::process::id(), start_runtime("dflop", 2)?));
     }
-    Ok(runtime)
+    match RUNTIME.get() {
+        Some((process, runtime)) if *process == std::process::id() => Ok(runtime),
+        _ => Err(DflopError::forked().into()),
+    }
 }
 
 /// Waits for a future with the interpreter released.

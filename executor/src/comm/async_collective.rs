@@ -5,8 +5,8 @@ use super::group::Group;
 use super::handle::{Completion, Handle};
 use super::payload::Buffer;
 use super::step_context::StepContext;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use super::sync::{Mutex, Receiver, Sender, TryRecvError, channel, thread};
+use std::sync::{Arc, PoisonError};
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -44,7 +44,7 @@ impl CollectiveThread {
 fn spawn(group: &Arc<Group>, at: StepContext) -> Result<Sender<Task>> {
     let (tasks, queue) = channel::<Task>();
     let name = format!("comm-overlap-{}", group.rank);
-    let thread = std::thread::Builder::new().name(name).spawn(move || {
+    let thread = thread::Builder::new().name(name).spawn(move || {
         for task in queue {
             task();
         }

@@ -12,8 +12,8 @@ use super::parts::{even_parts, ranges};
 use super::payload::{Buffer, Payload, PayloadShape};
 use super::slice::Slice;
 use super::step_context::StepContext;
+use super::sync::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Ranks of a job that exchange messages: the whole job, or a [split](Comm::split) of it.
 #[derive(Debug)]

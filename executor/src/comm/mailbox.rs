@@ -8,8 +8,9 @@ use super::error::Failure;
 use super::message::{Header, Key, Message};
 use super::receive_buffers::ReceiveBufferPool;
 use super::step_context::StepContext;
+use super::sync::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// Activity of a rank, as reported to ranks that wait for it.
@@ -71,6 +72,8 @@ struct MailboxState {
     waits_begun: u64,
     last: Option<StepContext>,
     failure: Option<Failure>,
+    /// Whether this rank has left, and receives nothing more.
+    is_closed: bool,
 }
 
 /// Arrived messages, and all state that a wait depends on.
@@ -92,6 +95,7 @@ impl Mailbox {
             waits_begun: 0,
             last: None,
             failure: None,
+            is_closed: false,
         };
         Self {
             state: Mutex::new(state),
@@ -255,7 +259,11 @@ impl Mailbox {
     pub(super) fn begin_wait(&self, peer: usize, at: StepContext) -> u64 {
         let mut state = self.lock();
         state.last = Some(at);
-        state.begin_wait(peer, at)
+        let id = state.begin_wait(peer, at);
+        drop(state);
+        // the peer may wait for room, which this makes
+        self.changed.notify_all();
+        id
     }
 
     /// Ends a wait of [`begin_wait`](Self::begin_wait).
@@ -265,13 +273,16 @@ impl Mailbox {
     }
 
     /// Waits until there is room for more messages of a peer. There always is while someone waits for that
-    /// peer.
+    /// peer; there never is once this rank has left.
     pub(super) fn wait_for_room(&self, from: usize, timeout: Duration) -> Result<(), Interrupt> {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         loop {
             if let Some(failure) = &state.failure {
                 return Err(Interrupt::Failed(failure.clone()));
+            }
+            if state.is_closed {
+                return Err(Interrupt::Left);
             }
             let peer = &state.peers[from];
             if peer.buffered_bytes <= self.buffered_bytes_max || peer.awaiting > 0 {
@@ -321,6 +332,12 @@ impl Mailbox {
     /// Returns whether a peer has finished.
     pub(super) fn has_left(&self, peer: usize) -> bool {
         self.lock().peers[peer].has_left
+    }
+
+    /// Records that this rank has left, which ends all waits for room.
+    pub(super) fn close(&self) {
+        self.lock().is_closed = true;
+        self.changed.notify_all();
     }
 
     /// Ends all waits; the first failure is kept.

@@ -31,6 +31,9 @@ mod communicator;
 mod dtype;
 mod endpoint;
 mod error;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod group;
 mod handle;
 mod mailbox;
@@ -43,6 +46,7 @@ mod rendezvous;
 mod settings;
 mod slice;
 mod step_context;
+mod sync;
 pub mod tcp;
 pub mod threads;
 mod timeout_report;

@@ -2,7 +2,8 @@
 
 use super::dtype::Dtype;
 use super::payload::Buffer;
-use std::sync::{Mutex, PoisonError};
+use super::sync::Mutex;
+use std::sync::PoisonError;
 
 /// Free f32 buffers, the most recently used last.
 #[derive(Debug, Default)]

@@ -7,8 +7,9 @@ use super::mailbox::{Interrupt, Mailbox, Status};
 use super::message::Message;
 use super::settings::Settings;
 use super::step_context::StepContext;
+use super::sync::Mutex;
 use super::transport::{SendState, Transport};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Communicator of a rank that is a thread.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dflop_loader::flow::start_runtime;
 use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
 use dflop_loader::order::LoaderState;
 use dflop_loader::plan::{StepPlan, StepPlanner};
@@ -84,8 +85,7 @@ impl<D: Device> InputReader<D> {
             builder = builder.share(Arc::new(share));
         }
         // One worker: it drives the loader's I/O, while the loader decodes on threads of its pool.
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.map_err(Error::Runtime)?;
+        let runtime = start_runtime("dflop-inputs", 1).map_err(Error::Runtime)?;
         let loader = configure(builder).build()?;
         let stream = loader.stream();
         Ok(Self { device, job, placement, planner, preparer, loader, stream, runtime })

@@ -57,6 +57,8 @@ impl JobOutcome {
 
 impl Launcher {
     const POLL: Duration = Duration::from_millis(5);
+    /// Time in which a killed rank must end.
+    const KILLED: Duration = Duration::from_secs(10);
     /// Time after a first failure in which other ranks may end and report whether they caused it.
     const SETTLE: Duration = Duration::from_millis(500);
 
@@ -237,11 +239,15 @@ impl RankProcesses {
             // killing a process that has just ended is not an error
             let _ = child.kill();
         }
-        while !self.is_over() {
-            self.collect()?;
-            std::thread::sleep(Launcher::POLL);
+        self.wait(Launcher::KILLED)?;
+        let stays = |(rank, slot): (usize, &Option<Child>)| slot.as_ref().map(|child| (rank, child.id()));
+        match self.ranks.iter().enumerate().find_map(stays) {
+            None => Ok(()),
+            Some((rank, process)) => {
+                let action = format!("end rank {rank}: process {process} was killed but does not end");
+                Err(Error::Io { action, source: io::ErrorKind::TimedOut.into() })
+            }
         }
-        Ok(())
     }
 
     fn outcome(mut self, interrupted: Option<i32>) -> JobOutcome {
@@ -264,8 +270,9 @@ impl Drop for RankProcesses {
     fn drop(&mut self) {
         for child in self.ranks.iter_mut().flatten() {
             let _ = child.kill();
-            let _ = child.wait();
         }
+        // one that waits inside the kernel ends later, or never
+        let _ = self.wait(Launcher::KILLED);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The decode pool: threads for CPU work, fed through a bounded channel.
 //!
-//! The I/O runtime never decodes. A job waits in an asynchronous queue until the channel has room, so neither
-//! side blocks the other. Every thread keeps one [`Worker`], whose scratch buffers all its jobs share.
+//! The I/O runtime never decodes. Every thread keeps one [`Worker`], whose scratch buffers all its jobs
+//! share.
 
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use crossbeam::channel::{Sender, bounded};
 use rustix::time::{ClockId, clock_gettime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use crate::error;
 use crate::error::Error;
-use crate::flow::{LoaderStage, Metrics};
+use crate::flow::{JobQueue, LoaderStage, Metrics, Room};
 use crate::media::augment::ImageAugment;
 use crate::media::{DecodeError, ImageLimits, ImageTensorDecoder};
 
@@ -94,8 +93,7 @@ type Job = Box<dyn FnOnce(&mut Worker, Instant) -> Instant + Send>;
 /// A fixed number of threads that decode.
 #[derive(Debug)]
 pub(crate) struct DecodePool {
-    jobs: Sender<Job>,
-    room: Arc<Semaphore>,
+    jobs: JobQueue<Job>,
     cpu_ns: Arc<AtomicU64>,
     metrics: Arc<Metrics>,
 }
@@ -107,15 +105,14 @@ impl DecodePool {
     /// Starts `threads` threads; they end when the pool and its last job are gone.
     pub(crate) fn new(threads: usize, kernel: impl Into<KernelSettings>) -> error::Result<Self> {
         let kernel = kernel.into();
-        let waiting = threads * JOBS_WAITING;
-        let (jobs, queue) = bounded::<Job>(waiting);
+        let (jobs, queue) = JobQueue::<Job>::new(threads * JOBS_WAITING);
         let metrics = Arc::new(Metrics::new(threads));
         for number in 0..threads {
             let (queue, metrics) = (queue.clone(), metrics.clone());
             let run = move || {
                 let mut worker = Worker::new(kernel);
                 let mut idle_since = Instant::now();
-                for job in &queue {
+                for job in queue {
                     let started = Instant::now();
                     metrics.stage(LoaderStage::Decode).waited_for_input(started - idle_since);
                     idle_since = job(&mut worker, started);
@@ -127,7 +124,7 @@ impl DecodePool {
                 reason: format!("thread {number} of {threads} could not be started: {error}"),
             })?;
         }
-        Ok(Self { jobs, room: Arc::new(Semaphore::new(waiting)), cpu_ns: Arc::default(), metrics })
+        Ok(Self { jobs, cpu_ns: Arc::default(), metrics })
     }
 
     /// Hands a job over as soon as there is room; a job that panics answers with the panic.
@@ -135,12 +132,11 @@ impl DecodePool {
         &self,
         work: impl FnOnce(&mut Worker) -> T + Send + 'static,
     ) -> error::Result<Pending<T>> {
-        let room = self.room().await?;
+        let room = self.room().await;
         self.metrics.stage(LoaderStage::DecodeQueue).depth.add(1);
         let (answer, pending) = oneshot::channel();
         let (cpu_ns, metrics) = (self.cpu_ns.clone(), self.metrics.clone());
         let job = Box::new(move |worker: &mut Worker, started: Instant| {
-            drop(room);
             let (queue, decode) =
                 (metrics.stage(LoaderStage::DecodeQueue), metrics.stage(LoaderStage::Decode));
             queue.depth.remove(1);
@@ -158,19 +154,18 @@ impl DecodePool {
             drop(answer.send(result));
             ended
         });
-        self.jobs.send(job).map_err(|_| Error::StageEnded { stage: "decode" })?;
-        Ok(pending)
+        if self.jobs.push(room, job) { Ok(pending) } else { Err(Error::StageEnded { stage: "decode" }) }
     }
 
     /// Waits for room in the queue; looks at the clock only if there is none.
-    async fn room(&self) -> error::Result<OwnedSemaphorePermit> {
-        if let Ok(room) = self.room.clone().try_acquire_owned() {
-            return Ok(room);
+    async fn room(&self) -> Room {
+        if let Some(room) = self.jobs.try_room() {
+            return room;
         }
         let since = Instant::now();
-        let room = self.room.clone().acquire_owned().await;
+        let room = self.jobs.room().await;
         self.metrics.stage(LoaderStage::DecodeQueue).waited_for_room(since.elapsed());
-        room.map_err(|_| Error::StageEnded { stage: "decode" })
+        room
     }
 
     /// Returns the counters of the loader that the pool belongs to.

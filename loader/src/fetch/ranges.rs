@@ -14,9 +14,9 @@ use tokio::io::{AsyncBufRead, AsyncReadExt};
 
 use super::remote::{IndexedRemote, WantedRanges, Whole};
 use crate::error::{Error, Result};
-use crate::index::{Index, IndexedShard};
+use crate::index::{Index, IndexedShard, identity_of_file, is_version};
 use crate::shard::{Compression, decompress};
-use crate::store::{LocalShard, Opened};
+use crate::store::{Identity, LocalShard, Opened};
 
 /// Shards open at the same time; the system limits the files and maps of a process.
 const OPEN_SHARDS_MAX: u64 = 64;
@@ -119,12 +119,10 @@ impl ShardRanges {
             opened => opened,
         };
         let Opened::Local(open) = opened? else { return Err(Error::StageEnded { stage: "store" }) };
-        let indexed = self.index.indexed_shards()[shard].bytes;
-        if open.bytes() != indexed {
-            let found = open.bytes();
-            let reason =
-                format!("it has changed since it was indexed: it had {indexed} bytes and has {found}");
-            return Err(source.read_error(std::io::Error::new(std::io::ErrorKind::InvalidData, reason)));
+        // After the file is open: whatever was opened, its path shows that version or a later one.
+        let (indexed, found) = (&self.index.indexed_shards()[shard], identity_of_file(source)?);
+        if open.bytes() != found.bytes || !is_version(indexed, &found) {
+            return Err(source.read_error(changed(indexed, &found)));
         }
         self.open.put(shard, open.clone());
         Ok(open)
@@ -144,6 +142,17 @@ impl ShardRanges {
         self.unpacked.put(shard, unpacked.clone());
         Ok(unpacked)
     }
+}
+
+/// Returns the error of a shard that is another version than the indexed one.
+fn changed(indexed: &IndexedShard, found: &Identity) -> std::io::Error {
+    let how = if indexed.bytes == found.bytes {
+        "it was written to".to_owned()
+    } else {
+        format!("it had {} bytes and has {}", indexed.bytes, found.bytes)
+    };
+    let reason = format!("it has changed since it was indexed: {how}");
+    std::io::Error::new(std::io::ErrorKind::InvalidData, reason)
 }
 
 /// Decompresses a shard up to the end of its last sample; the rest is padding, or not part of the dataset.

@@ -7,6 +7,7 @@ use futures::{FutureExt, Stream, StreamExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::metrics::Gauge;
+use super::sync::spawn;
 use crate::error::{Error, Result};
 
 /// Bytes that may wait between two stages.
@@ -106,7 +107,7 @@ pub(crate) fn run_ahead<T: Send + 'static>(
     ahead: usize,
 ) -> mpsc::Receiver<Result<T>> {
     let (sender, receiver) = mpsc::channel(ahead.max(1));
-    tokio::spawn(async move {
+    spawn(async move {
         let mut stream = std::pin::pin!(stream);
         loop {
             let item = tokio::select! {

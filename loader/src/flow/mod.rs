@@ -2,12 +2,17 @@
 //! progress.
 
 mod byte_budget;
+mod job_queue;
 mod metrics;
 mod progress;
+mod runtime;
 mod skip_log;
+mod sync;
 
 pub(crate) use self::byte_budget::{ByteBudget, ByteLease, run_ahead};
+pub(crate) use self::job_queue::{JobQueue, Jobs, Room};
 pub(crate) use self::metrics::metered;
 pub use self::metrics::{LoaderStage, Metrics, MetricsSnapshot, StageSnapshot};
 pub use self::progress::{NoProgress, Progress};
+pub use self::runtime::start_runtime;
 pub use self::skip_log::{ErrorBudget, SkipCount, SkipListener, SkipLog};

@@ -122,7 +122,10 @@ pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compressi
 }
 
 /// Returns length and modification time of a shard's file.
-pub(super) fn stat(shard: &Shard) -> Result<Identity> {
+///
+/// # Errors
+/// [`Error::Read`] with the system's error, [`Error::Config`] if the shard is a stream.
+pub(crate) fn identity_of_file(shard: &Shard) -> Result<Identity> {
     let path = shard.path().ok_or_else(|| Error::Config {
         setting: "dataset",
         reason: format!("`{}` is a stream and cannot be indexed; write it to a file", shard.url),

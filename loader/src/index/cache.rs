@@ -14,7 +14,7 @@ use std::sync::mpsc;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-use super::build::{BuiltShard, build_checked, stat};
+use super::build::{BuiltShard, build_checked, identity_of_file};
 use super::file::{DecodedIndex, decode_index, encode_index, hex};
 use super::foreign::{Claims, ForeignIndexes, claims};
 use super::location::{lock_first_writable, write_to_first};
@@ -184,7 +184,7 @@ pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf>
 pub(super) fn stats(shards: &[Shard]) -> Result<Vec<Identity>> {
     let remote = identities(shards)?;
     let known = shards.iter().zip(remote);
-    known.map(|(shard, identity)| identity.map_or_else(|| stat(shard), Ok)).collect()
+    known.map(|(shard, identity)| identity.map_or_else(|| identity_of_file(shard), Ok)).collect()
 }
 
 fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes, options: &IndexOptions) -> Result<Index> {
@@ -289,7 +289,7 @@ fn open_fitting(
 
 /// Returns whether a shard is the indexed version: by its entity tag if it has one, else by its modification
 /// time.
-pub(super) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
+pub(crate) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
     let is_same = match (&indexed.etag, &found.etag) {
         (Some(indexed), Some(found)) => indexed == found,
         (None, None) => indexed.modified_ns == found.modified_ns,

@@ -23,7 +23,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub(crate) use self::build::identity_of_file;
 pub use self::cache::IndexOptions;
+pub(crate) use self::cache::is_version;
 pub use self::rows::{FieldRow, SampleRow};
 pub use self::schema::IndexedShard;
 pub use self::text_counts::{TextCounter, TokenCounts};

@@ -229,8 +229,11 @@ fn append(
 
 #[cfg(test)]
 mod tests {
+    use dflop_costmodel::AudioLength;
+
     use super::*;
     use crate::media::fixtures::{RAMP_FLAC, SINE_MP3, bytes_of_hex, wav};
+    use crate::media::probe::{MediaShape, probe_shape};
 
     const PCM: u16 = 1;
     const FLOAT: u16 = 3;
@@ -342,6 +345,23 @@ mod tests {
             (sample - 0.5 * angle.sin()).abs()
         });
         assert!(error.sum::<f32>() / 1_600.0 < 0.05);
+    }
+
+    #[test]
+    fn the_frames_of_an_mp3_without_their_number_are_counted() {
+        let file = bytes_of_hex(SINE_MP3);
+        let starts: Vec<_> = (0..file.len()).filter(|&at| file[at..].starts_with(&file[..2])).collect();
+        // The first frame declares the length of the others.
+        for frames in 1..starts.len() {
+            let end = starts.get(frames + 1).copied().unwrap_or(file.len());
+            let rest = &file[starts[1]..end];
+            let audio = decoded(rest);
+            let shape = probe_shape(rest, rest.len() as u64, "mp3").unwrap();
+            let length = AudioLength { frames: audio.frames() as u64, sample_rate_hz: 8000 };
+            assert_eq!(shape, MediaShape::Audio { length, channels: 1 }, "{frames} frames");
+            assert!(audio.frames() > 0 && !audio.is_truncated, "{frames} frames");
+        }
+        assert!(starts.len() > 3);
     }
 
     #[test]

@@ -9,9 +9,10 @@ use std::hint::black_box;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncBufRead, AsyncReadExt};
+use tokio::process::Child;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -20,7 +21,6 @@ use super::field_selection::FieldSelection;
 use super::list::Shard;
 use super::local_archive::LocalArchive;
 use super::order::{HEADER_BYTES, ItemPosition, KnownShards, ShardIdentity, ShardPass, ShardPasses};
-use super::raw_sample::RawSample;
 use super::samples::{MappedSamples, RangedSamples, ShardItem, StreamedSamples};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
@@ -30,6 +30,8 @@ use crate::store::{LocalShard, Opened, RemoteShard, ShardBody, ShardsAhead};
 const SAMPLES_WAITING: usize = 256;
 /// Bytes needed to detect the compression of a stream.
 const SNIFFED_BYTES: usize = 6;
+/// Time in which a command must end after its output.
+const COMMAND_END: Duration = Duration::from_mins(1);
 
 /// Item delivered by the reader.
 #[derive(Debug)]
@@ -50,7 +52,7 @@ pub(crate) struct ReaderSettings {
     pub(crate) field_bytes_max: u64,
     /// Fields that are read.
     pub(crate) fields: FieldSelection,
-    /// Whether every payload byte is read, so that the consumer never waits for a disk.
+    /// Whether every byte of mapped payloads is read, so that the consumer never waits for a disk.
     pub(crate) is_read_through: bool,
     pub(crate) budget: ByteBudget,
     /// Bytes of remote shards that are requested ahead.
@@ -202,7 +204,13 @@ impl Reader {
         match archive {
             LocalShard::Mapped(bytes) => {
                 let samples = MappedSamples::new(url, bytes.clone(), self.config.field_bytes_max);
-                self.deliver_all(shard, pass, samples.fields(fields).map(Ok))
+                let loaded = (0..).zip(samples.fields(fields)).map(|(number, item)| {
+                    if self.config.is_read_through && pass.wants(number) {
+                        read_through(&item);
+                    }
+                    Ok(item)
+                });
+                self.deliver_all(shard, pass, loaded)
             }
             LocalShard::File(file) => {
                 let window = LocalArchive::new(archive.clone());
@@ -301,7 +309,7 @@ impl Reader {
         shard: &Shard,
         pass: &ShardPass,
         mut input: impl AsyncBufRead + Send + Unpin,
-        command: Option<Box<tokio::process::Child>>,
+        command: Option<Box<Child>>,
     ) -> Result<Result<()>, ReceiverDropped> {
         let mut first = Vec::with_capacity(SNIFFED_BYTES);
         let sniffed = (&mut input).take(SNIFFED_BYTES as u64).read_to_end(&mut first).await;
@@ -345,15 +353,9 @@ impl Reader {
     async fn check_command(
         &self,
         shard: &Shard,
-        mut command: Box<tokio::process::Child>,
+        mut command: Box<Child>,
     ) -> Result<Result<()>, ReceiverDropped> {
-        match command.wait().await {
-            Ok(status) if status.success() => Ok(Ok(())),
-            Ok(status) => {
-                Ok(Err(shard.read_error(std::io::Error::other(format!("the command ended with {status}")))))
-            }
-            Err(source) => Ok(Err(shard.read_error(source))),
-        }
+        Ok(end_of(&mut command, COMMAND_END).await.map_err(|source| shard.read_error(source)))
     }
 
     async fn skip_shard(
@@ -381,9 +383,6 @@ impl Reader {
     fn deliver_now(&self, mut item: ShardItem, pass: &ShardPass, number: u64) -> Result<(), ShardItem> {
         if let ShardItem::Sample(sample) = &mut item {
             sample.epoch = pass.epoch;
-            if self.config.is_read_through {
-                read_through(sample);
-            }
         }
         let Ok(room) = self.sender.try_reserve() else { return Err(item) };
         let lease = match &item {
@@ -439,10 +438,48 @@ impl Reader {
 }
 
 /// Reads every payload byte, which loads mapped pages into memory.
-fn read_through(sample: &RawSample) {
+fn read_through(item: &ShardItem) {
+    let ShardItem::Sample(sample) = item else { return };
     for payload in sample.fields.iter().filter_map(|field| field.payload.as_ref()) {
         let (words, rest) = payload.as_chunks::<8>();
         let sum = words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)));
         black_box(rest.iter().fold(sum, |sum, &byte| sum.wrapping_add(byte.into())));
+    }
+}
+
+/// Waits for the end of a command whose output has ended; one that stays is killed when it is dropped.
+///
+/// # Errors
+/// Without success: with the exit status, or with the process that is still running.
+async fn end_of(command: &mut Child, patience: Duration) -> io::Result<()> {
+    let process = command.id().unwrap_or_default();
+    let status = tokio::time::timeout(patience, command.wait()).await.map_err(|_| {
+        let waited = patience.as_secs_f64();
+        let reason = format!(
+            "the command, process {process}, has closed its output and is still running after {waited} s"
+        );
+        io::Error::new(io::ErrorKind::TimedOut, reason)
+    })??;
+    if status.success() { Ok(()) } else { Err(io::Error::other(format!("the command ended with {status}"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_command_that_stays_after_its_output_is_named() {
+        let run = |script: &str| {
+            let mut command = tokio::process::Command::new("sh");
+            command.args(["-c", script]).kill_on_drop(true).spawn().unwrap()
+        };
+        let mut stays = run("exec sleep 60");
+        let process = stays.id().unwrap();
+        let error = end_of(&mut stays, Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains(&format!("process {process}")), "{error}");
+        let failed = end_of(&mut run("exit 3"), COMMAND_END).await.unwrap_err();
+        assert!(failed.to_string().contains("exit status: 3"), "{failed}");
+        assert!(end_of(&mut run("exit 0"), COMMAND_END).await.is_ok());
     }
 }

@@ -16,7 +16,6 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use memmap2::Mmap;
 use rustix::buffer::spare_capacity;
-use rustix::fs::StatVfsMountFlags;
 use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 
 /// Bytes that a [`FileBody`] reads at a time.
@@ -25,7 +24,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// How the bytes of local shards, and of those in the cache, are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReadMode {
-    /// [`Self::Mmap`] on file systems that are mounted read-only, else [`Self::Pread`].
+    /// [`Self::Mmap`] on file systems that nobody can write, such as SquashFS images, else [`Self::Pread`].
     #[default]
     Auto,
     /// Through a memory map, without a copy. A shard that is shortened while it is read ends the process.
@@ -56,7 +55,7 @@ impl LocalShard {
         let is_mapped = match mode {
             ReadMode::Mmap => true,
             ReadMode::Pread => false,
-            ReadMode::Auto => is_read_only(&file.file),
+            ReadMode::Auto => is_immutable(&file.file),
         };
         Ok(if is_mapped { Self::Mapped(map(&file.file, file.bytes)?) } else { Self::File(Arc::new(file)) })
     }
@@ -258,10 +257,14 @@ impl AsyncRead for FileBody {
     }
 }
 
-/// Returns whether a file lies on a file system that is mounted read-only, where nobody on this machine can
-/// change it.
-fn is_read_only(file: &File) -> bool {
-    rustix::fs::fstatvfs(file).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY))
+/// Types of file systems that are images, made at once and never written: SquashFS, EROFS, ISO 9660, CramFS,
+/// RomFS. A read-only mount of another type does not count: elsewhere its files may be written.
+const IMMUTABLE: [u32; 5] = [0x7371_7368, 0xe0f5_e1e2, 0x9660, 0x28cd_3d45, 0x7275];
+
+/// Returns whether a file lies on a file system that nobody can write.
+fn is_immutable(file: &File) -> bool {
+    // The type is a number of 32 bits in a field whose width and sign differ between platforms.
+    rustix::fs::fstatfs(file).is_ok_and(|found| IMMUTABLE.contains(&(found.f_type as u32)))
 }
 
 /// Maps a file that this process wrote and that nobody else knows.
@@ -281,7 +284,7 @@ fn map(file: &File, bytes: u64) -> Result<Bytes> {
     }
     // SAFETY: the map is shared with the file, so nothing here can rule out that another process changes the
     // bytes under the slices, or shortens the file and thereby ends this process. Files are mapped only if
-    // nobody else can write them (a read-only mount, a file of our own without a name) or if the caller chose
+    // nobody can write them (an image, a file of our own without a name) or if the caller chose
     // `ReadMode::Mmap`, whose documentation states this. No code of this crate relies on mapped bytes staying
     // as they were checked: payloads are copied or parsed by bounds-checked code, and names and texts are
     // copied before they are taken for UTF-8.

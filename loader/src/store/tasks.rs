@@ -5,28 +5,30 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
 
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinHandle;
+
+use crate::flow::start_runtime;
 
 /// Threads that move bytes of remote shards; nothing is decoded on them.
 const IO_THREADS: usize = 2;
 
 /// Starts a task; it is canceled when the returned handle is dropped.
 pub(crate) fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> Task<T> {
-    Task(io_runtime().spawn(task))
+    Task(io_runtime().map(|runtime| runtime.spawn(task)))
 }
 
-/// Starts a task without a handle.
+/// Starts a task without a handle; it is dropped if no thread can be started.
 pub(super) fn detach(task: impl Future<Output = ()> + Send + 'static) {
-    drop(io_runtime().spawn(task));
+    drop(io_runtime().map(|runtime| runtime.spawn(task)));
 }
 
 /// A task that is cancelled when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Task<T>(JoinHandle<T>);
+pub(crate) struct Task<T>(io::Result<JoinHandle<T>>);
 
 impl<T> Task<T> {
     /// Blocks the calling thread until the task is done.
@@ -40,22 +42,28 @@ impl<T> Future for Task<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let ended = |_| io::Error::other("the task that read the shard ended early");
-        Pin::new(&mut self.0).poll(context).map_err(ended)
+        match &mut self.0 {
+            Ok(task) => Pin::new(task).poll(context).map_err(ended),
+            Err(error) => Poll::Ready(Err(io::Error::new(error.kind(), error.to_string()))),
+        }
     }
 }
 
 impl<T> Drop for Task<T> {
     fn drop(&mut self) {
-        self.0.abort();
+        if let Ok(task) = &self.0 {
+            task.abort();
+        }
     }
 }
 
 /// Returns the process-wide runtime of requests; it is never shut down.
-fn io_runtime() -> Handle {
-    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-    let start = || {
-        let mut builder = Builder::new_multi_thread();
-        builder.worker_threads(IO_THREADS).thread_name("dflop-io").enable_all().build()
+fn io_runtime() -> io::Result<Handle> {
+    static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
+    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let started = match runtime.take() {
+        Some(started) => started,
+        None => start_runtime("dflop-io", IO_THREADS)?,
     };
-    RUNTIME.get_or_init(|| start().expect("threads can be started")).handle().clone()
+    Ok(runtime.insert(started).handle().clone())
 }

@@ -54,9 +54,9 @@ static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
     // findings.
     std::panic::set_hook(Box::new(|_| {}));
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
-    dflop_tests::fuzz::target(&name).unwrap_or_else(|| {
-        let known: Vec<_> = dflop_tests::fuzz::TARGETS.iter().map(|(name, _)| *name).collect();
-        eprintln!("FUZZ_TARGET must be one of {}", known.join(", "));
+    let all = || dflop_tests::fuzz::TARGETS.iter().chain(dflop_cli::fuzz::TARGETS);
+    all().find(|(known, _)| *known == name).map(|(_, run)| *run).unwrap_or_else(|| {
+        eprintln!("FUZZ_TARGET must be one of {}", all().map(|(name, _)| *name).collect::<Vec<_>>().join(", "));
         std::process::exit(2)
     })
 });

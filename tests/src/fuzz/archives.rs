@@ -2,17 +2,26 @@
 //! ones.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::media::decode;
 use dflop_loader::shard::{
-    MappedSamples, Shard, ShardAccess, ShardItem, StreamedSamples, expand_shards_in, scan_shards,
+    Compression, MappedSamples, RawSample, Shard, ShardAccess, ShardItem, StreamedSamples, expand_shards_in,
+    scan_shards, sniff_compression,
 };
 use dflop_loader::store::{ReadMode, Stores};
 use futures::StreamExt;
+use tokio::runtime::Runtime;
 
 /// Largest field, so that a false length in a header costs no memory.
 const FIELD_BYTES_MAX: u64 = 1 << 20;
+
+/// Directory of this process for what the targets read back, and the runtime that reads.
+static PLACE: LazyLock<(tempfile::TempDir, Runtime)> = LazyLock::new(|| {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    (tempfile::tempdir().expect("a temporary directory"), runtime.expect("a runtime starts"))
+});
 
 /// Compares an archive in memory with the same bytes as a stream.
 pub(super) fn tar(bytes: &[u8]) {
@@ -29,6 +38,37 @@ pub(super) fn tar(bytes: &[u8]) {
     assert_eq!(mapped, streamed);
 }
 
+/// Compares an archive that is read by range with the same bytes in memory; fields may be as long as the
+/// archive.
+pub(super) fn ranged(bytes: &[u8]) {
+    let path = written(bytes);
+    let name: Arc<str> = path.as_str().into();
+    if !matches!(sniff_compression(&name, bytes), Ok(Compression::None)) {
+        return;
+    }
+    let mapped = MappedSamples::new(name, bytes.to_vec().into(), bytes.len() as u64).map(comparable);
+    assert_eq!(mapped.collect::<Vec<_>>(), scanned(&path, ReadMode::Pread));
+}
+
+/// Writes a shard and returns its path.
+fn written(bytes: &[u8]) -> String {
+    let path = PLACE.0.path().join(format!("{:?}.tar", std::thread::current().id()));
+    std::fs::write(&path, bytes).expect("the shard is written");
+    path.into_os_string().into_string().expect("temporary directories are UTF-8")
+}
+
+/// Opens a shard.
+fn opened(path: &str, read: ReadMode) -> Vec<Shard> {
+    let stores = Stores::builder().read(read).build().expect("the defaults are valid");
+    expand_shards_in(&[path], &ShardAccess::new(&stores)).expect("the shard is there")
+}
+
+/// Returns what a shard holds.
+fn scanned(path: &str, read: ReadMode) -> Vec<ShardItem> {
+    let items = scan_shards(opened(path, read)).filter_map(async |item| item.ok());
+    PLACE.1.block_on(items.collect::<Vec<_>>()).into_iter().map(comparable).collect()
+}
+
 /// Returns an item without what may differ between the ways of reading: how many bytes were missing.
 fn comparable(item: ShardItem) -> ShardItem {
     match item {
@@ -41,34 +81,34 @@ fn comparable(item: ShardItem) -> ShardItem {
     }
 }
 
-/// Compares a shard, compressed or not, read by system calls, mapped, and through its index.
+/// Compares a shard, compressed or not, read by system calls, mapped, and through its index, which has all
+/// samples that a loader could deliver.
 pub(super) fn shard(bytes: &[u8]) {
-    let place = tempfile::tempdir().expect("a temporary directory");
-    let path = place.path().join("fuzz.tar");
-    std::fs::write(&path, bytes).expect("the shard is written");
-    let shards = |read| -> Vec<Shard> {
-        let stores = Stores::builder().read(read).build().expect("the defaults are valid");
-        let name = path.to_str().expect("temporary directories are UTF-8");
-        expand_shards_in(&[name], &ShardAccess::new(&stores)).expect("the shard is there")
-    };
-    let scan = |read| -> Vec<ShardItem> {
-        let items =
-            crate::run(scan_shards(shards(read)).filter_map(async |item| item.ok()).collect::<Vec<_>>());
-        items.into_iter().map(comparable).collect()
-    };
-    let by_call = scan(ReadMode::Pread);
-    assert_eq!(by_call, scan(ReadMode::Mmap));
-    let options = IndexOptions { directory: Some(place.path().join("index")), ..IndexOptions::default() };
-    let Ok(index) = Index::open_or_build(shards(ReadMode::Pread), &options) else { return };
-    let keys = by_call.iter().filter_map(|item| match item {
-        ShardItem::Sample(sample) => Some(sample.key.as_str()),
-        ShardItem::Skipped(_) => None,
-    });
-    // The index leaves out samples whose media it cannot measure, and no others.
-    let mut scanned = keys;
-    for row in (0..index.len()).map(|sample| index.sample(sample)) {
-        assert!(scanned.any(|key| key == row.key()), "sample `{}` is not in the shard", row.key());
+    let path = written(bytes);
+    let by_call = scanned(&path, ReadMode::Pread);
+    assert_eq!(by_call, scanned(&path, ReadMode::Mmap));
+    let directory = PLACE.0.path().join("index");
+    // Shards of the same length within one tick of the clock look the same.
+    let _none = std::fs::remove_dir_all(&directory);
+    let options = IndexOptions { directory: Some(directory), ..IndexOptions::default() };
+    let index = Index::open_or_build(opened(&path, ReadMode::Pread), &options);
+    let rows = index.iter().flat_map(|index| (0..index.len()).map(|sample| index.sample(sample)));
+    let mut indexed = rows.map(|row| (row.offset(), row.key().to_owned())).peekable();
+    for item in &by_call {
+        let ShardItem::Sample(sample) = item else { continue };
+        let is_indexed = indexed.next_if(|(offset, key)| (*offset, key) == (sample.offset, &sample.key));
+        assert!(is_indexed.is_some() || !is_decoded(sample), "the index lacks sample `{}`", sample.key);
     }
+    assert_eq!(indexed.next(), None, "the shard lacks a sample of the index");
+}
+
+/// Returns whether all media of a sample can be decoded.
+fn is_decoded(sample: &RawSample) -> bool {
+    let limits = super::media::limits();
+    sample.fields.iter().all(|field| {
+        let payload = field.payload.clone();
+        payload.is_some_and(|payload| decode(&field.extension, payload, &limits).is_ok())
+    })
 }
 
 /// Opens the bytes as the index of a small dataset: it is used, or built again.

@@ -4,7 +4,7 @@ use dflop_loader::media::probe::{MediaShape, probe_shape};
 use dflop_loader::media::{DecodeLimits, decode_audio, decode_json, decode_npy, decode_rgb};
 
 /// Small limits: a fuzzer finds what exceeds them sooner.
-fn limits() -> DecodeLimits {
+pub(super) fn limits() -> DecodeLimits {
     let mut limits = DecodeLimits::default();
     limits.image.alloc_bytes_max = 32 << 20;
     limits

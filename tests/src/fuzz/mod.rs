@@ -5,6 +5,7 @@
 //! answer.
 
 mod archives;
+mod checkpoints;
 mod media;
 mod models;
 mod names;
@@ -17,7 +18,11 @@ pub type Target = (&'static str, fn(&[u8]));
 pub const TARGETS: &[Target] = &[
     ("audio", media::audio),
     ("chat_template", models::chat_template),
+    ("checkpoint", checkpoints::checkpoint),
+    ("controls", dflop_executor::comm::fuzz::controls),
     ("energon_split", names::energon_split),
+    ("frames", dflop_executor::comm::fuzz::messages),
+    ("handshake", dflop_executor::comm::fuzz::greeting),
     ("image", media::image),
     ("index", archives::index),
     ("instance", states::instance),
@@ -25,9 +30,13 @@ pub const TARGETS: &[Target] = &[
     ("loader_state", states::loader_state),
     ("model_config", models::model_config),
     ("npy", media::npy),
+    ("pack", names::pack),
     ("pattern", names::pattern),
     ("preprocessor", models::preprocessor),
     ("profile", states::profile),
+    ("ranged", archives::ranged),
+    ("requests", dflop_executor::comm::fuzz::requests),
+    ("safetensors", checkpoints::safetensors),
     ("shard", archives::shard),
     ("shard_list", names::shard_list),
     ("splits", names::splits),
@@ -35,7 +44,11 @@ pub const TARGETS: &[Target] = &[
     ("tar", archives::tar),
     ("tar_index", names::tar_index),
     ("tokenizer", models::tokenizer),
+    ("webshart", names::webshart),
 ];
+
+/// Names of the targets of `dflop-cli`, which replays their corpus itself.
+pub const CLI_TARGETS: &[&str] = &["links", "mixture", "shapes", "train_config"];
 
 /// Finds a target by name.
 #[must_use]

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use dflop_loader::dataset::Splits;
+use dflop_loader::import::PackOptions;
 use dflop_loader::index::foreign::energon::{parse_info, parse_tar_index, splits as energon_splits};
+use dflop_loader::index::foreign::webshart::parse_payloads;
 use dflop_loader::shard::{expand_shards, parse_shard_list};
 use dflop_loader::store::{Location, redact};
 
@@ -46,6 +48,23 @@ pub(super) fn tar_index(bytes: &[u8]) {
     if let Ok(offsets) = parse_tar_index(bytes, 1 << 20) {
         assert!(offsets.is_sorted() && offsets.iter().all(|offset| *offset <= 1 << 20));
     }
+}
+
+/// Reads the payloads of a webshart file.
+pub(super) fn webshart(bytes: &[u8]) {
+    if let Ok(payloads) = parse_payloads(bytes) {
+        assert!(payloads.ends.is_sorted() && payloads.ends.iter().all(|end| *end <= payloads.filesize));
+    }
+}
+
+/// Packs the samples that a list describes; nothing of what it names is there.
+pub(super) fn pack(bytes: &[u8]) {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let list = place.path().join(if bytes.starts_with(b"[") { "list.json" } else { "list.jsonl" });
+    std::fs::write(&list, bytes).expect("the list is written");
+    let out = place.path().join("shards");
+    let packed = dflop_loader::import::pack(&list, &out, &PackOptions::default());
+    assert!(packed.is_err() || out.is_dir());
 }
 
 /// Reads named splits.

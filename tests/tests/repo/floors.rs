@@ -91,7 +91,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 6] = [
     ),
     (
         "bindings/cli/src",
-        &["progress", "failure", "args", "output", "demo_data", "reexec", "report", "commands"],
+        &["progress", "failure", "args", "output", "demo_data", "reexec", "report", "commands", "fuzz"],
     ),
     (
         "bindings/python/src",

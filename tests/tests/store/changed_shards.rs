@@ -79,6 +79,23 @@ fn a_shard_that_is_shortened_while_steps_are_read_is_an_error_with_its_name() {
 }
 
 #[test]
+fn a_shard_that_was_written_since_it_was_indexed_is_an_error_with_its_name() {
+    for read in [ReadMode::Pread, ReadMode::Mmap] {
+        let data = TempDataset::new(1, 40, Compression::Plain);
+        let index = Index::open_or_build(shards(&data, read), &IndexOptions::default()).unwrap();
+        let planner = planner(&Arc::new(index), 4, 1, 2, Tail::Drop);
+        let written = File::options().write(true).open(data.shard(0)).unwrap();
+        written.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        let loader = BalancedLoader::builder(planner, 0).decode(Decode::Raw).build().unwrap();
+        let error = causes(&run(first_error(loader.stream())).expect("the stream fails"));
+        assert!(
+            error.contains("shard-000") && error.contains("changed since it was indexed"),
+            "{read:?}: {error}"
+        );
+    }
+}
+
+#[test]
 fn an_index_that_is_shortened_after_it_was_opened_stays_readable() {
     let data = TempDataset::new(1, 400, Compression::Plain);
     let index = data.index();

@@ -32,7 +32,7 @@ pub(crate) struct DatasetArgs {
 /// Way of reading local shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ReadArg {
-    /// Map shards of file systems that are mounted read-only, else read by system calls.
+    /// Map shards of file systems that nobody can write, such as SquashFS; else read by system calls.
     Auto,
     /// Map shards: no copy, but a shard that is shortened meanwhile ends the process.
     Mmap,

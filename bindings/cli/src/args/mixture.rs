@@ -58,7 +58,7 @@ fn misuse(entry: &str) -> Failure {
 /// Contents of a mixture file. Relative paths start at the file's directory.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct MixtureFile {
+pub(crate) struct MixtureFile {
     #[serde(rename = "data_sets")]
     datasets: Vec<MixtureEntry>,
     #[serde(default)]

@@ -9,12 +9,12 @@ mod list;
 mod memory;
 mod order;
 mod pack;
-mod plan;
+pub(crate) mod plan;
 mod profile;
 mod simulate;
 mod stats;
 mod stream;
-mod train;
+pub(crate) mod train;
 
 use clap::Subcommand;
 

@@ -55,7 +55,7 @@ pub(crate) fn write_json(out: &mut impl Write, value: &impl Serialize) -> Result
 /// Starts the runtime of a loader. It does I/O and hands over, so two threads suffice; decoding has its
 /// own threads.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+    Ok(dflop_loader::flow::start_runtime("dflop", 2)?)
 }
 
 /// Formats a number of bytes with a decimal unit, such as `1.5 kB`.

@@ -5,8 +5,8 @@ use super::handshake::{Hello, Purpose};
 use super::protocol::{ReplyKind, Request, RequestKind, read_answer};
 use super::token::JobToken;
 use crate::comm::error::{Error, Result};
-use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::io::{self, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -119,14 +119,20 @@ impl RendezvousClient {
     ) -> Result<(ReplyKind, Vec<u8>)> {
         let timeout_ms = timeout.as_millis() as u64;
         let request = Request { ask, key: key.into(), value: value.into(), timeout_ms };
+        let failed = |source| self.io("ask the rendezvous", source);
+        let bytes = request.encode().map_err(failed)?;
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         // the store answers within the requested time, or its machine is gone
         let patience = timeout + Duration::from_secs(5);
-        stream
+        let answer = stream
             .set_read_timeout(Some(patience))
-            .and_then(|()| request.write(&mut *stream))
-            .and_then(|()| read_answer(&mut *stream))
-            .map_err(|source| self.io("ask the rendezvous", source))
+            .and_then(|()| stream.write_all(&bytes))
+            .and_then(|()| read_answer(&mut *stream));
+        answer.map_err(|source| {
+            // an answer that comes late, or by halves, must not be taken for the answer to a later request
+            let _ = stream.shutdown(Shutdown::Both);
+            failed(source)
+        })
     }
 
     fn io(&self, action: &str, source: io::Error) -> Error {
@@ -140,7 +146,27 @@ impl Drop for RendezvousClient {
         // a store that is gone needs no farewell; a rank that never joined must count as lost
         if self.has_joined.load(Ordering::Relaxed) {
             let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner);
-            let _ = leave.write(stream);
+            let _ = leave.encode().and_then(|bytes| stream.write_all(&bytes));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn an_answer_after_an_error_is_not_taken_for_that_of_the_next_request() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut server = listener.accept().unwrap().0;
+        let has_joined = AtomicBool::new(false);
+        let client = RendezvousClient { stream: Mutex::new(stream), rank: 1, size: 2, has_joined };
+        // no reply has this code; the second one is whole
+        server.write_all(&[9, 0, 0, 0, 0, 0]).unwrap();
+        assert!(client.set("key", &vec![0; 70_000]).is_err(), "a value that is too long is never sent");
+        assert!(matches!(client.set("key", b"value"), Err(Error::Io { .. })), "the reply is invalid");
+        assert!(matches!(client.set("key", b"value"), Err(Error::Io { .. })), "the connection is closed");
     }
 }

@@ -141,8 +141,8 @@ impl Write for TimedStream<'_> {
 /// Called side of a handshake. Never blocks: [`advance`](Self::advance) processes the bytes that have
 /// arrived.
 #[derive(Debug)]
-pub(super) struct Greeting {
-    pub(super) stream: TcpStream,
+pub(super) struct Greeting<S = TcpStream> {
+    pub(super) stream: S,
     /// Introduction of the caller, then its proof.
     received: [u8; INTRODUCTION_BYTES + WORD_BYTES],
     received_bytes: usize,
@@ -155,8 +155,25 @@ impl Greeting {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        Ok(Self::over(stream))
+    }
+
+    /// Accepts a caller that has proved the token, and returns its stream, which blocks from then on.
+    pub(super) fn accept(mut self, token: &JobToken) -> Result<TcpStream, Refusal> {
+        let (hello, theirs) = self.received[..INTRODUCTION_BYTES].split_at(HELLO_BYTES);
+        let own = self.nonce.unwrap_or_default();
+        let proof = token.prove(&[b"took", hello, theirs, &own]);
+        self.send(&[&[0], proof.as_slice()].concat())?;
+        self.stream.set_nonblocking(false).map_err(Refusal::Resources)?;
+        Ok(self.stream)
+    }
+}
+
+impl<S: Read + Write> Greeting<S> {
+    /// Starts the handshake over a stream that does not block.
+    pub(super) fn over(stream: S) -> Self {
         let received = [0; INTRODUCTION_BYTES + WORD_BYTES];
-        Ok(Self { stream, received, received_bytes: 0, nonce: None })
+        Self { stream, received, received_bytes: 0, nonce: None }
     }
 
     /// Returns whether the introduction has arrived completely.
@@ -214,16 +231,6 @@ impl Greeting {
             }
         }
         Ok(true)
-    }
-
-    /// Accepts a caller that has proved the token, and returns its stream, which blocks from then on.
-    pub(super) fn accept(mut self, token: &JobToken) -> Result<TcpStream, Refusal> {
-        let (hello, theirs) = self.received[..INTRODUCTION_BYTES].split_at(HELLO_BYTES);
-        let own = self.nonce.unwrap_or_default();
-        let proof = token.prove(&[b"took", hello, theirs, &own]);
-        self.send(&[&[0], proof.as_slice()].concat())?;
-        self.stream.set_nonblocking(false).map_err(Refusal::Resources)?;
-        Ok(self.stream)
     }
 
     /// Refuses a caller that has proved the token, with a reason for its user.

@@ -7,12 +7,15 @@
 mod address;
 mod client;
 mod crowd;
+#[cfg(feature = "fuzz")]
+pub(super) mod fuzz;
 mod greeter;
 mod handshake;
 mod protocol;
 mod refusals;
 mod server;
 mod token;
+mod values;
 
 pub(super) use address::{Deadline, dial, resolve};
 pub use client::RendezvousClient;

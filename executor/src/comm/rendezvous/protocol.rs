@@ -45,7 +45,11 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
+    /// Encodes the request.
+    ///
+    /// # Errors
+    /// `InvalidInput` if key or value is too long.
+    pub(super) fn encode(&self) -> io::Result<Vec<u8>> {
         if self.key.len() > KEY_BYTES_MAX || self.value.len() > VALUE_BYTES_MAX {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "key or value is too long"));
         }
@@ -55,7 +59,7 @@ impl Request {
         bytes.extend(self.timeout_ms.to_le_bytes());
         bytes.extend(self.key.as_bytes());
         bytes.extend(&self.value);
-        stream.write_all(&bytes)
+        Ok(bytes)
     }
 
     pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {

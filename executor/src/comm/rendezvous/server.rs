@@ -5,14 +5,13 @@ use super::handshake::{Hello, Purpose};
 use super::protocol::{ReplyKind, Request, RequestKind, write_answer};
 use super::refusals::{Refusal, Refusals};
 use super::token::JobToken;
+use super::values::Values;
 use crate::comm::error::{Error, Result};
-use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Key-value store of one job. Serves on its own threads until it is dropped.
 #[derive(Debug)]
@@ -25,21 +24,8 @@ pub struct RendezvousServer {
 struct Shared {
     size: usize,
     token: JobToken,
-    values: Mutex<Values>,
-    changed: Condvar,
-    is_over: AtomicBool,
+    values: Values,
     refusals: Refusals,
-}
-
-#[derive(Debug, Default)]
-struct Values {
-    of_key: BTreeMap<String, Vec<u8>>,
-    counts: BTreeMap<String, u64>,
-    /// Ranks with a connection.
-    admitted: BTreeSet<usize>,
-    /// Ranks that have sent a request: they know that they were admitted.
-    joined: BTreeSet<usize>,
-    lost: Option<usize>,
 }
 
 impl RendezvousServer {
@@ -59,14 +45,8 @@ impl RendezvousServer {
         };
         let listener = TcpListener::bind(addresses).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let shared = Arc::new(Shared {
-            size,
-            token,
-            values: Mutex::default(),
-            changed: Condvar::new(),
-            is_over: AtomicBool::new(false),
-            refusals: Refusals::default(),
-        });
+        let shared =
+            Arc::new(Shared { size, token, values: Values::default(), refusals: Refusals::default() });
         let serving = shared.clone();
         std::thread::Builder::new()
             .name("comm-store".into())
@@ -84,8 +64,7 @@ impl RendezvousServer {
 
 impl Drop for RendezvousServer {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::Relaxed);
-        self.shared.changed.notify_all();
+        self.shared.values.close();
     }
 }
 
@@ -97,7 +76,7 @@ impl Host for Entrance {
     type Seat = SyncSender<TcpStream>;
 
     fn is_done(&self) -> bool {
-        self.0.is_over.load(Ordering::Relaxed) || self.0.lock().joined.len() == self.0.size
+        self.0.values.is_over() || self.0.values.joined() == self.0.size
     }
 
     fn admit(&mut self, hello: &Hello) -> Result<Self::Seat, Refusal> {
@@ -108,7 +87,7 @@ impl Host for Entrance {
         match thread.spawn(move || shared.serve_rank(rank, &taken)) {
             Ok(_) => Ok(seat),
             Err(source) => {
-                self.0.release(hello.rank);
+                self.0.values.release(hello.rank);
                 Err(Refusal::Resources(source))
             }
         }
@@ -120,7 +99,7 @@ impl Host for Entrance {
     }
 
     fn free(&mut self, _: Self::Seat, hello: &Hello) {
-        self.0.release(hello.rank);
+        self.0.values.release(hello.rank);
     }
 }
 
@@ -139,20 +118,8 @@ impl Shared {
         // a rank that disconnects without leaving fails the waits of all others immediately
         if let Err(error) = self.answer(rank, &mut stream) {
             tracing::debug!(rank, %error, "a rank left the rendezvous");
-            let mut values = self.lock();
-            if values.joined.contains(&rank) {
-                values.lost.get_or_insert(rank);
-            } else {
-                // it gave up before it knew that it was admitted, and may call again
-                values.admitted.remove(&rank);
-            }
-            drop(values);
-            self.changed.notify_all();
+            self.values.lose(rank);
         }
-    }
-
-    fn release(&self, rank: usize) {
-        self.lock().admitted.remove(&rank);
     }
 
     fn admit(&self, hello: &Hello) -> Result<(), String> {
@@ -165,7 +132,7 @@ impl Shared {
         if hello.rank >= self.size {
             return Err(format!("rank {} does not exist in a job of {} ranks", hello.rank, self.size));
         }
-        if !self.lock().admitted.insert(hello.rank) {
+        if !self.values.admit(hello.rank) {
             return Err(format!("another process is rank {}", hello.rank));
         }
         Ok(())
@@ -175,11 +142,13 @@ impl Shared {
     fn answer(&self, rank: usize, stream: &mut TcpStream) -> io::Result<()> {
         loop {
             let request = Request::read(stream)?;
-            self.lock().joined.insert(rank);
+            self.values.join(rank);
             let (answer, value) = match request.ask {
-                RequestKind::Set => self.set(request.key, request.value),
-                RequestKind::Wait => self.wait(&request.key, Duration::from_millis(request.timeout_ms)),
-                RequestKind::Count => self.count(request.key),
+                RequestKind::Set => self.values.set(request.key, request.value),
+                RequestKind::Wait => {
+                    self.values.wait(&request.key, Duration::from_millis(request.timeout_ms))
+                }
+                RequestKind::Count => self.values.count(request.key),
                 RequestKind::Leave => return Ok(()),
                 RequestKind::Refusals => {
                     (ReplyKind::Value, self.refusals.summary().unwrap_or_default().into_bytes())
@@ -187,44 +156,5 @@ impl Shared {
             };
             write_answer(stream, answer, &value)?;
         }
-    }
-
-    fn set(&self, key: String, value: Vec<u8>) -> (ReplyKind, Vec<u8>) {
-        let mut values = self.lock();
-        if values.of_key.contains_key(&key) {
-            return (ReplyKind::Taken, Vec::new());
-        }
-        values.of_key.insert(key, value);
-        self.changed.notify_all();
-        (ReplyKind::Value, Vec::new())
-    }
-
-    fn count(&self, key: String) -> (ReplyKind, Vec<u8>) {
-        let mut values = self.lock();
-        let count = values.counts.entry(key).or_default();
-        *count += 1;
-        (ReplyKind::Value, count.to_le_bytes().to_vec())
-    }
-
-    fn wait(&self, key: &str, timeout: Duration) -> (ReplyKind, Vec<u8>) {
-        let deadline = Instant::now() + timeout;
-        let mut values = self.lock();
-        loop {
-            if let Some(value) = values.of_key.get(key) {
-                return (ReplyKind::Value, value.clone());
-            }
-            if let Some(rank) = values.lost {
-                return (ReplyKind::Lost, (rank as u32).to_le_bytes().to_vec());
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.is_over.load(Ordering::Relaxed) {
-                return (ReplyKind::TimedOut, Vec::new());
-            }
-            values = self.changed.wait_timeout(values, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Values> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

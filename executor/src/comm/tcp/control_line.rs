@@ -1,20 +1,20 @@
 //! Sending half of a control connection, which never blocks and never continues after a truncated message.
 
-use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
-use std::net::{Shutdown, TcpStream};
+use super::socket::{Socket, send_now};
+use std::io::ErrorKind;
+use std::net::Shutdown;
 
 /// Sending half of the control connection to a peer.
 #[derive(Debug, Default)]
 pub(super) struct ControlLine {
     /// `None` once the connection was closed.
-    stream: Option<TcpStream>,
+    stream: Option<Socket>,
     /// Bytes of messages that the socket has not taken yet.
     unsent: Vec<u8>,
 }
 
 impl ControlLine {
-    pub(super) fn new(stream: TcpStream) -> Self {
+    pub(super) fn new(stream: Socket) -> Self {
         Self { stream: Some(stream), unsent: Vec::new() }
     }
 
@@ -31,10 +31,10 @@ impl ControlLine {
     /// Sends as much as the socket takes; a connection that fails is closed. Returns whether all was sent.
     pub(super) fn flush(&mut self) -> bool {
         while let Some(stream) = self.stream.as_ref().filter(|_| !self.unsent.is_empty()) {
-            match send(stream, &self.unsent, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match send_now(stream, &self.unsent) {
                 Ok(sent) => drop(self.unsent.drain(..sent)),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
                 Err(_) => self.close(),
             }
         }
@@ -55,7 +55,7 @@ impl ControlLine {
 mod tests {
     use super::*;
     use std::io::Read;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     fn pair() -> (ControlLine, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -3,11 +3,10 @@
 use super::frame::{Frame, HEADER_BYTES, decode};
 use super::links::Links;
 use crate::comm::error::Cause;
-use crate::comm::mailbox::Expected;
+use crate::comm::mailbox::{Expected, Interrupt};
 use crate::comm::message::{Header, Message};
 use crate::comm::payload::Buffer;
 use std::io::{self, BufReader, Read};
-use std::net::TcpStream;
 use std::time::Duration;
 
 /// Size of the read buffer: fits the headers of many small messages; large messages bypass it.
@@ -18,7 +17,7 @@ const UNTRUSTED_BYTES: usize = 1 << 20;
 const ROOM: Duration = Duration::from_hours(1);
 
 /// Reads messages until the connection ends.
-pub(super) fn read_messages(links: &Links, peer: usize, stream: TcpStream) {
+pub(super) fn read_messages(links: &Links, peer: usize, stream: impl Read) {
     let mut stream = BufReader::with_capacity(BUFFER_BYTES, stream);
     let mut header = [0; HEADER_BYTES];
     while stream.read_exact(&mut header).is_ok() {
@@ -46,11 +45,13 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
     let mailbox = &links.mailbox;
     // not reading is the back pressure: TCP then blocks the sender
     while !mailbox.has_room(peer) {
-        if mailbox.failure().is_some() {
-            return Err(io::ErrorKind::ConnectionAborted.into());
-        }
         // waiting for this peer, or receiving one of its messages, makes room
-        let _ = mailbox.wait_for_room(peer, ROOM);
+        match mailbox.wait_for_room(peer, ROOM) {
+            Ok(()) | Err(Interrupt::TimedOut) => {}
+            Err(Interrupt::Failed(_) | Interrupt::Left) => {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+        }
     }
     let bytes = header.shape.bytes().unwrap_or_default();
     // the length is checked before memory is allocated for it, against the receive of the plan if there is
@@ -113,7 +114,7 @@ mod tests {
     use crate::comm::payload::PayloadShape;
     use crate::comm::step_context::StepContext;
     use std::io::Write;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
 
     /// Returns the failure of a rank whose peer sent these bytes and hung up.

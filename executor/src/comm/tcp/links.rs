@@ -2,14 +2,14 @@
 
 use super::control::Control;
 use super::control_line::ControlLine;
+use super::socket::Socket;
 use crate::comm::error::{Cause, Failure};
 use crate::comm::mailbox::{Mailbox, Status};
 use crate::comm::step_context::StepContext;
+use crate::comm::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, thread};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Connections of a peer that have ended, and whether it sent a farewell.
@@ -52,7 +52,7 @@ impl Links {
     /// Interval at which a full socket is tried again.
     const CONTROL_RETRY: Duration = Duration::from_millis(1);
 
-    pub(super) fn new(rank: usize, mailbox: Arc<Mailbox>, controls: Vec<Option<TcpStream>>) -> Self {
+    pub(super) fn new(rank: usize, mailbox: Arc<Mailbox>, controls: Vec<Option<Socket>>) -> Self {
         let line = |stream| Mutex::new(ControlLine::new(stream));
         Self {
             rank,
@@ -106,7 +106,7 @@ impl Links {
             if Instant::now() >= deadline {
                 return false;
             }
-            std::thread::sleep(Self::CONTROL_RETRY);
+            thread::sleep(Self::CONTROL_RETRY);
         }
     }
 
@@ -157,7 +157,7 @@ impl Links {
     }
 
     /// Reads the control connection of a peer until it ends.
-    pub(super) fn read_controls(&self, peer: usize, mut stream: TcpStream) {
+    pub(super) fn read_controls(&self, peer: usize, mut stream: Socket) {
         loop {
             match Control::read(&mut stream, self.controls.len()) {
                 Ok(Some(control)) => self.take_control(peer, control),
@@ -245,7 +245,7 @@ impl Links {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     fn failure() -> Failure {
         let at = StepContext::step(3, "forward");

@@ -13,9 +13,12 @@ mod connect;
 mod control;
 mod control_line;
 mod frame;
+#[cfg(feature = "fuzz")]
+pub(super) mod fuzz;
 mod inbox;
 mod links;
 mod outbox;
+mod socket;
 mod tcp_transport;
 
 pub use connect::{Session, connect};

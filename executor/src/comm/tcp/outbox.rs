@@ -2,13 +2,13 @@
 
 use super::frame::{encode, farewell};
 use super::links::Links;
+use super::socket::{Socket, send_now};
 use crate::comm::message::Message;
+use crate::comm::sync::{Mutex, Receiver, Sender, channel, thread};
 use crate::comm::transport::SendState;
-use rustix::net::{SendFlags, send};
 use std::io::{self, IoSlice, Write};
-use std::net::{Shutdown, TcpStream};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::Shutdown;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Largest message in bytes that the sending thread writes itself.
@@ -33,7 +33,7 @@ struct WriteQueue {
 pub(super) struct Outbox {
     peer: usize,
     links: Arc<Links>,
-    stream: TcpStream,
+    stream: Socket,
     state: Mutex<WriteQueue>,
     /// Disconnected once the thread has ended.
     ended: Mutex<Receiver<()>>,
@@ -41,11 +41,11 @@ pub(super) struct Outbox {
 
 impl Outbox {
     /// Starts the thread of the connection.
-    pub(super) fn start(peer: usize, links: Arc<Links>, stream: TcpStream) -> io::Result<Self> {
+    pub(super) fn start(peer: usize, links: Arc<Links>, stream: Socket) -> io::Result<Self> {
         let (tasks, queue) = channel();
         let (end, ended) = channel::<()>();
         let (writer, of_writer) = (stream.try_clone()?, links.clone());
-        std::thread::Builder::new().name(format!("comm-send-{peer}")).spawn(move || {
+        thread::Builder::new().name(format!("comm-send-{peer}")).spawn(move || {
             run_tasks(&of_writer, peer, &writer, &queue);
             drop(end);
         })?;
@@ -63,7 +63,7 @@ impl Outbox {
         }
         let bytes = [encode(&message.header).as_slice(), message.buffer.as_bytes()].concat();
         // an error is left to the thread, which meets it again
-        let written = send(&self.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0);
+        let written = send_now(&self.stream, &bytes).unwrap_or(0);
         if written == bytes.len() {
             return SendState::Done;
         }
@@ -95,7 +95,7 @@ impl WriteQueue {
 }
 
 /// Writes queued messages until the farewell, or until the connection fails.
-fn run_tasks(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receiver<WriteTask>) {
+fn run_tasks(links: &Links, peer: usize, mut stream: &Socket, queue: &Receiver<WriteTask>) {
     for task in queue {
         let written = match &task {
             WriteTask::Message(message) => write_message(stream, message),
@@ -117,7 +117,7 @@ fn run_tasks(links: &Links, peer: usize, mut stream: &TcpStream, queue: &Receive
 }
 
 /// Writes header and elements without joining them in memory.
-fn write_message(mut stream: &TcpStream, message: &Message) -> io::Result<()> {
+fn write_message(mut stream: &Socket, message: &Message) -> io::Result<()> {
     let (header, elements) = (encode(&message.header), message.buffer.as_bytes());
     let mut written = 0;
     while written < header.len() {

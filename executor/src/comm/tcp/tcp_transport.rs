@@ -3,21 +3,22 @@
 use super::inbox::read_messages;
 use super::links::Links;
 use super::outbox::Outbox;
+use super::socket::Socket;
 use crate::comm::error::Failure;
 use crate::comm::mailbox::{Interrupt, Mailbox, Status};
 use crate::comm::message::Message;
 use crate::comm::step_context::StepContext;
+use crate::comm::sync::thread;
 use crate::comm::transport::{SendState, Transport};
 use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections with a peer.
 #[derive(Debug)]
 pub(super) struct Pair {
-    pub(super) data: TcpStream,
-    pub(super) control: TcpStream,
+    pub(super) data: Socket,
+    pub(super) control: Socket,
 }
 
 /// All connections of a rank.
@@ -28,7 +29,7 @@ pub(super) struct TcpTransport {
 }
 
 impl TcpTransport {
-    /// Time that a leaving rank waits for others to take its messages.
+    /// Time that a leaving rank waits for all others to take its messages.
     const FAREWELL: Duration = Duration::from_secs(5);
 
     /// Starts the threads of all connections.
@@ -45,7 +46,7 @@ impl TcpTransport {
 }
 
 fn start_pair(links: &Arc<Links>, peer: usize, pair: Pair) -> io::Result<Outbox> {
-    let thread = |name: &str| std::thread::Builder::new().name(format!("comm-{name}-{peer}"));
+    let thread = |name: &str| thread::Builder::new().name(format!("comm-{name}-{peer}"));
     let (of_data, data) = (links.clone(), pair.data.try_clone()?);
     thread("recv").spawn(move || read_messages(&of_data, peer, data))?;
     let of_control = links.clone();
@@ -102,7 +103,10 @@ impl Drop for TcpTransport {
             outboxes().for_each(Outbox::farewell);
         }
         let patience = if has_failed || is_panicking { Duration::ZERO } else { Self::FAREWELL };
-        outboxes().for_each(|outbox| outbox.close(patience));
+        let deadline = Instant::now() + patience;
+        outboxes().for_each(|outbox| outbox.close(deadline.saturating_duration_since(Instant::now())));
+        // readers that wait for room: nobody receives any more
+        self.links.mailbox.close();
         self.links.shut_down();
     }
 }

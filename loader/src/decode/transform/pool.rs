@@ -5,12 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam::channel::{Receiver, Sender, bounded};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use super::{Transform, TransformInput};
 use crate::error::{BoxError, Error, Result};
-use crate::flow::{LoaderStage, Metrics};
+use crate::flow::{JobQueue, Jobs, LoaderStage, Metrics};
 use crate::media::Media;
 
 /// Calls queued per thread, in addition to the one that runs.
@@ -24,26 +23,24 @@ type Call = Box<dyn FnOnce() + Send>;
 /// Fixed number of threads that call transforms; they end after the pool and its last call are dropped.
 #[derive(Debug)]
 pub(super) struct TransformPool {
-    calls: Sender<Call>,
-    room: Arc<Semaphore>,
+    calls: JobQueue<Call>,
     metrics: Arc<Metrics>,
 }
 
 impl TransformPool {
     pub(super) fn new(threads: usize, metrics: Arc<Metrics>) -> Result<Self> {
-        let waiting = threads * CALLS_WAITING;
-        let (calls, queue) = bounded::<Call>(waiting);
+        let (calls, queue) = JobQueue::<Call>::new(threads * CALLS_WAITING);
         metrics.transforms_on(threads);
         for number in 0..threads {
             let (queue, metrics) = (queue.clone(), metrics.clone());
-            let run = move || work(&queue, &metrics);
+            let run = move || work(queue, &metrics);
             let thread = std::thread::Builder::new().name(format!("dflop-transform-{number}")).spawn(run);
             thread.map_err(|error| Error::Config {
                 setting: "transforms.threads",
                 reason: format!("thread {number} of {threads} could not be started: {error}"),
             })?;
         }
-        Ok(Self { calls, room: Arc::new(Semaphore::new(waiting)), metrics })
+        Ok(Self { calls, metrics })
     }
 
     /// Submits a call as soon as there is room; it is skipped if its result was dropped before it starts.
@@ -52,14 +49,12 @@ impl TransformPool {
         transform: Arc<dyn Transform>,
         fields: Vec<TransformInput>,
     ) -> Result<oneshot::Receiver<CallAnswer>> {
-        let ended = || Error::StageEnded { stage: "transform" };
         let since = Instant::now();
-        let room = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
+        let room = self.calls.room().await;
         self.metrics.stage(LoaderStage::Transform).waited_for_room(since.elapsed());
         let (answer, pending) = oneshot::channel();
         let metrics = self.metrics.clone();
         let call = move || {
-            drop(room);
             if answer.is_closed() {
                 return;
             }
@@ -70,12 +65,12 @@ impl TransformPool {
             meter.count(count, 0);
             drop(answer.send(called.map_err(|panic| panic_message(&*panic))));
         };
-        self.calls.send(Box::new(call)).map_err(|_| ended())?;
-        Ok(pending)
+        let is_queued = self.calls.push(room, Box::new(call));
+        if is_queued { Ok(pending) } else { Err(Error::StageEnded { stage: "transform" }) }
     }
 }
 
-fn work(queue: &Receiver<Call>, metrics: &Metrics) {
+fn work(queue: Jobs<Call>, metrics: &Metrics) {
     let mut idle_since = Instant::now();
     for call in queue {
         metrics.stage(LoaderStage::Transform).waited_for_input(idle_since.elapsed());

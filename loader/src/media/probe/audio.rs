@@ -75,8 +75,12 @@ pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediaShape,
             if (prefix.len() as u64) < field_bytes {
                 return Err(DecodeError::truncated(format.name(), prefix.len()));
             }
-            let reader = open_reader(format, prefix)?;
-            track_length(format, audio_track(format, reader.as_ref())?, prefix)?
+            let mut reader = open_reader(format, prefix)?;
+            let track = audio_track(format, reader.as_ref())?;
+            let is_estimated = format == AudioFormat::Mp3 && track.delay.is_none();
+            let (id, (length, channels)) = (track.id, track_length(format, track, prefix)?);
+            let frames = if is_estimated { packet_frames(reader.as_mut(), id) } else { length.frames };
+            (AudioLength { frames, ..length }, channels)
         }
     };
     Ok(MediaShape::Audio { length, channels })
@@ -113,11 +117,21 @@ fn track_length(format: AudioFormat, track: &Track, bytes: &[u8]) -> Result<(Aud
     let Some(CodecParameters::Audio(parameters)) = &track.codec_params else { return Err(missing()) };
     let sample_rate_hz = parameters.sample_rate.filter(|&rate| rate > 0).ok_or_else(missing)?;
     let channels = parameters.channels.as_ref().map_or(0, |channels| channels.count() as u16);
-    let frames = counted_frames(format, track, bytes).or(track.num_frames).ok_or_else(missing)?;
+    let frames = counted_frames(format, track, bytes).or(track.num_frames);
+    // A short MP3 allows no estimate.
+    let frames = frames.or((format == AudioFormat::Mp3).then_some(0)).ok_or_else(missing)?;
     if channels == 0 {
         return Err(missing());
     }
     Ok((AudioLength { frames, sample_rate_hz }, channels))
+}
+
+/// Returns the number of frames in the packets of a track, up to the first packet that cannot be read: as
+/// many as decoding delivers.
+fn packet_frames(reader: &mut dyn FormatReader, track: u32) -> u64 {
+    let packets = std::iter::from_fn(|| reader.next_packet().ok().flatten());
+    let own = packets.filter(|packet| packet.track_id == track);
+    own.map(|packet| packet.dur.get() + packet.trim_start.get() + packet.trim_end.get()).sum()
 }
 
 /// Returns the number of frames that the container declares, or `None` if it only allows an estimate.

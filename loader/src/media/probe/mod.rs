@@ -54,8 +54,8 @@ pub enum MediaShape {
 /// - `extension`: WebDataset extension, see [`kind_of_extension`]
 ///
 /// JPEG, PNG, GIF, BMP, WAV and FLAC need a few kB at most, unless long metadata come first; TIFF, WebP with
-/// EXIF, MP3 and Ogg need the whole field. The number of frames of an MP3 without Xing or VBRI header is an
-/// estimate from its bit rate. Ogg Opus has a shape although no decoder handles it.
+/// EXIF, MP3 and Ogg need the whole field; the frames of an MP3 without the number in its header are counted.
+/// Ogg Opus has a shape although no decoder handles it.
 ///
 /// # Errors
 /// [`DecodeError::PrefixTooShort`] if the header continues after `prefix`; another variant if the field is

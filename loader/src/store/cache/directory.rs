@@ -77,6 +77,12 @@ impl PartialShard {
     pub(super) fn writer(&self) -> PartWriter {
         PartWriter { file: self.file.clone(), path: self.path.clone() }
     }
+
+    /// Leaves the part as a writer that is killed does.
+    #[cfg(test)]
+    pub(super) fn abandon(mut self) {
+        self.is_kept = true;
+    }
 }
 
 /// File of a shard under construction, which has the length of the shard.
@@ -128,9 +134,16 @@ impl Directory {
         let path = &directory.settings.directory;
         let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
         made.and_then(|()| check_owner(path))
-            .and_then(|()| directory.lock().map(drop))
+            .and_then(|()| directory.shrink())
             .map_err(|source| Error::File { path: path.display().to_string(), source })?;
         Ok(directory)
+    }
+
+    /// Removes least recently used shards over the limit, which may be lower than that of an earlier run.
+    fn shrink(&self) -> io::Result<()> {
+        let _lock = self.lock()?;
+        self.make_room(0, self.entries()?, Room::Any);
+        Ok(())
     }
 
     /// Opens a cached shard and marks it as used.
@@ -270,7 +283,9 @@ pub(super) fn is_stuck(part: &Path, patience: Duration) -> bool {
     let Ok(file) = File::open(part) else { return false };
     let holder = Holder::of(&file);
     let written = file.metadata().and_then(|metadata| metadata.modified()).ok();
-    let idle = written.and_then(|time| time.elapsed().ok()).unwrap_or_default();
+    // a clock that was set back makes the last write a future one, which would never be long ago
+    let idle =
+        written.map(|time| time.elapsed().unwrap_or_else(|ahead| ahead.duration())).unwrap_or_default();
     let is_stuck = idle >= patience || holder.as_ref().is_some_and(Holder::is_stopped);
     if is_stuck {
         let by = holder.map_or_else(|| "another process".to_owned(), |holder| holder.describe());
@@ -354,6 +369,17 @@ mod tests {
     }
 
     #[test]
+    fn a_lower_limit_holds_from_the_start() {
+        let (_place, directory) = directory(100);
+        put(&directory, "a", 40);
+        put(&directory, "b", 40);
+        used_at(&directory, "a", 40, 1);
+        let settings = ShardCache { bytes_max: 50, ..directory.settings.clone() };
+        let lower = Directory::open(settings, ReadMode::Auto).unwrap();
+        assert!(!has(&lower, "a", 40) && has(&lower, "b", 40));
+    }
+
+    #[test]
     fn a_shard_under_way_counts_and_is_written_once() {
         let (_place, directory) = directory(100);
         let part = begun(&directory, &key("a", 70));
@@ -373,6 +399,20 @@ mod tests {
         assert!(!directory.path(&key("b", 30), PART).exists());
         drop(part);
         assert!(!directory.path(&key("a", 70), PART).exists());
+    }
+
+    #[test]
+    fn a_writer_without_progress_is_stuck_whatever_the_clock_does() {
+        let (_place, directory) = directory(100);
+        let part = begun(&directory, &key("a", 70));
+        let patience = Duration::from_mins(1);
+        assert!(!is_stuck(&part.path, patience));
+        for time in [SystemTime::now() - 2 * patience, SystemTime::now() + 60 * patience] {
+            part.file.set_modified(time).unwrap();
+            assert!(is_stuck(&part.path, patience));
+        }
+        part.writer().write_at(&[0], 0).unwrap();
+        assert!(!is_stuck(&part.path, patience), "it goes on");
     }
 
     #[test]

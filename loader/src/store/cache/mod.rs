@@ -7,6 +7,8 @@
 //! cache must be on a local disk, because locks of network file systems are unreliable.
 
 mod directory;
+#[cfg(test)]
+mod interleavings;
 
 use std::collections::HashSet;
 use std::io;

@@ -1,8 +1,8 @@
 //! `dflop plan`: finds a parallelism plan for a model, the shapes of a dataset and a cluster.
 
-mod links;
+pub(crate) mod links;
 mod report;
-pub(super) mod shapes;
+pub(crate) mod shapes;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -3,7 +3,7 @@
 //! Without the environment of a launcher, the command launches the ranks of the job as processes of this
 //! machine; under `torchrun`, Slurm or Open MPI it is one rank.
 
-mod config;
+pub(crate) mod config;
 mod demo;
 mod inline;
 mod kept;

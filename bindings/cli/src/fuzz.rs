@@ -1,0 +1,66 @@
+//! Fuzz targets of the files that only the command reads. No part of the interface.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use crate::args::mixture::MixtureFile;
+use crate::commands::plan;
+use crate::commands::train::config::TrainConfig;
+
+/// Name and function of a target.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets, in alphabetical order.
+pub const TARGETS: &[Target] =
+    &[("links", links), ("mixture", mixture), ("shapes", shapes), ("train_config", train_config)];
+
+/// Returns the path of a file of this process that holds the bytes.
+fn file_of(bytes: &[u8]) -> PathBuf {
+    static PLACE: LazyLock<tempfile::TempDir> =
+        LazyLock::new(|| tempfile::tempdir().expect("a temporary directory"));
+    let path = PLACE.path().join(format!("{:?}", std::thread::current().id()));
+    std::fs::write(&path, bytes).expect("the file is written");
+    path
+}
+
+fn links(bytes: &[u8]) {
+    let _links = plan::links::read(&file_of(bytes));
+}
+
+fn mixture(bytes: &[u8]) {
+    let _mixture: Result<MixtureFile, _> = serde_json::from_slice(bytes);
+}
+
+fn shapes(bytes: &[u8]) {
+    if let Ok(sizes) = plan::shapes::read(&file_of(bytes)) {
+        assert!(!sizes.is_empty() && sizes.iter().all(|size| size.tokens > 0));
+    }
+}
+
+fn train_config(bytes: &[u8]) {
+    if let Ok(config) = TrainConfig::read(&file_of(bytes)) {
+        let _checked = config.check();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::TARGETS;
+
+    #[test]
+    fn no_input_of_the_corpus_breaks_a_rule() {
+        let names: Vec<_> = TARGETS.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, dflop_tests::fuzz::CLI_TARGETS);
+        for (name, run) in TARGETS {
+            let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus").join(name);
+            let mut inputs = 0;
+            for input in std::fs::read_dir(corpus).expect("there is a corpus").flatten() {
+                run(&std::fs::read(input.path()).expect("the input is there"));
+                inputs += 1;
+            }
+            assert!(inputs > 0, "{name} has no corpus");
+        }
+    }
+}

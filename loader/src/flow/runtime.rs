@@ -1,0 +1,61 @@
+//! Starts Tokio runtimes where threads may be scarce.
+
+use std::io;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+
+/// Longest time that starting a runtime takes.
+const START: Duration = Duration::from_secs(10);
+
+/// Starts a runtime with a number of worker threads, of this name, that do I/O and keep time.
+///
+/// Tokio panics if a worker cannot be started, and then waits for ever for those that were. So as many
+/// threads are started and ended first, and another thread starts the runtime.
+///
+/// # Errors
+/// The error of the operating system if it has no such number of threads, or no descriptors.
+pub fn start_runtime(name: &'static str, threads: usize) -> io::Result<Runtime> {
+    let failed = |error: io::Error| {
+        let reason = format!("{threads} threads for input and output cannot be started: {error}");
+        io::Error::new(error.kind(), reason)
+    };
+    // One more: the thread that starts the others.
+    check_threads(threads + 1).map_err(failed)?;
+    let (send, started) = mpsc::channel();
+    let start = move || {
+        let mut builder = Builder::new_multi_thread();
+        // Nobody takes it after the time limit.
+        let _late = send.send(builder.worker_threads(threads).thread_name(name).enable_all().build());
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(start).map_err(failed)?;
+    started.recv_timeout(START).unwrap_or_else(|_| Err(failed(io::ErrorKind::WouldBlock.into())))
+}
+
+/// Starts threads that end when all are there.
+fn check_threads(threads: usize) -> io::Result<()> {
+    thread::scope(|scope| {
+        let mut waiting = Vec::new();
+        for _ in 0..threads {
+            let (end, ended) = mpsc::channel::<()>();
+            // Fails, and thereby ends, when `end` is dropped.
+            thread::Builder::new().spawn_scoped(scope, move || ended.recv())?;
+            waiting.push(end);
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_runs_on_its_threads() {
+        let runtime = start_runtime("named", 2).unwrap();
+        let named = async { thread::current().name().map(str::to_owned) };
+        assert_eq!(runtime.block_on(async { tokio::spawn(named).await.unwrap() }).as_deref(), Some("named"));
+    }
+}

@@ -1,0 +1,230 @@
+//! Ranks with connections: writers, readers and control connections of the real transport.
+
+use super::control::Control;
+use super::frame::{encode, farewell};
+use super::inbox::read_messages;
+use super::links::Links;
+use super::socket::connection;
+use super::tcp_transport::{Pair, TcpTransport};
+use crate::comm::api::Comm;
+use crate::comm::communicator::Communicator;
+use crate::comm::endpoint::Endpoint;
+use crate::comm::error::{Cause, Failure};
+use crate::comm::mailbox::{Interrupt, Mailbox};
+use crate::comm::message::{Header, Op};
+use crate::comm::payload::PayloadShape;
+use crate::comm::ranks_models::{at, patient, recv, row};
+use crate::comm::settings::Settings;
+use crate::comm::sync::thread;
+use crate::model::Model;
+use std::io::Write;
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(in crate::comm) fn models() -> Vec<Model> {
+    vec![
+        Model { name: "tcp: messages cut anywhere arrive once, in order", run: messages_arrive },
+        Model { name: "tcp: both send more than connection and bound hold", run: both_send_much },
+        Model { name: "tcp: a reader stops at the bound", run: a_reader_stops_at_the_bound },
+        Model { name: "tcp: a rank that leaves ends all its threads", run: leaving_ends_threads },
+        Model { name: "tcp: a rank that dies is named", run: a_death_is_named },
+        Model { name: "tcp: two failures end both ranks, each with one of them", run: two_failures },
+        Model { name: "tcp: no call returns before the peers know the failure", run: peers_know_first },
+        Model { name: "tcp: a rank that waits answers who it waits for", run: ranks_that_wait_answer },
+    ]
+}
+
+/// Both ends of the connections between two ranks.
+fn pairs() -> [Pair; 2] {
+    let (data, control) = (connection(), connection());
+    [Pair { data: data.0, control: control.0 }, Pair { data: data.1, control: control.1 }]
+}
+
+/// One of two ranks.
+fn communicator(rank: usize, pair: Pair, settings: Settings) -> Communicator {
+    let mailbox = Arc::new(Mailbox::new(2, settings.buffered_bytes_max));
+    let pairs = if rank == 0 { vec![None, Some(pair)] } else { vec![Some(pair), None] };
+    let transport = Box::new(TcpTransport::start(rank, mailbox.clone(), pairs).unwrap());
+    Communicator::world(Arc::new(Endpoint { rank, size: 2, mailbox, transport, settings }))
+}
+
+/// Runs both ranks; Shuttle then runs the threads of their connections to the end.
+fn run(settings: Settings, rank: fn(Communicator)) {
+    let [first, second] = pairs();
+    let ranks = [communicator(0, first, settings), communicator(1, second, settings)];
+    let ranks = ranks.map(|comm| thread::spawn(move || rank(comm)));
+    ranks.into_iter().for_each(|rank| rank.join().unwrap());
+}
+
+/// Sizes of messages, in elements: less than a header, more than the connection holds.
+const SIZES: [usize; 3] = [0, 2, 50];
+
+fn values(elements: usize, of: usize) -> Vec<f32> {
+    (0..elements).map(|value| (value + 100 * of) as f32).collect()
+}
+
+fn messages_arrive() {
+    run(patient(1 << 20), |comm| {
+        if comm.rank() == 0 {
+            let sent = SIZES.map(|size| comm.start_send(1, 7, at(0), row(&values(size, 0))).unwrap());
+            sent.into_iter().for_each(|sent| sent.wait().unwrap());
+            assert_eq!(recv(&comm, 1, 8, 1).unwrap(), values(1, 1));
+        } else {
+            for size in SIZES {
+                assert_eq!(recv(&comm, 0, 7, size).unwrap(), values(size, 0));
+            }
+            comm.send(0, 8, at(0), row(&values(1, 1))).unwrap();
+        }
+    });
+}
+
+fn both_send_much() {
+    run(patient(4), |comm| {
+        let other = 1 - comm.rank();
+        let sent = [50, 51].map(|size| comm.start_send(other, 7, at(0), row(&values(size, 0))).unwrap());
+        // one that is dropped, before or after it has arrived
+        drop(comm.start_recv(other, 7, at(0), PayloadShape::f32(1, 50)).unwrap());
+        assert_eq!(recv(&comm, other, 7, 51).unwrap(), values(51, 0));
+        sent.into_iter().for_each(|sent| sent.wait().unwrap());
+        comm.barrier(at(1)).unwrap();
+    });
+}
+
+fn a_reader_stops_at_the_bound() {
+    const MESSAGES: usize = 4;
+    let shape = PayloadShape::f32(1, 2);
+    let header = Header { comm: 0, op: Op::Point, tag: 7, at: at(0), shape };
+    let (own, theirs) = connection();
+    let mailbox = Arc::new(Mailbox::new(2, 0));
+    let links = Arc::new(Links::new(0, mailbox.clone(), vec![None, None]));
+    links.close();
+    let reader = thread::spawn(move || read_messages(&links, 1, own));
+    let sender = thread::spawn(move || {
+        for _ in 0..MESSAGES {
+            (&theirs).write_all(&[encode(&header).as_slice(), &[0; 8]].concat()).unwrap();
+        }
+        (&theirs).write_all(&farewell()).unwrap();
+    });
+    let numbers = [(); MESSAGES].map(|()| mailbox.post(header.key(1), header));
+    for (taken, number) in numbers.into_iter().enumerate() {
+        // nobody waits for the peer: that would make room
+        while !mailbox.is_ready(header.key(1), number) {
+            thread::yield_now();
+        }
+        let ready = numbers[taken..].iter().filter(|&&number| mailbox.is_ready(header.key(1), number));
+        assert_eq!(ready.count(), 1, "one message is over the bound");
+        mailbox.take(header.key(1), number, 1, at(0), Duration::ZERO).unwrap();
+    }
+    reader.join().unwrap();
+    sender.join().unwrap();
+    assert!(mailbox.has_left(1));
+}
+
+fn leaving_ends_threads() {
+    run(patient(4), |comm| {
+        if comm.rank() == 0 {
+            // nobody receives these: the reader of the peer waits for room until the peer leaves
+            let sent = [50, 51, 52].map(|size| comm.start_send(1, 7, at(0), row(&values(size, 0))));
+            for sent in sent.into_iter().flatten() {
+                let _ = sent.wait();
+            }
+        }
+    });
+}
+
+fn a_death_is_named() {
+    let [own, dead] = pairs();
+    let survivor = communicator(0, own, patient(1 << 20));
+    let dying = thread::spawn(move || {
+        // what it has sent of its last message arrives
+        (&dead.data).write_all(&[0; 10]).unwrap();
+        dead.data.shutdown(Shutdown::Both).unwrap();
+        dead.control.shutdown(Shutdown::Both).unwrap();
+    });
+    let error = recv(&survivor, 1, 7, 1).unwrap_err();
+    let failure = error.failure().unwrap();
+    assert_eq!((failure.cause, failure.culprit), (Cause::Died, Some(1)), "{failure}");
+    dying.join().unwrap();
+}
+
+fn two_failures() {
+    run(patient(1 << 20), |comm| {
+        let receiving = comm.start_recv(1 - comm.rank(), 7, at(0), PayloadShape::f32(1, 1)).unwrap();
+        let failure = comm.abort(at(0), "enough").failure().unwrap().clone();
+        assert_eq!((failure.cause, failure.message.ends_with("enough")), (Cause::Caller, true), "{failure}");
+        assert_eq!(receiving.wait().unwrap_err().failure().unwrap(), &failure);
+        assert_eq!(comm.abort(at(0), "too late").failure().unwrap(), &failure);
+    });
+}
+
+/// Failure whose text is longer than what the connection holds.
+fn failure(by: usize) -> Failure {
+    Failure { cause: Cause::Caller, culprit: Some(by), by, at: at(0), message: "enough ".repeat(40) }
+}
+
+fn peers_know_first() {
+    let (own, mut theirs) = connection();
+    let reading = own.try_clone().unwrap();
+    let mailbox = Arc::new(Mailbox::new(2, 1 << 20));
+    let links = Arc::new(Links::new(0, mailbox, vec![None, Some(own)]));
+    let shape = PayloadShape::f32(1, 1);
+    let header = Header { comm: 0, op: Op::Point, tag: 7, at: at(0), shape };
+    let number = links.mailbox.post(header.key(1), header);
+    let (control, ending, waiting) = (links.clone(), links.clone(), links.clone());
+    let peer = thread::spawn(move || (Control::read(&mut theirs, 2), Control::read(&mut theirs, 2)));
+    let reader = thread::spawn(move || control.read_controls(1, reading));
+    // any of these may end the process, which closes its connections
+    let calls = [
+        thread::spawn(move || {
+            let kept = ending.end_job(failure(0));
+            ending.shut_down();
+            kept
+        }),
+        thread::spawn(move || {
+            let taken = waiting.mailbox.take(header.key(1), number, 1, at(0), Duration::from_hours(24));
+            let Err(Interrupt::Failed(kept)) = taken else { panic!("the job has failed") };
+            waiting.shut_down();
+            kept
+        }),
+    ];
+    let kept = links.end_job(failure(1));
+    links.shut_down();
+    for call in calls {
+        assert_eq!(call.join().unwrap(), kept);
+    }
+    let (first, second) = peer.join().unwrap();
+    assert_eq!(first.unwrap(), Some(Control::Abort(kept)), "whole, whoever ends the process");
+    assert_eq!(second.unwrap(), None, "once");
+    reader.join().unwrap();
+}
+
+fn ranks_that_wait_answer() {
+    let (controls, mailboxes) = (connection(), [(); 2].map(|()| Arc::new(Mailbox::new(2, 1 << 20))));
+    let ends = [controls.0, controls.1];
+    let readers: Vec<_> = ends.iter().map(|end| end.try_clone().unwrap()).collect();
+    let links: Vec<_> = ends
+        .into_iter()
+        .enumerate()
+        .map(|(rank, end)| {
+            let controls = if rank == 0 { vec![None, Some(end)] } else { vec![Some(end), None] };
+            Arc::new(Links::new(rank, mailboxes[rank].clone(), controls))
+        })
+        .collect();
+    for (rank, reader) in readers.into_iter().enumerate() {
+        let links = links[rank].clone();
+        thread::spawn(move || links.read_controls(1 - rank, reader));
+    }
+    mailboxes[1].begin_wait(0, at(5));
+    let asking: Vec<_> = (0..2)
+        .map(|_| {
+            let links = links[0].clone();
+            thread::spawn(move || links.ask(1, Settings::STATUS).unwrap())
+        })
+        .collect();
+    for asking in asking {
+        assert_eq!(asking.join().unwrap().wait, Some((0, at(5))));
+    }
+    links.iter().for_each(|links| links.close());
+    links.iter().for_each(|links| links.shut_down());
+}

@@ -1,0 +1,13 @@
+//! Hand-overs of the loader: the files of its room `flow` on other tasks and channels.
+#![allow(dead_code, unreachable_pub, reason = "a part of a room")]
+
+#[path = "../../../../loader/src/flow/byte_budget.rs"]
+mod byte_budget;
+#[path = "../../../../loader/src/flow/job_queue.rs"]
+mod job_queue;
+#[path = "../../../../loader/src/flow/metrics.rs"]
+mod metrics;
+mod models;
+mod sync;
+
+pub(crate) use models::models;

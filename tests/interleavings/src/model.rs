@@ -1,0 +1,42 @@
+//! A model: a claim, and the program that would break it under some schedule.
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::{Config, Runner};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Number of changes of priority in a schedule of the second kind.
+const PRIORITY_CHANGES: usize = 3;
+/// Bytes of the stack of one thread.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Program whose every schedule must end, without a panic.
+#[derive(Clone, Copy)]
+pub(crate) struct Model {
+    /// Claim.
+    pub(crate) name: &'static str,
+    /// Program.
+    pub(crate) run: fn(),
+}
+
+impl Model {
+    /// Runs half of the schedules at random, and half with priorities that change a few times; returns their
+    /// number.
+    pub(crate) fn run(&self, schedules: usize, seed: u64) -> Result<usize, String> {
+        let half = schedules.div_ceil(2);
+        let random = self.run_with(RandomScheduler::new_from_seed(seed, half))?;
+        let priorities = self.run_with(PctScheduler::new_from_seed(seed, PRIORITY_CHANGES, half))?;
+        Ok(random + priorities)
+    }
+
+    fn run_with(&self, scheduler: impl Scheduler + 'static) -> Result<usize, String> {
+        let mut config = Config::new();
+        config.stack_size = STACK_BYTES;
+        config.silence_warnings = true;
+        let run = AssertUnwindSafe(|| Runner::new(scheduler, config).run(self.run));
+        catch_unwind(run).map_err(|panic| {
+            let words = panic.downcast_ref::<String>().map(String::as_str);
+            let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
+            words.unwrap_or("a panic").lines().next().unwrap_or_default().to_owned()
+        })
+    }
+}
