@@ -29,18 +29,18 @@ def loader_of(directory: Path, **settings: object) -> dflop.BalancedLoader:
 def model_of(directory: Path) -> DistributedDataParallel:
     torch.manual_seed(0)
     model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(directory / "model"))
-    # A rank's last microbatch may have no image; its backward pass then does not reach the vision tower.
-    return DistributedDataParallel(model, find_unused_parameters=True)
+    # Every microbatch reaches all parameters: one without images has a blank one.
+    return DistributedDataParallel(model)
 
 
 def backward(model: DistributedDataParallel, step: dflop.Step) -> float:
     """Leaves the gradients of the global batch in all ranks' parameters; returns its loss."""
     total = torch.zeros(1)
-    for microbatch in step.microbatches:
-        # Gradients are summed over the ranks once per step, with the last microbatch.
-        is_last = microbatch is step.microbatches[-1]
+    for place, microbatch in enumerate(step.microbatches, 1):
+        # Gradients are averaged over the ranks once per step, with the last microbatch.
+        is_last = place == len(step.microbatches)
         with contextlib.nullcontext() if is_last else model.no_sync():
-            loss = model(**microbatch, use_cache=False).loss * microbatch.loss_scale
+            loss = model(**microbatch, num_items_in_batch=step.target_tokens).loss * dist.get_world_size()
             loss.backward()
         total += loss.detach()
     dist.all_reduce(total)
@@ -53,8 +53,8 @@ if __name__ == "__main__":
     model = model_of(directory)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in loader_of(directory):
-        loss, tokens = backward(model, step), [one.tokens for one in step.microbatches]
-        print(f"rank {dist.get_rank()}, step {step.step}: loss {loss:.3f}, {tokens} tokens", flush=True)
+        loss = backward(model, step)
+        print(f"rank {dist.get_rank()}, step {step.step}: loss {loss:.3f}, plan {step.digest}", flush=True)
         optimizer.step()
         optimizer.zero_grad()
     dist.destroy_process_group()

@@ -19,12 +19,8 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 
 class Loss(torch.nn.Sequential):
-    def forward(self, **microbatch: torch.Tensor) -> torch.Tensor:
-        nothing = 0.0
-        if "pixel_values" not in microbatch:  # 2 x 2 patches, before the language model as all images
-            blank = self[0].model.visual(torch.zeros(4, 1176), grid_thw=torch.tensor([[1, 2, 2]]))
-            nothing = 0.0 * blank.pooler_output.sum()
-        return self[0](**microbatch, use_cache=False).loss + nothing
+    def forward(self, **inputs: object) -> torch.Tensor:
+        return self[0](**inputs).loss
 
 
 def model_of(directory: Path) -> Loss:
@@ -38,10 +34,11 @@ def model_of(directory: Path) -> Loss:
 
 def backward(model: Loss, step: dflop.Step) -> None:
     """Leaves the gradients of the global batch in the ranks' parts of the parameters."""
-    for microbatch in step.microbatches:
-        # Gradients are summed over the ranks once per step, with the last microbatch.
-        model.set_requires_gradient_sync(microbatch is step.microbatches[-1])
-        (model(**microbatch) * microbatch.loss_scale).backward()
+    for place, microbatch in enumerate(step.microbatches, 1):
+        # Gradients are averaged over the ranks once per step, with the last microbatch.
+        model.set_requires_gradient_sync(place == len(step.microbatches))
+        loss = model(**microbatch, num_items_in_batch=step.target_tokens) * dist.get_world_size()
+        loss.backward()
 
 
 if __name__ == "__main__":

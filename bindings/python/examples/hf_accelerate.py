@@ -2,8 +2,7 @@
 
 `prepare` takes model and optimizer, not the loader, which already delivers every process its share of each
 global batch. `Accelerator.backward` divides by the steps of gradient accumulation, and DDP averages over
-processes; `loss_scale` includes the average over processes, so only the division is undone. Losses are the
-same on any number of processes. `save_state` saves the loader's state with everything else.
+processes, so that both are undone. Losses are the same on any number of processes. `save_state` saves the loader's state with everything else.
 """
 
 import accelerate
@@ -15,8 +14,7 @@ DIRECTORY, MICROBATCHES = dflop.example.directory(), 2
 
 
 def train(checkpoint, *, steps, is_resumed=False):
-    unused = accelerate.DistributedDataParallelKwargs(find_unused_parameters=True)  # there may be no images
-    accelerator = accelerate.Accelerator(gradient_accumulation_steps=MICROBATCHES, kwargs_handlers=[unused])
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=MICROBATCHES)
     rank = {"dp_rank": accelerator.process_index, "dp_size": accelerator.num_processes}
     ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
     loader = dflop.BalancedLoader(
@@ -35,8 +33,8 @@ def train(checkpoint, *, steps, is_resumed=False):
         for microbatch in step.microbatches:
             with accelerator.accumulate(model):
                 inputs = microbatch.to(accelerator.device)
-                # With a cache, attention would cross packed samples.
-                loss = model(**inputs, use_cache=False).loss * microbatch.loss_scale
+                loss = model(**inputs, num_items_in_batch=step.target_tokens).loss
+                loss = loss * accelerator.num_processes
                 accelerator.backward(loss * MICROBATCHES)
                 optimizer.step()
                 optimizer.zero_grad()

@@ -2,7 +2,7 @@
 
 `Trainer` gets a `DataLoader` that it neither batches nor shards, since each process has its own microbatches.
 It divides summed losses by the labels of the whole global batch, over all processes, which weights all tokens
-equally; `loss_scale` is for custom loops. A callback saves the loader's state next to each checkpoint.
+equally. A callback saves the loader's state next to each checkpoint.
 """
 
 import json
@@ -37,7 +37,7 @@ class KeepsPosition(transformers.TrainerCallback):
 def train(out, *, resume=None, **settings):
     settings = {"max_steps": 8, "learning_rate": 3e-3, "logging_steps": 1, "save_steps": 4} | settings
     settings |= {"gradient_accumulation_steps": MICROBATCHES, "ignore_data_skip": True}
-    settings |= {"ddp_find_unused_parameters": True}  # a microbatch without images uses no encoder
+    settings |= {"ddp_find_unused_parameters": False}  # one without images has a blank one
     args = transformers.TrainingArguments(out, report_to="none", disable_tqdm=True, **settings)
     model, rank = DIRECTORY / "model", {"dp_rank": args.process_index, "dp_size": args.world_size}
     ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=model, model=model)
@@ -45,7 +45,6 @@ def train(out, *, resume=None, **settings):
     torch.manual_seed(0)
     # `Trainer` does not load weights that `save_pretrained` renames, so they are loaded here.
     config, auto = transformers.AutoConfig.from_pretrained(model), transformers.AutoModelForImageTextToText
-    config.text_config.use_cache = False  # with a cache, attention would cross packed samples
     net = auto.from_pretrained(resume, config=config) if resume else auto.from_config(config)
     dataset = dflop.torch.Microbatches(loader, MICROBATCHES)
     trainer = BalancedTrainer(net, args, train_dataset=dataset, callbacks=[KeepsPosition()])

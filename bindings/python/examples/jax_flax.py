@@ -48,7 +48,8 @@ def texts():
     ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
     settings = {"global_batch_size": 6, "pad_to_tokens": TOKENS, "steps": 12, "array_type": "jax"}
     for step in dflop.BalancedLoader(ds, model=DIRECTORY / "model", skip_media_tensors=True, **settings):
-        mb, labels = step.microbatches[0], jnp.roll(step.microbatches[0]["labels"], -1, axis=1)
+        (mb,) = step.microbatches
+        labels = jnp.roll(mb["labels"], -1, axis=1)
         yield (mb["input_ids"], mb["position_ids"][0]), jnp.abs(labels), (labels >= 0) * mb.loss_scale_sum
 
 

@@ -33,8 +33,9 @@ class Module(lightning.LightningModule):
         self.losses, self.keys = [], []
 
     def training_step(self, microbatch, place):
-        # With a cache, attention would cross packed samples.
-        scaled = self.model(**microbatch, use_cache=False).loss * microbatch.loss_scale
+        # The sum of the losses, by the target tokens of all processes.
+        loss = self.model(**microbatch, num_items_in_batch=1).loss
+        scaled = loss * microbatch.loss_scale_sum
         self.losses.append(scaled.item())
         self.keys.append(microbatch.sample_keys)
         return scaled * self.trainer.accumulate_grad_batches

@@ -36,9 +36,10 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor, scale: float) -> torch.T
 def backward(schedule: Schedule1F1B, step: dflop.Step, rank: int) -> float:
     """Leaves the step's gradients in the stages; returns its loss, on the last of them."""
     names = [("input_ids", "pixel_values", "image_grid_thw"), ("position_ids",)][rank]
-    inputs = [{name: one[name] for name in names if name in one} for one in step.microbatches]
-    scale = {"scale": step.microbatches[0].loss_scale_sum}  # the same for all sums of a step
-    labels, losses = [one["labels"] for one in step.microbatches], []
+    microbatches = list(step.microbatches)  # a pipeline takes all of them at once
+    inputs = [{name: one[name] for name in names if name in one} for one in microbatches]
+    scale = {"scale": microbatches[0].loss_scale_sum}  # the same for all sums of a step
+    labels, losses = [one["labels"] for one in microbatches], []
     schedule.step(kwarg_mbs=inputs, target_mbs=labels, losses=losses, loss_kwargs=scale)
     return sum(loss.item() for loss in losses)
 

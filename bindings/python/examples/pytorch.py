@@ -1,7 +1,7 @@
 """Trains a small vision-language model in one process: the loop that the other examples extend.
 
-A global batch is delivered as microbatches of about the same cost. Losses are weighted by `loss_scale`, so
-that the step equals one pass over the whole batch. Data and model are generated in a moment.
+A global batch is delivered as microbatches of about the same cost. Losses are divided by the target tokens
+of the whole batch, so that the step equals one pass over it. Data and model are generated in a moment.
 """
 
 from pathlib import Path
@@ -27,8 +27,7 @@ def backward(model: torch.nn.Module, step: dflop.Step) -> float:
     """Adds the step's gradients to the parameters; returns its loss, the mean over its target tokens."""
     total = 0.0
     for microbatch in step.microbatches:
-        # With a cache, the attention of transformers crosses packed samples.
-        loss = model(**microbatch, use_cache=False).loss * microbatch.loss_scale
+        loss = model(**microbatch, num_items_in_batch=step.target_tokens).loss
         loss.backward()
         total += loss.item()
     return total
@@ -42,8 +41,7 @@ def train(
         losses.append(backward(model, step))
         optimizer.step()
         optimizer.zero_grad()
-        tokens = [microbatch.tokens for microbatch in step.microbatches]
-        print(f"step {step.step}: loss {losses[-1]:.3f}, microbatches of {tokens} tokens", flush=True)
+        print(f"step {step.step}: loss {losses[-1]:.3f} of {step.target_tokens} tokens", flush=True)
     return losses
 
 

@@ -43,7 +43,7 @@ def train_step(model, optimizer, data_iterator):
     valid_tokens = sum((labels != IGNORED).sum() for _, labels in batches)
     for inputs, labels in batches:
         inputs |= {"input_ids": inputs.pop("input"), "position_ids": inputs.pop("positions")}
-        logits = model(**inputs, use_cache=False).logits
+        logits = model(**inputs).logits
         (loss := cross_entropy(logits[0], labels[0], reduction="sum") / valid_tokens).backward()
         yield loss.item()
     optimizer.step(), optimizer.zero_grad()

@@ -164,6 +164,15 @@ impl From<dflop_loader::Error> for DflopError {
                 .field("tokens", *tokens)
                 .field("pad_to_tokens", *pad_to_tokens)
                 .field("tokens_needed", *tokens_needed),
+            E::MicrobatchTooLarge { step, dp_rank, microbatch, samples, bytes, bytes_max } => {
+                new("PlanError", "microbatch_too_large")
+                    .field("step", *step)
+                    .field("dp_rank", *dp_rank as u64)
+                    .field("microbatch", *microbatch as u64)
+                    .field("samples", *samples as u64)
+                    .field("bytes", *bytes)
+                    .field("bytes_max", *bytes_max)
+            }
             E::CostFunction { step, source } => {
                 new("UserCodeError", "cost_function").field("step", *step).caused_by(&**source)
             }

@@ -43,7 +43,7 @@ mod _native {
     #[pymodule_export]
     use crate::balance::py_balance;
     #[pymodule_export]
-    use crate::balanced::{Plan, PyBalancedLoader, StepIterator};
+    use crate::balanced::{MicrobatchIterator, Plan, PyBalancedLoader, StepIterator, StepMicrobatches};
     #[pymodule_export]
     use crate::cli::{cli, command};
     #[pymodule_export]

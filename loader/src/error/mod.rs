@@ -91,8 +91,7 @@ pub enum Error {
         tokens_needed: u64,
         reason: String,
     },
-    /// The counted tokens of a microbatch exceed the fixed number; nothing of its step was delivered. Ends
-    /// the stream.
+    /// The counted tokens of a microbatch exceed the fixed number. Ends the stream.
     #[error(
         "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {tokens} tokens, over `pad_to_tokens` of \
          {pad_to_tokens}: {planned_tokens} were planned; count texts in the index with the model's tokenizer, so that plans \
@@ -107,6 +106,20 @@ pub enum Error {
         planned_tokens: u64,
         pad_to_tokens: u64,
         tokens_needed: u64,
+    },
+    /// The samples of a microbatch do not fit into memory, by their shapes in the index. Ends the stream.
+    #[error(
+        "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {samples} samples, which take about {} decoded \
+         and prepared, of {} available; use more microbatches or a smaller global batch",
+        readable_bytes(*bytes), readable_bytes(*bytes_max)
+    )]
+    MicrobatchTooLarge {
+        step: u64,
+        dp_rank: usize,
+        microbatch: usize,
+        samples: usize,
+        bytes: u64,
+        bytes_max: u64,
     },
     /// A step after the end of a run was requested.
     #[error("step {step} does not exist: the run has {steps} steps, counted from 0")]
@@ -145,6 +158,12 @@ pub enum Error {
 
 fn in_shard(shard: Option<&str>) -> String {
     shard.map_or_else(String::new, |shard| format!(" in shard `{shard}`"))
+}
+
+/// Writes bytes with a decimal unit.
+fn readable_bytes(bytes: u64) -> String {
+    let (unit, name) = if bytes < 1_000_000_000 { (1e6, "MB") } else { (1e9, "GB") };
+    format!("{:.1} {name}", bytes as f64 / unit)
 }
 
 /// Refuses a setting over its limit.

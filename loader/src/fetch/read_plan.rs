@@ -1,4 +1,4 @@
-//! Plans the reads of one rank's share of a step, in one pass over its rows.
+//! Plans the reads of one microbatch, in one pass over its rows.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ pub(crate) trait Demand: Debug + Send + Sync {
     fn tensor_bytes(&self, row: &SampleRow<'_>) -> u64;
 }
 
-/// The reads of one rank's share of a step.
+/// The reads of one microbatch.
 #[derive(Debug)]
 pub(crate) struct ReadPlan {
-    /// Samples to read, by microbatch; their payloads are missing.
-    pub(super) microbatches: Vec<Vec<PlannedRead>>,
+    /// Samples to read; their payloads are missing.
+    pub(crate) samples: Vec<PlannedRead>,
     /// Shard, offset and length of every field of a remote shard, by dataset.
     pub(super) remote: Vec<Vec<(usize, u64, u64)>>,
-    /// Samples of the share that the cost model refuses; they are not read.
+    /// Samples that the cost model refuses; they are not read.
     pub(super) refused: Vec<Skipped>,
     /// Bytes that the samples take in memory, decoded and prepared, from the shapes in the index.
     pub(crate) resident_bytes: u64,
@@ -36,7 +36,7 @@ pub(crate) struct ReadPlan {
 
 /// A sample to read.
 #[derive(Debug)]
-pub(super) struct PlannedRead {
+pub(crate) struct PlannedRead {
     /// Place of the sample in [`StepPlan::samples`].
     pub(super) place: u32,
     pub(super) dataset: usize,
@@ -46,11 +46,11 @@ pub(super) struct PlannedRead {
 }
 
 impl ReadPlan {
-    /// Plans the reads of the samples at `share`, places in the plan by microbatch.
+    /// Plans the reads of the samples at `places` in the plan.
     pub(super) fn new(
         planner: &StepPlanner,
         plan: &StepPlan,
-        share: &[Vec<u32>],
+        places: &[u32],
         fields: &FieldSelection,
         demand: &dyn Demand,
     ) -> Self {
@@ -58,37 +58,37 @@ impl ReadPlan {
         let is_remote = |index: &Index, shard: usize| index.shards()[shard].remote().is_some();
         let (mut refused, mut resident_bytes) = (Vec::new(), 0u64);
         let mut remote = vec![Vec::new(); datasets.len()];
-        let mut microbatches = Vec::with_capacity(share.len());
-        for places in share {
-            let mut reads = Vec::with_capacity(places.len());
-            for &place in places {
-                let drawn = plan.samples[place as usize];
-                let (row, index) = (planner.row(drawn), datasets[drawn.dataset].index());
-                let url = &index.shards()[row.shard].url;
-                // Refused samples are listed in the order of their places.
-                if let Ok(at) = plan.refused.binary_search_by_key(&(place as usize), |(at, _)| *at) {
-                    refused.push(skipped(&row, url, &plan.refused[at].1));
-                    continue;
-                }
-                resident_bytes = resident_bytes.saturating_add(demand.tensor_bytes(&row));
-                let mut sample = raw_sample(&row, url.clone(), drawn);
-                for field in row.fields().filter(|field| fields.wants(field.extension)) {
-                    let size = size_alone(field.extension, field.shape, demand);
-                    if size.is_none() {
-                        resident_bytes =
-                            resident_bytes.saturating_add(field.shape.decoded_bytes(field.bytes));
-                        if is_remote(index, row.shard) {
-                            remote[drawn.dataset].push((row.shard, field.offset, field.bytes));
-                        }
-                    }
-                    let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
-                    sample.fields.push(RawField { extension, offset, bytes, payload: None, size });
-                }
-                reads.push(PlannedRead { place, dataset: drawn.dataset, shard: row.shard, sample });
+        let mut samples = Vec::with_capacity(places.len());
+        for &place in places {
+            let drawn = plan.samples[place as usize];
+            let (row, index) = (planner.row(drawn), datasets[drawn.dataset].index());
+            let url = &index.shards()[row.shard].url;
+            // Refused samples are listed in the order of their places.
+            if let Ok(at) = plan.refused.binary_search_by_key(&(place as usize), |(at, _)| *at) {
+                refused.push(skipped(&row, url, &plan.refused[at].1));
+                continue;
             }
-            microbatches.push(reads);
+            resident_bytes = resident_bytes.saturating_add(demand.tensor_bytes(&row));
+            let mut sample = raw_sample(&row, url.clone(), drawn);
+            for field in row.fields().filter(|field| fields.wants(field.extension)) {
+                let size = size_alone(field.extension, field.shape, demand);
+                if size.is_none() {
+                    resident_bytes = resident_bytes.saturating_add(field.shape.decoded_bytes(field.bytes));
+                    if is_remote(index, row.shard) {
+                        remote[drawn.dataset].push((row.shard, field.offset, field.bytes));
+                    }
+                }
+                let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
+                sample.fields.push(RawField { extension, offset, bytes, payload: None, size });
+            }
+            samples.push(PlannedRead { place, dataset: drawn.dataset, shard: row.shard, sample });
         }
-        Self { microbatches, remote, refused, resident_bytes }
+        Self { samples, remote, refused, resident_bytes }
+    }
+
+    /// Returns whether any field is in a remote shard.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.remote.iter().any(|fields| !fields.is_empty())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads one rank's share of a planned step by range.
+//! Reads one rank's share of a planned step by range, microbatch by microbatch.
 
 use std::sync::Arc;
 
@@ -53,36 +53,45 @@ impl StepReader {
         Self { settings, ranges, shard_starts, skips, metrics }
     }
 
-    /// Plans the reads of a step.
+    /// Returns the samples of a step that are read, by microbatch, as places in the plan.
     ///
     /// # Errors
     /// See [`Share::places`].
-    pub(crate) fn plan(&self, plan: &StepPlan) -> Result<ReadPlan> {
-        let StepReaderSettings { planner, share, fields, demand, .. } = &self.settings;
-        Ok(ReadPlan::new(planner, plan, &share.places(plan)?, fields, &**demand))
+    pub(crate) fn places(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>> {
+        self.settings.share.places(plan)
     }
 
-    /// Fetches everything that a step needs of remote shards, at the same time.
-    pub(crate) async fn fetch(&mut self, reads: &mut ReadPlan) -> Result<()> {
-        let wanted = std::mem::take(&mut reads.remote);
+    /// Plans the reads of the samples of a microbatch.
+    pub(crate) fn plan(&self, plan: &StepPlan, places: &[u32]) -> ReadPlan {
+        let StepReaderSettings { planner, fields, demand, .. } = &self.settings;
+        ReadPlan::new(planner, plan, places, fields, &**demand)
+    }
+
+    /// Fetches everything that microbatches need of remote shards, at the same time; it is kept until
+    /// [`Self::read`] has read them.
+    pub(crate) async fn fetch(&mut self, microbatches: &mut [ReadPlan]) -> Result<()> {
+        let mut wanted = vec![Vec::new(); self.ranges.len()];
+        for reads in microbatches {
+            wanted.iter_mut().zip(&mut reads.remote).for_each(|(all, own)| all.append(own));
+        }
         let fetches = self.ranges.iter_mut().zip(wanted).filter(|(_, wanted)| !wanted.is_empty());
         futures::future::try_join_all(fetches.map(|(ranges, wanted)| ranges.fetch(wanted))).await?;
         Ok(())
     }
 
-    /// Reads a step, after [`Self::fetch`]; blocks on a cold disk.
-    pub(crate) fn read(&mut self, reads: ReadPlan) -> Result<Vec<ReadMicrobatch>> {
-        for refused in reads.refused {
-            self.metrics.stage(LoaderStage::Read).fail(1);
-            self.skips.push(refused);
-        }
-        let mut microbatches = Vec::with_capacity(reads.microbatches.len());
-        for planned in reads.microbatches {
-            let samples = planned.into_iter().map(|planned| self.read_sample(planned));
-            microbatches.push(samples.collect::<Result<_>>()?);
+    /// Reads microbatches, after [`Self::fetch`]; blocks on a cold disk.
+    pub(crate) fn read(&mut self, microbatches: Vec<ReadPlan>) -> Result<Vec<ReadMicrobatch>> {
+        let mut read = Vec::with_capacity(microbatches.len());
+        for reads in microbatches {
+            for refused in reads.refused {
+                self.metrics.stage(LoaderStage::Read).fail(1);
+                self.skips.push(refused);
+            }
+            let samples = reads.samples.into_iter().map(|planned| self.read_sample(planned));
+            read.push(samples.collect::<Result<_>>()?);
         }
         self.ranges.iter_mut().for_each(ShardRanges::forget_fetched);
-        Ok(microbatches)
+        Ok(read)
     }
 
     fn read_sample(&mut self, planned: PlannedRead) -> Result<(u32, RawSample)> {

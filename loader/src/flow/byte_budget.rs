@@ -90,6 +90,15 @@ impl ByteLease {
         self.budget.gauge.add(bytes);
         Ok(())
     }
+
+    /// Splits off a lease of `bytes`, or of what is left.
+    pub(crate) fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        let units = self.budget.units_of(bytes) as usize;
+        let permit = self.permit.as_mut().and_then(|held| held.split(units.min(held.num_permits())));
+        self.bytes -= bytes;
+        Self { budget: self.budget.clone(), permit, bytes }
+    }
 }
 
 impl Drop for ByteLease {
@@ -143,6 +152,19 @@ mod tests {
         assert!(!large.is_finished());
         drop(first);
         assert!(large.await.unwrap().is_ok());
+    }
+
+    #[tokio::test]
+    async fn parts_of_a_lease_are_given_back_one_by_one() {
+        let budget = ByteBudget::new(10, Arc::default());
+        let mut whole = budget.lease(9).await.unwrap();
+        let first = whole.split(4);
+        assert!(budget.try_lease(5).is_none());
+        drop(first);
+        assert!(budget.try_lease(5).is_some());
+        drop(whole);
+        assert!(budget.try_lease(10).is_some());
+        assert_eq!(budget.gauge.now(), 0);
     }
 
     #[test]

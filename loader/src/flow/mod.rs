@@ -3,6 +3,7 @@
 
 mod byte_budget;
 mod job_queue;
+mod memory;
 mod metrics;
 mod progress;
 mod runtime;
@@ -11,6 +12,7 @@ mod sync;
 
 pub(crate) use self::byte_budget::{ByteBudget, ByteLease, run_ahead};
 pub(crate) use self::job_queue::{JobQueue, Jobs, Room};
+pub(crate) use self::memory::memory_available;
 pub(crate) use self::metrics::metered;
 pub use self::metrics::{LoaderStage, Metrics, MetricsSnapshot, StageSnapshot};
 pub use self::progress::{NoProgress, Progress};

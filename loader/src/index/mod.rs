@@ -143,6 +143,12 @@ impl Index {
         self.text_counts.as_deref()
     }
 
+    /// Returns whether any sample has a medium that an encoder takes.
+    #[must_use]
+    pub fn has_media_of(&self, encoder: dflop_costmodel::Module) -> bool {
+        self.rows.iter().any(|rows| rows.has_media_of(encoder))
+    }
+
     /// Returns the sampling by which frames of videos were counted; `None` without videos or without a video
     /// decoder.
     #[must_use]

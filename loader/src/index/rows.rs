@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{UInt8Type, UInt16Type, UInt32Type, UInt64Type};
 use arrow_array::{Array, DictionaryArray, ListArray, PrimitiveArray, RecordBatch, StringArray};
-use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
+use dflop_costmodel::{AudioLength, ImageSize, Module, SampleShape, VideoShape};
 
 use super::build::ShardColumns;
 use super::schema::{AUDIO, IMAGE, TEXT, VIDEO, field_item};
@@ -184,6 +184,16 @@ impl<'a> SampleRow<'a> {
 }
 
 impl ShardRows {
+    /// Returns whether any field has a medium of an encoder.
+    pub(super) fn has_media_of(&self, module: Module) -> bool {
+        let kinds = match module {
+            Module::Vision => [IMAGE, VIDEO],
+            Module::Audio => [AUDIO; 2],
+            Module::Llm => [TEXT; 2],
+        };
+        self.media.values().iter().any(|medium| kinds.contains(medium))
+    }
+
     /// Returns whether any field of the dataset has the extension of a video.
     pub(super) fn has_videos(&self) -> bool {
         self.names.iter().flatten().any(is_video_extension)

@@ -5,7 +5,7 @@ mod stream;
 mod watchdog;
 
 pub use self::balanced::BalancedLoaderBuilder;
-pub use self::balanced::{BalancedLoader, Microbatch, Step, StepStream};
+pub use self::balanced::{BalancedLoader, Microbatch, PartStream, Step, StepPart, StepStream};
 pub use self::stream::{BatchStream, Loader};
 pub use self::stream::{HELD_BYTES_MAX, StreamState};
 pub use self::stream::{LoaderBuilder, RestoredInput};

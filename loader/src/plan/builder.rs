@@ -4,8 +4,9 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use dflop_balancer::{Caps, Strategy};
-use dflop_costmodel::{CostModel, SampleShape};
+use dflop_costmodel::{CostModel, Module, SampleShape};
 
+use super::blank_media::BlankMedia;
 use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
 use super::padding::{PAD_TO_TOKENS_MAX, PadTo};
@@ -38,6 +39,10 @@ pub struct StepPlannerBuilder {
     accepts_changed_data: bool,
     stages: Option<Vec<usize>>,
     cost_function: Option<Arc<dyn CostFunction>>,
+    blank_media: BlankMedia,
+    /// Tokens of a blank medium of each encoder.
+    blank_tokens: Vec<(Module, u64)>,
+    repeats_samples: bool,
     config: PlanConfig,
 }
 
@@ -51,6 +56,7 @@ impl StepPlannerBuilder {
             strategy: Strategy::Search,
             caps: Caps::default(),
             pad_to: None,
+            towers: Vec::new(),
             work: 20_000,
         };
         Self {
@@ -65,6 +71,9 @@ impl StepPlannerBuilder {
             accepts_changed_data: false,
             stages: None,
             cost_function: None,
+            blank_media: BlankMedia::Never,
+            blank_tokens: Vec::new(),
+            repeats_samples: false,
             config,
         }
     }
@@ -144,7 +153,27 @@ impl StepPlannerBuilder {
     /// microbatches, plus a tenth; errors name a sufficient length.
     #[must_use]
     pub fn pad_to_tokens(mut self, tokens: u64, layout: BatchLayout) -> Self {
-        self.config.pad_to = Some(PadTo { tokens, layout });
+        self.config.pad_to = Some(PadTo { tokens, layout, blank_tokens: 0 });
+        self
+    }
+
+    /// Sets which microbatches without a medium get a blank one, so that every rank runs the encoder. Blank
+    /// media are not in planned costs, and come on top of token caps; microbatches of a fixed length leave
+    /// room for them. Default: [`BlankMedia::Never`].
+    ///
+    /// - `tokens`: LLM tokens of a blank medium of each encoder of the model:
+    ///   [`Preparer::blank_tokens`](crate::prepare::Preparer::blank_tokens)
+    #[must_use]
+    pub fn blank_media(mut self, policy: BlankMedia, tokens: Vec<(Module, u64)>) -> Self {
+        (self.blank_media, self.blank_tokens) = (policy, tokens);
+        self
+    }
+
+    /// Allows a global batch that is larger than the dataset, so that a step has samples several times.
+    /// Default: it is an error, unless the tail is short.
+    #[must_use]
+    pub fn repeat_samples(mut self) -> Self {
+        self.repeats_samples = true;
         self
     }
 
@@ -222,9 +251,9 @@ impl StepPlannerBuilder {
     ///
     /// # Errors
     /// [`Error::Config`] if a count is zero, if the stages do not name every module of the model, if the
-    /// global batch has fewer samples than there are microbatches on all ranks, if the tail drops every
-    /// sample, or if a mixture's weights do not fit its datasets; [`Error::State`] if a state does not fit,
-    /// with the shard that changed.
+    /// global batch has fewer samples than there are microbatches on all ranks or more than the datasets, if
+    /// the tail drops every sample, or if a mixture's weights do not fit its datasets; [`Error::State`] if a
+    /// state does not fit, with the shard that changed.
     pub fn build(self) -> Result<StepPlanner> {
         let free = self.model.predict(&SampleShape::default());
         let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
@@ -234,6 +263,10 @@ impl StepPlannerBuilder {
         let (datasets, rules) = self.mixture.check()?;
         let run = RunSettings { datasets: &datasets, rules: &rules, seed, global_batch, tail, shuffle };
         let sizes: Vec<u64> = datasets.iter().map(crate::dataset::Dataset::len).collect();
+        let samples = sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(*size));
+        if global_batch > samples && tail == Tail::Carry && !self.repeats_samples {
+            return Err(larger_than_data(global_batch, samples));
+        }
         let fresh = Restored {
             origin: Origin::at_epoch(self.first_epoch, &sizes),
             first_epoch: self.first_epoch,
@@ -262,7 +295,11 @@ impl StepPlannerBuilder {
             .enumerate()
             .map(|(at, set)| Order::of_dataset(set, shuffle, seed, twins(at) as u64));
         let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
-        let config = PlanConfig { stages, ..self.config };
+        let towers = self.blank_media.towers(&self.blank_tokens, self.config.dp_size, &datasets);
+        let of_towers = self.blank_tokens.iter().filter(|(module, _)| towers.contains(module));
+        let blank_tokens = of_towers.map(|(_, tokens)| tokens).sum();
+        let pad_to = self.config.pad_to.map(|to| PadTo { blank_tokens, ..to });
+        let config = PlanConfig { stages, pad_to, towers, ..self.config };
         let source = SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };
         Ok(StepPlanner {
             source: Arc::new(source),
@@ -321,4 +358,12 @@ impl StepPlannerBuilder {
             format!("give one number of stages, 1 to {STAGES_MAX}, for each of {}", names.join(", "));
         Err(Error::Config { setting: "stages", reason })
     }
+}
+
+fn larger_than_data(global_batch: u64, samples: u64) -> Error {
+    let reason = format!(
+        "{global_batch} samples are more than the {samples} of the data, so that a step would have samples several \
+         times; use a smaller global batch, or allow repeated samples"
+    );
+    Error::Config { setting: "global_batch", reason }
 }

@@ -4,6 +4,7 @@
 //! is independent of the rank. Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check
 //! that.
 
+mod blank_media;
 mod builder;
 mod compare_strategies;
 mod cost_function;
@@ -12,6 +13,7 @@ mod padding;
 mod planner;
 mod step_plan;
 
+pub use self::blank_media::BlankMedia;
 pub use self::builder::StepPlannerBuilder;
 pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};
 pub use self::cost_function::{CostFault, CostFunction, CostInput};

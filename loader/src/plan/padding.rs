@@ -37,9 +37,18 @@ pub struct PadTo {
     pub tokens: u64,
     /// Layout of the padded tensors.
     pub layout: BatchLayout,
+    /// Tokens of a packed microbatch that samples leave free, for blank media
+    /// ([`StepPlannerBuilder::blank_media`](super::StepPlannerBuilder::blank_media)).
+    pub blank_tokens: u64,
 }
 
 impl PadTo {
+    /// Returns the maximum tokens of the samples of a packed microbatch, or of a row.
+    #[must_use]
+    pub fn room(self) -> u64 {
+        self.tokens.saturating_sub(if self.layout.is_packed() { self.blank_tokens } else { 0 })
+    }
+
     /// Returns the tokens of padding in a microbatch of `samples` samples and `tokens` tokens; with padded
     /// layouts a microbatch without a sample has one row.
     #[must_use]
@@ -149,7 +158,8 @@ struct PaddedStep<'a> {
 impl PaddedStep<'_> {
     /// Returns the maximum tokens of all samples of a packed microbatch.
     fn tokens_max(&self) -> u64 {
-        self.caps.tokens_max.map_or(self.padding.to.tokens, |cap| cap.min(self.padding.to.tokens))
+        let room = self.padding.to.room();
+        self.caps.tokens_max.map_or(room, |cap| cap.min(room))
     }
 }
 
@@ -311,7 +321,8 @@ impl StepPlanner {
             let padding = Padding { to, ..padded.padding };
             self.cut_packed(PaddedStep { padding, caps, strategy, work: 0, ..padded }).is_ok()
         };
-        let (mut low, mut high) = (longest.max(total.div_ceil(groups)), total);
+        let blank = padded.padding.to.blank_tokens;
+        let (mut low, mut high) = (longest.max(total.div_ceil(groups)) + blank, total + blank);
         while low < high {
             let middle = low + (high - low) / 2;
             if fits(middle) { high = middle } else { low = middle + 1 }

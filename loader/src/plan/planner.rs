@@ -32,6 +32,8 @@ pub(super) struct PlanConfig {
     pub(super) caps: Caps,
     /// Fixed length of microbatches or rows.
     pub(super) pad_to: Option<PadTo>,
+    /// Encoders that run in every microbatch.
+    pub(super) towers: Vec<Module>,
     /// Work units that the search for one step may spend.
     pub(super) work: u64,
 }
@@ -147,6 +149,12 @@ impl StepPlanner {
     #[must_use]
     pub fn microbatches(&self) -> usize {
         self.config.microbatches
+    }
+
+    /// Returns the encoders that run in every microbatch, on a blank medium where it has none.
+    #[must_use]
+    pub fn towers(&self) -> &[Module] {
+        &self.config.towers
     }
 
     /// Returns the hard limits of a microbatch.

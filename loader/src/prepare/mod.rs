@@ -21,6 +21,7 @@ mod count;
 mod error;
 mod expand;
 mod family;
+mod filler;
 mod frames;
 pub mod image;
 mod labels;
@@ -49,6 +50,7 @@ pub use self::count::{PreparedTexts, TokenizedTexts};
 pub use self::error::PrepareError;
 pub use self::expand::MediaRun;
 pub use self::family::{Family, PixelLayout, Placeholder, VideoText};
+pub(crate) use self::filler::Filler;
 pub use self::image::PixelValues;
 pub use self::labels::IGNORED;
 pub use self::length::LongSample;
@@ -245,7 +247,7 @@ impl Preparer {
     /// fixed length.
     #[must_use]
     pub fn pack(&self, samples: Vec<PreparedSample>) -> Option<ModelInputs> {
-        self.packer.pack(samples)
+        self.packer.pack(samples, Vec::new())
     }
 
     /// Writes a conversation as text; also returns whether the tokenizer adds its own special tokens.

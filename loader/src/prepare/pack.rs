@@ -15,13 +15,13 @@ use crate::sample::text::Modality;
 use crate::sample::{BatchLayout, PaddingSide};
 
 /// Tensors of a microbatch.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelInputs {
     /// Keyword arguments of the model: `input_ids`, `labels`, `position_ids` or `attention_mask`, and media.
     pub tensors: Vec<NamedTensor>,
     /// First token of every sample in packed order, then the number of tokens: `[samples + 1]`. For padded
-    /// tensors the same cumulative lengths. Padding of a packed row to a fixed length is an additional
-    /// sequence after the samples: `[samples + 2]`.
+    /// tensors the same cumulative lengths. Blank media, and padding of a packed row to a fixed length, are
+    /// additional sequences after the samples.
     pub cu_seqlens: Vec<i32>,
     /// Tokens of the longest sequence in `cu_seqlens`.
     pub max_seqlen: u32,
@@ -50,8 +50,8 @@ pub(super) struct Packer {
 }
 
 impl Packer {
-    /// Packs samples in their order; without samples, returns `None` or, if the length is fixed, one row of
-    /// padding. Samples beyond the fixed length make the row longer.
+    /// Packs samples in their order, then `fillers`, which have no targets; without either, returns `None`
+    /// or, if the length is fixed, one row of padding. Samples beyond the fixed length make the row longer.
     ///
     /// - packed: `input_ids`, `labels` `[1, tokens]`; `position_ids` `[1, tokens]`, for models of native
     ///   resolution `[4, 1, tokens]`, which are the positions in the text, then layer, row and column;
@@ -60,8 +60,13 @@ impl Packer {
     /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for images
     ///   and 2 for videos;
     /// - media: see `crate::prepare`.
-    pub(super) fn pack(&self, mut samples: Vec<PreparedSample>) -> Option<ModelInputs> {
+    pub(super) fn pack(
+        &self,
+        mut samples: Vec<PreparedSample>,
+        fillers: Vec<PreparedSample>,
+    ) -> Option<ModelInputs> {
         let tokens = samples.iter().map(|sample| sample.tokens() as u64).sum();
+        samples.extend(fillers);
         samples.extend(self.padding(&samples));
         let lengths: Vec<usize> = samples.iter().map(PreparedSample::tokens).collect();
         let max_seqlen = *lengths.iter().max()?;

@@ -95,7 +95,7 @@ fn a_balanced_stream_counts_plans_samples_and_steps() {
 }
 
 #[test]
-fn a_balanced_stream_holds_its_budget_or_one_step() {
+fn a_balanced_stream_holds_its_budget_or_one_microbatch() {
     let data = TempDataset::new(2, 24, Compression::Plain);
     let planner = planner(&data.index(), 8, 1, 2, Tail::Carry);
     let held = |from, steps, budget| {
@@ -104,8 +104,11 @@ fn a_balanced_stream_holds_its_budget_or_one_step() {
         run(loader.stream().try_for_each(|_| async { Ok(()) })).unwrap();
         loader.metrics().decoded_bytes_max
     };
-    let largest_step = (0..6).map(|step| held(step, 1, u64::MAX)).max().unwrap();
-    assert_eq!(held(0, 6, 1), largest_step, "every step is alone");
-    let budget = 2 * largest_step;
-    assert!(held(0, 6, budget) <= budget);
+    let largest = |budget| (0..6).map(|step| held(step, 1, budget)).max().unwrap();
+    let (step, microbatch) = (largest(u64::MAX), largest(1));
+    assert!(microbatch < step, "a microbatch is {microbatch} of the {step} bytes of a step");
+    assert_eq!(held(0, 6, 1), microbatch, "every microbatch is alone");
+    for budget in [2 * microbatch, 2 * step] {
+        assert!(held(0, 6, budget) <= budget);
+    }
 }

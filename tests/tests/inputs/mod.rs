@@ -1,5 +1,6 @@
 //! Tests model inputs against recorded processors.
 
+mod every_microbatch;
 mod media_inputs;
 mod media_truth;
 mod model_inputs;

@@ -289,7 +289,10 @@ fn a_lower_token_cap_leaves_room_and_settings_have_to_fit() {
     let data = TempDataset::new(1, 32, Compression::Plain);
     let caps = Caps { tokens_max: Some(1_200), bytes_max: None };
     let planner = builder(&data).caps(caps).pad_to_tokens(TOKENS, BatchLayout::Packed).build().unwrap();
-    assert_eq!(planner.pad_to(), Some(PadTo { tokens: TOKENS, layout: BatchLayout::Packed }));
+    assert_eq!(
+        planner.pad_to(),
+        Some(PadTo { tokens: TOKENS, layout: BatchLayout::Packed, blank_tokens: 0 })
+    );
     let planned = all(&planner, BatchLayout::Packed);
     assert!(planned.iter().all(|microbatch| microbatch.planned_tokens <= 1_200));
     let error = BalancedLoader::builder(planner, 0)

@@ -4,9 +4,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, final
+from typing import Any, Literal, Self, TypeAlias, final, overload
 
-from dflop.batches import Batch, Step
+from dflop.batches import Batch, Microbatch, Step
 
 __all__ = [
     "Array",
@@ -241,6 +241,7 @@ class BalancedLoader:
         long_sample: Literal["error", "truncate", "drop"] = "error",
         sample_tokens_max: int | None = None,
         skip_media_tensors: bool = False,
+        blank_media: Literal["auto", "always", "never"] = "auto",
         token_counts: Literal["exact", "estimated"] = "exact",
         strategy: str = "search",
         stages: Sequence[int] | None = None,
@@ -256,6 +257,7 @@ class BalancedLoader:
         recompute: Literal["none", "scores", "layers"] = "none",
         cost: Callable[[list[dict[str, Any]]], Sequence[Any]] | None = None,
         tail: Literal["carry", "drop", "short"] = "carry",
+        repeat_samples: bool = False,
         shuffle: Literal["global", "blocks", "none"] = "global",
         block_samples: int | None = None,
         open_blocks: int | None = None,
@@ -272,6 +274,7 @@ class BalancedLoader:
         workers: int | None = None,
         steps_ahead: int = 2,
         buffered_bytes: int = ...,
+        microbatch_bytes: int | None = None,
         error_budget: float = 0.05,
         error_count: int | None = None,
         stall_seconds: float | None = None,
@@ -308,6 +311,20 @@ class BalancedLoader:
 class StepIterator(Iterator[Step]):
     def __iter__(self) -> Self: ...
     def __next__(self) -> Step: ...
+
+@final
+class StepMicrobatches(Sequence[Microbatch]):
+    def __len__(self) -> int: ...
+    def __iter__(self) -> MicrobatchIterator: ...
+    @overload
+    def __getitem__(self, index: int) -> Microbatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Microbatch]: ...
+
+@final
+class MicrobatchIterator(Iterator[Microbatch]):
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Microbatch: ...
 
 @final
 class Plan:

@@ -7,6 +7,7 @@ Mappings are dictionaries with attributes, so that they work wherever a dictiona
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,20 +64,30 @@ class Batch(dict[str, Any]):
 
 
 class Microbatch(dict[str, Any]):
-    """Samples of one forward and backward pass, as the tensors that the model takes: ``model(**microbatch)``.
+    """Samples of one forward and backward pass, as the arguments of the model: ``model(**microbatch)``.
 
-    Hugging Face models separate the samples of a packed row by their positions, but only without a cache,
-    which is on by default: ``model(**microbatch, use_cache=False)``, or ``config.text_config.use_cache =
-    False`` for trainers.
+    Every microbatch is an input that the model can run. One whose samples were all skipped, or that has
+    none, is a row of padding; with ``blank_media`` it has a blank medium for every encoder that the other
+    ranks run. Padding and blank media have the label -100 everywhere.
 
-    Without a tokenizer there are no tensors, only the decoded `samples`.
+    The loss of a microbatch without targets is only a number if it is summed and then divided by the target
+    tokens of the whole global batch::
+
+        loss = model(**microbatch, num_items_in_batch=step.target_tokens).loss
+
+    which is the gradient of the mean over the global batch on one rank; multiply it by ``loader.dp_size``
+    where gradients are averaged over ranks, as in DDP and FSDP. ``loss_scale`` gives the same from a mean.
+
+    The mapping has ``use_cache=False``: with a cache, which is their default, Hugging Face models attend
+    across the samples of a packed row. Without a tokenizer it is empty, and there are only the decoded
+    `samples`.
 
     Attributes:
         samples: the samples, with the fields that did not become tensors.
         sample_keys: keys of the samples, in the order of the tensors.
         tokens: LLM positions of the samples, without padding.
         target_tokens: tokens that the loss is taken over: labels that are not -100.
-        padding_tokens: tokens of padding, with ``pad_to_tokens`` or a padded layout.
+        padding_tokens: tokens of padding and blank media in the tensors.
         planned_tokens: `tokens` as planned, from the index.
         cost_seconds: predicted forward and backward time, in seconds: the sum of all modules if they share a
             device, the slowest module with ``stages``.
@@ -85,12 +96,13 @@ class Microbatch(dict[str, Any]):
             microbatches, averaged over DP ranks, has the gradient of the mean loss over all target tokens of
             the global batch.
         loss_scale_sum: the factor for a loss that is **summed** over target tokens.
-        cu_seqlens: int32 ``[samples + 1]``, first token of each sample, then the number of tokens; ``None``
-            without tensors.
-        max_seqlen: tokens of the longest sample.
+        cu_seqlens: int32, first token of each sequence, then the number of tokens; padding and blank media
+            are sequences after the samples. ``None`` without tensors.
+        max_seqlen: tokens of the longest sequence.
     """
 
     __slots__ = (
+        "__weakref__",
         "cost_seconds",
         "cu_seqlens",
         "loss_scale",
@@ -118,28 +130,54 @@ class Microbatch(dict[str, Any]):
     cu_seqlens: Any
     max_seqlen: int
 
-    def to(self, device: Any, *, non_blocking: bool = False) -> Microbatch:
+    @property
+    def flash_attention(self) -> dict[str, Any]:
+        """Arguments that keep FlashAttention within the samples of a packed row, as ``transformers`` names
+        them: ``model(**microbatch, **microbatch.flash_attention)``.
+
+        ``cu_seq_lens_q`` and ``cu_seq_lens_k`` are int32 ``[sequences + 1]``, ``max_length_q`` and
+        ``max_length_k`` are ``int``.
+        """
+        if self.cu_seqlens is None:
+            return {}
+        lengths, longest = self.cu_seqlens, self.max_seqlen
+        return {
+            "cu_seq_lens_q": lengths,
+            "cu_seq_lens_k": lengths,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+
+    def to(self, device: Any = None, dtype: Any = None, *, non_blocking: bool = False) -> Microbatch:
         """Returns a copy of this microbatch with its tensors, including `cu_seqlens`, on a PyTorch device.
 
         Lightning and Accelerate call it, which keeps the attributes of the microbatches that they move.
 
         Args:
-            device: device as in ``torch.Tensor.to``.
+            device: device as in ``torch.Tensor.to``, or a data type in its place.
+            dtype: floating-point type of the pixels and mel spectrograms. Ids, labels, positions and grids
+                stay integers.
             non_blocking: copies from page-locked memory asynchronously.
 
         Raises:
-            TypeError: the arrays are not PyTorch's; create the loader with ``array_type="torch"``.
+            TypeError: the arrays are not PyTorch's; create the loader with ``array_type="torch"``. Or the
+                data type is no floating-point type of PyTorch.
         """
+        if hasattr(device, "is_floating_point"):
+            device, dtype = None, device
+        if not getattr(dtype, "is_floating_point", dtype is None):
+            raise TypeError(f"expected a floating-point type of PyTorch, found {dtype}")
         moved = copy.copy(self)
         tensors: dict[str, Any] = {**self, "cu_seqlens": self.cu_seqlens}
         for name, tensor in tensors.items():
-            if tensor is None:
+            if tensor is None or isinstance(tensor, bool):
                 continue
             if not hasattr(tensor, "pin_memory"):
                 raise TypeError(
                     f'expected `{name}` to be a PyTorch tensor: create the loader with array_type="torch"'
                 )
-            tensors[name] = tensor.to(device, non_blocking=non_blocking)
+            to_type = dtype if tensor.is_floating_point() else None
+            tensors[name] = tensor.to(device=device, dtype=to_type, non_blocking=non_blocking)
         moved.cu_seqlens = tensors.pop("cu_seqlens")
         moved.update(tensors)
         return moved
@@ -157,7 +195,8 @@ class Step:
 
     Attributes:
         step: number of the step, from 0.
-        microbatches: microbatches in the order in which a pipeline runs them.
+        microbatches: microbatches in the order in which a pipeline runs them: a sequence that is read as it
+            is iterated, so that a step is never in memory as a whole. ``list(step.microbatches)`` holds all.
         target_tokens: tokens of the whole global batch, over all ranks, that the loss is taken over.
         digest: digest of the plan of all ranks, 16 hex digits; equal digests mean equal plans.
         makespan_seconds: predicted time of the slowest rank.
@@ -165,7 +204,7 @@ class Step:
     """
 
     step: int
-    microbatches: list[Microbatch]
+    microbatches: Sequence[Microbatch]
     target_tokens: int
     digest: str
     makespan_seconds: float

@@ -1,11 +1,13 @@
 //! Builds balanced loaders: at the start, from a state, and again for every iteration.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_costmodel::correction::CorrectionTable;
+use dflop_loader::fetch::Share;
 use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder};
 use dflop_loader::order::LoaderState;
-use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
+use dflop_loader::plan::{StepPlan, StepPlanner, StepPlannerBuilder};
 use dflop_loader::prepare::Preparer;
 use pyo3::prelude::*;
 use serde_json::Value;
@@ -24,6 +26,20 @@ pub(super) struct LoaderConfig {
     pub(super) settings: Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>,
     pub(super) dp_rank: usize,
     pub(super) accepts_changed_data: bool,
+}
+
+/// Some microbatches of a DP rank.
+#[derive(Debug)]
+struct PartOfShare {
+    dp_rank: usize,
+    microbatches: Range<usize>,
+}
+
+impl Share for PartOfShare {
+    fn places(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>, dflop_loader::Error> {
+        let places = plan.ranks[self.dp_rank].get(self.microbatches.clone());
+        Ok(places.map(<[_]>::to_vec).unwrap_or_default())
+    }
 }
 
 /// A loader with its planner.
@@ -60,18 +76,35 @@ impl LoaderConfig {
         self.at(running.planner.clone(), step, corrections)
     }
 
+    /// Builds a loader of some microbatches of one step of the same run.
+    pub(super) fn read_step(
+        &self,
+        running: &RunningLoader,
+        step: u64,
+        microbatches: Range<usize>,
+    ) -> Result<RunningLoader, dflop_loader::Error> {
+        let share = Arc::new(PartOfShare { dp_rank: self.dp_rank, microbatches });
+        let loader = self.builder(running.planner.clone(), step).steps(1).share(share).build()?;
+        let planner = running.planner.clone();
+        Ok(RunningLoader { planner, loader: Threaded::new(loader), corrections: Mutex::default() })
+    }
+
     fn at(
         &self,
         planner: StepPlanner,
         step: u64,
         corrections: Vec<CorrectionTable>,
     ) -> Result<RunningLoader, DflopError> {
-        let mut builder = BalancedLoader::builder(planner.clone(), self.dp_rank).from_step(step);
+        let loader = self.builder(planner.clone(), step).build()?;
+        Ok(RunningLoader { planner, loader: Threaded::new(loader), corrections: Mutex::new(corrections) })
+    }
+
+    fn builder(&self, planner: StepPlanner, step: u64) -> BalancedLoaderBuilder {
+        let mut builder = BalancedLoader::builder(planner, self.dp_rank).from_step(step);
         if let Some(preparer) = &self.preparer {
             builder = builder.preparer(preparer.clone());
         }
-        let loader = (self.settings)(builder).build()?;
-        Ok(RunningLoader { planner, loader: Threaded::new(loader), corrections: Mutex::new(corrections) })
+        (self.settings)(builder)
     }
 }
 

@@ -2,7 +2,9 @@
 
 mod correction;
 mod loader_config;
+mod microbatch;
 mod settings;
+mod step_microbatches;
 mod steps;
 
 use std::path::PathBuf;
@@ -10,8 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_balancer::Caps;
 use dflop_costmodel::correction::CorrectionOptions;
-use dflop_loader::loader::StepStream;
-use futures::StreamExt;
 use pyo3::prelude::*;
 
 pub(crate) use correction::Plan;
@@ -19,6 +19,8 @@ use correction::{Learner, StageSeconds};
 use loader_config::{LoaderConfig, RunningLoader, State};
 pub(crate) use settings::strategy;
 use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings};
+pub(crate) use step_microbatches::{MicrobatchIterator, StepMicrobatches};
+pub(crate) use steps::StepIterator;
 
 use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
@@ -29,7 +31,7 @@ use crate::image::PyAugment;
 use crate::loader::{budget, parse_decode};
 use crate::model::ModelSettings;
 use crate::names::Names;
-use crate::runtime::{self, Threaded};
+use crate::runtime;
 use crate::tokenizer::TokenizerSettings;
 use crate::transform::UserCode;
 
@@ -50,16 +52,16 @@ impl PyBalancedLoader {
     #[pyo3(signature = (
         dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0,
         tokenizer=None, chat_template=None, caption_prompt=None, layout="packed", pad_to_tokens=None, long_sample="error",
-        sample_tokens_max=None, skip_media_tensors=false, token_counts="exact",
+        sample_tokens_max=None, skip_media_tensors=false, blank_media="auto", token_counts="exact",
         strategy="search", stages=None, synchronize="step", tokens_max=None, bytes_max=None, search_effort=20_000,
         device="h100", profile=None, profile_tp=None, packed_tokens=None, freeze=None, recompute="none", cost=None,
-        tail="carry", shuffle="global", block_samples=None, open_blocks=None, epochs=None, first_epoch=0,
+        tail="carry", repeat_samples=false, shuffle="global", block_samples=None, open_blocks=None, epochs=None, first_epoch=0,
         validation=false, accept_changed_data=false, steps=None,
         transforms=None, transform_threads=1, fields=None, decode="media", augment=None, workers=None,
-        steps_ahead=2, buffered_bytes=256 << 20, error_budget=0.05, error_count=None, stall_seconds=None,
+        steps_ahead=2, buffered_bytes=256 << 20, microbatch_bytes=None, error_budget=0.05, error_count=None, stall_seconds=None,
         correction_interval=32, array_type="auto"
     ))]
-    #[expect(clippy::too_many_arguments, reason = "one keyword each")]
+    #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "one keyword each")]
     fn new<'py>(
         py: Python<'py>,
         dataset: Source<'py>,
@@ -77,6 +79,7 @@ impl PyBalancedLoader {
         long_sample: &str,
         sample_tokens_max: Option<u64>,
         skip_media_tensors: bool,
+        blank_media: &str,
         token_counts: &str,
         strategy: &str,
         stages: Option<Vec<usize>>,
@@ -92,6 +95,7 @@ impl PyBalancedLoader {
         recompute: &str,
         cost: Option<Py<PyAny>>,
         tail: &str,
+        repeat_samples: bool,
         shuffle: &str,
         block_samples: Option<u64>,
         open_blocks: Option<u64>,
@@ -108,6 +112,7 @@ impl PyBalancedLoader {
         workers: Option<usize>,
         steps_ahead: usize,
         buffered_bytes: u64,
+        microbatch_bytes: Option<u64>,
         error_budget: f64,
         error_count: Option<u64>,
         stall_seconds: Option<f64>,
@@ -136,6 +141,7 @@ impl PyBalancedLoader {
             search_effort,
             seed,
             tail: tail.to_owned(),
+            repeats_samples: repeat_samples,
             shuffle: shuffle.to_owned(),
             block_samples,
             open_blocks,
@@ -152,6 +158,7 @@ impl PyBalancedLoader {
             long_sample: long_sample.to_owned(),
             sample_tokens_max,
             skip_media_tensors,
+            blank_media: blank_media.to_owned(),
             token_counts: token_counts.to_owned(),
         };
         let user_code = UserCode { threads: transform_threads, seed, framework, is_prepared: true };
@@ -163,6 +170,7 @@ impl PyBalancedLoader {
             steps,
             steps_ahead,
             buffered_bytes,
+            microbatch_bytes,
             error_budget: budget(error_budget, error_count)?,
             stall_seconds: stall_seconds.unwrap_or(f64::INFINITY),
             transforms: user_code.transforms(transforms.as_ref())?,
@@ -191,8 +199,7 @@ impl PyBalancedLoader {
         let config = self.config.clone();
         let restarted = Arc::new(runtime::run(py, move || config.restart(&running, step))?);
         *self.running() = restarted.clone();
-        let stream = Threaded::new(tokio::sync::Mutex::new(restarted.loader.get()?.stream()));
-        Ok(StepIterator { running: restarted, stream, delivery: self.delivery })
+        StepIterator::new(self.config.clone(), restarted, self.delivery)
     }
 
     /// Number of steps of the whole run, as planned; only for a run that ends, with ``epochs``.
@@ -323,31 +330,5 @@ impl PyBalancedLoader {
 impl PyBalancedLoader {
     fn running(&self) -> MutexGuard<'_, Arc<RunningLoader>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Iterator over the steps of a `BalancedLoader`.
-#[pyclass(frozen, module = "dflop._native")]
-pub(crate) struct StepIterator {
-    running: Arc<RunningLoader>,
-    stream: Threaded<tokio::sync::Mutex<StepStream>>,
-    delivery: Delivery,
-}
-
-#[pymethods]
-impl StepIterator {
-    fn __iter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    /// Returns the next step; other Python threads run meanwhile.
-    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let stream = self.stream.get()?;
-        let next = runtime::wait(py, async { stream.lock().await.next().await })?;
-        let model = self.running.planner.model();
-        match next {
-            Some(step) => steps::step(py, step.map_err(DflopError::from)?, model, self.delivery).map(Some),
-            None => Ok(None),
-        }
     }
 }

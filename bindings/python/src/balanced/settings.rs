@@ -12,7 +12,7 @@ use dflop_loader::loader::BalancedLoaderBuilder;
 use dflop_loader::model::image_processor_of;
 use dflop_loader::order::Shuffle;
 use dflop_loader::order::Tail;
-use dflop_loader::plan::{CostFunction, StepPlanner, StepPlannerBuilder, Synchronization};
+use dflop_loader::plan::{BlankMedia, CostFunction, StepPlanner, StepPlannerBuilder, Synchronization};
 use dflop_loader::prepare::{LongSample, Preparer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
 use pyo3::prelude::*;
@@ -42,6 +42,7 @@ pub(super) struct PlanSettings {
     pub(super) search_effort: u64,
     pub(super) seed: u64,
     pub(super) tail: String,
+    pub(super) repeats_samples: bool,
     pub(super) shuffle: String,
     pub(super) block_samples: Option<u64>,
     pub(super) open_blocks: Option<u64>,
@@ -60,6 +61,7 @@ pub(super) struct PrepareSettings {
     pub(super) long_sample: String,
     pub(super) sample_tokens_max: Option<u64>,
     pub(super) skip_media_tensors: bool,
+    pub(super) blank_media: String,
     /// Counting of texts for the plan, `exact` or `estimated`, if the dataset does not name a tokenizer.
     pub(super) token_counts: String,
 }
@@ -74,6 +76,7 @@ pub(super) struct ReadSettings {
     pub(super) steps: Option<u64>,
     pub(super) steps_ahead: usize,
     pub(super) buffered_bytes: u64,
+    pub(super) microbatch_bytes: Option<u64>,
     pub(super) error_budget: ErrorBudget,
     pub(super) stall_seconds: f64,
     pub(super) transforms: Transforms,
@@ -95,6 +98,7 @@ impl Settings {
         let pad_to_tokens = prepare.pad_to_tokens;
         // Checked before anything is opened, so that a wrong keyword fails early.
         let is_exact = is_exact(&prepare.token_counts)?;
+        let blank_media = blank_media(&prepare.blank_media)?;
         let (cost_model, preparer) = py.detach(|| {
             let spec = model.spec()?;
             let preparer = prepare.preparer(&model, &spec, layout)?;
@@ -111,6 +115,10 @@ impl Settings {
         let mut planner = plan.planner(StepPlanner::builder(mixture, cost_model))?;
         if let Some(tokens) = pad_to_tokens {
             planner = planner.pad_to_tokens(tokens, layout);
+        }
+        if let Some(preparer) = &preparer {
+            let tokens = preparer.blank_tokens().map_err(DflopError::from)?;
+            planner = planner.blank_media(blank_media, tokens);
         }
         let settings = read.apply(plan.seed)?;
         Ok(LoaderConfig {
@@ -136,6 +144,9 @@ impl PlanSettings {
             .first_epoch(self.first_epoch)
             .tail(tail(&self.tail)?)
             .shuffle(self.shuffle()?);
+        if self.repeats_samples {
+            builder = builder.repeat_samples();
+        }
         if self.is_validation {
             builder = builder.validation();
         }
@@ -214,6 +225,9 @@ impl ReadSettings {
                 .error_budget(read.error_budget)
                 .stall_seconds_error(read.stall_seconds)
                 .transforms(read.transforms);
+            if let Some(bytes) = read.microbatch_bytes {
+                builder = builder.microbatch_bytes_max(bytes);
+            }
             if let Some(fields) = read.fields {
                 builder = builder.fields(fields);
             }
@@ -254,6 +268,17 @@ fn tail(name: &str) -> Result<Tail, DflopError> {
         "drop" => Ok(Tail::Drop),
         "short" => Ok(Tail::Short),
         _ => Err(DflopError::config("tail", format!("expected carry, drop or short, found `{name}`"))),
+    }
+}
+
+fn blank_media(name: &str) -> Result<BlankMedia, DflopError> {
+    match name {
+        "auto" => Ok(BlankMedia::Auto),
+        "always" => Ok(BlankMedia::Always),
+        "never" => Ok(BlankMedia::Never),
+        _ => {
+            Err(DflopError::config("blank_media", format!("expected auto, always or never, found `{name}`")))
+        }
     }
 }
 

@@ -1,64 +1,116 @@
-//! Converts delivered steps to the classes of `dflop.batches`.
+//! Delivers steps, whose microbatches are taken one by one.
 
 use std::sync::Arc;
 
-use dflop_costmodel::CostModel;
-use dflop_loader::loader::{Microbatch, Step};
+use dflop_loader::Error;
+use dflop_loader::loader::{Microbatch, PartStream, StepPart};
+use dflop_loader::plan::StepPlan;
+use futures::StreamExt;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use tokio::sync::Mutex;
 
 use super::correction::Plan;
-use crate::arrays::storage::Owner;
-use crate::convert::{Delivery, class, samples, tensors};
-use crate::model::module_seconds;
+use super::loader_config::{LoaderConfig, RunningLoader};
+use super::step_microbatches::StepMicrobatches;
+use crate::convert::{Delivery, class};
+use crate::error::DflopError;
+use crate::runtime::{self, Threaded};
 
-/// Converts a step to `dflop.batches.Step`.
-pub(super) fn step<'py>(
-    py: Python<'py>,
-    of: Step,
-    model: &CostModel,
-    delivery: Delivery,
-) -> PyResult<Bound<'py, PyAny>> {
-    let delivery = delivery.resolved(py)?;
-    let microbatches = PyList::empty(py);
-    for one in of.microbatches {
-        microbatches.append(microbatch(py, one, model, delivery)?)?;
-    }
-    let plan = of.plan;
-    let seconds = |ns: u64| ns as f64 / 1e9;
-    let (makespan, bound) = (seconds(plan.makespan_ns), seconds(plan.bound.ns));
-    let digest = plan.digest.to_string();
-    let plan = Plan { plan: Arc::clone(&plan) };
-    class(py, "Step")?.call1((of.step, microbatches, of.target_tokens, digest, makespan, bound, plan))
+/// What the steps of one iteration share.
+pub(super) struct Iteration {
+    pub(super) config: Arc<LoaderConfig>,
+    pub(super) running: Arc<RunningLoader>,
+    pub(super) live: Threaded<Mutex<Live>>,
+    pub(super) delivery: Delivery,
 }
 
-fn microbatch<'py>(
-    py: Python<'py>,
-    of: Microbatch,
-    model: &CostModel,
-    delivery: Delivery,
-) -> PyResult<Bound<'py, PyAny>> {
-    let Delivery { framework, is_decoded } = delivery;
-    let made = class(py, "Microbatch")?.call0()?;
-    made.setattr("tokens", of.tokens)?;
-    made.setattr("target_tokens", of.target_tokens)?;
-    made.setattr("planned_tokens", of.planned_tokens)?;
-    made.setattr("padding_tokens", of.padding_tokens)?;
-    made.setattr("cost_seconds", of.cost_seconds())?;
-    made.setattr("module_seconds", module_seconds(py, model, &of.module_ns)?)?;
-    made.setattr("loss_scale", of.loss_scale)?;
-    made.setattr("loss_scale_sum", of.loss_scale_sum)?;
-    let keys: Vec<&str> = of.samples.iter().map(|sample| sample.key.as_str()).collect();
-    made.setattr("sample_keys", keys)?;
-    made.setattr("samples", samples(py, of.samples, Delivery { framework, is_decoded })?)?;
-    if let Some(inputs) = of.inputs {
-        tensors(&made, inputs.tensors, framework)?;
-        let length = [inputs.cu_seqlens.len()];
-        made.setattr("cu_seqlens", framework.array(py, Owner::I32(inputs.cu_seqlens), &length)?)?;
-        made.setattr("max_seqlen", inputs.max_seqlen)?;
-    } else {
-        made.setattr("cu_seqlens", py.None())?;
-        made.setattr("max_seqlen", 0)?;
+/// A stream of steps, and where it stands.
+pub(super) struct Live {
+    parts: PartStream,
+    /// Number of the step that was started last.
+    pub(super) step: Option<u64>,
+    /// StepMicrobatches of it that were delivered.
+    pub(super) delivered: usize,
+}
+
+impl Live {
+    pub(super) fn new(parts: PartStream) -> Self {
+        Self { parts, step: None, delivered: 0 }
     }
-    Ok(made)
+
+    /// Starts the next step; microbatches of the last one that nobody took are passed over.
+    pub(super) async fn next_step(&mut self) -> Result<Option<(Arc<StepPlan>, usize)>, Error> {
+        while let Some(part) = self.parts.next().await.transpose()? {
+            if let StepPart::Start { plan, microbatches } = part {
+                (self.step, self.delivered) = (Some(plan.step), 0);
+                return Ok(Some((plan, microbatches)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the next microbatch of the step that was started last.
+    pub(super) async fn next_microbatch(&mut self) -> Result<Microbatch, Error> {
+        let part = self.parts.next().await.transpose()?;
+        let Some(StepPart::Microbatch(microbatch)) = part else {
+            return Err(Error::StageEnded { stage: "collate" });
+        };
+        self.delivered += 1;
+        Ok(microbatch)
+    }
+}
+
+impl Iteration {
+    fn new(config: Arc<LoaderConfig>, running: Arc<RunningLoader>, delivery: Delivery) -> PyResult<Self> {
+        let parts = running.loader.get()?.parts();
+        Ok(Self { config, running, live: Threaded::new(Mutex::new(Live::new(parts))), delivery })
+    }
+}
+
+/// Iterator over the steps of a `BalancedLoader`.
+#[pyclass(frozen, module = "dflop._native")]
+pub(crate) struct StepIterator {
+    iteration: Arc<Iteration>,
+}
+
+impl StepIterator {
+    pub(super) fn new(
+        config: Arc<LoaderConfig>,
+        running: Arc<RunningLoader>,
+        delivery: Delivery,
+    ) -> PyResult<Self> {
+        Ok(Self { iteration: Arc::new(Iteration::new(config, running, delivery)?) })
+    }
+}
+
+#[pymethods]
+impl StepIterator {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Returns the next step, whose microbatches are decoded as they are asked for; other Python threads run
+    /// meanwhile.
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let live = self.iteration.live.get()?;
+        let next = runtime::wait(py, async { live.lock().await.next_step().await })?;
+        let Some((plan, microbatches)) = next.map_err(DflopError::from)? else { return Ok(None) };
+        step(py, &self.iteration, plan, microbatches).map(Some)
+    }
+}
+
+/// Makes a `dflop.batches.Step`.
+fn step<'py>(
+    py: Python<'py>,
+    iteration: &Arc<Iteration>,
+    plan: Arc<StepPlan>,
+    len: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    let (makespan, bound) = (seconds(plan.makespan_ns), seconds(plan.bound.ns));
+    let (digest, target_tokens) = (plan.digest.to_string(), plan.target_tokens);
+    let step = plan.step;
+    let microbatches = StepMicrobatches::new(py, Arc::clone(iteration), step, len)?;
+    let plan = Plan { plan };
+    class(py, "Step")?.call1((step, microbatches, target_tokens, digest, makespan, bound, plan))
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import unittest
@@ -27,6 +28,10 @@ SETTINGS = {"global_batch_size": 9, "microbatches": 2, "steps": 5, "seed": 1}
 STRATEGIES = ("search", "data-blind")
 
 
+def has_images(microbatch: dflop.Microbatch) -> bool:
+    return any("0.png" in key for sample in microbatch.samples for key in sample)
+
+
 def rank_of_job(directory: Path) -> None:
     """Runs a rank; saves gradients and losses of steps by strategy, and its microbatches with images."""
     ddp = example("ddp")
@@ -35,11 +40,11 @@ def rank_of_job(directory: Path) -> None:
     for strategy in STRATEGIES:
         model = ddp.model_of(directory)
         for step in ddp.loader_of(directory, **SETTINGS, strategy=strategy):
-            # Microbatches without images come last, because gradients are summed with the last one.
-            step.microbatches.sort(key=lambda one: "pixel_values" not in one)
+            # Microbatches without images come last, because gradients are averaged with the last one.
+            step = dataclasses.replace(step, microbatches=sorted(step.microbatches, key=has_images, reverse=True))
             loss = ddp.backward(model, step)
             images = [None] * dist.get_world_size()
-            dist.all_gather_object(images, ["pixel_values" in one for one in step.microbatches])
+            dist.all_gather_object(images, list(map(has_images, step.microbatches)))
             found[strategy, step.step] = {
                 "loss": loss,
                 "gradients": gradients_of(model),
@@ -164,7 +169,7 @@ def _of_all(found: dict) -> list[tuple]:
 def _operations(model: torch.nn.Module, share: dflop.Step) -> int:
     with FlopCounterMode(display=False) as counter:
         for microbatch in share.microbatches:
-            model(**microbatch, use_cache=False).loss.backward()
+            model(**microbatch, num_items_in_batch=1).loss.backward()
     return counter.get_total_flops()
 
 

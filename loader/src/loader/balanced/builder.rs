@@ -40,6 +40,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) steps_ahead: usize,
     pub(super) buffered_bytes_max: u64,
     pub(super) unpacked_bytes_max: u64,
+    pub(super) microbatch_bytes_max: Option<u64>,
     pub(super) error_budget: ErrorBudget,
     pub(super) skip_listener: Option<Arc<dyn SkipListener>>,
     pub(super) stalls: StallSettings,
@@ -67,6 +68,7 @@ impl BalancedLoaderBuilder {
             steps_ahead: 2,
             buffered_bytes_max: 256 << 20,
             unpacked_bytes_max: 1 << 30,
+            microbatch_bytes_max: None,
             error_budget: ErrorBudget::default(),
             skip_listener: None,
             stalls: StallSettings::default(),
@@ -138,18 +140,27 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Sets how many steps are planned before they are read. Default: 2.
+    /// Sets how many steps are planned, read and decoded before they are asked for, as far as
+    /// [`Self::buffered_bytes_max`] allows. Default: 2.
     #[must_use]
     pub fn steps_ahead(mut self, steps: usize) -> Self {
         self.steps_ahead = steps;
         self
     }
 
-    /// Sets how many bytes of samples, encoded or decoded, may be under way; a larger step is loaded alone.
-    /// Default: 256 MiB.
+    /// Sets how many bytes of samples, decoded and prepared, may wait to be delivered, by the shapes in the
+    /// index; a larger microbatch is loaded alone. Default: 256 MiB.
     #[must_use]
     pub fn buffered_bytes_max(mut self, bytes: u64) -> Self {
         self.buffered_bytes_max = bytes;
+        self
+    }
+
+    /// Refuses a microbatch that takes more bytes, decoded and prepared. Default: the memory that is
+    /// available when its step is read.
+    #[must_use]
+    pub fn microbatch_bytes_max(mut self, bytes: u64) -> Self {
+        self.microbatch_bytes_max = Some(bytes);
         self
     }
 
@@ -286,7 +297,7 @@ fn pad_as_planned(preparer: &mut Arc<Preparer>, planner: &StepPlanner) -> Result
             format!("planned for {:?}, but the layout of the preparer is {:?}", to.layout, preparer.layout());
         return Err(Error::Config { setting: "pad_to_tokens", reason });
     }
-    let padded = Preparer::clone(preparer).tokens_at_most(to.tokens).pad_to_tokens(to.tokens as usize);
+    let padded = Preparer::clone(preparer).tokens_at_most(to.room()).pad_to_tokens(to.tokens as usize);
     *preparer = Arc::new(padded);
     Ok(())
 }

@@ -1,87 +1,72 @@
-//! Packs the prepared samples of a step into the tensors of its microbatches.
+//! Packs the prepared samples of a microbatch into its tensors.
 
 use std::sync::Arc;
 
+use super::Microbatch;
 use super::builder::BalancedLoaderBuilder;
-use super::{Microbatch, Step};
 use crate::decode::Collator;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::plan::PadTo;
-use crate::prepare::{PrepareLog, Preparer, TruncatedSample};
+use crate::prepare::{Filler, PrepareLog, Preparer, TruncatedSample};
 
 /// Packs microbatches, where the loader has a preparer, and counts what it packs.
 pub(super) struct Packing {
     preparer: Option<Arc<Preparer>>,
-    is_packed: bool,
+    /// What completes microbatches; `None` if samples are left unpacked.
+    filler: Option<Arc<Filler>>,
     tokens_max: Option<u64>,
     pad_to: Option<PadTo>,
-    dp_rank: usize,
     log: Arc<PrepareLog>,
 }
 
 impl Packing {
-    pub(super) fn new(settings: &BalancedLoaderBuilder, log: Arc<PrepareLog>) -> Self {
-        let (tokens_max, pad_to) = (settings.planner.caps().tokens_max, settings.planner.pad_to());
-        let dp_rank = settings.dp_rank;
-        Self {
-            preparer: settings.preparer.clone(),
-            is_packed: settings.is_packed,
-            tokens_max,
-            pad_to,
-            dp_rank,
-            log,
-        }
-    }
-
-    /// Rank whose microbatches are packed.
-    pub(super) fn dp_rank(&self) -> usize {
-        self.dp_rank
-    }
-
-    /// Gives every microbatch its counted tokens and its tensors, joined on the pool.
-    ///
     /// # Errors
-    /// [`Error::MicrobatchTooLong`], with nothing packed.
-    pub(super) async fn pack(&self, collator: &Collator, step: &mut Step) -> Result<()> {
-        let Some(preparer) = &self.preparer else { return Ok(()) };
-        for microbatch in &mut step.microbatches {
-            let prepared = &microbatch.prepared;
-            microbatch.tokens = prepared.iter().map(|sample| sample.tokens() as u64).sum();
-            microbatch.target_tokens = prepared.iter().map(|sample| sample.target_tokens() as u64).sum();
-            if let Some(to) = self.pad_to {
-                microbatch.padding_tokens = to.padding_tokens(microbatch.samples.len(), microbatch.tokens);
-            }
-        }
-        self.check_lengths(step)?;
-        for microbatch in &mut step.microbatches {
-            self.log_cut(microbatch);
-            if self.is_packed {
-                let samples = std::mem::take(&mut microbatch.prepared);
-                let preparer = preparer.clone();
-                microbatch.inputs = collator.run(move || preparer.pack(samples)).await?;
-            }
-            microbatch.loss_scale = microbatch.target_tokens as f64 * microbatch.loss_scale_sum;
-            self.count(microbatch);
-        }
-        Ok(())
+    /// [`Error::Config`](crate::error::Error::Config) if a processor refuses the blank medium that
+    /// microbatches need.
+    pub(super) fn new(settings: &BalancedLoaderBuilder, log: Arc<PrepareLog>) -> Result<Self> {
+        let (planner, preparer) = (&settings.planner, settings.preparer.clone());
+        let filler = match &preparer {
+            Some(preparer) if settings.is_packed => Some(Arc::new(preparer.filler(planner.towers())?)),
+            _ => None,
+        };
+        let (tokens_max, pad_to) = (planner.caps().tokens_max, planner.pad_to());
+        Ok(Self { preparer, filler, tokens_max, pad_to, log })
     }
 
-    /// Ends the stream where a microbatch is longer than the tensors that all ranks count on.
-    fn check_lengths(&self, step: &Step) -> Result<()> {
-        let Some(to) = self.pad_to.filter(|to| to.layout.is_packed()) else { return Ok(()) };
-        let tokens_needed = step.microbatches.iter().map(|microbatch| microbatch.tokens).max().unwrap_or(0);
-        let is_over = |microbatch: &Microbatch| microbatch.tokens > to.tokens;
-        let Some(number) = step.microbatches.iter().position(is_over) else { return Ok(()) };
-        let Microbatch { tokens, planned_tokens, .. } = step.microbatches[number];
-        Err(Error::MicrobatchTooLong {
-            step: step.step,
-            dp_rank: self.dp_rank,
-            microbatch: number,
-            tokens,
-            planned_tokens,
-            pad_to_tokens: to.tokens,
-            tokens_needed,
-        })
+    /// Replaces the planned tokens of a microbatch by the counted ones.
+    pub(super) fn count_tokens(&self, microbatch: &mut Microbatch) {
+        if self.preparer.is_none() {
+            return;
+        }
+        let prepared = &microbatch.prepared;
+        microbatch.tokens = prepared.iter().map(|sample| sample.tokens() as u64).sum();
+        microbatch.target_tokens = prepared.iter().map(|sample| sample.target_tokens() as u64).sum();
+        microbatch.loss_scale = microbatch.target_tokens as f64 * microbatch.loss_scale_sum;
+        if let Some(to) = self.pad_to {
+            microbatch.padding_tokens = to.padding_tokens(microbatch.samples.len(), microbatch.tokens);
+        }
+    }
+
+    /// Returns the fixed length if a microbatch is longer than the tensors that all ranks count on.
+    pub(super) fn too_long(&self, microbatch: &Microbatch) -> Option<u64> {
+        let to = self.pad_to.filter(|to| self.preparer.is_some() && to.layout.is_packed())?;
+        let filler = self.filler.as_ref().map_or(0, |filler| filler.tokens_for(&microbatch.prepared));
+        (microbatch.tokens + filler > to.tokens).then_some(to.tokens)
+    }
+
+    /// Gives a microbatch its tensors, joined on the pool.
+    pub(super) async fn pack(&self, collator: &Collator, microbatch: &mut Microbatch) -> Result<()> {
+        let Some(preparer) = self.preparer.clone() else { return Ok(()) };
+        self.log_cut(microbatch);
+        if let Some(filler) = self.filler.clone() {
+            let samples = std::mem::take(&mut microbatch.prepared);
+            let inputs = collator.run(move || preparer.pack_filled(samples, &filler)).await?;
+            let tokens = inputs.tensor("input_ids").map_or(0, |ids| ids.values.len() as u64);
+            microbatch.padding_tokens = tokens.saturating_sub(microbatch.tokens);
+            microbatch.inputs = Some(inputs);
+        }
+        self.count(microbatch);
+        Ok(())
     }
 
     /// Writes down which samples were cut.

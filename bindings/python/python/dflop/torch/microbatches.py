@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -79,7 +80,8 @@ class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
             step = next(steps, None)
             if step is None:
                 return
-            for place, microbatch in enumerate(step.microbatches[given:], given + 1):
+            microbatches = itertools.islice(step.microbatches, given, None)
+            for place, microbatch in enumerate(microbatches, given + 1):
                 is_last = place == len(step.microbatches)
                 self._before, self._given = (None, 0) if is_last else (before, place)
                 yield microbatch

@@ -1,0 +1,43 @@
+//! Converts a microbatch to `dflop.batches.Microbatch`.
+
+use dflop_costmodel::CostModel;
+use dflop_loader::loader::Microbatch;
+use pyo3::prelude::*;
+
+use crate::arrays::storage::Owner;
+use crate::convert::{Delivery, class, samples, tensors};
+use crate::model::module_seconds;
+
+/// Converts a microbatch.
+pub(super) fn microbatch<'py>(
+    py: Python<'py>,
+    of: Microbatch,
+    model: &CostModel,
+    delivery: Delivery,
+) -> PyResult<Bound<'py, PyAny>> {
+    let Delivery { framework, is_decoded } = delivery;
+    let made = class(py, "Microbatch")?.call0()?;
+    made.setattr("tokens", of.tokens)?;
+    made.setattr("target_tokens", of.target_tokens)?;
+    made.setattr("planned_tokens", of.planned_tokens)?;
+    made.setattr("padding_tokens", of.padding_tokens)?;
+    made.setattr("cost_seconds", of.cost_seconds())?;
+    made.setattr("module_seconds", module_seconds(py, model, &of.module_ns)?)?;
+    made.setattr("loss_scale", of.loss_scale)?;
+    made.setattr("loss_scale_sum", of.loss_scale_sum)?;
+    let keys: Vec<&str> = of.samples.iter().map(|sample| sample.key.as_str()).collect();
+    made.setattr("sample_keys", keys)?;
+    made.setattr("samples", samples(py, of.samples, Delivery { framework, is_decoded })?)?;
+    if let Some(inputs) = of.inputs {
+        tensors(&made, inputs.tensors, framework)?;
+        // Models with a cache, which is their default, attend across packed samples.
+        made.set_item("use_cache", false)?;
+        let length = [inputs.cu_seqlens.len()];
+        made.setattr("cu_seqlens", framework.array(py, Owner::I32(inputs.cu_seqlens), &length)?)?;
+        made.setattr("max_seqlen", inputs.max_seqlen)?;
+    } else {
+        made.setattr("cu_seqlens", py.None())?;
+        made.setattr("max_seqlen", 0)?;
+    }
+    Ok(made)
+}

@@ -1,0 +1,208 @@
+//! `dflop.StepMicrobatches`: the microbatches of a step, decoded one ahead of the other.
+
+use std::ffi::CString;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dflop_loader::Error;
+use dflop_loader::loader::Microbatch;
+use pyo3::exceptions::{PyIndexError, PyUserWarning};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PySlice};
+
+use super::loader_config::RunningLoader;
+use super::microbatch::microbatch;
+use super::steps::{Iteration, Live};
+use crate::error::DflopError;
+use crate::runtime::{self, Threaded};
+
+/// Microbatches of a step, in the order in which a pipeline runs them: a sequence that decodes ahead and
+/// holds nothing that was delivered.
+///
+/// Microbatch k + 1 is decoded while k is trained on. Going over them a second time, or after the next step,
+/// reads and decodes them again, exactly the same; ``list(step.microbatches)`` holds all of them.
+#[pyclass(frozen, module = "dflop._native", sequence)]
+pub(crate) struct StepMicrobatches {
+    iteration: Arc<Iteration>,
+    step: u64,
+    len: usize,
+    taken: Arc<Taken>,
+}
+
+/// Microbatches that were delivered and are still in use, so that each is one object.
+struct Taken {
+    /// A `weakref.WeakValueDictionary` by number.
+    in_use: Py<PyAny>,
+    /// The microbatch that was indexed last.
+    indexed: Mutex<Option<Py<PyAny>>>,
+}
+
+impl Taken {
+    fn get<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let found = self.in_use.bind(py).call_method1("get", (number,))?;
+        Ok(Some(found).filter(|found| !found.is_none()))
+    }
+
+    fn indexed(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
+        self.indexed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl StepMicrobatches {
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    fn __iter__(&self) -> MicrobatchIterator {
+        self.numbers(0..self.len)
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if let Ok(slice) = index.cast::<PySlice>() {
+            return self.list(py)?.into_any().get_item(slice);
+        }
+        let index: isize = index.extract()?;
+        let number = if index < 0 { index.saturating_add_unsigned(self.len) } else { index };
+        let outside = || PyIndexError::new_err(format!("index {index} of {} microbatches", self.len));
+        let number = usize::try_from(number).ok().filter(|number| *number < self.len).ok_or_else(outside)?;
+        if let Some(taken) = self.taken.get(py, number)? {
+            return Ok(taken);
+        }
+        let taken = self.numbers(number..number + 1).__next__(py)?.ok_or_else(outside)?;
+        *self.taken.indexed() = Some(taken.clone().unbind());
+        Ok(taken)
+    }
+
+    /// Pickles and copies as a list.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyList>,))> {
+        Ok((py.import("builtins")?.getattr("list")?, (self.list(py)?,)))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("StepMicrobatches(step={}, len={})", self.step, self.len)
+    }
+}
+
+impl StepMicrobatches {
+    /// Makes the sequence of the `len` microbatches of a step.
+    pub(super) fn new(
+        py: Python<'_>,
+        iteration: Arc<Iteration>,
+        step: u64,
+        len: usize,
+    ) -> PyResult<Bound<'_, Self>> {
+        let in_use = py.import("weakref")?.call_method0("WeakValueDictionary")?.unbind();
+        let taken = Arc::new(Taken { in_use, indexed: Mutex::new(None) });
+        Bound::new(py, Self { iteration, step, len, taken })
+    }
+
+    fn numbers(&self, numbers: Range<usize>) -> MicrobatchIterator {
+        let (iteration, step, taken) = (Arc::clone(&self.iteration), self.step, Arc::clone(&self.taken));
+        let position = Threaded::new(tokio::sync::Mutex::new(Position { numbers, again: None }));
+        MicrobatchIterator { iteration, step, taken, position }
+    }
+
+    fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let (list, all) = (PyList::empty(py), self.__iter__());
+        while let Some(microbatch) = all.__next__(py)? {
+            list.append(microbatch)?;
+        }
+        Ok(list)
+    }
+}
+
+/// Iterator over the microbatches of a step.
+#[pyclass(frozen, module = "dflop._native")]
+pub(crate) struct MicrobatchIterator {
+    iteration: Arc<Iteration>,
+    step: u64,
+    taken: Arc<Taken>,
+    position: Threaded<tokio::sync::Mutex<Position>>,
+}
+
+/// Where an iterator over microbatches stands.
+struct Position {
+    /// Numbers of the microbatches to come.
+    numbers: Range<usize>,
+    /// The step, read once more, where the stream of the iteration is elsewhere.
+    again: Option<Again>,
+}
+
+/// A stream of one step, from some microbatch on.
+struct Again {
+    live: Live,
+    /// Keeps the threads of the stream.
+    _running: RunningLoader,
+}
+
+/// A microbatch with its number, and whether it is the first that was read again.
+type Next = Option<(usize, Microbatch, bool)>;
+
+#[pymethods]
+impl MicrobatchIterator {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Returns the next microbatch; other Python threads run meanwhile.
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let (position, live) = (self.position.get()?, self.iteration.live.get()?);
+        let next = runtime::wait(py, async { self.next(&mut *position.lock().await, live).await })?;
+        let Some((number, next, is_first_again)) = next.map_err(DflopError::from)? else { return Ok(None) };
+        if is_first_again {
+            warn_of_second_read(py, self.step)?;
+        }
+        if let Some(taken) = self.taken.get(py, number)? {
+            return Ok(Some(taken));
+        }
+        let delivery = self.iteration.delivery.resolved(py)?;
+        let made = microbatch(py, next, self.iteration.running.planner.model(), delivery)?;
+        self.taken.in_use.bind(py).set_item(number, &made)?;
+        Ok(Some(made))
+    }
+}
+
+impl MicrobatchIterator {
+    async fn next(&self, position: &mut Position, live: &tokio::sync::Mutex<Live>) -> Result<Next, Error> {
+        let Range { start: number, end } = position.numbers;
+        if number >= end {
+            return Ok(None);
+        }
+        if position.again.is_none() {
+            let mut live = live.lock().await;
+            if live.step == Some(self.step) && live.delivered == number {
+                let microbatch = live.next_microbatch().await?;
+                position.numbers.start += 1;
+                return Ok(Some((number, microbatch, false)));
+            }
+        }
+        let is_first = position.again.is_none();
+        let again = match &mut position.again {
+            Some(again) => again,
+            none => none.insert(self.read_again(number..end).await?),
+        };
+        let microbatch = again.live.next_microbatch().await?;
+        position.numbers.start += 1;
+        Ok(Some((number, microbatch, is_first)))
+    }
+
+    /// Reads microbatches of the step once more.
+    async fn read_again(&self, numbers: Range<usize>) -> Result<Again, Error> {
+        let Iteration { config, running, .. } = &*self.iteration;
+        let running = config.read_step(running, self.step, numbers)?;
+        let ended = |_| Error::StageEnded { stage: "read" };
+        let mut live = Live::new(running.loader.get().map_err(ended)?.parts());
+        live.next_step().await?;
+        Ok(Again { live, _running: running })
+    }
+}
+
+/// Tells that microbatches are decoded twice, which a training loop does not want.
+fn warn_of_second_read(py: Python<'_>, step: u64) -> PyResult<()> {
+    let message = format!(
+        "microbatches of step {step} are read and decoded again, because they were asked for out of order, twice, or after \
+         the next step; to go over them several times, take list(step.microbatches)"
+    );
+    PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(message)?, 1)
+}

@@ -1,0 +1,181 @@
+//! Finishes the parts of steps that were begun: waits for decoders, scales the loss, packs tensors.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dflop_costmodel::SampleCost;
+use tokio::sync::mpsc;
+
+use super::builder::BalancedLoaderBuilder;
+use super::packing::Packing;
+use super::read_ahead::{BegunPart, PendingMicrobatch};
+use super::{Microbatch, StepPart};
+use crate::decode::Collator;
+use crate::error::{Error, Result};
+use crate::flow::LoaderStage;
+use crate::plan::{StepPlan, StepPlanner};
+use crate::prepare::PrepareLog;
+use crate::sample::Sample;
+
+/// Finishes parts, in order.
+pub(super) struct Finisher {
+    collator: Collator,
+    planner: StepPlanner,
+    packing: Packing,
+    dp_rank: usize,
+    step: Option<StepAtWork>,
+}
+
+/// The step whose microbatches are being delivered.
+struct StepAtWork {
+    plan: Arc<StepPlan>,
+    microbatches: usize,
+    /// Microbatches that were finished.
+    finished: usize,
+    /// Payload bytes of their samples.
+    bytes: u64,
+}
+
+impl Finisher {
+    pub(super) fn new(
+        settings: &BalancedLoaderBuilder,
+        collator: Collator,
+        log: Arc<PrepareLog>,
+    ) -> Result<Self> {
+        let (planner, packing) = (settings.planner.clone(), Packing::new(settings, log)?);
+        Ok(Self { collator, planner, packing, dp_rank: settings.dp_rank, step: None })
+    }
+
+    /// Waits for the next part that was begun, and for its decoders.
+    pub(super) async fn next(
+        &mut self,
+        begun: &mut mpsc::Receiver<Result<BegunPart>>,
+    ) -> Result<Option<StepPart>> {
+        let pending = match begun.recv().await.transpose()? {
+            None => return Ok(None),
+            Some(BegunPart::Start { plan, microbatches }) => {
+                self.step = Some(StepAtWork { plan: plan.clone(), microbatches, finished: 0, bytes: 0 });
+                self.end_step();
+                return Ok(Some(StepPart::Start { plan, microbatches }));
+            }
+            Some(BegunPart::Microbatch(pending)) => pending,
+        };
+        let mut microbatch = self.finish(pending).await?;
+        if let Some(too_long) = self.packing.too_long(&microbatch) {
+            return Err(self.too_long(microbatch, too_long, begun).await);
+        }
+        self.packing.pack(&self.collator, &mut microbatch).await?;
+        let bytes = microbatch.samples.iter().map(|sample| sample.bytes).sum();
+        self.collator.metrics().stage(LoaderStage::Deliver).count(microbatch.samples.len() as u64, bytes);
+        if let Some(step) = &mut self.step {
+            step.finished += 1;
+            step.bytes += bytes;
+        }
+        self.end_step();
+        Ok(Some(StepPart::Microbatch(microbatch)))
+    }
+
+    /// Lets a run go on with the step at work if it is not delivered as a whole.
+    pub(super) fn roll_back(&self, at_step: &AtomicU64) {
+        if let Some(step) = &self.step {
+            at_step.store(step.plan.step, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts the step, after its last microbatch.
+    fn end_step(&mut self) {
+        if let Some(step) = self.step.take_if(|step| step.finished == step.microbatches) {
+            let meter = self.collator.metrics().stage(LoaderStage::Collate);
+            meter.depth.remove(1);
+            meter.count(1, step.bytes);
+        }
+    }
+
+    async fn finish(&self, pending: PendingMicrobatch) -> Result<Microbatch> {
+        let step = self.step.as_ref().ok_or(Error::StageEnded { stage: "collate" })?;
+        let (mut samples, mut places, mut prepared) = (Vec::new(), Vec::new(), Vec::new());
+        for (place, sample) in pending.samples {
+            if let Some(finished) = self.collator.finish_sample(sample).await? {
+                samples.push(finished.sample);
+                prepared.extend(finished.prepared);
+                places.push(place);
+            }
+        }
+        self.collator.skips().delivered(samples.len() as u64);
+        let costs = places.iter().map(|&place| step.plan.costs[place as usize]).collect();
+        let (planner, target_tokens) = (&self.planner, step.plan.target_tokens);
+        let loss_scale_sum =
+            if target_tokens == 0 { 0.0 } else { planner.dp_size() as f64 / target_tokens as f64 };
+        let microbatch = microbatch_of(samples, costs, loss_scale_sum);
+        let is_lockstep = planner.is_lockstep();
+        let mut microbatch = Microbatch { places, prepared, is_lockstep, ..microbatch };
+        pad(&mut microbatch, step, self.dp_rank, planner);
+        self.packing.count_tokens(&mut microbatch);
+        Ok(microbatch)
+    }
+
+    /// Explains which length the step needs, from all of its microbatches.
+    async fn too_long(
+        &self,
+        microbatch: Microbatch,
+        pad_to_tokens: u64,
+        begun: &mut mpsc::Receiver<Result<BegunPart>>,
+    ) -> Error {
+        let Some(step) = &self.step else { return Error::StageEnded { stage: "collate" } };
+        let Microbatch { tokens, planned_tokens, .. } = microbatch;
+        // Frees its tensors before others are made.
+        drop(microbatch);
+        let mut tokens_needed = tokens;
+        for _ in step.finished + 1..step.microbatches {
+            let Some(Ok(BegunPart::Microbatch(pending))) = begun.recv().await else { break };
+            let Ok(other) = self.finish(pending).await else { break };
+            tokens_needed = tokens_needed.max(other.tokens);
+        }
+        Error::MicrobatchTooLong {
+            step: step.plan.step,
+            dp_rank: self.dp_rank,
+            microbatch: step.finished,
+            tokens,
+            planned_tokens,
+            pad_to_tokens,
+            tokens_needed,
+        }
+    }
+}
+
+/// Adds the padding up to the length that the step was planned for.
+fn pad(microbatch: &mut Microbatch, step: &StepAtWork, dp_rank: usize, planner: &StepPlanner) {
+    let Some(to) = planner.pad_to() else { return };
+    let (samples, tokens) = (microbatch.samples.len(), microbatch.tokens);
+    microbatch.padding_tokens = to.padding_tokens(samples, tokens);
+    microbatch.module_ns.resize(planner.model().modules().len(), 0);
+    if let Some(llm_ns) = microbatch.module_ns.last_mut() {
+        // Only where samples were skipped, or another share is read, the cost model has to be asked again.
+        let planned = step.plan.planned_padding_ns(dp_rank, step.finished, &microbatch.places);
+        let padding_ns = planned.unwrap_or_else(|| planner.padding_ns(step.plan.step, samples, tokens));
+        *llm_ns = llm_ns.saturating_add(padding_ns);
+    }
+}
+
+fn microbatch_of(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum: f64) -> Microbatch {
+    let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
+    let modules = costs.first().map_or(0, |cost| cost.module_ns.as_slice().len());
+    let module_ns = |module: usize| costs.iter().map(|cost| cost.module_ns.as_slice()[module]).sum();
+    let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).sum();
+    Microbatch {
+        places: Vec::new(),
+        prepared: Vec::new(),
+        inputs: None,
+        tokens,
+        target_tokens,
+        padding_tokens: 0,
+        planned_tokens: tokens,
+        planned_target_tokens: target_tokens,
+        module_ns: (0..modules).map(module_ns).collect(),
+        is_lockstep: false,
+        loss_scale: target_tokens as f64 * loss_scale_sum,
+        loss_scale_sum,
+        samples,
+        costs,
+    }
+}

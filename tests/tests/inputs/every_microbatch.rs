@@ -1,0 +1,244 @@
+//! Checks that every microbatch is an input that a model can run: without samples, with damaged ones, and
+//! where only some ranks have images.
+
+use std::sync::Arc;
+
+use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, Module};
+use dflop_loader::flow::ErrorBudget;
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::loader::{BalancedLoader, Microbatch, Step, StepPart};
+use dflop_loader::plan::{BlankMedia, StepPlanner, StepPlannerBuilder};
+use dflop_loader::prepare::{IGNORED, ModelInputs, Preparer, TensorValues, Tokenizer};
+use dflop_loader::sample::{BatchLayout, PaddingSide};
+use dflop_loader::shard::expand_shards;
+use dflop_loader::{Error, Result};
+use dflop_tests::media::{png, wav};
+use dflop_tests::run;
+use dflop_tests::tar::TarBytes;
+use futures::{StreamExt, TryStreamExt};
+
+const FAMILIES: [&str; 5] =
+    ["qwen2-vl-7b", "qwen2.5-vl-7b", "llava-ov-qwen2.5-7b", "internvl3-8b", "qwen2-audio-7b"];
+const LAYOUTS: [BatchLayout; 2] = [BatchLayout::Packed, BatchLayout::Padded { side: PaddingSide::Left }];
+const RANKS: usize = 2;
+
+struct Data {
+    _directory: tempfile::TempDir,
+    index: Arc<Index>,
+    model: ModelSpec,
+}
+
+impl Data {
+    /// Writes texts, media, and media that cannot be decoded behind their headers.
+    fn new(family: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut tar = TarBytes::new();
+        let is_audio = family == "qwen2-audio-7b";
+        for number in 0..12_u8 {
+            let key = format!("{number:02}");
+            tar = tar.file(&format!("{key}.txt"), b"a kite over the sea");
+            if number % 3 == 0 {
+                continue;
+            }
+            let mut medium = if is_audio { wav(8_000, 16_000) } else { png(60, 90, number.into()) };
+            if number % 3 == 1 {
+                // The header is whole, and what it announces is missing.
+                medium.truncate(if is_audio { 44 } else { 48 });
+            }
+            tar = tar.file(&format!("{key}.{}", if is_audio { "wav" } else { "png" }), &medium);
+        }
+        let shard = directory.path().join("media.tar");
+        std::fs::write(&shard, tar.finish()).unwrap();
+        let shards = expand_shards(&[shard.to_str().unwrap()]).unwrap();
+        let index = Arc::new(Index::open_or_build(shards, &IndexOptions::default()).unwrap());
+        Self { _directory: directory, index, model: ModelSpec::preset(family).unwrap() }
+    }
+
+    fn preparer(&self, layout: BatchLayout) -> Preparer {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/model_inputs/chatml");
+        let tokenizer = Tokenizer::open(directory).unwrap();
+        Preparer::builder(&self.model).tokenizer(tokenizer).layout(layout).build().unwrap()
+    }
+
+    /// Plans the data as one step, with so many microbatches that all but one sample are alone.
+    fn planner(&self, policy: BlankMedia, layout: BatchLayout) -> StepPlannerBuilder {
+        let costs = CostModel::new(self.model.clone(), DeviceRate::preset("h100").unwrap());
+        let samples = self.index.len();
+        let planner = StepPlanner::builder(self.index.clone(), costs).global_batch(samples);
+        let planner = planner.dp_size(RANKS).microbatches(samples as usize / RANKS).work(500);
+        planner.blank_media(policy, self.preparer(layout).blank_tokens().unwrap())
+    }
+
+    fn loader(&self, planner: &StepPlanner, rank: usize, layout: BatchLayout) -> BalancedLoader {
+        let loader = BalancedLoader::builder(planner.clone(), rank).steps(1);
+        let loader = loader.preparer(Arc::new(self.preparer(layout)));
+        loader.error_budget(ErrorBudget::new(1.0).unwrap()).build().unwrap()
+    }
+
+    /// Returns the microbatches of all ranks.
+    fn microbatches(&self, planner: StepPlannerBuilder, layout: BatchLayout) -> Vec<Microbatch> {
+        let planner = planner.build().unwrap();
+        let of_rank =
+            |rank| -> Vec<Step> { run(self.loader(&planner, rank, layout).stream().try_collect()).unwrap() };
+        (0..RANKS).flat_map(of_rank).flat_map(|step| step.microbatches).collect()
+    }
+}
+
+fn ints<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [i64] {
+    match inputs.tensor(name).map(|tensor| &tensor.values) {
+        Some(TensorValues::I64(values)) => values,
+        _ => &[],
+    }
+}
+
+/// Returns the labels of padding and blank media.
+fn targets(inputs: &ModelInputs) -> usize {
+    ints(inputs, "labels").iter().filter(|label| **label != i64::from(IGNORED)).count()
+}
+
+fn has_media(inputs: &ModelInputs) -> bool {
+    inputs.tensor("pixel_values").is_some() || inputs.tensor("input_features").is_some()
+}
+
+#[test]
+fn every_rank_runs_the_encoder_in_every_microbatch() {
+    for family in FAMILIES {
+        let data = Data::new(family);
+        for layout in LAYOUTS {
+            let microbatches = data.microbatches(data.planner(BlankMedia::Auto, layout), layout);
+            let empty = microbatches.iter().filter(|microbatch| microbatch.samples.is_empty()).count();
+            assert!(empty >= 4, "{family}: {empty} microbatches lost all of their samples");
+            for microbatch in &microbatches {
+                let inputs = microbatch.inputs.as_ref().unwrap();
+                assert!(has_media(inputs), "{family}, {layout:?}");
+                assert_eq!(targets(inputs), microbatch.target_tokens as usize);
+                let ids = ints(inputs, "input_ids").len() as u64;
+                assert_eq!(microbatch.padding_tokens, ids - microbatch.tokens);
+                if microbatch.samples.is_empty() {
+                    assert!(microbatch.tokens == 0 && microbatch.padding_tokens > 0);
+                    assert_eq!(microbatch.loss_scale.to_bits(), 0f64.to_bits());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_blank_medium_has_the_tokens_of_its_features_and_changes_no_sample() {
+    for family in FAMILIES {
+        let data = Data::new(family);
+        let layout = BatchLayout::Packed;
+        let preparer = data.preparer(layout);
+        let [(_, blank_tokens)] = preparer.blank_tokens().unwrap()[..] else { panic!("one encoder") };
+        let filled = data.microbatches(data.planner(BlankMedia::Always, layout), layout);
+        let plain = data.microbatches(data.planner(BlankMedia::Never, layout), layout);
+        for (filled, plain) in filled.iter().zip(&plain) {
+            let [inputs, without] = [filled, plain].map(|one| one.inputs.as_ref().unwrap());
+            assert_eq!((filled.tokens, filled.target_tokens), (plain.tokens, plain.target_tokens));
+            let samples = filled.tokens as usize;
+            assert_eq!(ints(inputs, "input_ids")[..samples], ints(without, "input_ids")[..samples]);
+            assert_eq!(ints(inputs, "labels")[..samples], ints(without, "labels")[..samples]);
+            if filled.samples.is_empty() {
+                assert!(!has_media(without));
+                assert_eq!((without.cu_seqlens.as_slice(), plain.padding_tokens), (&[0, 1][..], 1));
+            }
+            if !has_media(without) {
+                assert_eq!(filled.padding_tokens, blank_tokens);
+                let end = inputs.cu_seqlens[inputs.cu_seqlens.len() - 1];
+                assert_eq!(inputs.cu_seqlens[inputs.cu_seqlens.len() - 2], end - blank_tokens as i32);
+            }
+            if let Some(grid) = inputs.tensor("image_grid_thw") {
+                let patches = inputs.tensor("pixel_values").unwrap().shape[0] as i64;
+                let TensorValues::I64(grid) = &grid.values else { panic!("integers") };
+                assert_eq!(grid.chunks(3).map(|grid| grid.iter().product::<i64>()).sum::<i64>(), patches);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fixed_length_leaves_room_for_blank_media() {
+    let (data, layout) = (Data::new("qwen2.5-vl-7b"), BatchLayout::Packed);
+    let planner = data.planner(BlankMedia::Auto, layout).pad_to_tokens(64, layout);
+    for microbatch in data.microbatches(planner, layout) {
+        let inputs = microbatch.inputs.as_ref().unwrap();
+        assert_eq!(inputs.tensor("input_ids").unwrap().shape, [1, 64]);
+        assert!(has_media(inputs));
+        assert_eq!(microbatch.tokens + microbatch.padding_tokens, 64);
+    }
+    let alone = data.planner(BlankMedia::Auto, layout).pad_to_tokens(64, layout);
+    assert_eq!(alone.build().unwrap().pad_to().unwrap().room(), 64 - 6, "four tokens between two markers");
+    let short = data.planner(BlankMedia::Auto, layout).pad_to_tokens(18, layout).build().unwrap();
+    let Err(Error::StepTooLong { tokens_needed, .. }) = short.plan(0) else { panic!("too short") };
+    let enough = data.planner(BlankMedia::Auto, layout).pad_to_tokens(tokens_needed, layout);
+    assert!(enough.build().unwrap().plan(0).is_ok());
+}
+
+#[test]
+fn blank_media_are_for_data_with_media_on_several_ranks() {
+    let data = Data::new("qwen2.5-vl-7b");
+    let towers = |policy, ranks| {
+        data.planner(policy, BatchLayout::Packed).dp_size(ranks).build().unwrap().towers().to_vec()
+    };
+    assert_eq!(towers(BlankMedia::Auto, 2), [Module::Vision]);
+    assert_eq!(towers(BlankMedia::Auto, 1), []);
+    assert_eq!(towers(BlankMedia::Always, 1), [Module::Vision]);
+    assert_eq!(towers(BlankMedia::Never, 2), []);
+    // These data have clips and no image.
+    let heard = Data::new("qwen2-audio-7b");
+    let heard = Data { model: data.model.clone(), ..heard };
+    let planner = heard.planner(BlankMedia::Auto, BatchLayout::Packed).build().unwrap();
+    assert_eq!(planner.towers(), []);
+}
+
+#[test]
+fn microbatches_come_one_by_one_and_a_step_that_fails_is_not_counted() {
+    let (data, layout) = (Data::new("qwen2.5-vl-7b"), BatchLayout::Packed);
+    let planner = data.planner(BlankMedia::Auto, layout).build().unwrap();
+    let whole: Vec<Step> = run(data.loader(&planner, 1, layout).stream().try_collect()).unwrap();
+    let loader = data.loader(&planner, 1, layout);
+    let parts: Vec<StepPart> = run(loader.parts().try_collect()).unwrap();
+    assert_eq!(loader.state().unwrap().step, 1);
+    let [StepPart::Start { plan, microbatches }, rest @ ..] = &parts[..] else { panic!("a start") };
+    assert_eq!((plan.digest, *microbatches), (whole[0].plan.digest, rest.len()));
+    for (part, expected) in rest.iter().zip(&whole[0].microbatches) {
+        let StepPart::Microbatch(microbatch) = part else { panic!("a microbatch") };
+        assert_eq!((&microbatch.places, &microbatch.inputs), (&expected.places, &expected.inputs));
+    }
+
+    let strict = BalancedLoader::builder(planner, 1).steps(1).error_budget(ErrorBudget::new(0.0).unwrap());
+    let strict = strict.preparer(Arc::new(data.preparer(layout))).build().unwrap();
+    let items: Vec<Result<StepPart>> = run(strict.parts().collect());
+    assert!(matches!(items.first(), Some(Ok(StepPart::Start { .. }))));
+    assert!(matches!(items.last(), Some(Err(Error::ErrorBudget { .. }))));
+    assert_eq!(strict.state().unwrap().step, 0, "the step is to be done again");
+}
+
+#[test]
+fn what_does_not_fit_into_memory_is_refused_with_its_size() {
+    let (data, layout) = (Data::new("qwen2.5-vl-7b"), BatchLayout::Packed);
+    let planner = data.planner(BlankMedia::Auto, layout).microbatches(1).build().unwrap();
+    let loader = |bytes| {
+        let loader = BalancedLoader::builder(planner.clone(), 0).steps(1).buffered_bytes_max(1);
+        let loader = loader.error_budget(ErrorBudget::new(1.0).unwrap()).microbatch_bytes_max(bytes);
+        loader.preparer(Arc::new(data.preparer(layout))).build().unwrap()
+    };
+    assert_eq!(run(loader(1 << 30).stream().try_collect::<Vec<_>>()).unwrap().len(), 1);
+    let refused = run(loader(100_000).stream().try_collect::<Vec<_>>()).unwrap_err();
+    let Error::MicrobatchTooLarge { samples, bytes, bytes_max, .. } = refused else { panic!("{refused}") };
+    assert!(samples > 1 && bytes > bytes_max && bytes_max == 100_000);
+    assert!(refused.to_string().contains("use more microbatches"), "{refused}");
+}
+
+#[test]
+fn a_global_batch_larger_than_the_data_is_refused_unless_asked_for() {
+    let data = Data::new("qwen2.5-vl-7b");
+    let planner = |samples| data.planner(BlankMedia::Auto, BatchLayout::Packed).global_batch(samples);
+    let samples = data.index.len();
+    let refused = planner(samples + 1).build().unwrap_err().to_string();
+    assert!(refused.contains(&format!("the {samples} of the data")), "{refused}");
+    let step = planner(samples + 1).repeat_samples().build().unwrap().plan(0).unwrap();
+    assert_eq!(step.samples.len() as u64, samples + 1);
+    let short = planner(samples + 1).validation().build().unwrap().plan(0).unwrap();
+    assert_eq!(short.samples.len() as u64, samples);
+}
