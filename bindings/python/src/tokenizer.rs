@@ -9,6 +9,7 @@ use dflop_loader::model::{checkpoint_path, spec_of};
 use dflop_loader::prepare::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
 use crate::error::DflopError;
 use crate::names::Names;
@@ -17,6 +18,8 @@ use crate::names::Names;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenizerSettings {
     tokenizer: Option<Tokenizer>,
+    /// Whether there is to be none.
+    is_refused: bool,
     chat_template: Option<String>,
     caption_prompt: Option<String>,
 }
@@ -29,12 +32,19 @@ impl TokenizerSettings {
         chat_template: Option<String>,
         caption_prompt: Option<String>,
     ) -> PyResult<Self> {
-        Ok(Self { tokenizer: tokenizer.map(parse_tokenizer).transpose()?, chat_template, caption_prompt })
+        let is_refused = tokenizer.is_some_and(|tokenizer| tokenizer.is(PyBool::new(tokenizer.py(), false)));
+        let tokenizer = tokenizer.filter(|_| !is_refused).map(parse_tokenizer).transpose()?;
+        Ok(Self { tokenizer, is_refused, chat_template, caption_prompt })
+    }
+
+    /// Returns whether the user wants no tokenizer: ``tokenizer=False``.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused
     }
 
     /// Takes the tokenizer in a model's directory if none was given.
     pub(crate) fn or_from_model(mut self, names: &[String]) -> Result<Self, DflopError> {
-        for name in names.iter().filter(|_| self.tokenizer.is_none()) {
+        for name in names.iter().filter(|_| self.tokenizer.is_none() && !self.is_refused) {
             let Some(path) = checkpoint_path(name) else { continue };
             let directory = if path.is_dir() { path } else { path.with_file_name("") };
             if directory.join("tokenizer.json").is_file() {

@@ -17,7 +17,8 @@ class Balanced(WithExample):
     def test_a_microbatch_is_what_the_model_takes(self) -> None:
         step = next(iter(self.loader()))
         self.assertEqual((step.step, len(step.microbatches)), (0, 2))
-        for mb in step.microbatches:
+        microbatches = list(step.microbatches)
+        for mb in microbatches:
             names = {
                 "input_ids",
                 "labels",
@@ -25,8 +26,9 @@ class Balanced(WithExample):
                 "mm_token_type_ids",
                 "pixel_values",
                 "image_grid_thw",
+                "use_cache",
             }
-            self.assertEqual(set(mb), names)
+            self.assertEqual((set(mb), mb["use_cache"]), (names, False))
             self.assertEqual(mb["input_ids"].shape, (1, mb.tokens))
             self.assertEqual(mb["position_ids"].shape, (4, 1, mb.tokens))
             self.assertEqual(int((mb["labels"] != -100).sum()), mb.target_tokens)
@@ -36,8 +38,8 @@ class Balanced(WithExample):
             self.assertEqual([sample.key for sample in mb.samples], mb.sample_keys)
             self.assertAlmostEqual(mb.cost_seconds, sum(mb.module_seconds.values()), places=12)
             self.assertEqual(set(mb.module_seconds), {"vision", "llm"})
-        scales = sum(mb.loss_scale for mb in step.microbatches)
-        counted = sum(mb.target_tokens for mb in step.microbatches)
+        scales = sum(mb.loss_scale for mb in microbatches)
+        counted = sum(mb.target_tokens for mb in microbatches)
         self.assertAlmostEqual(scales, counted / step.target_tokens)
         self.assertGreaterEqual(step.makespan_seconds, step.lower_bound_seconds)
 
@@ -46,12 +48,12 @@ class Balanced(WithExample):
             self.assertEqual(mb.cost_seconds, max(mb.module_seconds.values()))
 
     def test_ranks_share_each_global_batch_by_the_same_plan(self) -> None:
-        ranks = [list(self.loader(dp_rank=rank, dp_size=3, steps=4)) for rank in range(3)]
-        whole = list(self.loader(strategy="data-blind", steps=4))
-        for step in range(4):
-            self.assertEqual(len({steps[step].digest for steps in ranks}), 1)
-            keys = [key for steps in ranks for mb in steps[step].microbatches for key in mb.sample_keys]
-            expected = [key for mb in whole[step].microbatches for key in mb.sample_keys]
+        ranks = [self.loader(dp_rank=rank, dp_size=3, steps=4) for rank in range(3)]
+        whole = self.loader(strategy="data-blind", steps=4)
+        for *shares, all_samples in zip(*ranks, whole, strict=True):
+            self.assertEqual(len({share.digest for share in shares}), 1)
+            keys = [key for share in shares for mb in share.microbatches for key in mb.sample_keys]
+            expected = [key for mb in all_samples.microbatches for key in mb.sample_keys]
             self.assertEqual(sorted(keys), sorted(expected))
 
     def test_balance_beats_dealing_round(self) -> None:
@@ -113,8 +115,11 @@ class Balanced(WithExample):
                 self.assertEqual(mb.tokens + mb.padding_tokens, 1024)
                 self.assertTrue((mb["labels"][0, mb.tokens :] == -100).all())
         exact = self.loader(microbatches=4, steps=1)
-        (padded,), (unpadded,) = list(self.loader(pad_to_tokens=4096, microbatches=4, steps=1)), list(exact)
-        cost = [sum(mb.module_seconds["llm"] for mb in step.microbatches) for step in (padded, unpadded)]
+        padded = self.loader(pad_to_tokens=4096, microbatches=4, steps=1)
+        cost = [
+            sum(mb.module_seconds["llm"] for step in loader for mb in step.microbatches)
+            for loader in (padded, exact)
+        ]
         self.assertGreater(cost[0], cost[1])
 
     def test_too_short_a_fixed_length_is_an_error_before_the_step(self) -> None:
@@ -125,7 +130,7 @@ class Balanced(WithExample):
         self.assertEqual(caught.exception.step, 0)
 
     def test_without_a_tokenizer_samples_are_decoded(self) -> None:
-        step = next(iter(self.loader(model="tiny")))
+        step = next(iter(self.loader(model="tiny", tokenizer=False)))
         mb = step.microbatches[0]
         self.assertEqual((dict(mb), mb.cu_seqlens), ({}, None))
         self.assertTrue(any("json" in sample for sample in mb.samples))

@@ -110,10 +110,9 @@ class Prepared(WithExample):
             return [np.zeros_like(image) for image in images]
 
         settings = {"model": self.model, "global_batch_size": 8, "steps": 2}
-        plain = list(dflop.BalancedLoader(self.shards, **settings))
-        changed = list(
-            dflop.BalancedLoader(self.shards, transforms={"json": answer, "images": blacken}, **settings)
-        )
+        plain = dflop.BalancedLoader(self.shards, **settings)
+        transforms = {"json": answer, "images": blacken}
+        changed = dflop.BalancedLoader(self.shards, transforms=transforms, **settings)
         for one, other in zip(plain, changed, strict=True):
             for before, after in zip(one.microbatches, other.microbatches, strict=True):
                 self.assertEqual(before.sample_keys, after.sample_keys)

@@ -44,6 +44,9 @@ pub(crate) struct StepPlanArgs {
     /// Treatment of the samples at the end of an epoch that do not fill a global batch.
     #[arg(long, value_enum, default_value_t = TailArg::Carry)]
     pub(crate) tail: TailArg,
+    /// Allow a global batch that is larger than the data, so that a step has samples several times.
+    #[arg(long)]
+    pub(crate) repeat_samples: bool,
     /// End after this many epochs of every dataset [default: no end].
     #[arg(long, value_name = "N")]
     pub(crate) epochs: Option<u64>,
@@ -208,6 +211,9 @@ impl StepPlanArgs {
             .first_epoch(epoch)
             .tail(tail)
             .shuffle(self.shuffle()?);
+        if self.repeat_samples {
+            builder = builder.repeat_samples();
+        }
         if self.validation {
             builder = builder.validation();
         }

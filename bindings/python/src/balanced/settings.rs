@@ -1,5 +1,6 @@
 //! Converts the keywords of a balanced loader to the settings that it is built from.
 
+use std::ffi::CStr;
 use std::sync::Arc;
 
 use dflop_balancer::{Caps, Strategy};
@@ -15,6 +16,7 @@ use dflop_loader::order::Tail;
 use dflop_loader::plan::{BlankMedia, CostFunction, StepPlanner, StepPlannerBuilder, Synchronization};
 use dflop_loader::prepare::{LongSample, Preparer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 
 use super::loader_config::LoaderConfig;
@@ -27,6 +29,11 @@ use crate::tokenizer::TokenizerSettings;
 /// Default sizes of a block shuffle: samples per run of neighbors, and below, runs per window.
 const BLOCK_SAMPLES: u64 = 1024;
 const OPEN_BLOCKS: u64 = 64;
+
+/// Warning where microbatches have no tensors and nobody said so.
+const NO_TOKENIZER: &CStr =
+    c"no tokenizer: microbatches are empty mappings with decoded samples; pass `tokenizer`, or a \
+    model directory that has one; `tokenizer=False` says that this is meant";
 
 /// Settings of the step planner.
 pub(super) struct PlanSettings {
@@ -99,6 +106,7 @@ impl Settings {
         // Checked before anything is opened, so that a wrong keyword fails early.
         let is_exact = is_exact(&prepare.token_counts)?;
         let blank_media = blank_media(&prepare.blank_media)?;
+        let wants_tensors = !prepare.tokenizer.is_refused() && read.decode == Decode::Media;
         let (cost_model, preparer) = py.detach(|| {
             let spec = model.spec()?;
             let preparer = prepare.preparer(&model, &spec, layout)?;
@@ -106,6 +114,9 @@ impl Settings {
         })?;
         if preparer.is_none() && pad_to_tokens.is_some() {
             return Err(DflopError::config("pad_to_tokens", "needs a tokenizer: it pads tensors").into());
+        }
+        if preparer.is_none() && wants_tensors {
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), NO_TOKENIZER, 1)?;
         }
         let counts = preparer.as_ref().map_or(TokenCounts::Estimated, |preparer| {
             let counter = Arc::new(preparer.text_counter());

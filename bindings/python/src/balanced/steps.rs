@@ -46,6 +46,7 @@ impl Live {
                 return Ok(Some((plan, microbatches)));
             }
         }
+        self.step = None;
         Ok(None)
     }
 
