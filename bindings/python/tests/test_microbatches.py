@@ -135,9 +135,10 @@ class Steps(WithExample):
 
     def test_steps_are_copied_and_pickled_with_their_microbatches(self) -> None:
         step = next(iter(self.loader(array_type="numpy")))
-        held = list(step.microbatches)
-        keys = [mb.sample_keys for mb in held]
-        self.assertEqual(len(held), 4)
+        held = step.hold()
+        keys = [mb.sample_keys for mb in held.microbatches]
+        self.assertEqual((len(keys), held.digest), (4, step.digest))
+        self.assertEqual([mb.sample_keys for mb in held.microbatches], keys)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             microbatches = pickle.loads(pickle.dumps(step.microbatches))

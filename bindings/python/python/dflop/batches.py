@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -196,7 +196,7 @@ class Step:
     Attributes:
         step: number of the step, from 0.
         microbatches: microbatches in the order in which a pipeline runs them: a sequence that is read as it
-            is iterated, so that a step is never in memory as a whole. ``list(step.microbatches)`` holds all.
+            is iterated, so that a step is never in memory as a whole; see `hold`.
         target_tokens: tokens of the whole global batch, over all ranks, that the loss is taken over.
         digest: digest of the plan of all ranks, 16 hex digits; equal digests mean equal plans.
         makespan_seconds: predicted time of the slowest rank.
@@ -210,6 +210,13 @@ class Step:
     makespan_seconds: float
     lower_bound_seconds: float
     plan: Any = field(repr=False, compare=False, default=None)
+
+    def hold(self) -> Step:
+        """Returns this step with a list of all its microbatches, in memory as a whole.
+
+        For loops that go over a step several times, or keep steps for later.
+        """
+        return replace(self, microbatches=list(self.microbatches))
 
 
 @dataclass(frozen=True)

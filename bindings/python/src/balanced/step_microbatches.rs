@@ -20,7 +20,7 @@ use crate::runtime::{self, Threaded};
 /// holds nothing that was delivered.
 ///
 /// Microbatch k + 1 is decoded while k is trained on. Going over them a second time, or after the next step,
-/// reads and decodes them again, exactly the same; ``list(step.microbatches)`` holds all of them.
+/// reads and decodes them again, exactly the same; ``step.hold()`` keeps all of them.
 #[pyclass(frozen, module = "dflop._native", sequence)]
 pub(crate) struct StepMicrobatches {
     iteration: Arc<Iteration>,
@@ -202,7 +202,7 @@ impl MicrobatchIterator {
 fn warn_of_second_read(py: Python<'_>, step: u64) -> PyResult<()> {
     let message = format!(
         "microbatches of step {step} are read and decoded again, because they were asked for out of order, twice, or after \
-         the next step; to go over them several times, take list(step.microbatches)"
+         the next step; `step.hold()` keeps all of them"
     );
     PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(message)?, 1)
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import unittest
@@ -18,6 +17,7 @@ from trainers import (
     difference,
     example,
     gradients_of,
+    has_images,
     keys_of,
     run,
     torchrun,
@@ -26,10 +26,6 @@ from trainers import (
 # Microbatches of few samples, so that some have no image, on one rank or on all.
 SETTINGS = {"global_batch_size": 9, "microbatches": 2, "steps": 5, "seed": 1}
 STRATEGIES = ("search", "data-blind")
-
-
-def has_images(microbatch: dflop.Microbatch) -> bool:
-    return any("0.png" in key for sample in microbatch.samples for key in sample)
 
 
 def rank_of_job(directory: Path) -> None:
@@ -41,7 +37,8 @@ def rank_of_job(directory: Path) -> None:
         model = ddp.model_of(directory)
         for step in ddp.loader_of(directory, **SETTINGS, strategy=strategy):
             # Microbatches without images come last, because gradients are averaged with the last one.
-            step = dataclasses.replace(step, microbatches=sorted(step.microbatches, key=has_images, reverse=True))
+            step = step.hold()
+            step.microbatches.sort(key=has_images, reverse=True)
             loss = ddp.backward(model, step)
             images = [None] * dist.get_world_size()
             dist.all_gather_object(images, list(map(has_images, step.microbatches)))
@@ -76,7 +73,7 @@ def cuts(directory: Path, strategy: str, dp_size: int, **settings: object) -> li
         )
         for dp_rank in range(dp_size)
     ]
-    return list(map(list, zip(*loaders, strict=True)))
+    return [[share.hold() for share in shares] for shares in zip(*loaders, strict=True)]
 
 
 class Ranks(WithData):
@@ -91,7 +88,8 @@ class Ranks(WithData):
         # One process, each global batch in one pass, without DDP.
         pytorch = example("pytorch")
         model = pytorch.model_of(cls.directory)
-        steps = list(pytorch.loader_of(cls.directory, **SETTINGS | {"microbatches": 1}))
+        loader = pytorch.loader_of(cls.directory, **SETTINGS | {"microbatches": 1})
+        steps = [step.hold() for step in loader]
         cls.wanted = []
         for step in steps:
             cls.wanted.append((pytorch.backward(model, step), gradients_of(model)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import dflop
 import torch
 import torch.distributed as dist
-from trainers import EXAMPLES, WithData, difference, example, gradients_of, run, torchrun
+from trainers import EXAMPLES, WithData, difference, example, gradients_of, has_images, run, torchrun
 
 # Microbatches of few samples, so that some have no image, on one rank or on both.
 SETTINGS = {"global_batch_size": 9, "microbatches": 2, "steps": 5, "seed": 1}
@@ -33,9 +33,10 @@ def rank_of_job(directory: Path) -> None:
             "synchronize": "microbatch",
         }
         for step in dflop.BalancedLoader(directory / "shards", model=directory / "model", **settings):
+            step = step.hold()
             fsdp2.backward(model, step)
             gradients = {name: one.grad.full_tensor() for name, one in model.named_parameters()}
-            found[strategy, step.step] = (gradients, ["pixel_values" in one for one in step.microbatches])
+            found[strategy, step.step] = (gradients, list(map(has_images, step.microbatches)))
             model.zero_grad()
     torch.save((parts, found), directory / f"found-{rank}")
     dist.destroy_process_group()

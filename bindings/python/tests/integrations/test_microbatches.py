@@ -57,6 +57,7 @@ class OneByOne(unittest.TestCase):
     def test_a_microbatch_that_moves_keeps_its_attributes(self) -> None:
         (mb, *_) = self.microbatches()
         moved = mb.to("meta")
+        self.assertIs(moved.pop("use_cache"), False)
         self.assertEqual({tensor.device.type for tensor in [*moved.values(), moved.cu_seqlens]}, {"meta"})
         self.assertEqual({tensor.device.type for tensor in mb.values()}, {"cpu"})
         self.assertEqual((moved.loss_scale, moved.sample_keys), (mb.loss_scale, mb.sample_keys))

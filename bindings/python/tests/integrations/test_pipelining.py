@@ -26,7 +26,8 @@ SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 
 
 def steps_of(directory: Path, **settings: object) -> list[dflop.Step]:
-    return list(dflop.BalancedLoader(directory / "shards", model=directory / "model", **SETTINGS | settings))
+    loader = dflop.BalancedLoader(directory / "shards", model=directory / "model", **SETTINGS | settings)
+    return [step.hold() for step in loader]
 
 
 def rank_of_job(directory: Path) -> None:
@@ -61,7 +62,8 @@ class Stages(WithData):
     def test_loss_and_gradients_are_those_without_a_pipeline(self) -> None:
         pytorch = example("pytorch")
         model = pytorch.model_of(self.directory)
-        whole = list(pytorch.loader_of(self.directory, global_batch_size=12, microbatches=1, steps=3))
+        loader = pytorch.loader_of(self.directory, global_batch_size=12, microbatches=1, steps=3)
+        whole = [step.hold() for step in loader]
         for step in whole:
             loss = pytorch.backward(model, step)
             wanted = gradients_of(model)

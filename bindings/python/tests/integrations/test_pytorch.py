@@ -15,7 +15,8 @@ pytorch = example("pytorch")
 
 class Gradients(WithData):
     def steps(self, **settings: object) -> list[dflop.Step]:
-        return list(pytorch.loader_of(self.directory, **{"steps": 3, "global_batch_size": 12} | settings))
+        loader = pytorch.loader_of(self.directory, **{"steps": 3, "global_batch_size": 12} | settings)
+        return [step.hold() for step in loader]
 
     def gradients(self, step: dflop.Step) -> tuple[float, dict[str, torch.Tensor]]:
         model = pytorch.model_of(self.directory)
@@ -59,11 +60,35 @@ class Gradients(WithData):
                 self.assertAlmostEqual(found_loss, loss, places=5)
                 self.assertLess(difference(found, wanted), 1e-4)
 
-    def test_a_wrong_loss_scale_would_be_noticed(self) -> None:
-        (step,), (whole,) = self.steps(steps=1), self.steps(steps=1, microbatches=1)
+    def test_a_scaled_mean_is_the_same_loss(self) -> None:
+        (step,) = self.steps(steps=1)
+        model = pytorch.model_of(self.directory)
+        sum(model(**one).loss * one.loss_scale for one in step.microbatches).backward()
+        self.assertLess(difference(gradients_of(model), self.gradients(step)[1]), 1e-5)
+        # A mean over microbatches would be noticed.
+        model = pytorch.model_of(self.directory)
+        sum(model(**one).loss / len(step.microbatches) for one in step.microbatches).backward()
+        self.assertGreater(difference(gradients_of(model), self.gradients(step)[1]), 0.01)
+
+    def test_boundaries_by_the_names_of_flash_attention_are_taken(self) -> None:
+        (step,) = self.steps(steps=1)
+        model = pytorch.model_of(self.directory)
+        with torch.no_grad():
+            for one in step.microbatches:
+                losses = [model(**one, **more).loss for more in ({}, one.flash_attention)]
+                self.assertEqual(*losses)
+
+    def test_half_precision_is_of_pixels_alone(self) -> None:
+        (step,) = self.steps(steps=1)
         for one in step.microbatches:
-            one.loss_scale = 1 / len(step.microbatches)
-        self.assertGreater(difference(self.gradients(step)[1], self.gradients(whole)[1]), 0.01)
+            half = one.to(torch.bfloat16)
+            types = {name: value.dtype for name, value in half.items() if hasattr(value, "dtype")}
+            floats = {name for name, dtype in types.items() if dtype == torch.bfloat16}
+            self.assertEqual(floats, {"pixel_values"} & set(one))
+            self.assertTrue(torch.equal(half["input_ids"], one["input_ids"]))
+            self.assertEqual((half.sample_keys, half["use_cache"]), (one.sample_keys, False))
+        with self.assertRaisesRegex(TypeError, "floating-point type"):
+            one.to(torch.int32)
 
 
 class Runs(WithData):

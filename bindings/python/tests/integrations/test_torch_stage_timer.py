@@ -236,7 +236,7 @@ class Ranks(unittest.TestCase):
         wanted = [(0, {"vision": [[3.0, 9.0], [6.0, 9.0]], "llm": [[6.0, 12.0], [6.0, 15.0]]})]
         for reports, refused in found:
             self.assertEqual(reports, repr(wanted))
-            self.assertEqual(refused, "data-parallel ranks have other numbers of microbatches: [1, 2]")
+            self.assertEqual(refused, "expected equal numbers of microbatches on all ranks, found [1, 2]")
 
 
 class Answers:

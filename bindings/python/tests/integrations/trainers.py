@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from dflop import Step
+from dflop import Microbatch, Step
 from dflop import example as made_up
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -78,6 +79,11 @@ class WithData(unittest.TestCase):
         cls.directory = Path(directory.name)
         made_up.write_shards(cls.directory / "shards", samples=64, shards=2)
         made_up.write_model(cls.directory / "model")
+
+
+def has_images(microbatch: Microbatch) -> bool:
+    """Returns whether a microbatch has images of its own."""
+    return any("<image>" in json.dumps(sample["json"]) for sample in microbatch.samples)
 
 
 def keys_of(steps: Iterable[Step]) -> list[set[str]]:
