@@ -49,6 +49,7 @@ class TrainerRuns(unittest.TestCase):
         optimizer = torch.optim.SGD(net.parameters(), lr=SGD["learning_rate"])
         losses = []
         for step in loader:
+            step = step.hold()
             self.assertEqual(sum(mb.target_tokens for mb in step.microbatches), step.target_tokens)
             scaled = [net(**mb).loss * mb.loss_scale for mb in step.microbatches]
             sum(scaled).backward()
