@@ -144,6 +144,8 @@ pub(crate) fn tensors(
         let owner = match values {
             TensorValues::I64(values) => Owner::I64(values),
             TensorValues::F32(values) => Owner::F32(values),
+            TensorValues::Bf16(values) => Owner::Bf16(values),
+            TensorValues::U8(values) => Owner::U8(values),
         };
         mapping.set_item(name, framework.array(mapping.py(), owner, &shape)?)?;
     }

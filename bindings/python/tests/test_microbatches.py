@@ -91,6 +91,38 @@ class Damaged(InFolder):
             self.loader()
 
 
+class PixelTypes(WithExample):
+    def pixels(self, dtype: str, array_type: str = "numpy") -> list[dflop.Microbatch]:
+        loader = dflop.BalancedLoader(
+            self.shards, model=self.model, global_batch_size=16, microbatches=4, dtype=dtype, array_type=array_type
+        )
+        return [mb for mb in next(iter(loader)).microbatches if "pixel_values" in mb]
+
+    def test_bytes_are_normalized_to_the_pixels_of_single_precision(self) -> None:
+        for bytes_, floats in zip(self.pixels("uint8"), self.pixels("float32"), strict=True):
+            self.assertEqual(bytes_["pixel_values"].dtype, np.uint8)
+            self.assertIsNone(floats.pixel_normalization)
+            self.assertIs(floats.normalized(), floats)
+            made = bytes_.normalized()
+            self.assertEqual(made["pixel_values"].dtype, np.float32)
+            np.testing.assert_allclose(made["pixel_values"], floats["pixel_values"], atol=1e-6)
+            self.assertIsNone(made.normalized().pixel_normalization)
+            self.assertEqual(made.sample_keys, floats.sample_keys)
+            self.assertEqual(bytes_["pixel_values"].dtype, np.uint8)
+
+    def test_half_precision_is_the_upper_half_of_single_precision(self) -> None:
+        for halves, floats in zip(self.pixels("bfloat16", "dlpack"), self.pixels("float32"), strict=True):
+            bits = np.frombuffer(halves["pixel_values"], np.uint16).reshape(floats["pixel_values"].shape)
+            rounded = (bits.astype(np.uint32) << 16).view(np.float32)
+            np.testing.assert_allclose(rounded, floats["pixel_values"], rtol=2**-8)
+            self.assertEqual(bits.nbytes * 2, floats["pixel_values"].nbytes)
+
+    def test_types_that_cannot_be_delivered_are_refused(self) -> None:
+        for dtype, reason in (("bfloat16", "NumPy has no bfloat16"), ("float16", "found `float16`")):
+            with self.assertRaisesRegex(dflop.ConfigError, reason):
+                self.pixels(dtype)
+
+
 class Steps(WithExample):
     def loader(self, **settings: object) -> dflop.BalancedLoader:
         settings = {"model": self.model, "global_batch_size": 16, "microbatches": 4} | settings

@@ -45,7 +45,7 @@ fn patches<'a, D: Device>(
             let problem = "must have a grid of patches".to_owned();
             return Err(Error::Input { input: "pixel_values", problem });
         };
-        values.extend_from_slice(&image.values);
+        values.extend_from_slice(image.values.f32());
         grids.push(grid);
     }
     encoder.context(device, &EncoderInput::Patches { values: &values, grids: &grids })
@@ -58,7 +58,7 @@ fn tiles<'a, D: Device>(
 ) -> Result<MicrobatchContext<D>> {
     let (mut values, mut shown) = (Vec::new(), Vec::new());
     for (image, frames) in pixels {
-        values.extend_from_slice(&image.values);
+        values.extend_from_slice(image.values.f32());
         let tiles = image.shape.first().copied().unwrap_or(0) as u32;
         // Families that use tiles of one size ignore the image size, and have none.
         let [height, width] = image.image_size.unwrap_or([1, 1]);

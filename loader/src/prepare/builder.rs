@@ -11,7 +11,7 @@ use super::chat_template::ChatTemplate;
 use super::count::MarkerTokens;
 use super::expand::Expander;
 use super::family::Family;
-use super::image::ImageProcessor;
+use super::image::{ImageProcessor, PixelType};
 use super::labels::Labeler;
 use super::length::LongSample;
 use super::media::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
@@ -43,6 +43,7 @@ pub struct PreparerBuilder {
     tokens_max: Option<u64>,
     long_sample: LongSample,
     now: Option<SystemTime>,
+    pixels: PixelType,
 }
 
 impl PreparerBuilder {
@@ -63,6 +64,7 @@ impl PreparerBuilder {
             tokens_max: None,
             long_sample: LongSample::default(),
             now: None,
+            pixels: PixelType::default(),
         }
     }
 
@@ -86,6 +88,13 @@ impl PreparerBuilder {
     #[must_use]
     pub fn image_processor(mut self, processor: Arc<dyn ImageTensors>) -> Self {
         self.images = Some(processor);
+        self
+    }
+
+    /// Sets the type of the pixels of images and videos. Default: single precision.
+    #[must_use]
+    pub fn pixel_type(mut self, pixels: PixelType) -> Self {
+        self.pixels = pixels;
         self
     }
 
@@ -158,8 +167,11 @@ impl PreparerBuilder {
     /// [`Error::Config`] if there is no tokenizer, if its vocabulary lacks a placeholder of the model, if the
     /// template cannot render a question and its answer, or if there is a processor for a modality that the
     /// model does not take.
-    pub fn build(self) -> Result<Preparer> {
+    pub fn build(mut self) -> Result<Preparer> {
         let invalid = |setting, reason: &str| Err(Error::Config { setting, reason: reason.to_owned() });
+        if !self.set_pixel_type() {
+            return invalid("pixel_type", "the processor of images or videos has no pixels of this type");
+        }
         let Some(tokenizer) = self.tokenizer else {
             return invalid("tokenizer", "a tokenizer is required");
         };
@@ -212,5 +224,17 @@ impl PreparerBuilder {
             markers: self.markers,
             chat_template,
         })
+    }
+
+    /// Lets processors make pixels of the type; returns whether they can.
+    fn set_pixel_type(&mut self) -> bool {
+        if self.pixels == PixelType::Float32 {
+            return true;
+        }
+        let images = self.images.as_ref().map(|images| images.of_type(self.pixels));
+        let videos = self.videos.as_ref().map(|videos| videos.of_type(self.pixels));
+        let can = !matches!(images, Some(None)) && !matches!(videos, Some(None));
+        (self.images, self.videos) = (images.flatten(), videos.flatten());
+        can
     }
 }

@@ -6,6 +6,7 @@
 //! language model needs ids, grids and labels, but no pixels.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use dflop_costmodel::tokens::audio::whisper_windows;
 use dflop_costmodel::tokens::{EncoderWork, VisionRule};
@@ -14,6 +15,7 @@ use dflop_costmodel::{AudioLength, ImageSize};
 use super::audio::WINDOW_FRAMES;
 pub use super::audio::{AudioFeatures, AudioProcessor};
 pub use super::image::{ImageProcessor, PixelValues};
+use super::image::{Normalization, PixelType, TypedProcessor};
 pub use super::video::{CountedVideos, VideoTensors, VideoValues};
 use crate::error::BoxError;
 use crate::media::{Audio, RgbImage};
@@ -29,6 +31,17 @@ pub trait ImageTensors: Debug + Send + Sync {
     /// Estimates the bytes of the tensors of a sample's images, so that memory can be bounded before they are
     /// made.
     fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64;
+
+    /// Returns the same processor with pixels of another type; `None` if it has only one.
+    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
+        let _ = pixels;
+        None
+    }
+
+    /// Returns the conversion from bytes to pixel values, if it is one.
+    fn normalization(&self) -> Option<Normalization> {
+        None
+    }
 
     /// Returns whether it reads pixels; if not, images are neither read nor decoded, and only have their
     /// size.
@@ -81,6 +94,10 @@ impl ImageTensors for CountedImages {
         0
     }
 
+    fn of_type(&self, _: PixelType) -> Option<Arc<dyn ImageTensors>> {
+        Some(Arc::new(*self))
+    }
+
     fn reads_pixels(&self) -> bool {
         false
     }
@@ -116,6 +133,14 @@ impl AudioTensors for CountedAudio {
 impl ImageTensors for ImageProcessor {
     fn images(&self, images: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError> {
         Ok(ImageProcessor::images(self, images)?)
+    }
+
+    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
+        Some(Arc::new(TypedProcessor { processor: *self, pixels }))
+    }
+
+    fn normalization(&self) -> Option<Normalization> {
+        Some(ImageProcessor::normalization(self))
     }
 
     fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64 {

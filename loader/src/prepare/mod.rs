@@ -51,7 +51,7 @@ pub use self::error::PrepareError;
 pub use self::expand::MediaRun;
 pub use self::family::{Family, PixelLayout, Placeholder, VideoText};
 pub(crate) use self::filler::Filler;
-pub use self::image::PixelValues;
+pub use self::image::{Normalization, PixelBuffer, PixelType, PixelValues};
 pub use self::labels::IGNORED;
 pub use self::length::LongSample;
 pub use self::media::{AudioTensors, ImageTensors};
@@ -228,6 +228,12 @@ impl Preparer {
     #[must_use]
     pub fn reads_pixels(&self) -> bool {
         self.images.as_ref().is_some_and(|images| images.reads_pixels())
+    }
+
+    /// Returns the conversion from bytes to pixel values, if the processor of images has one.
+    #[must_use]
+    pub fn pixel_normalization(&self) -> Option<Normalization> {
+        self.images.as_ref().and_then(|images| images.normalization())
     }
 
     /// Estimates the bytes of the tensors of a sample's media.

@@ -1,8 +1,10 @@
 //! Arranges the pixels and mel spectrograms of a microbatch as the model's family takes them.
 
+use half::bf16;
+
 use super::audio::AudioFeatures;
 use super::family::PixelLayout;
-use super::image::PixelValues;
+use super::image::{Pixel, PixelBuffer, PixelValues};
 use super::tensors::{NamedTensor, TensorValues};
 use super::video::VideoValues;
 
@@ -37,10 +39,7 @@ pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>)
         PixelLayout::Tiles => {}
     }
     if images.iter().all(|image| !image.values.is_empty()) {
-        tensors.push(match layout {
-            PixelLayout::PaddedTiles => padded("pixel_values", images),
-            PixelLayout::Tiles | PixelLayout::Patches { .. } => joined("pixel_values", images),
-        });
+        tensors.push(pixel_tensor("pixel_values", layout, images));
     }
     tensors
 }
@@ -77,37 +76,51 @@ pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Ve
     }
     if videos.iter().all(|video| !video.pixels.values.is_empty()) {
         let pixels = videos.into_iter().map(|video| video.pixels).collect();
-        tensors.push(match layout {
-            PixelLayout::PaddedTiles => padded("pixel_values_videos", pixels),
-            PixelLayout::Tiles | PixelLayout::Patches { .. } => joined("pixel_values_videos", pixels),
-        });
+        tensors.push(pixel_tensor("pixel_values_videos", layout, pixels));
     }
     tensors
 }
 
+/// Makes one tensor of the pixels of several images, of the type of the first; a processor makes one type.
+fn pixel_tensor(name: &'static str, layout: PixelLayout, images: Vec<PixelValues>) -> NamedTensor {
+    match images[0].values {
+        PixelBuffer::F32(_) => arranged::<f32>(name, layout, images),
+        PixelBuffer::Bf16(_) => arranged::<bf16>(name, layout, images),
+        PixelBuffer::U8(_) => arranged::<u8>(name, layout, images),
+    }
+}
+
+fn arranged<T: Pixel>(name: &'static str, layout: PixelLayout, images: Vec<PixelValues>) -> NamedTensor {
+    let (shape, values) = match layout {
+        PixelLayout::PaddedTiles => padded::<T>(images),
+        PixelLayout::Tiles | PixelLayout::Patches { .. } => joined::<T>(images),
+    };
+    NamedTensor::new(name, shape, T::buffer(values).into())
+}
+
 /// Concatenates images along their first axis.
-fn joined(name: &'static str, images: Vec<PixelValues>) -> NamedTensor {
+fn joined<T: Pixel>(images: Vec<PixelValues>) -> (Vec<usize>, Vec<T>) {
     let mut shape = images[0].shape.clone();
     shape[0] = images.iter().map(|image| image.shape[0]).sum();
-    let mut images = images.into_iter().map(|image| image.values);
+    let mut images = images.into_iter().filter_map(|image| T::values(image.values));
     let mut values = images.next().unwrap_or_default();
     values.reserve_exact(shape.iter().product::<usize>().saturating_sub(values.len()));
     images.for_each(|image| values.extend(image));
-    NamedTensor::new(name, shape, TensorValues::F32(values))
+    (shape, values)
 }
 
 /// Makes a row for each image or video, padded with tiles of zeros.
-fn padded(name: &'static str, images: Vec<PixelValues>) -> NamedTensor {
+fn padded<T: Pixel>(images: Vec<PixelValues>) -> (Vec<usize>, Vec<T>) {
     let tiles = images.iter().map(|image| image.shape[0]).max().unwrap_or(0);
     let tile_values: usize = images[0].shape[1..].iter().product();
     let mut shape = vec![images.len(), tiles];
     shape.extend(&images[0].shape[1..]);
     let mut values = Vec::with_capacity(images.len() * tiles * tile_values);
     for (row, image) in images.into_iter().enumerate() {
-        values.extend(image.values);
-        values.resize((row + 1) * tiles * tile_values, 0.0);
+        values.extend(T::values(image.values).unwrap_or_default());
+        values.resize((row + 1) * tiles * tile_values, T::default());
     }
-    NamedTensor::new(name, shape, TensorValues::F32(values))
+    (shape, values)
 }
 
 /// Makes `input_features [windows, mels, frames]` and `feature_attention_mask [windows, frames]` from the

@@ -1,5 +1,9 @@
 //! Defines named tensors, the keyword arguments of a model.
 
+use half::bf16;
+
+use super::image::PixelBuffer;
+
 /// Values of a tensor, row after row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TensorValues {
@@ -7,6 +11,10 @@ pub enum TensorValues {
     I64(Vec<i64>),
     /// Pixels and mel values.
     F32(Vec<f32>),
+    /// Pixels in half precision.
+    Bf16(Vec<bf16>),
+    /// Pixels that are not normalized.
+    U8(Vec<u8>),
 }
 
 impl TensorValues {
@@ -16,6 +24,8 @@ impl TensorValues {
         match self {
             Self::I64(values) => values.len(),
             Self::F32(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+            Self::U8(values) => values.len(),
         }
     }
 
@@ -25,12 +35,24 @@ impl TensorValues {
         self.len() == 0
     }
 
-    /// Returns the name of the value type: `int64` or `float32`.
+    /// Returns the name of the value type: `int64`, `float32`, `bfloat16` or `uint8`.
     #[must_use]
     pub const fn type_name(&self) -> &'static str {
         match self {
             Self::I64(_) => "int64",
             Self::F32(_) => "float32",
+            Self::Bf16(_) => "bfloat16",
+            Self::U8(_) => "uint8",
+        }
+    }
+}
+
+impl From<PixelBuffer> for TensorValues {
+    fn from(pixels: PixelBuffer) -> Self {
+        match pixels {
+            PixelBuffer::F32(values) => Self::F32(values),
+            PixelBuffer::Bf16(values) => Self::Bf16(values),
+            PixelBuffer::U8(values) => Self::U8(values),
         }
     }
 }

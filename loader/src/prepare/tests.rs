@@ -282,7 +282,7 @@ fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
     labels[0] = IGNORED;
     labels[tokens..].fill(IGNORED);
     let image = PixelValues {
-        values: vec![first as f32; (rows * columns * 2) as usize],
+        values: PixelBuffer::F32(vec![first as f32; (rows * columns * 2) as usize]),
         shape: vec![(rows * columns) as usize, 2],
         grid_thw: Some([1, rows, columns]),
         image_size: Some([rows, columns]),
@@ -295,7 +295,7 @@ fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
 fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {
     match &inputs.tensor(name).unwrap().values {
         TensorValues::I64(values) => values.clone(),
-        TensorValues::F32(_) => panic!("`{name}` must hold integers"),
+        _ => panic!("`{name}` must hold integers"),
     }
 }
 

@@ -5,11 +5,12 @@
 //! may pass a [`Video`] as well.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use dflop_costmodel::VideoShape;
 use dflop_costmodel::tokens::VisionRule;
 
-use super::image::{ImageProcessor, PixelValues};
+use super::image::{ImageProcessor, PixelType, PixelValues, TypedProcessor};
 use super::media::square_bytes;
 use crate::error::BoxError;
 use crate::media::Video;
@@ -38,6 +39,12 @@ pub trait VideoTensors: Debug + Send + Sync {
 
     /// Estimates the bytes of the tensors of a video.
     fn tensor_bytes(&self, shape: VideoShape) -> u64;
+
+    /// Returns the same processor with pixels of another type; `None` if it has only one.
+    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
+        let _ = pixels;
+        None
+    }
 }
 
 /// Counts the tokens of videos without making pixels.
@@ -76,20 +83,19 @@ impl VideoTensors for CountedVideos {
     fn tensor_bytes(&self, _: VideoShape) -> u64 {
         0
     }
+
+    fn of_type(&self, _: PixelType) -> Option<Arc<dyn VideoTensors>> {
+        Some(Arc::new(*self))
+    }
 }
 
 impl VideoTensors for ImageProcessor {
     fn video(&self, video: &Video) -> Result<VideoValues, BoxError> {
-        let shape = shape_of(video)?;
-        let rule = self.rule();
-        let (frames, frames_per_layer) =
-            rule.map_or((shape.frames, 1), |rule| frames_of_rule(&rule, shape.frames));
-        let pixels = self.sampled_video(video)?;
-        Ok(VideoValues {
-            pixels,
-            frames,
-            seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer),
-        })
+        self.video_as(video, PixelType::Float32)
+    }
+
+    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
+        Some(Arc::new(TypedProcessor { processor: *self, pixels }))
     }
 
     fn tensor_bytes(&self, shape: VideoShape) -> u64 {
@@ -113,6 +119,20 @@ impl VideoTensors for ImageProcessor {
 }
 
 impl ImageProcessor {
+    /// Processes one video, with pixels of a type.
+    pub(super) fn video_as(&self, video: &Video, pixels: PixelType) -> Result<VideoValues, BoxError> {
+        let shape = shape_of(video)?;
+        let rule = self.rule();
+        let (frames, frames_per_layer) =
+            rule.map_or((shape.frames, 1), |rule| frames_of_rule(&rule, shape.frames));
+        let pixels = self.sampled_video_as(video, pixels)?;
+        Ok(VideoValues {
+            pixels,
+            frames,
+            seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer),
+        })
+    }
+
     /// Returns the token rule of the family; `None` if every frame is an image and none is left out.
     fn rule(&self) -> Option<VisionRule> {
         match self {

@@ -31,7 +31,7 @@ fn packed(preparer: &Preparer, samples: Vec<Vec<Field>>) -> ModelInputs {
 fn floats<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [f32] {
     match &inputs.tensor(name).unwrap().values {
         TensorValues::F32(values) => values,
-        TensorValues::I64(_) => panic!("`{name}` holds integers"),
+        _ => panic!("`{name}` is not in single precision"),
     }
 }
 

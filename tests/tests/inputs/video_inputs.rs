@@ -69,7 +69,7 @@ fn asked(value: &str) -> Field {
 fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {
     match inputs.tensor(name).map(|tensor| &tensor.values) {
         Some(TensorValues::I64(values)) => values.clone(),
-        Some(TensorValues::F32(_)) => panic!("`{name}` is not an integer tensor"),
+        Some(_) => panic!("`{name}` is not an integer tensor"),
         None => Vec::new(),
     }
 }
@@ -77,7 +77,7 @@ fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {
 fn floats<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [f32] {
     match inputs.tensor(name).map(|tensor| &tensor.values) {
         Some(TensorValues::F32(values)) => values,
-        Some(TensorValues::I64(_)) => panic!("`{name}` holds integers"),
+        Some(_) => panic!("`{name}` is not in single precision"),
         None => &[],
     }
 }

@@ -60,7 +60,7 @@ fn inputs(microbatch: &Microbatch) -> &ModelInputs {
 fn ints<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [i64] {
     match &inputs.tensor(name).unwrap_or_else(|| panic!("no tensor `{name}`")).values {
         TensorValues::I64(values) => values,
-        TensorValues::F32(_) => panic!("`{name}` is not an integer tensor"),
+        _ => panic!("`{name}` is not an integer tensor"),
     }
 }
 

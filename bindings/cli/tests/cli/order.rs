@@ -110,9 +110,12 @@ fn seeds_change_the_order_up_to_the_largest() {
 }
 
 #[test]
-fn batch_larger_than_the_dataset_runs_into_later_epochs() {
+fn batch_larger_than_the_dataset_runs_into_later_epochs_if_asked_for() {
     let data = TempDataset::new(1, 3, Compression::Plain);
-    let args = ["--global-batch", "7", "--dp-size", "2", "--steps", "1"];
+    let args = ["--global-batch", "7", "--dp-size", "2", "--steps", "1", "--repeat-samples"];
+    let refused = dflop(&[&["order", &data.pattern()], &args[..6]].concat());
+    assert_eq!(refused.status, Some(2));
+    assert!(refused.stderr.contains("7 samples are more than the 3 of the data"), "{}", refused.stderr);
     let step = unions(&order(&data.pattern(), &args)).remove(0);
     let count = |key: &String| step.iter().filter(|other| *other == key).count();
     assert!(data.keys.iter().all(|key| (2..=3).contains(&count(key))), "{step:?}");

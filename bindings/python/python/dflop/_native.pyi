@@ -241,6 +241,7 @@ class BalancedLoader:
         long_sample: Literal["error", "truncate", "drop"] = "error",
         sample_tokens_max: int | None = None,
         skip_media_tensors: bool = False,
+        dtype: Literal["float32", "bfloat16", "uint8"] = "float32",
         blank_media: Literal["auto", "always", "never"] = "auto",
         token_counts: Literal["exact", "estimated"] = "exact",
         strategy: str = "search",

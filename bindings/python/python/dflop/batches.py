@@ -99,6 +99,8 @@ class Microbatch(dict[str, Any]):
         cu_seqlens: int32, first token of each sequence, then the number of tokens; padding and blank media
             are sequences after the samples. ``None`` without tensors.
         max_seqlen: tokens of the longest sequence.
+        pixel_normalization: scale, mean and standard deviation by color that make pixels of the bytes that
+            ``dtype="uint8"`` delivers, ``(byte * scale - mean) / deviation``; else ``None``. See `normalized`.
     """
 
     __slots__ = (
@@ -110,6 +112,7 @@ class Microbatch(dict[str, Any]):
         "max_seqlen",
         "module_seconds",
         "padding_tokens",
+        "pixel_normalization",
         "planned_tokens",
         "sample_keys",
         "samples",
@@ -129,6 +132,7 @@ class Microbatch(dict[str, Any]):
     loss_scale_sum: float
     cu_seqlens: Any
     max_seqlen: int
+    pixel_normalization: tuple[float, list[float], list[float]] | None
 
     @property
     def flash_attention(self) -> dict[str, Any]:
@@ -182,11 +186,48 @@ class Microbatch(dict[str, Any]):
         moved.update(tensors)
         return moved
 
+    def normalized(self, dtype: Any = None) -> Microbatch:
+        """Returns a copy of this microbatch with normalized pixels, computed where they are.
+
+        With ``dtype="uint8"`` the loader delivers bytes, so that a quarter of the memory is copied to the
+        device: ``microbatch.to("cuda").normalized(torch.bfloat16)``. Pixels that are normalized already are
+        not changed.
+
+        Args:
+            dtype: type of the pixels; ``float32`` by default. PyTorch's and NumPy's arrays are supported.
+        """
+        if self.pixel_normalization is None:
+            return self
+        scale, mean, deviation = self.pixel_normalization
+        made = copy.copy(self)
+        made.pixel_normalization = None
+        for name in ("pixel_values", "pixel_values_videos"):
+            if name in self:
+                made[name] = _normalized(self[name], scale, mean, deviation, dtype)
+        return made
+
     def __repr__(self) -> str:
         # Libraries that rebuild a mapping by its class keep the tensors only.
         if not hasattr(self, "samples"):
             return f"Microbatch(tensors={list(self)})"
         return f"Microbatch(samples={len(self.samples)}, tokens={self.tokens}, tensors={list(self)})"
+
+
+def _normalized(pixels: Any, scale: float, mean: list[float], deviation: list[float], dtype: Any) -> Any:
+    """Normalizes patches ``[patches, 3 * values]`` or tiles ``[..., 3, side, side]``."""
+    shape = tuple(pixels.shape)
+    channels = (shape[0], 3, -1) if len(shape) == 2 else (*shape[:-2], shape[-2] * shape[-1])
+    by_channel = pixels.reshape(channels)
+    if hasattr(pixels, "new_tensor"):
+        values = by_channel.float()
+        of_channels = [values.new_tensor(numbers)[:, None] for numbers in (mean, deviation)]
+        values = ((values * scale - of_channels[0]) / of_channels[1]).reshape(shape)
+        return values if dtype is None else values.to(dtype)
+    import numpy as np
+
+    of_channels = [np.asarray(numbers, np.float32)[:, None] for numbers in (mean, deviation)]
+    values = (by_channel.astype(np.float32) * np.float32(scale) - of_channels[0]) / of_channels[1]
+    return values.reshape(shape).astype(dtype or np.float32, copy=False)
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,13 @@ impl Framework {
         owner: Owner,
         shape: &[usize],
     ) -> PyResult<Bound<'py, PyAny>> {
+        let framework = self.resolved(py)?;
+        if framework == Self::Numpy && matches!(owner, Owner::Bf16(_)) {
+            let reason = "NumPy has no bfloat16: import torch first, or set `array_type`";
+            return Err(DflopError::config("dtype", reason).into());
+        }
         let array = Bound::new(py, Array::new(owner, shape))?;
-        match self.resolved(py)? {
+        match framework {
             Self::Torch => import(py, &TORCH, "torch")?.call_method1("from_dlpack", (array,)),
             Self::Jax => import(py, &JAX, "jax.dlpack")?.call_method1("from_dlpack", (array,)),
             Self::Dlpack => Ok(array.into_any()),

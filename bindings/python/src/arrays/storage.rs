@@ -14,6 +14,8 @@ pub(crate) enum Owner {
     Pixels(Tensor),
     /// Model inputs, PCM.
     F32(Vec<f32>),
+    /// Pixels in half precision.
+    Bf16(Vec<half::bf16>),
     /// Token ids, positions, masks.
     I64(Vec<i64>),
     /// Sequence boundaries.
@@ -33,11 +35,13 @@ pub(crate) struct ValueType {
     /// Format character of the `struct` module.
     pub(crate) format: &'static CStr,
     pub(crate) bytes: usize,
-    /// `DLDataTypeCode`: 0 signed, 1 unsigned, 2 floating point.
+    /// `DLDataTypeCode`: 0 signed, 1 unsigned, 2 floating point, 4 bfloat.
     pub(crate) code: u8,
 }
 
 const F32: ValueType = ValueType { name: "float32", format: c"f", bytes: 4, code: 2 };
+/// The buffer protocol has no bfloat, so that its consumers get the bits.
+const BF16: ValueType = ValueType { name: "bfloat16", format: c"H", bytes: 2, code: 4 };
 const F64: ValueType = ValueType { name: "float64", format: c"d", bytes: 8, code: 2 };
 const I64: ValueType = ValueType { name: "int64", format: c"q", bytes: 8, code: 0 };
 const I32: ValueType = ValueType { name: "int32", format: c"i", bytes: 4, code: 0 };
@@ -68,6 +72,7 @@ impl Storage {
         let ((start, bytes), value_type) = match &mut owner {
             Owner::Pixels(tensor) => (place(tensor.values_mut()), F32),
             Owner::F32(values) => (place(values), F32),
+            Owner::Bf16(values) => (place(values), BF16),
             Owner::I64(values) => (place(values), I64),
             Owner::I32(values) => (place(values), I32),
             Owner::F64(values) => (place(values), F64),

@@ -2,17 +2,31 @@
 
 use dflop_costmodel::CostModel;
 use dflop_loader::loader::Microbatch;
+use dflop_loader::prepare::{ModelInputs, NamedTensor, Normalization, TensorValues};
 use pyo3::prelude::*;
 
 use crate::arrays::storage::Owner;
 use crate::convert::{Delivery, class, samples, tensors};
 use crate::model::module_seconds;
 
+/// Scale, mean and standard deviation of pixels.
+type Statistics = (f64, [f64; 3], [f64; 3]);
+
+/// Returns how the pixels are normalized, if they are bytes.
+fn of_bytes(inputs: Option<&ModelInputs>, normalization: Option<Normalization>) -> Option<Statistics> {
+    let is_bytes = |tensor: &NamedTensor| matches!(tensor.values, TensorValues::U8(_));
+    let Normalization { scale, mean, deviation } = normalization?;
+    inputs?.tensors.iter().any(is_bytes).then_some((scale, mean, deviation))
+}
+
 /// Converts a microbatch.
+///
+/// - `normalization`: of the model's pixels
 pub(super) fn microbatch<'py>(
     py: Python<'py>,
     of: Microbatch,
     model: &CostModel,
+    normalization: Option<Normalization>,
     delivery: Delivery,
 ) -> PyResult<Bound<'py, PyAny>> {
     let Delivery { framework, is_decoded } = delivery;
@@ -28,6 +42,7 @@ pub(super) fn microbatch<'py>(
     let keys: Vec<&str> = of.samples.iter().map(|sample| sample.key.as_str()).collect();
     made.setattr("sample_keys", keys)?;
     made.setattr("samples", samples(py, of.samples, Delivery { framework, is_decoded })?)?;
+    made.setattr("pixel_normalization", of_bytes(of.inputs.as_ref(), normalization))?;
     if let Some(inputs) = of.inputs {
         tensors(&made, inputs.tensors, framework)?;
         // Models with a cache, which is their default, attend across packed samples.

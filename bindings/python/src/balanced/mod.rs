@@ -18,7 +18,7 @@ pub(crate) use correction::Plan;
 use correction::{Learner, StageSeconds};
 use loader_config::{LoaderConfig, RunningLoader, State};
 pub(crate) use settings::strategy;
-use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings};
+use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings, pixel_type};
 pub(crate) use step_microbatches::{MicrobatchIterator, StepMicrobatches};
 pub(crate) use steps::StepIterator;
 
@@ -52,7 +52,7 @@ impl PyBalancedLoader {
     #[pyo3(signature = (
         dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0,
         tokenizer=None, chat_template=None, caption_prompt=None, layout="packed", pad_to_tokens=None, long_sample="error",
-        sample_tokens_max=None, skip_media_tensors=false, blank_media="auto", token_counts="exact",
+        sample_tokens_max=None, skip_media_tensors=false, dtype="float32", blank_media="auto", token_counts="exact",
         strategy="search", stages=None, synchronize="step", tokens_max=None, bytes_max=None, search_effort=20_000,
         device="h100", profile=None, profile_tp=None, packed_tokens=None, freeze=None, recompute="none", cost=None,
         tail="carry", repeat_samples=false, shuffle="global", block_samples=None, open_blocks=None, epochs=None, first_epoch=0,
@@ -79,6 +79,7 @@ impl PyBalancedLoader {
         long_sample: &str,
         sample_tokens_max: Option<u64>,
         skip_media_tensors: bool,
+        dtype: &str,
         blank_media: &str,
         token_counts: &str,
         strategy: &str,
@@ -158,6 +159,7 @@ impl PyBalancedLoader {
             long_sample: long_sample.to_owned(),
             sample_tokens_max,
             skip_media_tensors,
+            pixels: pixel_type(dtype, framework)?,
             blank_media: blank_media.to_owned(),
             token_counts: token_counts.to_owned(),
         };

@@ -14,12 +14,13 @@ use dflop_loader::model::image_processor_of;
 use dflop_loader::order::Shuffle;
 use dflop_loader::order::Tail;
 use dflop_loader::plan::{BlankMedia, CostFunction, StepPlanner, StepPlannerBuilder, Synchronization};
-use dflop_loader::prepare::{LongSample, Preparer};
+use dflop_loader::prepare::{LongSample, PixelType, Preparer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 
 use super::loader_config::LoaderConfig;
+use crate::arrays::framework::Framework;
 use crate::dataset::Source;
 use crate::error::DflopError;
 use crate::image::AugmentSettings;
@@ -68,6 +69,7 @@ pub(super) struct PrepareSettings {
     pub(super) long_sample: String,
     pub(super) sample_tokens_max: Option<u64>,
     pub(super) skip_media_tensors: bool,
+    pub(super) pixels: PixelType,
     pub(super) blank_media: String,
     /// Counting of texts for the plan, `exact` or `estimated`, if the dataset does not name a tokenizer.
     pub(super) token_counts: String,
@@ -207,6 +209,7 @@ impl PrepareSettings {
             return Ok(None);
         };
         let mut builder = builder.layout(layout).long_sample(long_sample(&self.long_sample)?);
+        builder = builder.pixel_type(self.pixels);
         if let Some(images) = image_processor_of(&model.names, spec)? {
             builder = builder.image_processor(Arc::new(images));
         }
@@ -279,6 +282,22 @@ fn tail(name: &str) -> Result<Tail, DflopError> {
         "drop" => Ok(Tail::Drop),
         "short" => Ok(Tail::Short),
         _ => Err(DflopError::config("tail", format!("expected carry, drop or short, found `{name}`"))),
+    }
+}
+
+/// Parses the type of pixels.
+///
+/// # Errors
+/// `ConfigError` for another name, and for a type that `NumPy` does not have.
+pub(super) fn pixel_type(name: &str, framework: Framework) -> Result<PixelType, DflopError> {
+    match name {
+        "float32" => Ok(PixelType::Float32),
+        "bfloat16" if framework == Framework::Numpy => {
+            Err(DflopError::config("dtype", "NumPy has no bfloat16: use `array_type=\"torch\"`, or uint8"))
+        }
+        "bfloat16" => Ok(PixelType::BFloat16),
+        "uint8" => Ok(PixelType::UInt8),
+        _ => Err(DflopError::config("dtype", format!("expected float32, bfloat16 or uint8, found `{name}`"))),
     }
 }
 

@@ -157,7 +157,9 @@ impl MicrobatchIterator {
             return Ok(Some(taken));
         }
         let delivery = self.iteration.delivery.resolved(py)?;
-        let made = microbatch(py, next, self.iteration.running.planner.model(), delivery)?;
+        let Iteration { config, running, .. } = &*self.iteration;
+        let normalization = config.preparer.as_ref().and_then(|preparer| preparer.pixel_normalization());
+        let made = microbatch(py, next, running.planner.model(), normalization, delivery)?;
         self.taken.in_use.bind(py).set_item(number, &made)?;
         Ok(Some(made))
     }

@@ -91,6 +91,20 @@ class Gradients(WithData):
             one.to(torch.int32)
 
 
+class PixelTypes(WithData):
+    def pixels(self, dtype: str) -> list[dflop.Microbatch]:
+        loader = pytorch.loader_of(self.directory, steps=1, dtype=dtype, array_type="torch")
+        return [mb for step in loader for mb in step.microbatches if "pixel_values" in mb]
+
+    def test_pixels_are_those_of_single_precision_in_every_type(self) -> None:
+        types = map(self.pixels, ("float32", "bfloat16", "uint8"))
+        for floats, halves, bytes_ in zip(*types, strict=True):
+            wanted = floats["pixel_values"]
+            self.assertTrue(torch.equal(halves["pixel_values"], wanted.to(torch.bfloat16)))
+            self.assertTrue(torch.allclose(bytes_.normalized()["pixel_values"], wanted, atol=1e-6))
+            self.assertEqual(bytes_.normalized(torch.bfloat16)["pixel_values"].dtype, torch.bfloat16)
+
+
 class Runs(WithData):
     def losses(self, model: torch.nn.Module, optimizer, loader: dflop.BalancedLoader) -> list[float]:
         with redirect_stdout(io.StringIO()):

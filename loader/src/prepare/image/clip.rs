@@ -4,6 +4,7 @@ use dflop_costmodel::tokens::fixed_tile::FixedTile;
 
 use super::filter::Filter;
 use super::normalize::Normalization;
+use super::pixel_type::Pixel;
 use super::resample::{Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::squares::squares;
@@ -54,11 +55,11 @@ impl Square {
     }
 
     /// Makes `[frames, 3, side, side]`; an image is one frame.
-    pub(super) fn frames(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
+    pub(super) fn frames<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let side = usize::from(self.side);
-        let values = squares(frames, side, &self.normalization, resampler, |frame| self.resize(frame));
+        let values = squares::<T>(frames, side, &self.normalization, resampler, |frame| self.resize(frame));
         PixelValues {
-            values,
+            values: T::buffer(values),
             shape: vec![frames.len(), 3, side, side],
             grid_thw: None,
             image_size: None,

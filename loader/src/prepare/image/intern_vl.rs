@@ -5,6 +5,7 @@ use dflop_costmodel::tokens::dynamic_tiles::DynamicTiles;
 
 use super::filter::Filter;
 use super::normalize::Normalization;
+use super::pixel_type::Pixel;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::squares::squares;
@@ -30,12 +31,16 @@ pub struct InternVl {
 impl InternVl {
     /// Makes `[tiles, 3, side, side]`: the grid's tiles row by row, and the thumbnail if there is more than
     /// one tile.
-    pub(super) fn image(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
+    pub(super) fn image<T: Pixel>(
+        &self,
+        image: RgbView<'_>,
+        resampler: &mut Resampler,
+    ) -> Result<PixelValues> {
         let size = image.size();
         let [columns, rows] = self.rule.grid(size)?.map(|length| length as usize);
         let tiles = self.rule.image(size)?.items as usize;
         let side = usize::from(self.rule.tile_pixels);
-        let tables = self.normalization.tables();
+        let tables = self.normalization.tables::<T>();
         let mut target = Tiles::new(tiles, side, &tables);
         let canvas = Canvas::from_image(image);
         let grid = TilePlacement { first_tile: 0, columns, left: 0, top: 0 };
@@ -52,18 +57,18 @@ impl InternVl {
     }
 
     /// Makes `[frames, 3, side, side]`: every frame stretched onto one tile.
-    pub(super) fn video(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
+    pub(super) fn video<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
         let resize = |_: RgbView<'_>| Resize::whole(self.filter, side, side);
-        let values = squares(&taken, side, &self.normalization, resampler, resize);
+        let values = squares::<T>(&taken, side, &self.normalization, resampler, resize);
         self.pixel_values(values, taken.len())
     }
 
-    fn pixel_values(&self, values: Vec<f32>, tiles: usize) -> PixelValues {
+    fn pixel_values<T: Pixel>(&self, values: Vec<T>, tiles: usize) -> PixelValues {
         let side = usize::from(self.rule.tile_pixels);
         PixelValues {
-            values,
+            values: T::buffer(values),
             shape: vec![tiles, 3, side, side],
             grid_thw: None,
             image_size: None,

@@ -5,6 +5,7 @@ use dflop_costmodel::{ImageSize, Result, VideoShape};
 
 use super::filter::Filter;
 use super::normalize::Normalization;
+use super::pixel_type::Pixel;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::squares::squares;
@@ -29,14 +30,18 @@ pub struct LlavaOneVision {
 impl LlavaOneVision {
     /// Makes `[1 + tiles, 3, side, side]`: the whole image stretched onto the base tile, then the grid's
     /// tiles row by row, with the image centered on black.
-    pub(super) fn lone_image(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
+    pub(super) fn lone_image<T: Pixel>(
+        &self,
+        image: RgbView<'_>,
+        resampler: &mut Resampler,
+    ) -> Result<PixelValues> {
         let size = image.size();
         let grid = self.rule.grid(size)?;
         let tokens = self.rule.image(size)?.tokens;
         let side = usize::from(self.rule.tile_pixels);
         let (columns, rows) = (grid.columns as usize, grid.rows as usize);
         let tiles = 1 + columns * rows;
-        let tables = self.normalization.tables();
+        let tables = self.normalization.tables::<T>();
         let mut target = Tiles::new(tiles, side, &tables);
         let canvas = Canvas::from_image(image);
         let base = TilePlacement { first_tile: 0, columns: 1, left: 0, top: 0 };
@@ -62,14 +67,14 @@ impl LlavaOneVision {
     }
 
     /// Makes `[1, 3, side, side]`: the image padded to a square with the mean color.
-    pub(super) fn one_of_several(
+    pub(super) fn one_of_several<T: Pixel>(
         &self,
         image: RgbView<'_>,
         resampler: &mut Resampler,
     ) -> Result<PixelValues> {
         let tokens = self.rule.several_images(&[image.size()])?.tokens;
         let side = usize::from(self.rule.tile_pixels);
-        let tables = self.normalization.tables();
+        let tables = self.normalization.tables::<T>();
         let mut target = Tiles::new(1, side, &tables);
         let place = TilePlacement { first_tile: 0, columns: 1, left: 0, top: 0 };
         let canvas = Canvas::padded_to_square(image, self.normalization.mean_color());
@@ -80,25 +85,25 @@ impl LlavaOneVision {
     }
 
     /// Makes `[frames, 3, side, side]`: every frame stretched onto one tile.
-    pub(super) fn video(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
+    pub(super) fn video<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
         let resize = |_: RgbView<'_>| Resize::whole(self.filter, side, side);
-        let values = squares(&taken, side, &self.normalization, resampler, resize);
+        let values = squares::<T>(&taken, side, &self.normalization, resampler, resize);
         let shape = VideoShape { frames: taken.len() as u32, width: 0, height: 0 };
         self.pixel_values(values, taken.len(), None, self.rule.video(shape).tokens)
     }
 
-    fn pixel_values(
+    fn pixel_values<T: Pixel>(
         &self,
-        values: Vec<f32>,
+        values: Vec<T>,
         tiles: usize,
         image: Option<RgbView<'_>>,
         tokens: u64,
     ) -> PixelValues {
         let side = usize::from(self.rule.tile_pixels);
         PixelValues {
-            values,
+            values: T::buffer(values),
             shape: vec![tiles, 3, side, side],
             grid_thw: None,
             image_size: image.map(|image| [image.height, image.width]),

@@ -16,11 +16,13 @@ mod filter;
 mod intern_vl;
 mod llava_onevision;
 mod normalize;
+mod pixel_type;
 mod qwen_vl;
 mod resample;
 mod rgb_view;
 mod squares;
 mod tiles;
+mod typed;
 
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -34,9 +36,12 @@ pub use self::filter::Filter;
 pub use self::intern_vl::InternVl;
 pub use self::llava_onevision::LlavaOneVision;
 pub use self::normalize::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENET_MEAN, Normalization};
+pub(crate) use self::pixel_type::Pixel;
+pub use self::pixel_type::{PixelBuffer, PixelType};
 pub use self::qwen_vl::QwenVl;
 use self::resample::Resampler;
 use self::rgb_view::RgbView;
+pub(crate) use self::typed::TypedProcessor;
 use crate::error::{Error, Result};
 use crate::media::{RgbImage, Video};
 
@@ -44,7 +49,7 @@ use crate::media::{RgbImage, Video};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PixelValues {
     /// Row-major; empty if the image was only counted.
-    pub values: Vec<f32>,
+    pub values: PixelBuffer,
     /// `[tiles, 3, side, side]`, or `[patches, values of a patch]` for Qwen.
     pub shape: Vec<usize>,
     /// Grid of Qwen models: layers of frames, rows and columns, in patches.
@@ -139,10 +144,41 @@ impl ImageProcessor {
     /// # Errors
     /// [`Error::Medium`] if the model cannot take an image.
     pub fn images<I: Borrow<RgbImage>>(&self, images: &[I]) -> Result<Vec<PixelValues>> {
+        self.images_of::<f32, I>(images)
+    }
+
+    /// Prepares all images of one sample, with pixels of a type.
+    ///
+    /// # Errors
+    /// See [`Self::images`].
+    pub fn images_as<I: Borrow<RgbImage>>(
+        &self,
+        images: &[I],
+        pixels: PixelType,
+    ) -> Result<Vec<PixelValues>> {
+        match pixels {
+            PixelType::Float32 => self.images_of::<f32, I>(images),
+            PixelType::BFloat16 => self.images_of::<half::bf16, I>(images),
+            PixelType::UInt8 => self.images_of::<u8, I>(images),
+        }
+    }
+
+    /// Returns the conversion from bytes to values.
+    #[must_use]
+    pub fn normalization(&self) -> Normalization {
+        match self {
+            Self::LlavaOneVision(family) => family.normalization,
+            Self::InternVl(family) => family.normalization,
+            Self::QwenVl(family) => family.normalization,
+            Self::Clip(square) | Self::Siglip(square) => square.normalization,
+        }
+    }
+
+    fn images_of<T: Pixel, I: Borrow<RgbImage>>(&self, images: &[I]) -> Result<Vec<PixelValues>> {
         RESAMPLER.with_borrow_mut(|resampler| {
             images
                 .iter()
-                .map(|image| self.image(RgbView::from(image.borrow()), images.len(), resampler))
+                .map(|image| self.image::<T>(RgbView::from(image.borrow()), images.len(), resampler))
                 .collect()
         })
     }
@@ -153,7 +189,7 @@ impl ImageProcessor {
     /// # Errors
     /// [`Error::Medium`] if the model cannot take the frames or there are none.
     pub fn video<I: Borrow<RgbImage>>(&self, frames: &[I]) -> Result<PixelValues> {
-        self.frames(&frames.iter().map(|frame| RgbView::from(frame.borrow())).collect::<Vec<_>>())
+        self.frames::<f32>(&frames.iter().map(|frame| RgbView::from(frame.borrow())).collect::<Vec<_>>())
     }
 
     /// Prepares a decoded video, without a copy of its frames.
@@ -161,36 +197,53 @@ impl ImageProcessor {
     /// # Errors
     /// See [`Self::video`].
     pub fn sampled_video(&self, video: &Video) -> Result<PixelValues> {
+        self.sampled_video_as(video, PixelType::Float32)
+    }
+
+    /// Prepares a decoded video with pixels of a type.
+    ///
+    /// # Errors
+    /// See [`Self::video`].
+    pub fn sampled_video_as(&self, video: &Video, pixels: PixelType) -> Result<PixelValues> {
         let frames = RgbView::frames_of(video);
         if frames.len() != video.frames() {
             let reason = format!("expected the pixels of {} frames, got {}", video.frames(), frames.len());
             return Err(Error::Medium { medium: "video", source: reason.into() });
         }
-        self.frames(&frames)
+        match pixels {
+            PixelType::Float32 => self.frames::<f32>(&frames),
+            PixelType::BFloat16 => self.frames::<half::bf16>(&frames),
+            PixelType::UInt8 => self.frames::<u8>(&frames),
+        }
     }
 
-    fn frames(&self, frames: &[RgbView<'_>]) -> Result<PixelValues> {
+    fn frames<T: Pixel>(&self, frames: &[RgbView<'_>]) -> Result<PixelValues> {
         if frames.is_empty() {
             return Err(Error::Medium { medium: "video", source: "the video has no frames".into() });
         }
         frames.iter().try_for_each(|&frame| check_pixels(frame))?;
         let taken = RESAMPLER.with_borrow_mut(|resampler| match self {
-            Self::LlavaOneVision(family) => Ok(family.video(frames, resampler)),
-            Self::InternVl(family) => Ok(family.video(frames, resampler)),
-            Self::QwenVl(family) => family.video(frames, resampler),
-            Self::Clip(square) | Self::Siglip(square) => Ok(square.frames(frames, resampler)),
+            Self::LlavaOneVision(family) => Ok(family.video::<T>(frames, resampler)),
+            Self::InternVl(family) => Ok(family.video::<T>(frames, resampler)),
+            Self::QwenVl(family) => family.video::<T>(frames, resampler),
+            Self::Clip(square) | Self::Siglip(square) => Ok(square.frames::<T>(frames, resampler)),
         });
         taken.map_err(|refusal| Error::Medium { medium: "video", source: refusal.into() })
     }
 
-    fn image(&self, image: RgbView<'_>, images: usize, resampler: &mut Resampler) -> Result<PixelValues> {
+    fn image<T: Pixel>(
+        &self,
+        image: RgbView<'_>,
+        images: usize,
+        resampler: &mut Resampler,
+    ) -> Result<PixelValues> {
         check_pixels(image)?;
         let taken = match self {
-            Self::LlavaOneVision(family) if images == 1 => family.lone_image(image, resampler),
-            Self::LlavaOneVision(family) => family.one_of_several(image, resampler),
-            Self::InternVl(family) => family.image(image, resampler),
-            Self::QwenVl(family) => family.image(image, resampler),
-            Self::Clip(square) | Self::Siglip(square) => Ok(square.frames(&[image], resampler)),
+            Self::LlavaOneVision(family) if images == 1 => family.lone_image::<T>(image, resampler),
+            Self::LlavaOneVision(family) => family.one_of_several::<T>(image, resampler),
+            Self::InternVl(family) => family.image::<T>(image, resampler),
+            Self::QwenVl(family) => family.image::<T>(image, resampler),
+            Self::Clip(square) | Self::Siglip(square) => Ok(square.frames::<T>(&[image], resampler)),
         };
         taken.map_err(|refusal| Error::Medium { medium: "image", source: refusal.into() })
     }

@@ -1,5 +1,7 @@
 //! Normalizes bytes to the values that a vision encoder takes, rounded bit-identically to NumPy.
 
+use super::pixel_type::Pixel;
+
 /// Mean of the pixels that CLIP was trained on: red, green, blue, on a scale of 0 to 1.
 pub const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 /// Standard deviation of the pixels that CLIP was trained on.
@@ -23,8 +25,8 @@ pub struct Normalization {
     pub deviation: [f64; 3],
 }
 
-/// Normalized value of every byte in every channel.
-pub(super) type Tables = [[f32; 256]; 3];
+/// Value of every byte in every channel.
+pub(super) type Tables<T> = [[T; 256]; 3];
 
 impl Normalization {
     const BYTE: f64 = 1.0 / 255.0;
@@ -35,11 +37,12 @@ impl Normalization {
     /// Maps bytes to the range -1 to 1.
     pub const SIGNED: Self = Self { scale: Self::BYTE, mean: [0.5; 3], deviation: [0.5; 3] };
 
-    pub(super) fn tables(&self) -> Tables {
+    pub(super) fn tables<T: Pixel>(&self) -> Tables<T> {
         std::array::from_fn(|channel| {
             let mean = self.mean[channel] as f32;
             let deviation = self.deviation[channel] as f32;
-            std::array::from_fn(|byte| ((byte as f64 * self.scale) as f32 - mean) / deviation)
+            let normalized = |byte| ((f64::from(byte) * self.scale) as f32 - mean) / deviation;
+            std::array::from_fn(|byte| T::of(byte as u8, normalized(byte as u8)))
         })
     }
 
@@ -55,7 +58,7 @@ mod tests {
 
     #[test]
     fn signed_bytes_fill_the_range() {
-        let tables = Normalization::SIGNED.tables();
+        let tables = Normalization::SIGNED.tables::<f32>();
         assert_eq!((tables[0][0], tables[2][255]), (-1.0, 1.0));
     }
 

@@ -5,6 +5,7 @@ use dflop_costmodel::tokens::native::NativeResolution;
 
 use super::filter::Filter;
 use super::normalize::{Normalization, Tables};
+use super::pixel_type::Pixel;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::{PixelValues, frames_taken, positions};
@@ -26,20 +27,33 @@ pub struct QwenVl {
 
 impl QwenVl {
     /// Makes `[patches, 3 * frames_per_patch * patch²]`: the image is repeated for every frame of a patch.
-    pub(super) fn image(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
+    pub(super) fn image<T: Pixel>(
+        &self,
+        image: RgbView<'_>,
+        resampler: &mut Resampler,
+    ) -> Result<PixelValues> {
         let size = self.rule.resized_image(image.size())?;
-        Ok(self.layers(&[image], size, resampler))
+        Ok(self.layers::<T>(&[image], size, resampler))
     }
 
     /// Makes the same from frames in groups, whose last frame is repeated; all are resized like the first
     /// frame.
-    pub(super) fn video(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> Result<PixelValues> {
+    pub(super) fn video<T: Pixel>(
+        &self,
+        frames: &[RgbView<'_>],
+        resampler: &mut Resampler,
+    ) -> Result<PixelValues> {
         let taken = frames_taken(frames, self.rule.frames_max);
         let size = self.rule.resized_frame(taken[0].size())?;
-        Ok(self.layers(&taken, size, resampler))
+        Ok(self.layers::<T>(&taken, size, resampler))
     }
 
-    fn layers(&self, frames: &[RgbView<'_>], size: [u64; 2], resampler: &mut Resampler) -> PixelValues {
+    fn layers<T: Pixel>(
+        &self,
+        frames: &[RgbView<'_>],
+        size: [u64; 2],
+        resampler: &mut Resampler,
+    ) -> PixelValues {
         let [width, height] = size.map(|length| length as usize);
         let layout = PatchLayout {
             patch: usize::from(self.rule.patch_pixels.get()),
@@ -49,8 +63,8 @@ impl QwenVl {
         };
         let layer_values = 3 * layout.frames * width * height;
         let layers = frames.len().div_ceil(layout.frames);
-        let mut values = vec![0.0; layers * layer_values];
-        let tables = self.normalization.tables();
+        let mut values = vec![T::default(); layers * layer_values];
+        let tables = self.normalization.tables::<T>();
         for (group, layer) in frames.chunks(layout.frames).zip(values.chunks_exact_mut(layer_values)) {
             for (frame, image) in group.iter().enumerate() {
                 // The last frame fills the rest of an incomplete group.
@@ -67,7 +81,7 @@ impl QwenVl {
         let patches = [width, height].map(|length| length / layout.patch);
         let merged = layers * patches[0] * patches[1] / (layout.merge * layout.merge);
         PixelValues {
-            values,
+            values: T::buffer(values),
             shape: vec![layers * patches[0] * patches[1], 3 * layout.frames * layout.patch * layout.patch],
             grid_thw: Some([layers as u32, patches[1] as u32, patches[0] as u32]),
             image_size: None,
@@ -87,13 +101,13 @@ struct PatchLayout {
 
 impl PatchLayout {
     /// Writes one row of a resized image as one or more frames.
-    fn write_row(
+    fn write_row<T: Pixel>(
         self,
-        layer: &mut [f32],
+        layer: &mut [T],
         frames: std::ops::Range<usize>,
         y: usize,
         row: &[u8],
-        tables: &Tables,
+        tables: &Tables<T>,
     ) {
         let plane = self.patch * self.patch;
         let merged = self.patch * self.merge;
@@ -144,13 +158,13 @@ mod tests {
 
     #[test]
     fn patches_stand_in_the_order_of_their_merging() {
-        let taken = SMALL.image(RgbView::from(&counting()), &mut Resampler::default()).unwrap();
+        let taken = SMALL.image::<f32>(RgbView::from(&counting()), &mut Resampler::default()).unwrap();
         assert_eq!((taken.shape, taken.grid_thw, taken.tokens), (vec![8, 24], Some([1, 2, 4]), 2));
         // Upper left, upper right, lower left, lower right; then the next block.
-        let corners: Vec<f32> = taken.values.chunks(24).map(|patch| patch[0]).collect();
+        let corners: Vec<f32> = taken.values.f32().chunks(24).map(|patch| patch[0]).collect();
         assert_eq!(corners, [0.0, 2.0, 16.0, 18.0, 4.0, 6.0, 20.0, 22.0]);
-        assert_eq!(taken.values[..8], [0.0, 1.0, 8.0, 9.0, 0.0, 1.0, 8.0, 9.0]);
-        assert_eq!(taken.values[8..24], [[100.0; 8], [200.0; 8]].concat());
+        assert_eq!(taken.values.f32()[..8], [0.0, 1.0, 8.0, 9.0, 0.0, 1.0, 8.0, 9.0]);
+        assert_eq!(taken.values.f32()[8..24], [[100.0; 8], [200.0; 8]].concat());
     }
 
     #[test]
@@ -158,10 +172,11 @@ mod tests {
         let image = counting();
         let mut dark = image.clone();
         dark.pixels.fill(0);
-        let video =
-            SMALL.video(&[&image, &dark, &image].map(RgbView::from), &mut Resampler::default()).unwrap();
+        let video = SMALL
+            .video::<f32>(&[&image, &dark, &image].map(RgbView::from), &mut Resampler::default())
+            .unwrap();
         assert_eq!((video.grid_thw, video.tokens), (Some([2, 2, 4]), 4));
-        assert_eq!(video.values[..8], [0.0, 1.0, 8.0, 9.0, 0.0, 0.0, 0.0, 0.0]);
-        assert_eq!(video.values[192..200], [0.0, 1.0, 8.0, 9.0, 0.0, 1.0, 8.0, 9.0]);
+        assert_eq!(video.values.f32()[..8], [0.0, 1.0, 8.0, 9.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(video.values.f32()[192..200], [0.0, 1.0, 8.0, 9.0, 0.0, 1.0, 8.0, 9.0]);
     }
 }

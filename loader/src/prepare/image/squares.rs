@@ -1,18 +1,19 @@
 //! Writes one square per image: the layout of video frames and of CLIP-like encoders.
 
 use super::normalize::Normalization;
+use super::pixel_type::Pixel;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::tiles::{TilePlacement, Tiles};
 
 /// Makes `[frames, 3, side, side]`, each frame resized by `resize`, which must want `side` x `side` pixels.
-pub(super) fn squares(
+pub(super) fn squares<T: Pixel>(
     frames: &[RgbView<'_>],
     side: usize,
     normalization: &Normalization,
     resampler: &mut Resampler,
     resize: impl Fn(RgbView<'_>) -> Resize,
-) -> Vec<f32> {
+) -> Vec<T> {
     let tables = normalization.tables();
     let mut target = Tiles::new(frames.len(), side, &tables);
     for (first_tile, &frame) in frames.iter().enumerate() {

@@ -1,13 +1,14 @@
 //! Distributes the rows of an image to square tiles, channels first: `[tiles, 3, side, side]`.
 
 use super::normalize::Tables;
+use super::pixel_type::Pixel;
 
 /// Tile tensor under construction; pixels that are not written must be blackened.
 #[derive(Debug)]
-pub(super) struct Tiles<'a> {
-    values: Vec<f32>,
+pub(super) struct Tiles<'a, T> {
+    values: Vec<T>,
     side: usize,
-    tables: &'a Tables,
+    tables: &'a Tables<T>,
 }
 
 /// Grid of tiles inside the tensor, and the offset in pixels of an image on it.
@@ -19,9 +20,9 @@ pub(super) struct TilePlacement {
     pub(super) top: usize,
 }
 
-impl<'a> Tiles<'a> {
-    pub(super) fn new(tiles: usize, side: usize, tables: &'a Tables) -> Self {
-        Self { values: vec![0.0; tiles * 3 * side * side], side, tables }
+impl<'a, T: Pixel> Tiles<'a, T> {
+    pub(super) fn new(tiles: usize, side: usize, tables: &'a Tables<T>) -> Self {
+        Self { values: vec![T::default(); tiles * 3 * side * side], side, tables }
     }
 
     /// Makes tiles black.
@@ -59,7 +60,7 @@ impl<'a> Tiles<'a> {
         }
     }
 
-    pub(super) fn into_values(self) -> Vec<f32> {
+    pub(super) fn into_values(self) -> Vec<T> {
         self.values
     }
 }
@@ -71,7 +72,8 @@ mod tests {
 
     #[test]
     fn a_row_is_cut_where_tiles_meet() {
-        let tables = Normalization { scale: 1.0, mean: [0.0, 100.0, 200.0], deviation: [1.0; 3] }.tables();
+        let tables =
+            Normalization { scale: 1.0, mean: [0.0, 100.0, 200.0], deviation: [1.0; 3] }.tables::<f32>();
         let mut tiles = Tiles::new(4, 2, &tables);
         tiles.blacken(0..4);
         // Two columns of tiles without any before them; the image starts in the last row and the second

@@ -69,6 +69,8 @@ fn described(tensor: &NamedTensor) -> (&NamedTensor, &'static str, usize) {
     match tensor.values {
         TensorValues::I64(_) => (tensor, "I64", 8),
         TensorValues::F32(_) => (tensor, "F32", 4),
+        TensorValues::Bf16(_) => (tensor, "BF16", 2),
+        TensorValues::U8(_) => (tensor, "U8", 1),
     }
 }
 
@@ -76,6 +78,10 @@ fn write_values(file: &mut impl Write, values: &TensorValues) -> std::io::Result
     match values {
         TensorValues::I64(values) => values.iter().try_for_each(|value| file.write_all(&value.to_le_bytes())),
         TensorValues::F32(values) => values.iter().try_for_each(|value| file.write_all(&value.to_le_bytes())),
+        TensorValues::Bf16(values) => {
+            values.iter().try_for_each(|value| file.write_all(&value.to_le_bytes()))
+        }
+        TensorValues::U8(values) => file.write_all(values),
     }
 }
 

@@ -203,7 +203,7 @@ fn line(step: u64, microbatch: usize, of: &Microbatch, has_values: bool) -> Batc
 fn tensor_line(tensor: &NamedTensor, has_values: bool) -> TensorLine<'_> {
     let values: &[i64] = match &tensor.values {
         TensorValues::I64(values) => values,
-        TensorValues::F32(_) => &[],
+        TensorValues::F32(_) | TensorValues::Bf16(_) | TensorValues::U8(_) => &[],
     };
     TensorLine {
         name: tensor.name,
