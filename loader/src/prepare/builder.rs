@@ -7,10 +7,11 @@ use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 
 use super::audio::AudioProcessor;
+use super::buckets::Buckets;
 use super::chat_template::ChatTemplate;
 use super::count::MarkerTokens;
 use super::expand::Expander;
-use super::family::Family;
+use super::family::{Family, PixelLayout};
 use super::image::{ImageProcessor, PixelType};
 use super::labels::Labeler;
 use super::length::LongSample;
@@ -44,6 +45,9 @@ pub struct PreparerBuilder {
     long_sample: LongSample,
     now: Option<SystemTime>,
     pixels: PixelType,
+    length_buckets: Option<Buckets>,
+    media_buckets: Option<Buckets>,
+    sample_multiple: usize,
 }
 
 impl PreparerBuilder {
@@ -65,6 +69,9 @@ impl PreparerBuilder {
             long_sample: LongSample::default(),
             now: None,
             pixels: PixelType::default(),
+            length_buckets: None,
+            media_buckets: None,
+            sample_multiple: 1,
         }
     }
 
@@ -95,6 +102,30 @@ impl PreparerBuilder {
     #[must_use]
     pub fn pixel_type(mut self, pixels: PixelType) -> Self {
         self.pixels = pixels;
+        self
+    }
+
+    /// Pads packed rows, or the longest row of a padded layout, up to one of few lengths, so that compiled
+    /// models see few shapes. Default: no padding.
+    #[must_use]
+    pub fn length_buckets(mut self, buckets: Buckets) -> Self {
+        self.length_buckets = Some(buckets);
+        self
+    }
+
+    /// Rounds the patches, or tiles, of the images of a microbatch up to one of few numbers, by a blank image
+    /// in a sequence of its own. Default: no padding.
+    #[must_use]
+    pub fn media_buckets(mut self, buckets: Buckets) -> Self {
+        self.media_buckets = Some(buckets);
+        self
+    }
+
+    /// Pads every packed sequence, within its boundaries, to a multiple of `tokens`: twice the degree of
+    /// context parallelism, which cuts each sequence into so many chunks. Default: 1.
+    #[must_use]
+    pub fn sample_multiple_of(mut self, tokens: usize) -> Self {
+        self.sample_multiple = tokens;
         self
     }
 
@@ -169,6 +200,7 @@ impl PreparerBuilder {
     /// model does not take.
     pub fn build(mut self) -> Result<Preparer> {
         let invalid = |setting, reason: &str| Err(Error::Config { setting, reason: reason.to_owned() });
+        self.check_buckets()?;
         if !self.set_pixel_type() {
             return invalid("pixel_type", "the processor of images or videos has no pixels of this type");
         }
@@ -208,9 +240,12 @@ impl PreparerBuilder {
             pixel_layout: self.family.pixel_layout(),
             pad_id: tokenizer.pad_id(),
             pad_to_tokens: None,
+            length_buckets: self.length_buckets,
+            sample_multiple: self.sample_multiple,
         };
         Ok(Preparer {
             expander: Expander::new(&self.family, &tokenizer)?,
+            media_buckets: self.media_buckets,
             labeler: Arc::new(Labeler::new(template, &tokenizer)?),
             tokenizer: Arc::new(tokenizer),
             family: self.family,
@@ -224,6 +259,26 @@ impl PreparerBuilder {
             markers: self.markers,
             chat_template,
         })
+    }
+
+    fn check_buckets(&self) -> Result<()> {
+        let invalid = |setting, reason: &str| Err(Error::Config { setting, reason: reason.to_owned() });
+        if self.length_buckets.as_ref().is_some_and(|buckets| !buckets.is_valid()) {
+            return invalid("length_buckets", "lengths must be at least 1, and there must be one");
+        }
+        if self.media_buckets.as_ref().is_some_and(|buckets| !buckets.is_valid()) {
+            return invalid("media_buckets", "numbers must be at least 1, and there must be one");
+        }
+        if self.sample_multiple == 0 {
+            return invalid("sample_multiple_of", "must be at least 1");
+        }
+        if self.sample_multiple > 1 && !self.layout.is_packed() {
+            return invalid("sample_multiple_of", "only packed samples are padded one by one");
+        }
+        if self.media_buckets.is_some() && self.family.pixel_layout() == Some(PixelLayout::PaddedTiles) {
+            return invalid("media_buckets", "this family's images are padded to each other, not joined");
+        }
+        Ok(())
     }
 
     /// Lets processors make pixels of the type; returns whether they can.

@@ -79,6 +79,17 @@ impl Expander {
         self.placeholders.iter().any(|known| known.modality == modality)
     }
 
+    /// Returns the ids of a medium of so many tokens with its markers, the place of its first token, and
+    /// whether there are markers.
+    pub(super) fn lone(&self, modality: Modality, tokens: usize) -> Option<(Vec<u32>, usize, bool)> {
+        let known = self.placeholders.iter().find(|known| known.modality == modality)?;
+        let mut ids: Vec<u32> = known.markers.map(|[open, _]| open).into_iter().collect();
+        let start = ids.len();
+        ids.extend(std::iter::repeat_n(known.id, tokens));
+        ids.extend(known.markers.map(|[_, close]| close));
+        Some((ids, start, start > 0))
+    }
+
     /// Expands media in ids: the n-th placeholder of a modality becomes as many copies as the n-th medium has
     /// tokens.
     ///

@@ -79,8 +79,11 @@ impl Preparer {
 
     /// Makes the tensors of a microbatch that a model can run, whatever its samples.
     pub(crate) fn pack_filled(&self, samples: Vec<PreparedSample>, filler: &Filler) -> ModelInputs {
-        let fillers = filler.of(&samples).cloned().collect();
-        self.packer.pack(samples, fillers).unwrap_or_default()
+        let fillers: Vec<PreparedSample> = filler.of(&samples).cloned().collect();
+        // A blank image is there only if samples have none.
+        let has_blank = fillers.iter().any(|filler| !filler.images.is_empty());
+        let blank = self.media_filler(if has_blank { &fillers } else { &samples });
+        self.packer.pack(samples, fillers.into_iter().chain(blank).collect()).unwrap_or_default()
     }
 
     /// Makes a sequence of a blank medium, black or silent, without targets.

@@ -14,6 +14,7 @@
 
 mod account;
 pub mod audio;
+mod buckets;
 mod builder;
 mod chat_template;
 mod conversation;
@@ -43,6 +44,7 @@ use dflop_costmodel::{ModelSpec, SampleShape};
 pub(crate) use self::account::PrepareLog;
 pub use self::account::{PrepareReport, TruncatedSample};
 pub use self::audio::AudioFeatures;
+pub use self::buckets::Buckets;
 pub use self::builder::PreparerBuilder;
 pub use self::chat_template::{ChatTemplate, Message, MessagePart};
 pub use self::conversation::{Conversation, SampleConversation, read_conversation};
@@ -137,6 +139,7 @@ pub struct Preparer {
     videos: Option<Arc<dyn VideoTensors>>,
     plain_text: PlainText,
     packer: Packer,
+    media_buckets: Option<Buckets>,
     tokens_max: Option<u64>,
     long_sample: LongSample,
     markers: MarkerTokens,
@@ -178,6 +181,12 @@ impl Preparer {
     pub fn pad_to_tokens(mut self, tokens: usize) -> Self {
         self.packer.pad_to_tokens = Some(tokens);
         self
+    }
+
+    /// Returns whether lengths or pixels are rounded up, so that a microbatch is longer than its samples.
+    pub(crate) fn has_buckets(&self) -> bool {
+        let Packer { length_buckets, sample_multiple, .. } = &self.packer;
+        length_buckets.is_some() || self.media_buckets.is_some() || *sample_multiple > 1
     }
 
     /// Returns the arrangement of the samples of a microbatch in tensors.

@@ -6,6 +6,7 @@
 //! sample, which has no predecessor, is never a target.
 
 use super::PreparedSample;
+use super::buckets::Buckets;
 use super::family::PixelLayout;
 use super::labels::IGNORED;
 use super::pixels::{feature_tensors, pixel_tensors, video_tensors};
@@ -40,13 +41,17 @@ impl ModelInputs {
 }
 
 /// Packs microbatches.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Packer {
     pub(super) layout: BatchLayout,
     pub(super) pixel_layout: Option<PixelLayout>,
     pub(super) pad_id: u32,
     /// Fixed length of a packed row, or of each padded one.
     pub(super) pad_to_tokens: Option<usize>,
+    /// Lengths that a packed row, or the longest padded one, is rounded up to, without a fixed length.
+    pub(super) length_buckets: Option<Buckets>,
+    /// Tokens of which the length of every packed sequence is a multiple.
+    pub(super) sample_multiple: usize,
 }
 
 impl Packer {
@@ -67,6 +72,11 @@ impl Packer {
     ) -> Option<ModelInputs> {
         let tokens = samples.iter().map(|sample| sample.tokens() as u64).sum();
         samples.extend(fillers);
+        if self.layout.is_packed() {
+            for sample in &mut samples {
+                self.pad_sample(sample);
+            }
+        }
         samples.extend(self.padding(&samples));
         let lengths: Vec<usize> = samples.iter().map(PreparedSample::tokens).collect();
         let max_seqlen = *lengths.iter().max()?;
@@ -78,7 +88,7 @@ impl Packer {
         let mut tensors = match self.layout {
             BatchLayout::Packed => self.packed(&samples, &lengths),
             BatchLayout::Padded { side } => {
-                self.padded(&samples, self.pad_to_tokens.map_or(max_seqlen, |row| row.max(max_seqlen)), side)
+                self.padded(&samples, self.row_tokens(max_seqlen).max(max_seqlen), side)
             }
         };
         let clips = samples.iter().flat_map(|sample| &sample.clips);
@@ -92,15 +102,28 @@ impl Packer {
         Some(ModelInputs { tensors, cu_seqlens, max_seqlen: max_seqlen as u32, tokens, target_tokens })
     }
 
-    /// Makes the padding of a packed row to its fixed length, also if it is the whole row: a separate
+    /// Makes the padding of a packed row to its length, also if it is the whole row: a separate
     /// sequence without targets, which attends only to itself.
     fn padding(&self, samples: &[PreparedSample]) -> Option<PreparedSample> {
         let of_samples: usize = samples.iter().map(PreparedSample::tokens).sum();
         // Padded rows are extended one by one instead; an empty padded batch still needs one row.
         let is_filled = self.layout.is_packed() || samples.is_empty();
-        let missing = self.pad_to_tokens.filter(|_| is_filled)?.saturating_sub(of_samples);
+        let missing = Some(self.row_tokens(of_samples)).filter(|_| is_filled)?.saturating_sub(of_samples);
         let (input_ids, labels) = (vec![self.pad_id; missing], vec![IGNORED; missing]);
         (missing > 0).then(|| PreparedSample { input_ids, labels, ..PreparedSample::default() })
+    }
+
+    /// Returns the tokens of a row that holds `tokens`.
+    fn row_tokens(&self, tokens: usize) -> usize {
+        let bucket = || self.length_buckets.as_ref().map_or(tokens, |buckets| buckets.round_up(tokens));
+        self.pad_to_tokens.unwrap_or_else(bucket)
+    }
+
+    /// Appends padding to a sample, as a part of its sequence, up to the multiple.
+    fn pad_sample(&self, sample: &mut PreparedSample) {
+        let padded = sample.tokens().next_multiple_of(self.sample_multiple);
+        sample.input_ids.resize(padded, self.pad_id);
+        sample.labels.resize(padded, IGNORED);
     }
 
     fn packed(&self, samples: &[PreparedSample], lengths: &[usize]) -> Vec<NamedTensor> {

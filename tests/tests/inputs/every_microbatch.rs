@@ -8,7 +8,7 @@ use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::{BalancedLoader, Microbatch, Step, StepPart};
 use dflop_loader::plan::{BlankMedia, StepPlanner, StepPlannerBuilder};
-use dflop_loader::prepare::{IGNORED, ModelInputs, Preparer, TensorValues, Tokenizer};
+use dflop_loader::prepare::{Buckets, IGNORED, ModelInputs, Preparer, TensorValues, Tokenizer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
 use dflop_loader::shard::expand_shards;
 use dflop_loader::{Error, Result};
@@ -241,4 +241,69 @@ fn a_global_batch_larger_than_the_data_is_refused_unless_asked_for() {
     assert_eq!(step.samples.len() as u64, samples + 1);
     let short = planner(samples + 1).validation().build().unwrap().plan(0).unwrap();
     assert_eq!(short.samples.len() as u64, samples);
+}
+
+#[test]
+fn buckets_round_lengths_and_pixels_up() {
+    for family in ["qwen2.5-vl-7b", "internvl3-8b"] {
+        let data = Data::new(family);
+        let planner = data.planner(BlankMedia::Always, BatchLayout::Packed).microbatches(3).build().unwrap();
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/model_inputs/chatml");
+        let preparer = Preparer::builder(&data.model).tokenizer(Tokenizer::open(directory).unwrap());
+        let preparer = preparer.length_buckets(Buckets::Multiple(64)).sample_multiple_of(4);
+        let preparer = preparer.media_buckets(Buckets::Multiple(32)).build().unwrap();
+        let loader = BalancedLoader::builder(planner, 0).steps(1).preparer(Arc::new(preparer));
+        let loader = loader.error_budget(ErrorBudget::new(1.0).unwrap()).build().unwrap();
+        let steps: Vec<Step> = run(loader.stream().try_collect()).unwrap();
+        for microbatch in &steps[0].microbatches {
+            let inputs = microbatch.inputs.as_ref().unwrap();
+            let tokens = inputs.tensor("input_ids").unwrap().shape[1];
+            let rows = inputs.tensor("pixel_values").unwrap().shape[0];
+            assert_eq!((tokens % 64, rows % 32), (0, 0), "{family}: {tokens} tokens, {rows} rows");
+            assert!(inputs.cu_seqlens.iter().all(|boundary| boundary % 4 == 0), "{:?}", inputs.cu_seqlens);
+            assert_eq!(targets(inputs), microbatch.target_tokens as usize);
+            assert_eq!(microbatch.tokens + microbatch.padding_tokens, tokens as u64);
+            let ids = ints(inputs, "input_ids");
+            let placeholder = if family == "internvl3-8b" { "<IMG_CONTEXT>" } else { "<|image_pad|>" };
+            let id = data.preparer(BatchLayout::Packed).tokenizer().id(placeholder).unwrap();
+            let tokens_of_rows = if family == "internvl3-8b" { rows * 256 } else { rows / 4 };
+            assert_eq!(ids.iter().filter(|found| **found == i64::from(id)).count(), tokens_of_rows);
+        }
+    }
+}
+
+#[test]
+fn the_ladder_wastes_an_eighth_at_most() {
+    for length in 1..100_000 {
+        let bucket = Buckets::Ladder.round_up(length);
+        assert!(bucket >= length && (bucket - length) * 8 <= length.max(128), "{length}: {bucket}");
+    }
+    let distinct: std::collections::BTreeSet<_> =
+        (4_096..8_192).map(|length| Buckets::Ladder.round_up(length)).collect();
+    assert_eq!(distinct.len(), 9);
+    let lengths = Buckets::Lengths(vec![512, 1_024]);
+    assert_eq!([0, 1, 513, 1_025].map(|length| lengths.round_up(length)), [0, 512, 1_024, 2_048]);
+}
+
+#[test]
+fn buckets_that_make_no_sense_are_refused() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/model_inputs/chatml");
+    let builder = |family: &str| {
+        Preparer::builder(&ModelSpec::preset(family).unwrap()).tokenizer(Tokenizer::open(directory).unwrap())
+    };
+    for (refused, word) in [
+        (builder("qwen2-vl-7b").length_buckets(Buckets::Multiple(0)), "length_buckets"),
+        (builder("qwen2-vl-7b").media_buckets(Buckets::Lengths(Vec::new())), "media_buckets"),
+        (builder("qwen2-vl-7b").sample_multiple_of(0), "sample_multiple_of"),
+        (builder("qwen2-vl-7b").sample_multiple_of(2).layout(LAYOUTS[1]), "only packed"),
+        (builder("llava-ov-qwen2.5-7b").media_buckets(Buckets::Ladder), "padded to each other"),
+    ] {
+        let error = refused.build().unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    let data = Data::new("qwen2.5-vl-7b");
+    let fixed = data.planner(BlankMedia::Never, LAYOUTS[0]).pad_to_tokens(64, LAYOUTS[0]).build().unwrap();
+    let preparer = builder("qwen2.5-vl-7b").length_buckets(Buckets::Ladder).build().unwrap();
+    let error = BalancedLoader::builder(fixed, 0).preparer(Arc::new(preparer)).build().unwrap_err();
+    assert!(error.to_string().contains("fixed length"), "{error}");
 }

@@ -1,5 +1,6 @@
 //! `dflop.BalancedLoader`: delivers one DP rank's share of every global batch as balanced microbatches.
 
+mod buckets;
 mod correction;
 mod loader_config;
 mod microbatch;
@@ -14,6 +15,7 @@ use dflop_balancer::Caps;
 use dflop_costmodel::correction::CorrectionOptions;
 use pyo3::prelude::*;
 
+use buckets::BucketNames;
 pub(crate) use correction::Plan;
 use correction::{Learner, StageSeconds};
 use loader_config::{LoaderConfig, RunningLoader, State};
@@ -51,7 +53,7 @@ impl PyBalancedLoader {
     #[new]
     #[pyo3(signature = (
         dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0,
-        tokenizer=None, chat_template=None, caption_prompt=None, layout="packed", pad_to_tokens=None, long_sample="error",
+        tokenizer=None, chat_template=None, caption_prompt=None, layout="packed", pad_to_tokens=None, length_buckets=None, media_buckets=None, sample_multiple_of=1, long_sample="error",
         sample_tokens_max=None, skip_media_tensors=false, dtype="float32", blank_media="auto", token_counts="exact",
         strategy="search", stages=None, synchronize="step", tokens_max=None, bytes_max=None, search_effort=20_000,
         device="h100", profile=None, profile_tp=None, packed_tokens=None, freeze=None, recompute="none", cost=None,
@@ -76,6 +78,9 @@ impl PyBalancedLoader {
         caption_prompt: Option<String>,
         layout: &str,
         pad_to_tokens: Option<u64>,
+        length_buckets: Option<BucketNames>,
+        media_buckets: Option<BucketNames>,
+        sample_multiple_of: usize,
         long_sample: &str,
         sample_tokens_max: Option<u64>,
         skip_media_tensors: bool,
@@ -156,6 +161,9 @@ impl PyBalancedLoader {
             tokenizer: TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?,
             layout: layout.to_owned(),
             pad_to_tokens,
+            length_buckets: length_buckets.map(|buckets| buckets.parse("length_buckets")).transpose()?,
+            media_buckets: media_buckets.map(|buckets| buckets.parse("media_buckets")).transpose()?,
+            sample_multiple: sample_multiple_of,
             long_sample: long_sample.to_owned(),
             sample_tokens_max,
             skip_media_tensors,

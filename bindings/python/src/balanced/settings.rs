@@ -14,7 +14,7 @@ use dflop_loader::model::image_processor_of;
 use dflop_loader::order::Shuffle;
 use dflop_loader::order::Tail;
 use dflop_loader::plan::{BlankMedia, CostFunction, StepPlanner, StepPlannerBuilder, Synchronization};
-use dflop_loader::prepare::{LongSample, PixelType, Preparer};
+use dflop_loader::prepare::{Buckets, LongSample, PixelType, Preparer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
@@ -66,6 +66,9 @@ pub(super) struct PrepareSettings {
     pub(super) tokenizer: TokenizerSettings,
     pub(super) layout: String,
     pub(super) pad_to_tokens: Option<u64>,
+    pub(super) length_buckets: Option<Buckets>,
+    pub(super) media_buckets: Option<Buckets>,
+    pub(super) sample_multiple: usize,
     pub(super) long_sample: String,
     pub(super) sample_tokens_max: Option<u64>,
     pub(super) skip_media_tensors: bool,
@@ -209,7 +212,13 @@ impl PrepareSettings {
             return Ok(None);
         };
         let mut builder = builder.layout(layout).long_sample(long_sample(&self.long_sample)?);
-        builder = builder.pixel_type(self.pixels);
+        builder = builder.pixel_type(self.pixels).sample_multiple_of(self.sample_multiple);
+        if let Some(buckets) = self.length_buckets {
+            builder = builder.length_buckets(buckets);
+        }
+        if let Some(buckets) = self.media_buckets {
+            builder = builder.media_buckets(buckets);
+        }
         if let Some(images) = image_processor_of(&model.names, spec)? {
             builder = builder.image_processor(Arc::new(images));
         }

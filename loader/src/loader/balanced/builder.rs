@@ -297,6 +297,10 @@ fn pad_as_planned(preparer: &mut Arc<Preparer>, planner: &StepPlanner) -> Result
             format!("planned for {:?}, but the layout of the preparer is {:?}", to.layout, preparer.layout());
         return Err(Error::Config { setting: "pad_to_tokens", reason });
     }
+    if preparer.has_buckets() {
+        let reason = "microbatches of a fixed length have no buckets and no multiples: drop one of the two";
+        return Err(Error::Config { setting: "pad_to_tokens", reason: reason.into() });
+    }
     let padded = Preparer::clone(preparer).tokens_at_most(to.room()).pad_to_tokens(to.tokens as usize);
     *preparer = Arc::new(padded);
     Ok(())

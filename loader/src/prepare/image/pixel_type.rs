@@ -60,6 +60,15 @@ impl PixelBuffer {
         self.len() == 0
     }
 
+    /// Makes zeros of the same type.
+    pub(crate) fn zeros(&self, len: usize) -> Self {
+        match self {
+            Self::F32(_) => Self::F32(vec![0.0; len]),
+            Self::Bf16(_) => Self::Bf16(vec![bf16::ZERO; len]),
+            Self::U8(_) => Self::U8(vec![0; len]),
+        }
+    }
+
     /// Returns the values in single precision; none if they are of another type.
     #[must_use]
     pub fn f32(&self) -> &[f32] {

@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn pixels_of_all_types_are_those_of_single_precision() {
-        let pixels = (0..3 * 60 * 90_u32).map(|value| (value * 7_919 >> 5) as u8).collect();
+        let pixels = (0..3 * 60 * 90_u32).map(|value| ((value * 7_919) >> 5) as u8).collect();
         let image = RgbImage { width: 60, height: 90, pixels, is_truncated: false };
         for family in ["qwen2.5-vl-7b", "llava-ov-qwen2.5-7b", "internvl3-8b"] {
             let processor = ImageProcessor::for_model(&ModelSpec::preset(family).unwrap()).unwrap();
