@@ -1,6 +1,7 @@
 //! Turns undecoded samples into batches: submits fields to the decode pool and gathers the results in order.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::{Batch, Pixels};
@@ -258,20 +259,44 @@ impl Collator {
         Ok(PendingFields::Decoding(job.await?))
     }
 
-    /// Waits for a batch; bad samples are left out and recorded as skipped.
-    pub(crate) async fn finish(&self, batch: PendingBatch) -> Result<Batch> {
-        let batch = match batch {
+    /// Waits for a batch, and returns for each of its samples whether it is good; bad ones are left out and
+    /// recorded as skipped.
+    pub(crate) async fn finish(&self, batch: PendingBatch) -> Result<(Batch, Vec<bool>)> {
+        let (batch, is_good) = match batch {
             PendingBatch::Pixels(pixels) => self.finish_pixels(pixels).await?,
             PendingBatch::Fields(pending) => {
                 let mut samples = Vec::with_capacity(pending.len());
+                let mut is_good = Vec::with_capacity(pending.len());
                 for sample in pending {
-                    samples.extend(self.finish_sample(sample).await?.map(|finished| finished.sample));
+                    let finished = self.finish_sample(sample).await?;
+                    is_good.push(finished.is_some());
+                    samples.extend(finished.map(|finished| finished.sample));
                 }
-                Batch { samples, pixels: None }
+                (Batch { samples, pixels: None }, is_good)
             }
         };
         self.skips.delivered(batch.samples.len() as u64);
-        Ok(batch)
+        Ok((batch, is_good))
+    }
+
+    /// Copies images out of the tensors of several batches into one, sample by sample.
+    pub(crate) fn gather(&self, of: &[(Arc<Pixels>, Range<usize>)]) -> Pixels {
+        let side = of.first().map_or(0, |(pixels, _)| pixels.side);
+        let row_values = 3 * side as usize * side as usize;
+        let images = of.iter().map(|(_, rows)| rows.len()).sum();
+        let (slots, mut free) = self.tensors.slots(images, row_values);
+        let sources = of.iter().flat_map(|(pixels, rows)| rows.clone().map(move |row| (pixels, row)));
+        for (slot, (pixels, row)) in free.iter_mut().zip(sources) {
+            let values = &pixels.tensor.values()[row * row_values..(row + 1) * row_values];
+            slot.values().copy_from_slice(values);
+        }
+        let tensor = slots.join(free, &vec![true; images]);
+        let mut end = 0;
+        let rows = of.iter().map(|(_, rows)| {
+            end += rows.len();
+            end - rows.len()..end
+        });
+        Pixels { tensor, side, rows: rows.collect() }
     }
 
     /// Waits for a sample; a bad one is recorded as skipped.
@@ -288,8 +313,8 @@ impl Collator {
         }
     }
 
-    async fn finish_pixels(&self, pending: PendingPixels) -> Result<Batch> {
-        let (mut samples, mut rows) = (Vec::new(), Vec::new());
+    async fn finish_pixels(&self, pending: PendingPixels) -> Result<(Batch, Vec<bool>)> {
+        let (mut samples, mut rows, mut is_good) = (Vec::new(), Vec::new(), Vec::new());
         let (mut slots, mut is_kept, mut kept) = (Vec::new(), Vec::new(), 0);
         for sample in pending.samples {
             let mut fault = None;
@@ -309,6 +334,7 @@ impl Collator {
             let others = sample.others.finish().await?.map_err(|error| fault.get_or_insert(error));
             let others = others.map_or_else(|_| Vec::new(), |(fields, _)| fields);
             is_kept.extend(std::iter::repeat_n(fault.is_none(), images));
+            is_good.push(fault.is_none());
             if let Some(error) = fault {
                 self.skip(&sample.raw, error);
             } else {
@@ -318,7 +344,8 @@ impl Collator {
             }
         }
         let tensor = pending.slots.join(slots, &is_kept);
-        Ok(Batch { samples, pixels: Some(Pixels { tensor, side: pending.side.get(), rows }) })
+        let pixels = Some(Pixels { tensor, side: pending.side.get(), rows });
+        Ok((Batch { samples, pixels }, is_good))
     }
 
     fn skip(&self, raw: &RawSample, error: FieldError) {

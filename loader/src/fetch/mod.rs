@@ -6,6 +6,7 @@ mod remote;
 mod share;
 mod step_reader;
 
+pub(crate) use self::ranges::ShardRanges;
 pub(crate) use self::read_plan::{Demand, ReadPlan};
 pub use self::share::{DpShare, Share};
 pub(crate) use self::step_reader::{StepReader, StepReaderSettings};

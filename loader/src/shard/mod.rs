@@ -32,7 +32,7 @@ pub(crate) use self::order::{
     ItemPosition, KnownShards, Position, ShardIdentity, ShardOrder, ShardPasses, is_rereadable,
 };
 pub use self::raw_sample::{RawField, RawSample, SampleId};
-pub(crate) use self::reader::{ReaderItem, ReaderSettings, read_shards};
+pub(crate) use self::reader::{ReaderItem, ReaderSettings, read_shards, read_through};
 pub(crate) use self::samples::{Assembler, RangedSamples};
 pub use self::samples::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 pub use self::scan::scan_shards;

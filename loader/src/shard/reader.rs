@@ -438,7 +438,7 @@ impl Reader {
 }
 
 /// Reads every payload byte, which loads mapped pages into memory.
-fn read_through(item: &ShardItem) {
+pub(crate) fn read_through(item: &ShardItem) {
     let ShardItem::Sample(sample) = item else { return };
     for payload in sample.fields.iter().filter_map(|field| field.payload.as_ref()) {
         let (words, rest) = payload.as_chunks::<8>();

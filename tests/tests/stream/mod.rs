@@ -1,5 +1,6 @@
 //! Tests the stream loader.
 
+mod dealt;
 mod delivery;
 mod first_epoch;
 mod resume;

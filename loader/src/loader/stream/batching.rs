@@ -4,15 +4,21 @@
 //! batch, so those bytes stay within the budget or within one sample. What is delivered as one, decoded media
 //! and samples as stored, is held per batch: within the budget, or one batch alone.
 
+use std::sync::Arc;
+
 use async_stream::try_stream;
+use tokio::sync::mpsc::{Receiver, UnboundedReceiver};
 
 use super::builder::LoaderBuilder;
+use super::dealt::{Deal, DealtItem, DealtSettings, Replacements, read_dealt};
 use super::shuffle_stage::{ShuffleStage, ShuffledItem};
 use super::stream_state::Progressed;
 use crate::decode::{Collator, Decode, PendingBatch, PendingSample};
-use crate::error::Result;
-use crate::flow::{ByteBudget, ByteLease, LoaderStage};
-use crate::shard::{KnownShards, RawSample, ReaderSettings, read_shards};
+use crate::error::{Error, Result};
+use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
+use crate::shard::{
+    KnownShards, Position, RawSample, ReaderItem, ReaderSettings, ShardItem, ShardPasses, read_shards,
+};
 
 /// A batch under way, and what it takes from the budgets until it is delivered.
 pub(super) struct BegunBatch {
@@ -20,6 +26,8 @@ pub(super) struct BegunBatch {
     pub(super) samples: u64,
     /// Reading and shuffling since the previous batch.
     pub(super) progressed: Progressed,
+    /// Of dealt samples, reading and shuffling by sample; `progressed` is empty then.
+    pub(super) steps: Vec<Progressed>,
     _leases: [ByteLease; 2],
 }
 
@@ -43,6 +51,13 @@ struct OpenBatch<'a> {
 }
 
 impl BatchStarter {
+    fn new(settings: &LoaderBuilder, collator: Collator) -> Self {
+        let metrics = collator.metrics();
+        let encoded = ByteBudget::new(settings.buffered_bytes_max / 2, metrics.undecoded.clone());
+        let decoded = ByteBudget::new(settings.decoded_bytes_max, metrics.decoded.clone());
+        Self { collator, encoded, decoded, batch_size: settings.batch_size }
+    }
+
     fn open(&self) -> OpenBatch<'_> {
         let (encoded, decoded) = (self.encoded.empty_lease(), self.decoded.empty_lease());
         let pending = Vec::with_capacity(self.batch_size);
@@ -90,7 +105,8 @@ impl OpenBatch<'_> {
             PendingBatch::Fields(self.pending)
         };
         collator.metrics().stage(LoaderStage::Collate).depth.add(1);
-        Ok(BegunBatch { batch, samples, progressed, _leases: [self.encoded, self.decoded] })
+        let _leases = [self.encoded, self.decoded];
+        Ok(BegunBatch { batch, samples, progressed, steps: Vec::new(), _leases })
     }
 }
 
@@ -120,8 +136,131 @@ pub(super) fn begin_batches(
                 yield full.finish(feed.progressed()).await?;
             }
         }
+        if settings.drops_last {
+            batch = starter.open();
+        }
         yield batch.finish(feed.progressed()).await?;
     }
+}
+
+/// Collects dealt samples to batches and starts their decoding; after the samples of the pass, as many more
+/// as are asked for through `replace`.
+pub(super) fn begin_dealt_batches(
+    settings: LoaderBuilder,
+    deal: Deal,
+    collator: Collator,
+    mut replace: UnboundedReceiver<u64>,
+) -> impl futures::Stream<Item = Result<BegunBatch>> + Send {
+    try_stream! {
+        let (starter, mut feed) = start_dealt(&settings, &deal, collator).await?;
+        let (mut batch, mut steps) = (starter.open(), Vec::with_capacity(settings.batch_size));
+        let mut behind = Progressed::default();
+        let mut left = settings.left_samples(&deal);
+        while left > 0 {
+            let (fed, progressed) = feed.next().await?;
+            behind.append(progressed);
+            if behind.skipped.len() as u64 > deal.dataset.len() {
+                Err(no_samples(&deal, &mut behind, &starter.collator))?;
+            }
+            if let ShuffledItem::Sample(sample, lease) = fed {
+                batch.add(sample, lease).await?;
+                steps.push(std::mem::take(&mut behind));
+                left -= 1;
+            }
+            if batch.len() == settings.batch_size || (left == 0 && batch.len() > 0) {
+                let full = std::mem::replace(&mut batch, starter.open());
+                let begun = full.finish(Progressed::default()).await?;
+                yield BegunBatch { steps: std::mem::take(&mut steps), ..begun };
+            }
+            if left == 0 {
+                left = asked_for(&mut replace).await;
+            }
+        }
+    }
+}
+
+/// Accounts for the samples of a whole epoch, all of which were skipped.
+fn no_samples(deal: &Deal, behind: &mut Progressed, collator: &Collator) -> Error {
+    let reason = format!("{} in a row were skipped", behind.skipped.len());
+    behind.skipped.drain(..).for_each(|skipped| collator.skips().push(skipped));
+    Error::NoSamples { dataset: deal.dataset.display(), reason }
+}
+
+/// Waits for samples to be asked for; 0 if no more will be.
+async fn asked_for(replace: &mut UnboundedReceiver<u64>) -> u64 {
+    let Some(mut samples) = replace.recv().await else { return 0 };
+    while let Ok(more) = replace.try_recv() {
+        samples += more;
+    }
+    samples
+}
+
+/// Feeds the samples of a pass, then those that replace bad ones.
+struct DealtFeed {
+    own: ShuffleStage,
+    replacements: Replacements,
+    is_own_over: bool,
+}
+
+impl DealtFeed {
+    /// Waits for the next sample, and returns the progress with it.
+    async fn next(&mut self) -> Result<(ShuffledItem, Progressed)> {
+        if !self.is_own_over {
+            if let Some(fed) = self.own.next().await? {
+                return Ok((fed, self.own.progressed()));
+            }
+            self.is_own_over = true;
+        }
+        let item = self.replacements.next().await?;
+        let mut progressed = Progressed { position: item.place.behind, ..self.own.progressed() };
+        let fed = match item.item {
+            ShardItem::Sample(sample) => ShuffledItem::Sample(sample, None),
+            ShardItem::Skipped(skipped) => {
+                progressed.skipped.push(skipped);
+                ShuffledItem::Skipped
+            }
+        };
+        Ok((fed, progressed))
+    }
+}
+
+/// Starts the reader of dealt samples, where a state says if there is one.
+async fn start_dealt(
+    settings: &LoaderBuilder,
+    deal: &Deal,
+    collator: Collator,
+) -> Result<(BatchStarter, DealtFeed)> {
+    let input = &settings.input;
+    let metrics = collator.metrics().clone();
+    let ShardPasses { order, start, end_epoch, again, .. } = input.passes(settings.epochs);
+    let reader = DealtSettings {
+        deal: deal.clone(),
+        order,
+        metrics: metrics.clone(),
+        field_bytes_max: settings.field_bytes_max,
+        fields: settings.read_fields(),
+        is_read_through: settings.decode == Decode::Raw,
+        requested_bytes_max: settings.buffered_bytes_max,
+    };
+    let of_epoch = deal.epoch_samples(settings.drops_last);
+    let held = again.into_values().flatten();
+    let held = held.map(move |item| DealtItem { epoch: start.epoch, item, is_repeated: true });
+    let own = (start.epoch..end_epoch).flat_map(move |epoch| {
+        let from = if epoch == start.epoch { start.items } else { 0 };
+        (from..of_epoch).map(move |item| DealtItem { epoch, item, is_repeated: false })
+    });
+    let last_epoch = end_epoch.saturating_sub(1);
+    let item = if start.epoch >= last_epoch { start.items.max(of_epoch) } else { of_epoch };
+    let replacement = DealtItem { epoch: start.epoch.max(last_epoch), item, is_repeated: false };
+    let replacements = Replacements::new(reader.clone(), replacement);
+    let source = read_dealt(
+        reader,
+        held.chain(own),
+        ByteBudget::new(settings.reader_bytes(), metrics.undecoded.clone()),
+    );
+    let own = shuffled(settings, source, start, metrics.clone()).await?;
+    let starter = BatchStarter::new(settings, collator);
+    Ok((starter, DealtFeed { own, replacements, is_own_over: false }))
 }
 
 /// Starts the reader, where a state says if there is one.
@@ -130,12 +269,8 @@ async fn start(
     known: KnownShards,
     collator: Collator,
 ) -> Result<(BatchStarter, ShuffleStage)> {
-    let input = &settings.input;
     let metrics = collator.metrics().clone();
-    let is_leased_through = settings.decode == Decode::Media && input.shuffle.is_none();
-    let half = settings.buffered_bytes_max / 2;
-    let reader_bytes = if is_leased_through { settings.buffered_bytes_max } else { half };
-    let passes = input.passes(settings.epochs);
+    let passes = settings.input.passes(settings.epochs);
     let start = passes.start;
     let source = read_shards(ReaderSettings {
         shards: settings.shards.clone(),
@@ -145,17 +280,27 @@ async fn start(
         field_bytes_max: settings.field_bytes_max,
         fields: settings.read_fields(),
         is_read_through: settings.decode == Decode::Raw,
-        budget: ByteBudget::new(reader_bytes, metrics.undecoded.clone()),
+        budget: ByteBudget::new(settings.reader_bytes(), metrics.undecoded.clone()),
         requested_bytes_max: settings.buffered_bytes_max,
     });
-    let mut feed = ShuffleStage::new(source, settings.shards.clone(), metrics.clone());
+    let feed = shuffled(settings, source, start, metrics).await?;
+    Ok((BatchStarter::new(settings, collator), feed))
+}
+
+/// Starts the shuffle buffer, if there is one, over a reader that starts at a position.
+async fn shuffled(
+    settings: &LoaderBuilder,
+    source: Receiver<Result<ReaderItem>>,
+    start: Position,
+    metrics: Arc<Metrics>,
+) -> Result<ShuffleStage> {
+    let input = &settings.input;
+    let mut feed = ShuffleStage::new(source, settings.shards.clone(), metrics);
     feed.start_at(start);
     if let Some(buffer) = input.shuffle {
         let (epoch, drawn) = input.shuffled();
         let held = input.restored.as_ref().map_or(&[][..], |state| state.held());
         feed = feed.shuffle(buffer, epoch, drawn, held).await?;
     }
-    let encoded = ByteBudget::new(half, metrics.undecoded.clone());
-    let decoded = ByteBudget::new(settings.decoded_bytes_max, metrics.decoded.clone());
-    Ok((BatchStarter { collator, encoded, decoded, batch_size: settings.batch_size }, feed))
+    Ok(feed)
 }

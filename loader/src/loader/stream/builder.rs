@@ -4,7 +4,9 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::{Arc, Mutex};
 
 use super::Loader;
+use super::dealt::Deal;
 use super::stream_state::{StreamKind, StreamState, Tracker};
+use crate::dataset::Dataset;
 use crate::decode::{
     Decode, DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, TransformStage, Transforms, WORKERS_MAX,
     check_augment,
@@ -43,6 +45,8 @@ pub struct LoaderBuilder {
     pub(super) buffered_bytes_max: u64,
     pub(super) decoded_bytes_max: u64,
     pub(super) input: Input,
+    pub(super) deal: Option<Deal>,
+    pub(super) drops_last: bool,
     pub(super) stalls: StallSettings,
 }
 
@@ -66,6 +70,8 @@ impl LoaderBuilder {
             buffered_bytes_max: 64 << 20,
             decoded_bytes_max: 64 << 20,
             input: Input::default(),
+            deal: None,
+            drops_last: false,
             stalls: StallSettings::default(),
         }
     }
@@ -139,7 +145,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Ends the stream after this many good or bad samples. Default: never.
+    /// Ends the stream after this many good or bad samples; of [`Self::samples_of_rank`], after this many good
+    /// ones, counted from the first epoch. Default: never.
     #[must_use]
     pub fn samples_max(mut self, samples: u64) -> Self {
         self.samples_max = Some(samples);
@@ -213,6 +220,9 @@ impl LoaderBuilder {
         if self.samples_max == Some(0) {
             return zero("samples_max");
         }
+        if let Some(deal) = &self.deal {
+            self.check_deal(deal)?;
+        }
         self.input.check(&self.kind())?;
         self.stalls.check()?;
         check_augment(self.decode, self.augment.as_ref())?;
@@ -221,8 +231,10 @@ impl LoaderBuilder {
         let pool = DecodePool::new(self.workers, self.kernel()?)?;
         let transforms = TransformStage::new(&self.transforms, pool.metrics().clone())?;
         let kernel_cpu_ns = pool.cpu_ns();
-        let (known, mut skips) =
-            (self.input.known(), SkipLog::new(self.error_budget, None).listener(self.skip_listener.clone()));
+        let (known, mut skips) = (
+            self.input.known(),
+            SkipLog::new(self.error_budget, self.samples_known()).listener(self.skip_listener.clone()),
+        );
         if let Some(state) = &self.input.restored {
             skips = skips.after(state.delivered(), state.skipped(), state.first_skipped().cloned());
         }
@@ -261,6 +273,8 @@ impl LoaderBuilder {
         StreamKind {
             shards: &self.shards,
             order: self.input.order,
+            deal: self.deal.as_ref(),
+            drops_last: self.drops_last,
             shuffle: self.input.shuffle,
             video_sampling: has_videos.then(|| self.video_sampling.unwrap_or_default()),
         }
@@ -284,12 +298,79 @@ impl LoaderBuilder {
     /// node: ranks read apart without an index. Default: all shards.
     ///
     /// Shards hold different numbers of samples, so ranks deliver different numbers of batches; where steps
-    /// must agree, use [`crate::loader`], or stop all ranks together. With [`Self::shuffle_shards`], and the
+    /// must agree, use [`Self::samples_of_rank`]. With [`Self::shuffle_shards`], and the
     /// same seed on all ranks, a rank gets other shards in every epoch.
     #[must_use]
     pub fn shards_of_rank(mut self, rank: usize, world: usize) -> Self {
         (self.input.order.rank, self.input.order.world) = (rank, world);
         self
+    }
+
+    /// Reads a rank's share of the samples of an indexed dataset, which replaces the shards of the builder:
+    /// every rank delivers the same number of full batches, and a last one of the same length, whatever shards
+    /// hold and whichever samples are bad. Default: whole shards.
+    ///
+    /// The samples of an epoch form a sequence, shard by shard. A rank reads one contiguous range of it, and
+    /// goes on with the samples that follow, cyclically, for as many as it lacks: at most one because ranges
+    /// differ in length, and one for every sample that cannot be decoded.
+    #[must_use]
+    pub fn samples_of_rank(mut self, dataset: Dataset, rank: usize, world: usize) -> Self {
+        self.shards = dataset.index().shards().to_vec();
+        self.deal = Some(Deal { dataset, rank, world });
+        self
+    }
+
+    /// Sets whether a last batch with fewer samples than the batch size is dropped, at the end of all epochs.
+    /// With [`Self::samples_of_rank`], no sample is then repeated but in place of a bad one. Default: no.
+    #[must_use]
+    pub fn drop_last(mut self, drops_last: bool) -> Self {
+        self.drops_last = drops_last;
+        self
+    }
+
+    /// Returns the samples that a rank delivers in all epochs.
+    fn dealt_samples(&self, deal: &Deal) -> u64 {
+        let samples = deal.epoch_samples(self.drops_last).saturating_mul(self.epochs);
+        let samples = samples.min(self.samples_max.unwrap_or(u64::MAX));
+        if self.drops_last { samples - samples % self.batch_size as u64 } else { samples }
+    }
+
+    /// Returns the samples that a rank has still to deliver.
+    pub(super) fn left_samples(&self, deal: &Deal) -> u64 {
+        let delivered = self.input.restored.as_ref().map_or(0, |state| state.delivered());
+        self.dealt_samples(deal).saturating_sub(delivered)
+    }
+
+    fn samples_known(&self) -> Option<u64> {
+        self.deal.as_ref().map(|deal| self.dealt_samples(deal))
+    }
+
+    /// Returns the number of batches in all epochs; `None` if whole shards are read, without an index.
+    pub(super) fn batches(&self) -> Option<u64> {
+        Some(self.samples_known()?.div_ceil(self.batch_size as u64))
+    }
+
+    /// Returns the number of batches in all epochs of whole shards with this many samples.
+    pub(super) fn batches_of(&self, shard_samples: u64) -> u64 {
+        let samples = shard_samples.saturating_mul(self.epochs).min(self.samples_max.unwrap_or(u64::MAX));
+        let batch_size = self.batch_size as u64;
+        if self.drops_last { samples / batch_size } else { samples.div_ceil(batch_size) }
+    }
+
+    fn check_deal(&self, deal: &Deal) -> Result<()> {
+        deal.check()?;
+        if self.dealt_samples(deal) > 0 {
+            return Ok(());
+        }
+        let (samples, batch, world) = (deal.dataset.len(), self.batch_size, deal.world);
+        let reason = format!("{samples} samples make no full batch of {batch} on each of {world} ranks");
+        Err(Error::Config { setting: "drop_last", reason })
+    }
+
+    /// Returns the bytes that wait behind the reader.
+    pub(super) fn reader_bytes(&self) -> u64 {
+        let is_leased_through = self.decode == Decode::Media && self.input.shuffle.is_none();
+        if is_leased_through { self.buffered_bytes_max } else { self.buffered_bytes_max / 2 }
     }
 
     /// Sets the epoch to begin with, from which [`Self::epochs`] counts: epoch 2 of a loader that begins

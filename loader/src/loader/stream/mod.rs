@@ -2,11 +2,13 @@
 //!
 //! `reader thread → samples → decode pool → batches`; every arrow is a queue bounded in bytes or in batches,
 //! so a slow consumer stops the reader. A shuffle buffer may stand behind the reader. Where a stream stands
-//! is small JSON, [`StreamState`]. Needs no index. [`crate::loader`] is the loader that plans ahead.
+//! is small JSON, [`StreamState`]. Whole shards need no index; samples that are dealt to ranks are read
+//! through one. [`crate::loader`] is the loader that plans ahead.
 
 mod batching;
 mod buffered_sample;
 mod builder;
+mod dealt;
 mod shuffle_stage;
 mod stream_state;
 
@@ -17,11 +19,12 @@ use std::time::{Duration, Instant};
 use async_stream::try_stream;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use tokio::sync::mpsc::Receiver;
+use tokio::sync::mpsc::{Receiver, unbounded_channel};
 
-use self::batching::{BegunBatch, begin_batches};
+use self::batching::{BegunBatch, begin_batches, begin_dealt_batches};
 pub use self::builder::LoaderBuilder;
 pub use self::builder::RestoredInput;
+use self::dealt::Refill;
 use self::stream_state::Tracker;
 pub use self::stream_state::{HELD_BYTES_MAX, StreamState};
 
@@ -76,9 +79,9 @@ impl Loader {
                 .video_sampling(settings.video_sampling);
             let ahead = settings.batches_ahead();
             let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), settings.shards.clone());
-            let mut begun = run_ahead(begin_batches(settings, known, collator.clone()), ahead);
+            let (mut begun, mut refill) = begin(settings, known, &collator, ahead);
             loop {
-                let next = next_batch(&mut begun, &collator, &tracker);
+                let next = next_batch(&mut begun, refill.as_mut(), &collator, &tracker);
                 let next = watchdog.watch(metered(metrics.stage(LoaderStage::Collate), next)).await?;
                 let Some(batch) = next? else { break };
                 if !batch.samples.is_empty() {
@@ -104,6 +107,20 @@ impl Loader {
     /// pipes or standard input.
     pub fn state(&self) -> Result<StreamState> {
         lock(&self.tracker).state(&self.settings.kind(), &self.known)
+    }
+
+    /// Returns the number of batches that a stream delivers from its first epoch on; `None` if whole shards are
+    /// read, whose samples no index has counted.
+    #[must_use]
+    pub fn batches(&self) -> Option<u64> {
+        self.settings.batches()
+    }
+
+    /// Returns the number of batches that a stream of whole shards with this many good samples delivers from its
+    /// first epoch on, if in no batch all samples are bad.
+    #[must_use]
+    pub fn batches_of(&self, shard_samples: u64) -> u64 {
+        self.settings.batches_of(shard_samples)
     }
 
     /// Returns what every stage did so far, over all streams of this loader.
@@ -135,21 +152,41 @@ fn lock(tracker: &Mutex<Tracker>) -> MutexGuard<'_, Tracker> {
     tracker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Starts batches, ahead of the consumer; dealt samples are cut to full batches by the [`Refill`].
+fn begin(
+    settings: LoaderBuilder,
+    known: KnownShards,
+    collator: &Collator,
+    ahead: usize,
+) -> (Receiver<Result<BegunBatch>>, Option<Refill>) {
+    let Some(deal) = settings.deal.clone() else {
+        return (run_ahead(begin_batches(settings, known, collator.clone()), ahead), None);
+    };
+    let (replace, replaced) = unbounded_channel();
+    let size = (settings.batch_size, settings.left_samples(&deal));
+    let refill = Refill::new(size, &deal.dataset, replace);
+    (run_ahead(begin_dealt_batches(settings, deal, collator.clone(), replaced), ahead), Some(refill))
+}
+
 /// Waits for the next batch that was begun, and for its decoders.
 ///
 /// Bad samples are accounted for in the order of batches, so that a state knows exactly those up to its
 /// batch.
 async fn next_batch(
     begun: &mut Receiver<Result<BegunBatch>>,
+    refill: Option<&mut Refill>,
     collator: &Collator,
     tracker: &Mutex<Tracker>,
 ) -> Result<Option<Batch>> {
+    if let Some(refill) = refill {
+        return refill.next(begun, collator, tracker).await;
+    }
     let Some(begun) = begun.recv().await.transpose()? else { return Ok(None) };
     let mut progressed = begun.progressed;
     let (skips, metrics) = (collator.skips(), collator.metrics());
     let skipped = progressed.skipped.len() as u64;
     progressed.skipped.drain(..).for_each(|skipped| skips.push(skipped));
-    let batch = collator.finish(begun.batch).await?;
+    let (batch, _) = collator.finish(begun.batch).await?;
     let delivered = batch.samples.len() as u64;
     let (bad, bytes) = (begun.samples - delivered, batch.samples.iter().map(|sample| sample.bytes).sum());
     metrics.stage(LoaderStage::Collate).depth.remove(1);
