@@ -119,6 +119,11 @@ impl Collator {
         self
     }
 
+    /// Returns the transforms, if any.
+    pub(crate) fn transform_stage(&self) -> Option<&TransformStage> {
+        self.transforms.as_deref()
+    }
+
     /// Returns the account of skipped samples.
     pub(crate) fn skips(&self) -> Arc<SkipLog> {
         self.skips.clone()

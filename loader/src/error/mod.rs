@@ -45,6 +45,9 @@ pub enum Error {
     /// The dataset has no sample at all.
     #[error("dataset `{dataset}` has no samples: {reason}")]
     NoSamples { dataset: String, reason: String },
+    /// No sample has a field of these names. Known at once with an index; without, it ends the first epoch.
+    #[error("invalid `{setting}`: none of {samples} samples has a field `{fields}`{}", they_have(.found))]
+    NoField { setting: &'static str, fields: String, samples: u64, found: Vec<String> },
     /// More samples are bad than the error budget tolerates; ends the stream.
     #[error(
         "{skipped} of {samples} samples are bad, over the error budget of {fraction}; the first: shard `{}`, \
@@ -154,6 +157,10 @@ pub enum Error {
     /// A stage of the loader ended without an error; a defect, or a runtime that was shut down.
     #[error("the {stage} stage ended early")]
     StageEnded { stage: &'static str },
+}
+
+fn they_have(extensions: &[String]) -> String {
+    if extensions.is_empty() { String::new() } else { format!("; they have: {}", extensions.join(", ")) }
 }
 
 fn in_shard(shard: Option<&str>) -> String {

@@ -29,7 +29,7 @@ impl Default for ErrorBudget {
 }
 
 impl ErrorBudget {
-    /// Tolerates a share of bad samples: 0 for none, 1 for any.
+    /// Tolerates a share of bad samples: 0 for none, from the first sample on, 1 for any.
     ///
     /// # Errors
     /// [`Error::Config`] if `fraction` is not between 0 and 1.
@@ -209,6 +209,12 @@ impl SkipLog {
         self.lock().skipped
     }
 
+    /// Returns the number of samples so far, delivered or skipped.
+    pub(crate) fn samples(&self) -> u64 {
+        let state = self.lock();
+        state.delivered + state.earlier + state.skipped
+    }
+
     /// Returns the numbers of skipped samples by shard and reason.
     #[must_use]
     pub fn counts(&self) -> Vec<SkipCount> {
@@ -251,7 +257,8 @@ impl SkipLog {
         let seen = state.delivered + bad + state.dropped;
         let of = match self.samples_known {
             Some(samples) => samples.max(seen),
-            None if is_end || seen >= self.budget.samples_min => seen,
+            // No later sample can make up for a bad one where none is tolerated.
+            None if is_end || seen >= self.budget.samples_min || self.budget.fraction == 0.0 => seen,
             None => return Ok(()),
         };
         if bad as f64 <= self.budget.fraction * of as f64 {
@@ -293,6 +300,17 @@ mod tests {
         log.delivered(3);
         assert!(log.check(false).is_ok());
         assert!(log.check(true).is_err());
+    }
+
+    #[test]
+    fn a_share_of_zero_tolerates_no_bad_sample() {
+        for samples_known in [None, Some(1_000)] {
+            let log = SkipLog::new(ErrorBudget::new(0.0).unwrap(), samples_known);
+            log.delivered(3);
+            assert!(log.check(false).is_ok());
+            log.push(bad("a"));
+            assert!(log.check(false).is_err());
+        }
     }
 
     #[test]

@@ -162,6 +162,11 @@ impl Index {
         self.path.as_deref()
     }
 
+    /// Returns the extensions of all fields, in the order of their first use.
+    pub fn extensions(&self) -> impl Iterator<Item = &str> {
+        self.rows.first().into_iter().flat_map(ShardRows::extensions)
+    }
+
     /// Returns the payload bytes of all good samples.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {

@@ -107,6 +107,11 @@ impl ShardRows {
         &self.batch
     }
 
+    /// Returns the extensions of the fields of all shards, which share one dictionary.
+    pub(super) fn extensions(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().flatten()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.keys.len()
     }

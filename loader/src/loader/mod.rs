@@ -1,6 +1,7 @@
 //! Delivers samples: [`Loader`] streams shards in order, [`BalancedLoader`] delivers planned steps.
 
 mod balanced;
+mod field_check;
 mod stream;
 mod watchdog;
 

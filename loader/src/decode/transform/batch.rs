@@ -1,6 +1,7 @@
 //! Runs the transforms of one batch in a task, from its decoding to its delivery.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use crate::error::{Error, Result, reason_of};
 use crate::flow::{LoaderStage, Metrics};
 use crate::media::Media;
 use crate::media::augment::field_seed;
-use crate::shard::RawSample;
+use crate::shard::{FieldSelection, RawSample};
 
 /// Runs the transforms of batches on a pool of threads.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct TransformStage {
     pool: TransformPool,
     /// Completion signals of the last batches, one per thread: each resolves when its batch is transformed.
     tickets: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    /// Whether a sample had a field of the transform, in the order of `transforms`.
+    has_field: Vec<AtomicBool>,
 }
 
 /// Permission of a batch to start its transforms, and the signal that it is done.
@@ -78,16 +81,29 @@ impl TransformStage {
             return Ok(None);
         }
         let pool = TransformPool::new(transforms.threads, metrics)?;
-        Ok(Some(Arc::new(Self {
-            transforms: transforms.clone().in_order(),
-            pool,
-            tickets: Mutex::default(),
-        })))
+        let has_field = transforms.list.iter().map(|_| AtomicBool::new(false)).collect();
+        let transforms = transforms.clone().in_order();
+        Ok(Some(Arc::new(Self { transforms, pool, tickets: Mutex::default(), has_field })))
     }
 
     /// Returns whether a transform, not the built-in decoder, decodes a field.
     pub(crate) fn decodes(&self, extension: &str) -> bool {
         self.transforms.decodes(extension)
+    }
+
+    /// Returns the fields of a transform of which no sample had one.
+    pub(crate) fn without_field(&self) -> Option<&FieldSelection> {
+        let mut unused = self.transforms.list.iter().zip(&self.has_field);
+        unused.find(|(_, has_field)| !has_field.load(Ordering::Relaxed)).map(|(of, _)| &of.fields)
+    }
+
+    fn note_fields(&self, sample: &RawSample) {
+        for (of, has_field) in self.transforms.list.iter().zip(&self.has_field) {
+            let is_found = has_field.load(Ordering::Relaxed);
+            if !is_found && sample.fields.iter().any(|field| of.fields.wants(&field.extension)) {
+                has_field.store(true, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Starts the transforms of samples that are being decoded, in a task that ends with the last result.
@@ -98,6 +114,7 @@ impl TransformStage {
         samples: Vec<(RawSample, PendingFields)>,
         preparing: Option<PrepareStage>,
     ) -> Vec<PendingTransforms> {
+        samples.iter().for_each(|(sample, _)| self.note_fields(sample));
         let (senders, answers): (Vec<_>, Vec<_>) = samples.iter().map(|_| oneshot::channel()).unzip();
         let (stage, ticket) = (self.clone(), self.take_ticket());
         let task = tokio::spawn(async move {

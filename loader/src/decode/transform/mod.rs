@@ -200,6 +200,11 @@ impl Transforms {
         Ok(())
     }
 
+    /// Returns the fields of each transform.
+    pub(crate) fn selections(&self) -> impl Iterator<Item = &FieldSelection> {
+        self.list.iter().map(|of| &of.fields)
+    }
+
     /// Returns whether any transform takes the field.
     pub(crate) fn takes(&self, extension: &str) -> bool {
         self.list.iter().any(|of| of.fields.wants(extension))

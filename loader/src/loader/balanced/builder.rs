@@ -11,6 +11,7 @@ use crate::decode::{
 use crate::error::{Error, Result, check_at_most};
 use crate::fetch::{DpShare, Share};
 use crate::flow::{ErrorBudget, SkipListener, SkipLog};
+use crate::loader::field_check::check_indexed;
 use crate::loader::watchdog::{StallListener, StallSettings};
 use crate::media::VideoSampling;
 use crate::media::augment::Augment;
@@ -259,6 +260,7 @@ impl BalancedLoaderBuilder {
         if let Some(names) = &self.field_names {
             self.fields = FieldSelection::new(names)?;
         }
+        check_indexed(self.planner.datasets(), &self.fields, &self.transforms)?;
         self.stalls.check()?;
         if self.preparer.is_some() && self.decode != Decode::Media {
             return invalid("preparer", "it needs decoded samples".into());

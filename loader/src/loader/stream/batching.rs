@@ -16,6 +16,7 @@ use super::stream_state::Progressed;
 use crate::decode::{Collator, Decode, PendingBatch, PendingSample};
 use crate::error::{Error, Result};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
+use crate::loader::field_check::no_field_in_stream;
 use crate::shard::{
     KnownShards, Position, RawSample, ReaderItem, ReaderSettings, ShardItem, ShardPasses, read_shards,
 };
@@ -119,6 +120,7 @@ pub(super) fn begin_batches(
     try_stream! {
         let (starter, mut feed) = start(&settings, known, collator).await?;
         let mut batch = starter.open();
+        let mut fields = FieldWatch::new(&settings);
         let mut left = settings.samples_max.unwrap_or(u64::MAX);
         while left > 0 {
             let fed = feed.next().await.inspect_err(|_| {
@@ -129,6 +131,7 @@ pub(super) fn begin_batches(
             let Some(fed) = fed else { break };
             left -= 1;
             if let ShuffledItem::Sample(sample, lease) = fed {
+                fields.note(&sample).await?;
                 batch.add(sample, lease).await?;
             }
             if batch.len() == settings.batch_size {
@@ -136,10 +139,48 @@ pub(super) fn begin_batches(
                 yield full.finish(feed.progressed()).await?;
             }
         }
+        fields.check().await?;
         if settings.drops_last {
             batch = starter.open();
         }
         yield batch.finish(feed.progressed()).await?;
+    }
+}
+
+/// Watches whether samples have the fields that were named, until one has.
+struct FieldWatch<'a> {
+    settings: &'a LoaderBuilder,
+    is_watching: bool,
+    samples: u64,
+    epoch: Option<u64>,
+}
+
+impl<'a> FieldWatch<'a> {
+    fn new(settings: &'a LoaderBuilder) -> Self {
+        // A restored stream does not know the samples before.
+        let is_watching = !settings.fields.is_all() && settings.input.restored.is_none();
+        Self { settings, is_watching, samples: 0, epoch: None }
+    }
+
+    async fn note(&mut self, sample: &RawSample) -> Result<()> {
+        if !self.is_watching {
+            return Ok(());
+        }
+        if *self.epoch.get_or_insert(sample.epoch) != sample.epoch {
+            self.check().await?;
+        }
+        self.samples += 1;
+        self.is_watching = sample.fields.is_empty();
+        Ok(())
+    }
+
+    /// Checks that a sample of the epoch had one of the fields.
+    async fn check(&self) -> Result<()> {
+        if !self.is_watching || self.samples == 0 {
+            return Ok(());
+        }
+        let LoaderBuilder { fields, shards, .. } = self.settings;
+        Err(no_field_in_stream("fields", fields, self.samples, shards).await)
     }
 }
 

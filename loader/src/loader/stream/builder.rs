@@ -13,6 +13,7 @@ use crate::decode::{
 };
 use crate::error::{Error, Result, check_at_most};
 use crate::flow::{ErrorBudget, SkipListener, SkipLog};
+use crate::loader::field_check::check_indexed;
 use crate::loader::watchdog::{StallListener, StallSettings};
 use crate::media::VideoSampling;
 use crate::media::augment::Augment;
@@ -359,6 +360,7 @@ impl LoaderBuilder {
 
     fn check_deal(&self, deal: &Deal) -> Result<()> {
         deal.check()?;
+        check_indexed(std::slice::from_ref(&deal.dataset), &self.fields, &self.transforms)?;
         if self.dealt_samples(deal) > 0 {
             return Ok(());
         }

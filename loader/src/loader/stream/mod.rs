@@ -28,6 +28,7 @@ use self::dealt::Refill;
 use self::stream_state::Tracker;
 pub use self::stream_state::{HELD_BYTES_MAX, StreamState};
 
+use super::field_check::no_field_in_stream;
 use super::watchdog::Watchdog;
 use crate::decode::{Batch, Collator, DecodePool, TransformStage};
 use crate::error::{Result, Skipped};
@@ -79,6 +80,7 @@ impl Loader {
                 .video_sampling(settings.video_sampling);
             let ahead = settings.batches_ahead();
             let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), settings.shards.clone());
+            let checked = settings.clone();
             let (mut begun, mut refill) = begin(settings, known, &collator, ahead);
             loop {
                 let next = next_batch(&mut begun, refill.as_mut(), &collator, &tracker);
@@ -93,6 +95,7 @@ impl Loader {
                 }
             }
             skips.check(true)?;
+            check_transforms(&collator, &checked).await?;
         };
         batches.boxed()
     }
@@ -150,6 +153,17 @@ impl Loader {
 
 fn lock(tracker: &Mutex<Tracker>) -> MutexGuard<'_, Tracker> {
     tracker.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Checks, at the end of a stream, that every transform had a field; a restored stream does not know the samples
+/// before.
+async fn check_transforms(collator: &Collator, settings: &LoaderBuilder) -> Result<()> {
+    let without_field = collator.transform_stage().and_then(|stage| stage.without_field());
+    let samples = collator.skips().samples();
+    match without_field.filter(|_| samples > 0 && settings.input.restored.is_none()) {
+        Some(names) => Err(no_field_in_stream("transforms", names, samples, &settings.shards).await),
+        None => Ok(()),
+    }
 }
 
 /// Starts batches, ahead of the consumer; dealt samples are cut to full batches by the [`Refill`].
