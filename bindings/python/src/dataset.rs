@@ -45,7 +45,7 @@ use crate::tokenizer::{TokenizerSettings, token_counts};
 /// index files that other tools left next to the shards: ``ignore``, ``check`` or ``follow``.
 ///
 /// Raises:
-///     ConfigError: a pattern cannot be expanded, or a setting is invalid.
+///     ConfigError: a pattern cannot be expanded, a local shard does not exist, or a setting is invalid.
 ///     ReadError: a shard cannot be read.
 #[pyclass(frozen, name = "Dataset", module = "dflop._native")]
 #[derive(Debug)]
@@ -135,7 +135,9 @@ impl PyDataset {
             }
             let access =
                 ShardAccess::new(&stores.build()?).allow_pipe(allow_pipe).allow_outside(allow_outside);
-            expand_shards_in(&patterns, &access).map_err(DflopError::from)
+            let shards = expand_shards_in(&patterns, &access)?;
+            check_present(&shards)?;
+            Ok::<_, DflopError>(shards)
         })?;
         let arguments = arguments.unbind();
         Ok(Self { shards, options, split, splits, repeat, opened: Arc::default(), arguments })
@@ -273,6 +275,14 @@ impl PyDataset {
     pub(crate) fn has_split(&self) -> bool {
         self.split.is_some()
     }
+}
+
+/// Checks that local shards exist; remote ones are not looked at.
+fn check_present(shards: &[Shard]) -> Result<(), DflopError> {
+    let is_missing = |shard: &&Shard| shard.path().is_some_and(|path| !path.exists());
+    let Some(missing) = shards.iter().find(is_missing) else { return Ok(()) };
+    let (pattern, reason) = (missing.url.to_string(), "no such file or directory".to_owned());
+    Err(dflop_loader::Error::ShardList { pattern, reason }.into())
 }
 
 fn open_dataset(

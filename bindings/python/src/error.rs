@@ -69,6 +69,14 @@ impl DflopError {
         self
     }
 
+    /// Adds the exception of user code that led to the error.
+    pub(crate) fn with_cause(mut self, cause: Option<PyErr>) -> Self {
+        if cause.is_some() {
+            self.0.cause = cause;
+        }
+        self
+    }
+
     /// Returns the error of an invalid setting.
     pub(crate) fn config(setting: &'static str, reason: impl Into<String>) -> Self {
         dflop_loader::Error::Config { setting, reason: reason.into() }.into()
@@ -135,6 +143,11 @@ impl From<dflop_loader::Error> for DflopError {
                 new("DataError", "pack").field("path", path.clone()).field("reason", reason.clone())
             }
             E::Medium { medium, .. } => new("DataError", "medium").field("medium", *medium),
+            E::NoField { setting, fields, samples, found } => new("ConfigError", "no_field")
+                .field("setting", *setting)
+                .field("named", fields.clone())
+                .field("samples", *samples)
+                .field("found", found.join(", ")),
             E::ErrorBudget { skipped, samples, fraction, first } => new("ErrorBudgetError", "error_budget")
                 .field("skipped", *skipped)
                 .field("samples", *samples)

@@ -9,18 +9,25 @@ use dflop_loader::loader::{BatchStream, Loader, LoaderBuilder, StreamState};
 use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::FieldSelection;
 use futures::StreamExt;
+use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 
 use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
-use crate::dataset::Source;
+use crate::dataset::{PyDataset, Source};
 use crate::error::{DflopError, to_python};
 use crate::image::{Image, PyAugment};
 use crate::names::Names;
 use crate::runtime::{self, Threaded};
-use crate::transform::UserCode;
+use crate::transform::{FirstException, UserCode};
 
-/// Streams batches of samples, decoded on its own threads; needs no index.
+/// Streams batches of samples, decoded on its own threads; needs an index only for ``world``, a split and
+/// ``len``, which is built on demand.
+///
+/// ``len(loader)`` is the number of batches of a pass. With ``world`` above 1, or a `Dataset` with a split, samples
+/// are dealt: each rank reads one contiguous range of the samples of an epoch, and all ranks have the same number of
+/// full batches, and a last one of the same length. A rank that lacks samples, because its range is shorter by one or
+/// because samples are bad, goes on with those that follow, from the last to the first.
 ///
 /// Every ``iter(loader)`` is a new pass of ``epochs`` epochs after the last pass, with another shuffle; after
 /// ``load_state_dict`` it resumes from the state. Bad samples are skipped and listed in ``skipped``.
@@ -33,9 +40,10 @@ use crate::transform::UserCode;
 /// number of decoder threads. Default: one per core. epochs: number of times that a pass reads the shards.
 /// samples: ends a pass after this many samples, good or bad. shuffle_buffer: samples in the shuffle buffer,
 /// at most ``shuffle_bytes`` bytes. Default: no buffer. shuffle_shards: shuffles the order of shards,
-/// differently in every epoch. seed: seed of all random choices. rank: reads only every ``world``-th shard,
-/// starting with this one. error_budget: tolerated fraction of bad samples, checked after the first 1,000;
-/// ``error_count`` limits their number. buffered_bytes: maximum payload bytes that wait for the decoders.
+/// differently in every epoch. seed: seed of all random choices. rank: reads the share of this one of ``world``
+/// ranks in the samples. drop_last: leaves out a last batch that has fewer samples than ``batch_size``; with
+/// ``world``, no sample is repeated then, except in place of a bad one. error_budget: tolerated fraction of bad samples, checked after the first 1,000
+/// and at the end; 0 tolerates none, from the first sample on. ``error_count`` limits their number. buffered_bytes: maximum payload bytes that wait for the decoders.
 /// stall_seconds: ends a pass with `StalledError` after this many seconds without progress. Default: never.
 /// transforms: user code for fields: a dictionary of field names and functions, or a list of `Transform`;
 /// they run on ``transform_threads`` threads. array_type: library of the delivered arrays: ``numpy``,
@@ -45,14 +53,17 @@ use crate::transform::UserCode;
 /// Raises:
 ///     ConfigError: a setting is invalid.
 ///
-/// Iteration raises `ReadError` and `DataError` for a shard that cannot be read, and `ErrorBudgetError` for
+/// Names of ``fields`` or ``transforms`` that no sample has are a `ConfigError`: of the constructor where it opens the
+/// index, else at the end of the first epoch. Iteration raises `ReadError` and `DataError` for a shard that cannot be read, and `ErrorBudgetError` for
 /// too many bad samples. Ctrl-C interrupts a wait.
 #[pyclass(frozen, name = "Loader", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyLoader {
+    dataset: Py<PyDataset>,
     builder: LoaderBuilder,
     delivery: Delivery,
     epochs: u64,
+    first_exception: FirstException,
     pass: Mutex<Pass>,
 }
 
@@ -79,7 +90,7 @@ impl PyLoader {
     #[new]
     #[pyo3(signature = (
         dataset, *, batch_size=32, image=None, decode="media", fields=None, augment=None, workers=None, epochs=1,
-        samples=None, shuffle_buffer=None, shuffle_bytes=256 << 20, shuffle_shards=false, seed=0, rank=0, world=1,
+        samples=None, shuffle_buffer=None, shuffle_bytes=256 << 20, shuffle_shards=false, seed=0, rank=0, world=1, drop_last=false,
         error_budget=0.05, error_count=None, buffered_bytes=64 << 20, stall_seconds=None,
         transforms=None, transform_threads=1, array_type="numpy"
     ))]
@@ -101,6 +112,7 @@ impl PyLoader {
         seed: u64,
         rank: usize,
         world: usize,
+        drop_last: bool,
         error_budget: f64,
         error_count: Option<u64>,
         buffered_bytes: u64,
@@ -111,18 +123,19 @@ impl PyLoader {
     ) -> PyResult<Self> {
         let framework = Framework::parse(array_type)?;
         let dataset = dataset.dataset(py)?;
-        if dataset.get().has_split() {
-            let reason = "expected no split: use `BalancedLoader`, which reads splits through the index";
-            return Err(DflopError::config("dataset", reason).into());
-        }
-        let mut builder = Loader::builder(dataset.get().shard_list().to_vec())
+        let builder = if world != 1 || rank != 0 || dataset.get().has_split() {
+            Loader::builder(Vec::new()).samples_of_rank(dataset.get().open(py)?, rank, world)
+        } else {
+            Loader::builder(dataset.get().shard_list().to_vec())
+        };
+        let mut builder = builder
             .decode(parse_decode(decode, image.as_ref())?)
             .batch_size(batch_size)
             .epochs(epochs)
             .buffered_bytes_max(buffered_bytes)
             .stall_seconds_error(stall_seconds.unwrap_or(f64::INFINITY))
             .error_budget(budget(error_budget, error_count)?)
-            .shards_of_rank(rank, world);
+            .drop_last(drop_last);
         if let Some(Names(fields)) = fields {
             builder = builder.fields(FieldSelection::new(fields).map_err(DflopError::from)?);
         }
@@ -147,13 +160,20 @@ impl PyLoader {
         if shuffle_shards {
             builder = builder.shuffle_shards(seed);
         }
-        let user_code = UserCode { threads: transform_threads, seed, framework, is_prepared: false };
+        let first_exception = FirstException::default();
+        let user_code = UserCode {
+            threads: transform_threads,
+            seed,
+            framework,
+            is_prepared: false,
+            first_exception: first_exception.clone(),
+        };
         let transforms = user_code.transforms(transforms.as_ref())?;
         let builder = builder.scaled_decode(is_scaled).transforms(transforms);
         let loader = start(&builder)?;
         let pass = Mutex::new(Pass::new(loader, 0));
         let delivery = Delivery { framework, is_decoded: decode != "raw" };
-        Ok(Self { builder, delivery, epochs, pass })
+        Ok(Self { dataset: dataset.unbind(), builder, delivery, epochs, first_exception, pass })
     }
 
     /// Starts a pass: the epochs after the last pass, or the rest of a restored one.
@@ -169,7 +189,40 @@ impl PyLoader {
         // An async lock, because it is held across the wait for a batch.
         let stream = Threaded::new(tokio::sync::Mutex::new(stream));
         let (loader, is_ended) = (pass.loader.clone(), pass.is_ended.clone());
-        Ok(BatchIterator { loader, stream, is_ended, delivery: self.delivery })
+        self.first_exception.forget();
+        let first_exception = self.first_exception.clone();
+        Ok(BatchIterator { loader, stream, is_ended, delivery: self.delivery, first_exception })
+    }
+
+    /// Number of batches of a pass; opens the index.
+    ///
+    /// Without ``world`` and split, batches in which all samples are bad are counted, and not delivered.
+    ///
+    /// Raises:
+    ///     TypeError: the shards cannot be indexed, so that the number is unknown.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        let loader = self.pass().loader.clone();
+        let loader = loader.get()?;
+        if let Some(batches) = loader.batches() {
+            return Ok(batches as usize);
+        }
+        // `list(loader)` asks for the length first and takes a `TypeError` for none.
+        let unknown = |error: PyErr| {
+            if !error.is_instance_of::<PyException>(py) {
+                return error;
+            }
+            let unknown =
+                PyTypeError::new_err("the number of batches is unknown: the shards cannot be indexed");
+            unknown.set_cause(py, Some(error));
+            unknown
+        };
+        let dataset = self.dataset.get().open(py).map_err(unknown)?;
+        Ok(loader.batches_of(dataset.len()) as usize)
+    }
+
+    /// Returns true; does not open the index.
+    fn __bool__(&self) -> bool {
+        true
     }
 
     /// Sets the first epoch of the next pass, counted from 0.
@@ -193,7 +246,8 @@ impl PyLoader {
     /// Resumes exactly from a state, with the next ``iter``; workers, decoding and batch size may differ.
     ///
     /// Raises:
-    ///     StateError: the state belongs to other shards, another rank, or another shuffle.
+    ///     StateError: the state belongs to other shards or samples, another rank or number of ranks, another
+    ///         shuffle, or another ``drop_last``.
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let text = convert::json_text(state)?;
         let state: StreamState = serde_json::from_str(&text).map_err(|error| {
@@ -274,6 +328,7 @@ pub(crate) struct BatchIterator {
     stream: Threaded<tokio::sync::Mutex<BatchStream>>,
     is_ended: Arc<AtomicBool>,
     delivery: Delivery,
+    first_exception: FirstException,
 }
 
 #[pymethods]
@@ -291,6 +346,7 @@ impl BatchIterator {
             self.is_ended.store(true, Ordering::Release);
             return Ok(None);
         };
-        convert::batch(py, batch.map_err(DflopError::from)?, self.delivery).map(Some)
+        let batch = batch.map_err(|error| self.first_exception.explain(py, error))?;
+        convert::batch(py, batch, self.delivery).map(Some)
     }
 }

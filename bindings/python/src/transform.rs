@@ -1,6 +1,6 @@
 //! `dflop.Transform`: runs Python functions on fields inside the loader.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_loader::decode::{Transform, TransformInput, Transforms};
 use dflop_loader::error::BoxError;
@@ -54,6 +54,31 @@ impl PyTransform {
     }
 }
 
+/// The first exception that the user's functions raised for a sample of a pass.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FirstException(Arc<Mutex<Option<PyErr>>>);
+
+impl FirstException {
+    /// Forgets the exception, for a new pass.
+    pub(crate) fn forget(&self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn keep(&self, py: Python<'_>, error: &PyErr) {
+        let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert_with(|| error.clone_ref(py));
+    }
+
+    /// Converts an error of a stream; that of too many bad samples gets the exception as its cause.
+    pub(crate) fn explain(&self, py: Python<'_>, error: dflop_loader::Error) -> DflopError {
+        use dflop_loader::Error::{ErrorBudget, ErrorCount};
+        let is_explained = matches!(error, ErrorBudget { .. } | ErrorCount { .. });
+        let first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let cause = first.as_ref().filter(|_| is_explained).map(|first| first.clone_ref(py));
+        DflopError::from(error).with_cause(cause)
+    }
+}
+
 /// Settings of user functions.
 pub(crate) struct UserCode {
     pub(crate) threads: usize,
@@ -61,6 +86,7 @@ pub(crate) struct UserCode {
     pub(crate) framework: Framework,
     /// Whether the results become model inputs.
     pub(crate) is_prepared: bool,
+    pub(crate) first_exception: FirstException,
 }
 
 impl UserCode {
@@ -89,7 +115,9 @@ impl UserCode {
         for transform in list {
             let fields = FieldSelection::new(&transform.get().fields).map_err(DflopError::from)?;
             let (framework, is_prepared) = (self.framework, self.is_prepared);
-            let function = Function { transform: transform.unbind(), framework, is_prepared };
+            let first_exception = self.first_exception.clone();
+            let transform = transform.unbind();
+            let function = Function { transform, framework, is_prepared, first_exception };
             transforms = transforms.add(fields, Arc::new(function));
         }
         Ok(transforms)
@@ -102,6 +130,7 @@ struct Function {
     transform: Py<PyTransform>,
     framework: Framework,
     is_prepared: bool,
+    first_exception: FirstException,
 }
 
 impl Transform for Function {
@@ -145,7 +174,11 @@ impl Function {
                 })
                 .collect::<Vec<_>>(),
         };
-        Ok(answers.into_iter().map(|answer| self.convert_answer(answer)).collect())
+        let answers = answers.into_iter().map(|answer| {
+            let answer = answer.and_then(|value| self.convert_answer(&value));
+            Ok(answer.inspect_err(|error| self.first_exception.keep(py, error))?)
+        });
+        Ok(answers.collect())
     }
 
     fn function<'py>(
@@ -164,16 +197,12 @@ impl Function {
         answer.try_iter()?.collect()
     }
 
-    fn convert_answer(&self, answer: PyResult<Bound<'_, PyAny>>) -> Result<Media, BoxError> {
-        let value = answer?;
+    fn convert_answer(&self, value: &Bound<'_, PyAny>) -> PyResult<Media> {
         if value.is_instance_of::<PyBaseException>() {
-            return Err(PyErr::from_value(value).into());
+            return Err(PyErr::from_value(value.clone()));
         }
         // Model inputs need Rust values; otherwise the Python object passes through unchanged.
-        if self.is_prepared {
-            return Ok(prepared(&value)?);
-        }
-        Ok(custom(&value))
+        if self.is_prepared { prepared(value) } else { Ok(custom(value)) }
     }
 }
 

@@ -173,6 +173,7 @@ class Errors(InFolder):
             "batch_size": {"batch_size": 0},
             "workers": {"workers": 0},
             "epochs": {"epochs": 0},
+            "rank": {"rank": 3, "world": 2},
             "decode": {"decode": "pixels"},
             "fields": {"fields": []},
             "error_budget": {"error_budget": 2.0},
@@ -184,10 +185,25 @@ class Errors(InFolder):
             self.assertEqual(caught.exception.setting, setting)
             self.assertIsInstance(caught.exception, ValueError)
 
-    def test_missing_shards_are_named(self) -> None:
-        with self.assertRaises(dflop.Error) as caught:
-            list(dflop.Loader(self.directory / "missing-{0..3}.tar"))
-        self.assertIn("missing-0.tar", str(caught.exception))
+    def test_missing_shards_are_named_at_once(self) -> None:
+        for name in ("missing-{0..3}.tar", "missing", "missing-*.tar"):
+            with self.subTest(name), self.assertRaisesRegex(dflop.ConfigError, "missing.*no such file"):
+                dflop.Dataset(self.directory / name)
+        self.assertEqual(len(dflop.Dataset("https://127.0.0.1:1/missing.tar").shards), 1)
+
+    def test_fields_that_no_sample_has_are_an_error(self) -> None:
+        path = self.shard({f"{number}.{kind}": b"1" for number in range(6) for kind in ("txt", "cls2")})
+        message = "none of 6 samples has a field `jpg, cls`; they have: cls2, txt"
+        wrong = {"fields": ["jpg", "cls"], "decode": "raw"}
+        for settings in ({}, {"epochs": 5}, {"shuffle_buffer": 4, "epochs": 2}, {"batch_size": 2}):
+            loader = dflop.Loader(path, **wrong, **settings)
+            with self.subTest(settings), self.assertRaisesRegex(dflop.ConfigError, message) as caught:
+                list(loader)
+            self.assertEqual(caught.exception.setting, "fields")
+        with self.assertRaisesRegex(dflop.ConfigError, message):
+            dflop.Loader(path, **wrong, world=2)
+        (batch,) = dflop.Loader(path, fields=["jpg", "cls2"])
+        self.assertEqual(batch["cls2"], [1] * 6)
 
     def test_too_many_bad_samples_end_the_pass_and_are_named(self) -> None:
         samples = {

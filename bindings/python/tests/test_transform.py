@@ -1,6 +1,7 @@
 """Tests user functions in the pipeline."""
 
 import threading
+import traceback
 import unittest
 
 import dflop
@@ -57,6 +58,45 @@ class Transforms(InFolder):
     def test_bad_samples_count_against_the_budget(self) -> None:
         with self.assertRaises(dflop.ErrorBudgetError):
             list(dflop.Loader(self.path, transforms={"txt": lambda texts: 1 / 0}, error_count=5))
+
+    def test_the_first_exception_is_the_cause_of_the_error(self) -> None:
+        def divide(texts: list[str]) -> list[str]:
+            return [text if int(text[5:]) < 7 else 1 // 0 for text in texts]
+
+        settings = ({"error_count": 3}, {"error_budget": 0.0}, {"error_budget": 0.1})
+        for setting in settings:
+            loader = dflop.Loader(self.path, batch_size=4, transforms={"txt": divide}, **setting)
+            with self.subTest(setting), self.assertRaises(dflop.ErrorBudgetError) as caught:
+                list(loader)
+            cause = caught.exception.__cause__
+            self.assertIsInstance(cause, ZeroDivisionError)
+            frames = traceback.extract_tb(cause.__traceback__)
+            self.assertIn("divide", [frame.name for frame in frames])
+
+    def test_a_budget_of_zero_ends_the_pass_at_the_first_bad_sample(self) -> None:
+        def picky(texts: list[str]) -> list[object]:
+            return [ValueError("bad") if text == "text 9" else text for text in texts]
+
+        delivered = []
+        with self.assertRaises(dflop.ErrorBudgetError):
+            for batch in dflop.Loader(
+                self.path, batch_size=4, transforms={"txt": picky}, error_budget=0.0
+            ):
+                delivered.extend(batch.sample_keys)
+        self.assertEqual(len(delivered), 8)
+
+    def test_a_transform_without_a_field_is_an_error(self) -> None:
+        def keep(texts: list[str]) -> list[str]:
+            return texts
+
+        for name, wrong in (("text?", "text\\?"), ("json", "json"), ("wav", "wav")):
+            loader = dflop.Loader(self.path, transforms={"txt": keep, name: keep})
+            message = f"none of 20 samples has a field `{wrong}`; they have: txt"
+            with self.subTest(name), self.assertRaisesRegex(dflop.ConfigError, message) as caught:
+                list(loader)
+            self.assertEqual(caught.exception.setting, "transforms")
+            with self.assertRaisesRegex(dflop.ConfigError, message):
+                dflop.Loader(self.path, world=2, transforms={"txt": keep, name: keep})
 
     def test_a_wrong_number_of_values_ends_the_pass(self) -> None:
         with self.assertRaisesRegex(dflop.Error, "expected 20 values from a transform, found 3"):

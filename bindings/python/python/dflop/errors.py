@@ -38,7 +38,11 @@ class Error(Exception):
 
 
 class ConfigError(Error, ValueError):
-    """A setting is invalid; raised by constructors and functions, never while a loader streams."""
+    """A setting is invalid; raised by constructors and functions.
+
+    Iteration raises it in one case: a loader without an index finds at the end of its first epoch that no sample has
+    a field that a setting names.
+    """
 
 
 class DataError(Error):

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::error::DflopError;
 use crate::runtime::Threaded;
+use crate::transform::FirstException;
 
 /// Key of the corrections in a state, next to the fields of the Rust loader.
 const CORRECTIONS: &str = "corrections";
@@ -24,6 +25,7 @@ pub(super) struct LoaderConfig {
     pub(super) preparer: Option<Arc<Preparer>>,
     /// Applies all settings but the planner to a loader builder.
     pub(super) settings: Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>,
+    pub(super) first_exception: FirstException,
     pub(super) dp_rank: usize,
     pub(super) accepts_changed_data: bool,
 }

@@ -35,7 +35,7 @@ use crate::model::ModelSettings;
 use crate::names::Names;
 use crate::runtime;
 use crate::tokenizer::TokenizerSettings;
-use crate::transform::UserCode;
+use crate::transform::{FirstException, UserCode};
 
 #[doc = include_str!("balanced_loader.md")]
 #[pyclass(frozen, name = "BalancedLoader", module = "dflop._native")]
@@ -171,7 +171,14 @@ impl PyBalancedLoader {
             blank_media: blank_media.to_owned(),
             token_counts: token_counts.to_owned(),
         };
-        let user_code = UserCode { threads: transform_threads, seed, framework, is_prepared: true };
+        let first_exception = FirstException::default();
+        let user_code = UserCode {
+            threads: transform_threads,
+            seed,
+            framework,
+            is_prepared: true,
+            first_exception: first_exception.clone(),
+        };
         let read = ReadSettings {
             decode: parse_decode(decode, None)?,
             fields: fields.map(|fields| fields.0),
@@ -184,6 +191,7 @@ impl PyBalancedLoader {
             error_budget: budget(error_budget, error_count)?,
             stall_seconds: stall_seconds.unwrap_or(f64::INFINITY),
             transforms: user_code.transforms(transforms.as_ref())?,
+            first_exception,
         };
         let config = Settings { model, plan, prepare, read }.loader_config(py, dataset)?;
         let config = Arc::new(config);
@@ -207,6 +215,7 @@ impl PyBalancedLoader {
             step = if step == running.planner.steps().len().unwrap_or(u64::MAX) { 0 } else { step };
         }
         let config = self.config.clone();
+        config.first_exception.forget();
         let restarted = Arc::new(runtime::run(py, move || config.restart(&running, step))?);
         *self.running() = restarted.clone();
         StepIterator::new(self.config.clone(), restarted, self.delivery)

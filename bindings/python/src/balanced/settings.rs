@@ -26,6 +26,7 @@ use crate::error::DflopError;
 use crate::image::AugmentSettings;
 use crate::model::ModelSettings;
 use crate::tokenizer::TokenizerSettings;
+use crate::transform::FirstException;
 
 /// Default sizes of a block shuffle: samples per run of neighbors, and below, runs per window.
 const BLOCK_SAMPLES: u64 = 1024;
@@ -92,6 +93,7 @@ pub(super) struct ReadSettings {
     pub(super) error_budget: ErrorBudget,
     pub(super) stall_seconds: f64,
     pub(super) transforms: Transforms,
+    pub(super) first_exception: FirstException,
 }
 
 /// All settings but the data.
@@ -136,11 +138,13 @@ impl Settings {
             let tokens = preparer.blank_tokens().map_err(DflopError::from)?;
             planner = planner.blank_media(blank_media, tokens);
         }
+        let first_exception = read.first_exception.clone();
         let settings = read.apply(plan.seed)?;
         Ok(LoaderConfig {
             planner,
             preparer: preparer.map(Arc::new),
             settings,
+            first_exception,
             dp_rank: plan.dp_rank,
             accepts_changed_data: plan.accepts_changed_data,
         })

@@ -13,7 +13,6 @@ use pyo3::types::{PyList, PySlice};
 use super::loader_config::RunningLoader;
 use super::microbatch::microbatch;
 use super::steps::{Iteration, Live};
-use crate::error::DflopError;
 use crate::runtime::{self, Threaded};
 
 /// Microbatches of a step, in the order in which a pipeline runs them: a sequence that decodes ahead and
@@ -149,7 +148,8 @@ impl MicrobatchIterator {
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (position, live) = (self.position.get()?, self.iteration.live.get()?);
         let next = runtime::wait(py, async { self.next(&mut *position.lock().await, live).await })?;
-        let Some((number, next, is_first_again)) = next.map_err(DflopError::from)? else { return Ok(None) };
+        let next = next.map_err(|error| self.iteration.config.first_exception.explain(py, error))?;
+        let Some((number, next, is_first_again)) = next else { return Ok(None) };
         if is_first_again {
             warn_of_second_read(py, self.step)?;
         }

@@ -13,7 +13,6 @@ use super::correction::Plan;
 use super::loader_config::{LoaderConfig, RunningLoader};
 use super::step_microbatches::StepMicrobatches;
 use crate::convert::{Delivery, class};
-use crate::error::DflopError;
 use crate::runtime::{self, Threaded};
 
 /// What the steps of one iteration share.
@@ -95,7 +94,8 @@ impl StepIterator {
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let live = self.iteration.live.get()?;
         let next = runtime::wait(py, async { live.lock().await.next_step().await })?;
-        let Some((plan, microbatches)) = next.map_err(DflopError::from)? else { return Ok(None) };
+        let next = next.map_err(|error| self.iteration.config.first_exception.explain(py, error))?;
+        let Some((plan, microbatches)) = next else { return Ok(None) };
         step(py, &self.iteration, plan, microbatches).map(Some)
     }
 }
