@@ -23,7 +23,7 @@ const PRIME: u64 = 0x0000_0100_0000_01b3;
 /// digest.add(0, 0, 1, [16, 23, 42]);
 /// assert_eq!(digest.to_string(), "122afd806c22f68a");
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct PlanDigest(u64);
 
 impl PlanDigest {

@@ -41,7 +41,7 @@ impl fmt::Display for Module {
 }
 
 /// Nanoseconds of each module of a model, in the order of [`crate::CostModel::modules`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ModuleTimes {
     nanoseconds: [u64; MODULES_MAX],
     modules: u8,

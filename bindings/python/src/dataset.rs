@@ -11,8 +11,9 @@ use dflop_loader::order::{Mixture, Stop};
 use dflop_loader::shard::{Shard, ShardAccess, expand_shards_in};
 use dflop_loader::store::{ReadMode, ShardCache, Stores};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::PyCapsule;
 
+use crate::arguments::{Arguments, arguments};
 use crate::convert::skipped;
 use crate::error::DflopError;
 use crate::names::Names;
@@ -57,7 +58,7 @@ pub(crate) struct PyDataset {
     repeat: Option<u64>,
     opened: Arc<Mutex<Opened>>,
     /// Arguments of the constructor, to create the dataset again in another process.
-    arguments: Py<PyDict>,
+    arguments: Arguments,
 }
 
 /// Opened datasets of a [`PyDataset`].
@@ -73,7 +74,7 @@ struct Opened {
 impl PyDataset {
     #[new]
     #[pyo3(signature = (
-        shards, *, index=None, split=None, splits=None, repeat=None, cache=None, cache_bytes=64 << 30, requests_max=256, read="auto",
+        shards, *, index=None, split=None, splits=None, repeat=None, cache=None, cache_bytes=68_719_476_736, requests_max=256, read="auto",
         allow_pipe=false, allow_outside=false, tokenizer=None, model=None, chat_template=None, caption_prompt=None, rebuild=false, verify=false, foreign="check"
     ))]
     #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "one keyword each")]
@@ -98,33 +99,35 @@ impl PyDataset {
         verify: bool,
         foreign: &str,
     ) -> PyResult<Self> {
-        let arguments = PyDict::new(py);
+        let model = model.map(|names| names.0);
         // Kept as given: `__reduce__` creates the dataset from them in another process.
-        arguments.set_item("index", &index)?;
-        arguments.set_item("split", &split)?;
-        arguments.set_item("splits", &splits)?;
-        arguments.set_item("repeat", repeat)?;
-        arguments.set_item("cache", &cache)?;
-        arguments.set_item("cache_bytes", cache_bytes)?;
-        arguments.set_item("requests_max", requests_max)?;
-        arguments.set_item("read", read)?;
-        arguments.set_item("allow_pipe", allow_pipe)?;
-        arguments.set_item("allow_outside", allow_outside)?;
-        arguments.set_item("tokenizer", &tokenizer)?;
-        let names = model.map(|names| names.0);
-        arguments.set_item("model", &names)?;
-        arguments.set_item("chat_template", &chat_template)?;
-        arguments.set_item("caption_prompt", &caption_prompt)?;
-        arguments.set_item("rebuild", rebuild)?;
-        arguments.set_item("verify", verify)?;
-        arguments.set_item("foreign", foreign)?;
+        let arguments = arguments!(
+            py,
+            index,
+            split,
+            splits,
+            repeat,
+            cache,
+            cache_bytes,
+            requests_max,
+            read,
+            allow_pipe,
+            allow_outside,
+            tokenizer,
+            model,
+            chat_template,
+            caption_prompt,
+            rebuild,
+            verify,
+            foreign,
+        );
         let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?;
         let options = IndexOptions {
             directory: index,
             is_rebuilt: rebuild,
             is_verified: verify,
             foreign: parse_foreign(foreign)?,
-            token_counts: token_counts(settings, names.as_deref())?,
+            token_counts: token_counts(settings, model.as_deref())?,
             ..IndexOptions::default()
         };
         let (patterns, read) = (shards.0, parse_read(read)?);
@@ -139,18 +142,15 @@ impl PyDataset {
             check_present(&shards)?;
             Ok::<_, DflopError>(shards)
         })?;
-        let arguments = arguments.unbind();
         Ok(Self { shards, options, split, splits, repeat, opened: Arc::default(), arguments })
     }
 
     /// Pickles the URLs of the shards, with their credentials, and the settings; another process lists the
     /// shards again.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Vec<String>,))> {
-        let (py, this) = (slf.py(), slf.get());
-        let partial = py.import("functools")?.getattr("partial")?;
-        let make = partial.call((slf.get_type(),), Some(this.arguments.bind(py)))?;
+        let this = slf.get();
         let addresses = this.shards.iter().map(|shard| shard.address().into_owned()).collect();
-        Ok((make, (addresses,)))
+        Ok((this.arguments.constructor(&slf.get_type())?, (addresses,)))
     }
 
     /// Names of the shards, in order: their paths and URLs, without credentials.
@@ -195,12 +195,16 @@ impl PyDataset {
         Ok(self.open(py)?.len() as usize)
     }
 
-    fn __repr__(&self) -> String {
-        let first = self.shards.first().map_or("", |shard| &shard.url);
-        match self.shards.len() {
-            1 => format!("Dataset({first:?})"),
-            shards => format!("Dataset({first:?} and {} more shards)", shards - 1),
-        }
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let this = slf.get();
+        let first = this.shards.first().map_or("", |shard| &shard.url);
+        let shards = match this.shards.len() {
+            1 => format!("{first:?}"),
+            shards => format!("{first:?} and {} more shards", shards - 1),
+        };
+        let mut shown = vec![shards];
+        shown.extend(this.arguments.shown(&slf.get_type())?);
+        Ok(format!("Dataset({})", shown.join(", ")))
     }
 
     /// Returns a capsule of the rows of the index, one record batch per shard: ``pyarrow.table(dataset)``.
@@ -337,6 +341,23 @@ pub(crate) enum Source<'py> {
 }
 
 impl<'py> Source<'py> {
+    /// Makes a dataset of names of shards.
+    pub(crate) fn resolved(self, py: Python<'py>) -> PyResult<Self> {
+        match self {
+            Self::Shards(_) => self.dataset(py).map(Self::Dataset),
+            other => Ok(other),
+        }
+    }
+
+    /// Returns the dataset or mixture; `None` for names of shards.
+    pub(crate) fn object(&self) -> Option<Bound<'py, PyAny>> {
+        match self {
+            Self::Dataset(dataset) => Some(dataset.clone().into_any()),
+            Self::Mixture(mixture) => Some(mixture.clone().into_any()),
+            Self::Shards(_) => None,
+        }
+    }
+
     /// Returns the dataset of the source.
     ///
     /// # Errors
@@ -376,6 +397,17 @@ pub(crate) struct PyMixture {
 }
 
 impl PyMixture {
+    /// Returns the arguments of [`mix`].
+    fn arguments(&self, py: Python<'_>) -> PyResult<Arguments> {
+        let datasets: Vec<_> = self.datasets.iter().map(|(dataset, weight)| (dataset, weight)).collect();
+        let (weights_from, choose) = (&self.weights_from, &self.pattern);
+        let stop = match self.stop {
+            Stop::FirstExhausted => "first_exhausted",
+            Stop::AllExhausted => "all_exhausted",
+        };
+        Ok(arguments!(py, datasets, weights_from, choose, stop))
+    }
+
     fn open(&self, py: Python<'_>, counts: &TokenCounts) -> PyResult<Mixture> {
         let mut mixture = Mixture::new().stop(self.stop);
         for (dataset, weight) in &self.datasets {
@@ -397,9 +429,15 @@ impl PyMixture {
         self.datasets.len()
     }
 
-    fn __repr__(&self) -> String {
-        let weights: Vec<String> = self.datasets.iter().map(|(_, weight)| weight.to_string()).collect();
-        format!("Mixture(weights=[{}])", weights.join(", "))
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ())> {
+        let mix = slf.py().import("dflop._native")?.getattr("mix")?;
+        Ok((slf.get().arguments(slf.py())?.constructor(&mix)?, ()))
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let mix = slf.py().import("dflop._native")?.getattr("mix")?;
+        let shown = slf.get().arguments(slf.py())?.shown(&mix)?;
+        Ok(format!("Mixture({})", shown.join(", ")))
     }
 }
 

@@ -88,6 +88,11 @@ impl DflopError {
         Self::new_message(class, kind, message)
     }
 
+    /// Returns the error of using a loader after it was closed.
+    pub(crate) fn closed() -> Self {
+        Self::new_message("Error", "closed", "the loader is closed; create another one".to_owned())
+    }
+
     /// Returns the error of using threads after a fork.
     pub(crate) fn forked() -> Self {
         let message =

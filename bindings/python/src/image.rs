@@ -5,7 +5,13 @@ use std::num::NonZeroU32;
 use dflop_loader::media::augment::{Augment, ColorJitter};
 use pyo3::prelude::*;
 
+use crate::arguments::{Arguments, arguments};
 use crate::error::DflopError;
+
+/// Default width over height of a random crop, from 3:4 to 4:3.
+const CROP_RATIO: (f64, f64) = (0.75, 4.0 / 3.0);
+/// Default changes of brightness, contrast, saturation and hue.
+const NO_JITTER: (f64, f64, f64, f64) = (0.0, 0.0, 0.0, 0.0);
 
 /// Converts images to one array: shorter side to ``size`` (bilinear, antialiased), center crop, normalized by
 /// the ImageNet mean and standard deviation; float32 ``[images, 3, size, size]``.
@@ -37,8 +43,21 @@ impl Image {
         self.side.get()
     }
 
-    fn __repr__(&self) -> String {
-        format!("Image(size={})", self.side)
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ())> {
+        Ok((slf.get().arguments(slf.py())?.constructor(&slf.get_type())?, ()))
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        slf.get().arguments(slf.py())?.repr(&slf.get_type())
+    }
+}
+
+impl Image {
+    fn arguments(&self, py: Python<'_>) -> PyResult<Arguments> {
+        let augment =
+            self.augment.clone().map(|settings| Bound::new(py, PyAugment { settings })).transpose()?;
+        let (size, scaled_decode) = (self.side.get(), self.is_scaled);
+        Ok(arguments!(py, size, augment, scaled_decode))
     }
 }
 
@@ -58,6 +77,17 @@ impl AugmentSettings {
         }
         Ok(builder.build()?)
     }
+
+    fn arguments(&self, py: Python<'_>) -> PyResult<Arguments> {
+        let ColorJitter { brightness, contrast, saturation, hue } = self.jitter;
+        let jitter = (brightness, contrast, saturation, hue);
+        let (crop_scale, flip) = (self.crop.map(|([least, most], _)| (least, most)), self.flip);
+        let crop_ratio = self.crop.map_or(CROP_RATIO, |(_, [narrowest, widest])| (narrowest, widest));
+        // A signature does not state defaults that are tuples.
+        let crop_ratio = (crop_ratio != CROP_RATIO).then_some(crop_ratio);
+        let color_jitter = (jitter != NO_JITTER).then_some(jitter);
+        arguments!(py, crop_scale, crop_ratio, flip, color_jitter).without_none(py)
+    }
 }
 
 /// Random augmentation of images; the same for a sample and epoch wherever it is decoded.
@@ -76,7 +106,7 @@ pub(crate) struct PyAugment {
 #[pymethods]
 impl PyAugment {
     #[new]
-    #[pyo3(signature = (*, crop_scale=None, crop_ratio=(0.75, 4.0 / 3.0), flip=0.0, color_jitter=(0.0, 0.0, 0.0, 0.0)))]
+    #[pyo3(signature = (*, crop_scale=None, crop_ratio=CROP_RATIO, flip=0.0, color_jitter=NO_JITTER))]
     fn new(
         crop_scale: Option<(f64, f64)>,
         crop_ratio: (f64, f64),
@@ -91,5 +121,13 @@ impl PyAugment {
         };
         settings.build(0)?;
         Ok(Self { settings })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ())> {
+        Ok((slf.get().settings.arguments(slf.py())?.constructor(&slf.get_type())?, ()))
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        slf.get().settings.arguments(slf.py())?.repr(&slf.get_type())
     }
 }

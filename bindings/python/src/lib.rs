@@ -13,6 +13,7 @@
     reason = "arguments are converted from Python and owned by the call"
 )]
 
+mod arguments;
 mod arrays;
 mod balance;
 mod balanced;

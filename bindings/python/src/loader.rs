@@ -1,7 +1,7 @@
 //! `dflop.Loader`: delivers batches in shard order, or shuffled in a buffer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dflop_loader::decode::Decode;
 use dflop_loader::flow::ErrorBudget;
@@ -11,23 +11,26 @@ use dflop_loader::shard::FieldSelection;
 use futures::StreamExt;
 use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
+use crate::arguments::{Arguments, arguments};
 use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
 use crate::dataset::{PyDataset, Source};
 use crate::error::{DflopError, to_python};
 use crate::image::{Image, PyAugment};
 use crate::names::Names;
-use crate::runtime::{self, Threaded};
+use crate::runtime::Threaded;
 use crate::transform::{FirstException, UserCode};
 
 /// Streams batches of samples, decoded on its own threads; needs an index only for ``world``, a split and
 /// ``len``, which is built on demand.
 ///
-/// ``len(loader)`` is the number of batches of a pass. With ``world`` above 1, or a `Dataset` with a split, samples
-/// are dealt: each rank reads one contiguous range of the samples of an epoch, and all ranks have the same number of
-/// full batches, and a last one of the same length. A rank that lacks samples, because its range is shorter by one or
-/// because samples are bad, goes on with those that follow, from the last to the first.
+/// ``len(loader)`` is the number of batches of a pass. With ``world`` above 1, or a `Dataset` with a split,
+/// samples are dealt: each rank reads one contiguous range of the samples of an epoch, and all ranks have the
+/// same number of full batches, and a last one of the same length. A rank that lacks samples, because its
+/// range is shorter by one or because samples are bad, goes on with those that follow, from the last to the
+/// first.
 ///
 /// Every ``iter(loader)`` is a new pass of ``epochs`` epochs after the last pass, with another shuffle; after
 /// ``load_state_dict`` it resumes from the state. Bad samples are skipped and listed in ``skipped``.
@@ -40,32 +43,40 @@ use crate::transform::{FirstException, UserCode};
 /// number of decoder threads. Default: one per core. epochs: number of times that a pass reads the shards.
 /// samples: ends a pass after this many samples, good or bad. shuffle_buffer: samples in the shuffle buffer,
 /// at most ``shuffle_bytes`` bytes. Default: no buffer. shuffle_shards: shuffles the order of shards,
-/// differently in every epoch. seed: seed of all random choices. rank: reads the share of this one of ``world``
-/// ranks in the samples. drop_last: leaves out a last batch that has fewer samples than ``batch_size``; with
-/// ``world``, no sample is repeated then, except in place of a bad one. error_budget: tolerated fraction of bad samples, checked after the first 1,000
-/// and at the end; 0 tolerates none, from the first sample on. ``error_count`` limits their number. buffered_bytes: maximum payload bytes that wait for the decoders.
-/// stall_seconds: ends a pass with `StalledError` after this many seconds without progress. Default: never.
-/// transforms: user code for fields: a dictionary of field names and functions, or a list of `Transform`;
-/// they run on ``transform_threads`` threads. array_type: library of the delivered arrays: ``numpy``,
-/// ``torch``, ``jax``, ``dlpack`` (`Array`), or ``auto``: PyTorch if it has been imported, else NumPy. Always
-/// over the same memory.
+/// differently in every epoch. seed: seed of all random choices. rank: reads the share of this one of
+/// ``world`` ranks in the samples. drop_last: leaves out a last batch that has fewer samples than
+/// ``batch_size``; with ``world``, no sample is repeated then, except in place of a bad one. error_budget:
+/// tolerated fraction of bad samples, checked after the first 1,000 and at the end; 0 tolerates none, from
+/// the first sample on. ``error_count`` limits their number. buffered_bytes: maximum payload bytes that wait
+/// for the decoders. stall_seconds: ends a pass with `StalledError` after this many seconds without progress.
+/// Default: never. transforms: user code for fields: a dictionary of field names and functions, or a list of
+/// `Transform`; they run on ``transform_threads`` threads. array_type: library of the delivered arrays:
+/// ``numpy``, ``torch``, ``jax``, ``dlpack`` (`Array`), or ``auto``: PyTorch if it has been imported, else
+/// NumPy. Always over the same memory.
 ///
 /// Raises:
 ///     ConfigError: a setting is invalid.
 ///
-/// Names of ``fields`` or ``transforms`` that no sample has are a `ConfigError`: of the constructor where it opens the
-/// index, else at the end of the first epoch. Iteration raises `ReadError` and `DataError` for a shard that cannot be read, and `ErrorBudgetError` for
-/// too many bad samples. Ctrl-C interrupts a wait.
+/// Names of ``fields`` or ``transforms`` that no sample has are a `ConfigError`: of the constructor where it
+/// opens the index, else at the end of the first epoch. Iteration raises `ReadError` and `DataError` for a
+/// shard that cannot be read, and `ErrorBudgetError` for too many bad samples. Ctrl-C interrupts a wait.
 #[pyclass(frozen, name = "Loader", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyLoader {
+    arguments: Arguments,
     dataset: Py<PyDataset>,
     builder: LoaderBuilder,
     delivery: Delivery,
     epochs: u64,
     first_exception: FirstException,
-    pass: Mutex<Pass>,
+    /// `None` once the loader is closed.
+    pass: Mutex<Option<Pass>>,
+    /// Streams of the iterators, which are closed with the loader.
+    streams: Mutex<Vec<Weak<Threaded<LiveStream>>>>,
 }
+
+/// A stream, which iterators of several threads may wait for.
+type LiveStream = tokio::sync::Mutex<BatchStream>;
 
 /// State of the current pass, or of the next one.
 #[derive(Debug)]
@@ -90,8 +101,8 @@ impl PyLoader {
     #[new]
     #[pyo3(signature = (
         dataset, *, batch_size=32, image=None, decode="media", fields=None, augment=None, workers=None, epochs=1,
-        samples=None, shuffle_buffer=None, shuffle_bytes=256 << 20, shuffle_shards=false, seed=0, rank=0, world=1, drop_last=false,
-        error_budget=0.05, error_count=None, buffered_bytes=64 << 20, stall_seconds=None,
+        samples=None, shuffle_buffer=None, shuffle_bytes=268_435_456, shuffle_shards=false, seed=0, rank=0, world=1, drop_last=false,
+        error_budget=0.05, error_count=None, buffered_bytes=67_108_864, stall_seconds=None,
         transforms=None, transform_threads=1, array_type="numpy"
     ))]
     #[expect(clippy::too_many_arguments, reason = "one keyword each")]
@@ -99,7 +110,7 @@ impl PyLoader {
         py: Python<'py>,
         dataset: Source<'py>,
         batch_size: usize,
-        image: Option<Image>,
+        image: Option<Bound<'py, Image>>,
         decode: &str,
         fields: Option<Names>,
         augment: Option<PyRef<'_, PyAugment>>,
@@ -121,8 +132,36 @@ impl PyLoader {
         transform_threads: usize,
         array_type: &str,
     ) -> PyResult<Self> {
-        let framework = Framework::parse(array_type)?;
         let dataset = dataset.dataset(py)?;
+        let fields = fields.map(|names| names.0);
+        let arguments = arguments!(
+            py,
+            dataset,
+            batch_size,
+            image,
+            decode,
+            fields,
+            augment,
+            workers,
+            epochs,
+            samples,
+            shuffle_buffer,
+            shuffle_bytes,
+            shuffle_shards,
+            seed,
+            rank,
+            world,
+            drop_last,
+            error_budget,
+            error_count,
+            buffered_bytes,
+            stall_seconds,
+            transforms,
+            transform_threads,
+            array_type,
+        );
+        let framework = Framework::parse(array_type)?;
+        let image = image.map(|image| image.get().clone());
         let builder = if world != 1 || rank != 0 || dataset.get().has_split() {
             Loader::builder(Vec::new()).samples_of_rank(dataset.get().open(py)?, rank, world)
         } else {
@@ -136,7 +175,7 @@ impl PyLoader {
             .stall_seconds_error(stall_seconds.unwrap_or(f64::INFINITY))
             .error_budget(budget(error_budget, error_count)?)
             .drop_last(drop_last);
-        if let Some(Names(fields)) = fields {
+        if let Some(fields) = fields {
             builder = builder.fields(FieldSelection::new(fields).map_err(DflopError::from)?);
         }
         let augment = augment.map(|augment| augment.settings.clone());
@@ -171,14 +210,17 @@ impl PyLoader {
         let transforms = user_code.transforms(transforms.as_ref())?;
         let builder = builder.scaled_decode(is_scaled).transforms(transforms);
         let loader = start(&builder)?;
-        let pass = Mutex::new(Pass::new(loader, 0));
+        let pass = Mutex::new(Some(Pass::new(loader, 0)));
         let delivery = Delivery { framework, is_decoded: decode != "raw" };
-        Ok(Self { dataset: dataset.unbind(), builder, delivery, epochs, first_exception, pass })
+        let dataset = dataset.unbind();
+        let streams = Mutex::default();
+        Ok(Self { arguments, dataset, builder, delivery, epochs, first_exception, pass, streams })
     }
 
     /// Starts a pass: the epochs after the last pass, or the rest of a restored one.
     fn __iter__(&self) -> PyResult<BatchIterator> {
-        let mut pass = self.pass();
+        let mut pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
+        let pass = pass.as_mut().ok_or_else(DflopError::closed)?;
         if pass.is_begun {
             *pass = Pass::new(start(&self.builder.clone().first_epoch(pass.next_epoch))?, pass.next_epoch);
         }
@@ -187,11 +229,14 @@ impl PyLoader {
         pass.next_epoch += self.epochs;
         let stream = pass.loader.get()?.stream();
         // An async lock, because it is held across the wait for a batch.
-        let stream = Threaded::new(tokio::sync::Mutex::new(stream));
-        let (loader, is_ended) = (pass.loader.clone(), pass.is_ended.clone());
+        let stream = Arc::new(Threaded::new(tokio::sync::Mutex::new(stream)));
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Arc::downgrade(&stream));
+        let is_ended = pass.is_ended.clone();
         self.first_exception.forget();
         let first_exception = self.first_exception.clone();
-        Ok(BatchIterator { loader, stream, is_ended, delivery: self.delivery, first_exception })
+        Ok(BatchIterator { stream, is_ended, delivery: self.delivery, first_exception })
     }
 
     /// Number of batches of a pass; opens the index.
@@ -201,8 +246,7 @@ impl PyLoader {
     /// Raises:
     ///     TypeError: the shards cannot be indexed, so that the number is unknown.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        let loader = self.pass().loader.clone();
-        let loader = loader.get()?;
+        let loader = self.loader()?;
         if let Some(batches) = loader.batches() {
             return Ok(batches as usize);
         }
@@ -227,18 +271,20 @@ impl PyLoader {
 
     /// Sets the first epoch of the next pass, counted from 0.
     fn set_epoch(&self, epoch: u64) -> PyResult<()> {
-        *self.pass() = Pass::new(start(&self.builder.clone().first_epoch(epoch))?, epoch);
-        Ok(())
+        self.restart(start(&self.builder.clone().first_epoch(epoch))?, epoch)
     }
 
     /// Returns the state of the pass: after the last delivered batch, regardless of read-ahead; after the end
     /// of the pass, the start of the next one.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let (loader, is_ended, next_epoch) = {
-            let pass = self.pass();
+        let (mut loader, is_ended, next_epoch) = {
+            let pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
+            let pass = pass.as_ref().ok_or_else(DflopError::closed)?;
             (pass.loader.clone(), pass.is_ended.load(Ordering::Acquire), pass.next_epoch)
         };
-        let loader = if is_ended { start(&self.builder.clone().first_epoch(next_epoch))? } else { loader };
+        if is_ended {
+            loader = start(&self.builder.clone().first_epoch(next_epoch))?;
+        }
         let state = loader.get()?.state().map_err(DflopError::from)?;
         convert::json(py, &state)
     }
@@ -248,8 +294,8 @@ impl PyLoader {
     /// Raises:
     ///     StateError: the state belongs to other shards or samples, another rank or number of ranks, another
     ///         shuffle, or another ``drop_last``.
-    fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
-        let text = convert::json_text(state)?;
+    fn load_state_dict(&self, state_dict: &Bound<'_, PyAny>) -> PyResult<()> {
+        let text = convert::json_text(state_dict)?;
         let state: StreamState = serde_json::from_str(&text).map_err(|error| {
             DflopError::from(dflop_loader::Error::State {
                 reason: format!("expected the state of a stream: {error}"),
@@ -257,43 +303,80 @@ impl PyLoader {
         })?;
         let first_epoch = state.first_epoch();
         let loader = start(&self.builder.clone().restore(state))?;
-        *self.pass() = Pass::new(loader, first_epoch);
-        Ok(())
+        self.restart(loader, first_epoch)
+    }
+
+    /// Ends the threads of the loader and its iterators; neither can be used afterwards.
+    fn close(&self, py: Python<'_>) {
+        let pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        streams.iter().filter_map(Weak::upgrade).for_each(|stream| stream.close(py));
+        if let Some(pass) = pass {
+            pass.loader.close(py);
+        }
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    /// Pickles the arguments and the state.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (), Bound<'py, PyAny>)> {
+        let (py, this) = (slf.py(), slf.get());
+        Ok((this.arguments.constructor(&slf.get_type())?, (), this.state_dict(py)?))
+    }
+
+    fn __setstate__(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.load_state_dict(state)
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        slf.get().arguments.repr(&slf.get_type())
     }
 
     /// The first 1,000 samples that this pass skipped: dictionaries with ``shard``, ``offset``, ``key``,
     /// ``field``, ``reason``. ``skipped_samples`` is the number of all.
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let loader = self.pass().loader.clone();
-        convert::skipped(py, &loader.get()?.skipped())
+        convert::skipped(py, &self.loader()?.skipped())
     }
 
     /// Number of samples that this pass skipped.
     #[getter]
     fn skipped_samples(&self) -> PyResult<u64> {
-        let loader = self.pass().loader.clone();
-        Ok(loader.get()?.skip_log().skipped_samples())
+        Ok(self.loader()?.skip_log().skipped_samples())
     }
 
     /// Returns the metrics of every stage in this pass: items, bytes, busy and waiting seconds, and the
     /// bottleneck.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let loader = self.pass().loader.clone();
-        to_python(py, &loader.get()?.metrics())
+        to_python(py, &self.loader()?.metrics())
     }
 
     /// CPU seconds of decoding, resizing and normalizing in this pass, over all threads.
     #[getter]
     fn kernel_cpu_seconds(&self) -> PyResult<f64> {
-        let loader = self.pass().loader.clone();
-        Ok(loader.get()?.kernel_cpu().as_secs_f64())
+        Ok(self.loader()?.kernel_cpu().as_secs_f64())
     }
 }
 
 impl PyLoader {
-    fn pass(&self) -> std::sync::MutexGuard<'_, Pass> {
-        self.pass.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the loader of the pass.
+    fn loader(&self) -> PyResult<Arc<Loader>> {
+        let pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
+        pass.as_ref().ok_or_else(DflopError::closed)?.loader.get()
+    }
+
+    /// Makes a loader that of the next pass.
+    fn restart(&self, loader: Arc<Threaded<Loader>>, first_epoch: u64) -> PyResult<()> {
+        let mut pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
+        *pass.as_mut().ok_or_else(DflopError::closed)? = Pass::new(loader, first_epoch);
+        Ok(())
     }
 }
 
@@ -324,8 +407,7 @@ pub(crate) fn budget(fraction: f64, count: Option<u64>) -> PyResult<ErrorBudget>
 /// Iterator over a pass of a `Loader`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct BatchIterator {
-    loader: Arc<Threaded<Loader>>,
-    stream: Threaded<tokio::sync::Mutex<BatchStream>>,
+    stream: Arc<Threaded<LiveStream>>,
     is_ended: Arc<AtomicBool>,
     delivery: Delivery,
     first_exception: FirstException,
@@ -333,15 +415,27 @@ pub(crate) struct BatchIterator {
 
 #[pymethods]
 impl BatchIterator {
+    /// Ends the stream of the iterator, and waits for it.
+    fn close(&self, py: Python<'_>) {
+        self.stream.close(py);
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
     fn __iter__(slf: Py<Self>) -> Py<Self> {
         slf
     }
 
     /// Returns the next batch; other Python threads run meanwhile.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.loader.get()?;
-        let stream = self.stream.get()?;
-        let next = runtime::wait(py, async { stream.lock().await.next().await })?;
+        let next = self.stream.wait(py, async |stream| stream.lock().await.next().await)?;
         let Some(batch) = next else {
             self.is_ended.store(true, Ordering::Release);
             return Ok(None);

@@ -13,6 +13,7 @@ use dflop_loader::model::{profile_options, read_profile, spec_of};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::arguments::{Arguments, arguments};
 use crate::dataset::PyDataset;
 use crate::error::DflopError;
 use crate::names::Names;
@@ -69,6 +70,7 @@ impl ModelSettings {
 #[derive(Debug)]
 pub(crate) struct PyCostModel {
     model: Arc<CostModel>,
+    arguments: Arguments,
 }
 
 #[pymethods]
@@ -88,11 +90,21 @@ impl PyCostModel {
         freeze: Option<String>,
         recompute: &str,
     ) -> PyResult<Self> {
+        let model = model.0;
+        let arguments = arguments!(py, model, device, profile, profile_tp, packed_tokens, freeze, recompute);
         let (device, recompute) = (device.to_owned(), recompute.to_owned());
         let settings =
-            ModelSettings { names: model.0, device, profile, profile_tp, packed_tokens, freeze, recompute };
+            ModelSettings { names: model, device, profile, profile_tp, packed_tokens, freeze, recompute };
         let model = py.detach(|| settings.cost_model())?;
-        Ok(Self { model: Arc::new(model) })
+        Ok(Self { model: Arc::new(model), arguments })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ())> {
+        Ok((slf.get().arguments.constructor(&slf.get_type())?, ()))
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        slf.get().arguments.repr(&slf.get_type())
     }
 
     /// Names of the modules with predicted times: of ``vision``, ``audio`` and ``llm``, the LLM last.
@@ -153,10 +165,6 @@ impl PyCostModel {
         let model = self.model.clone();
         let (schema, batches) = py.detach(|| cost_table(&dataset, &model));
         Ok(Table::new(schema, batches))
-    }
-
-    fn __repr__(&self) -> String {
-        format!("CostModel(modules={:?})", self.modules())
     }
 }
 

@@ -4,12 +4,13 @@
 //! end. Everything with threads therefore records its process, and is refused in any other.
 
 use std::pin::pin;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use dflop_loader::flow::start_runtime;
 use pyo3::prelude::*;
 use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 
 use crate::error::DflopError;
 
@@ -69,26 +70,72 @@ where
     }
 }
 
-/// Value with threads; after a fork it is neither used nor waited for.
+/// Value with threads, which can be closed; after a fork it is neither used nor waited for.
 #[derive(Debug)]
 pub(crate) struct Threaded<T> {
     process: u32,
-    /// `Some` until the drop.
-    inner: Option<T>,
+    /// `None` once it is closed.
+    inner: Mutex<Option<Arc<T>>>,
+    /// Wakes waits when the value is closed.
+    closing: Notify,
 }
 
 impl<T> Threaded<T> {
     pub(crate) fn new(inner: T) -> Self {
-        Self { process: std::process::id(), inner: Some(inner) }
+        let inner = Mutex::new(Some(Arc::new(inner)));
+        Self { process: std::process::id(), inner, closing: Notify::new() }
     }
 
     /// # Errors
-    /// `ForkError` in a fork of the process that created the value.
-    pub(crate) fn get(&self) -> PyResult<&T> {
-        match &self.inner {
-            Some(inner) if self.process == std::process::id() => Ok(inner),
-            _ => Err(DflopError::forked().into()),
+    /// `ForkError` in a fork of the process that created the value; `Error` once it is closed.
+    pub(crate) fn get(&self) -> PyResult<Arc<T>> {
+        if self.process != std::process::id() {
+            return Err(DflopError::forked().into());
         }
+        self.lock().clone().ok_or_else(|| DflopError::closed().into())
+    }
+
+    /// Drops the value, with its threads, and ends waits for it.
+    pub(crate) fn close(&self, py: Python<'_>)
+    where
+        T: Send + Sync,
+    {
+        if self.process == std::process::id() {
+            let inner = self.lock().take();
+            self.closing.notify_waiters();
+            // Threads that end may wait for the interpreter.
+            py.detach(|| drop(inner));
+        }
+    }
+
+    /// Waits for work with the value, with the interpreter released.
+    ///
+    /// # Errors
+    /// Those of [`Self::get`] and [`wait`].
+    pub(crate) fn wait<R: Send, F: Future<Output = R> + Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(Arc<T>) -> F,
+    ) -> PyResult<R>
+    where
+        T: Send + Sync,
+    {
+        let mut closing = pin!(self.closing.notified());
+        // Before the value is looked up, so that no close is missed.
+        closing.as_mut().enable();
+        let work = work(self.get()?);
+        let done = wait(py, async {
+            tokio::select! {
+                biased;
+                () = closing => None,
+                done = work => Some(done),
+            }
+        })?;
+        done.ok_or_else(|| DflopError::closed().into())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<T>>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -96,7 +143,7 @@ impl<T> Drop for Threaded<T> {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             // Dropping would join threads that do not exist in this process.
-            std::mem::forget(self.inner.take());
+            std::mem::forget(self.lock().take());
         }
     }
 }

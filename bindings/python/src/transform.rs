@@ -11,6 +11,7 @@ use pyo3::exceptions::{PyBaseException, PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
+use crate::arguments::{Arguments, arguments};
 use crate::arrays::framework::Framework;
 use crate::convert::{class, json_text, media};
 use crate::error::DflopError;
@@ -49,8 +50,19 @@ impl PyTransform {
         Ok(Self { fields: fields.0, function: function.unbind(), decodes, has_context })
     }
 
-    fn __repr__(&self) -> String {
-        format!("Transform(fields={:?})", self.fields)
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ())> {
+        Ok((slf.get().arguments(slf.py())?.constructor(&slf.get_type())?, ()))
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        slf.get().arguments(slf.py())?.repr(&slf.get_type())
+    }
+}
+
+impl PyTransform {
+    fn arguments(&self, py: Python<'_>) -> PyResult<Arguments> {
+        let Self { fields, function, decodes, has_context } = self;
+        Ok(arguments!(py, fields, function, decodes, has_context))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::shape::SampleShape;
 use crate::tokens::{EncoderWork, MediaRule};
 
 /// Predicted cost of one sample.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct SampleCost {
     /// LLM positions: text, and media after the encoders.
     pub tokens: u32,

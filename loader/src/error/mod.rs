@@ -1,11 +1,13 @@
 //! Defines the error type of the crate, with variants by what the caller does next.
 
 mod archive;
+mod excerpt;
 mod guard;
 mod index_shard;
 mod skipped;
 
 pub use self::archive::{ArchiveFault, TarFault};
+pub use self::excerpt::excerpt;
 pub(crate) use self::guard::guarded;
 pub use self::index_shard::ShardFault;
 pub use self::skipped::Skipped;

@@ -39,7 +39,7 @@ impl Tail {
 }
 
 /// A sample of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct StepSample {
     /// Number of the dataset in the mixture; 0 where there is only one.
     pub dataset: usize,

@@ -2,11 +2,12 @@
 
 use dflop_balancer::{LowerBound, PlanDigest};
 use dflop_costmodel::SampleCost;
+use serde::{Deserialize, Serialize};
 
 use crate::order::StepSample;
 
 /// Planned global batch.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StepPlan {
     /// Number of the step.
     pub step: u64,

@@ -150,13 +150,9 @@ fn a_stage_reads_its_fields_and_no_byte_more() {
     for stored in [Compression::Plain, Compression::Gzip, Compression::Zstd] {
         let mixed = Mixed::new(stored);
         let whole = mixed.plain();
-        for (names, expected) in [
-            (&["txt", "json"][..], 8),
-            (&["images"], 10),
-            (&["audio"], 1),
-            (&["img_*.png", "0.jpg"], 7),
-            (&["nothing"], 0),
-        ] {
+        for (names, expected) in
+            [(&["txt", "json"][..], 8), (&["images"], 10), (&["audio"], 1), (&["img_*.png", "0.jpg"], 7)]
+        {
             let selected = samples(mixed.loader().fields(FieldSelection::new(names).unwrap()));
             assert_eq!(selected.len(), KEYS.len(), "samples without such a field are delivered too");
             assert_eq!(extensions(&selected).len(), expected, "{names:?}");
@@ -169,6 +165,20 @@ fn a_stage_reads_its_fields_and_no_byte_more() {
             assert_eq!(mixed.balanced(Some(names)), selected, "{stored:?} {names:?}");
         }
     }
+}
+
+#[test]
+fn a_field_that_no_sample_has_is_an_error() {
+    let mixed = Mixed::new(Compression::Plain);
+    let wrong = FieldSelection::new(["nothing", "jpge"]).unwrap();
+    let loader = mixed.loader().fields(wrong).build().unwrap();
+    let error = run(loader.stream().try_collect::<Vec<_>>()).unwrap_err().to_string();
+    assert!(error.contains("has a field `nothing, jpge`; they have: 0.jpg, "), "{error}");
+    let shards = expand_shards(&[mixed.shard.to_str().unwrap()]).unwrap();
+    let index = std::sync::Arc::new(Index::open_or_build(shards, &IndexOptions::default()).unwrap());
+    let builder = BalancedLoader::builder(planner(&index, 7, 1, 2, Tail::Carry), 0);
+    let refused = builder.fields(vec!["nothing".into(), "jpge".into()]).build().unwrap_err().to_string();
+    assert_eq!(refused, error);
 }
 
 #[test]

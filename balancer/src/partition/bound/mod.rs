@@ -8,7 +8,7 @@ mod pigeonhole;
 use crate::instance::Instance;
 
 /// A value that no answer can go below, and the argument for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LowerBound {
     /// The bound, nanoseconds.
     pub ns: u64,
@@ -17,7 +17,7 @@ pub struct LowerBound {
 }
 
 /// Argument that proves a lower bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum BoundKind {
     /// Some group has at least the mean load of a module.

@@ -1,11 +1,13 @@
 //! Learns corrections of later plans from measured stage times of all ranks.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use dflop_costmodel::Module;
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker, IntervalReport};
 use dflop_loader::plan::StepPlan;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 use super::loader_config::RunningLoader;
 use crate::error::DflopError;
@@ -87,11 +89,25 @@ fn check(modules: &[Module], plan: &StepPlan, seconds: &StageSeconds) -> Result<
 #[pyclass(frozen, module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pub(super) plan: std::sync::Arc<StepPlan>,
+    pub(super) plan: Arc<StepPlan>,
 }
 
 #[pymethods]
 impl Plan {
+    /// Reads a plan from the JSON that pickling writes.
+    #[new]
+    fn new(json: &str) -> PyResult<Self> {
+        let plan = serde_json::from_str(json)
+            .map_err(|error| DflopError::config("json", format!("expected a pickled plan: {error}")))?;
+        Ok(Self { plan: Arc::new(plan) })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyType>, (String,))> {
+        let json = serde_json::to_string(&*slf.get().plan);
+        let json = json.map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))?;
+        Ok((slf.get_type(), (json,)))
+    }
+
     /// Places of samples in the global batch, by DP rank and microbatch.
     #[getter]
     fn ranks(&self) -> Vec<Vec<Vec<u32>>> {

@@ -72,6 +72,11 @@ impl LoaderConfig {
         self.at(planner, from_step, corrections)
     }
 
+    /// Builds a loader of a run that starts with an epoch.
+    pub(super) fn build_at_epoch(&self, epoch: u64) -> Result<RunningLoader, DflopError> {
+        self.at(self.planner.clone().first_epoch(epoch).build()?, 0, Vec::new())
+    }
+
     /// Builds a loader that starts at a step of the same run.
     pub(super) fn restart(&self, running: &RunningLoader, step: u64) -> Result<RunningLoader, DflopError> {
         let corrections = running.corrections().clone();

@@ -9,11 +9,12 @@ mod step_microbatches;
 mod steps;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dflop_balancer::Caps;
 use dflop_costmodel::correction::CorrectionOptions;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use buckets::BucketNames;
 pub(crate) use correction::Plan;
@@ -22,8 +23,10 @@ use loader_config::{LoaderConfig, RunningLoader, State};
 pub(crate) use settings::strategy;
 use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings, pixel_type};
 pub(crate) use step_microbatches::{MicrobatchIterator, StepMicrobatches};
+use steps::Iteration;
 pub(crate) use steps::StepIterator;
 
+use crate::arguments::{Arguments, arguments};
 use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
 use crate::cost::PyCost;
@@ -40,10 +43,13 @@ use crate::transform::{FirstException, UserCode};
 #[doc = include_str!("balanced_loader.md")]
 #[pyclass(frozen, name = "BalancedLoader", module = "dflop._native")]
 pub(crate) struct PyBalancedLoader {
+    arguments: Arguments,
     config: Arc<LoaderConfig>,
     delivery: Delivery,
     /// The loader of the current iteration, or of the next one.
     running: Mutex<Arc<RunningLoader>>,
+    /// Iterations that have not ended, which are closed with the loader.
+    iterations: Mutex<Vec<Weak<Iteration>>>,
     learner: Mutex<Option<Learner>>,
     options: CorrectionOptions,
 }
@@ -60,7 +66,7 @@ impl PyBalancedLoader {
         tail="carry", repeat_samples=false, shuffle="global", block_samples=None, open_blocks=None, epochs=None, first_epoch=0,
         validation=false, accept_changed_data=false, steps=None,
         transforms=None, transform_threads=1, fields=None, decode="media", augment=None, workers=None,
-        steps_ahead=2, buffered_bytes=256 << 20, microbatch_bytes=None, error_budget=0.05, error_count=None, stall_seconds=None,
+        steps_ahead=2, buffered_bytes=268_435_456, microbatch_bytes=None, error_budget=0.05, error_count=None, stall_seconds=None,
         correction_interval=32, array_type="auto"
     ))]
     #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "one keyword each")]
@@ -125,9 +131,68 @@ impl PyBalancedLoader {
         correction_interval: u64,
         array_type: &str,
     ) -> PyResult<Self> {
+        let (source, model, fields) = (dataset.resolved(py)?, model.0, fields.map(|names| names.0));
+        let dataset = source.object();
+        let arguments = arguments!(
+            py,
+            dataset,
+            model,
+            global_batch_size,
+            microbatches,
+            dp_rank,
+            dp_size,
+            seed,
+            tokenizer,
+            chat_template,
+            caption_prompt,
+            layout,
+            pad_to_tokens,
+            long_sample,
+            sample_tokens_max,
+            skip_media_tensors,
+            blank_media,
+            token_counts,
+            strategy,
+            stages,
+            synchronize,
+            tokens_max,
+            bytes_max,
+            search_effort,
+            device,
+            profile,
+            profile_tp,
+            packed_tokens,
+            freeze,
+            recompute,
+            cost,
+            tail,
+            repeat_samples,
+            shuffle,
+            block_samples,
+            open_blocks,
+            epochs,
+            first_epoch,
+            validation,
+            accept_changed_data,
+            steps,
+            transforms,
+            transform_threads,
+            fields,
+            decode,
+            augment,
+            workers,
+            steps_ahead,
+            buffered_bytes,
+            microbatch_bytes,
+            error_budget,
+            error_count,
+            stall_seconds,
+            correction_interval,
+            array_type,
+        );
         let framework = Framework::parse(array_type)?;
         let model = ModelSettings {
-            names: model.0,
+            names: model,
             device: device.to_owned(),
             profile,
             profile_tp,
@@ -181,7 +246,7 @@ impl PyBalancedLoader {
         };
         let read = ReadSettings {
             decode: parse_decode(decode, None)?,
-            fields: fields.map(|fields| fields.0),
+            fields,
             augment: augment.map(|augment| augment.settings.clone()),
             workers,
             steps,
@@ -193,7 +258,7 @@ impl PyBalancedLoader {
             transforms: user_code.transforms(transforms.as_ref())?,
             first_exception,
         };
-        let config = Settings { model, plan, prepare, read }.loader_config(py, dataset)?;
+        let config = Settings { model, plan, prepare, read }.loader_config(py, source)?;
         let config = Arc::new(config);
         let making = config.clone();
         let running = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
@@ -202,7 +267,8 @@ impl PyBalancedLoader {
         // Checks the options now rather than in the middle of a run.
         Learner::new(options)?;
         let delivery = Delivery { framework, is_decoded: decode != "raw" };
-        Ok(Self { config, delivery, running, learner: Mutex::new(None), options })
+        let (learner, iterations) = (Mutex::new(None), Mutex::default());
+        Ok(Self { arguments, config, delivery, running, iterations, learner, options })
     }
 
     /// Resumes after the last delivered step; restarts if the run has ended.
@@ -218,7 +284,11 @@ impl PyBalancedLoader {
         config.first_exception.forget();
         let restarted = Arc::new(runtime::run(py, move || config.restart(&running, step))?);
         *self.running() = restarted.clone();
-        StepIterator::new(self.config.clone(), restarted, self.delivery)
+        let iterator = StepIterator::new(self.config.clone(), restarted, self.delivery)?;
+        let mut iterations = self.iterations.lock().unwrap_or_else(PoisonError::into_inner);
+        iterations.retain(|iteration| iteration.strong_count() > 0);
+        iterations.push(Arc::downgrade(&iterator.iteration));
+        Ok(iterator)
     }
 
     /// Number of steps of the whole run, as planned; only for a run that ends, with ``epochs``.
@@ -302,14 +372,44 @@ impl PyBalancedLoader {
     ///
     /// Raises:
     ///     StateError: the state belongs to another dataset, mixture, seed or shuffle.
-    fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyAny>) -> PyResult<()> {
-        let state = State::parse(&convert::json_text(state)?)?;
+    fn load_state_dict(&self, py: Python<'_>, state_dict: &Bound<'_, PyAny>) -> PyResult<()> {
+        let state = State::parse(&convert::json_text(state_dict)?)?;
         let config = self.config.clone();
-        let running = runtime::run(py, move || config.build(Some(state)))?;
-        *self.running() = Arc::new(running);
-        // Observations before the restored state belong to other plans.
-        *self.learner.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        Ok(())
+        self.restart(py, move || config.build(Some(state)))
+    }
+
+    /// Restarts the run at the first sample of an epoch, counted from 0, as a loader with this ``first_epoch``
+    /// does; corrections that were learned from measured times are dropped.
+    fn set_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
+        let config = self.config.clone();
+        self.restart(py, move || config.build_at_epoch(epoch))
+    }
+
+    /// Ends the threads of the loader and its iterators; neither can be used afterwards.
+    fn close(&self, py: Python<'_>) {
+        let running = self.running().clone();
+        let iterations = std::mem::take(&mut *self.iterations.lock().unwrap_or_else(PoisonError::into_inner));
+        iterations.iter().filter_map(Weak::upgrade).for_each(|iteration| iteration.close(py));
+        running.loader.close(py);
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    /// Pickles the arguments and the state.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (), Bound<'py, PyAny>)> {
+        let (py, this) = (slf.py(), slf.get());
+        Ok((this.arguments.constructor(&slf.get_type())?, (), this.state_dict(py)?))
+    }
+
+    fn __setstate__(&self, py: Python<'_>, state: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.load_state_dict(py, state)
     }
 
     /// The first 1,000 skipped samples, including those that indexing found: dictionaries with ``shard``,
@@ -341,12 +441,27 @@ impl PyBalancedLoader {
         to_python(py, &running.loader.get()?.prepare_report())
     }
 
-    fn __repr__(&self) -> String {
-        format!("BalancedLoader(dp_rank={}, dp_size={})", self.dp_rank(), self.dp_size())
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        slf.get().arguments.repr(&slf.get_type())
     }
 }
 
 impl PyBalancedLoader {
+    /// Replaces the loader by one of another run, or of another state of the run.
+    fn restart(
+        &self,
+        py: Python<'_>,
+        build: impl FnOnce() -> Result<RunningLoader, DflopError> + Send + 'static,
+    ) -> PyResult<()> {
+        // A closed loader stays closed.
+        self.running().loader.get()?;
+        let running = runtime::run(py, build)?;
+        *self.running() = Arc::new(running);
+        // Observations before belong to other plans.
+        *self.learner.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Ok(())
+    }
+
     fn running(&self) -> MutexGuard<'_, Arc<RunningLoader>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -147,7 +147,7 @@ impl MicrobatchIterator {
     /// Returns the next microbatch; other Python threads run meanwhile.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (position, live) = (self.position.get()?, self.iteration.live.get()?);
-        let next = runtime::wait(py, async { self.next(&mut *position.lock().await, live).await })?;
+        let next = runtime::wait(py, async { self.next(&mut *position.lock().await, &live).await })?;
         let next = next.map_err(|error| self.iteration.config.first_exception.explain(py, error))?;
         let Some((number, next, is_first_again)) = next else { return Ok(None) };
         if is_first_again {

@@ -7,13 +7,14 @@ use dflop_loader::loader::{Microbatch, PartStream, StepPart};
 use dflop_loader::plan::StepPlan;
 use futures::StreamExt;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use tokio::sync::Mutex;
 
 use super::correction::Plan;
 use super::loader_config::{LoaderConfig, RunningLoader};
 use super::step_microbatches::StepMicrobatches;
 use crate::convert::{Delivery, class};
-use crate::runtime::{self, Threaded};
+use crate::runtime::Threaded;
 
 /// What the steps of one iteration share.
 pub(super) struct Iteration {
@@ -65,12 +66,17 @@ impl Iteration {
         let parts = running.loader.get()?.parts();
         Ok(Self { config, running, live: Threaded::new(Mutex::new(Live::new(parts))), delivery })
     }
+
+    /// Ends the stream, and waits for it.
+    pub(super) fn close(&self, py: Python<'_>) {
+        self.live.close(py);
+    }
 }
 
 /// Iterator over the steps of a `BalancedLoader`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct StepIterator {
-    iteration: Arc<Iteration>,
+    pub(super) iteration: Arc<Iteration>,
 }
 
 impl StepIterator {
@@ -85,6 +91,20 @@ impl StepIterator {
 
 #[pymethods]
 impl StepIterator {
+    /// Ends the stream of the iterator, and waits for it.
+    fn close(&self, py: Python<'_>) {
+        self.iteration.close(py);
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
     fn __iter__(slf: Py<Self>) -> Py<Self> {
         slf
     }
@@ -92,8 +112,7 @@ impl StepIterator {
     /// Returns the next step, whose microbatches are decoded as they are asked for; other Python threads run
     /// meanwhile.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let live = self.iteration.live.get()?;
-        let next = runtime::wait(py, async { live.lock().await.next_step().await })?;
+        let next = self.iteration.live.wait(py, async |live| live.lock().await.next_step().await)?;
         let next = next.map_err(|error| self.iteration.config.first_exception.explain(py, error))?;
         let Some((plan, microbatches)) = next else { return Ok(None) };
         step(py, &self.iteration, plan, microbatches).map(Some)

@@ -146,8 +146,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Ends the stream after this many good or bad samples; of [`Self::samples_of_rank`], after this many good
-    /// ones, counted from the first epoch. Default: never.
+    /// Ends the stream after this many good or bad samples; of [`Self::samples_of_rank`], after this many
+    /// good ones, counted from the first epoch. Default: never.
     #[must_use]
     pub fn samples_max(mut self, samples: u64) -> Self {
         self.samples_max = Some(samples);
@@ -308,8 +308,8 @@ impl LoaderBuilder {
     }
 
     /// Reads a rank's share of the samples of an indexed dataset, which replaces the shards of the builder:
-    /// every rank delivers the same number of full batches, and a last one of the same length, whatever shards
-    /// hold and whichever samples are bad. Default: whole shards.
+    /// every rank delivers the same number of full batches, and a last one of the same length, whatever
+    /// shards hold and whichever samples are bad. Default: whole shards.
     ///
     /// The samples of an epoch form a sequence, shard by shard. A rank reads one contiguous range of it, and
     /// goes on with the samples that follow, cyclically, for as many as it lacks: at most one because ranges

@@ -112,15 +112,15 @@ impl Loader {
         lock(&self.tracker).state(&self.settings.kind(), &self.known)
     }
 
-    /// Returns the number of batches that a stream delivers from its first epoch on; `None` if whole shards are
-    /// read, whose samples no index has counted.
+    /// Returns the number of batches that a stream delivers from its first epoch on; `None` if whole shards
+    /// are read, whose samples no index has counted.
     #[must_use]
     pub fn batches(&self) -> Option<u64> {
         self.settings.batches()
     }
 
-    /// Returns the number of batches that a stream of whole shards with this many good samples delivers from its
-    /// first epoch on, if in no batch all samples are bad.
+    /// Returns the number of batches that a stream of whole shards with this many good samples delivers from
+    /// its first epoch on, if in no batch all samples are bad.
     #[must_use]
     pub fn batches_of(&self, shard_samples: u64) -> u64 {
         self.settings.batches_of(shard_samples)
@@ -155,8 +155,8 @@ fn lock(tracker: &Mutex<Tracker>) -> MutexGuard<'_, Tracker> {
     tracker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Checks, at the end of a stream, that every transform had a field; a restored stream does not know the samples
-/// before.
+/// Checks, at the end of a stream, that every transform had a field; a restored stream does not know the
+/// samples before.
 async fn check_transforms(collator: &Collator, settings: &LoaderBuilder) -> Result<()> {
     let without_field = collator.transform_stage().and_then(|stage| stage.without_field());
     let samples = collator.skips().samples();

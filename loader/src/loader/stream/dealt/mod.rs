@@ -1,9 +1,9 @@
 //! Deals the samples of an indexed dataset to ranks, so that all ranks have the same number of batches.
 //!
-//! The *sequence* of an epoch has all samples of the dataset, shard by shard in the order of the epoch. A rank
-//! starts at its share of the sequence and goes on cyclically: each rank delivers the same number of samples,
-//! and a sample that cannot be decoded is replaced by the next one. An *item* is a position in the sequence,
-//! counted from the start of the rank's share.
+//! The *sequence* of an epoch has all samples of the dataset, shard by shard in the order of the epoch. A
+//! rank starts at its share of the sequence and goes on cyclically: each rank delivers the same number of
+//! samples, and a sample that cannot be decoded is replaced by the next one. An *item* is a position in the
+//! sequence, counted from the start of the rank's share.
 
 mod reader;
 mod refill;
