@@ -1,12 +1,22 @@
 //! Calls cost functions in Python, whose times replace predictions of the cost model.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dflop_costmodel::{Module, ModuleTimes};
+use dflop_costmodel::{DeviceRate, Module, ModuleTimes, SampleCost};
 use dflop_loader::error::BoxError;
 use dflop_loader::plan::{CostFunction, CostInput};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping};
+
+/// FLOPs of a token's forward and backward pass per parameter.
+///
+/// # Source
+/// Kaplan et al., "Scaling Laws for Neural Language Models", 2020, arXiv:2001.08361, section 2.1.
+const FLOPS_PER_PARAMETER: f64 = 6.0;
+/// Name of the target tokens in the answer of a token function.
+const TARGETS: &str = "targets";
 
 /// Upper bound on the seconds of a sample, about 290 years: the largest number of nanoseconds in 63 bits.
 const SECONDS_MAX: f64 = 9.2e9;
@@ -33,6 +43,100 @@ impl CostFunction for PyCost {
             rows.try_iter()?.map(|row| parse_times(&row?, modules)).collect::<PyResult<Vec<_>>>()
         });
         answer.ok_or("the interpreter has ended")?.map_err(Into::into)
+    }
+}
+
+/// Costs of a model that no file describes: tokens by a function, times by it and the parameters.
+#[derive(Debug)]
+pub(crate) struct CustomCost {
+    /// Returns, for a list of samples, the tokens of each: of every module, and ``targets``.
+    tokens: Py<PyAny>,
+    /// Nanoseconds of a token in every module.
+    token_ns: Vec<(Module, f64)>,
+    /// Replaces the times.
+    times: Option<Arc<PyCost>>,
+}
+
+impl CustomCost {
+    /// - `parameters`: of every module
+    /// - `rate`: of the device
+    pub(crate) fn new(
+        tokens: Py<PyAny>,
+        parameters: &[(Module, f64)],
+        rate: &DeviceRate,
+        times: Option<Arc<PyCost>>,
+    ) -> Arc<Self> {
+        let token_ns = parameters.iter().map(|&(module, parameters)| {
+            let flops_per_us = match module {
+                Module::Vision => rate.vision_flops_per_us,
+                Module::Audio => rate.audio_flops_per_us,
+                Module::Llm => rate.llm_flops_per_us,
+            };
+            (module, FLOPS_PER_PARAMETER * parameters / flops_per_us.get() as f64 * 1e3)
+        });
+        Arc::new(Self { tokens, token_ns: token_ns.collect(), times })
+    }
+
+    fn ask(
+        &self,
+        py: Python<'_>,
+        modules: &[Module],
+        samples: &[CostInput<'_>],
+    ) -> PyResult<Vec<SampleCost>> {
+        let list = PyList::empty(py);
+        for sample in samples {
+            list.append(describe(py, modules, sample)?)?;
+        }
+        let answer = self.tokens.bind(py).call1((list,))?;
+        let rows: Vec<BTreeMap<String, u32>> = answer.extract()?;
+        if rows.len() != samples.len() {
+            let message = format!("expected tokens of {} samples, found {}", samples.len(), rows.len());
+            return Err(PyValueError::new_err(message));
+        }
+        let cost = |(row, sample): (&BTreeMap<String, u32>, &CostInput<'_>)| {
+            let known = |name: &String| name == TARGETS || modules.iter().any(|module| module.name() == name);
+            if let Some(name) = row.keys().find(|name| !known(name)) {
+                let message =
+                    format!("expected tokens of the model's modules and `{TARGETS}`, found `{name}`");
+                return Err(PyValueError::new_err(message));
+            }
+            let of = |module: &Module| row.get(module.name()).copied().unwrap_or(0);
+            let ns = |module: &Module| {
+                let per_token = self.token_ns.iter().find(|(known, _)| known == module);
+                (per_token.map_or(0.0, |(_, ns)| *ns) * f64::from(of(module))).round() as u64
+            };
+            let times: Vec<u64> = modules.iter().map(ns).collect();
+            let encoder_tokens = modules.iter().filter(|module| **module != Module::Llm).map(of).sum();
+            Ok(SampleCost {
+                tokens: of(&Module::Llm),
+                target_tokens: row.get(TARGETS).copied().unwrap_or(sample.predicted.target_tokens),
+                encoder_items: encoder_tokens,
+                encoder_tokens,
+                module_ns: ModuleTimes::new(&times).unwrap_or(sample.predicted.module_ns),
+            })
+        };
+        rows.iter().zip(samples).map(cost).collect()
+    }
+}
+
+impl CostFunction for CustomCost {
+    fn counts_tokens(&self) -> bool {
+        true
+    }
+
+    fn module_ns(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<ModuleTimes>, BoxError> {
+        Ok(self.costs(modules, samples)?.iter().map(|cost| cost.module_ns).collect())
+    }
+
+    fn costs(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<SampleCost>, BoxError> {
+        let costs = Python::try_attach(|py| self.ask(py, modules, samples));
+        let costs = costs.ok_or("the interpreter has ended")??;
+        let Some(times) = &self.times else { return Ok(costs) };
+        let mut samples = samples.to_vec();
+        for (sample, cost) in samples.iter_mut().zip(&costs) {
+            sample.predicted = *cost;
+        }
+        times.costs(modules, &samples)
     }
 }
 

@@ -1,15 +1,17 @@
 //! `dflop.CostModel`: predicts tokens and seconds of samples for a model, a device and a training setup.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{
-    AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, SampleCost, SampleShape,
+    AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, Module, SampleCost, SampleShape,
     VideoShape,
 };
 use dflop_loader::dataset::cost_table;
 use dflop_loader::model::{profile_options, read_profile, spec_of};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -29,11 +31,44 @@ pub(crate) struct ModelSettings {
     pub(crate) packed_tokens: Option<u64>,
     pub(crate) freeze: Option<String>,
     pub(crate) recompute: String,
+    /// Modules of a model that no file describes; `names` are then empty.
+    pub(crate) custom: Option<Vec<Module>>,
+}
+
+/// A model as the user names it.
+pub(crate) enum ModelArgument<'py> {
+    /// Presets, directories or names of the hub.
+    Names(Vec<String>),
+    /// A `dflop.Custom`: the parameters of its modules, and its function of tokens.
+    Custom { parameters: Vec<(Module, f64)>, tokens: Bound<'py, PyAny> },
+}
+
+impl<'py> ModelArgument<'py> {
+    pub(crate) fn new(model: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let class = model.py().import("dflop.custom")?.getattr("Custom")?;
+        if !model.is_instance(&class)? {
+            if model.is_instance_of::<PyDict>() {
+                let message = "expected a name, a path, or a list of them, found dict; for a model that no file describes, \
+                               use dflop.Custom";
+                return Err(PyTypeError::new_err(message));
+            }
+            return Ok(Self::Names(model.extract::<Names>()?.0));
+        }
+        let by_name: BTreeMap<String, f64> = model.getattr("modules")?.extract()?;
+        let of = |module: &Module| by_name.get(module.name()).map(|parameters| (*module, *parameters));
+        let parameters = Module::ALL.iter().filter_map(of).collect();
+        Ok(Self::Custom { parameters, tokens: model.getattr("tokens")? })
+    }
 }
 
 impl ModelSettings {
     pub(crate) fn spec(&self) -> Result<ModelSpec, DflopError> {
-        Ok(spec_of(&self.names)?)
+        let Some(modules) = &self.custom else { return Ok(spec_of(&self.names)?) };
+        // Any model of these modules does: its costs are never asked for.
+        let mut spec = ModelSpec::preset("tiny")?;
+        spec.vision = spec.vision.filter(|_| modules.contains(&Module::Vision));
+        spec.audio = spec.audio.filter(|_| modules.contains(&Module::Audio));
+        Ok(spec)
     }
 
     pub(crate) fn cost_model(&self) -> Result<CostModel, DflopError> {
@@ -93,8 +128,16 @@ impl PyCostModel {
         let model = model.0;
         let arguments = arguments!(py, model, device, profile, profile_tp, packed_tokens, freeze, recompute);
         let (device, recompute) = (device.to_owned(), recompute.to_owned());
-        let settings =
-            ModelSettings { names: model, device, profile, profile_tp, packed_tokens, freeze, recompute };
+        let settings = ModelSettings {
+            names: model,
+            device,
+            profile,
+            profile_tp,
+            packed_tokens,
+            freeze,
+            recompute,
+            custom: None,
+        };
         let model = py.detach(|| settings.cost_model())?;
         Ok(Self { model: Arc::new(model), arguments })
     }

@@ -37,6 +37,11 @@ impl TokenizerSettings {
         Ok(Self { tokenizer, is_refused, chat_template, caption_prompt })
     }
 
+    /// Returns whether the user has named a tokenizer.
+    pub(crate) fn is_given(&self) -> bool {
+        self.tokenizer.is_some()
+    }
+
     /// Returns whether the user wants no tokenizer: ``tokenizer=False``.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused

@@ -1,6 +1,7 @@
 //! Calls user-supplied cost functions that replace the cost model.
 //!
-//! Plans then depend on these nanoseconds alone; tokens and refusals stay the model's. Every rank calls the
+//! Plans then depend on these nanoseconds alone; tokens and refusals stay the model's, unless the function
+//! counts tokens as well. Every rank calls the
 //! function for itself: it must be pure, so that all ranks get the same numbers. If it is not,
 //! [`StepPlan::digest`](super::StepPlan::digest) differs between ranks.
 
@@ -39,6 +40,26 @@ pub trait CostFunction: Debug + Send + Sync {
     /// # Errors
     /// Ends the stream, as [`Error::CostFunction`].
     fn module_ns(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<ModuleTimes>, BoxError>;
+
+    /// Returns whether [`Self::costs`] counts tokens itself, for a model that the cost model does not know:
+    /// no sample is then refused by its shape.
+    fn counts_tokens(&self) -> bool {
+        false
+    }
+
+    /// Returns tokens and times of every sample. Default: the times of [`Self::module_ns`], and the tokens
+    /// of the cost model.
+    ///
+    /// # Errors
+    /// Ends the stream, as [`Error::CostFunction`].
+    fn costs(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<SampleCost>, BoxError> {
+        let times = self.module_ns(modules, samples)?;
+        if times.len() != samples.len() {
+            return Err(CostFault::Rows { expected: samples.len(), given: times.len() }.into());
+        }
+        let cost = |(module_ns, sample): (_, &CostInput<'_>)| SampleCost { module_ns, ..sample.predicted };
+        Ok(times.into_iter().zip(samples).map(cost).collect())
+    }
 }
 
 /// Fault in the answer of a cost function.
@@ -66,21 +87,21 @@ pub(super) fn ask(
     step: u64,
     modules: &[Module],
     samples: &[CostInput<'_>],
-) -> Result<Vec<ModuleTimes>> {
+) -> Result<Vec<SampleCost>> {
     let fail = |source| Error::CostFunction { step, source };
-    let answer = catch_unwind(AssertUnwindSafe(|| function.module_ns(modules, samples)));
-    let times = answer.unwrap_or_else(|_| Err(CostFault::Panicked.into())).map_err(fail)?;
-    check(&times, modules.len(), samples).map_err(|fault| fail(fault.into()))?;
-    Ok(times)
+    let answer = catch_unwind(AssertUnwindSafe(|| function.costs(modules, samples)));
+    let costs = answer.unwrap_or_else(|_| Err(CostFault::Panicked.into())).map_err(fail)?;
+    check(&costs, modules.len(), samples).map_err(|fault| fail(fault.into()))?;
+    Ok(costs)
 }
 
-fn check(times: &[ModuleTimes], modules: usize, samples: &[CostInput<'_>]) -> Result<(), CostFault> {
-    if times.len() != samples.len() {
-        return Err(CostFault::Rows { expected: samples.len(), given: times.len() });
+fn check(costs: &[SampleCost], modules: usize, samples: &[CostInput<'_>]) -> Result<(), CostFault> {
+    if costs.len() != samples.len() {
+        return Err(CostFault::Rows { expected: samples.len(), given: costs.len() });
     }
     let mut sum_ns = 0u64;
-    for (row, sample) in times.iter().zip(samples) {
-        let (row, key) = (row.as_slice(), || sample.key.to_owned());
+    for (cost, sample) in costs.iter().zip(samples) {
+        let (row, key) = (cost.module_ns.as_slice(), || sample.key.to_owned());
         if row.len() != modules {
             return Err(CostFault::Modules { key: key(), expected: modules, given: row.len() });
         }

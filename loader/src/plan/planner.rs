@@ -339,8 +339,12 @@ impl StepPlanner {
 
     fn annotate(&self, samples: &[StepSample], model: &CostModel) -> (Vec<SampleCost>, Vec<(usize, String)>) {
         let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
+        let counts_tokens = self.cost_function.as_ref().is_some_and(|function| function.counts_tokens());
         let cost = |(place, sample): (usize, &StepSample)| {
             self.row(*sample).read_shape(&mut shape);
+            if counts_tokens {
+                return SampleCost { target_tokens: shape.target_tokens, ..self.free };
+            }
             model.predict(&shape).unwrap_or_else(|error| {
                 refused.push((place, reason_of(&error)));
                 self.free
@@ -371,9 +375,9 @@ impl StepPlanner {
             CostInput { key: self.row(samples[place]).key(), dataset, sample, shape, predicted: costs[place] }
         };
         let inputs: Vec<CostInput<'_>> = places.iter().zip(&shapes).map(input).collect();
-        let times = cost_function::ask(function, step, self.model.modules(), &inputs)?;
-        for (place, module_ns) in places.into_iter().zip(times) {
-            costs[place].module_ns = module_ns;
+        let answer = cost_function::ask(function, step, self.model.modules(), &inputs)?;
+        for (place, cost) in places.into_iter().zip(answer) {
+            costs[place] = cost;
         }
         Ok(())
     }

@@ -35,6 +35,7 @@ from dflop._native import (
     mix,
 )
 from dflop.batches import Audio, Batch, Microbatch, Sample, Step, Video
+from dflop.custom import Custom
 from dflop.errors import (
     ConfigError,
     DataError,
@@ -64,6 +65,7 @@ __all__ = [
     "BatchIterator",
     "ConfigError",
     "CostModel",
+    "Custom",
     "DataError",
     "Dataset",
     "Error",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, final, overload
 
+from dflop.custom import Custom
 from dflop.batches import Batch, Microbatch, Step
 
 __all__ = [
@@ -243,12 +244,15 @@ class BalancedLoader:
         cls,
         dataset: Dataset | Mixture | _Names,
         *,
-        model: _Names,
+        model: _Names | Custom,
         global_batch_size: int,
         microbatches: int = 1,
         dp_rank: int = 0,
         dp_size: int = 1,
         seed: int = 0,
+        inputs: Callable[[Sample], Any] | None = None,
+        collate: Callable[[list[Any]], Mapping[str, Any]] | None = None,
+        input_threads: int = 1,
         tokenizer: Any | None = None,
         chat_template: str | None = None,
         caption_prompt: str | None = None,
@@ -354,6 +358,7 @@ class StepMicrobatches(Sequence[Microbatch]):
 class MicrobatchIterator(Iterator[Microbatch]):
     def __iter__(self) -> Self: ...
     def __next__(self) -> Microbatch: ...
+    def skip(self, sample: Sample, reason: str) -> None: ...
 
 @final
 class Plan:

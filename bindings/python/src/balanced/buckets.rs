@@ -1,13 +1,28 @@
 //! Converts buckets of lengths from Python: a multiple, a list, or the name of the ladder.
 
 use dflop_loader::prepare::Buckets;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::error::DflopError;
 
+/// Parses the buckets of a keyword.
+///
+/// # Errors
+/// `TypeError` for another type, `ConfigError` for another name.
+pub(super) fn buckets(given: Option<&Bound<'_, PyAny>>, setting: &'static str) -> PyResult<Option<Buckets>> {
+    let Some(given) = given else { return Ok(None) };
+    let kind = || given.get_type().name().map_or_else(|_| "this".to_owned(), |name| name.to_string());
+    let wrong = |_| {
+        let expected = "a number, a list of numbers or \"ladder\"";
+        PyTypeError::new_err(format!("expected `{setting}` to be {expected}, found {}", kind()))
+    };
+    Ok(Some(given.extract::<BucketNames>().map_err(wrong)?.parse(setting)?))
+}
+
 /// Buckets as the user wrote them.
 #[derive(FromPyObject)]
-pub(super) enum BucketNames {
+enum BucketNames {
     Multiple(usize),
     Lengths(Vec<usize>),
     Name(String),
@@ -16,7 +31,7 @@ pub(super) enum BucketNames {
 impl BucketNames {
     /// # Errors
     /// `ConfigError` for another name than ``ladder``.
-    pub(super) fn parse(self, setting: &'static str) -> Result<Buckets, DflopError> {
+    fn parse(self, setting: &'static str) -> Result<Buckets, DflopError> {
         match self {
             Self::Multiple(multiple) => Ok(Buckets::Multiple(multiple)),
             Self::Lengths(lengths) => Ok(Buckets::Lengths(lengths)),

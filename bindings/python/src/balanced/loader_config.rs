@@ -25,6 +25,8 @@ pub(super) struct LoaderConfig {
     pub(super) preparer: Option<Arc<Preparer>>,
     /// Applies all settings but the planner to a loader builder.
     pub(super) settings: Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>,
+    /// A `dflop.inputs.Inputs`: the user's code that makes model inputs.
+    pub(super) inputs: Option<Py<PyAny>>,
     pub(super) first_exception: FirstException,
     pub(super) dp_rank: usize,
     pub(super) accepts_changed_data: bool,

@@ -12,11 +12,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dflop_balancer::Caps;
+use dflop_costmodel::DeviceRate;
 use dflop_costmodel::correction::CorrectionOptions;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use buckets::BucketNames;
+use buckets::buckets;
 pub(crate) use correction::Plan;
 use correction::{Learner, StageSeconds};
 use loader_config::{LoaderConfig, RunningLoader, State};
@@ -29,12 +30,12 @@ pub(crate) use steps::StepIterator;
 use crate::arguments::{Arguments, arguments};
 use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
-use crate::cost::PyCost;
+use crate::cost::{CustomCost, PyCost};
 use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
 use crate::image::PyAugment;
 use crate::loader::{budget, parse_decode};
-use crate::model::ModelSettings;
+use crate::model::{ModelArgument, ModelSettings};
 use crate::names::Names;
 use crate::runtime;
 use crate::tokenizer::TokenizerSettings;
@@ -59,7 +60,7 @@ impl PyBalancedLoader {
     #[new]
     #[pyo3(signature = (
         dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0,
-        tokenizer=None, chat_template=None, caption_prompt=None, layout="packed", pad_to_tokens=None, length_buckets=None, media_buckets=None, sample_multiple_of=1, long_sample="error",
+        inputs=None, collate=None, input_threads=1, tokenizer=None, chat_template=None, caption_prompt=None, layout="packed", pad_to_tokens=None, length_buckets=None, media_buckets=None, sample_multiple_of=1, long_sample="error",
         sample_tokens_max=None, skip_media_tensors=false, dtype="float32", blank_media="auto", token_counts="exact",
         strategy="search", stages=None, synchronize="step", tokens_max=None, bytes_max=None, search_effort=20_000,
         device="h100", profile=None, profile_tp=None, packed_tokens=None, freeze=None, recompute="none", cost=None,
@@ -73,19 +74,22 @@ impl PyBalancedLoader {
     fn new<'py>(
         py: Python<'py>,
         dataset: Source<'py>,
-        model: Names,
+        model: Bound<'py, PyAny>,
         global_batch_size: u64,
         microbatches: usize,
         dp_rank: usize,
         dp_size: usize,
         seed: u64,
+        inputs: Option<Bound<'py, PyAny>>,
+        collate: Option<Bound<'py, PyAny>>,
+        input_threads: usize,
         tokenizer: Option<Bound<'py, PyAny>>,
         chat_template: Option<String>,
         caption_prompt: Option<String>,
         layout: &str,
         pad_to_tokens: Option<u64>,
-        length_buckets: Option<BucketNames>,
-        media_buckets: Option<BucketNames>,
+        length_buckets: Option<Bound<'py, PyAny>>,
+        media_buckets: Option<Bound<'py, PyAny>>,
         sample_multiple_of: usize,
         long_sample: &str,
         sample_tokens_max: Option<u64>,
@@ -131,7 +135,7 @@ impl PyBalancedLoader {
         correction_interval: u64,
         array_type: &str,
     ) -> PyResult<Self> {
-        let (source, model, fields) = (dataset.resolved(py)?, model.0, fields.map(|names| names.0));
+        let (source, fields) = (dataset.resolved(py)?, fields.map(|names| names.0));
         let dataset = source.object();
         let arguments = arguments!(
             py,
@@ -142,14 +146,21 @@ impl PyBalancedLoader {
             dp_rank,
             dp_size,
             seed,
+            inputs,
+            collate,
+            input_threads,
             tokenizer,
             chat_template,
             caption_prompt,
             layout,
             pad_to_tokens,
+            length_buckets,
+            media_buckets,
+            sample_multiple_of,
             long_sample,
             sample_tokens_max,
             skip_media_tensors,
+            dtype,
             blank_media,
             token_counts,
             strategy,
@@ -191,8 +202,28 @@ impl PyBalancedLoader {
             array_type,
         );
         let framework = Framework::parse(array_type)?;
+        let mut custom_cost = None;
+        let inputs = match (inputs, collate) {
+            (None, None) => None,
+            (inputs, collate) => {
+                let class = py.import("dflop.inputs")?.getattr("Inputs")?;
+                Some(class.call1((inputs, collate, input_threads))?.unbind())
+            }
+        };
+        let mut cost = cost.map(PyCost::new);
+        let (names, custom) = match ModelArgument::new(&model)? {
+            ModelArgument::Names(names) => (names, None),
+            ModelArgument::Custom { parameters, tokens } => {
+                let rate = DeviceRate::preset(device).map_err(DflopError::from)?;
+                let modules = parameters.iter().map(|(module, _)| *module).collect();
+                custom_cost = Some(CustomCost::new(tokens.unbind(), &parameters, &rate, cost.take()));
+                (Vec::new(), Some(modules))
+            }
+        };
+        let cost = custom_cost.map(|cost| cost as _).or(cost.map(|cost| cost as _));
         let model = ModelSettings {
-            names: model,
+            names,
+            custom,
             device: device.to_owned(),
             profile,
             profile_tp,
@@ -220,14 +251,14 @@ impl PyBalancedLoader {
             first_epoch,
             is_validation: validation,
             accepts_changed_data: accept_changed_data,
-            cost: cost.map(|function| PyCost::new(function) as _),
+            cost,
         };
         let prepare = PrepareSettings {
             tokenizer: TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?,
             layout: layout.to_owned(),
             pad_to_tokens,
-            length_buckets: length_buckets.map(|buckets| buckets.parse("length_buckets")).transpose()?,
-            media_buckets: media_buckets.map(|buckets| buckets.parse("media_buckets")).transpose()?,
+            length_buckets: buckets(length_buckets.as_ref(), "length_buckets")?,
+            media_buckets: buckets(media_buckets.as_ref(), "media_buckets")?,
             sample_multiple: sample_multiple_of,
             long_sample: long_sample.to_owned(),
             sample_tokens_max,
@@ -258,7 +289,7 @@ impl PyBalancedLoader {
             transforms: user_code.transforms(transforms.as_ref())?,
             first_exception,
         };
-        let config = Settings { model, plan, prepare, read }.loader_config(py, source)?;
+        let config = Settings { inputs, model, plan, prepare, read }.loader_config(py, source)?;
         let config = Arc::new(config);
         let making = config.clone();
         let running = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));

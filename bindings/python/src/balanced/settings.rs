@@ -98,6 +98,8 @@ pub(super) struct ReadSettings {
 
 /// All settings but the data.
 pub(super) struct Settings {
+    /// The user's code that makes model inputs.
+    pub(super) inputs: Option<Py<PyAny>>,
     pub(super) model: ModelSettings,
     pub(super) plan: PlanSettings,
     pub(super) prepare: PrepareSettings,
@@ -107,16 +109,22 @@ pub(super) struct Settings {
 impl Settings {
     /// Opens the data and combines it with the settings.
     pub(super) fn loader_config<'py>(self, py: Python<'py>, data: Source<'py>) -> PyResult<LoaderConfig> {
-        let Self { model, plan, prepare, read } = self;
+        let Self { inputs, model, plan, prepare, read } = self;
         let layout = layout(&prepare.layout)?;
         let pad_to_tokens = prepare.pad_to_tokens;
         // Checked before anything is opened, so that a wrong keyword fails early.
         let is_exact = is_exact(&prepare.token_counts)?;
         let blank_media = blank_media(&prepare.blank_media)?;
-        let wants_tensors = !prepare.tokenizer.is_refused() && read.decode == Decode::Media;
+        if prepare.tokenizer.is_given() && (inputs.is_some() || model.custom.is_some()) {
+            let reason = "has no use where your own code makes the inputs: drop it, or give it to the dataset for token counts";
+            return Err(DflopError::config("tokenizer", reason).into());
+        }
+        let wants_tensors =
+            inputs.is_none() && !prepare.tokenizer.is_refused() && read.decode == Decode::Media;
+        let is_own = inputs.is_some() || model.custom.is_some();
         let (cost_model, preparer) = py.detach(|| {
             let spec = model.spec()?;
-            let preparer = prepare.preparer(&model, &spec, layout)?;
+            let preparer = if is_own { None } else { prepare.preparer(&model, &spec, layout)? };
             Ok::<_, DflopError>((model.cost_model()?, preparer))
         })?;
         if preparer.is_none() && pad_to_tokens.is_some() {
@@ -142,6 +150,7 @@ impl Settings {
         let settings = read.apply(plan.seed)?;
         Ok(LoaderConfig {
             planner,
+            inputs,
             preparer: preparer.map(Arc::new),
             settings,
             first_exception,

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_loader::Error;
+use dflop_loader::error::Skipped;
 use dflop_loader::loader::Microbatch;
 use pyo3::exceptions::{PyIndexError, PyUserWarning};
 use pyo3::prelude::*;
@@ -13,6 +14,7 @@ use pyo3::types::{PyList, PySlice};
 use super::loader_config::RunningLoader;
 use super::microbatch::microbatch;
 use super::steps::{Iteration, Live};
+use crate::error::DflopError;
 use crate::runtime::{self, Threaded};
 
 /// Microbatches of a step, in the order in which a pipeline runs them: a sequence that decodes ahead and
@@ -53,8 +55,8 @@ impl StepMicrobatches {
         self.len
     }
 
-    fn __iter__(&self) -> MicrobatchIterator {
-        self.numbers(0..self.len)
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.numbers(py, 0..self.len)
     }
 
     fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -68,7 +70,7 @@ impl StepMicrobatches {
         if let Some(taken) = self.taken.get(py, number)? {
             return Ok(taken);
         }
-        let taken = self.numbers(number..number + 1).__next__(py)?.ok_or_else(outside)?;
+        let taken = self.numbers(py, number..number + 1)?.try_iter()?.next().ok_or_else(outside)??;
         *self.taken.indexed() = Some(taken.clone().unbind());
         Ok(taken)
     }
@@ -96,16 +98,21 @@ impl StepMicrobatches {
         Bound::new(py, Self { iteration, step, len, taken })
     }
 
-    fn numbers(&self, numbers: Range<usize>) -> MicrobatchIterator {
+    /// Returns an iterator over some microbatches; the user's inputs are made one microbatch ahead.
+    fn numbers<'py>(&self, py: Python<'py>, numbers: Range<usize>) -> PyResult<Bound<'py, PyAny>> {
         let (iteration, step, taken) = (Arc::clone(&self.iteration), self.step, Arc::clone(&self.taken));
         let position = Threaded::new(tokio::sync::Mutex::new(Position { numbers, again: None }));
-        MicrobatchIterator { iteration, step, taken, position }
+        let plain = Bound::new(py, MicrobatchIterator { iteration, step, taken, position })?.into_any();
+        match &self.iteration.config.inputs {
+            Some(inputs) => inputs.bind(py).call_method1("of", (plain,)),
+            None => Ok(plain),
+        }
     }
 
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let (list, all) = (PyList::empty(py), self.__iter__());
-        while let Some(microbatch) = all.__next__(py)? {
-            list.append(microbatch)?;
+        let list = PyList::empty(py);
+        for microbatch in self.__iter__(py)?.try_iter()? {
+            list.append(microbatch?)?;
         }
         Ok(list)
     }
@@ -160,8 +167,29 @@ impl MicrobatchIterator {
         let Iteration { config, running, .. } = &*self.iteration;
         let normalization = config.preparer.as_ref().and_then(|preparer| preparer.pixel_normalization());
         let made = microbatch(py, next, running.planner.model(), normalization, delivery)?;
-        self.taken.in_use.bind(py).set_item(number, &made)?;
+        // A microbatch whose inputs are still to be made is not shown to others.
+        if config.inputs.is_none() {
+            self.taken.in_use.bind(py).set_item(number, &made)?;
+        }
         Ok(Some(made))
+    }
+
+    /// Counts a sample of which no inputs can be made as skipped.
+    ///
+    /// Raises:
+    ///     ErrorBudgetError: too many samples are bad.
+    fn skip(&self, sample: &Bound<'_, PyAny>, reason: String) -> PyResult<()> {
+        let skipped = Skipped {
+            shard: sample.getattr("shard")?.extract()?,
+            offset: sample.getattr("offset")?.extract()?,
+            key: Some(sample.getattr("key")?.extract()?),
+            field: None,
+            reason,
+        };
+        let loader = self.iteration.running.loader.get()?;
+        let log = loader.skip_log();
+        log.push(skipped);
+        Ok(log.check(false).map_err(DflopError::from)?)
     }
 }
 
