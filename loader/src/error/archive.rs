@@ -37,6 +37,9 @@ pub enum TarFault {
     /// The header's bytes do not add up.
     #[error("bad checksum")]
     BadChecksum,
+    /// The file is of another format.
+    #[error("this is {format}, not a tar")]
+    OtherFormat { format: &'static str },
     /// A number in a header is not octal or does not fit 64 bits.
     #[error("bad number in header field `{field}`")]
     BadNumber { field: &'static str },

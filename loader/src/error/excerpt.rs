@@ -5,13 +5,11 @@ use std::borrow::Cow;
 /// Returns a text of at most `characters` characters; what is cut off is replaced by an ellipsis.
 #[must_use]
 pub fn excerpt(text: &str, characters: usize) -> Cow<'_, str> {
-    match text.char_indices().nth(characters) {
-        None => Cow::Borrowed(text),
-        Some(_) => {
-            let end = text.char_indices().nth(characters.saturating_sub(1)).map_or(0, |(end, _)| end);
-            Cow::Owned(format!("{}…", &text[..end]))
-        }
+    if text.char_indices().nth(characters).is_none() {
+        return Cow::Borrowed(text);
     }
+    let end = text.char_indices().nth(characters.saturating_sub(1)).map_or(0, |(end, _)| end);
+    Cow::Owned(format!("{}…", &text[..end]))
 }
 
 #[cfg(test)]

@@ -8,11 +8,14 @@ use std::sync::Arc;
 use super::key::{Keys, requested_key};
 use super::medium::{outside, read_medium, resolve_medium};
 use super::parts::SourcePart;
-use super::record::Record;
+use super::record::{Record, SHOWN_MAX};
 use super::{PackOptions, Packed, SkippedSource};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::flow::Progress;
 use crate::write::{ShardCompression, ShardWriter, ShardWriterBuilder, WrittenShards, ZSTD_LEVEL};
+
+/// Most characters of a path in the account; a longer one is content in the place of a path.
+const PATH_SHOWN_MAX: usize = 255;
 
 /// File that becomes a field.
 #[derive(Debug)]
@@ -114,6 +117,9 @@ impl<'a> Packer<'a> {
 
     /// Records something that is not a sample.
     fn skip(&mut self, path: String, reason: String) {
+        // A manifest may hold content where a path is expected.
+        let is_long = path.chars().nth(PATH_SHOWN_MAX).is_some();
+        let path = if is_long { excerpt(&path, SHOWN_MAX).into_owned() } else { path };
         self.skipped.push(SkippedSource { path, reason });
     }
 

@@ -8,9 +8,12 @@
 use serde_json::{Map, Value};
 
 use super::medium::split_extension;
+use crate::error::excerpt;
 use crate::media::{FieldKind, kind_of_extension};
 use crate::sample::document::{MEDIA_COLUMNS, named_path};
 
+/// Most characters of a value in a message.
+pub(super) const SHOWN_MAX: usize = 80;
 /// Row of [`MEDIA_COLUMNS`] for audio.
 const AUDIO: usize = 1;
 
@@ -97,8 +100,9 @@ fn add_media(
     let paths =
         named_paths(&entry[*column]).ok_or_else(|| format!("column `{column}` must contain a path"))?;
     for (at, path) in paths.iter().enumerate() {
-        let (_, extension) = split_extension(path)
-            .ok_or_else(|| format!("`{path}` in column `{column}` needs an extension"))?;
+        let (_, extension) = split_extension(path).ok_or_else(|| {
+            format!("`{}` in column `{column}` needs an extension", excerpt(path, SHOWN_MAX))
+        })?;
         let numbered = if paths.len() > 1 { format!("{at}.{extension}") } else { extension };
         media.push((numbered, (*path).to_owned()));
     }

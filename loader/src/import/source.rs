@@ -29,7 +29,10 @@ impl ImportSource {
         let unreadable = |source| Error::File { path: path.display().to_string(), source };
         let metadata = fs::metadata(path).map_err(unreadable)?;
         if metadata.is_dir() {
-            return Ok(Self::Directory);
+            return match saved_by_datasets(path) {
+                None => Ok(Self::Directory),
+                Some(reason) => Err(Error::Pack { path: path.display().to_string(), reason }),
+            };
         }
         if metadata.is_file() {
             if has_extension(path, &["csv"]) {
@@ -54,6 +57,17 @@ impl ImportSource {
             Self::Table => format!("a header and rows with {KNOWN_COLUMNS}"),
         }
     }
+}
+
+/// Returns the reason for not packing a directory that the library `datasets` of Hugging Face has written.
+fn saved_by_datasets(directory: &Path) -> Option<String> {
+    let has = |name: &str| directory.join(name).is_file();
+    let is_one = has("dataset_info.json") && has("state.json");
+    (is_one || has("dataset_dict.json")).then(|| {
+        "a dataset saved by Hugging Face `datasets`, in Arrow files; expected files of media, or a manifest: export \
+         its rows to files or JSON Lines first"
+            .to_owned()
+    })
 }
 
 /// Distinguishes a document from JSON Lines. An array is a document. An object is the first of many lines if
@@ -127,6 +141,20 @@ mod tests {
         ];
         for (name, content, expected) in table {
             assert_eq!(detect(name, content), expected, "{name}: {content}");
+        }
+    }
+
+    #[test]
+    fn a_dataset_saved_by_hugging_face_is_refused_by_name() {
+        for files in
+            [&["dataset_info.json", "state.json", "data-00000-of-00001.arrow"][..], &["dataset_dict.json"]]
+        {
+            let directory = tempfile::tempdir().unwrap();
+            for name in files {
+                fs::write(directory.path().join(name), "{}").unwrap();
+            }
+            let refused = ImportSource::detect(directory.path()).unwrap_err().to_string();
+            assert!(refused.contains("Hugging Face `datasets`"), "{refused}");
         }
     }
 

@@ -8,9 +8,9 @@ use csv::{ReaderBuilder, StringRecord, Trim};
 use serde_json::{Map, Value};
 
 use super::packer::Packer;
-use super::record::{KNOWN_COLUMNS, is_known_column};
+use super::record::{KNOWN_COLUMNS, SHOWN_MAX, is_known_column};
 use super::source::open_text;
-use crate::error::{Error, Result, reason_of};
+use crate::error::{Error, Result, excerpt, reason_of};
 
 /// Packs every row; one whose number of values differs from the header is skipped.
 pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
@@ -21,7 +21,10 @@ pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let header = table.headers().map_err(|error| fail(reason_of(&error)))?.clone();
     if !header.iter().any(is_known_column) {
         let found: Vec<&str> = header.iter().collect();
-        let reason = format!("the header must have a column for {KNOWN_COLUMNS}, found {}", found.join(", "));
+        let reason = format!(
+            "the header must have a column for {KNOWN_COLUMNS}, found {}",
+            excerpt(&found.join(", "), SHOWN_MAX)
+        );
         return Err(fail(reason));
     }
     packer.begin(0);

@@ -73,17 +73,28 @@ pub(crate) fn until_nul(bytes: &[u8]) -> &[u8] {
 /// Checks the sum of all header bytes, with the checksum field itself counted as spaces. Some old writers
 /// summed signed bytes; both sums are accepted, as in every reader.
 fn check_checksum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarFault> {
-    let stored = parse_number(&block[148..156]).ok_or(TarFault::BadChecksum)?;
+    let stored = parse_number(&block[148..156]);
     let outside = |index: &usize| !(148..156).contains(index);
     let spaces = 8 * u64::from(b' ');
     let unsigned: u64 = spaces + (0..BLOCK_BYTES).filter(outside).map(|i| u64::from(block[i])).sum::<u64>();
     let signed: i64 =
         spaces as i64 + (0..BLOCK_BYTES).filter(outside).map(|i| i64::from(block[i] as i8)).sum::<i64>();
     // A fuzzer cannot guess sums; without this it would end here.
-    if cfg!(fuzzing) || stored == unsigned || i64::try_from(stored) == Ok(signed) {
+    let is_sum = |stored: u64| stored == unsigned || i64::try_from(stored) == Ok(signed);
+    if stored.is_some_and(|stored| cfg!(fuzzing) || is_sum(stored)) {
         Ok(())
     } else {
-        Err(TarFault::BadChecksum)
+        Err(other_format(block).map_or(TarFault::BadChecksum, |format| TarFault::OtherFormat { format }))
+    }
+}
+
+/// Names the format of a file that was taken for a tar, by its first bytes.
+fn other_format(block: &[u8; BLOCK_BYTES]) -> Option<&'static str> {
+    match block {
+        [b'P', b'A', b'R', b'1', ..] => Some("Parquet"),
+        [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Some("an Arrow file"),
+        [0xff, 0xff, 0xff, 0xff, _, _, 0, 0, ..] => Some("an Arrow stream"),
+        _ => None,
     }
 }
 
@@ -122,6 +133,21 @@ mod tests {
         let sum: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
         block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
         block
+    }
+
+    #[test]
+    fn files_of_other_formats_are_named() {
+        for (magic, format) in [
+            (&b"PAR1"[..], "Parquet"),
+            (b"ARROW1\0\0", "an Arrow file"),
+            (b"\xff\xff\xff\xff\x80\x02\0\0", "an Arrow stream"),
+        ] {
+            let mut block = [7; BLOCK_BYTES];
+            block[..magic.len()].copy_from_slice(magic);
+            let fault = parse_header(&block).unwrap_err();
+            assert_eq!(fault, TarFault::OtherFormat { format });
+            assert_eq!(fault.to_string(), format!("this is {format}, not a tar"));
+        }
     }
 
     #[test]
