@@ -114,7 +114,9 @@ impl TransformStage {
         samples: Vec<(RawSample, PendingFields)>,
         preparing: Option<PrepareStage>,
     ) -> Vec<PendingTransforms> {
-        samples.iter().for_each(|(sample, _)| self.note_fields(sample));
+        for (sample, _) in &samples {
+            self.note_fields(sample);
+        }
         let (senders, answers): (Vec<_>, Vec<_>) = samples.iter().map(|_| oneshot::channel()).unzip();
         let (stage, ticket) = (self.clone(), self.take_ticket());
         let task = tokio::spawn(async move {

@@ -106,8 +106,13 @@ impl OpenBatch<'_> {
             PendingBatch::Fields(self.pending)
         };
         collator.metrics().stage(LoaderStage::Collate).depth.add(1);
-        let _leases = [self.encoded, self.decoded];
-        Ok(BegunBatch { batch, samples, progressed, steps: Vec::new(), _leases })
+        Ok(BegunBatch {
+            batch,
+            samples,
+            progressed,
+            steps: Vec::new(),
+            _leases: [self.encoded, self.decoded],
+        })
     }
 }
 

@@ -126,7 +126,9 @@ impl Refill {
         self.count_bad(&is_good)?;
         if good == size && is_good.len() as u64 == size && self.waiting.is_empty() {
             let mut whole = std::mem::take(&mut self.behind);
-            progress.into_iter().for_each(|progress| whole.append(progress));
+            for progress in progress {
+                whole.append(progress);
+            }
             advance(tracker, collator, whole, size);
             return Ok(Some(batch));
         }
