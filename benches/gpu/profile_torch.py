@@ -372,7 +372,9 @@ def cpu_name():
 def header(arguments, device, dtype, models):
     """Returns the metadata before the rows."""
     is_cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if is_cuda else f"{cpu_name()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    processor = f"{cpu_name()}, {threads} thread{'' if threads == 1 else 's'}"
+    name = torch.cuda.get_device_name(device) if is_cuda else processor
     driver = "none"
     if is_cuda:
         driver = f"CUDA {torch.version.cuda}, compute capability {torch.cuda.get_device_capability(device)}"

@@ -26,6 +26,10 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
+    pub(crate) fn new(framework: Framework, decode: &str) -> Self {
+        Self { framework, is_decoded: decode != "raw" }
+    }
+
     pub(crate) fn resolved(self, py: Python<'_>) -> PyResult<Self> {
         Ok(Self { framework: self.framework.resolved(py)?, ..self })
     }

@@ -101,26 +101,10 @@ impl PyDataset {
     ) -> PyResult<Self> {
         let model = model.map(|names| names.0);
         // Kept as given: `__reduce__` creates the dataset from them in another process.
-        let arguments = arguments!(
-            py,
-            index,
-            split,
-            splits,
-            repeat,
-            cache,
-            cache_bytes,
-            requests_max,
-            read,
-            allow_pipe,
-            allow_outside,
-            tokenizer,
-            model,
-            chat_template,
-            caption_prompt,
-            rebuild,
-            verify,
-            foreign,
-        );
+        let arguments = arguments! {
+            py, index, split, splits, repeat, cache, cache_bytes, requests_max, read, allow_pipe,
+            allow_outside, tokenizer, model, chat_template, caption_prompt, rebuild, verify, foreign,
+        };
         let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?;
         let options = IndexOptions {
             directory: index,

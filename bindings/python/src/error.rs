@@ -1,6 +1,7 @@
 //! Converts the errors of the crates to the exceptions of `dflop.errors`.
 
 use dflop_loader::error::Skipped;
+use dflop_loader::model::unknown_name_hint;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};
@@ -103,6 +104,19 @@ impl DflopError {
     }
 }
 
+/// Returns the keyword of the setting of a crate.
+fn keyword(setting: &'static str) -> &'static str {
+    match setting {
+        "global_batch" => "global_batch_size",
+        "samples_max" => "samples",
+        "buffered_bytes_max" => "buffered_bytes",
+        "stall_seconds_error" => "stall_seconds",
+        "transforms.threads" => "transform_threads",
+        "work" => "search_effort",
+        setting => setting,
+    }
+}
+
 /// Joins an error and its causes, one per line.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
@@ -116,7 +130,10 @@ impl From<dflop_loader::Error> for DflopError {
         let new = |class, kind| Self::new(class, kind, &error);
         match &error {
             E::Config { setting, reason } => {
-                new("ConfigError", "config").field("setting", *setting).field("reason", reason.clone())
+                let setting = keyword(setting);
+                Self::new_message("ConfigError", "config", format!("invalid `{setting}`: {reason}"))
+                    .field("setting", setting)
+                    .field("reason", reason.clone())
             }
             E::ShardList { pattern, reason } => new("ConfigError", "shard_list")
                 .field("pattern", pattern.clone())
@@ -222,7 +239,10 @@ impl From<dflop_costmodel::Error> for DflopError {
         let new = |kind| Self::new("ModelError", kind, &error);
         match &error {
             E::UnknownModel { name, known } => {
-                new("unknown_model").field("name", name.clone()).field("known", known.clone())
+                let message = format!("{error}; {}", unknown_name_hint(name));
+                Self::new_message("ModelError", "unknown_model", message)
+                    .field("name", name.clone())
+                    .field("known", known.clone())
             }
             E::UnknownDevice { name, known } => {
                 new("unknown_device").field("name", name.clone()).field("known", known.clone())

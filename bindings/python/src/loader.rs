@@ -134,32 +134,11 @@ impl PyLoader {
     ) -> PyResult<Self> {
         let dataset = dataset.dataset(py)?;
         let fields = fields.map(|names| names.0);
-        let arguments = arguments!(
-            py,
-            dataset,
-            batch_size,
-            image,
-            decode,
-            fields,
-            augment,
-            workers,
-            epochs,
-            samples,
-            shuffle_buffer,
-            shuffle_bytes,
-            shuffle_shards,
-            seed,
-            rank,
-            world,
-            drop_last,
-            error_budget,
-            error_count,
-            buffered_bytes,
-            stall_seconds,
-            transforms,
-            transform_threads,
-            array_type,
-        );
+        let arguments = arguments! {
+            py, dataset, batch_size, image, decode, fields, augment, workers, epochs, samples,
+            shuffle_buffer, shuffle_bytes, shuffle_shards, seed, rank, world, drop_last, error_budget,
+            error_count, buffered_bytes, stall_seconds, transforms, transform_threads, array_type,
+        };
         let framework = Framework::parse(array_type)?;
         let image = image.map(|image| image.get().clone());
         let builder = if world != 1 || rank != 0 || dataset.get().has_split() {
@@ -199,19 +178,13 @@ impl PyLoader {
         if shuffle_shards {
             builder = builder.shuffle_shards(seed);
         }
-        let first_exception = FirstException::default();
-        let user_code = UserCode {
-            threads: transform_threads,
-            seed,
-            framework,
-            is_prepared: false,
-            first_exception: first_exception.clone(),
-        };
+        let user_code = UserCode::new(transform_threads, seed, framework, false);
+        let first_exception = user_code.first_exception.clone();
         let transforms = user_code.transforms(transforms.as_ref())?;
         let builder = builder.scaled_decode(is_scaled).transforms(transforms);
         let loader = start(&builder)?;
         let pass = Mutex::new(Some(Pass::new(loader, 0)));
-        let delivery = Delivery { framework, is_decoded: decode != "raw" };
+        let delivery = Delivery::new(framework, decode);
         let dataset = dataset.unbind();
         let streams = Mutex::default();
         Ok(Self { arguments, dataset, builder, delivery, epochs, first_exception, pass, streams })
@@ -265,7 +238,7 @@ impl PyLoader {
     }
 
     /// Returns true; does not open the index.
-    fn __bool__(&self) -> bool {
+    fn __bool__(_slf: PyRef<'_, Self>) -> bool {
         true
     }
 

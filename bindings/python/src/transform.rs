@@ -93,15 +93,19 @@ impl FirstException {
 
 /// Settings of user functions.
 pub(crate) struct UserCode {
-    pub(crate) threads: usize,
-    pub(crate) seed: u64,
-    pub(crate) framework: Framework,
+    threads: usize,
+    seed: u64,
+    framework: Framework,
     /// Whether the results become model inputs.
-    pub(crate) is_prepared: bool,
+    is_prepared: bool,
     pub(crate) first_exception: FirstException,
 }
 
 impl UserCode {
+    pub(crate) fn new(threads: usize, seed: u64, framework: Framework, is_prepared: bool) -> Self {
+        Self { threads, seed, framework, is_prepared, first_exception: FirstException::default() }
+    }
+
     /// Converts a dictionary of functions, or a list of `Transform`.
     pub(crate) fn transforms(self, given: Option<&Bound<'_, PyAny>>) -> PyResult<Transforms> {
         let mut transforms = Transforms::new().threads(self.threads).seed(self.seed);

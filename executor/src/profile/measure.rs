@@ -331,7 +331,7 @@ fn summary(chosen: &ChosenPoints, what: &str) -> String {
 
 fn metadata(device: &Cpu, clock: Clock, peak_flops: f64) -> Vec<(String, String)> {
     [
-        ("device", format!("{}, {} threads", processor(), device.threads())),
+        ("device", format!("{}, {}", processor(), threads(device.threads()))),
         ("executor", format!("dflop {}", env!("CARGO_PKG_VERSION"))),
         ("dtype", "float32".to_owned()),
         ("recompute", "none".to_owned()),
@@ -347,4 +347,9 @@ fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+/// Formats a number of threads.
+fn threads(threads: usize) -> String {
+    if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") }
 }

@@ -6,4 +6,6 @@ mod registry;
 
 pub use self::directory::ModelDirectory;
 pub use self::hub_cache::cached_checkpoint;
-pub use self::registry::{checkpoint_path, image_processor_of, profile_options, read_profile, spec_of};
+pub use self::registry::{
+    checkpoint_path, image_processor_of, profile_options, read_profile, spec_of, unknown_name_hint,
+};

@@ -36,6 +36,19 @@ pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     ModelSpec::compose(&names.join("+"), &parts).map_err(Error::Model)
 }
 
+/// Describes what a name would have to be that is no preset, for messages.
+#[must_use]
+pub fn unknown_name_hint(name: &str) -> String {
+    let is_path = name.starts_with(['/', '.', '~']) || name.ends_with('/') || name.matches('/').count() > 1;
+    if is_path {
+        return "and there is no such folder".to_owned();
+    }
+    if name.contains('/') {
+        return format!("and it is not in the Hugging Face cache: `hf download {name}` downloads it");
+    }
+    "or the directory of a checkpoint with its `config.json`".to_owned()
+}
+
 /// Returns the image processor, if a directory describes it in more detail than the model's family does.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use clap::Args;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, Error, FrozenParts, ModelSpec};
 
-use dflop_loader::model::{image_processor_of, spec_of as spec_of_names};
+use dflop_loader::model::{image_processor_of, spec_of as spec_of_names, unknown_name_hint};
 use dflop_loader::prepare::image::ImageProcessor;
 
 use crate::args::profile::MeasuredProfileArgs;
@@ -87,8 +87,8 @@ impl ModelArgs {
 /// Returns the spec of one preset or directory, or of several joined.
 pub(crate) fn spec_of(names: &[String]) -> Result<ModelSpec, Failure> {
     spec_of_names(names).map_err(|error| match error {
-        dflop_loader::Error::Model(Error::UnknownModel { .. }) => {
-            Failure::Misuse(format!("{error}; or the directory of a checkpoint with its `config.json`"))
+        dflop_loader::Error::Model(Error::UnknownModel { ref name, .. }) => {
+            Failure::Misuse(format!("{error}; {}", unknown_name_hint(name)))
         }
         error => error.into(),
     })

@@ -247,7 +247,9 @@ fn print(out: &mut impl Write, json: &ProfileJson<'_>) -> Result<(), Failure> {
     if let Some(measured) = &json.measured {
         let MeasuredJson { profile, clock, points, seconds, peak_flops, modules } = measured;
         writeln!(out, "{profile}: {points} points of {} in {seconds:.0} s, {clock}", json.model)?;
-        writeln!(out, "matrix products reach {:.1} GFLOP/s on {} threads", peak_flops / 1e9, json.threads)?;
+        let threads = if json.threads == 1 { "thread" } else { "threads" };
+        let gigaflops = peak_flops / 1e9;
+        writeln!(out, "matrix products reach {gigaflops:.1} GFLOP/s on {} {threads}", json.threads)?;
         for module in modules {
             let error = module.error_max.map_or_else(|| "not known".to_owned(), percent);
             writeln!(

@@ -39,7 +39,7 @@ use crate::model::{ModelArgument, ModelSettings};
 use crate::names::Names;
 use crate::runtime;
 use crate::tokenizer::TokenizerSettings;
-use crate::transform::{FirstException, UserCode};
+use crate::transform::UserCode;
 
 #[doc = include_str!("balanced_loader.md")]
 #[pyclass(frozen, name = "BalancedLoader", module = "dflop._native")]
@@ -137,70 +137,15 @@ impl PyBalancedLoader {
     ) -> PyResult<Self> {
         let (source, fields) = (dataset.resolved(py)?, fields.map(|names| names.0));
         let dataset = source.object();
-        let arguments = arguments!(
-            py,
-            dataset,
-            model,
-            global_batch_size,
-            microbatches,
-            dp_rank,
-            dp_size,
-            seed,
-            inputs,
-            collate,
-            input_threads,
-            tokenizer,
-            chat_template,
-            caption_prompt,
-            layout,
-            pad_to_tokens,
-            length_buckets,
-            media_buckets,
-            sample_multiple_of,
-            long_sample,
-            sample_tokens_max,
-            skip_media_tensors,
-            dtype,
-            blank_media,
-            token_counts,
-            strategy,
-            stages,
-            synchronize,
-            tokens_max,
-            bytes_max,
-            search_effort,
-            device,
-            profile,
-            profile_tp,
-            packed_tokens,
-            freeze,
-            recompute,
-            cost,
-            tail,
-            repeat_samples,
-            shuffle,
-            block_samples,
-            open_blocks,
-            epochs,
-            first_epoch,
-            validation,
-            accept_changed_data,
-            steps,
-            transforms,
-            transform_threads,
-            fields,
-            decode,
-            augment,
-            workers,
-            steps_ahead,
-            buffered_bytes,
-            microbatch_bytes,
-            error_budget,
-            error_count,
-            stall_seconds,
-            correction_interval,
-            array_type,
-        );
+        let arguments = arguments! {
+            py, dataset, model, global_batch_size, microbatches, dp_rank, dp_size, seed, inputs, collate, input_threads, tokenizer, chat_template,
+            caption_prompt, layout, pad_to_tokens, length_buckets, media_buckets, sample_multiple_of, long_sample, sample_tokens_max, skip_media_tensors, dtype, blank_media,
+            token_counts, strategy, stages, synchronize, tokens_max, bytes_max, search_effort, device, profile,
+            profile_tp, packed_tokens, freeze, recompute, cost, tail, repeat_samples, shuffle, block_samples,
+            open_blocks, epochs, first_epoch, validation, accept_changed_data, steps, transforms, transform_threads,
+            fields, decode, augment, workers, steps_ahead, buffered_bytes, microbatch_bytes, error_budget,
+            error_count, stall_seconds, correction_interval, array_type,
+        };
         let framework = Framework::parse(array_type)?;
         let mut custom_cost = None;
         let inputs = match (inputs, collate) {
@@ -267,14 +212,7 @@ impl PyBalancedLoader {
             blank_media: blank_media.to_owned(),
             token_counts: token_counts.to_owned(),
         };
-        let first_exception = FirstException::default();
-        let user_code = UserCode {
-            threads: transform_threads,
-            seed,
-            framework,
-            is_prepared: true,
-            first_exception: first_exception.clone(),
-        };
+        let user_code = UserCode::new(transform_threads, seed, framework, true);
         let read = ReadSettings {
             decode: parse_decode(decode, None)?,
             fields,
@@ -286,20 +224,11 @@ impl PyBalancedLoader {
             microbatch_bytes,
             error_budget: budget(error_budget, error_count)?,
             stall_seconds: stall_seconds.unwrap_or(f64::INFINITY),
+            first_exception: user_code.first_exception.clone(),
             transforms: user_code.transforms(transforms.as_ref())?,
-            first_exception,
         };
         let config = Settings { inputs, model, plan, prepare, read }.loader_config(py, source)?;
-        let config = Arc::new(config);
-        let making = config.clone();
-        let running = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
-        let options =
-            CorrectionOptions { interval_steps: correction_interval, ..CorrectionOptions::default() };
-        // Checks the options now rather than in the middle of a run.
-        Learner::new(options)?;
-        let delivery = Delivery { framework, is_decoded: decode != "raw" };
-        let (learner, iterations) = (Mutex::new(None), Mutex::default());
-        Ok(Self { arguments, config, delivery, running, iterations, learner, options })
+        Self::start(py, arguments, config, correction_interval, Delivery::new(framework, decode))
     }
 
     /// Resumes after the last delivered step; restarts if the run has ended.
@@ -478,6 +407,24 @@ impl PyBalancedLoader {
 }
 
 impl PyBalancedLoader {
+    /// Builds the loader of the first iteration.
+    fn start(
+        py: Python<'_>,
+        arguments: Arguments,
+        config: LoaderConfig,
+        interval_steps: u64,
+        delivery: Delivery,
+    ) -> PyResult<Self> {
+        let options = CorrectionOptions { interval_steps, ..CorrectionOptions::default() };
+        // Checks the options now rather than in the middle of a run.
+        Learner::new(options)?;
+        let config = Arc::new(config);
+        let making = config.clone();
+        let running = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
+        let (learner, iterations) = (Mutex::new(None), Mutex::default());
+        Ok(Self { arguments, config, delivery, running, iterations, learner, options })
+    }
+
     /// Replaces the loader by one of another run, or of another state of the run.
     fn restart(
         &self,

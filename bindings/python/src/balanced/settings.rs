@@ -286,7 +286,10 @@ pub(crate) fn strategy(name: &str) -> Result<Strategy, DflopError> {
     match name {
         "data-blind" | "data_blind" => Ok(Strategy::RoundRobin),
         "balanced" => Ok(Strategy::Search),
-        _ => Ok(name.parse()?),
+        _ => name.parse().map_err(|_| {
+            let known = Strategy::ALL.map(Strategy::name).join(", ");
+            DflopError::config("strategy", format!("expected data-blind, balanced, {known}, found `{name}`"))
+        }),
     }
 }
 

@@ -85,7 +85,8 @@ def device_name(device: torch.device) -> str:
     """Returns the name of a device in profiles; profiles of different devices are not combined."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    return f"{_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def _processor() -> str:
