@@ -39,8 +39,8 @@ class Messages(WithExample):
     def test_unknown_models_are_explained(self) -> None:
         cases = {
             "org/name": "hf download org/name",
-            "./nowhere": "no such folder",
-            "/nowhere/at/all": "no such folder",
+            "./nowhere": "no such directory",
+            "/nowhere/at/all": "no such directory",
             "qwen": "or the directory of a checkpoint",
         }
         for name, hint in cases.items():

@@ -41,7 +41,7 @@ pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
 pub fn unknown_name_hint(name: &str) -> String {
     let is_path = name.starts_with(['/', '.', '~']) || name.ends_with('/') || name.matches('/').count() > 1;
     if is_path {
-        return "and there is no such folder".to_owned();
+        return "and there is no such directory".to_owned();
     }
     if name.contains('/') {
         return format!("and it is not in the Hugging Face cache: `hf download {name}` downloads it");

@@ -96,6 +96,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 6] = [
     (
         "bindings/python/src",
         &[
+            "arguments",
             "error",
             "arrays",
             "names",

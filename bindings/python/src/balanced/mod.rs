@@ -338,8 +338,8 @@ impl PyBalancedLoader {
         self.restart(py, move || config.build(Some(state)))
     }
 
-    /// Restarts the run at the first sample of an epoch, counted from 0, as a loader with this ``first_epoch``
-    /// does; corrections that were learned from measured times are dropped.
+    /// Restarts the run at the first sample of an epoch, counted from 0, as a loader with this
+    /// ``first_epoch`` does; corrections that were learned from measured times are dropped.
     fn set_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
         let config = self.config.clone();
         self.restart(py, move || config.build_at_epoch(epoch))
