@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dflop_costmodel::{DeviceRate, Module, ModuleTimes, SampleCost};
+use dflop_costmodel::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost, SampleShape};
 use dflop_loader::error::BoxError;
+use dflop_loader::index::Index;
+use dflop_loader::order::Mixture;
 use dflop_loader::plan::{CostFunction, CostInput};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping};
+
+use crate::error::DflopError;
+use crate::model::ModelArgument;
 
 /// FLOPs of a token's forward and backward pass per parameter.
 ///
@@ -46,9 +51,37 @@ impl CostFunction for PyCost {
     }
 }
 
+/// A model with the user's functions for its costs.
+pub(crate) struct CostedModel {
+    /// Names of the model; none of a custom one.
+    pub(crate) names: Vec<String>,
+    /// Modules of a custom model.
+    pub(crate) custom: Option<Vec<Module>>,
+    pub(crate) cost: Option<Arc<dyn CostFunction>>,
+}
+
+impl CostedModel {
+    /// - `device`: gives the rate of a custom model
+    /// - `cost`: replaces times
+    pub(crate) fn new(model: &Bound<'_, PyAny>, device: &str, cost: Option<Py<PyAny>>) -> PyResult<Self> {
+        let times = cost.map(PyCost::new);
+        match ModelArgument::new(model)? {
+            ModelArgument::Names(names) => {
+                Ok(Self { names, custom: None, cost: times.map(|times| -> Arc<dyn CostFunction> { times }) })
+            }
+            ModelArgument::Custom { parameters, tokens } => {
+                let rate = DeviceRate::preset(device).map_err(DflopError::from)?;
+                let custom = parameters.iter().map(|(module, _)| *module).collect();
+                let cost = CustomCost::new(tokens.unbind(), &parameters, &rate, times);
+                Ok(Self { names: Vec::new(), custom: Some(custom), cost: Some(cost) })
+            }
+        }
+    }
+}
+
 /// Costs of a model that no file describes: tokens by a function, times by it and the parameters.
 #[derive(Debug)]
-pub(crate) struct CustomCost {
+struct CustomCost {
     /// Returns, for a list of samples, the tokens of each: of every module, and ``targets``.
     tokens: Py<PyAny>,
     /// Nanoseconds of a token in every module.
@@ -60,7 +93,7 @@ pub(crate) struct CustomCost {
 impl CustomCost {
     /// - `parameters`: of every module
     /// - `rate`: of the device
-    pub(crate) fn new(
+    fn new(
         tokens: Py<PyAny>,
         parameters: &[(Module, f64)],
         rate: &DeviceRate,
@@ -138,6 +171,50 @@ impl CostFunction for CustomCost {
         }
         times.costs(modules, &samples)
     }
+}
+
+/// Keeps the samples of a mixture of which a Python function says so.
+pub(crate) fn filtered(
+    mixture: Mixture,
+    function: &Bound<'_, PyAny>,
+    model: &CostModel,
+) -> PyResult<Mixture> {
+    let py = function.py();
+    let mut raised = None;
+    let mixture = mixture.map_datasets(|number, dataset| {
+        let index = dataset.index().clone();
+        dataset.filter(|samples| {
+            let answer = ask_filter(py, function, model, number, &index, samples);
+            answer.map_err(|error| {
+                let reason = format!("the function failed: {error}");
+                raised.get_or_insert(error);
+                dflop_loader::Error::Config { setting: "filter", reason }
+            })
+        })
+    });
+    mixture.map_err(|error| PyErr::from(DflopError::from(error).with_cause(raised)))
+}
+
+fn ask_filter(
+    py: Python<'_>,
+    function: &Bound<'_, PyAny>,
+    model: &CostModel,
+    dataset: usize,
+    index: &Index,
+    samples: &[u64],
+) -> PyResult<Vec<bool>> {
+    let list = PyList::empty(py);
+    let free = model.predict(&SampleShape::default()).map_err(DflopError::from)?;
+    for &sample in samples {
+        let (row, mut shape) = (index.sample(sample), SampleShape::default());
+        row.read_shape(&mut shape);
+        let predicted = model.predict(&shape).unwrap_or(free);
+        let input = CostInput { key: row.key(), dataset, sample, shape: &shape, predicted };
+        let described = describe(py, model.modules(), &input)?;
+        described.set_item("bytes", row.bytes())?;
+        list.append(described)?;
+    }
+    function.call1((list,))?.try_iter()?.map(|is_kept| is_kept?.is_truthy()).collect()
 }
 
 /// Describes a sample for the function, as a dictionary.

@@ -10,8 +10,11 @@ pub use self::cost_table::cost_table;
 pub(crate) use self::selection::Selection;
 pub use self::split::{SPLITS_FILE, Splits};
 
-use crate::error::{Result, Skipped};
+use crate::error::{Error, Result, Skipped};
 use crate::index::Index;
+
+/// Samples that a filter is asked for at once.
+const FILTERED_TOGETHER: u64 = 1 << 12;
 
 /// A dataset to draw from.
 ///
@@ -43,6 +46,7 @@ pub struct Dataset {
     split: Option<Arc<str>>,
     skipped: Arc<[Skipped]>,
     repeat: Option<u64>,
+    filtered: u64,
 }
 
 impl From<Arc<Index>> for Dataset {
@@ -50,7 +54,7 @@ impl From<Arc<Index>> for Dataset {
     fn from(index: Arc<Index>) -> Self {
         let selection = Arc::new(Selection::All { samples: index.len() });
         let skipped = index.skipped().into();
-        Self { index, selection, split: None, skipped, repeat: None }
+        Self { index, selection, split: None, skipped, repeat: None, filtered: 0 }
     }
 }
 
@@ -65,6 +69,49 @@ impl Dataset {
         (self.selection, self.skipped) = (Arc::new(selection), skipped.into());
         self.split = Some(name.into());
         Ok(self)
+    }
+
+    /// Keeps the samples of which a function says so. It is asked for runs of samples, by their numbers in
+    /// the index, and must be pure and the same on all ranks; a state remembers which samples were kept.
+    ///
+    /// # Errors
+    /// Those of the function; [`Error::Config`] if it answers for another number of samples, or keeps none.
+    pub fn filter(mut self, mut keep: impl FnMut(&[u64]) -> Result<Vec<bool>>) -> Result<Self> {
+        let invalid = |reason: String| Error::Config { setting: "filter", reason };
+        let mut kept = Vec::new();
+        let (mut place, samples) = (0, self.len());
+        while place < samples {
+            let end = samples.min(place + FILTERED_TOGETHER);
+            let numbers: Vec<u64> = (place..end).map(|place| self.sample_number(place)).collect();
+            let answer = keep(&numbers)?;
+            if answer.len() != numbers.len() {
+                let reason =
+                    format!("it was given {} samples and answered for {}", numbers.len(), answer.len());
+                return Err(invalid(reason));
+            }
+            kept.extend(
+                numbers.into_iter().zip(answer).filter(|(_, is_kept)| *is_kept).map(|(number, _)| number),
+            );
+            place = end;
+        }
+        if kept.is_empty() {
+            return Err(invalid(format!("it keeps none of {samples} samples of {}", self.display())));
+        }
+        self.filtered += samples - kept.len() as u64;
+        let kept = kept.into_iter().map(u32::try_from).collect::<std::result::Result<_, _>>();
+        let kept =
+            kept.map_err(|_| invalid("an index of more than 2^32 samples cannot be filtered".into()))?;
+        self.selection = Arc::new(Selection::List(kept));
+        let name =
+            self.split.as_deref().map_or_else(|| "filtered".into(), |split| format!("{split}, filtered"));
+        self.split = Some(name.into());
+        Ok(self)
+    }
+
+    /// Returns the number of samples that filters left out.
+    #[must_use]
+    pub fn filtered(&self) -> u64 {
+        self.filtered
     }
 
     /// Sets how many epochs of the dataset a run draws. Default: without end.

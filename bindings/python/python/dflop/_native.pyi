@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, final, overload
 
@@ -250,6 +250,7 @@ class BalancedLoader:
         dp_rank: int = 0,
         dp_size: int = 1,
         seed: int = 0,
+        filter: Callable[[list[dict[str, Any]]], Iterable[bool]] | None = None,
         inputs: Callable[[Sample], Any] | None = None,
         collate: Callable[[list[Any]], Mapping[str, Any]] | None = None,
         input_threads: int = 1,
@@ -319,6 +320,8 @@ class BalancedLoader:
     def dp_rank(self) -> int: ...
     @property
     def dp_size(self) -> int: ...
+    @property
+    def filtered_samples(self) -> int: ...
     def report_stage_seconds(
         self, step: Step, seconds: Mapping[str, Sequence[Sequence[float]]]
     ) -> dict[str, Any] | None: ...

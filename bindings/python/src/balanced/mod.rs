@@ -12,7 +12,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dflop_balancer::Caps;
-use dflop_costmodel::DeviceRate;
 use dflop_costmodel::correction::CorrectionOptions;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -30,12 +29,12 @@ pub(crate) use steps::StepIterator;
 use crate::arguments::{Arguments, arguments};
 use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
-use crate::cost::{CustomCost, PyCost};
+use crate::cost::CostedModel;
 use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
 use crate::image::PyAugment;
 use crate::loader::{budget, parse_decode};
-use crate::model::{ModelArgument, ModelSettings};
+use crate::model::ModelSettings;
 use crate::names::Names;
 use crate::runtime;
 use crate::tokenizer::TokenizerSettings;
@@ -59,7 +58,7 @@ pub(crate) struct PyBalancedLoader {
 impl PyBalancedLoader {
     #[new]
     #[pyo3(signature = (
-        dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0,
+        dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0, filter=None,
         inputs=None, collate=None, input_threads=1, tokenizer=None, chat_template=None, caption_prompt=None, layout="packed", pad_to_tokens=None, length_buckets=None, media_buckets=None, sample_multiple_of=1, long_sample="error",
         sample_tokens_max=None, skip_media_tensors=false, dtype="float32", blank_media="auto", token_counts="exact",
         strategy="search", stages=None, synchronize="step", tokens_max=None, bytes_max=None, search_effort=20_000,
@@ -70,7 +69,12 @@ impl PyBalancedLoader {
         steps_ahead=2, buffered_bytes=268_435_456, microbatch_bytes=None, error_budget=0.05, error_count=None, stall_seconds=None,
         correction_interval=32, array_type="auto"
     ))]
-    #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "one keyword each")]
+    #[expect(
+        clippy::too_many_arguments,
+        clippy::too_many_lines,
+        clippy::fn_params_excessive_bools,
+        reason = "one keyword each"
+    )]
     fn new<'py>(
         py: Python<'py>,
         dataset: Source<'py>,
@@ -80,6 +84,7 @@ impl PyBalancedLoader {
         dp_rank: usize,
         dp_size: usize,
         seed: u64,
+        filter: Option<Bound<'py, PyAny>>,
         inputs: Option<Bound<'py, PyAny>>,
         collate: Option<Bound<'py, PyAny>>,
         input_threads: usize,
@@ -138,7 +143,7 @@ impl PyBalancedLoader {
         let (source, fields) = (dataset.resolved(py)?, fields.map(|names| names.0));
         let dataset = source.object();
         let arguments = arguments! {
-            py, dataset, model, global_batch_size, microbatches, dp_rank, dp_size, seed, inputs, collate, input_threads, tokenizer, chat_template,
+            py, dataset, model, global_batch_size, microbatches, dp_rank, dp_size, seed, filter, inputs, collate, input_threads, tokenizer, chat_template,
             caption_prompt, layout, pad_to_tokens, length_buckets, media_buckets, sample_multiple_of, long_sample, sample_tokens_max, skip_media_tensors, dtype, blank_media,
             token_counts, strategy, stages, synchronize, tokens_max, bytes_max, search_effort, device, profile,
             profile_tp, packed_tokens, freeze, recompute, cost, tail, repeat_samples, shuffle, block_samples,
@@ -147,25 +152,8 @@ impl PyBalancedLoader {
             error_count, stall_seconds, correction_interval, array_type,
         };
         let framework = Framework::parse(array_type)?;
-        let mut custom_cost = None;
-        let inputs = match (inputs, collate) {
-            (None, None) => None,
-            (inputs, collate) => {
-                let class = py.import("dflop.inputs")?.getattr("Inputs")?;
-                Some(class.call1((inputs, collate, input_threads))?.unbind())
-            }
-        };
-        let mut cost = cost.map(PyCost::new);
-        let (names, custom) = match ModelArgument::new(&model)? {
-            ModelArgument::Names(names) => (names, None),
-            ModelArgument::Custom { parameters, tokens } => {
-                let rate = DeviceRate::preset(device).map_err(DflopError::from)?;
-                let modules = parameters.iter().map(|(module, _)| *module).collect();
-                custom_cost = Some(CustomCost::new(tokens.unbind(), &parameters, &rate, cost.take()));
-                (Vec::new(), Some(modules))
-            }
-        };
-        let cost = custom_cost.map(|cost| cost as _).or(cost.map(|cost| cost as _));
+        let inputs = own_inputs(py, inputs, collate, input_threads)?;
+        let CostedModel { names, custom, cost } = CostedModel::new(&model, device, cost)?;
         let model = ModelSettings {
             names,
             custom,
@@ -227,7 +215,7 @@ impl PyBalancedLoader {
             first_exception: user_code.first_exception.clone(),
             transforms: user_code.transforms(transforms.as_ref())?,
         };
-        let config = Settings { inputs, model, plan, prepare, read }.loader_config(py, source)?;
+        let config = Settings { filter, inputs, model, plan, prepare, read }.loader_config(py, source)?;
         Self::start(py, arguments, config, correction_interval, Delivery::new(framework, decode))
     }
 
@@ -380,6 +368,12 @@ impl PyBalancedLoader {
         convert::skipped(py, &running.loader.get()?.skipped())
     }
 
+    /// Number of samples that ``filter`` left out, of all datasets.
+    #[getter]
+    fn filtered_samples(&self) -> u64 {
+        self.running().planner.datasets().iter().map(dflop_loader::dataset::Dataset::filtered).sum()
+    }
+
     /// Number of skipped samples, summed over epochs.
     #[getter]
     fn skipped_samples(&self) -> PyResult<u64> {
@@ -443,4 +437,18 @@ impl PyBalancedLoader {
     fn running(&self) -> MutexGuard<'_, Arc<RunningLoader>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the user's own processor, a `dflop.inputs.Inputs`.
+fn own_inputs<'py>(
+    py: Python<'py>,
+    inputs: Option<Bound<'py, PyAny>>,
+    collate: Option<Bound<'py, PyAny>>,
+    threads: usize,
+) -> PyResult<Option<Py<PyAny>>> {
+    if inputs.is_none() && collate.is_none() {
+        return Ok(None);
+    }
+    let class = py.import("dflop.inputs")?.getattr("Inputs")?;
+    Ok(Some(class.call1((inputs, collate, threads))?.unbind()))
 }

@@ -21,6 +21,7 @@ use pyo3::prelude::*;
 
 use super::loader_config::LoaderConfig;
 use crate::arrays::framework::Framework;
+use crate::cost::filtered;
 use crate::dataset::Source;
 use crate::error::DflopError;
 use crate::image::AugmentSettings;
@@ -97,7 +98,9 @@ pub(super) struct ReadSettings {
 }
 
 /// All settings but the data.
-pub(super) struct Settings {
+pub(super) struct Settings<'py> {
+    /// Selects samples by their shapes and costs.
+    pub(super) filter: Option<Bound<'py, PyAny>>,
     /// The user's code that makes model inputs.
     pub(super) inputs: Option<Py<PyAny>>,
     pub(super) model: ModelSettings,
@@ -106,10 +109,10 @@ pub(super) struct Settings {
     pub(super) read: ReadSettings,
 }
 
-impl Settings {
+impl<'py> Settings<'py> {
     /// Opens the data and combines it with the settings.
-    pub(super) fn loader_config<'py>(self, py: Python<'py>, data: Source<'py>) -> PyResult<LoaderConfig> {
-        let Self { inputs, model, plan, prepare, read } = self;
+    pub(super) fn loader_config(self, py: Python<'py>, data: Source<'py>) -> PyResult<LoaderConfig> {
+        let Self { filter, inputs, model, plan, prepare, read } = self;
         let layout = layout(&prepare.layout)?;
         let pad_to_tokens = prepare.pad_to_tokens;
         // Checked before anything is opened, so that a wrong keyword fails early.
@@ -137,7 +140,10 @@ impl Settings {
             let counter = Arc::new(preparer.text_counter());
             if is_exact { TokenCounts::Of(counter) } else { TokenCounts::IfPresent(counter) }
         });
-        let mixture = data.mixture(py, &counts)?;
+        let mut mixture = data.mixture(py, &counts)?;
+        if let Some(filter) = &filter {
+            mixture = filtered(mixture, filter, &cost_model)?;
+        }
         let mut planner = plan.planner(StepPlanner::builder(mixture, cost_model))?;
         if let Some(tokens) = pad_to_tokens {
             planner = planner.pad_to_tokens(tokens, layout);

@@ -91,6 +91,16 @@ impl Mixture {
         self
     }
 
+    /// Replaces every dataset, by its number, such as by a filtered one.
+    ///
+    /// # Errors
+    /// Those of the function.
+    pub fn map_datasets(mut self, mut change: impl FnMut(usize, Dataset) -> Result<Dataset>) -> Result<Self> {
+        let datasets = self.datasets.into_iter().enumerate();
+        self.datasets = datasets.map(|(number, dataset)| change(number, dataset)).collect::<Result<_>>()?;
+        Ok(self)
+    }
+
     /// Sets other weights from a step on, one for each dataset.
     #[must_use]
     pub fn weights_from(mut self, step: u64, weights: &[f64]) -> Self {

@@ -1,0 +1,205 @@
+"""Tests the user's own code in `dflop.BalancedLoader`: custom models, processors, filters."""
+
+import copy
+import json
+import pickle
+import threading
+import time
+import unittest
+
+import dflop
+import numpy as np
+from support import WithExample
+
+
+def tokens(samples: list[dict]) -> list[dict]:
+    """Counts a token per 28 x 28 pixels, and four patches of it in the encoder."""
+    images = [sum(width * height // 784 for width, height in sample["images"]) for sample in samples]
+    return [
+        {"vision": 4 * of_images, "llm": sample["text_tokens"] + of_images}
+        for sample, of_images in zip(samples, images, strict=True)
+    ]
+
+
+def inputs(sample: dflop.Sample) -> np.ndarray:
+    words = sample["json"]["conversations"][1]["value"].split()
+    return np.array([int(word[1:]) for word in words])
+
+
+def collate(made: list[np.ndarray]) -> dict:
+    ids = np.concatenate(made)[None]
+    return {"input_ids": ids, "labels": ids.copy()}
+
+
+MODEL = dflop.Custom(modules={"vision": 4e8, "llm": 4e9}, tokens=tokens)
+
+
+class Own(WithExample):
+    def loader(self, **settings: object) -> dflop.BalancedLoader:
+        settings = {"model": MODEL, "global_batch_size": 16, "microbatches": 4} | settings
+        return dflop.BalancedLoader(self.shards, **settings)
+
+    def prepared(self, **settings: object) -> dflop.BalancedLoader:
+        return self.loader(**{"inputs": inputs, "collate": collate} | settings)
+
+
+class Models(Own):
+    def test_costs_are_the_tokens_times_the_parameters(self) -> None:
+        for step in self.prepared(steps=3):
+            for mb in step.microbatches:
+                self.assertEqual(set(mb.module_seconds), {"vision", "llm"})
+                self.assertGreater(mb.planned_tokens, 0)
+        rate = {name: self.prepared(steps=1, device=name) for name in ("h100", "a100")}
+        seconds = {name: next(iter(loader)).makespan_seconds for name, loader in rate.items()}
+        self.assertGreater(seconds["a100"], seconds["h100"])
+
+    def test_microbatches_are_balanced_by_the_tokens(self) -> None:
+        predicted = {}
+        for strategy in ("search", "data-blind"):
+            steps = self.prepared(steps=5, strategy=strategy, dp_size=2)
+            predicted[strategy] = sum(step.makespan_seconds for step in steps)
+        self.assertLess(predicted["search"], 0.95 * predicted["data-blind"])
+
+    def test_targets_and_times_can_be_given(self) -> None:
+        def with_targets(samples: list[dict]) -> list[dict]:
+            return [{"llm": 10, "targets": 3} for _ in samples]
+
+        def cost(samples: list[dict]) -> list[list[float]]:
+            self.assertEqual({sample["tokens"] for sample in samples}, {10})
+            return [[2.0]] * len(samples)
+
+        model = dflop.Custom(modules={"llm": 1e9}, tokens=with_targets)
+        step = next(iter(self.prepared(model=model, cost=cost)))
+        self.assertEqual(step.target_tokens, 48)
+        self.assertEqual(step.makespan_seconds, 32.0)
+
+    def test_wrong_models_are_refused(self) -> None:
+        for modules, reason in [
+            ({"tail": 1.0, "llm": 1.0}, "found 'tail'"),
+            ({"vision": 1.0}, "'llm'"),
+            ({"llm": 0}, "positive"),
+        ]:
+            with self.subTest(modules), self.assertRaisesRegex(ValueError, reason):
+                dflop.Custom(modules=modules, tokens=tokens)
+        with self.assertRaisesRegex(TypeError, r"dflop\.Custom"):
+            self.loader(model={"llm": 1e9})
+        for answer, reason in [([{"llm": 1}], "of 16 samples, found 1"), ([{"tail": 1}] * 16, "found `tail`")]:
+            model = dflop.Custom(modules={"llm": 1e9}, tokens=lambda samples, answer=answer: answer)
+            with self.subTest(reason), self.assertRaisesRegex(dflop.UserCodeError, reason):
+                next(iter(self.prepared(model=model)))
+
+    def test_models_are_copied_and_pickled(self) -> None:
+        self.assertEqual(pickle.loads(pickle.dumps(MODEL)), MODEL)
+        loader = self.prepared(steps=2)
+        for other in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+            wanted, found = ([mb.sample_keys for mb in next(iter(one)).microbatches] for one in (loader, other))
+            self.assertEqual(found, wanted)
+            loader.load_state_dict(self.prepared().state_dict())
+
+
+class Processors(Own):
+    def test_microbatches_have_the_tensors_of_their_samples(self) -> None:
+        for step in self.prepared(steps=3):
+            for mb in step.microbatches:
+                wanted = np.concatenate([inputs(sample) for sample in mb.samples])
+                np.testing.assert_array_equal(mb["input_ids"][0], wanted)
+                self.assertEqual(mb.target_tokens, wanted.size)
+                self.assertAlmostEqual(mb.loss_scale, wanted.size / step.target_tokens)
+
+    def test_a_sample_that_raises_is_skipped_and_its_place_filled(self) -> None:
+        bad = {f"{number:06}" for number in range(0, 96, 3)}
+
+        def picky(sample: dflop.Sample) -> np.ndarray:
+            if sample.key in bad:
+                raise ValueError(f"no inputs of {sample.key}")
+            return inputs(sample)
+
+        loader, empty = self.prepared(inputs=picky, microbatches=16, epochs=1, error_budget=1.0), 0
+        for step in loader:
+            for mb in step.microbatches:
+                self.assertFalse(bad & set(mb.sample_keys))
+                self.assertGreater(mb["input_ids"].size, 0)
+                if not mb.samples:
+                    empty += 1
+                    self.assertEqual((mb.target_tokens, mb.loss_scale), (0, 0.0))
+                    self.assertTrue((mb["labels"] == -100).all())
+        self.assertGreater(empty, 10)
+        self.assertEqual(loader.skipped_samples, len(bad))
+        self.assertEqual({one["key"] for one in loader.skipped}, bad)
+        self.assertIn("ValueError: no inputs of", loader.skipped[0]["reason"])
+
+        strict = self.prepared(inputs=picky, error_count=3)
+        with self.assertRaises(dflop.ErrorBudgetError) as caught:
+            for step in strict:
+                list(step.microbatches)
+        self.assertIsInstance(caught.exception.__cause__, ValueError)
+
+    def test_inputs_of_the_next_microbatch_are_made_meanwhile(self) -> None:
+        threads, made = set(), []
+
+        def slow(sample: dflop.Sample) -> np.ndarray:
+            threads.add(threading.current_thread().name)
+            made.append(sample.key)
+            return inputs(sample)
+
+        step = next(iter(self.prepared(inputs=slow, input_threads=2)))
+        first = next(microbatches := iter(step.microbatches))
+        deadline = time.monotonic() + 10
+        while len(made) == len(first.samples) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertGreater(len(made), len(first.samples))
+        self.assertLessEqual(len(threads), 2)
+        self.assertTrue(all(name.startswith("dflop-inputs") for name in threads))
+        self.assertEqual(len(list(microbatches)), 3)
+        self.assertLess(len(made), 17)
+
+    def test_half_a_processor_is_refused(self) -> None:
+        for settings, error in [
+            ({"inputs": inputs}, "give both"),
+            ({"collate": collate}, "give both"),
+            ({"inputs": inputs, "collate": collate, "input_threads": 0}, "at least 1"),
+            ({"inputs": inputs, "collate": collate, "tokenizer": self.model}, "your own code"),
+        ]:
+            with self.subTest(error), self.assertRaisesRegex(ValueError, error):
+                self.loader(**settings)
+
+
+class Filters(Own):
+    def test_samples_are_selected_by_shape_and_cost_on_all_ranks(self) -> None:
+        def short(samples: list[dict]) -> list[bool]:
+            return [sample["tokens"] < 150 and len(sample["images"]) == 1 for sample in samples]
+
+        settings = {"model": self.model, "filter": short, "microbatches": 1, "epochs": 1, "tail": "short"}
+        keys = []
+        for rank in range(2):
+            loader = self.loader(dp_rank=rank, dp_size=2, **settings)
+            for step in loader:
+                for mb in step.microbatches:
+                    keys += mb.sample_keys
+                    for sample in mb.samples:
+                        self.assertEqual(json.dumps(sample["json"]).count("<image>"), 1)
+        self.assertEqual(len(set(keys)), len(keys))
+        self.assertEqual(len(keys) + loader.filtered_samples, 96)
+        self.assertGreater(loader.filtered_samples, 10)
+
+    def test_a_state_of_another_filter_is_refused(self) -> None:
+        loader = self.loader(model=self.model, filter=lambda samples: [True] * len(samples))
+        next(iter(loader))
+        state = loader.state_dict()
+        other = self.loader(model=self.model, filter=lambda samples: [sample["images"] for sample in samples])
+        with self.assertRaises(dflop.StateError):
+            other.load_state_dict(state)
+        loader.load_state_dict(state)
+
+    def test_filters_that_fail_are_errors(self) -> None:
+        for function, reason in [
+            (lambda samples: [False] * len(samples), "keeps none of 96"),
+            (lambda samples: [True], "given 96 samples and answered for 1"),
+            (lambda samples: 1 / 0, "division by zero"),
+        ]:
+            with self.subTest(reason), self.assertRaisesRegex(dflop.ConfigError, reason):
+                self.loader(model=self.model, filter=function)
+
+
+if __name__ == "__main__":
+    unittest.main()
