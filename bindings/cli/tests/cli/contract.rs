@@ -141,7 +141,11 @@ fn stream_reads_the_named_fields_only() {
     assert_eq!(text + rest, all);
     let none = dflop(&["stream", &data.pattern(), "--fields", "none,other"]);
     assert_eq!(none.status, Some(1));
-    assert!(none.stderr.contains("none of 12 samples has a field `none,other`"), "{}", none.stderr);
+    assert!(
+        none.stderr.contains("none of 12 samples has a field `none, other`; they have: "),
+        "{}",
+        none.stderr
+    );
 }
 
 #[test]
