@@ -173,7 +173,7 @@ impl CostFunction for CustomCost {
     }
 }
 
-/// Keeps the samples of a mixture of which a Python function says so.
+/// Keeps the samples of a mixture that a Python function selects.
 pub(crate) fn filtered(
     mixture: Mixture,
     function: &Bound<'_, PyAny>,

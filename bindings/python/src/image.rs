@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 
+use dflop_loader::media::PixelStatistics;
 use dflop_loader::media::augment::{Augment, ColorJitter};
 use pyo3::prelude::*;
 
@@ -13,28 +14,37 @@ const CROP_RATIO: (f64, f64) = (0.75, 4.0 / 3.0);
 /// Default changes of brightness, contrast, saturation and hue.
 const NO_JITTER: (f64, f64, f64, f64) = (0.0, 0.0, 0.0, 0.0);
 
-/// Converts images to one array: shorter side to ``size`` (bilinear, antialiased), center crop, normalized by
-/// the ImageNet mean and standard deviation; float32 ``[images, 3, size, size]``.
+/// Converts images to one array: shorter side to ``size`` (bilinear, antialiased), center crop, normalized;
+/// float32 ``[images, 3, size, size]``.
 ///
-/// Args: size: height and width in pixels. augment: random augmentation; its crop replaces the center crop.
-/// scaled_decode: decodes a JPEG at a fraction of its size if that is still large enough: faster, slightly
-/// different pixels; needs a build with libjpeg-turbo.
+/// Args: size: height and width in pixels. mean, std: mean and standard deviation of red, green and blue, on
+/// a scale of 0 to 1. Default: those of ImageNet. augment: random augmentation; its crop replaces the center
+/// crop. scaled_decode: decodes a JPEG at a fraction of its size if that is still large enough: faster,
+/// slightly different pixels; needs a build with libjpeg-turbo.
 #[pyclass(frozen, from_py_object, module = "dflop._native")]
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
     pub(crate) side: NonZeroU32,
     pub(crate) augment: Option<AugmentSettings>,
     pub(crate) is_scaled: bool,
+    mean: Option<[f64; 3]>,
+    std: Option<[f64; 3]>,
 }
 
 #[pymethods]
 impl Image {
     #[new]
-    #[pyo3(signature = (size=224, *, augment=None, scaled_decode=false))]
-    fn new(size: u32, augment: Option<PyRef<'_, PyAugment>>, scaled_decode: bool) -> PyResult<Self> {
+    #[pyo3(signature = (size=224, *, mean=None, std=None, augment=None, scaled_decode=false))]
+    fn new(
+        size: u32,
+        mean: Option<[f64; 3]>,
+        std: Option<[f64; 3]>,
+        augment: Option<PyRef<'_, PyAugment>>,
+        scaled_decode: bool,
+    ) -> PyResult<Self> {
         let side = NonZeroU32::new(size).ok_or_else(|| DflopError::config("size", "must be at least 1"))?;
         let augment = augment.map(|augment| augment.settings.clone());
-        Ok(Self { side, augment, is_scaled: scaled_decode })
+        Ok(Self { side, augment, is_scaled: scaled_decode, mean, std })
     }
 
     /// Height and width in pixels.
@@ -53,11 +63,22 @@ impl Image {
 }
 
 impl Image {
+    /// Returns the statistics that pixels are normalized by.
+    pub(crate) fn statistics(&self) -> PixelStatistics {
+        let single = |of: Option<[f64; 3]>| of.map(|values| values.map(|value| value as f32));
+        let PixelStatistics { mean, deviation } = PixelStatistics::default();
+        PixelStatistics {
+            mean: single(self.mean).unwrap_or(mean),
+            deviation: single(self.std).unwrap_or(deviation),
+        }
+    }
+
     fn arguments(&self, py: Python<'_>) -> PyResult<Arguments> {
         let augment =
             self.augment.clone().map(|settings| Bound::new(py, PyAugment { settings })).transpose()?;
         let (size, scaled_decode) = (self.side.get(), self.is_scaled);
-        Ok(arguments!(py, size, augment, scaled_decode))
+        let Self { mean, std, .. } = self;
+        Ok(arguments!(py, size, mean, std, augment, scaled_decode))
     }
 }
 

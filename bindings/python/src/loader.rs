@@ -159,6 +159,9 @@ impl PyLoader {
         }
         let augment = augment.map(|augment| augment.settings.clone());
         let is_scaled = image.as_ref().is_some_and(|image| image.is_scaled);
+        if let Some(image) = &image {
+            builder = builder.pixel_statistics(image.statistics());
+        }
         if let Some(settings) = augment.or(image.and_then(|image| image.augment)) {
             builder = builder.augment(settings.build(seed)?);
         }

@@ -13,7 +13,7 @@ pub use self::split::{SPLITS_FILE, Splits};
 use crate::error::{Error, Result, Skipped};
 use crate::index::Index;
 
-/// Samples that a filter is asked for at once.
+/// Samples of one call of a filter.
 const FILTERED_TOGETHER: u64 = 1 << 12;
 
 /// A dataset to draw from.
@@ -71,8 +71,8 @@ impl Dataset {
         Ok(self)
     }
 
-    /// Keeps the samples of which a function says so. It is asked for runs of samples, by their numbers in
-    /// the index, and must be pure and the same on all ranks; a state remembers which samples were kept.
+    /// Keeps the samples that a function selects. It is called with runs of samples, by their numbers in the
+    /// index, and must be pure and the same on all ranks; a state contains the digest of what was kept.
     ///
     /// # Errors
     /// Those of the function; [`Error::Config`] if it answers for another number of samples, or keeps none.

@@ -16,7 +16,7 @@ use crate::error;
 use crate::error::Error;
 use crate::flow::{JobQueue, LoaderStage, Metrics, Room};
 use crate::media::augment::ImageAugment;
-use crate::media::{DecodeError, ImageLimits, ImageTensorDecoder};
+use crate::media::{DecodeError, ImageLimits, ImageTensorDecoder, PixelStatistics};
 
 /// Jobs that wait for each thread, beside the one that it works on.
 const JOBS_WAITING: usize = 2;
@@ -33,11 +33,12 @@ pub(crate) struct Worker {
 pub(crate) struct KernelSettings {
     side: NonZeroU32,
     is_scaled: bool,
+    statistics: PixelStatistics,
 }
 
 impl From<NonZeroU32> for KernelSettings {
     fn from(side: NonZeroU32) -> Self {
-        Self { side, is_scaled: false }
+        Self { side, is_scaled: false, statistics: PixelStatistics::default() }
     }
 }
 
@@ -48,11 +49,17 @@ impl KernelSettings {
             let reason = "this build has no libjpeg-turbo; build with the feature `turbojpeg`".into();
             return Err(Error::Config { setting: "scaled_decode", reason });
         }
-        Ok(Self { side, is_scaled })
+        Ok(Self { side, is_scaled, statistics: PixelStatistics::default() })
+    }
+
+    /// Normalizes by these statistics.
+    pub(crate) fn statistics(self, statistics: PixelStatistics) -> Self {
+        Self { statistics, ..self }
     }
 
     fn rgb224(self) -> ImageTensorDecoder {
-        let rgb = ImageTensorDecoder::with_side(self.side, ImageLimits::default());
+        let rgb =
+            ImageTensorDecoder::with_side(self.side, ImageLimits::default()).statistics(self.statistics);
         #[cfg(feature = "turbojpeg")]
         let rgb = rgb.scaled_decode(self.is_scaled);
         debug_assert!(cfg!(feature = "turbojpeg") || !self.is_scaled, "`new` refuses it");

@@ -85,7 +85,13 @@ class Augment:
 @final
 class Image:
     def __new__(
-        cls, size: int = 224, *, augment: Augment | None = None, scaled_decode: bool = False
+        cls,
+        size: int = 224,
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        augment: Augment | None = None,
+        scaled_decode: bool = False,
     ) -> Self: ...
     @property
     def size(self) -> int: ...

@@ -33,7 +33,7 @@ use crate::transform::FirstException;
 const BLOCK_SAMPLES: u64 = 1024;
 const OPEN_BLOCKS: u64 = 64;
 
-/// Warning where microbatches have no tensors and nobody said so.
+/// Warning where microbatches have no tensors, which `tokenizer=False` confirms.
 const NO_TOKENIZER: &CStr =
     c"no tokenizer: microbatches are empty mappings with decoded samples; pass `tokenizer`, or a \
     model directory that has one; `tokenizer=False` says that this is meant";

@@ -15,8 +15,8 @@ use crate::error::{Error, Result, check_at_most};
 use crate::flow::{ErrorBudget, SkipListener, SkipLog};
 use crate::loader::field_check::check_indexed;
 use crate::loader::watchdog::{StallListener, StallSettings};
-use crate::media::VideoSampling;
 use crate::media::augment::Augment;
+use crate::media::{PixelStatistics, VideoSampling};
 use crate::order::ShuffleBuffer;
 use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Position, Shard, ShardOrder, ShardPasses};
 
@@ -32,6 +32,7 @@ pub struct LoaderBuilder {
     pub(super) shards: Vec<Shard>,
     pub(super) decode: Decode,
     pub(super) scaled_decode: bool,
+    pub(super) statistics: PixelStatistics,
     pub(super) augment: Option<Augment>,
     pub(super) transforms: Transforms,
     pub(super) fields: FieldSelection,
@@ -57,6 +58,7 @@ impl LoaderBuilder {
             shards,
             decode: Decode::Media,
             scaled_decode: false,
+            statistics: PixelStatistics::default(),
             augment: None,
             transforms: Transforms::new(),
             fields: FieldSelection::ALL,
@@ -90,6 +92,14 @@ impl LoaderBuilder {
     #[must_use]
     pub fn scaled_decode(mut self, is_scaled: bool) -> Self {
         self.scaled_decode = is_scaled;
+        self
+    }
+
+    /// Sets the mean and the standard deviation that [`Decode::Pixels`] normalizes by. Default: those of
+    /// `ImageNet`.
+    #[must_use]
+    pub fn pixel_statistics(mut self, statistics: PixelStatistics) -> Self {
+        self.statistics = statistics;
         self
     }
 
@@ -259,7 +269,13 @@ impl LoaderBuilder {
             }
             return Ok(SIDE_WITHOUT_PIXELS.into());
         };
-        KernelSettings::new(side, self.scaled_decode)
+        let PixelStatistics { mean, deviation } = self.statistics;
+        let is_finite = mean.into_iter().chain(deviation).all(f32::is_finite);
+        if !is_finite || deviation.iter().any(|deviation| *deviation <= 0.0) {
+            let reason = "the mean must be finite, and the standard deviation above 0".into();
+            return Err(Error::Config { setting: "pixel_statistics", reason });
+        }
+        Ok(KernelSettings::new(side, self.scaled_decode)?.statistics(self.statistics))
     }
 
     /// The fields that the shards are read for.

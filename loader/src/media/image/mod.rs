@@ -22,7 +22,7 @@ use super::probe::{ImageFormat, ImageHeader, image_header};
 
 pub(super) use self::reduction::Reduction;
 pub(crate) use self::resize::resize_crop;
-pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder};
+pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder, PixelStatistics};
 
 /// Decoded image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

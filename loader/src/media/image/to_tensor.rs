@@ -1,9 +1,9 @@
 //! Decodes images to square, normalized tensors: the input of most vision encoders.
 //!
 //! Full decode, shorter side to the side of the square by antialiased bilinear resampling, center crop, then
-//! `(value / 255 - mean) / deviation` with the `ImageNet` statistics, channels first. Only the part of the
-//! image that the crop keeps is resampled; the EXIF orientation is applied to the small square, after the
-//! resampling.
+//! `(value / 255 - mean) / deviation`, by default with the `ImageNet` statistics, channels first. Only the
+//! part of the image that the crop keeps is resampled; the EXIF orientation is applied to the small square,
+//! after the resampling.
 
 use std::num::NonZeroU32;
 
@@ -24,6 +24,25 @@ use crate::media::probe::ImageHeader;
 pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 /// Standard deviation of the `ImageNet` pixels: red, green, blue, on a scale of 0 to 1.
 pub const IMAGENET_DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
+
+/// Mean and standard deviation of pixels by color, on a scale of 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PixelStatistics {
+    /// Subtracted from red, green and blue.
+    pub mean: [f32; 3],
+    /// Divides red, green and blue.
+    pub deviation: [f32; 3],
+}
+
+/// Statistics of the `ImageNet` pixels.
+const IMAGENET: PixelStatistics = PixelStatistics { mean: IMAGENET_MEAN, deviation: IMAGENET_DEVIATION };
+
+impl Default for PixelStatistics {
+    /// Returns the statistics of `ImageNet`.
+    fn default() -> Self {
+        IMAGENET
+    }
+}
 
 /// Decodes images to `[3, side, side]` tensors; reuses its buffers, so each worker thread owns one.
 #[derive(Debug)]
@@ -58,8 +77,15 @@ impl ImageTensorDecoder {
             stored: RgbImage::default(),
             square: vec![[0; 3]; pixels],
             turned: Vec::new(),
-            tables: Box::new(normalization_tables()),
+            tables: Box::new(normalization_tables(IMAGENET)),
         }
+    }
+
+    /// Normalizes by other statistics than those of `ImageNet`.
+    #[must_use]
+    pub fn statistics(mut self, statistics: PixelStatistics) -> Self {
+        self.tables = Box::new(normalization_tables(statistics));
+        self
     }
 
     /// Sets whether a JPEG is decoded at a half, a quarter or an eighth of its size if the cropped part is
@@ -155,10 +181,11 @@ impl ImageTensorDecoder {
     }
 }
 
-fn normalization_tables() -> [[f32; 256]; 3] {
+fn normalization_tables(statistics: PixelStatistics) -> [[f32; 256]; 3] {
+    let PixelStatistics { mean, deviation } = statistics;
     std::array::from_fn(|channel| {
-        let scale = 1.0 / (255.0 * IMAGENET_DEVIATION[channel]);
-        let bias = -IMAGENET_MEAN[channel] / IMAGENET_DEVIATION[channel];
+        let scale = 1.0 / (255.0 * deviation[channel]);
+        let bias = -mean[channel] / deviation[channel];
         std::array::from_fn(|value| value as f32 * scale + bias)
     })
 }
