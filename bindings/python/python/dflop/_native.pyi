@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, final, overload
 
 from dflop.custom import Custom
-from dflop.batches import Batch, Microbatch, Step
+from dflop.batches import Batch, Microbatch, Sample, Step
 
 __all__ = [
     "Array",
@@ -18,9 +18,11 @@ __all__ = [
     "Dataset",
     "Image",
     "Loader",
+    "MicrobatchIterator",
     "Mixture",
     "Plan",
     "StepIterator",
+    "StepMicrobatches",
     "Table",
     "Transform",
     "__version__",
@@ -359,9 +361,9 @@ class StepMicrobatches(Sequence[Microbatch]):
     def __len__(self) -> int: ...
     def __iter__(self) -> MicrobatchIterator: ...
     @overload
-    def __getitem__(self, index: int) -> Microbatch: ...
+    def __getitem__(self, index: int, /) -> Microbatch: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Microbatch]: ...
+    def __getitem__(self, index: slice, /) -> list[Microbatch]: ...
 
 @final
 class MicrobatchIterator(Iterator[Microbatch]):
