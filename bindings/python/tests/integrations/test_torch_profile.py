@@ -347,7 +347,7 @@ class Profiles(unittest.TestCase):
             (TypeError, "llm: no inputs are known for Linear", {"llm": own}),
             (TypeError, "needs item_tokens", {"encoder": own, **inputs}),
             (TypeError, "give each setting by name", {"encoder": own, "llm": own, **inputs}),
-            (ValueError, "a setting is for audio", {"llm": own, "make_inputs": {"audio": print}}),
+            (ValueError, "found one for audio", {"llm": own, "make_inputs": {"audio": print}}),
             (ValueError, "tokens_max: must be", {"llm": own, "tokens_max": 0, **inputs}),
             (
                 ValueError,
