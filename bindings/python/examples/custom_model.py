@@ -38,7 +38,11 @@ def patches(image):
     pixels = torch.nn.functional.interpolate(pixels, (height, width))
     grid = (3, height // SIDE, MERGE, PATCH, width // SIDE, MERGE, PATCH)
     rows = pixels.reshape(grid).permute(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]  # twice in time
-    return rows.expand(-1, -1, -1, -1, -1, 2, -1, -1).reshape(-1, 6 * PATCH**2), (1, height // PATCH, width // PATCH)
+    return rows.expand(-1, -1, -1, -1, -1, 2, -1, -1).reshape(-1, 6 * PATCH**2), (
+        1,
+        height // PATCH,
+        width // PATCH,
+    )
 
 
 def inputs(sample):
@@ -58,7 +62,12 @@ def collate(made):
     pad = torch.nn.utils.rnn.pad_sequence
     ids, labels = pad([one for one, _, _ in made], True), pad([one for _, one, _ in made], True, -100)
     mask = pad([torch.ones_like(one) for one, _, _ in made], True)
-    batch = {"input_ids": ids, "labels": labels, "attention_mask": mask, "mm_token_type_ids": (ids == IMAGE).int()}
+    batch = {
+        "input_ids": ids,
+        "labels": labels,
+        "attention_mask": mask,
+        "mm_token_type_ids": (ids == IMAGE).int(),
+    }
     if images := [image for _, _, images in made for image in images]:
         batch |= {"pixel_values": torch.cat([rows for rows, _ in images])}
         batch |= {"image_grid_thw": torch.tensor([grid for _, grid in images])}

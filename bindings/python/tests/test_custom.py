@@ -83,7 +83,10 @@ class Models(Own):
                 dflop.Custom(modules=modules, tokens=tokens)
         with self.assertRaisesRegex(TypeError, r"dflop\.Custom"):
             self.loader(model={"llm": 1e9})
-        for answer, reason in [([{"llm": 1}], "of 16 samples, found 1"), ([{"tail": 1}] * 16, "found `tail`")]:
+        for answer, reason in [
+            ([{"llm": 1}], "of 16 samples, found 1"),
+            ([{"tail": 1}] * 16, "found `tail`"),
+        ]:
             model = dflop.Custom(modules={"llm": 1e9}, tokens=lambda samples, answer=answer: answer)
             with self.subTest(reason), self.assertRaisesRegex(dflop.UserCodeError, reason):
                 next(iter(self.prepared(model=model)))
@@ -92,7 +95,9 @@ class Models(Own):
         self.assertEqual(pickle.loads(pickle.dumps(MODEL)), MODEL)
         loader = self.prepared(steps=2)
         for other in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
-            wanted, found = ([mb.sample_keys for mb in next(iter(one)).microbatches] for one in (loader, other))
+            wanted, found = (
+                [mb.sample_keys for mb in next(iter(one)).microbatches] for one in (loader, other)
+            )
             self.assertEqual(found, wanted)
             loader.load_state_dict(self.prepared().state_dict())
 

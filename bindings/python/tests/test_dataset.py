@@ -58,7 +58,9 @@ class Datasets(WithExample):
         )
         parts = [dflop.Dataset(self.shards, split=name, splits=splits) for name in ("train", "val")]
         self.assertEqual(sum(map(len, parts)), 96)
-        loader = dflop.BalancedLoader(parts[1], model="tiny", tokenizer=False, global_batch_size=4, validation=True)
+        loader = dflop.BalancedLoader(
+            parts[1], model="tiny", tokenizer=False, global_batch_size=4, validation=True
+        )
         delivered = sum(len(mb.samples) for step in loader for mb in step.microbatches)
         self.assertEqual(delivered, len(parts[1]))
         plain = [key for batch in dflop.Loader(parts[0]) for key in batch.sample_keys]

@@ -236,13 +236,18 @@ class Statistics(WithExample):
 
         standard, bare = images(), images(mean=(0, 0, 0), std=(1, 1, 1))
         self.assertTrue(0 <= bare.min() and bare.max() <= 1)
-        mean, std = ([[[[value]] for value in values]] for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+        mean, std = (
+            [[[[value]] for value in values]] for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+        )
         np.testing.assert_allclose(standard, (bare - np.array(mean)) / np.array(std), atol=1e-5)
         self.assertIn("std=", repr(dflop.Image(std=(1, 1, 1))))
 
     def test_statistics_that_cannot_be_are_refused(self) -> None:
         for settings in ({"std": (1, 0, 1)}, {"mean": (float("nan"), 0, 0)}):
-            with self.subTest(settings), self.assertRaisesRegex(dflop.ConfigError, "standard deviation above 0"):
+            with (
+                self.subTest(settings),
+                self.assertRaisesRegex(dflop.ConfigError, "standard deviation above 0"),
+            ):
                 dflop.Loader(self.shards, image=dflop.Image(**settings))
 
 

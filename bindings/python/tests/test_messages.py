@@ -54,7 +54,9 @@ class Messages(WithExample):
         with self.assertRaisesRegex(dflop.ConfigError, "invalid `global_batch_size`") as caught:
             loader(global_batch_size=0)
         self.assertEqual(caught.exception.setting, "global_batch_size")
-        with self.assertRaisesRegex(dflop.ConfigError, "expected data-blind, balanced, .*lpt.*, found `lptt`"):
+        with self.assertRaisesRegex(
+            dflop.ConfigError, "expected data-blind, balanced, .*lpt.*, found `lptt`"
+        ):
             loader(strategy="lptt")
         with self.assertRaisesRegex(dflop.ConfigError, "invalid `samples`"):
             dflop.Loader(self.shards, samples=0)

@@ -94,7 +94,12 @@ class Damaged(InFolder):
 class PixelTypes(WithExample):
     def pixels(self, dtype: str, array_type: str = "numpy") -> list[dflop.Microbatch]:
         loader = dflop.BalancedLoader(
-            self.shards, model=self.model, global_batch_size=16, microbatches=4, dtype=dtype, array_type=array_type
+            self.shards,
+            model=self.model,
+            global_batch_size=16,
+            microbatches=4,
+            dtype=dtype,
+            array_type=array_type,
         )
         return [mb for mb in next(iter(loader)).microbatches if "pixel_values" in mb]
 
@@ -153,7 +158,9 @@ class Steps(WithExample):
             again = [(mb.sample_keys, mb["input_ids"].tobytes()) for mb in step.microbatches]
         self.assertEqual(first, again)
         with self.assertWarns(UserWarning):
-            self.assertEqual([mb.sample_keys for mb in step.microbatches[1:3]], [keys for keys, _ in first[1:3]])
+            self.assertEqual(
+                [mb.sample_keys for mb in step.microbatches[1:3]], [keys for keys, _ in first[1:3]]
+            )
 
     def test_a_step_that_is_left_early_is_passed_over(self) -> None:
         loader = self.loader(steps=3)
@@ -180,7 +187,9 @@ class Steps(WithExample):
     def test_arguments_of_flash_attention_are_those_of_the_packed_row(self) -> None:
         mb = next(iter(next(iter(self.loader())).microbatches))
         arguments = mb.flash_attention
-        self.assertEqual(sorted(arguments), ["cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q"])
+        self.assertEqual(
+            sorted(arguments), ["cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q"]
+        )
         self.assertIs(arguments["cu_seq_lens_q"], mb.cu_seqlens)
         self.assertEqual(arguments["max_length_k"], mb.max_seqlen)
 

@@ -43,11 +43,15 @@ class Objects(WithExample):
         for text, made in cases.items():
             self.assertEqual(repr(made), text)
         transform = repr(dflop.Transform("txt", keep, has_context=True))
-        self.assertRegex(transform, r"^Transform\(\['txt'\], function=<function keep .*>, has_context=True\)$")
+        self.assertRegex(
+            transform, r"^Transform\(\['txt'\], function=<function keep .*>, has_context=True\)$"
+        )
         mixture = repr(dflop.mix([(dataset, 2.0)], stop="all_exhausted"))
         self.assertRegex(mixture, r"^Mixture\(\[\(Dataset\(.*stop='all_exhausted'\)$")
         loader = self.balanced(dp_size=2, dp_rank=1)
-        self.assertRegex(repr(loader), r"^BalancedLoader\(Dataset\(.*global_batch_size=8.*dp_rank=1, dp_size=2")
+        self.assertRegex(
+            repr(loader), r"^BalancedLoader\(Dataset\(.*global_batch_size=8.*dp_rank=1, dp_size=2"
+        )
 
     def test_settings_pickle_and_copy(self) -> None:
         dataset = dflop.Dataset(self.shards)
@@ -83,7 +87,7 @@ class Objects(WithExample):
         rest = [key for batch in batches for key in batch.sample_keys]
         self.assertEqual(keys(again), rest)
         self.assertEqual(keys(copied), rest)
-        self.assertEqual(len(sum(first, [])) + len(rest), 48)
+        self.assertEqual(len([key for part in first for key in part]) + len(rest), 48)
 
     def test_a_balanced_loader_pickles_with_its_state(self) -> None:
         loader = self.balanced(seed=5)

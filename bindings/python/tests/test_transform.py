@@ -79,9 +79,7 @@ class Transforms(InFolder):
 
         delivered = []
         with self.assertRaises(dflop.ErrorBudgetError):
-            for batch in dflop.Loader(
-                self.path, batch_size=4, transforms={"txt": picky}, error_budget=0.0
-            ):
+            for batch in dflop.Loader(self.path, batch_size=4, transforms={"txt": picky}, error_budget=0.0):
                 delivered.extend(batch.sample_keys)
         self.assertEqual(len(delivered), 8)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, final, overload
 
-from dflop.custom import Custom
 from dflop.batches import Batch, Microbatch, Sample, Step
+from dflop.custom import Custom
 
 __all__ = [
     "Array",

@@ -28,6 +28,7 @@ class Custom:
 
     Raises:
         ValueError: a module is unknown, there is no ``llm``, or a number of parameters is not positive.
+        TypeError: ``tokens`` is not a function.
     """
 
     modules: Mapping[str, float]
@@ -42,4 +43,4 @@ class Custom:
         if "llm" not in self.modules:
             raise ValueError("expected the parameters of 'llm' among the modules")
         if not callable(self.tokens):
-            raise ValueError(f"expected `tokens` to be a function, found {type(self.tokens).__name__}")
+            raise TypeError(f"expected `tokens` to be a function, found {type(self.tokens).__name__}")

@@ -29,7 +29,9 @@ class Inputs:
         threads: int,
     ) -> None:
         if inputs is None or collate is None:
-            raise ValueError("`inputs` makes something of each sample, and `collate` a mapping of it: give both")
+            raise ValueError(
+                "`inputs` makes something of each sample, and `collate` a mapping of it: give both"
+            )
         if not callable(inputs) or not callable(collate):
             raise TypeError("expected `inputs` and `collate` to be functions")
         if threads < 1:

@@ -42,7 +42,12 @@ class Compiled(WithData):
         tokens = sum(microbatch.tokens for microbatch in microbatches)
         self.assertLess(padding / (padding + tokens), 0.1)
         rows = [
-            sum(mb["pixel_values"].shape[0] for step in steps for mb in step.microbatches if "pixel_values" in mb)
+            sum(
+                mb["pixel_values"].shape[0]
+                for step in steps
+                for mb in step.microbatches
+                if "pixel_values" in mb
+            )
             for steps in (varying, bucketed)
         ]
         self.assertLess(1 - rows[0] / rows[1], 0.1)
