@@ -125,11 +125,14 @@ fn every_parameter_has_one_owner_the_lowest_rank_that_has_it() {
 
 #[test]
 fn a_gradient_that_is_no_number_ends_the_job_by_tensor() {
+    static AGREED: std::sync::Barrier = std::sync::Barrier::new(2);
     let ranks = run(Transport::Threads, 2, patient(), |comm| {
         let device = Cpu::new(1).unwrap();
         let mut stage = stage(&device, [0..2, 2..4][comm.rank()].clone(), &Seed(1));
         let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
         let before = weights(&stage);
+        // Both have agreed on the parameters before one of them ends the job.
+        AGREED.wait();
         if comm.rank() == 1 {
             let mut all = stage.parameters_mut().trained_mut();
             let (_, _, gradient) =
