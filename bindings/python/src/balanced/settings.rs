@@ -125,6 +125,7 @@ impl<'py> Settings<'py> {
         let wants_tensors =
             inputs.is_none() && !prepare.tokenizer.is_refused() && read.decode == Decode::Media;
         let is_own = inputs.is_some() || model.custom.is_some();
+        let of_tensors = prepare.setting_of_tensors();
         let (cost_model, preparer) = py.detach(|| {
             let spec = model.spec()?;
             let preparer = if is_own { None } else { prepare.preparer(&model, &spec, layout)? };
@@ -132,6 +133,9 @@ impl<'py> Settings<'py> {
         })?;
         if preparer.is_none() && pad_to_tokens.is_some() {
             return Err(DflopError::config("pad_to_tokens", "needs a tokenizer: it pads tensors").into());
+        }
+        if let (None, Some(setting)) = (&preparer, of_tensors) {
+            return Err(DflopError::config(setting, "needs a tokenizer: it is about tensors").into());
         }
         if preparer.is_none() && wants_tensors {
             PyErr::warn(py, &py.get_type::<PyUserWarning>(), NO_TOKENIZER, 1)?;
@@ -220,6 +224,17 @@ impl PlanSettings {
 }
 
 impl PrepareSettings {
+    /// Returns the first setting that has no meaning without tensors.
+    fn setting_of_tensors(&self) -> Option<&'static str> {
+        let settings = [
+            ("length_buckets", self.length_buckets.is_some()),
+            ("media_buckets", self.media_buckets.is_some()),
+            ("sample_multiple_of", self.sample_multiple != 1),
+            ("dtype", self.pixels != PixelType::Float32),
+        ];
+        settings.into_iter().find(|(_, is_set)| *is_set).map(|(setting, _)| setting)
+    }
+
     /// Returns the preparer; `None` without a tokenizer.
     fn preparer(
         self,
