@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::tensor::Tensor;
+use crate::media::PixelLayout;
 use crate::sample::Sample;
 
 /// Samples that are delivered together.
@@ -17,8 +18,11 @@ pub struct Batch {
 /// The images of a batch as one tensor.
 #[derive(Debug)]
 pub struct Pixels {
-    /// `[images, 3, side, side]` f32: resized, cropped, normalized by the `ImageNet` mean and deviation.
+    /// `[images, 3, side, side]`, or `[images, side, side, 3]` by `layout`: resized and cropped; normalized,
+    /// unless they are bytes.
     pub tensor: Tensor,
+    /// Order of the axes of an image.
+    pub layout: PixelLayout,
     /// Height and width of every image.
     pub side: u32,
     /// For every sample the rows of its images; empty for a sample without an image.

@@ -15,7 +15,7 @@ use super::transform::TransformStage;
 use crate::error::{Error, Result, Skipped, reason_of};
 use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::media::augment::{Augment, ImageAugment};
-use crate::media::{DecodeError, DecodeLimits, FieldKind, VideoSampling, kind_of_extension};
+use crate::media::{DecodeError, DecodeLimits, FieldKind, PixelFormat, VideoSampling, kind_of_extension};
 use crate::prepare::{PreparedSample, Preparer};
 use crate::sample::{Sample, decoded_bytes};
 use crate::shard::{RawField, RawSample};
@@ -30,6 +30,7 @@ pub(crate) struct Collator {
     preparer: Option<Arc<Preparer>>,
     augment: Option<Augment>,
     transforms: Option<Arc<TransformStage>>,
+    format: PixelFormat,
     limits: DecodeLimits,
 }
 
@@ -68,6 +69,8 @@ type PendingImage = Pending<(Slot, Result<bool, DecodeError>)>;
 #[derive(Debug)]
 struct PixelSample {
     raw: RawSample,
+    /// Payload bytes of the fields that were read.
+    bytes: u64,
     images: Vec<(Arc<str>, PendingImage)>,
     /// Selected fields other than images.
     others: PendingFields,
@@ -83,6 +86,7 @@ impl Collator {
             preparer: None,
             augment: None,
             transforms: None,
+            format: PixelFormat::default(),
             limits: DecodeLimits::default(),
         }
     }
@@ -111,6 +115,11 @@ impl Collator {
     /// [`Self::transform`].
     pub(crate) fn transforms(self, transforms: Option<Arc<TransformStage>>) -> Self {
         Self { transforms, ..self }
+    }
+
+    /// Sets type and order of the values of images that share a tensor.
+    pub(crate) fn pixel_format(self, format: PixelFormat) -> Self {
+        Self { format, ..self }
     }
 
     /// Selects the frames of videos that are decoded.
@@ -175,7 +184,7 @@ impl Collator {
         } else {
             // Transforms run between decoding and preparation, so their task prepares the samples.
             let preparer = self.preparer.clone().filter(|_| self.transforms.is_none());
-            let (field_work, limits) = (self.field_work(&raw), self.limits);
+            let (field_work, limits) = (self.field_work(&raw, &raw.fields), self.limits);
             let encoded = raw.clone();
             // Only the job holds the encoded bytes, so that they are freed as soon as they are decoded.
             raw.fields.iter_mut().for_each(|field| field.payload = None);
@@ -196,29 +205,36 @@ impl Collator {
     /// Starts the transforms, if any, of samples whose decoding was started; one call may take fields of all
     /// of them.
     pub(crate) fn transform<'a>(&self, samples: impl Iterator<Item = &'a mut PendingSample>) {
+        self.transform_fields(samples.map(|sample| (&mut sample.raw, &mut sample.fields)));
+    }
+
+    fn transform_fields<'a>(
+        &self,
+        samples: impl Iterator<Item = (&'a mut RawSample, &'a mut PendingFields)>,
+    ) {
         let Some(stage) = &self.transforms else { return };
         let (pool, preparer) = (self.pool.clone(), self.preparer.clone());
         let preparing = preparer.map(|preparer| PrepareStage { pool, preparer });
-        let (mut started, mut samples) = (Vec::new(), samples.collect::<Vec<_>>());
-        for sample in &mut samples {
-            sample.raw.fields.iter_mut().for_each(|field| field.payload = None);
-            let fields = std::mem::replace(&mut sample.fields, PendingFields::Ready(Vec::new()));
-            started.push((sample.raw.clone(), fields));
+        let (mut started, mut places) = (Vec::new(), Vec::new());
+        for (raw, fields) in samples {
+            raw.fields.iter_mut().for_each(|field| field.payload = None);
+            started.push((raw.clone(), std::mem::replace(fields, PendingFields::Ready(Vec::new()))));
+            places.push(fields);
         }
-        for (sample, pending) in samples.into_iter().zip(stage.start(started, preparing)) {
-            sample.fields = PendingFields::Transforming(pending);
+        for (fields, pending) in places.into_iter().zip(stage.start(started, preparing)) {
+            *fields = PendingFields::Transforming(pending);
         }
     }
 
-    /// Returns how each field is decoded.
-    fn field_work(&self, raw: &RawSample) -> Vec<FieldWork> {
+    /// Returns how each of some fields of a sample is decoded.
+    fn field_work(&self, raw: &RawSample, fields: &[RawField]) -> Vec<FieldWork> {
         let is_kept = |field: &RawField| {
             self.transforms.as_ref().is_some_and(|transforms| transforms.decodes(&field.extension))
         };
         let work = |field| {
             if is_kept(field) { FieldWork::Keep } else { FieldWork::Decode(self.augmentation(raw, field)) }
         };
-        raw.fields.iter().map(work).collect()
+        fields.iter().map(work).collect()
     }
 
     /// Returns the augmentation of an image field.
@@ -230,8 +246,8 @@ impl Collator {
     async fn start_pixels(&self, samples: Vec<RawSample>, side: NonZeroU32) -> Result<PendingPixels> {
         let images = samples.iter().flat_map(|raw| &raw.fields).filter(|field| is_image(field)).count();
         let row_values = 3 * side.get() as usize * side.get() as usize;
-        let (slots, free) = self.tensors.slots(images, row_values);
-        let mut free = free.into_iter();
+        let (slots, free) = self.tensors.slots(images, row_values, self.format.pixels);
+        let (format, mut free) = (self.format, free.into_iter());
         let mut pending = Vec::with_capacity(samples.len());
         for raw in samples {
             let mut images = Vec::new();
@@ -241,13 +257,15 @@ impl Collator {
                 let mut slot = free.next().expect("one slot per image was cut above");
                 let payload = field.payload.clone().unwrap_or_default();
                 let job = self.pool.submit(move |worker| {
-                    let result = worker.decode_pixels(&payload, augmentation.as_ref(), slot.values());
+                    let result = worker.decode_pixels(&payload, augmentation.as_ref(), format, slot.bytes());
                     (slot, result)
                 });
                 images.push((field.extension.clone(), job.await?));
             }
-            pending.push(PixelSample { raw, images, others });
+            let bytes = read_bytes(&raw);
+            pending.push(PixelSample { raw, bytes, images, others });
         }
+        self.transform_fields(pending.iter_mut().map(|sample| (&mut sample.raw, &mut sample.others)));
         Ok(PendingPixels { side, samples: pending, slots })
     }
 
@@ -258,8 +276,7 @@ impl Collator {
         if others.is_empty() {
             return Ok(PendingFields::Ready(Vec::new()));
         }
-        let limits = self.limits;
-        let work = vec![FieldWork::Decode(None); others.len()];
+        let (work, limits) = (self.field_work(raw, &others), self.limits);
         let job = self.pool.submit(move |_| Ok((decode_fields(&others, &work, &limits)?, None)));
         Ok(PendingFields::Decoding(job.await?))
     }
@@ -288,12 +305,13 @@ impl Collator {
     pub(crate) fn gather(&self, of: &[(Arc<Pixels>, Range<usize>)]) -> Pixels {
         let side = of.first().map_or(0, |(pixels, _)| pixels.side);
         let row_values = 3 * side as usize * side as usize;
+        let (row_bytes, layout) = (row_values * self.format.pixels.bytes() as usize, self.format.layout);
         let images = of.iter().map(|(_, rows)| rows.len()).sum();
-        let (slots, mut free) = self.tensors.slots(images, row_values);
+        let (slots, mut free) = self.tensors.slots(images, row_values, self.format.pixels);
         let sources = of.iter().flat_map(|(pixels, rows)| rows.clone().map(move |row| (pixels, row)));
         for (slot, (pixels, row)) in free.iter_mut().zip(sources) {
-            let values = &pixels.tensor.values()[row * row_values..(row + 1) * row_values];
-            slot.values().copy_from_slice(values);
+            let bytes = &pixels.tensor.bytes()[row * row_bytes..(row + 1) * row_bytes];
+            slot.bytes().copy_from_slice(bytes);
         }
         let tensor = slots.join(free, &vec![true; images]);
         let mut end = 0;
@@ -301,7 +319,7 @@ impl Collator {
             end += rows.len();
             end - rows.len()..end
         });
-        Pixels { tensor, side, rows: rows.collect() }
+        Pixels { tensor, layout, side, rows: rows.collect() }
     }
 
     /// Waits for a sample; a bad one is recorded as skipped.
@@ -324,7 +342,6 @@ impl Collator {
         for sample in pending.samples {
             let mut fault = None;
             let images = sample.images.len();
-            let bytes = read_bytes(&sample.raw);
             for (extension, answer) in sample.images {
                 let (slot, result) =
                     wait_for_job(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })?;
@@ -345,11 +362,11 @@ impl Collator {
             } else {
                 rows.push(kept..kept + images);
                 kept += images;
-                samples.push(Sample::of_raw(sample.raw, bytes, others));
+                samples.push(Sample::of_raw(sample.raw, sample.bytes, others));
             }
         }
         let tensor = pending.slots.join(slots, &is_kept);
-        let pixels = Some(Pixels { tensor, side: pending.side.get(), rows });
+        let pixels = Some(Pixels { tensor, layout: self.format.layout, side: pending.side.get(), rows });
         Ok((Batch { samples, pixels }, is_good))
     }
 

@@ -15,4 +15,5 @@ pub(crate) use self::mode::check_augment;
 pub(crate) use self::pool::{DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 pub use self::tensor::Tensor;
 pub(crate) use self::transform::TransformStage;
+pub use self::transform::{SampleAnswer, SampleInput, SampleTransform};
 pub use self::transform::{Transform, TransformFault, TransformInput, Transforms};

@@ -16,7 +16,7 @@ use crate::error;
 use crate::error::Error;
 use crate::flow::{JobQueue, LoaderStage, Metrics, Room};
 use crate::media::augment::ImageAugment;
-use crate::media::{DecodeError, ImageLimits, ImageTensorDecoder, PixelStatistics};
+use crate::media::{DecodeError, ImageLimits, ImageTensorDecoder, PixelFormat, PixelStatistics};
 
 /// Jobs that wait for each thread, beside the one that it works on.
 const JOBS_WAITING: usize = 2;
@@ -78,14 +78,15 @@ impl Worker {
         Self { rgb: kernel.rgb224(), kernel }
     }
 
-    /// Decodes an image into `[3, side, side]`; a panic of a codec is an error like any other.
+    /// Decodes an image into the bytes of a square; a panic of a codec is an error like any other.
     pub(crate) fn decode_pixels(
         &mut self,
         payload: &[u8],
         augment: Option<&ImageAugment>,
-        out: &mut [f32],
+        format: PixelFormat,
+        out: &mut [u8],
     ) -> Result<bool, DecodeError> {
-        let decode = || self.rgb.decode_augmented_into(payload, augment, out);
+        let decode = || self.rgb.decode_formatted_into(payload, augment, format, out);
         let decoded = catch_unwind(AssertUnwindSafe(decode));
         decoded.unwrap_or_else(|_| {
             *self = Self::new(self.kernel);

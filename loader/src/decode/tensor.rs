@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
 
+use crate::media::PixelType;
+
 /// Alignment of the first value in bytes, enough for any vector instruction and for `DLPack`.
 const ALIGNMENT: usize = 64;
 /// Buffers kept for reuse: those of batches in flight, and one or two that the consumer still holds.
@@ -25,14 +27,15 @@ struct FreeBuffers {
     bytes_max: usize,
 }
 
-/// Batch under construction: rows of `row_values` f32 values.
+/// Batch under construction, of rows of equal length.
 #[derive(Debug)]
 pub(crate) struct Slots {
     pool: TensorPool,
     padding: BytesMut,
     /// Unused end of the buffer; it must be joined again, or the allocation cannot be reused.
     rest: BytesMut,
-    row_values: usize,
+    row_bytes: usize,
+    pixels: PixelType,
 }
 
 /// One row, owned by the thread that fills it.
@@ -40,16 +43,16 @@ pub(crate) struct Slots {
 pub(crate) struct Slot(BytesMut);
 
 impl Slot {
-    /// Returns the row's values; stale until they are written.
-    pub(crate) fn values(&mut self) -> &mut [f32] {
-        bytemuck::cast_slice_mut(&mut self.0)
+    /// Returns the bytes of the row's values, aligned for their type; stale until they are written.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        &mut self.0
     }
 }
 
 impl TensorPool {
-    /// Cuts a buffer into `rows` slots.
-    pub(crate) fn slots(&self, rows: usize, row_values: usize) -> (Slots, Vec<Slot>) {
-        let row_bytes = row_values * size_of::<f32>();
+    /// Cuts a buffer into `rows` slots of `row_values` values.
+    pub(crate) fn slots(&self, rows: usize, row_values: usize, pixels: PixelType) -> (Slots, Vec<Slot>) {
+        let row_bytes = row_values * pixels.bytes() as usize;
         // Allocations are less aligned, so there must be room to start the first row at an aligned address.
         let wanted = rows * row_bytes + ALIGNMENT;
         let mut buffer = self.lock().take(wanted);
@@ -57,7 +60,7 @@ impl TensorPool {
         let padding = buffer.as_ptr().align_offset(ALIGNMENT);
         let padding = buffer.split_to(padding);
         let slots = (0..rows).map(|_| Slot(buffer.split_to(row_bytes))).collect();
-        (Slots { pool: self.clone(), padding, rest: buffer, row_values }, slots)
+        (Slots { pool: self.clone(), padding, rest: buffer, row_bytes, pixels }, slots)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, FreeBuffers> {
@@ -89,7 +92,7 @@ impl FreeBuffers {
 impl Slots {
     /// Joins all slots in the order they were cut, keeping the rows for which `is_kept` is true.
     pub(crate) fn join(self, slots: Vec<Slot>, is_kept: &[bool]) -> Tensor {
-        let row_bytes = self.row_values * size_of::<f32>();
+        let (row_bytes, pixels) = (self.row_bytes, self.pixels);
         let padding = self.padding.len();
         let mut joined = self.padding;
         for slot in slots {
@@ -106,17 +109,18 @@ impl Slots {
         }
         joined.unsplit(self.rest);
         let end = padding + rows * row_bytes;
-        Tensor { whole: joined, start: padding, end, rows, pool: self.pool }
+        Tensor { whole: joined, start: padding, end, rows, pixels, pool: self.pool }
     }
 }
 
-/// Finished batch of f32 rows, 64-byte aligned; dropping it returns its memory to the pool.
+/// Finished batch of rows, 64-byte aligned; dropping it returns its memory to the pool.
 #[derive(Debug)]
 pub struct Tensor {
     whole: BytesMut,
     start: usize,
     end: usize,
     rows: usize,
+    pixels: PixelType,
     pool: TensorPool,
 }
 
@@ -127,16 +131,28 @@ impl Tensor {
         self.rows
     }
 
-    /// Returns all values, row after row.
+    /// Returns the type of the values.
     #[must_use]
-    pub fn values(&self) -> &[f32] {
-        bytemuck::cast_slice(&self.whole[self.start..self.end])
+    pub fn pixel_type(&self) -> PixelType {
+        self.pixels
     }
 
-    /// Returns all values, row after row, for changes in place.
+    /// Returns all values in single precision, row after row; none if they are of another type.
     #[must_use]
-    pub fn values_mut(&mut self) -> &mut [f32] {
-        bytemuck::cast_slice_mut(&mut self.whole[self.start..self.end])
+    pub fn values(&self) -> &[f32] {
+        if self.pixels == PixelType::Float32 { bytemuck::cast_slice(self.bytes()) } else { &[] }
+    }
+
+    /// Returns the bytes of all values, row after row, in native byte order.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.whole[self.start..self.end]
+    }
+
+    /// Returns the bytes of all values, row after row, for changes in place.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.whole[self.start..self.end]
     }
 }
 
@@ -151,9 +167,9 @@ mod tests {
     use super::*;
 
     fn filled(pool: &TensorPool, is_kept: &[bool]) -> Tensor {
-        let (batch, mut slots) = pool.slots(is_kept.len(), 16);
+        let (batch, mut slots) = pool.slots(is_kept.len(), 16, PixelType::Float32);
         for (row, slot) in slots.iter_mut().enumerate() {
-            slot.values().fill(row as f32);
+            bytemuck::cast_slice_mut(slot.bytes()).fill(row as f32);
         }
         batch.join(slots, is_kept)
     }

@@ -29,7 +29,9 @@ pub use crate::shard::medium_kind::{FieldKind, is_video_extension, kind_of_exten
 pub use self::audio::{Audio, decode_audio};
 pub use self::custom::CustomMedia;
 pub use self::error::DecodeError;
+pub(crate) use self::image::Pixel;
 pub use self::image::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder, PixelStatistics};
+pub use self::image::{PixelBuffer, PixelFormat, PixelLayout, PixelType};
 pub use self::image::{RgbImage, decode_rgb, decode_rgb_into};
 pub use self::json::decode_json;
 pub use self::limits::{AudioLimits, DecodeLimits, ImageLimits, Strictness};

@@ -61,6 +61,12 @@ impl FieldSelection {
         Self { names: Some(vec![Name::Images]) }
     }
 
+    /// Selects the fields of both.
+    pub(crate) fn and(self, other: &Self) -> Self {
+        let names = self.names.zip(other.names.clone());
+        Self { names: names.map(|(own, others)| [own, others].concat()) }
+    }
+
     /// Returns whether it selects all fields.
     #[must_use]
     pub fn is_all(&self) -> bool {

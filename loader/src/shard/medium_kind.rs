@@ -20,6 +20,10 @@ pub enum FieldKind {
     Opaque,
 }
 
+/// Extensions of [`FieldKind::Image`].
+pub(crate) const IMAGE_EXTENSIONS: [&str; 10] =
+    ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff"];
+
 /// Returns the kind of the field with this WebDataset extension: everything after the first dot of the file
 /// name.
 ///
@@ -35,7 +39,7 @@ pub enum FieldKind {
 #[must_use]
 pub fn kind_of_extension(extension: &str) -> FieldKind {
     match last_part(extension).as_str() {
-        "jpg" | "jpeg" | "jpe" | "jfif" | "png" | "webp" | "gif" | "bmp" | "tif" | "tiff" => FieldKind::Image,
+        image if IMAGE_EXTENSIONS.contains(&image) => FieldKind::Image,
         "wav" | "wave" | "flac" | "mp3" | "ogg" | "oga" => FieldKind::Audio,
         #[cfg(feature = "video")]
         "mp4" | "mkv" | "webm" | "avi" | "mov" => FieldKind::Video,

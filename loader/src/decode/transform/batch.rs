@@ -9,12 +9,14 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::pool::{CallAnswer, TransformPool};
-use super::{TransformFault, TransformInput, Transforms};
+use super::{SampleInput, SampleTransform, TransformFault, TransformInput};
+use super::{Transform, Transforms, UserCode};
 use crate::decode::fields::{Decoded, FieldError, PendingFields, PrepareStage};
-use crate::error::{Error, Result, reason_of};
+use crate::error::{BoxError, Error, Result, reason_of};
 use crate::flow::{LoaderStage, Metrics};
 use crate::media::Media;
 use crate::media::augment::field_seed;
+use crate::sample::{Field, Sample};
 use crate::shard::{FieldSelection, RawSample};
 
 /// Runs the transforms of batches on a pool of threads.
@@ -94,13 +96,13 @@ impl TransformStage {
     /// Returns the fields of a transform of which no sample had one.
     pub(crate) fn without_field(&self) -> Option<&FieldSelection> {
         let mut unused = self.transforms.list.iter().zip(&self.has_field);
-        unused.find(|(_, has_field)| !has_field.load(Ordering::Relaxed)).map(|(of, _)| &of.fields)
+        unused.find_map(|(of, has_field)| of.selection().filter(|_| !has_field.load(Ordering::Relaxed)))
     }
 
     fn note_fields(&self, sample: &RawSample) {
         for (of, has_field) in self.transforms.list.iter().zip(&self.has_field) {
             let is_found = has_field.load(Ordering::Relaxed);
-            if !is_found && sample.fields.iter().any(|field| of.fields.wants(&field.extension)) {
+            if !is_found && sample.fields.iter().any(|field| of.wants(&field.extension)) {
                 has_field.store(true, Ordering::Relaxed);
             }
         }
@@ -174,20 +176,77 @@ impl TransformStage {
         preparing.run(in_transit.into_iter().map(|sample| (sample.raw, sample.outcome)).collect()).await
     }
 
-    /// Runs one transform on all of its fields, in as many calls as needed.
+    /// Runs one transform on all of its fields or samples, in as many calls as needed.
     async fn apply(&self, at: usize, samples: &mut [SampleInTransit]) -> Result<()> {
-        let of = &self.transforms.list[at];
+        match &self.transforms.list[at].code {
+            UserCode::Fields { fields, transform, .. } => {
+                self.apply_to_fields(at, (fields, transform), samples).await
+            }
+            UserCode::Samples(transform) => self.apply_to_samples(at, transform, samples).await,
+        }
+    }
+
+    async fn apply_to_fields(
+        &self,
+        at: usize,
+        (selection, transform): (&FieldSelection, &Arc<dyn Transform>),
+        samples: &mut [SampleInTransit],
+    ) -> Result<()> {
         let mut calls = Vec::new();
         // All calls are submitted before the first result is awaited, so that threads can share a batch.
         for (places, fields) in self.take_fields(at, samples) {
-            calls.push((places, self.pool.submit(of.transform.clone(), fields).await?));
+            let transform = transform.clone();
+            let call = self.pool.submit(fields.len(), move || transform.apply(fields)).await?;
+            calls.push((places, call));
         }
         for (places, answer) in calls {
             let answer = answer.await.map_err(|_| Error::StageEnded { stage: "transform" })?;
-            let failed = |source| Error::Transform { fields: of.fields.to_string(), source };
+            let failed = |source| Error::Transform { fields: selection.to_string(), source };
             put_back(samples, &places, answer).map_err(failed)?;
         }
         Ok(())
+    }
+
+    async fn apply_to_samples(
+        &self,
+        at: usize,
+        transform: &Arc<dyn SampleTransform>,
+        samples: &mut [SampleInTransit],
+    ) -> Result<()> {
+        let mut calls = Vec::new();
+        for (places, inputs) in self.take_samples(at, samples) {
+            let transform = transform.clone();
+            let call = self.pool.submit(inputs.len(), move || transform.apply(inputs)).await?;
+            calls.push((places, call));
+        }
+        for (places, answer) in calls {
+            let answer = answer.await.map_err(|_| Error::StageEnded { stage: "transform" })?;
+            let failed = |source| Error::Transform { fields: "whole samples".to_owned(), source };
+            let answers = answers_of(answer, places.len()).map_err(failed)?;
+            for (place, answer) in places.into_iter().zip(answers) {
+                samples[place].outcome = outcome_of(answer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the fields of samples that are still good out of them, split into calls.
+    fn take_samples(
+        &self,
+        at: usize,
+        samples: &mut [SampleInTransit],
+    ) -> Vec<(Vec<usize>, Vec<SampleInput>)> {
+        let mut inputs = Vec::new();
+        for (place, SampleInTransit { raw, outcome }) in samples.iter_mut().enumerate() {
+            let Ok((fields, _)) = outcome else { continue };
+            let sample = Sample::of_raw(raw.clone(), raw.bytes(), std::mem::take(fields));
+            inputs.push((place, SampleInput { sample, seed: self.seed(at, raw, "") }));
+        }
+        let (mut calls, mut inputs) = (Vec::new(), inputs.into_iter().peekable());
+        while inputs.peek().is_some() {
+            calls.push(inputs.by_ref().take(self.transforms.items_max).unzip());
+        }
+        calls
     }
 
     /// Moves the fields of a transform out of the samples that are still good, split into calls.
@@ -203,7 +262,7 @@ impl TransformStage {
                 if !self.transforms.runs_on(at, &field.extension) {
                     continue;
                 }
-                if calls.last().is_none_or(|(places, _)| places.len() == self.transforms.fields_max) {
+                if calls.last().is_none_or(|(places, _)| places.len() == self.transforms.items_max) {
                     calls.push(Default::default());
                 }
                 let Some((places, inputs)) = calls.last_mut() else { continue };
@@ -234,17 +293,9 @@ impl TransformStage {
 fn put_back(
     samples: &mut [SampleInTransit],
     places: &[FieldPlace],
-    answer: CallAnswer,
-) -> Result<(), crate::error::BoxError> {
-    let answers = match answer {
-        Ok(answers) => {
-            answers?.into_iter().map(|answer| answer.map_err(|error| reason_of(&*error))).collect()
-        }
-        Err(panic) => vec![Err(panic); places.len()],
-    };
-    if answers.len() != places.len() {
-        return Err(TransformFault::Answers { expected: places.len(), given: answers.len() }.into());
-    }
+    answer: CallAnswer<Result<Vec<Result<Media, BoxError>>, BoxError>>,
+) -> Result<(), BoxError> {
+    let answers = answers_of(answer, places.len())?;
     for (&(sample, field), answer) in places.iter().zip(answers) {
         let outcome = &mut samples[sample].outcome;
         let Ok((fields, _)) = outcome else { continue };
@@ -258,4 +309,35 @@ fn put_back(
         }
     }
     Ok(())
+}
+
+/// Returns the results of a call, with the reasons of those that failed; a panic fails all of them.
+///
+/// # Errors
+/// The reason why the call as a whole failed.
+fn answers_of<T>(
+    answer: CallAnswer<Result<Vec<Result<T, BoxError>>, BoxError>>,
+    expected: usize,
+) -> Result<Vec<Result<T, String>>, BoxError> {
+    let answers: Vec<_> = match answer {
+        Ok(answers) => {
+            answers?.into_iter().map(|answer| answer.map_err(|error| reason_of(&*error))).collect()
+        }
+        Err(panic) => (0..expected).map(|_| Err(panic.clone())).collect(),
+    };
+    if answers.len() != expected {
+        return Err(TransformFault::Answers { expected, given: answers.len() }.into());
+    }
+    Ok(answers)
+}
+
+/// Returns what became of a sample.
+fn outcome_of(answer: Result<Option<Vec<Field>>, String>) -> Result<Decoded, FieldError> {
+    let fault =
+        |reason, is_dropped| FieldError { field: None, reason, is_dropped, stage: LoaderStage::Transform };
+    match answer {
+        Ok(Some(fields)) => Ok((fields, None)),
+        Ok(None) => Err(fault("a transform left it out".to_owned(), true)),
+        Err(reason) => Err(fault(reason, false)),
+    }
 }

@@ -1,22 +1,23 @@
 //! Runs user code in the pipeline: it changes decoded fields, or decodes fields itself, in batches.
 //!
-//! A [`Transform`] takes the fields that a [`FieldSelection`] selects: of a batch in [`crate::loader`], of a
-//! microbatch in [`crate::loader`]. It runs after decoding and built-in image augmentation, and before a
-//! [`Preparer`](crate::prepare::Preparer), as soon as a batch is read rather than when it is requested.
-//! Read-ahead is bounded as it is without transforms, so a slow transform stalls the reader. The bytes that
-//! it allocates are not known in advance: memory is bounded by the number of batches in flight.
+//! A [`Transform`] takes the fields that a [`FieldSelection`] selects, a [`SampleTransform`] whole samples:
+//! of a batch, or of a microbatch of a balanced loader. It runs after decoding and built-in image
+//! augmentation, and before a [`Preparer`](crate::prepare::Preparer), as soon as a batch is read rather than
+//! when it is requested. Read-ahead is bounded as it is without transforms, so a slow transform stalls the
+//! reader. The bytes that it allocates are not known in advance: memory is bounded by the number of batches
+//! in flight.
 //!
 //! ```text
-//! batch ─▶ decode pool ─▶ transform threads: transforms in order, calls of at most `fields_max` fields ─▶
-//! prepare
+//! batch ─▶ decode pool ─▶ transform threads: transforms in order, calls of at most `items_max` fields or
+//! samples ─▶ prepare
 //! ```
 //!
 //! - A transform that [takes encoded](Transform::takes_encoded) fields is a *decoder*: it replaces the
 //!   built-in decoder of its fields. Decoders run before the other transforms; of several decoders for one
 //!   field only the first runs. The other transforms run in the order in which they were added.
-//! - An error for one field, or a panic, makes the samples bad: they are recorded like fields that cannot be
-//!   decoded, under the error budget. A call that fails as a whole, or returns another number of fields, ends
-//!   the stream with [`Error::Transform`].
+//! - An error for one field or sample, or a panic, makes the samples bad: they are recorded like fields that
+//!   cannot be decoded, under the error budget. A call that fails as a whole, or returns another number of
+//!   results, ends the stream with [`Error::Transform`].
 //! - A single thread makes its calls in the order of batches; several threads work on different batches, or
 //!   on different fields of one batch.
 //! - Random numbers drawn from [`TransformInput::seed`] are the same on any number of ranks, workers and
@@ -24,21 +25,24 @@
 
 mod batch;
 mod pool;
+mod whole_sample;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 pub(crate) use self::batch::{PendingTransforms, TransformStage};
+pub use self::whole_sample::{SampleAnswer, SampleInput, SampleTransform};
 
 use super::mode::Decode;
 use crate::error::{BoxError, Error, Result, check_at_most};
 use crate::media::Media;
 use crate::shard::FieldSelection;
+use crate::shard::medium_kind::IMAGE_EXTENSIONS;
 
 /// Most threads for transforms.
 const THREADS_MAX: u64 = 1_024;
-/// Most fields of one call.
-const FIELDS_MAX: u64 = 1 << 20;
+/// Most fields or samples of one call.
+const ITEMS_MAX: u64 = 1 << 20;
 
 /// Field passed to user code.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,13 +62,13 @@ pub struct TransformInput {
     pub media: Media,
 }
 
-/// Violation of the contract of [`Transform::apply`] that ends the stream.
+/// Violation of the contract of [`Transform::apply`] or [`SampleTransform::apply`] that ends the stream.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum TransformFault {
-    /// The call returned another number of results than it was given fields.
-    #[error("expected {expected} results, one per field, got {given}")]
+    /// The call returned another number of results than it was given fields or samples.
+    #[error("expected {expected} results, one per field or sample, got {given}")]
     Answers { expected: usize, given: usize },
 }
 
@@ -107,31 +111,54 @@ pub trait Transform: Debug + Send + Sync {
 ///         Ok(fields.into_iter().map(upper).collect())
 ///     }
 /// }
-/// let transforms = Transforms::new().add(FieldSelection::new(["txt"])?, Arc::new(Upper)).fields_max(16);
+/// let transforms = Transforms::new().add(FieldSelection::new(["txt"])?, Arc::new(Upper)).items_max(16);
 /// assert!(!transforms.is_empty());
 /// # Ok::<(), dflop_loader::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Transforms {
-    list: Vec<FieldTransform>,
+    list: Vec<AddedTransform>,
     threads: usize,
-    fields_max: usize,
+    items_max: usize,
     seed: u64,
 }
 
-/// Transform and the fields that it takes.
+/// Transform with its place.
 #[derive(Debug, Clone)]
-struct FieldTransform {
-    fields: FieldSelection,
-    transform: Arc<dyn Transform>,
-    is_decoder: bool,
+struct AddedTransform {
+    code: UserCode,
     /// Position in the order of addition, part of the transform's seed.
     number: u64,
 }
 
+/// Code of the user, and what it takes.
+#[derive(Debug, Clone)]
+enum UserCode {
+    Fields { fields: FieldSelection, transform: Arc<dyn Transform>, is_decoder: bool },
+    Samples(Arc<dyn SampleTransform>),
+}
+
+impl AddedTransform {
+    /// Returns the fields that it takes; `None` if it takes whole samples.
+    fn selection(&self) -> Option<&FieldSelection> {
+        match &self.code {
+            UserCode::Fields { fields, .. } => Some(fields),
+            UserCode::Samples(_) => None,
+        }
+    }
+
+    fn wants(&self, extension: &str) -> bool {
+        self.selection().is_none_or(|fields| fields.wants(extension))
+    }
+
+    fn is_decoder(&self) -> bool {
+        matches!(self.code, UserCode::Fields { is_decoder: true, .. })
+    }
+}
+
 impl Default for Transforms {
     fn default() -> Self {
-        Self { list: Vec::new(), threads: 1, fields_max: 64, seed: 0 }
+        Self { list: Vec::new(), threads: 1, items_max: 64, seed: 0 }
     }
 }
 
@@ -145,9 +172,21 @@ impl Transforms {
     /// Adds a transform of the selected fields, after those that were added before.
     #[must_use]
     pub fn add(mut self, fields: FieldSelection, transform: Arc<dyn Transform>) -> Self {
-        let (is_decoder, number) = (transform.takes_encoded(), self.list.len() as u64);
-        self.list.push(FieldTransform { fields, transform, is_decoder, number });
+        let is_decoder = transform.takes_encoded();
+        self.push(UserCode::Fields { fields, transform, is_decoder });
         self
+    }
+
+    /// Adds a transform of whole samples, after those that were added before.
+    #[must_use]
+    pub fn add_samples(mut self, transform: Arc<dyn SampleTransform>) -> Self {
+        self.push(UserCode::Samples(transform));
+        self
+    }
+
+    fn push(&mut self, code: UserCode) {
+        let number = self.list.len() as u64;
+        self.list.push(AddedTransform { code, number });
     }
 
     /// Sets the number of threads that run transforms, separate from the decode pool. Default: 1, because
@@ -158,14 +197,14 @@ impl Transforms {
         self
     }
 
-    /// Sets the most fields that a transform gets in one call. Default: 64.
+    /// Sets the most fields, or samples, that a transform gets in one call. Default: 64.
     #[must_use]
-    pub fn fields_max(mut self, fields: usize) -> Self {
-        self.fields_max = fields;
+    pub fn items_max(mut self, items: usize) -> Self {
+        self.items_max = items;
         self
     }
 
-    /// Sets the base of [`TransformInput::seed`]. Default: 0.
+    /// Sets the base of [`TransformInput::seed`] and [`SampleInput::seed`]. Default: 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -185,29 +224,31 @@ impl Transforms {
     pub(crate) fn check(&self, decode: Decode) -> Result<()> {
         for (setting, value, most) in [
             ("transforms.threads", self.threads, THREADS_MAX),
-            ("transforms.fields_max", self.fields_max, FIELDS_MAX),
+            ("transforms.items_max", self.items_max, ITEMS_MAX),
         ] {
             check_at_most(setting, value as u64, most)?;
             if value == 0 {
                 return Err(Error::Config { setting, reason: "must be at least 1".into() });
             }
         }
-        if matches!(decode, Decode::Pixels { .. }) && !self.is_empty() {
-            let reason = "images that are decoded into one tensor pass no transform; decode to `Media`, and resize \
-                          and collate them there";
+        let mut of_fields = self.list.iter().filter(|of| of.selection().is_some());
+        let of_images = of_fields.any(|of| IMAGE_EXTENSIONS.iter().any(|extension| of.wants(extension)));
+        if matches!(decode, Decode::Pixels { .. }) && of_images {
+            let reason = "images that are decoded into one tensor pass no transform: name other fields, or decode to \
+                          `Media`, and resize and collate images there";
             return Err(Error::Config { setting: "transforms", reason: reason.into() });
         }
         Ok(())
     }
 
-    /// Returns the fields of each transform.
+    /// Returns the fields of each transform of fields.
     pub(crate) fn selections(&self) -> impl Iterator<Item = &FieldSelection> {
-        self.list.iter().map(|of| &of.fields)
+        self.list.iter().filter_map(AddedTransform::selection)
     }
 
     /// Returns whether any transform takes the field.
     pub(crate) fn takes(&self, extension: &str) -> bool {
-        self.list.iter().any(|of| of.fields.wants(extension))
+        self.list.iter().any(|of| of.wants(extension))
     }
 
     /// Returns whether a transform decodes the field.
@@ -217,18 +258,18 @@ impl Transforms {
 
     /// Returns the index of the transform that decodes the field.
     fn decoder_of(&self, extension: &str) -> Option<usize> {
-        self.list.iter().position(|of| of.is_decoder && of.fields.wants(extension))
+        self.list.iter().position(|of| of.is_decoder() && of.wants(extension))
     }
 
     /// Returns whether the transform at an index runs on the field.
     fn runs_on(&self, at: usize, extension: &str) -> bool {
         let of = &self.list[at];
-        if of.is_decoder { self.decoder_of(extension) == Some(at) } else { of.fields.wants(extension) }
+        if of.is_decoder() { self.decoder_of(extension) == Some(at) } else { of.wants(extension) }
     }
 
     /// Moves decoders to the front, keeping the order otherwise.
     fn in_order(mut self) -> Self {
-        self.list.sort_by_key(|of| !of.is_decoder);
+        self.list.sort_by_key(|of| !of.is_decoder());
         self
     }
 }

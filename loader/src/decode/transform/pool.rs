@@ -7,16 +7,14 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use super::{Transform, TransformInput};
-use crate::error::{BoxError, Error, Result};
+use crate::error::{Error, Result};
 use crate::flow::{JobQueue, Jobs, LoaderStage, Metrics};
-use crate::media::Media;
 
 /// Calls queued per thread, in addition to the one that runs.
 const CALLS_WAITING: usize = 2;
 
 /// Result of user code, or its panic message.
-pub(super) type CallAnswer = Result<Result<Vec<Result<Media, BoxError>>, BoxError>, String>;
+pub(super) type CallAnswer<T> = Result<T, String>;
 
 type Call = Box<dyn FnOnce() + Send>;
 
@@ -44,11 +42,13 @@ impl TransformPool {
     }
 
     /// Submits a call as soon as there is room; it is skipped if its result was dropped before it starts.
-    pub(super) async fn submit(
+    ///
+    /// - `items`: fields or samples that the call takes
+    pub(super) async fn submit<T: Send + 'static>(
         &self,
-        transform: Arc<dyn Transform>,
-        fields: Vec<TransformInput>,
-    ) -> Result<oneshot::Receiver<CallAnswer>> {
+        items: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<CallAnswer<T>>> {
         let since = Instant::now();
         let room = self.calls.room().await;
         self.metrics.stage(LoaderStage::Transform).waited_for_room(since.elapsed());
@@ -58,11 +58,11 @@ impl TransformPool {
             if answer.is_closed() {
                 return;
             }
-            let (meter, count) = (metrics.stage(LoaderStage::Transform), fields.len() as u64);
+            let meter = metrics.stage(LoaderStage::Transform);
             meter.depth.add(1);
-            let called = meter.timed(|| catch_unwind(AssertUnwindSafe(|| transform.apply(fields))));
+            let called = meter.timed(|| catch_unwind(AssertUnwindSafe(work)));
             meter.depth.remove(1);
-            meter.count(count, 0);
+            meter.count(items as u64, 0);
             drop(answer.send(called.map_err(|panic| panic_message(&*panic))));
         };
         let is_queued = self.calls.push(room, Box::new(call));

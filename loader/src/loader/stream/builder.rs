@@ -16,7 +16,7 @@ use crate::flow::{ErrorBudget, SkipListener, SkipLog};
 use crate::loader::field_check::check_indexed;
 use crate::loader::watchdog::{StallListener, StallSettings};
 use crate::media::augment::Augment;
-use crate::media::{PixelStatistics, VideoSampling};
+use crate::media::{PixelFormat, PixelStatistics, VideoSampling};
 use crate::order::ShuffleBuffer;
 use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Position, Shard, ShardOrder, ShardPasses};
 
@@ -33,6 +33,7 @@ pub struct LoaderBuilder {
     pub(super) decode: Decode,
     pub(super) scaled_decode: bool,
     pub(super) statistics: PixelStatistics,
+    pub(super) pixel_format: PixelFormat,
     pub(super) augment: Option<Augment>,
     pub(super) transforms: Transforms,
     pub(super) fields: FieldSelection,
@@ -59,6 +60,7 @@ impl LoaderBuilder {
             decode: Decode::Media,
             scaled_decode: false,
             statistics: PixelStatistics::default(),
+            pixel_format: PixelFormat::default(),
             augment: None,
             transforms: Transforms::new(),
             fields: FieldSelection::ALL,
@@ -103,6 +105,14 @@ impl LoaderBuilder {
         self
     }
 
+    /// Sets type and order of the values that [`Decode::Pixels`] makes; bytes are not normalized. Default:
+    /// single precision, channels first.
+    #[must_use]
+    pub fn pixel_format(mut self, format: PixelFormat) -> Self {
+        self.pixel_format = format;
+        self
+    }
+
     /// Changes images at random, the same for a sample and epoch wherever it is decoded. With
     /// [`Decode::Pixels`] the random crop takes the place of the center crop; with [`Decode::Media`] an image
     /// keeps its width and height. Default: no change.
@@ -112,7 +122,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Passes fields through user code after decoding; not with [`Decode::Pixels`]. Default: none.
+    /// Passes fields, or whole samples, through user code after decoding; with [`Decode::Pixels`] all but the
+    /// images. Default: none.
     #[must_use]
     pub fn transforms(mut self, transforms: Transforms) -> Self {
         self.transforms = transforms;
@@ -281,7 +292,11 @@ impl LoaderBuilder {
     /// The fields that the shards are read for.
     pub(super) fn read_fields(&self) -> FieldSelection {
         let has_choice = !self.fields.is_all() || !matches!(self.decode, Decode::Pixels { .. });
-        if has_choice { self.fields.clone() } else { FieldSelection::images() }
+        if has_choice {
+            return self.fields.clone();
+        }
+        // User code gets its fields beside the images.
+        self.transforms.selections().fold(FieldSelection::images(), FieldSelection::and)
     }
 
     /// Returns the properties that another loader must share to resume from its state.

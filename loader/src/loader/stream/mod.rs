@@ -77,6 +77,7 @@ impl Loader {
             let collator = Collator::new(settings.decode, pool, skips.clone())
                 .augment(settings.augment)
                 .transforms(transforms)
+                .pixel_format(settings.pixel_format)
                 .video_sampling(settings.video_sampling);
             let ahead = settings.batches_ahead();
             let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), settings.shards.clone());

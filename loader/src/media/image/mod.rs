@@ -8,6 +8,7 @@ mod jpeg;
 mod jpeg_source;
 #[cfg(feature = "turbojpeg")]
 mod jpeg_turbo;
+mod pixel_type;
 mod raster;
 mod reduction;
 mod resize;
@@ -20,6 +21,8 @@ use super::error::DecodeError;
 use super::limits::{ImageLimits, check_limit};
 use super::probe::{ImageFormat, ImageHeader, image_header};
 
+pub(crate) use self::pixel_type::Pixel;
+pub use self::pixel_type::{PixelBuffer, PixelFormat, PixelLayout, PixelType};
 pub(super) use self::reduction::Reduction;
 pub(crate) use self::resize::resize_crop;
 pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder, PixelStatistics};

@@ -3,15 +3,17 @@
 //! Full decode, shorter side to the side of the square by antialiased bilinear resampling, center crop, then
 //! `(value / 255 - mean) / deviation`, by default with the `ImageNet` statistics, channels first. Only the
 //! part of the image that the crop keeps is resampled; the EXIF orientation is applied to the small square,
-//! after the resampling.
+//! after the resampling. Other types and orders of the values are written from the same square.
 
 use std::num::NonZeroU32;
 
 use dflop_costmodel::ImageSize;
 use fast_image_resize::Resizer;
+use half::bf16;
 use image::metadata::Orientation;
 
 use super::crop::CropBox;
+use super::pixel_type::{Pixel, PixelFormat, PixelLayout, PixelType};
 use super::reduction::Reduction;
 use super::resize::resize_part;
 use super::{RgbImage, decode_stored_into, stored_header};
@@ -131,6 +133,44 @@ impl ImageTensorDecoder {
         augment: Option<&ImageAugment>,
         out: &mut [f32],
     ) -> Result<bool, DecodeError> {
+        self.decode_as(bytes, augment, PixelLayout::ChannelsFirst, out)
+    }
+
+    /// Decodes one image to values of some type and order; bytes are not normalized.
+    ///
+    /// - `out`: values in native byte order, aligned for their type, overwritten
+    ///
+    /// # Errors
+    /// See [`decode_into`](Self::decode_into).
+    ///
+    /// # Panics
+    /// If `out` does not have [`values`](Self::values) values of the type, or is not aligned for it.
+    pub fn decode_formatted_into(
+        &mut self,
+        bytes: &[u8],
+        augment: Option<&ImageAugment>,
+        format: PixelFormat,
+        out: &mut [u8],
+    ) -> Result<bool, DecodeError> {
+        let PixelFormat { pixels, layout } = format;
+        match pixels {
+            PixelType::Float32 => {
+                self.decode_as::<f32>(bytes, augment, layout, bytemuck::cast_slice_mut(out))
+            }
+            PixelType::BFloat16 => {
+                self.decode_as::<bf16>(bytes, augment, layout, bytemuck::cast_slice_mut(out))
+            }
+            PixelType::UInt8 => self.decode_as::<u8>(bytes, augment, layout, out),
+        }
+    }
+
+    fn decode_as<P: Pixel>(
+        &mut self,
+        bytes: &[u8],
+        augment: Option<&ImageAugment>,
+        layout: PixelLayout,
+        out: &mut [P],
+    ) -> Result<bool, DecodeError> {
         assert_eq!(out.len(), self.values(), "`out` must have `values()` elements");
         let header = stored_header(bytes, &self.limits)?;
         let draw = augment.map_or_else(ImageChanges::default, |augment| augment.draw(header.display_size()));
@@ -147,8 +187,14 @@ impl ImageTensorDecoder {
             orient_square(&self.square, side, header.orientation, draw.is_flipped, &mut self.turned);
             &self.turned
         };
-        for ((plane, table), channel) in out.chunks_exact_mut(square.len()).zip(self.tables.iter()).zip(0..) {
-            normalize(square, channel, table, plane);
+        match layout {
+            PixelLayout::ChannelsFirst => {
+                let planes = out.chunks_exact_mut(square.len());
+                for ((plane, table), channel) in planes.zip(self.tables.iter()).zip(0..) {
+                    normalize(square, channel, table, plane);
+                }
+            }
+            PixelLayout::ChannelsLast => normalize_by_pixel(square, &self.tables, out),
         }
         Ok(self.stored.is_truncated)
     }
@@ -190,9 +236,19 @@ fn normalization_tables(statistics: PixelStatistics) -> [[f32; 256]; 3] {
     })
 }
 
-fn normalize(square: &[[u8; 3]], channel: usize, table: &[f32; 256], plane: &mut [f32]) {
+fn normalize<P: Pixel>(square: &[[u8; 3]], channel: usize, table: &[f32; 256], plane: &mut [P]) {
     for (value, pixel) in plane.iter_mut().zip(square) {
-        *value = table[usize::from(pixel[channel])];
+        let byte = pixel[channel];
+        *value = P::of(byte, table[usize::from(byte)]);
+    }
+}
+
+/// Normalizes pixel by pixel.
+fn normalize_by_pixel<P: Pixel>(square: &[[u8; 3]], tables: &[[f32; 256]; 3], out: &mut [P]) {
+    for (values, pixel) in out.chunks_exact_mut(3).zip(square) {
+        for ((value, &byte), table) in values.iter_mut().zip(pixel).zip(tables) {
+            *value = P::of(byte, table[usize::from(byte)]);
+        }
     }
 }
 
@@ -281,6 +337,39 @@ mod tests {
             for (actual, expected) in square_of(&file).iter().zip(&expected) {
                 assert!((actual - expected).abs() < 0.04, "orientation {value}: {actual} for {expected}");
             }
+        }
+    }
+
+    #[test]
+    fn formats_have_the_same_pixels() {
+        let file = encode(gradient(300, 260), Encoding::Jpeg);
+        let side = NonZeroU32::new(32).unwrap();
+        let mut kernel = ImageTensorDecoder::with_side(side, ImageLimits::default());
+        let mut planes = vec![0.0; kernel.values()];
+        kernel.decode_into(&file, &mut planes).unwrap();
+        for layout in [PixelLayout::ChannelsFirst, PixelLayout::ChannelsLast] {
+            let mut of = |pixels: PixelType| {
+                let mut out = vec![0.0f32; 3 * 32 * 32];
+                let bytes = &mut bytemuck::cast_slice_mut(&mut out)[..out_bytes(pixels)];
+                kernel.decode_formatted_into(&file, None, PixelFormat { pixels, layout }, bytes).unwrap();
+                bytes.to_vec()
+            };
+            let (singles, halves, stored) =
+                (of(PixelType::Float32), of(PixelType::BFloat16), of(PixelType::UInt8));
+            for (at, byte) in stored.into_iter().enumerate() {
+                let (pixel, channel) = match layout {
+                    PixelLayout::ChannelsFirst => (at % 1024, at / 1024),
+                    PixelLayout::ChannelsLast => (at / 3, at % 3),
+                };
+                let expected = planes[channel * 1024 + pixel];
+                let single: f32 = bytemuck::pod_read_unaligned(&singles[4 * at..4 * at + 4]);
+                let half: bf16 = bytemuck::pod_read_unaligned(&halves[2 * at..2 * at + 2]);
+                assert!((single - expected).abs() == 0.0 && half == bf16::from_f32(expected));
+                assert!((expected - normalized(byte, channel)).abs() < 1e-5);
+            }
+        }
+        fn out_bytes(pixels: PixelType) -> usize {
+            3 * 32 * 32 * pixels.bytes() as usize
         }
     }
 

@@ -2,9 +2,9 @@
 
 use dflop_costmodel::tokens::fixed_tile::FixedTile;
 
+use super::Pixel;
 use super::filter::Filter;
 use super::normalize::Normalization;
-use super::pixel_type::Pixel;
 use super::resample::{Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::squares::squares;

@@ -3,9 +3,9 @@
 use dflop_costmodel::tokens::any_res::AnyRes;
 use dflop_costmodel::{ImageSize, Result, VideoShape};
 
+use super::Pixel;
 use super::filter::Filter;
 use super::normalize::Normalization;
-use super::pixel_type::Pixel;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::squares::squares;

@@ -16,7 +16,6 @@ mod filter;
 mod intern_vl;
 mod llava_onevision;
 mod normalize;
-mod pixel_type;
 mod qwen_vl;
 mod resample;
 mod rgb_view;
@@ -36,13 +35,13 @@ pub use self::filter::Filter;
 pub use self::intern_vl::InternVl;
 pub use self::llava_onevision::LlavaOneVision;
 pub use self::normalize::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENET_MEAN, Normalization};
-pub(crate) use self::pixel_type::Pixel;
-pub use self::pixel_type::{PixelBuffer, PixelType};
 pub use self::qwen_vl::QwenVl;
 use self::resample::Resampler;
 use self::rgb_view::RgbView;
 pub(crate) use self::typed::TypedProcessor;
 use crate::error::{Error, Result};
+pub(crate) use crate::media::Pixel;
+pub use crate::media::{PixelBuffer, PixelType};
 use crate::media::{RgbImage, Video};
 
 /// Pixels of one image, or of all its tiles or patches, or of a video, ready for the vision encoder.

@@ -1,6 +1,6 @@
 //! Normalizes bytes to the values that a vision encoder takes, rounded bit-identically to NumPy.
 
-use super::pixel_type::Pixel;
+use super::Pixel;
 
 /// Mean of the pixels that CLIP was trained on: red, green, blue, on a scale of 0 to 1.
 pub const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];

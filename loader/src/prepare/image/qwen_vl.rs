@@ -3,9 +3,9 @@
 use dflop_costmodel::Result;
 use dflop_costmodel::tokens::native::NativeResolution;
 
+use super::Pixel;
 use super::filter::Filter;
 use super::normalize::{Normalization, Tables};
-use super::pixel_type::Pixel;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::{PixelValues, frames_taken, positions};

@@ -1,7 +1,7 @@
 //! Writes one square per image: the layout of video frames and of CLIP-like encoders.
 
+use super::Pixel;
 use super::normalize::Normalization;
-use super::pixel_type::Pixel;
 use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::tiles::{TilePlacement, Tiles};

@@ -1,7 +1,7 @@
 //! Distributes the rows of an image to square tiles, channels first: `[tiles, 3, side, side]`.
 
+use super::Pixel;
 use super::normalize::Tables;
-use super::pixel_type::Pixel;
 
 /// Tile tensor under construction; pixels that are not written must be blackened.
 #[derive(Debug)]

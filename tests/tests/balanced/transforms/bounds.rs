@@ -48,7 +48,7 @@ fn no_more_threads_run_user_code_than_were_asked_for() {
     let data = TempDataset::new(1, 40, Compression::Plain);
     for threads in [1, 3] {
         let called = Arc::new(Called::default());
-        let transforms = one("txt", called.transform()).threads(threads).fields_max(1);
+        let transforms = one("txt", called.transform()).threads(threads).items_max(1);
         assert_eq!(samples(loader(&data).workers(4).transforms(transforms)).len(), 40);
         let (most, names) = (called.most.load(SeqCst), called.threads.lock().unwrap().clone());
         assert!((threads.min(2)..=threads).contains(&most), "{most} at a time of {threads}");
@@ -61,7 +61,7 @@ fn no_more_threads_run_user_code_than_were_asked_for() {
 fn a_call_has_fields_of_one_batch_or_microbatch_and_never_too_many() {
     let data = TempDataset::new(1, 32, Compression::Plain);
     let called = Arc::new(Called::default());
-    samples(loader(&data).batch_size(10).transforms(one("txt", called.transform()).fields_max(4)));
+    samples(loader(&data).batch_size(10).transforms(one("txt", called.transform()).items_max(4)));
     let counts: Vec<usize> = called.keys.lock().unwrap().iter().map(Vec::len).collect();
     assert_eq!(counts, [4, 4, 2, 4, 4, 2, 4, 4, 2, 2]);
 

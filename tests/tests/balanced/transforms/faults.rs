@@ -71,14 +71,14 @@ fn a_panic_makes_the_samples_of_its_call_bad_and_the_thread_lives_on() {
         assert_ne!(input.key, BAD, "an unlucky sample");
         Ok(input.media)
     };
-    for fields_max in [1, 64] {
-        let transforms = one("txt", each(panic)).fields_max(fields_max);
+    for items_max in [1, 64] {
+        let transforms = one("txt", each(panic)).items_max(items_max);
         let budget = ErrorBudget::new(1.0).unwrap();
         let loader = loader(&data).transforms(transforms).error_budget(budget).build().unwrap();
         let batches: Vec<Batch> = run(loader.stream().try_collect()).unwrap();
         let delivered: usize = batches.iter().map(|batch| batch.samples.len()).sum();
         // A batch has seven samples, and the first batch contains the unlucky one.
-        assert_eq!(loader.skipped().len(), fields_max.min(7));
+        assert_eq!(loader.skipped().len(), items_max.min(7));
         assert_eq!(delivered + loader.skipped().len(), 16);
         let reason = &loader.skipped()[0].reason;
         assert!(reason.contains("the transform panicked") && reason.contains("unlucky"), "{reason}");
@@ -101,7 +101,7 @@ fn answers_for_another_number_of_fields_end_the_stream_with_their_numbers() {
         fields.pop();
         Ok(fields.into_iter().map(|input| Ok::<Media, BoxError>(input.media)).collect())
     });
-    for error in error_of(&one("TXT", lost).fields_max(3)) {
+    for error in error_of(&one("TXT", lost).items_max(3)) {
         let Error::Transform { fields, source } = error else { panic!("{error}") };
         assert_eq!(fields, "txt");
         let fault = source.downcast_ref::<TransformFault>();

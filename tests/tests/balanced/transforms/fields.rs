@@ -29,11 +29,7 @@ fn append(word: &'static str) -> std::sync::Arc<dyn dflop_loader::decode::Transf
 fn transforms_run_in_the_order_given_and_samples_keep_theirs() {
     let data = TempDataset::new(2, 24, Compression::Plain);
     let transforms = || {
-        Transforms::new()
-            .add(of("text"), append("one"))
-            .add(of("txt"), append("two"))
-            .threads(3)
-            .fields_max(2)
+        Transforms::new().add(of("text"), append("one")).add(of("txt"), append("two")).threads(3).items_max(2)
     };
     let check = |plain: Vec<Sample>, changed: Vec<Sample>| {
         assert!(plain.len() >= 16 && plain.len() == changed.len());
@@ -132,7 +128,7 @@ fn seeds_differ_by_sample_epoch_and_field_and_by_nothing_else() {
     assert_eq!(reference.len(), 2 * (24 + 16));
     assert_eq!(reference.values().collect::<BTreeSet<_>>().len(), reference.len());
 
-    let threads = whole().batch_size(5).workers(3).transforms(seeds().threads(3).fields_max(2));
+    let threads = whole().batch_size(5).workers(3).transforms(seeds().threads(3).items_max(2));
     assert_eq!(seeds_of(&samples(threads)), reference);
     assert_eq!(seeds_of(&resumed(&whole())), reference);
     let planned = seeds_of(&balanced_samples(balanced(&data).steps(3).transforms(seeds())));
@@ -166,9 +162,11 @@ fn settings_that_make_no_sense_are_refused() {
     let refused = |builder: LoaderBuilder| builder.build().unwrap_err().to_string();
     let side = std::num::NonZeroU32::new(8).unwrap();
     let pixels = loader(&data).decode(Decode::Pixels { side });
-    assert!(refused(pixels.clone().transforms(keep())).contains("decode to `Media`"));
+    let of_images = || one("images", each(|input| Ok(input.media)));
+    assert!(refused(pixels.clone().transforms(of_images())).contains("decode to `Media`"));
+    assert!(pixels.clone().transforms(keep()).build().is_ok(), "other fields may pass one");
     assert!(pixels.transforms(Transforms::new()).build().is_ok(), "an empty list of transforms is valid");
     assert!(refused(loader(&data).transforms(keep().threads(0))).contains("transforms.threads"));
     assert!(refused(loader(&data).transforms(keep().threads(1 << 20))).contains("transforms.threads"));
-    assert!(refused(loader(&data).transforms(keep().fields_max(0))).contains("transforms.fields_max"));
+    assert!(refused(loader(&data).transforms(keep().items_max(0))).contains("transforms.items_max"));
 }

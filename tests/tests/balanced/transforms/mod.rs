@@ -4,6 +4,7 @@ mod bounds;
 mod faults;
 mod fields;
 mod prepared;
+mod whole_samples;
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
-//! Types of pixel values: normalized in single or half precision, or bytes for a device to normalize.
+//! Types of pixel values: normalized in single or half precision, or bytes for a device to normalize; and
+//! their order in memory.
 
+use bytemuck::Pod;
 use half::bf16;
 
 /// Type of pixel values.
@@ -24,6 +26,25 @@ impl PixelType {
             Self::UInt8 => 1,
         }
     }
+}
+
+/// Order of the axes of an image.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum PixelLayout {
+    /// `[3, height, width]`, as PyTorch's models take images.
+    #[default]
+    ChannelsFirst,
+    /// `[height, width, 3]`, as JAX and TensorFlow, and PyTorch's `channels_last`, have them in memory.
+    ChannelsLast,
+}
+
+/// Type and order of the values of images.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct PixelFormat {
+    /// Type of a value.
+    pub pixels: PixelType,
+    /// Order of the axes.
+    pub layout: PixelLayout,
 }
 
 /// Pixel values of some type, row-major.
@@ -80,7 +101,7 @@ impl PixelBuffer {
 }
 
 /// A pixel value; its default is the padding of tiles.
-pub(crate) trait Pixel: Copy + Default + Send + 'static {
+pub(crate) trait Pixel: Pod + Default + Send {
     /// Converts a byte, of which the normalized value is known.
     fn of(byte: u8, normalized: f32) -> Self;
 
