@@ -1,7 +1,7 @@
 //! Converts delivered samples to the classes of `dflop.batches`.
 
 use dflop_loader::decode::Batch;
-use dflop_loader::media::{Audio, Media, NpyArray, RgbImage, Video};
+use dflop_loader::media::{Audio, Media, NpyArray, PixelLayout, RgbImage, Video};
 use dflop_loader::prepare::{NamedTensor, TensorValues};
 use dflop_loader::sample::{Field, Sample};
 use pyo3::exceptions::PyValueError;
@@ -46,13 +46,17 @@ pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<B
     // Resolved once, so that all arrays of a batch are of one library.
     let delivery = delivery.resolved(py)?;
     let batch = class(py, "Batch")?.call0()?;
-    let rows = PyList::empty(py);
+    let image_rows = PyList::empty(py);
     if let Some(pixels) = of.pixels {
         let side = pixels.side as usize;
-        let shape = [pixels.tensor.rows(), 3, side, side];
+        let rows = pixels.tensor.rows();
+        let shape = match pixels.layout {
+            PixelLayout::ChannelsFirst => [rows, 3, side, side],
+            PixelLayout::ChannelsLast => [rows, side, side, 3],
+        };
         batch.set_item("image", delivery.framework.array(py, Owner::Pixels(pixels.tensor), &shape)?)?;
         for range in pixels.rows {
-            rows.append((range.start, range.end))?;
+            image_rows.append((range.start, range.end))?;
         }
     }
     let samples = samples(py, of.samples, delivery)?;
@@ -67,7 +71,7 @@ pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<B
         }
     }
     batch.setattr("samples", samples)?;
-    batch.setattr("image_rows", rows)?;
+    batch.setattr("image_rows", image_rows)?;
     Ok(batch)
 }
 

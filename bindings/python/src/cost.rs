@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dflop_costmodel::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost, SampleShape};
+use dflop_costmodel::{DeviceRate, Module, ModuleTimes, SampleCost, SampleShape};
 use dflop_loader::error::BoxError;
-use dflop_loader::index::Index;
-use dflop_loader::order::Mixture;
 use dflop_loader::plan::{CostFunction, CostInput};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -173,52 +171,8 @@ impl CostFunction for CustomCost {
     }
 }
 
-/// Keeps the samples of a mixture that a Python function selects.
-pub(crate) fn filtered(
-    mixture: Mixture,
-    function: &Bound<'_, PyAny>,
-    model: &CostModel,
-) -> PyResult<Mixture> {
-    let py = function.py();
-    let mut raised = None;
-    let mixture = mixture.map_datasets(|number, dataset| {
-        let index = dataset.index().clone();
-        dataset.filter(|samples| {
-            let answer = ask_filter(py, function, model, number, &index, samples);
-            answer.map_err(|error| {
-                let reason = format!("the function failed: {error}");
-                raised.get_or_insert(error);
-                dflop_loader::Error::Config { setting: "filter", reason }
-            })
-        })
-    });
-    mixture.map_err(|error| PyErr::from(DflopError::from(error).with_cause(raised)))
-}
-
-fn ask_filter(
-    py: Python<'_>,
-    function: &Bound<'_, PyAny>,
-    model: &CostModel,
-    dataset: usize,
-    index: &Index,
-    samples: &[u64],
-) -> PyResult<Vec<bool>> {
-    let list = PyList::empty(py);
-    let free = model.predict(&SampleShape::default()).map_err(DflopError::from)?;
-    for &sample in samples {
-        let (row, mut shape) = (index.sample(sample), SampleShape::default());
-        row.read_shape(&mut shape);
-        let predicted = model.predict(&shape).unwrap_or(free);
-        let input = CostInput { key: row.key(), dataset, sample, shape: &shape, predicted };
-        let described = describe(py, model.modules(), &input)?;
-        described.set_item("bytes", row.bytes())?;
-        list.append(described)?;
-    }
-    function.call1((list,))?.try_iter()?.map(|is_kept| is_kept?.is_truthy()).collect()
-}
-
 /// Describes a sample for the function, as a dictionary.
-fn describe<'py>(
+pub(crate) fn describe<'py>(
     py: Python<'py>,
     modules: &[Module],
     sample: &CostInput<'_>,
@@ -227,14 +181,7 @@ fn describe<'py>(
     dict.set_item("key", sample.key)?;
     dict.set_item("data_set", sample.dataset)?;
     dict.set_item("sample", sample.sample)?;
-    dict.set_item("text_tokens", shape.text_tokens)?;
-    dict.set_item("target_tokens", shape.target_tokens)?;
-    let images: Vec<_> = shape.images.iter().map(|image| (image.width, image.height)).collect();
-    dict.set_item("images", images)?;
-    let audio: Vec<_> = shape.audio.iter().map(|clip| (clip.frames, clip.sample_rate_hz)).collect();
-    dict.set_item("audio", audio)?;
-    let videos: Vec<_> = shape.videos.iter().map(|video| (video.frames, video.width, video.height)).collect();
-    dict.set_item("videos", videos)?;
+    describe_shape(&dict, shape)?;
     dict.set_item("tokens", sample.predicted.tokens)?;
     let seconds = PyDict::new(py);
     for (module, &ns) in modules.iter().zip(sample.predicted.module_ns.as_slice()) {
@@ -242,6 +189,18 @@ fn describe<'py>(
     }
     dict.set_item("seconds", seconds)?;
     Ok(dict)
+}
+
+/// Adds the shape of a sample to its description.
+pub(crate) fn describe_shape(dict: &Bound<'_, PyDict>, shape: &SampleShape) -> PyResult<()> {
+    dict.set_item("text_tokens", shape.text_tokens)?;
+    dict.set_item("target_tokens", shape.target_tokens)?;
+    let images: Vec<_> = shape.images.iter().map(|image| (image.width, image.height)).collect();
+    dict.set_item("images", images)?;
+    let audio: Vec<_> = shape.audio.iter().map(|clip| (clip.frames, clip.sample_rate_hz)).collect();
+    dict.set_item("audio", audio)?;
+    let videos: Vec<_> = shape.videos.iter().map(|video| (video.frames, video.width, video.height)).collect();
+    dict.set_item("videos", videos)
 }
 
 /// Parses a row of the result: seconds by module, or in the order of modules.

@@ -2,11 +2,12 @@
 
 use std::num::NonZeroU32;
 
-use dflop_loader::media::PixelStatistics;
 use dflop_loader::media::augment::{Augment, ColorJitter};
+use dflop_loader::media::{PixelFormat, PixelLayout, PixelStatistics, PixelType};
 use pyo3::prelude::*;
 
 use crate::arguments::{Arguments, arguments};
+use crate::arrays::framework::Framework;
 use crate::error::DflopError;
 
 /// Default width over height of a random crop, from 3:4 to 4:3.
@@ -15,10 +16,12 @@ const CROP_RATIO: (f64, f64) = (0.75, 4.0 / 3.0);
 const NO_JITTER: (f64, f64, f64, f64) = (0.0, 0.0, 0.0, 0.0);
 
 /// Converts images to one array: shorter side to ``size`` (bilinear, antialiased), center crop, normalized;
-/// float32 ``[images, 3, size, size]``.
+/// float32 ``[images, 3, size, size]`` by default.
 ///
 /// Args: size: height and width in pixels. mean, std: mean and standard deviation of red, green and blue, on
-/// a scale of 0 to 1. Default: those of ImageNet. augment: random augmentation; its crop replaces the center
+/// a scale of 0 to 1. Default: those of ImageNet. dtype: type of the values: ``float32``, ``bfloat16``, or
+/// ``uint8``, which are not normalized. layout: ``nchw`` for ``[images, 3, size, size]``, ``nhwc`` for
+/// ``[images, size, size, 3]``. augment: random augmentation; its crop replaces the center
 /// crop. scaled_decode: decodes a JPEG at a fraction of its size if that is still large enough: faster,
 /// slightly different pixels; needs a build with libjpeg-turbo.
 #[pyclass(frozen, from_py_object, module = "dflop._native")]
@@ -29,22 +32,34 @@ pub(crate) struct Image {
     pub(crate) is_scaled: bool,
     mean: Option<[f64; 3]>,
     std: Option<[f64; 3]>,
+    dtype: String,
+    layout: String,
 }
 
 #[pymethods]
 impl Image {
     #[new]
-    #[pyo3(signature = (size=224, *, mean=None, std=None, augment=None, scaled_decode=false))]
+    #[pyo3(signature = (
+        size=224, *, mean=None, std=None, dtype="float32", layout="nchw", augment=None, scaled_decode=false
+    ))]
     fn new(
         size: u32,
         mean: Option<[f64; 3]>,
         std: Option<[f64; 3]>,
+        dtype: &str,
+        layout: &str,
         augment: Option<PyRef<'_, PyAugment>>,
         scaled_decode: bool,
     ) -> PyResult<Self> {
         let side = NonZeroU32::new(size).ok_or_else(|| DflopError::config("size", "must be at least 1"))?;
         let augment = augment.map(|augment| augment.settings.clone());
-        Ok(Self { side, augment, is_scaled: scaled_decode, mean, std })
+        let (dtype, layout) = (dtype.to_owned(), layout.to_owned());
+        let image = Self { side, augment, is_scaled: scaled_decode, mean, std, dtype, layout };
+        if image.format(Framework::Auto)?.pixels == PixelType::UInt8 && (mean.is_some() || std.is_some()) {
+            let reason = "uint8 values are not normalized: leave out `mean` and `std`, or take float32";
+            return Err(DflopError::config("dtype", reason).into());
+        }
+        Ok(image)
     }
 
     /// Height and width in pixels.
@@ -73,12 +88,40 @@ impl Image {
         }
     }
 
+    /// Returns type and order of the values, for arrays of a library.
+    pub(crate) fn format(&self, framework: Framework) -> Result<PixelFormat, DflopError> {
+        let layout = match self.layout.as_str() {
+            "nchw" => PixelLayout::ChannelsFirst,
+            "nhwc" => PixelLayout::ChannelsLast,
+            other => {
+                return Err(DflopError::config("layout", format!("expected nchw or nhwc, found `{other}`")));
+            }
+        };
+        Ok(PixelFormat { pixels: pixel_type(&self.dtype, framework)?, layout })
+    }
+
     fn arguments(&self, py: Python<'_>) -> PyResult<Arguments> {
         let augment =
             self.augment.clone().map(|settings| Bound::new(py, PyAugment { settings })).transpose()?;
         let (size, scaled_decode) = (self.side.get(), self.is_scaled);
-        let Self { mean, std, .. } = self;
-        Ok(arguments!(py, size, mean, std, augment, scaled_decode))
+        let Self { mean, std, dtype, layout, .. } = self;
+        Ok(arguments!(py, size, mean, std, dtype, layout, augment, scaled_decode))
+    }
+}
+
+/// Parses the type of pixels.
+///
+/// # Errors
+/// `ConfigError` for another name, and for a type that `NumPy` does not have.
+pub(crate) fn pixel_type(name: &str, framework: Framework) -> Result<PixelType, DflopError> {
+    match name {
+        "float32" => Ok(PixelType::Float32),
+        "bfloat16" if framework == Framework::Numpy => {
+            Err(DflopError::config("dtype", "NumPy has no bfloat16: use `array_type=\"torch\"`, or uint8"))
+        }
+        "bfloat16" => Ok(PixelType::BFloat16),
+        "uint8" => Ok(PixelType::UInt8),
+        _ => Err(DflopError::config("dtype", format!("expected float32, bfloat16 or uint8, found `{name}`"))),
     }
 }
 

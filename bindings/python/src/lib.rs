@@ -22,6 +22,7 @@ mod convert;
 mod cost;
 mod dataset;
 mod error;
+mod filter;
 mod image;
 mod loader;
 mod model;
@@ -60,7 +61,7 @@ mod _native {
     #[pymodule_export]
     use crate::tasks::{index_part, merge_index, pack_all, pack_finish, pack_list, pack_one};
     #[pymodule_export]
-    use crate::transform::PyTransform;
+    use crate::transform::{PySampleTransform, PyTransform};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

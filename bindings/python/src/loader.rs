@@ -18,6 +18,7 @@ use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
 use crate::dataset::{PyDataset, Source};
 use crate::error::{DflopError, to_python};
+use crate::filter::filtered_by_shape;
 use crate::image::{Image, PyAugment};
 use crate::names::Names;
 use crate::runtime::Threaded;
@@ -36,7 +37,10 @@ use crate::transform::{FirstException, UserCode};
 /// ``load_state_dict`` it resumes from the state. Bad samples are skipped and listed in ``skipped``.
 ///
 /// Args: dataset: a `Dataset`, or shards as in `Dataset`. batch_size: samples of a batch. image: converts all
-/// images to one array, float32 ``[images, 3, size, size]``, under ``"image"``. decode: ``media`` decodes
+/// images to one array, float32 ``[images, 3, size, size]`` by default, under ``"image"``. filter: function
+/// that selects samples by shape, before the pass: called with lists of dictionaries of ``key``, ``bytes``,
+/// ``text_tokens``, ``target_tokens``, ``images``, ``audio`` and ``videos``, it returns whether to keep each;
+/// it must return the same on all ranks. ``filtered_samples`` counts the others. decode: ``media`` decodes
 /// every field by its extension, ``raw`` delivers fields as stored. fields: names of the fields to read:
 /// extensions, or ``images``, ``audio``, ``video``, ``text``. Default: all fields, or the images with
 /// ``image``. augment: random augmentation of images that keep their size, with ``decode="media"``. workers:
@@ -49,10 +53,10 @@ use crate::transform::{FirstException, UserCode};
 /// tolerated fraction of bad samples, checked after the first 1,000 and at the end; 0 tolerates none, from
 /// the first sample on. ``error_count`` limits their number. buffered_bytes: maximum payload bytes that wait
 /// for the decoders. stall_seconds: ends a pass with `StalledError` after this many seconds without progress.
-/// Default: never. transforms: user code for fields: a dictionary of field names and functions, or a list of
-/// `Transform`; they run on ``transform_threads`` threads. array_type: library of the delivered arrays:
-/// ``numpy``, ``torch``, ``jax``, ``dlpack`` (`Array`), or ``auto``: PyTorch if it has been imported, else
-/// NumPy. Always over the same memory.
+/// Default: never. transforms: user code for fields and samples: a dictionary of field names and functions,
+/// or a list of `Transform` and `SampleTransform`; they run on ``transform_threads`` threads. array_type:
+/// library of the delivered arrays: ``numpy``, ``torch``, ``jax``, ``dlpack`` (`Array`), or ``auto``: PyTorch
+/// if it has been imported, else NumPy. Always over the same memory.
 ///
 /// Raises:
 ///     ConfigError: a setting is invalid.
@@ -66,6 +70,8 @@ pub(crate) struct PyLoader {
     arguments: Arguments,
     dataset: Py<PyDataset>,
     builder: LoaderBuilder,
+    /// Samples that the filter left out.
+    filtered_samples: u64,
     delivery: Delivery,
     epochs: u64,
     first_exception: FirstException,
@@ -100,7 +106,7 @@ impl Pass {
 impl PyLoader {
     #[new]
     #[pyo3(signature = (
-        dataset, *, batch_size=32, image=None, decode="media", fields=None, augment=None, workers=None, epochs=1,
+        dataset, *, batch_size=32, image=None, filter=None, decode="media", fields=None, augment=None, workers=None, epochs=1,
         samples=None, shuffle_buffer=None, shuffle_bytes=268_435_456, shuffle_shards=false, seed=0, rank=0, world=1, drop_last=false,
         error_budget=0.05, error_count=None, buffered_bytes=67_108_864, stall_seconds=None,
         transforms=None, transform_threads=1, array_type="numpy"
@@ -111,6 +117,7 @@ impl PyLoader {
         dataset: Source<'py>,
         batch_size: usize,
         image: Option<Bound<'py, Image>>,
+        filter: Option<Bound<'py, PyAny>>,
         decode: &str,
         fields: Option<Names>,
         augment: Option<PyRef<'_, PyAugment>>,
@@ -135,14 +142,20 @@ impl PyLoader {
         let dataset = dataset.dataset(py)?;
         let fields = fields.map(|names| names.0);
         let arguments = arguments! {
-            py, dataset, batch_size, image, decode, fields, augment, workers, epochs, samples,
+            py, dataset, batch_size, image, filter, decode, fields, augment, workers, epochs, samples,
             shuffle_buffer, shuffle_bytes, shuffle_shards, seed, rank, world, drop_last, error_budget,
             error_count, buffered_bytes, stall_seconds, transforms, transform_threads, array_type,
         };
         let framework = Framework::parse(array_type)?;
         let image = image.map(|image| image.get().clone());
-        let builder = if world != 1 || rank != 0 || dataset.get().has_split() {
-            Loader::builder(Vec::new()).samples_of_rank(dataset.get().open(py)?, rank, world)
+        let mut filtered_samples = 0;
+        let builder = if world != 1 || rank != 0 || filter.is_some() || dataset.get().has_split() {
+            let mut samples = dataset.get().open(py)?;
+            if let Some(filter) = &filter {
+                samples = filtered_by_shape(samples, filter)?;
+                filtered_samples = samples.filtered();
+            }
+            Loader::builder(Vec::new()).samples_of_rank(samples, rank, world)
         } else {
             Loader::builder(dataset.get().shard_list().to_vec())
         };
@@ -160,7 +173,7 @@ impl PyLoader {
         let augment = augment.map(|augment| augment.settings.clone());
         let is_scaled = image.as_ref().is_some_and(|image| image.is_scaled);
         if let Some(image) = &image {
-            builder = builder.pixel_statistics(image.statistics());
+            builder = builder.pixel_statistics(image.statistics()).pixel_format(image.format(framework)?);
         }
         if let Some(settings) = augment.or(image.and_then(|image| image.augment)) {
             builder = builder.augment(settings.build(seed)?);
@@ -181,7 +194,7 @@ impl PyLoader {
         if shuffle_shards {
             builder = builder.shuffle_shards(seed);
         }
-        let user_code = UserCode::new(transform_threads, seed, framework, false);
+        let user_code = UserCode::new(transform_threads, seed, Delivery::new(framework, decode), false);
         let first_exception = user_code.first_exception.clone();
         let transforms = user_code.transforms(transforms.as_ref())?;
         let builder = builder.scaled_decode(is_scaled).transforms(transforms);
@@ -190,7 +203,17 @@ impl PyLoader {
         let delivery = Delivery::new(framework, decode);
         let dataset = dataset.unbind();
         let streams = Mutex::default();
-        Ok(Self { arguments, dataset, builder, delivery, epochs, first_exception, pass, streams })
+        Ok(Self {
+            arguments,
+            dataset,
+            builder,
+            filtered_samples,
+            delivery,
+            epochs,
+            first_exception,
+            pass,
+            streams,
+        })
     }
 
     /// Starts a pass: the epochs after the last pass, or the rest of a restored one.
@@ -326,6 +349,12 @@ impl PyLoader {
     #[getter]
     fn skipped_samples(&self) -> PyResult<u64> {
         Ok(self.loader()?.skip_log().skipped_samples())
+    }
+
+    /// Number of samples that ``filter`` left out.
+    #[getter]
+    fn filtered_samples(&self) -> u64 {
+        self.filtered_samples
     }
 
     /// Returns the metrics of every stage in this pass: items, bytes, busy and waiting seconds, and the

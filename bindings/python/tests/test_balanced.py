@@ -192,7 +192,11 @@ class Balanced(WithExample):
             ({"layout": "dense"}, dflop.ConfigError, "layout"),
             ({"tokenizer": self.directory / "none.json"}, dflop.ReadError, "none.json"),
             ({"model": "tiny", "pad_to_tokens": 64}, dflop.ConfigError, "needs a tokenizer"),
-            ({"model": "tiny", "length_buckets": "ladder"}, dflop.ConfigError, "length_buckets.*needs a tokenizer"),
+            (
+                {"model": "tiny", "length_buckets": "ladder"},
+                dflop.ConfigError,
+                "length_buckets.*needs a tokenizer",
+            ),
             ({"model": "tiny", "dtype": "uint8"}, dflop.ConfigError, "dtype.*needs a tokenizer"),
             ({"profile": self.directory}, dflop.ReadError, "no .csv"),
             ({"correction_interval": 0}, dflop.ModelError, "interval"),

@@ -41,6 +41,31 @@ class Ranks(WithExample):
         with self.assertRaisesRegex(dflop.ConfigError, "no full batch"):
             self.loader(0, 32, drop_last=True)
 
+    def test_a_filter_selects_samples_before_the_pass(self) -> None:
+        def even(samples: list[dict]) -> list[bool]:
+            self.assertLessEqual({"key", "bytes", "text_tokens", "target_tokens", "images"}, set(samples[0]))
+            return [sum(map(ord, sample["key"])) % 2 == 0 for sample in samples]
+
+        everything = keys(dflop.Loader(self.shards))
+        wanted = [key for key in everything if sum(map(ord, key)) % 2 == 0]
+        loader = dflop.Loader(self.shards, filter=even, batch_size=5)
+        self.assertEqual(keys(loader), wanted)
+        self.assertEqual((len(loader), loader.filtered_samples), (-(-len(wanted) // 5), 96 - len(wanted)))
+        ranks = [self.loader(rank, 2, filter=even) for rank in range(2)]
+        self.assertEqual(len({len(rank) for rank in ranks}), 1)
+        self.assertEqual(sorted({key for rank in ranks for key in keys(rank)}), sorted(wanted))
+        with self.assertRaisesRegex(dflop.StateError, "other samples"):
+            self.loader(0, 2).load_state_dict(ranks[0].state_dict())
+
+    def test_a_filter_that_fails_is_an_error(self) -> None:
+        with self.assertRaisesRegex(dflop.ConfigError, "the function failed: .*division") as caught:
+            dflop.Loader(self.shards, filter=lambda samples: 1 // 0)
+        self.assertIsInstance(caught.exception.__cause__, ZeroDivisionError)
+        with self.assertRaisesRegex(dflop.ConfigError, "it keeps none of 96 samples"):
+            dflop.Loader(self.shards, filter=lambda samples: [False for _ in samples])
+        with self.assertRaisesRegex(dflop.ConfigError, "answered for 1"):
+            dflop.Loader(self.shards, filter=lambda samples: [True])
+
     def test_a_state_resumes_the_same_rank(self) -> None:
         settings = {"shuffle_shards": True, "shuffle_buffer": 20, "epochs": 2}
         whole = keys(self.loader(1, 2, **settings))

@@ -72,6 +72,58 @@ class Media(InFolder):
         (batch,) = dflop.Loader(path, image=dflop.Image(size=16))
         self.assertEqual(list(batch), ["image"])
 
+    def test_images_have_the_type_and_layout_that_is_asked_for(self) -> None:
+        path = self.shard({f"{name}.png": example._png(30, 20, place) for place, name in enumerate("abc")})
+        images = {
+            (dtype, layout): next(
+                iter(dflop.Loader(path, image=dflop.Image(16, dtype=dtype, layout=layout)))
+            )["image"]
+            for dtype in ("float32", "uint8")
+            for layout in ("nchw", "nhwc")
+        }
+        plain = images["float32", "nchw"]
+        self.assertEqual((plain.shape, plain.dtype), ((3, 3, 16, 16), np.float32))
+        np.testing.assert_array_equal(images["float32", "nhwc"], plain.transpose(0, 2, 3, 1))
+        stored = images["uint8", "nchw"]
+        self.assertEqual(stored.dtype, np.uint8)
+        np.testing.assert_array_equal(images["uint8", "nhwc"], stored.transpose(0, 2, 3, 1))
+        mean, std = (
+            np.float32([[[0.485]], [[0.456]], [[0.406]]]),
+            np.float32([[[0.229]], [[0.224]], [[0.225]]]),
+        )
+        np.testing.assert_allclose((stored / np.float32(255) - mean) / std, plain, atol=1e-5)
+        image = dflop.Image(16, dtype="bfloat16", layout="nhwc")
+        (batch,) = dflop.Loader(path, image=image, array_type="dlpack")
+        bits = np.asarray(batch["image"]).astype(np.uint32) << 16
+        np.testing.assert_allclose(bits.view(np.float32), images["float32", "nhwc"], rtol=2**-8)
+        self.assertEqual(repr(pickle.loads(pickle.dumps(image))), repr(image))
+
+    def test_types_and_layouts_are_checked(self) -> None:
+        for settings, message in (
+            ({"dtype": "float16"}, "expected float32, bfloat16 or uint8, found `float16`"),
+            ({"layout": "hwc"}, "expected nchw or nhwc, found `hwc`"),
+            ({"dtype": "uint8", "mean": (0.5, 0.5, 0.5)}, "uint8 values are not normalized"),
+        ):
+            with self.subTest(settings), self.assertRaisesRegex(dflop.ConfigError, message):
+                dflop.Image(16, **settings)
+        path = self.shard({"a.png": example._png(9, 9, 1)})
+        with self.assertRaisesRegex(dflop.ConfigError, "NumPy has no bfloat16"):
+            dflop.Loader(path, image=dflop.Image(16, dtype="bfloat16"))
+
+    def test_transforms_run_beside_images(self) -> None:
+        path = self.shard(
+            {"a.png": example._png(9, 9, 1), "a.cls": b"3", "b.png": example._png(9, 9, 2), "b.cls": b"4"}
+        )
+        loader = dflop.Loader(
+            path,
+            image=dflop.Image(8),
+            transforms={"cls": lambda labels: [10 * int(bytes(one)) for one in labels]},
+        )
+        (batch,) = loader
+        self.assertEqual((batch["cls"], batch["image"].shape[0]), ([30, 40], 2))
+        with self.assertRaisesRegex(dflop.ConfigError, "images that are decoded into one tensor"):
+            dflop.Loader(path, image=dflop.Image(8), transforms={"images": lambda images: images})
+
     def test_a_bad_field_beside_images_is_accounted_for(self) -> None:
         path = self.shard(
             {"a.png": example._png(9, 9, 1), "a.json": b"{", "b.png": example._png(9, 9, 2), "b.json": b"[1]"}

@@ -1,5 +1,6 @@
 """Tests user functions in the pipeline."""
 
+import pickle
 import threading
 import traceback
 import unittest
@@ -7,6 +8,137 @@ import unittest
 import dflop
 import numpy as np
 from support import InFolder, WithExample
+
+
+class SampleTransforms(InFolder):
+    def setUp(self) -> None:
+        super().setUp()
+        entries = {
+            f"{number:02}.{name}": f"{name} {number}".encode()
+            for number in range(20)
+            for name in ("a.txt", "b.txt")
+        }
+        self.path = self.shard(entries)
+
+    def loader(self, function: object, **settings: object) -> dflop.Loader:
+        has_context = bool(settings.pop("has_context", False))
+        transforms = [dflop.SampleTransform(function, has_context=has_context)]
+        return dflop.Loader(self.path, batch_size=8, transforms=transforms, **settings)
+
+    def test_fields_are_changed_added_and_removed(self) -> None:
+        marker = object()
+
+        def join(samples: list[dflop.Sample]) -> list[object]:
+            self.assertIsInstance(samples[0], dflop.Sample)
+            for sample in samples:
+                sample["both"] = f"{sample.key}: {sample.pop('a.txt')} and {sample['b.txt']}"
+                sample["marker"] = marker
+            return samples
+
+        (first, *_) = loader = self.loader(join)
+        self.assertEqual(list(first), ["b.txt", "both", "marker"])
+        self.assertEqual(first["both"][3], "03: a.txt 3 and b.txt 3")
+        self.assertIs(first["marker"][0], marker)
+        plain = dflop.Loader(
+            self.path,
+            batch_size=8,
+            transforms=[dflop.SampleTransform(lambda samples: [{"n": 1} for _ in samples])],
+        )
+        self.assertEqual([list(batch) for batch in plain], [["n"]] * 3)
+        del loader
+
+    def test_samples_are_left_out_and_counted(self) -> None:
+        loader = self.loader(
+            lambda samples: [None if sample.key < "05" else sample for sample in samples], error_budget=0.0
+        )
+        self.assertEqual(
+            [key for batch in loader for key in batch.sample_keys],
+            [f"{number:02}" for number in range(5, 20)],
+        )
+        self.assertEqual(loader.skipped_samples, 5)
+        self.assertIn("left it out", loader.skipped[0]["reason"])
+
+    def test_only_samples_that_raise_are_lost(self) -> None:
+        def picky(samples: list[dflop.Sample]) -> list[object]:
+            if any(sample.key == "03" for sample in samples):
+                raise RuntimeError("three is bad")
+            return [ValueError("seven is bad") if sample.key == "07" else sample for sample in samples]
+
+        loader = self.loader(picky, error_budget=1.0)
+        self.assertEqual(sum(len(batch.samples) for batch in loader), 18)
+        self.assertEqual([bad["key"] for bad in loader.skipped], ["03", "07"])
+        with self.assertRaises(dflop.ErrorBudgetError) as caught:
+            list(self.loader(picky, error_count=0))
+        self.assertIsInstance(caught.exception.__cause__, RuntimeError)
+
+    def test_wrong_results_are_named(self) -> None:
+        with self.assertRaisesRegex(dflop.UserCodeError, "expected 8 samples from a transform, found 1"):
+            list(self.loader(lambda samples: samples[:1]))
+        loader = self.loader(lambda samples: [3 for _ in samples], error_budget=1.0)
+        self.assertEqual([batch.samples for batch in loader if batch.samples], [])
+        self.assertIn("expected a mapping of fields from a transform, found", loader.skipped[0]["reason"])
+        with self.assertRaises(TypeError):
+            dflop.SampleTransform(3)
+        with self.assertRaisesRegex(TypeError, "`Transform` and `SampleTransform`"):
+            dflop.Loader(self.path, transforms=[len])
+
+    def test_seeds_differ_by_sample(self) -> None:
+        def seeds(samples: list[dflop.Sample], contexts: list[dict]) -> list[object]:
+            return [{"seed": context["seed"]} for context in contexts]
+
+        drawn = [
+            [
+                seed
+                for batch in self.loader(seeds, has_context=True, workers=workers)
+                for seed in batch["seed"]
+            ]
+            for workers in (1, 2)
+        ]
+        self.assertEqual(drawn[0], drawn[1])
+        self.assertEqual(len(set(drawn[0])), 20)
+
+    def test_they_are_pickled(self) -> None:
+        transform = dflop.SampleTransform(len, has_context=True)
+        self.assertEqual(repr(pickle.loads(pickle.dumps(transform))), repr(transform))
+
+
+class PreparedSamples(WithExample):
+    def test_model_inputs_are_made_of_what_the_function_returns(self) -> None:
+        def black(samples: list[dflop.Sample]) -> list[object]:
+            for sample in samples:
+                for name, value in sample.items():
+                    if isinstance(value, np.ndarray):
+                        sample[name] = np.zeros_like(value)
+            return samples
+
+        def steps(**settings: object) -> list[dflop.Step]:
+            loader = dflop.BalancedLoader(
+                self.shards,
+                model=self.model,
+                tokenizer=self.model,
+                global_batch_size=32,
+                microbatches=2,
+                steps=1,
+                **settings,
+            )
+            return [step.hold() for step in loader]
+
+        def mb_of(steps: list[dflop.Step]) -> list[dflop.Microbatch]:
+            return [mb for step in steps for mb in step.microbatches]
+
+        plain, same = (
+            mb_of(steps()),
+            mb_of(steps(transforms=[dflop.SampleTransform(lambda samples: samples)])),
+        )
+        for before, after in zip(plain, same, strict=True):
+            self.assertEqual(before.sample_keys, after.sample_keys)
+            for name in ("input_ids", "labels", "pixel_values"):
+                np.testing.assert_array_equal(before[name], after[name])
+        for before, after in zip(plain, mb_of(steps(transforms=[dflop.SampleTransform(black)])), strict=True):
+            np.testing.assert_array_equal(before["input_ids"], after["input_ids"])
+            by_color = after["pixel_values"].reshape(len(after["pixel_values"]), 3, -1)
+            self.assertEqual([len(np.unique(by_color[:, color])) for color in range(3)], [1, 1, 1])
+            self.assertFalse(np.array_equal(before["pixel_values"], after["pixel_values"]))
 
 
 class Transforms(InFolder):
@@ -133,7 +265,7 @@ class Transforms(InFolder):
             with self.subTest(transforms), self.assertRaises(TypeError):
                 dflop.Loader(self.path, transforms=transforms)
         with self.assertRaisesRegex(dflop.ConfigError, "tensor"):
-            dflop.Loader(self.path, image=dflop.Image(8), transforms={"txt": list})
+            dflop.Loader(self.path, image=dflop.Image(8), transforms={"images": list})
 
 
 class Prepared(WithExample):

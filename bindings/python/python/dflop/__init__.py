@@ -27,6 +27,7 @@ from dflop._native import (
     Loader,
     Mixture,
     Plan,
+    SampleTransform,
     StepIterator,
     Table,
     Transform,
@@ -45,6 +46,7 @@ from dflop.errors import (
     ModelError,
     PlanError,
     ReadError,
+    SharedError,
     StageError,
     StalledError,
     StateError,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from dflop import example, torch
     from dflop.commands import plan, profile, simulate, stats
     from dflop.offline import index, pack
+    from dflop.shared import SharedLoader
 
 __all__ = [
     "Array",
@@ -80,6 +83,9 @@ __all__ = [
     "PlanError",
     "ReadError",
     "Sample",
+    "SampleTransform",
+    "SharedError",
+    "SharedLoader",
     "StageError",
     "StalledError",
     "StateError",
@@ -104,6 +110,7 @@ __all__ = [
 
 _MODULES = ("example", "torch")
 _LAZY: _Mapping[str, str] = {
+    "SharedLoader": "dflop.shared",
     "index": "dflop.offline",
     "pack": "dflop.offline",
     "plan": "dflop.commands",

@@ -21,6 +21,7 @@ __all__ = [
     "MicrobatchIterator",
     "Mixture",
     "Plan",
+    "SampleTransform",
     "StepIterator",
     "StepMicrobatches",
     "Table",
@@ -42,7 +43,9 @@ __version__: str
 _Path: TypeAlias = str | os.PathLike[str]
 _Names: TypeAlias = _Path | Sequence[_Path]
 _ArrayType: TypeAlias = Literal["numpy", "torch", "jax", "dlpack", "auto"]
-_Transforms: TypeAlias = Mapping[str, Callable[[list[Any]], Sequence[Any]]] | Sequence[Transform]
+_Transforms: TypeAlias = (
+    Mapping[str, Callable[[list[Any]], Sequence[Any]]] | Sequence[Transform | SampleTransform]
+)
 
 @final
 class Array:
@@ -92,6 +95,8 @@ class Image:
         *,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        dtype: Literal["float32", "bfloat16", "uint8"] = "float32",
+        layout: Literal["nchw", "nhwc"] = "nchw",
         augment: Augment | None = None,
         scaled_decode: bool = False,
     ) -> Self: ...
@@ -107,6 +112,16 @@ class Transform:
         function: Callable[..., Sequence[Any]],
         *,
         decodes: bool = False,
+        has_context: bool = False,
+    ) -> Self: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+@final
+class SampleTransform:
+    def __new__(
+        cls,
+        function: Callable[..., Sequence[Mapping[str, Any] | BaseException | None]],
+        *,
         has_context: bool = False,
     ) -> Self: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
@@ -198,6 +213,7 @@ class Loader:
         *,
         batch_size: int = 32,
         image: Image | None = None,
+        filter: Callable[[list[dict[str, Any]]], Sequence[bool]] | None = None,
         decode: Literal["media", "raw"] = "media",
         fields: _Names | None = None,
         augment: Augment | None = None,
@@ -234,6 +250,8 @@ class Loader:
     def skipped(self) -> list[dict[str, Any]]: ...
     @property
     def skipped_samples(self) -> int: ...
+    @property
+    def filtered_samples(self) -> int: ...
     @property
     def kernel_cpu_seconds(self) -> float: ...
     def metrics(self) -> dict[str, Any]: ...

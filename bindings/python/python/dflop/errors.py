@@ -81,5 +81,9 @@ class StageError(Error, RuntimeError):
     """A stage of the loader ended without an error, which is a defect."""
 
 
+class SharedError(Error, RuntimeError):
+    """A rank of a shared loader is missing, has ended, or stands elsewhere than the others."""
+
+
 class ForkError(Error, RuntimeError):
     """This process was forked after threads of the package had started, which do not exist in a fork."""

@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_void};
 
 use bytes::Bytes;
 use dflop_loader::decode::Tensor;
+use dflop_loader::media::PixelType;
 
 /// Memory that Rust allocated and gives away as a whole.
 #[derive(Debug)]
@@ -70,7 +71,14 @@ impl Storage {
             (values.as_mut_ptr().cast(), size_of_val(values))
         }
         let ((start, bytes), value_type) = match &mut owner {
-            Owner::Pixels(tensor) => (place(tensor.values_mut()), F32),
+            Owner::Pixels(tensor) => {
+                let value_type = match tensor.pixel_type() {
+                    PixelType::Float32 => F32,
+                    PixelType::BFloat16 => BF16,
+                    PixelType::UInt8 => U8,
+                };
+                (place(tensor.bytes_mut()), value_type)
+            }
             Owner::F32(values) => (place(values), F32),
             Owner::Bf16(values) => (place(values), BF16),
             Owner::I64(values) => (place(values), I64),

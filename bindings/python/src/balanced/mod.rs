@@ -21,7 +21,7 @@ pub(crate) use correction::Plan;
 use correction::{Learner, StageSeconds};
 use loader_config::{LoaderConfig, RunningLoader, State};
 pub(crate) use settings::strategy;
-use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings, pixel_type};
+use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings};
 pub(crate) use step_microbatches::{MicrobatchIterator, StepMicrobatches};
 use steps::Iteration;
 pub(crate) use steps::StepIterator;
@@ -32,7 +32,7 @@ use crate::convert::{self, Delivery};
 use crate::cost::CostedModel;
 use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
-use crate::image::PyAugment;
+use crate::image::{PyAugment, pixel_type};
 use crate::loader::{budget, parse_decode};
 use crate::model::ModelSettings;
 use crate::names::Names;
@@ -200,7 +200,7 @@ impl PyBalancedLoader {
             blank_media: blank_media.to_owned(),
             token_counts: token_counts.to_owned(),
         };
-        let user_code = UserCode::new(transform_threads, seed, framework, true);
+        let user_code = UserCode::new(transform_threads, seed, Delivery::new(framework, decode), true);
         let read = ReadSettings {
             decode: parse_decode(decode, None)?,
             fields,

@@ -20,10 +20,9 @@ use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 
 use super::loader_config::LoaderConfig;
-use crate::arrays::framework::Framework;
-use crate::cost::filtered;
 use crate::dataset::Source;
 use crate::error::DflopError;
+use crate::filter::filtered;
 use crate::image::AugmentSettings;
 use crate::model::ModelSettings;
 use crate::tokenizer::TokenizerSettings;
@@ -328,22 +327,6 @@ fn tail(name: &str) -> Result<Tail, DflopError> {
         "drop" => Ok(Tail::Drop),
         "short" => Ok(Tail::Short),
         _ => Err(DflopError::config("tail", format!("expected carry, drop or short, found `{name}`"))),
-    }
-}
-
-/// Parses the type of pixels.
-///
-/// # Errors
-/// `ConfigError` for another name, and for a type that `NumPy` does not have.
-pub(super) fn pixel_type(name: &str, framework: Framework) -> Result<PixelType, DflopError> {
-    match name {
-        "float32" => Ok(PixelType::Float32),
-        "bfloat16" if framework == Framework::Numpy => {
-            Err(DflopError::config("dtype", "NumPy has no bfloat16: use `array_type=\"torch\"`, or uint8"))
-        }
-        "bfloat16" => Ok(PixelType::BFloat16),
-        "uint8" => Ok(PixelType::UInt8),
-        _ => Err(DflopError::config("dtype", format!("expected float32, bfloat16 or uint8, found `{name}`"))),
     }
 }
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dflop.torch.pinning import pin as pin
     from dflop.torch.profiling import Profile as Profile
     from dflop.torch.profiling import profile as profile
+    from dflop.torch.sharing import shared_loader as shared_loader
     from dflop.torch.stage_timer import StageTimer as StageTimer
 
 _PLACES = {
@@ -27,6 +28,7 @@ _PLACES = {
     "keep": "dataset",
     "pin": "pinning",
     "profile": "profiling",
+    "shared_loader": "sharing",
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "keep",
     "pin",
     "profile",
+    "shared_loader",
 ]
 
 

@@ -1,5 +1,7 @@
 //! `dflop.Transform`: runs Python functions on fields inside the loader.
 
+mod whole_sample;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_loader::decode::{Transform, TransformInput, Transforms};
@@ -11,9 +13,11 @@ use pyo3::exceptions::{PyBaseException, PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
+pub(crate) use self::whole_sample::PySampleTransform;
+use self::whole_sample::SampleFunction;
 use crate::arguments::{Arguments, arguments};
 use crate::arrays::framework::Framework;
-use crate::convert::{class, json_text, media};
+use crate::convert::{Delivery, class, json_text, media};
 use crate::error::DflopError;
 use crate::names::Names;
 
@@ -76,7 +80,7 @@ impl FirstException {
         drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    fn keep(&self, py: Python<'_>, error: &PyErr) {
+    pub(crate) fn keep(&self, py: Python<'_>, error: &PyErr) {
         let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert_with(|| error.clone_ref(py));
     }
@@ -95,48 +99,62 @@ impl FirstException {
 pub(crate) struct UserCode {
     threads: usize,
     seed: u64,
-    framework: Framework,
+    /// Form of the values that functions get.
+    delivery: Delivery,
     /// Whether the results become model inputs.
     is_prepared: bool,
     pub(crate) first_exception: FirstException,
 }
 
 impl UserCode {
-    pub(crate) fn new(threads: usize, seed: u64, framework: Framework, is_prepared: bool) -> Self {
-        Self { threads, seed, framework, is_prepared, first_exception: FirstException::default() }
+    pub(crate) fn new(threads: usize, seed: u64, delivery: Delivery, is_prepared: bool) -> Self {
+        Self { threads, seed, delivery, is_prepared, first_exception: FirstException::default() }
     }
 
-    /// Converts a dictionary of functions, or a list of `Transform`.
+    /// Converts a dictionary of functions, or a list of `Transform` and `SampleTransform`.
     pub(crate) fn transforms(self, given: Option<&Bound<'_, PyAny>>) -> PyResult<Transforms> {
         let mut transforms = Transforms::new().threads(self.threads).seed(self.seed);
         let Some(given) = given else { return Ok(transforms) };
-        let mut list = Vec::new();
         if let Ok(by_field) = given.cast::<PyDict>() {
             for (field, function) in by_field {
-                list.push(Bound::new(
-                    given.py(),
-                    PyTransform::new(field.extract()?, function, false, false)?,
-                )?);
+                let transform = PyTransform::new(field.extract()?, function, false, false)?;
+                transforms = self.add(transforms, Bound::new(given.py(), transform)?)?;
             }
-        } else {
-            let wrong = |_| {
-                PyTypeError::new_err(
-                    "expected `transforms` to be a dictionary of functions or a list of `Transform`",
-                )
-            };
-            for transform in given.try_iter().map_err(wrong)? {
-                list.push(transform?.cast_into::<PyTransform>()?);
-            }
+            return Ok(transforms);
         }
-        for transform in list {
-            let fields = FieldSelection::new(&transform.get().fields).map_err(DflopError::from)?;
-            let (framework, is_prepared) = (self.framework, self.is_prepared);
-            let first_exception = self.first_exception.clone();
-            let transform = transform.unbind();
-            let function = Function { transform, framework, is_prepared, first_exception };
-            transforms = transforms.add(fields, Arc::new(function));
+        let wrong = || {
+            PyTypeError::new_err(
+                "expected `transforms` to be a dictionary of functions, or a list of `Transform` and `SampleTransform`",
+            )
+        };
+        for transform in given.try_iter().map_err(|_| wrong())? {
+            let transform = transform?;
+            transforms = match transform.cast::<PySampleTransform>() {
+                Ok(transform) => self.add_samples(transforms, transform),
+                Err(_) => self.add(transforms, transform.cast_into().map_err(|_| wrong())?)?,
+            };
         }
         Ok(transforms)
+    }
+
+    fn add(&self, to: Transforms, transform: Bound<'_, PyTransform>) -> PyResult<Transforms> {
+        let fields = FieldSelection::new(&transform.get().fields).map_err(DflopError::from)?;
+        let function = Function {
+            transform: transform.unbind(),
+            framework: self.delivery.framework,
+            is_prepared: self.is_prepared,
+            first_exception: self.first_exception.clone(),
+        };
+        Ok(to.add(fields, Arc::new(function)))
+    }
+
+    fn add_samples(&self, to: Transforms, transform: &Bound<'_, PySampleTransform>) -> Transforms {
+        to.add_samples(Arc::new(SampleFunction {
+            transform: transform.clone().unbind(),
+            delivery: self.delivery,
+            is_prepared: self.is_prepared,
+            first_exception: self.first_exception.clone(),
+        }))
     }
 }
 
@@ -217,9 +235,14 @@ impl Function {
         if value.is_instance_of::<PyBaseException>() {
             return Err(PyErr::from_value(value.clone()));
         }
-        // Model inputs need Rust values; otherwise the Python object passes through unchanged.
-        if self.is_prepared { prepared(value) } else { Ok(custom(value)) }
+        to_media(value, self.is_prepared)
     }
+}
+
+/// Converts a value of user code: model inputs need Rust values; otherwise the Python object passes through
+/// unchanged.
+pub(crate) fn to_media(value: &Bound<'_, PyAny>, is_prepared: bool) -> PyResult<Media> {
+    if is_prepared { prepared(value) } else { Ok(custom(value)) }
 }
 
 fn custom(value: &Bound<'_, PyAny>) -> Media {

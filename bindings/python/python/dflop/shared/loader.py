@@ -1,0 +1,398 @@
+"""`dflop.SharedLoader`: one loader for several ranks of a machine that need the same data."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from dflop._native import __version__
+from dflop.batches import Microbatch, Step
+from dflop.errors import SharedError
+from dflop.shared import channel
+from dflop.shared.channel import Kind
+from dflop.shared.reader import NOWHERE, Reader
+
+
+class SharedLoader:
+    """Reads and decodes once for several processes of a machine that need the same data.
+
+    The ranks of a tensor-parallel or context-parallel group, and pipeline stages, get the same microbatches.
+    Rank 0 creates the loader and decodes; every rank maps the results from shared memory, without a copy.
+    The other ranks open no dataset, plan nothing and start no decoder. Use it as the loader itself::
+
+        loader = dflop.SharedLoader(
+            lambda: dflop.BalancedLoader(shards, model=..., dp_rank=dp_rank, dp_size=dp_size),
+            rank=tp_rank, size=tp_size, name=f"{job}-dp{dp_rank}",
+        )
+        for step in loader:
+            for microbatch in step.microbatches:
+                ...
+
+    With PyTorch, `dflop.torch.shared_loader` finds ranks and name by itself.
+
+    All ranks make the same calls: the same iterations, ``load_state_dict`` and ``set_epoch`` with the same
+    state and epoch. A rank that stands elsewhere is an error on all of them, and so is an exception of the
+    loader. Microbatches are delivered once: keep them with ``step.hold()`` to go over them again. Arrays may
+    be written to; other ranks do not see it. If rank 0 ends, or is killed, the others get a `SharedError`;
+    no memory is left behind.
+
+    Args:
+        make: creates the loader, a `BalancedLoader` or a `Loader`; called on rank 0 only.
+        rank: rank of this process in the group.
+        size: number of processes in the group, all on one machine. 1 shares nothing.
+        name: name of the group, the same on all of its ranks and of no other group on the machine.
+        ahead: microbatches, or batches, that wait in shared memory for the slowest rank, at least 1.
+        timeout: seconds that ranks wait for each other when an iteration starts.
+
+    Attributes:
+        loader: the loader on rank 0, ``None`` on the others.
+
+    Raises:
+        ConfigError: the rank is not below the size.
+        SharedError: another process uses the name.
+        Exception: on rank 0, those of ``make``.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        *,
+        rank: int,
+        size: int,
+        name: str,
+        ahead: int = 2,
+        timeout: float = 300.0,
+    ) -> None:
+        from dflop.errors import ConfigError
+
+        if not 0 <= rank < size:
+            raise ConfigError(f"invalid `rank`: expected a rank from 0 to {size - 1}, found {rank}", "config")
+        if ahead < 1:
+            raise ConfigError(f"invalid `ahead`: expected at least 1, found {ahead}", "config")
+        self._rank, self._size, self._name, self._timeout = rank, size, name, timeout
+        self._iteration = 0
+        self._position: Any = NOWHERE
+        self._is_run_over = False
+        self._known: dict[str, Any] | None = None
+        self._is_closed = False
+        self._current: weakref.ref[_Iteration] | None = None
+        self.loader: Any = make() if rank == 0 else None
+        self._reader: Reader | None = None
+        if rank == 0 and size > 1:
+            self._reader = Reader(self.loader, name, size, ahead, timeout)
+            # Before the interpreter ends, which its threads would not survive.
+            weakref.finalize(self, self._reader.close)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Starts an iteration, on all ranks; an earlier one of this loader ends."""
+        if self._is_closed:
+            raise _closed()
+        if self._size == 1:
+            return iter(self.loader)
+        self._end_iteration()
+        self._iteration += 1
+        if self._reader is not None:
+            connection = self._reader.start(self._position, self._is_run_over)
+        else:
+            connection = self._connect(self._iteration)
+        self._is_run_over = False
+        iteration = _Iteration(connection, self._name, self._stand)
+        self._current = weakref.ref(iteration)
+        return iteration
+
+    def __len__(self) -> int:
+        """Number of steps or batches, where the loader knows it."""
+        if self.loader is not None:
+            return len(self.loader)
+        if "len" not in self._facts:
+            raise TypeError("the shared loader has no length")
+        return int(self._facts["len"])
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def step(self) -> int:
+        """The next step, after the last one that this rank started."""
+        return int(self.state_dict()["step"])
+
+    @property
+    def dp_rank(self) -> int:
+        """Data-parallel rank of the loader."""
+        return int(self._fact("dp_rank"))
+
+    @property
+    def dp_size(self) -> int:
+        """Number of data-parallel ranks."""
+        return int(self._fact("dp_size"))
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches per data-parallel rank."""
+        return int(self._fact("microbatches"))
+
+    @property
+    def modules(self) -> list[str]:
+        """Names of the model's modules, in the order of their times."""
+        return list(self._fact("modules"))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps that start in one epoch."""
+        return int(self._fact("steps_per_epoch"))
+
+    def report_stage_seconds(self, step: Step, seconds: dict[str, list[list[float]]]) -> Any:
+        """Corrects later plans by measured times, as `BalancedLoader.report_stage_seconds`.
+
+        Call it on all ranks; those above 0 do nothing and return ``None``.
+        """
+        return None if self.loader is None else self.loader.report_stage_seconds(step, seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state after the last step or batch that this rank got; that of the loader alone."""
+        if isinstance(self._position, dict):
+            return self._position
+        if self.loader is not None:
+            return dict(self.loader.state_dict())
+        if self._position is not NOWHERE:
+            raise SharedError("only rank 0 knows the state of an epoch that has not started", "shared_state")
+        return dict(self._facts["state"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resumes from a state, of this class or of the loader; on all ranks."""
+        self._end_iteration()
+        if self.loader is not None:
+            self.loader.load_state_dict(state_dict)
+        if self._size > 1:
+            self._begin_at(dict(state_dict))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Starts the next iteration at an epoch, counted from 0; on all ranks."""
+        self._end_iteration()
+        if self.loader is not None:
+            self.loader.set_epoch(epoch)
+        if self._size > 1:
+            self._begin_at(("epoch", epoch))
+
+    def close(self) -> None:
+        """Ends iterations and, on rank 0, the loader with its threads."""
+        self._is_closed = True
+        self._end_iteration()
+        if self._reader is not None:
+            self._reader.close()
+        elif self.loader is not None:
+            self.loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"SharedLoader(rank={self._rank}, size={self._size}, name={self._name!r}, loader={self.loader!r})"
+        )
+
+    def _fact(self, name: str) -> Any:
+        if self.loader is not None:
+            return getattr(self.loader, name)
+        if name not in self._facts:
+            raise AttributeError(f"the shared loader has no `{name}`")
+        return self._facts[name]
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """Properties of the loader on rank 0, asked for once."""
+        if self._known is None:
+            connection = self._connect(None)
+            try:
+                self._known = _expected(connection, Kind.FACTS, self._name)
+            finally:
+                connection.close()
+        return self._known
+
+    def _connect(self, iteration: int | None) -> Any:
+        if self._is_closed:
+            raise _closed()
+        connection = channel.connect(self._name, self._timeout)
+        hello = {
+            "version": __version__,
+            "rank": self._rank,
+            "size": self._size,
+            "iteration": iteration,
+            "position": self._position,
+        }
+        channel.send(connection, Kind.HELLO, hello)
+        return connection
+
+    def _begin_at(self, position: Any) -> None:
+        self._position, self._is_run_over = position, False
+        if self._reader is not None:
+            self._reader.begin_at(position)
+
+    def _stand(self, position: Any, is_run_over: bool = False) -> None:
+        self._position, self._is_run_over = position, is_run_over
+
+    def _end_iteration(self) -> None:
+        current = self._current() if self._current is not None else None
+        if current is not None:
+            current.close()
+        self._current = None
+        if self._reader is not None:
+            self._reader.stop()
+
+
+class _Iteration(Iterator[Any]):
+    """The steps or batches of one iteration, as they come from rank 0."""
+
+    def __init__(self, connection: Any, name: str, stand: Callable[..., None]) -> None:
+        self._connection, self._name, self._stand = connection, name, stand
+        self._current: SharedMicrobatches | None = None
+        self._is_ended = False
+        self._lock = threading.RLock()
+        self._closer = weakref.finalize(self, connection.close)
+
+    def __next__(self) -> Any:
+        with self._lock:
+            if self._is_ended:
+                raise StopIteration
+            if self._current is not None:
+                self._current.skip()
+                self._current = None
+            kind, value = self._receive()
+            if kind is Kind.BATCH:
+                batch, state = value
+                self._take()
+                self._stand(state)
+                return batch
+            if kind is Kind.END:
+                self._stand(value, True)
+                self.close()
+                raise StopIteration
+            header, length, state = value
+            self._stand(state)
+            self._current = SharedMicrobatches(self, header.step, length)
+            return replace(header, microbatches=self._current)
+
+    def close(self) -> None:
+        """Ends the iteration on this rank."""
+        self._is_ended = True
+        self._closer()
+
+    def microbatch(self, of: SharedMicrobatches) -> Microbatch:
+        """Takes the next microbatch of the current step."""
+        with self._lock:
+            if self._is_ended:
+                raise SharedError("the iteration has ended, or its loader is closed", "closed")
+            if self._current is not of:
+                raise SharedError(
+                    f"microbatches of step {of.step} are gone; `step.hold()` keeps all of them",
+                    "shared_taken",
+                )
+            _, microbatch = self._receive()
+            self._take()
+            return microbatch  # type: ignore[no-any-return]
+
+    def _take(self) -> None:
+        """Lets rank 0 go on; its end is found with the next message."""
+        try:
+            self._connection.send(Kind.TAKEN.value)
+        except OSError:
+            return
+
+    def _receive(self) -> tuple[Kind, Any]:
+        try:
+            return _received(self._connection, self._name)
+        except SharedError:
+            self.close()
+            raise
+        except _Failed as failed:
+            error, state = failed.args
+            if state is not NOWHERE:
+                self._stand(state)
+            self.close()
+            raise error from None
+
+
+class SharedMicrobatches(Sequence[Microbatch]):
+    """Microbatches of a step, each delivered once, in order."""
+
+    def __init__(self, iteration: _Iteration, step: int, length: int) -> None:
+        self.step = step
+        self._iteration, self._length, self._next = iteration, length, 0
+        self._in_use: weakref.WeakValueDictionary[int, Microbatch] = weakref.WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._length))]
+        number = index + self._length if index < 0 else index
+        if not 0 <= number < self._length:
+            raise IndexError(f"index {index} of {self._length} microbatches")
+        if number in self._in_use:
+            return self._in_use[number]
+        if number < self._next:
+            raise SharedError(
+                f"microbatch {number} of step {self.step} was delivered already; `step.hold()` keeps all of them",
+                "shared_taken",
+            )
+        while True:
+            microbatch = self._iteration.microbatch(self)
+            self._next += 1
+            if self._next > number:
+                self._in_use[number] = microbatch
+                return microbatch
+
+    def skip(self) -> None:
+        """Takes the microbatches that were not asked for."""
+        while self._next < self._length:
+            self._iteration.microbatch(self)
+            self._next += 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+    def __repr__(self) -> str:
+        return f"SharedMicrobatches(step={self.step}, len={self._length})"
+
+
+class _Failed(Exception):
+    """An exception of the loader on rank 0, with the state behind it."""
+
+
+def _received(connection: Any, name: str) -> tuple[Kind, Any]:
+    try:
+        message = channel.receive(connection)
+    except OSError as error:
+        raise _closed() from error
+    if message is None:
+        raise SharedError(
+            f"rank 0 of the shared loader `{name}` has ended its iteration, or its process", "shared_end"
+        )
+    kind, value = message
+    if kind is Kind.ERROR:
+        raise _Failed(*value)
+    return kind, value
+
+
+def _expected(connection: Any, expected: Kind, name: str) -> Any:
+    try:
+        kind, value = _received(connection, name)
+    except _Failed as failed:
+        raise failed.args[0] from None
+    if kind is not expected:
+        raise SharedError(f"rank 0 of the shared loader `{name}` answered `{kind.name}`", "shared_mismatch")
+    return value
+
+
+def _closed() -> SharedError:
+    return SharedError("the shared loader is closed; create another one", "closed")

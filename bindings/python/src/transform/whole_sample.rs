@@ -1,0 +1,142 @@
+//! `dflop.SampleTransform`: runs Python functions on whole samples inside the loader.
+
+use dflop_loader::decode::{SampleAnswer, SampleInput, SampleTransform};
+use dflop_loader::error::BoxError;
+use dflop_loader::sample::Field;
+use pyo3::exceptions::{PyBaseException, PyException, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyMapping};
+
+use super::{FirstException, to_media};
+use crate::arguments::{Arguments, arguments};
+use crate::convert::{self, Delivery};
+
+/// A function for whole samples: called with a list of `Sample`, it returns a list of the same length.
+///
+/// Args: function: takes a list of samples, of at most 64, and returns for each a mapping of its fields, or
+/// ``None`` to leave it out, which counts as dropped and not as bad. It may change, add and remove fields. An
+/// exception among the results makes its sample bad. If a call with several samples raises, each is tried
+/// alone, so that only those that raise are lost. With ``has_context`` it takes a second list: for each
+/// sample a dictionary of ``seed``, a seed for all random choices of the sample.
+///
+/// It runs where it stands among the transforms of ``transforms=``, after the built-in decoders. With
+/// ``image=`` samples come without their images. Model inputs need values of the types that the built-in
+/// decoders return: uint8 arrays ``[height, width, 3]``, `Audio`, text, JSON.
+#[pyclass(frozen, name = "SampleTransform", module = "dflop._native")]
+#[derive(Debug)]
+pub(crate) struct PySampleTransform {
+    function: Py<PyAny>,
+    has_context: bool,
+}
+
+#[pymethods]
+impl PySampleTransform {
+    #[new]
+    #[pyo3(signature = (function, *, has_context=false))]
+    fn new(function: Bound<'_, PyAny>, has_context: bool) -> PyResult<Self> {
+        if !function.is_callable() {
+            return Err(PyTypeError::new_err("expected a function of a list of samples"));
+        }
+        Ok(Self { function: function.unbind(), has_context })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ())> {
+        Ok((slf.get().arguments(slf.py())?.constructor(&slf.get_type())?, ()))
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        slf.get().arguments(slf.py())?.repr(&slf.get_type())
+    }
+}
+
+impl PySampleTransform {
+    fn arguments(&self, py: Python<'_>) -> PyResult<Arguments> {
+        let Self { function, has_context } = self;
+        Ok(arguments!(py, function, has_context))
+    }
+}
+
+/// A Python function as the loader calls it.
+#[derive(Debug)]
+pub(crate) struct SampleFunction {
+    pub(crate) transform: Py<PySampleTransform>,
+    pub(crate) delivery: Delivery,
+    /// Whether the results become model inputs.
+    pub(crate) is_prepared: bool,
+    pub(crate) first_exception: FirstException,
+}
+
+impl SampleTransform for SampleFunction {
+    fn apply(&self, samples: Vec<SampleInput>) -> Result<Vec<SampleAnswer>, BoxError> {
+        let answer = Python::try_attach(|py| self.call(py, samples));
+        answer.ok_or("the interpreter has ended")?.map_err(Into::into)
+    }
+}
+
+impl SampleFunction {
+    fn call(&self, py: Python<'_>, inputs: Vec<SampleInput>) -> PyResult<Vec<SampleAnswer>> {
+        let seeds: Vec<u64> = inputs.iter().map(|input| input.seed).collect();
+        let delivery = self.delivery.resolved(py)?;
+        let samples = inputs.into_iter().map(|input| input.sample).collect();
+        let given = convert::samples(py, samples, delivery)?;
+        let answers: Vec<PyResult<Bound<'_, PyAny>>> = match self.function(&given, &seeds) {
+            Ok(answers) if answers.len() == given.len() => answers.into_iter().map(Ok).collect(),
+            Ok(answers) => {
+                let (found, expected) = (answers.len(), given.len());
+                let message = format!("expected {expected} samples from a transform, found {found}");
+                return Err(PyTypeError::new_err(message));
+            }
+            // An interrupt or an exit is not the fault of a sample.
+            Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
+            Err(error) if given.len() == 1 => vec![Err(error)],
+            // An exception does not tell which of the samples caused it.
+            Err(_) => (0..given.len()).map(|at| self.one(&given, &seeds, at)).collect(),
+        };
+        let answers = answers.into_iter().map(|answer| {
+            let fields = answer.and_then(|answer| self.fields(&answer));
+            Ok(fields.inspect_err(|error| self.first_exception.keep(py, error))?)
+        });
+        Ok(answers.collect())
+    }
+
+    fn one<'py>(&self, given: &Bound<'py, PyList>, seeds: &[u64], at: usize) -> PyResult<Bound<'py, PyAny>> {
+        let mut answer = self.function(&given.get_slice(at, at + 1), &seeds[at..=at])?;
+        answer.pop().ok_or_else(|| PyTypeError::new_err("expected a sample from a transform, found none"))
+    }
+
+    fn function<'py>(&self, given: &Bound<'py, PyList>, seeds: &[u64]) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let (py, transform) = (given.py(), self.transform.get());
+        let function = transform.function.bind(py);
+        if !transform.has_context {
+            return function.call1((given,))?.try_iter()?.collect();
+        }
+        let contexts = PyList::empty(py);
+        for seed in seeds {
+            let context = PyDict::new(py);
+            context.set_item("seed", seed)?;
+            contexts.append(context)?;
+        }
+        function.call1((given, contexts))?.try_iter()?.collect()
+    }
+
+    /// Converts a result to fields; `None` leaves the sample out.
+    fn fields(&self, answer: &Bound<'_, PyAny>) -> PyResult<Option<Vec<Field>>> {
+        if answer.is_none() {
+            return Ok(None);
+        }
+        if answer.is_instance_of::<PyBaseException>() {
+            return Err(PyErr::from_value(answer.clone()));
+        }
+        let wrong = |_| {
+            let found = answer.get_type();
+            PyTypeError::new_err(format!("expected a mapping of fields from a transform, found {found}"))
+        };
+        let mapping = answer.cast::<PyMapping>().map_err(wrong)?;
+        let mut fields = Vec::with_capacity(mapping.len()?);
+        for item in mapping.items()? {
+            let (extension, value): (String, Bound<'_, PyAny>) = item.extract()?;
+            fields.push(Field { extension: extension.into(), media: to_media(&value, self.is_prepared)? });
+        }
+        Ok(Some(fields))
+    }
+}
