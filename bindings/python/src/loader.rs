@@ -148,17 +148,7 @@ impl PyLoader {
         };
         let framework = Framework::parse(array_type)?;
         let image = image.map(|image| image.get().clone());
-        let mut filtered_samples = 0;
-        let builder = if world != 1 || rank != 0 || filter.is_some() || dataset.get().has_split() {
-            let mut samples = dataset.get().open(py)?;
-            if let Some(filter) = &filter {
-                samples = filtered_by_shape(samples, filter)?;
-                filtered_samples = samples.filtered();
-            }
-            Loader::builder(Vec::new()).samples_of_rank(samples, rank, world)
-        } else {
-            Loader::builder(dataset.get().shard_list().to_vec())
-        };
+        let (builder, filtered_samples) = builder_of(&dataset, filter.as_ref(), rank, world)?;
         let mut builder = builder
             .decode(parse_decode(decode, image.as_ref())?)
             .batch_size(batch_size)
@@ -383,6 +373,26 @@ impl PyLoader {
         *pass.as_mut().ok_or_else(DflopError::closed)? = Pass::new(loader, first_epoch);
         Ok(())
     }
+}
+
+/// Starts the settings of a loader of whole shards, or of a rank's samples; returns the number of samples
+/// that the filter left out too.
+fn builder_of(
+    dataset: &Bound<'_, PyDataset>,
+    filter: Option<&Bound<'_, PyAny>>,
+    rank: usize,
+    world: usize,
+) -> PyResult<(LoaderBuilder, u64)> {
+    let of = dataset.get();
+    if world == 1 && rank == 0 && filter.is_none() && !of.has_split() {
+        return Ok((Loader::builder(of.shard_list().to_vec()), 0));
+    }
+    let mut samples = of.open(dataset.py())?;
+    if let Some(filter) = filter {
+        samples = filtered_by_shape(samples, filter)?;
+    }
+    let filtered = samples.filtered();
+    Ok((Loader::builder(Vec::new()).samples_of_rank(samples, rank, world), filtered))
 }
 
 fn start(builder: &LoaderBuilder) -> PyResult<Arc<Threaded<Loader>>> {

@@ -350,7 +350,7 @@ mod tests {
         for layout in [PixelLayout::ChannelsFirst, PixelLayout::ChannelsLast] {
             let mut of = |pixels: PixelType| {
                 let mut out = vec![0.0f32; 3 * 32 * 32];
-                let bytes = &mut bytemuck::cast_slice_mut(&mut out)[..out_bytes(pixels)];
+                let bytes = &mut bytemuck::cast_slice_mut(&mut out)[..3 * 32 * 32 * pixels.bytes() as usize];
                 kernel.decode_formatted_into(&file, None, PixelFormat { pixels, layout }, bytes).unwrap();
                 bytes.to_vec()
             };
@@ -367,9 +367,6 @@ mod tests {
                 assert!((single - expected).abs() == 0.0 && half == bf16::from_f32(expected));
                 assert!((expected - normalized(byte, channel)).abs() < 1e-5);
             }
-        }
-        fn out_bytes(pixels: PixelType) -> usize {
-            3 * 32 * 32 * pixels.bytes() as usize
         }
     }
 
