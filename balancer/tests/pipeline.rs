@@ -1,21 +1,121 @@
 //! Pipeline assignments keep their promises, on random instances.
 
-use dflop_balancer::schedule::ScheduleKind;
+use dflop_balancer::schedule::{ModuleStages, Part, Pass, PassKind, PipelineLayout, ScheduleKind};
 use dflop_balancer::{
-    Budget, Caps, CompiledSchedule, Error, Instance, PipelineAssignment, PipelineConfig, PipelineObjective,
-    Strategy, balance_pipeline,
+    Budget, Caps, Communication, Error, Instance, PipelineAssignment, PipelineConfig, PipelineObjective,
+    StageTimes, Strategy, balance_pipeline,
 };
 use proptest::prelude::*;
 
 const OBJECTIVES: [PipelineObjective; 2] = [PipelineObjective::Makespan, PipelineObjective::MinMax];
 
-/// Simulates the slowest rank's makespan from the items of every rank.
+/// Times of a step's passes, `[rank][stage][microbatch]`, forward and backward, and which stages all ranks
+/// share.
+struct StepPasses {
+    times_ns: Vec<Vec<Vec<(u64, u64)>>>,
+    is_shared: Vec<bool>,
+}
+
+impl StepPasses {
+    fn new(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> Self {
+        let module_of = config.stages.iter().enumerate().flat_map(|(module, count)| vec![module; *count]);
+        let is_shared = module_of.map(|module| config.module_dp_size(module) != config.dp_size).collect();
+        let stages: usize = config.stages.iter().sum();
+        let times = config.ranks_times(instance, ranks).unwrap();
+        let of_rank = |times: &StageTimes| -> Vec<Vec<(u64, u64)>> {
+            let of_stage = |stage: usize| {
+                let pass_ns = |microbatch, kind| {
+                    let part = Part { microbatch, stage: stage as u16 };
+                    times.pass_ns(Pass { kind, part })
+                };
+                let both = |microbatch| {
+                    (pass_ns(microbatch, PassKind::Forward), pass_ns(microbatch, PassKind::Backward))
+                };
+                (0..times.microbatches() as u32).map(both).collect()
+            };
+            (0..stages).map(of_stage).collect()
+        };
+        Self { times_ns: times.iter().map(of_rank).collect(), is_shared }
+    }
+
+    /// Runs every pass as soon as its inputs have ended, in 1F1B's order on each stage of each rank; returns
+    /// the end of the last.
+    fn run(&self) -> u64 {
+        let (ranks, stages) = (self.times_ns.len(), self.is_shared.len());
+        let microbatches = self.times_ns[0][0].len();
+        let mut ends = std::collections::HashMap::new();
+        let mut lanes: Vec<(usize, usize, Vec<(usize, bool)>, usize, u64)> = Vec::new();
+        for stage in 0..stages {
+            for rank in 0..if self.is_shared[stage] { 1 } else { ranks } {
+                lanes.push((stage, rank, one_forward_one_backward(stages - stage, microbatches), 0, 0));
+            }
+        }
+        while ends.len() < lanes.iter().map(|lane| lane.2.len()).sum() {
+            for (stage, rank, order, next, free_ns) in &mut lanes {
+                let Some(&(microbatch, is_backward)) = order.get(*next) else { continue };
+                let sender = if is_backward { stage.checked_add(1) } else { stage.checked_sub(1) };
+                let senders = sender.filter(|sender| *sender < stages).map(|sender| {
+                    let all = if self.is_shared[sender] {
+                        0..1
+                    } else if self.is_shared[*stage] {
+                        0..ranks
+                    } else {
+                        *rank..*rank + 1
+                    };
+                    all.map(|rank| ends.get(&(sender, rank, microbatch, is_backward)).copied()).collect()
+                });
+                let inputs: Option<Vec<u64>> = senders.unwrap_or_else(|| Some(vec![0]));
+                let Some(inputs) = inputs else { continue };
+                let (forward_ns, backward_ns) = self.times_ns[*rank][*stage][microbatch];
+                let begin_ns = inputs.into_iter().max().unwrap().max(*free_ns);
+                *free_ns = begin_ns + if is_backward { backward_ns } else { forward_ns };
+                ends.insert((*stage, *rank, microbatch, is_backward), *free_ns);
+                *next += 1;
+            }
+        }
+        ends.into_values().max().unwrap()
+    }
+}
+
+/// Lists microbatches in 1F1B's order on a stage, with whether the pass is backward.
+fn one_forward_one_backward(stages_left: usize, microbatches: usize) -> Vec<(usize, bool)> {
+    let warm_up = stages_left.min(microbatches);
+    let mut order: Vec<_> = (0..warm_up).map(|microbatch| (microbatch, false)).collect();
+    for microbatch in 0..microbatches {
+        order.push((microbatch, true));
+        order.extend((warm_up + microbatch < microbatches).then_some((warm_up + microbatch, false)));
+    }
+    order
+}
+
+/// Simulates the makespan of a step from the items of every rank.
 fn simulated(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> u64 {
-    let rows: Vec<usize> = (0..config.stages.iter().sum()).collect();
-    let kind = ScheduleKind::OneForwardOneBackward;
-    let mut compiled = CompiledSchedule::new(kind, &rows, ranks[0].len()).unwrap();
-    let times = config.ranks_times(instance, ranks).unwrap();
-    times.iter().map(|times| compiled.makespan_ns(times)).max().unwrap()
+    StepPasses::new(instance, config, ranks).run()
+}
+
+/// Simulates a step of two modules as the executor runs it: an encoder whose ranks share every round.
+fn laid_out(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> u64 {
+    let (encoder_dp, dp_size, rounds) = (config.module_dp_size(0), config.dp_size, ranks[0].len());
+    let encoder = ModuleStages::new(config.stages[0], encoder_dp).share_rounds();
+    let layout =
+        PipelineLayout::of_modules(&[encoder, ModuleStages::new(config.stages[1], dp_size)], rounds).unwrap();
+    let passes = StepPasses::new(instance, config, ranks);
+    let mut rows = [Vec::new(), Vec::new()];
+    for stage in 0..layout.stages() {
+        let width = if stage < config.stages[0] { encoder_dp } else { dp_size };
+        for microbatch in 0..layout.microbatches() {
+            let (round, lane) = (microbatch / width, microbatch % width);
+            let rank = if stage < config.stages[0] { 0 } else { lane };
+            let of = passes.times_ns[rank][stage].get(round).copied().unwrap_or_default();
+            rows[0].push(of.0);
+            rows[1].push(of.1);
+        }
+    }
+    let [forward, backward] = rows;
+    let times = StageTimes::new(layout.stages(), layout.microbatches(), forward, backward).unwrap();
+    let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
+    let free = Communication::free(layout.stages(), layout.microbatches());
+    layout.simulate(&lists, &times, &free).unwrap().makespan_ns
 }
 
 /// Finds the makespan of the best assignment of items to slots, none empty, by trying all.
@@ -97,6 +197,25 @@ proptest! {
             if strategy == Strategy::Search {
                 prop_assert!(found.makespan_ns <= optimum * 21 / 20, "{} {optimum}", found.makespan_ns);
             }
+        }
+    }
+
+    #[test]
+    fn the_makespan_is_that_of_the_step_that_the_executor_runs(
+        times_ns in prop::collection::vec(0..1_000_u64, 60),
+        stages in prop::collection::vec(1..4_usize, 2),
+        shape in prop::sample::select(vec![(1, 6), (2, 3), (3, 4), (4, 2)]),
+        encoder_dp in 1..6_usize,
+    ) {
+        let (dp_size, microbatches) = shape;
+        prop_assume!(encoder_dp != dp_size);
+        let instance = Instance::new(dp_size * microbatches, 2, times_ns).unwrap();
+        let config = PipelineConfig::new(dp_size, stages).module_dp_sizes(vec![encoder_dp, dp_size]);
+        for strategy in [Strategy::Lpt, Strategy::Search] {
+            let caps = Caps::default();
+            let found = balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(300)).unwrap();
+            prop_assert_eq!(laid_out(&instance, &config, &found.ranks), found.makespan_ns);
+            prop_assert_eq!(found.ranks_ns.iter().copied().max(), Some(found.makespan_ns));
         }
     }
 

@@ -82,14 +82,14 @@ pub fn balance_pipeline(
         Strategy::RoundRobin | Strategy::Random => assign_round_robin(partition.groups, config.dp_size),
         _ => assign_balanced(&problem, partition, config.dp_size),
     };
-    let mut state = ScheduleState::new(&problem, Partition::from_groups(&problem, slots), config)?;
+    let mut state = ScheduleState::new(&problem, Partition::from_groups(&problem, slots), config);
     let passes_max = bound_passes(strategy, budget);
     let relaxation = Relaxation::new(instance, config, passes_max)?;
     let bound = pipeline_lower_bound(instance, config, &relaxation)?;
     if strategy == Strategy::Search {
         // A small budget is charged its share only, although the bound takes a minimum of passes.
         budget.spend(passes_max.min(budget.steps_left() / BOUND_SHARE));
-        state = refine(&problem, config, state, &relaxation, bound.ns, budget)?;
+        state = refine(&problem, config, state, &relaxation, bound.ns, budget);
     }
     let (groups, ranks_ns) = state.into_parts();
     Ok(PipelineAssignment {
@@ -138,7 +138,7 @@ fn refine<'a>(
     relaxation: &Relaxation,
     goal_ns: u64,
     budget: &mut Budget,
-) -> Result<ScheduleState<'a>> {
+) -> ScheduleState<'a> {
     let moves = match config.objective {
         PipelineObjective::Makespan => MoveSet::Contents,
         PipelineObjective::MinMax => MoveSet::Order,
@@ -146,13 +146,13 @@ fn refine<'a>(
     if moves == MoveSet::Contents
         && let Some(slots) = relaxation_start::assign(problem, relaxation, budget)
     {
-        let other = ScheduleState::new(problem, slots, config)?;
+        let other = ScheduleState::new(problem, slots, config);
         if other.makespan_ns() < state.makespan_ns() {
             state = other;
         }
     }
     search::improve(&mut state, moves, goal_ns, budget);
-    Ok(state)
+    state
 }
 
 /// Assigns group `g` to rank `g mod ranks`; returns the groups rank by rank.

@@ -13,6 +13,7 @@ mod balance;
 mod bound;
 mod config;
 mod order;
+mod pass_graph;
 mod relaxation;
 mod relaxation_start;
 mod search;

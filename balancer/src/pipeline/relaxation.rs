@@ -16,6 +16,7 @@
 //! hold'em", IJCAI 2015.
 
 use super::config::PipelineConfig;
+use super::pass_graph::PassShape;
 use super::timeline::Timeline;
 use crate::error::Result;
 use crate::instance::Instance;
@@ -55,8 +56,10 @@ impl Relaxation {
     /// Plays rounds with about `passes_max` passes in total; `config` fits the instance.
     pub(crate) fn new(instance: &Instance, config: &PipelineConfig, passes_max: u64) -> Result<Self> {
         let (modules, microbatches) = (instance.modules(), instance.groups() / config.dp_size);
-        let timeline = Timeline::new(&config.rows(), modules, microbatches)?;
-        let mut rank = timeline.rank(2 * modules * microbatches);
+        let (rows, is_shared) = (config.rows(), vec![false; modules]);
+        let timeline =
+            Timeline::new(PassShape { rows: &rows, is_shared: &is_shared, ranks: 1, microbatches });
+        let mut rank = timeline.times();
         let mut cuts: Vec<Cut> = (0..modules).map(|module| Cut::new(instance, config, module)).collect();
         let (mut weights, mut forward) = (0, 0);
         for round in 1..=(passes_max / timeline.passes()).max(ROUNDS_MIN) {

@@ -1,4 +1,5 @@
-//! Computes a rank's makespan after a change of one or two microbatches, without simulating the rest.
+//! Computes the makespan of one pipeline, or of several coupled ones, after a change of one or two
+//! microbatches, without simulating the rest.
 //!
 //! A 1F1B step is a graph of passes; the makespan is its longest path. Keep for every pass its *end* (the
 //! longest path up to it) and its *tail* (the longest path from its start to the end of the step). If
@@ -12,24 +13,10 @@
 //! Heads and tails are from job-shop local search: Taillard, "Parallel taboo search techniques for the
 //! job shop scheduling problem", ORSA J. Computing 6, 1994.
 
-use crate::error::Result;
-use crate::schedule::{Action, ScheduleKind, schedule};
-use crate::simulate::{StageTimes, simulate};
+use super::pass_graph::{Pass, PassGraph, PassShape};
 
 /// Most passes in all windows together; further pairs of microbatches share the window of everything.
 const WINDOW_PASSES_MAX: usize = 1 << 16;
-
-/// A pass, in an order in which every pass comes after its inputs.
-#[derive(Debug, Clone, Copy)]
-struct Pass {
-    stage: usize,
-    /// Index into the rank's times.
-    time: u32,
-    /// Previous pass on the same stage and the pass that sends the input, or `passes.len()`.
-    before: [u32; 2],
-    /// Next pass on the same stage and the pass that receives the output, or `passes.len()`.
-    after: [u32; 2],
-}
 
 /// A pass of a window; `before` indexes the ends, then the ends of the window itself.
 #[derive(Debug, Clone, Copy)]
@@ -46,15 +33,19 @@ struct Window {
     exits: Vec<(u32, u32)>,
 }
 
-/// Graph of passes that all ranks share.
+/// Passes of a step, in order, with their windows.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     passes: Vec<Pass>,
     microbatches: usize,
-    /// Passes of every stage, in order.
-    stages: Vec<Vec<u32>>,
-    /// Positions of a microbatch's forward and backward pass on its stage, `[stages * microbatches]`.
+    cells: usize,
+    /// Passes of every lane, in order.
+    lanes: Vec<Vec<u32>>,
+    lanes_of_rank: Vec<Vec<usize>>,
+    /// Positions of a microbatch's first and last pass on its lane, `[lanes * microbatches]`.
     places: Vec<(usize, usize)>,
+    /// Passes without a receiver.
+    last: Vec<u32>,
     /// Index of every microbatch's first and last pass.
     spans: Vec<(usize, usize)>,
     /// The window of everything, then the windows of single microbatches, of neighbors, and so on; each is
@@ -64,10 +55,10 @@ pub(crate) struct Timeline {
     codes: Vec<u32>,
 }
 
-/// Times of one rank, and the ends, tails and longest path that follow from them.
+/// Times of a timeline, and the ends, tails and longest path that follow from them.
 #[derive(Debug, Clone)]
-pub(crate) struct RankTimes {
-    /// Times of all passes, `[microbatches * modules * 2]`, forward and backward.
+pub(crate) struct PassTimes {
+    /// Times of all passes by [`PassShape::cell`], forward and backward, then a zero.
     pub(crate) times_ns: Vec<u64>,
     pub(crate) makespan_ns: u64,
     /// Number of times that the longest path takes each cell of `times_ns`.
@@ -78,26 +69,30 @@ pub(crate) struct RankTimes {
 }
 
 impl Timeline {
-    /// Sorts the passes of 1F1B; `rows` is the module of every stage.
-    pub(crate) fn new(rows: &[usize], modules: usize, microbatches: usize) -> Result<Self> {
-        let passes = sorted_passes(rows, modules, microbatches)?;
-        let mut stages = vec![Vec::new(); rows.len()];
-        let mut places = vec![(usize::MAX, 0); rows.len() * microbatches];
+    /// Sorts the passes of 1F1B.
+    pub(crate) fn new(shape: PassShape<'_>) -> Self {
+        let PassGraph { passes, lanes, lanes_of_rank } = PassGraph::new(shape);
+        let (microbatches, cells) = (shape.microbatches, shape.cells());
+        let mut places = vec![(usize::MAX, 0); lanes.len() * microbatches];
         let mut spans = vec![(usize::MAX, 0); microbatches];
-        for (at, pass) in passes.iter().enumerate() {
-            let microbatch = pass.time as usize / (2 * modules);
-            let place = &mut places[pass.stage * microbatches + microbatch];
-            *place = (place.0.min(stages[pass.stage].len()), stages[pass.stage].len());
-            spans[microbatch] = (spans[microbatch].0.min(at), at);
-            stages[pass.stage].push(at as u32);
+        for (lane, own) in lanes.iter().enumerate() {
+            for (position, &at) in own.iter().enumerate() {
+                let microbatch = passes[at as usize].microbatch;
+                let place = &mut places[lane * microbatches + microbatch];
+                *place = (place.0.min(position), position);
+                let span = &mut spans[microbatch];
+                *span = (span.0.min(at as usize), span.1.max(at as usize));
+            }
         }
-        let codes = (0..=passes.len() as u32).collect();
-        let windows = Vec::new();
-        let mut timeline = Self { passes, microbatches, stages, places, spans, windows, codes };
+        let nothing = passes.len() as u32;
+        let last = (0..nothing).filter(|at| passes[*at as usize].after == [nothing; 2]).collect();
+        let (codes, windows) = ((0..=nothing).collect(), Vec::new());
+        let mut timeline =
+            Self { passes, microbatches, cells, lanes, lanes_of_rank, places, last, spans, windows, codes };
         timeline.windows = vec![Window::default(); timeline.windows_that_fit()];
-        let all: Vec<u32> = (0..timeline.passes.len() as u32).collect();
+        let all: Vec<u32> = (0..nothing).collect();
         timeline.windows[0] = timeline.window_of(&all);
-        Ok(timeline)
+        timeline
     }
 
     /// Returns the passes that a full simulation walks over.
@@ -121,10 +116,10 @@ impl Timeline {
         windows
     }
 
-    /// Lists the first and last position of the window of these microbatches on every stage.
+    /// Lists the first and last position of the window of these microbatches on every lane.
     fn places_of(&self, first: usize, last: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let stages = self.places.chunks_exact(self.microbatches);
-        stages.map(move |stage| (stage[first].0, stage[last].1))
+        let lanes = self.places.chunks_exact(self.microbatches);
+        lanes.map(move |lane| (lane[first].0, lane[last].1))
     }
 
     /// Returns the index of the window of two microbatches, the first not after the last; builds it if
@@ -140,9 +135,9 @@ impl Timeline {
         }
         if self.windows[index].steps.is_empty() {
             let places: Vec<_> = self.places_of(first, last).collect();
-            let on_stages = self.stages.iter().zip(places);
+            let on_lanes = self.lanes.iter().zip(places);
             let mut members: Vec<u32> =
-                on_stages.flat_map(|(stage, (from, to))| &stage[from..=to]).copied().collect();
+                on_lanes.flat_map(|(lane, (from, to))| &lane[from..=to]).copied().collect();
             members.sort_unstable();
             self.windows[index] = self.window_of(&members);
         }
@@ -174,13 +169,13 @@ impl Timeline {
         window
     }
 
-    /// Allocates a rank whose times are all zero.
-    pub(crate) fn rank(&self, cells: usize) -> RankTimes {
+    /// Allocates times that are all zero.
+    pub(crate) fn times(&self) -> PassTimes {
         let passes = self.passes.len();
-        RankTimes {
-            times_ns: vec![0; cells],
+        PassTimes {
+            times_ns: vec![0; self.cells + 1],
             makespan_ns: 0,
-            critical: vec![0; cells],
+            critical: vec![0; self.cells + 1],
             ends_ns: vec![0; 2 * passes + 1],
             tails_ns: vec![0; passes + 1],
         }
@@ -188,7 +183,7 @@ impl Timeline {
 
     /// Returns the makespan after a change of the times of two microbatches (or one, twice), and the number
     /// of passes walked over.
-    pub(super) fn makespan_with(&mut self, rank: &mut RankTimes, first: usize, last: usize) -> (u64, u64) {
+    pub(super) fn makespan_with(&mut self, rank: &mut PassTimes, first: usize, last: usize) -> (u64, u64) {
         let index = self.window(first, last);
         let window = &self.windows[index];
         let (start, times_ns, ends_ns) = (self.passes.len() + 1, &rank.times_ns, &mut rank.ends_ns);
@@ -202,7 +197,7 @@ impl Timeline {
     }
 
     /// Updates ends, tails, makespan and longest path after the times of these microbatches changed.
-    pub(super) fn settle(&self, rank: &mut RankTimes, first: usize, last: usize) {
+    pub(super) fn settle(&self, rank: &mut PassTimes, first: usize, last: usize) {
         let (from, to) = (self.spans[first].0, self.spans[last].1);
         self.find_ends(rank, from);
         for (at, pass) in self.passes.iter().enumerate().take(to + 1).rev() {
@@ -213,24 +208,31 @@ impl Timeline {
     }
 
     /// Computes the makespan and the longest path from the times alone.
-    pub(crate) fn find_longest_path(&self, rank: &mut RankTimes) {
+    pub(crate) fn find_longest_path(&self, rank: &mut PassTimes) {
         self.find_ends(rank, 0);
         self.follow_longest_path(rank);
     }
 
-    fn find_ends(&self, rank: &mut RankTimes, from: usize) {
+    fn find_ends(&self, rank: &mut PassTimes, from: usize) {
         for (at, pass) in self.passes.iter().enumerate().skip(from) {
             let begin = rank.ends_ns[pass.before[0] as usize].max(rank.ends_ns[pass.before[1] as usize]);
             rank.ends_ns[at] = begin + rank.times_ns[pass.time as usize];
         }
     }
 
+    /// Returns the ends of each rank's passes, those of shared modules included.
+    pub(crate) fn rank_ends_ns(&self, times: &PassTimes) -> impl Iterator<Item = u64> {
+        let end = |lane: &usize| self.lanes[*lane].iter().map(|&at| times.ends_ns[at as usize]).max();
+        self.lanes_of_rank.iter().map(move |lanes| lanes.iter().filter_map(end).max().unwrap_or(0))
+    }
+
     /// Follows the longest path back from the last pass, by the inputs that each pass waited for without a
     /// gap.
-    fn follow_longest_path(&self, rank: &mut RankTimes) {
-        // The first stage's last backward pass comes after all others, in time and in this list.
+    fn follow_longest_path(&self, rank: &mut PassTimes) {
         let nothing = self.passes.len();
-        let mut at = nothing - 1;
+        // Of several that end together, the first.
+        let last = self.last.iter().rev().max_by_key(|&&at| rank.ends_ns[at as usize]);
+        let mut at = last.map_or(nothing, |&at| at as usize);
         rank.makespan_ns = rank.ends_ns[at];
         rank.critical.fill(0);
         while at < nothing {
@@ -243,51 +245,15 @@ impl Timeline {
     }
 }
 
-fn sorted_passes(rows: &[usize], modules: usize, microbatches: usize) -> Result<Vec<Pass>> {
-    let stages = rows.len();
-    let kind = ScheduleKind::OneForwardOneBackward;
-    let lists: Vec<Vec<Action>> =
-        (0..stages).map(|stage| schedule(kind, stage, stages, microbatches)).collect();
-    // With a time of 1 for every pass, a pass starts later than each of its inputs.
-    let ones = vec![1; stages * microbatches];
-    let mut events = simulate(&lists, &StageTimes::new(stages, microbatches, ones.clone(), ones)?)?.events;
-    events.sort_by_key(|event| (event.start_ns, event.stage));
-
-    let nothing = events.len() as u32;
-    let cell = |stage: usize, microbatch: u32, is_backward: bool| {
-        (stage * microbatches + microbatch as usize) * 2 + usize::from(is_backward)
-    };
-    let mut place = vec![nothing; 2 * stages * microbatches];
-    let mut before = vec![nothing; stages];
-    let mut passes: Vec<Pass> = Vec::with_capacity(events.len());
-    for (at, event) in events.iter().enumerate() {
-        let (stage, microbatch) = (event.stage, event.microbatch);
-        let sender = if event.kind.is_backward() { stage.checked_add(1) } else { stage.checked_sub(1) };
-        let sender = sender.filter(|sender| *sender < stages);
-        let input =
-            sender.map_or(nothing, |sender| place[cell(sender, microbatch, event.kind.is_backward())]);
-        let time = ((microbatch as usize * modules + rows[stage]) * 2 + usize::from(event.kind.is_backward()))
-            as u32;
-        for (edge, from) in [before[stage], input].into_iter().enumerate() {
-            if let Some(from) = passes.get_mut(from as usize) {
-                from.after[edge] = at as u32;
-            }
-        }
-        passes.push(Pass { stage, time, before: [before[stage], input], after: [nothing; 2] });
-        place[cell(stage, microbatch, event.kind.is_backward())] = at as u32;
-        before[stage] = at as u32;
-    }
-    Ok(passes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simulate::CompiledSchedule;
+    use crate::schedule::ScheduleKind;
+    use crate::simulate::{CompiledSchedule, StageTimes};
     use proptest::prelude::*;
 
     /// Computes the makespan by a full simulation.
-    fn simulated(rows: &[usize], modules: usize, microbatches: usize, rank: &RankTimes) -> u64 {
+    fn simulated(rows: &[usize], modules: usize, microbatches: usize, rank: &PassTimes) -> u64 {
         let cells = (0..modules)
             .flat_map(|module| (0..microbatches).map(move |microbatch| 2 * (microbatch * modules + module)));
         let (forward_ns, backward_ns): (Vec<u64>, Vec<u64>) =
@@ -302,10 +268,11 @@ mod tests {
         let rows: Vec<usize> =
             stages.iter().enumerate().flat_map(|(module, count)| vec![module; *count]).collect();
         let modules = stages.len();
-        let mut timeline = Timeline::new(&rows, modules, microbatches).unwrap();
-        let mut rank = timeline.rank(2 * modules * microbatches);
-        let cells = rank.times_ns.len();
-        rank.times_ns.iter_mut().zip(times_ns.iter().cycle()).for_each(|(cell, time)| *cell = *time);
+        let shape = PassShape { rows: &rows, is_shared: &vec![false; modules], ranks: 1, microbatches };
+        let mut timeline = Timeline::new(shape);
+        let mut rank = timeline.times();
+        let cells = shape.cells();
+        rank.times_ns[..cells].iter_mut().zip(times_ns.iter().cycle()).for_each(|(cell, time)| *cell = *time);
         timeline.settle(&mut rank, 0, microbatches - 1);
         assert_eq!(rank.makespan_ns, simulated(&rows, modules, microbatches, &rank));
         for &(one, other, time) in changes {

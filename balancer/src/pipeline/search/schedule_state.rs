@@ -1,16 +1,19 @@
-//! Microbatches in the slots of all ranks, with the makespan of each rank.
+//! Microbatches in the slots of all ranks, with the makespan of the step.
 //!
 //! Slot `s` of rank `r` is group `r * microbatches + s` of the partition. A change is tried on the times
 //! first; the partition follows only if the change is accepted.
+//!
+//! Ranks whose modules all have the pipelines' DP size run apart, each on a timeline of its own. A shared
+//! module couples them: its backward pass of a slot waits for all ranks, so one timeline has all of them.
 
 use super::change::Change;
 use super::shared_modules::SharedModules;
 use crate::budget::Budget;
-use crate::error::Result;
 use crate::partition::Partition;
 use crate::partition::Problem;
 use crate::pipeline::config::PipelineConfig;
-use crate::pipeline::timeline::{RankTimes, Timeline};
+use crate::pipeline::pass_graph::PassShape;
+use crate::pipeline::timeline::{PassTimes, Timeline};
 use crate::simulate::split_time;
 
 /// State of the search, and the best one seen.
@@ -20,7 +23,12 @@ pub(crate) struct ScheduleState<'a> {
     timeline: Timeline,
     shared: SharedModules,
     microbatches: usize,
-    ranks: Vec<RankTimes>,
+    dp_size: usize,
+    /// Whether the ranks are coupled, on one timeline.
+    is_coupled: bool,
+    /// Times of each rank, or of all ranks together.
+    timelines: Vec<PassTimes>,
+    /// The slowest timeline.
     slowest: usize,
     best_ns: u64,
     /// Slots of the best state, once the search has left it for a worse one.
@@ -33,14 +41,14 @@ pub(crate) struct ScheduleState<'a> {
 struct Trial {
     /// Columns of the two slots after the change.
     after: [Vec<u64>; 2],
-    /// Cells of the ranks' times before the change: rank, cell, nanoseconds.
+    /// Cells of the times before the change: timeline, cell, nanoseconds.
     before: Vec<(usize, usize, u64)>,
     touched: Vec<Touched>,
 }
 
-/// A rank that a change touches, from one of its microbatches to another.
+/// A timeline that a change touches, from one of its microbatches to another.
 struct Touched {
-    rank: usize,
+    timeline: usize,
     from: usize,
     to: usize,
     /// Makespan after the change.
@@ -49,37 +57,75 @@ struct Touched {
 
 impl<'a> ScheduleState<'a> {
     /// Simulates all ranks; `config` fits the problem.
-    pub(crate) fn new(problem: &'a Problem<'a>, slots: Partition, config: &PipelineConfig) -> Result<Self> {
+    pub(crate) fn new(problem: &'a Problem<'a>, slots: Partition, config: &PipelineConfig) -> Self {
         let microbatches = problem.groups / config.dp_size;
-        let timeline = Timeline::new(&config.rows(), problem.modules, microbatches)?;
-        let shared = SharedModules::new(problem, config);
-        let ranks = vec![timeline.rank(2 * problem.modules * microbatches); config.dp_size];
+        let (dp_size, shared) = (config.dp_size, SharedModules::new(problem, config));
+        let is_coupled = dp_size > 1 && !shared.is_empty();
+        let is_shared: Vec<bool> =
+            (0..problem.modules).map(|module| is_coupled && shared.is_shared(module)).collect();
+        let (rows, ranks) = (config.rows(), if is_coupled { dp_size } else { 1 });
+        let timeline = Timeline::new(PassShape { rows: &rows, is_shared: &is_shared, ranks, microbatches });
+        let timelines = vec![timeline.times(); if is_coupled { 1 } else { dp_size }];
         let trial = Trial { after: [(); 2].map(|()| vec![0; problem.width()]), ..Trial::default() };
-        let (slowest, best_ns, best) = (0, 0, None);
-        let mut state =
-            Self { problem, slots, timeline, shared, microbatches, ranks, slowest, best_ns, best, trial };
+        let mut state = Self {
+            problem,
+            slots,
+            timeline,
+            shared,
+            microbatches,
+            dp_size,
+            is_coupled,
+            timelines,
+            slowest: 0,
+            best_ns: 0,
+            best: None,
+            trial,
+        };
         state.refresh();
         state.best_ns = state.makespan_ns();
-        Ok(state)
+        state
     }
 
     /// Returns the items of every slot, ascending, and the makespan of every rank.
     pub(crate) fn into_parts(self) -> (Vec<Vec<u32>>, Vec<u64>) {
-        (self.slots.into_groups(), self.ranks.iter().map(|rank| rank.makespan_ns).collect())
+        let ranks_ns = self.timelines.iter().flat_map(|times| self.timeline.rank_ends_ns(times)).collect();
+        (self.slots.into_groups(), ranks_ns)
     }
 
-    /// Returns the slowest rank's makespan.
+    /// Returns the makespan of the step.
     pub(crate) fn makespan_ns(&self) -> u64 {
-        self.ranks[self.slowest].makespan_ns
+        self.timelines[self.slowest].makespan_ns
     }
 
-    /// Returns the first of the slowest ranks.
+    /// Returns a rank that determines the makespan: the first of the slowest, or of coupled ranks the one
+    /// that has most of the longest path.
     pub(super) fn slowest(&self) -> usize {
-        self.slowest
+        if !self.is_coupled {
+            return self.slowest;
+        }
+        let critical = &self.timelines[0].critical;
+        let of_rank = |rank: usize| {
+            let slots = (0..self.microbatches).flat_map(|place| {
+                let own = (0..self.problem.modules).filter(|module| !self.shared.is_shared(*module));
+                own.map(move |module| (place, module))
+            });
+            let passes = slots.map(|(place, module)| {
+                let cell = self.cell(rank, place, module);
+                critical[cell] + critical[cell + 1]
+            });
+            passes.sum::<u32>()
+        };
+        (0..self.dp_size).rev().max_by_key(|rank| of_rank(*rank)).unwrap_or(0)
     }
 
     pub(super) fn ranks(&self) -> usize {
-        self.ranks.len()
+        self.dp_size
+    }
+
+    /// Returns the index of a forward time on its timeline.
+    fn cell(&self, rank: usize, place: usize, module: usize) -> usize {
+        let rank = if self.is_coupled && !self.shared.is_shared(module) { rank } else { 0 };
+        2 * ((rank * self.microbatches + place) * self.problem.modules + module)
     }
 
     /// Returns the microbatches per rank.
@@ -103,7 +149,9 @@ impl<'a> ScheduleState<'a> {
             return;
         }
         self.touch(change, budget);
-        let slowest = self.trial.touched.iter().map(|touched| self.ranks[touched.rank].makespan_ns).max();
+        let makespans_ns =
+            self.trial.touched.iter().map(|touched| self.timelines[touched.timeline].makespan_ns);
+        let slowest = makespans_ns.max();
         let limit_ns = slowest.unwrap_or(0).saturating_add(threshold_ns);
         // Rejects at the cost of a few cells what would otherwise take a simulation.
         if !self.may_fit(change, limit_ns, budget) {
@@ -115,22 +163,24 @@ impl<'a> ScheduleState<'a> {
             self.apply(change, budget);
         } else {
             // Rejected: the old times return.
-            for &(rank, cell, time_ns) in &self.trial.before {
-                self.ranks[rank].times_ns[cell] = time_ns;
+            for &(timeline, cell, time_ns) in &self.trial.before {
+                self.timelines[timeline].times_ns[cell] = time_ns;
             }
         }
     }
 
-    /// Lists the ranks whose times a change alters.
+    /// Lists the timelines that a change alters.
     fn touch(&mut self, change: Change, budget: &mut Budget) {
         let [first, second] = self.places(change);
         let (from, to) = (first.1.min(second.1), first.1.max(second.1));
-        let touched = |rank, from, to| Touched { rank, from, to, makespan_ns: 0 };
+        let touched = |timeline, from, to| Touched { timeline, from, to, makespan_ns: 0 };
         self.trial.touched.clear();
-        // A move between pools changes the time of a shared module on every rank.
+        // A move between pools changes the time of a shared module.
         if from != to && !self.shared.is_empty() {
             budget.spend(self.shared.compute_change(self.problem, &self.slots, change, &self.trial.after));
-            self.trial.touched.extend((0..self.ranks.len()).map(|rank| touched(rank, from, to)));
+        }
+        if self.is_coupled {
+            self.trial.touched.push(touched(0, from, to));
         } else if first.0 == second.0 {
             self.trial.touched.push(touched(first.0, from, to));
         } else {
@@ -147,10 +197,10 @@ impl<'a> ScheduleState<'a> {
     /// Whether the currently longest paths stay within the limit; if not, the new makespan cannot either.
     fn may_fit(&self, change: Change, limit_ns: u64, budget: &mut Budget) -> bool {
         self.trial.touched.iter().all(|touched| {
-            let times = &self.ranks[touched.rank];
+            let times = &self.timelines[touched.timeline];
             let mut path_ns = times.makespan_ns as i64;
             let mut cells = 0;
-            self.new_times(change, touched.rank, |cell, new_ns| {
+            self.new_times(change, touched.timeline, |cell, new_ns| {
                 cells += 1;
                 path_ns += i64::from(times.critical[cell]) * (new_ns as i64 - times.times_ns[cell] as i64);
             });
@@ -159,50 +209,51 @@ impl<'a> ScheduleState<'a> {
         })
     }
 
-    /// Calls `show` with every cell of a rank that a change touches, and its new time.
-    fn new_times(&self, change: Change, rank: usize, mut show: impl FnMut(usize, u64)) {
+    /// Calls `show` with every cell of a timeline that a change touches, and its new time.
+    fn new_times(&self, change: Change, timeline: usize, mut show: impl FnMut(usize, u64)) {
         let modules = self.problem.modules;
         let slots = self.places(change);
         let moves_pools = slots[0].1 != slots[1].1;
         for (side, &(owner, place)) in slots.iter().enumerate() {
-            if owner != rank && self.shared.is_empty() {
+            let is_here = self.is_coupled || owner == timeline;
+            if !is_here && self.shared.is_empty() {
                 continue;
             }
             for module in 0..modules {
                 let time_ns = match self.shared.time_after_ns(module, side) {
                     Some(time_ns) if moves_pools => time_ns,
-                    None if owner == rank => self.trial.after[side][module],
+                    None if is_here => self.trial.after[side][module],
                     _ => continue,
                 };
                 let (forward_ns, backward_ns) = split_time(time_ns);
-                let cell = 2 * (place * modules + module);
+                let cell = self.cell(owner, place, module);
                 show(cell, forward_ns);
                 show(cell + 1, backward_ns);
             }
         }
     }
 
-    /// Writes the new times of the ranks touched, and keeps the old ones.
+    /// Writes the new times of the timelines touched, and keeps the old ones.
     fn write(&mut self, change: Change) {
         let mut before = std::mem::take(&mut self.trial.before);
         before.clear();
         for touched in &self.trial.touched {
-            let rank = touched.rank;
-            self.new_times(change, rank, |cell, new_ns| before.push((rank, cell, new_ns)));
+            let timeline = touched.timeline;
+            self.new_times(change, timeline, |cell, new_ns| before.push((timeline, cell, new_ns)));
         }
-        for (rank, cell, time_ns) in &mut before {
+        for (timeline, cell, time_ns) in &mut before {
             // After the swap, `before` holds the old times.
-            std::mem::swap(time_ns, &mut self.ranks[*rank].times_ns[*cell]);
+            std::mem::swap(time_ns, &mut self.timelines[*timeline].times_ns[*cell]);
         }
         self.trial.before = before;
     }
 
-    /// Computes the makespans of the ranks touched; returns false as soon as one is above the limit.
+    /// Computes the makespans of the timelines touched; returns false as soon as one is above the limit.
     fn simulate(&mut self, limit_ns: u64, budget: &mut Budget) -> bool {
-        let Self { trial, timeline, ranks, .. } = self;
+        let Self { trial, timeline, timelines, .. } = self;
         trial.touched.iter_mut().all(|touched| {
             let (makespan_ns, steps) =
-                timeline.makespan_with(&mut ranks[touched.rank], touched.from, touched.to);
+                timeline.makespan_with(&mut timelines[touched.timeline], touched.from, touched.to);
             budget.spend(steps);
             touched.makespan_ns = makespan_ns;
             makespan_ns <= limit_ns
@@ -223,7 +274,7 @@ impl<'a> ScheduleState<'a> {
         change.apply(self.problem, &mut self.slots);
         self.shared.apply(self.problem, &self.slots, change);
         for touched in &self.trial.touched {
-            self.timeline.settle(&mut self.ranks[touched.rank], touched.from, touched.to);
+            self.timeline.settle(&mut self.timelines[touched.timeline], touched.from, touched.to);
             budget.spend(self.timeline.passes());
         }
         self.find_slowest();
@@ -243,9 +294,9 @@ impl<'a> ScheduleState<'a> {
 
     fn find_slowest(&mut self) {
         self.slowest = 0;
-        for (rank, times) in self.ranks.iter().enumerate() {
-            if times.makespan_ns > self.ranks[self.slowest].makespan_ns {
-                self.slowest = rank;
+        for (timeline, times) in self.timelines.iter().enumerate() {
+            if times.makespan_ns > self.timelines[self.slowest].makespan_ns {
+                self.slowest = timeline;
             }
         }
     }
@@ -260,13 +311,13 @@ impl<'a> ScheduleState<'a> {
                 let own_ns = self.slots.load(self.problem, slot)[module];
                 let time_ns = self.shared.time_ns(module, place).unwrap_or(own_ns);
                 let (forward_ns, backward_ns) = split_time(time_ns);
-                let cell = 2 * (place * modules + module);
-                self.ranks[rank].times_ns[cell] = forward_ns;
-                self.ranks[rank].times_ns[cell + 1] = backward_ns;
+                let cell = self.cell(rank, place, module);
+                let times = &mut self.timelines[if self.is_coupled { 0 } else { rank }];
+                (times.times_ns[cell], times.times_ns[cell + 1]) = (forward_ns, backward_ns);
             }
         }
-        for rank in &mut self.ranks {
-            self.timeline.settle(rank, 0, self.microbatches - 1);
+        for times in &mut self.timelines {
+            self.timeline.settle(times, 0, self.microbatches - 1);
         }
         self.find_slowest();
     }
@@ -277,20 +328,13 @@ mod tests {
     use super::*;
     use crate::pipeline::search::change::ChangeKind;
     use crate::rng::SplitMix64;
-    use crate::schedule::ScheduleKind;
-    use crate::simulate::CompiledSchedule;
     use crate::{Caps, Instance};
     use proptest::prelude::*;
 
-    /// Simulates the makespans of a state's ranks from its items.
-    fn simulated(instance: &Instance, config: &PipelineConfig, state: &ScheduleState<'_>) -> Vec<u64> {
-        let ranks: Vec<Vec<Vec<u32>>> =
-            state.slots.groups.chunks(state.microbatches).map(<[_]>::to_vec).collect();
-        let rows: Vec<usize> = (0..config.rows().len()).collect();
-        let kind = ScheduleKind::OneForwardOneBackward;
-        let mut compiled = CompiledSchedule::new(kind, &rows, state.microbatches).unwrap();
-        let times = config.ranks_times(instance, &ranks).unwrap();
-        times.iter().map(|times| compiled.makespan_ns(times)).collect()
+    /// Computes the makespans of a state's ranks from its items.
+    fn simulated(state: &ScheduleState<'_>, config: &PipelineConfig) -> Vec<u64> {
+        let slots = Partition::from_groups(state.problem, state.slots.groups.clone());
+        ScheduleState::new(state.problem, slots, config).into_parts().1
     }
 
     fn random_change(state: &ScheduleState<'_>, rng: &mut SplitMix64) -> Option<Change> {
@@ -325,20 +369,18 @@ mod tests {
             let mut rng = SplitMix64::new(seed);
             let mut groups = vec![Vec::new(); instance.groups()];
             (0..30).for_each(|item| groups[rng.below(instance.groups())].push(item));
-            let mut state = ScheduleState::new(&problem, Partition::from_groups(&problem, groups), &config).unwrap();
+            let mut state = ScheduleState::new(&problem, Partition::from_groups(&problem, groups), &config);
             let mut best_ns = state.makespan_ns();
             for _ in 0..40 {
                 let limit_ns = if rng.below(2) == 0 { u64::MAX / 4 } else { 100 };
                 let Some(change) = random_change(&state, &mut rng) else { continue };
                 state.try_change(change, limit_ns, &mut Budget::work(u64::MAX));
-                let makespans_ns: Vec<u64> = state.ranks.iter().map(|rank| rank.makespan_ns).collect();
-                prop_assert_eq!(&makespans_ns, &simulated(&instance, &config, &state));
-                prop_assert_eq!(state.makespan_ns(), makespans_ns.into_iter().max().unwrap());
+                prop_assert_eq!(Some(state.makespan_ns()), simulated(&state, &config).into_iter().max());
                 best_ns = best_ns.min(state.makespan_ns());
             }
             state.return_to_best();
             prop_assert_eq!(state.makespan_ns(), best_ns);
-            prop_assert_eq!(simulated(&instance, &config, &state).into_iter().max(), Some(best_ns));
+            prop_assert_eq!(simulated(&state, &config).into_iter().max(), Some(best_ns));
         }
     }
 
@@ -348,13 +390,12 @@ mod tests {
         let config = PipelineConfig::new(2, vec![2]);
         let problem = Problem::new(&instance, &Caps::default()).unwrap();
         let groups = (0..4).map(|item| vec![item]).collect();
-        let mut state =
-            ScheduleState::new(&problem, Partition::from_groups(&problem, groups), &config).unwrap();
+        let mut state = ScheduleState::new(&problem, Partition::from_groups(&problem, groups), &config);
         let kind = ChangeKind::Items { gives: 0, takes: None };
         state.try_change(Change { first: 0, second: 2, kind }, 149, &mut Budget::work(1));
         assert_eq!(state.slots.groups, [[0], [1], [2], [3]]);
-        assert_eq!(simulated(&instance, &config, &state), [270, 270]);
+        assert_eq!(simulated(&state, &config), [270, 270]);
         state.try_change(Change { first: 0, second: 2, kind }, 150, &mut Budget::work(1));
-        assert_eq!(simulated(&instance, &config, &state), [180, 420]);
+        assert_eq!(simulated(&state, &config), [180, 420]);
     }
 }

@@ -55,6 +55,11 @@ impl SharedModules {
         self.modules.is_empty()
     }
 
+    /// Returns whether a module is shared.
+    pub(super) fn is_shared(&self, module: usize) -> bool {
+        self.index[module].is_some()
+    }
+
     /// Returns the time of a stage of a module for a pool; `None` if the module is not shared.
     pub(super) fn time_ns(&self, module: usize, place: usize) -> Option<u64> {
         let module = &self.modules[self.index[module]?];

@@ -113,9 +113,12 @@ impl<'a> Halving<'a> {
         let Some(quick) = self.quick(candidate, batches) else { return Ok(None) };
         let score = self.improved.entry(candidate).or_default();
         let done = score.makespans_ns.len();
-        score.append(quick.range(done..batches));
-        score::improve(self.space, &candidate, done..batches, score, &mut self.timeline)?;
-        Ok(Some(score.clone()))
+        // A finalist of an earlier run has more batches than an early round of a later run asks for.
+        if done < batches {
+            score.append(quick.range(done..batches));
+            score::improve(self.space, &candidate, done..batches, score, &mut self.timeline)?;
+        }
+        Ok(Some(score.range(0..batches)))
     }
 
     /// Scores plans on the first batches, the best first. A plan far slower than the best is discarded early,
