@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use dflop_loader::flow::NoProgress;
 use dflop_loader::import::{
     PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part,
@@ -11,6 +12,7 @@ use dflop_loader::index::Index;
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::dataset::PyDataset;
@@ -38,9 +40,10 @@ pub(crate) fn index_part<'py>(
 
 /// Joins the results of `index_part`, in any order, into the index of the dataset.
 #[pyfunction]
-pub(crate) fn merge_index(py: Python<'_>, dataset: &PyDataset, parts: Vec<Vec<u8>>) -> PyResult<()> {
+pub(crate) fn merge_index(py: Python<'_>, dataset: &PyDataset, parts: Vec<PyBackedBytes>) -> PyResult<()> {
     let (shards, options) = (dataset.shard_list().to_vec(), dataset.index_options().clone());
     runtime::run(py, move || {
+        let parts = parts.into_iter().map(Bytes::from_owner);
         Index::merge_parts(shards, parts, &options).map(drop).map_err(DflopError::from)
     })?;
     dataset.mark_rebuilt();

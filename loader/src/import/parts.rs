@@ -137,7 +137,7 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
 /// lacks a shard; [`Error::ShardExists`] if there are other shards; [`Error::Pack`] if no part has a sample;
 /// then the errors of [`Index::merge_parts`].
 pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -> Result<Packed> {
-    let parts = in_order(parts)?;
+    let mut parts = in_order(parts)?;
     let directory = PartDirectory::open(out, &options.stores)?;
     let mut found = directory.shards()?;
     let mut shards = Vec::new();
@@ -158,7 +158,7 @@ pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -
         return Err(Error::Pack { path: out.display().to_string(), reason });
     }
     let paths = shards.iter().map(path_of).collect();
-    let index = if options.is_indexed { merged(shards, &parts)? } else { None };
+    let index = if options.is_indexed { merged(shards, &mut parts)? } else { None };
     Ok(Packed {
         shards: paths,
         samples: parts.iter().map(|part| part.samples).sum(),
@@ -172,16 +172,14 @@ fn path_of(shard: &Shard) -> PathBuf {
     shard.path().map_or_else(|| PathBuf::from(&*shard.url), Path::to_owned)
 }
 
-/// Writes the index of all shards.
-fn merged(shards: Vec<Shard>, parts: &[PackedPart]) -> Result<Option<PathBuf>> {
-    let mut index_parts = Vec::with_capacity(parts.len());
-    for part in parts {
-        let missing = || Error::PackPart {
-            part: part.part.part,
-            reason: "it was packed without index rows; pack it with them, or finish without an index".into(),
-        };
-        index_parts.push(part.index_part.clone().ok_or_else(missing)?);
+/// Writes the index of all shards; takes the rows of the parts.
+fn merged(shards: Vec<Shard>, parts: &mut [PackedPart]) -> Result<Option<PathBuf>> {
+    if let Some(part) = parts.iter().find(|part| part.index_part.is_none()) {
+        let reason = "it was packed without index rows; pack it with them, or finish without an index";
+        return Err(Error::PackPart { part: part.part.part, reason: reason.into() });
     }
+    // One by one, so that the rows of a part leave memory when they are merged.
+    let index_parts = parts.iter_mut().filter_map(|part| part.index_part.take());
     let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
     let index = Index::merge_parts(shards, index_parts, &options)?;
     Ok(index.path().map(Path::to_owned))

@@ -1,9 +1,12 @@
 //! Builds the index rows of one shard from its headers.
 
+use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 use std::time::UNIX_EPOCH;
 
+use arrow_array::builder::StringBuilder;
 use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::cache::IndexOptions;
 use super::foreign::walk::walk_entries;
@@ -14,7 +17,7 @@ use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
 use super::text_counts::{CountedTexts, ShardCounter, TextCounter};
 use crate::error::{Error, Result, Skipped, reason_of};
-use crate::media::{DecodeLimits, VideoSampling, decode, is_video_extension};
+use crate::media::{DecodeLimits, VideoSampling, decode};
 use crate::sample::text::TextLength;
 use crate::sample::{FieldFault, FieldShape, measure_sampled};
 use crate::shard::tar::ranged::Archive;
@@ -32,7 +35,7 @@ const READ_WHOLE_BYTES: u64 = 128 << 10;
 /// Columns of one shard, whose extensions are numbered by the shard's own list.
 #[derive(Debug, Default)]
 pub(super) struct ShardColumns {
-    pub(super) keys: Vec<String>,
+    pub(super) keys: StringBuilder,
     pub(super) offsets: Vec<u64>,
     pub(super) field_ends: Vec<i32>,
     pub(super) extension_names: Vec<Arc<str>>,
@@ -68,7 +71,8 @@ pub(super) fn build_checked(
     options: &IndexOptions,
 ) -> Result<BuiltShard> {
     let mut built = build_shard(shard, identity, options)?;
-    built.warnings.extend(differences(shard, &built, claims));
+    let warnings = differences(shard, &built.shard, &built.skipped, claims);
+    built.warnings.extend(warnings);
     Ok(built)
 }
 
@@ -141,7 +145,8 @@ pub(crate) fn identity_of_file(shard: &Shard) -> Result<Identity> {
 pub(super) struct Builder {
     built: BuiltShard,
     hasher: Sha256,
-    keys_seen: std::collections::HashSet<String>,
+    /// Digests of the keys so far, which are shorter than the keys and collide never in practice.
+    keys_seen: HashSet<u128>,
     has_repeated_key: bool,
     is_verified: bool,
     limits: DecodeLimits,
@@ -154,7 +159,7 @@ impl Builder {
     pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
         let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
-        let (hasher, keys_seen) = (Sha256::new(), std::collections::HashSet::new());
+        let (hasher, keys_seen) = (Sha256::new(), HashSet::new());
         let mut limits = DecodeLimits::default();
         limits.video.sampling = sampling;
         Self { built, hasher, keys_seen, has_repeated_key: false, is_verified, limits, counter: None }
@@ -305,7 +310,7 @@ impl Builder {
     }
 
     fn push_sample(&mut self, sample: &RawSample, shapes: &[EncodedShape]) {
-        let repeated = !self.keys_seen.insert(sample.key.clone());
+        let repeated = !self.keys_seen.insert(xxh3_128(sample.key.as_bytes()));
         // One warning per shard, because keys that repeat usually repeat often.
         if repeated && !std::mem::replace(&mut self.has_repeated_key, true) {
             let warning = format!("key `{}` repeats in shard `{}`", sample.key, sample.shard);
@@ -371,7 +376,7 @@ pub(super) fn hash_sample<'a>(
 
 impl ShardColumns {
     fn push(&mut self, sample: &RawSample, shapes: &[EncodedShape]) {
-        self.keys.push(sample.key.clone());
+        self.keys.append_value(&sample.key);
         self.offsets.push(sample.offset);
         for (field, &(medium, shape)) in sample.fields.iter().zip(shapes) {
             let extension = self.extension(&field.extension);
@@ -391,11 +396,6 @@ impl ShardColumns {
             self.extension_names.push(name.clone());
             self.extension_names.len() - 1
         }) as u16
-    }
-
-    /// Returns whether any field has the extension of a video.
-    pub(super) fn has_videos(&self) -> bool {
-        self.extension_names.iter().any(|name| is_video_extension(name))
     }
 
     fn last_sample_bytes(&self) -> u64 {

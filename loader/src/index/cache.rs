@@ -8,20 +8,21 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-use super::build::{BuiltShard, build_checked, identity_of_file};
-use super::file::{DecodedIndex, decode_index, encode_index, hex};
+use super::build::{build_checked, identity_of_file};
+use super::collect::collect;
+use super::encode::{IndexFile, SpilledShard};
+use super::file::{DecodedIndex, decode_index, hex};
 use super::foreign::{Claims, ForeignIndexes, claims};
-use super::location::{lock_first_writable, write_to_first};
+use super::location::{fault_in, lock_first_writable, write_to_first};
 use super::remote::identities;
 use super::rows::ShardRows;
 use super::schema::IndexedShard;
-use super::text_counts::{TokenCounts, carry_over};
+use super::spill::Spill;
+use super::text_counts::TokenCounts;
 use super::{Index, no_samples};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{NoProgress, Progress};
@@ -33,6 +34,8 @@ use crate::store::{Identity, Opened};
 
 /// Least number of remote shards that are read in parallel.
 const REMOTE_THREADS: usize = 16;
+/// Path in the errors of an index that is in memory.
+const IN_MEMORY: &str = "in memory";
 /// Directory next to the shards.
 const DIRECTORY: &str = ".dflop";
 
@@ -113,19 +116,21 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     {
         return assemble(shards, decoded, Some(path.clone()), options);
     }
-    let built = build_shards(&shards, &stats, options)?;
-    write_locked(shards, &stats, built, options)
+    let mut spill = Spill::new(candidates);
+    let built = build_shards(&shards, &stats, options, &mut spill)?;
+    write_locked(shards, &stats, built, spill, options)
 }
 
 /// Writes the index of shards whose rows are built, under its lock, and opens it.
 pub(super) fn write_and_open(
     shards: Vec<Shard>,
     stats: &[Identity],
-    built: Vec<BuiltShard>,
+    built: Vec<SpilledShard>,
+    spill: Spill,
     options: &IndexOptions,
 ) -> Result<Index> {
     let _lock = locked(&directories(&shards, options), &file_name(&shards, stats), options)?;
-    write_locked(shards, stats, built, options)
+    write_locked(shards, stats, built, spill, options)
 }
 
 /// Takes the lock in the first writable directory; without one, the index may stay in memory unless a
@@ -145,22 +150,24 @@ fn locked(
 fn write_locked(
     shards: Vec<Shard>,
     stats: &[Identity],
-    mut built: Vec<BuiltShard>,
+    built: Vec<SpilledShard>,
+    mut spill: Spill,
     options: &IndexOptions,
 ) -> Result<Index> {
     let (name, candidates) = (file_name(&shards, stats), directories(&shards, options));
     let before = |directory: &PathBuf| open_fitting(&directory.join(&name), &shards, stats, options);
-    if let Some(before) = candidates.iter().find_map(before) {
-        carry_over(&before, &mut built);
-    }
-    let encoded = encode_index(built, options.video_sampling)
+    let before = candidates.iter().find_map(before);
+    let index = IndexFile::new(built, before, options.video_sampling)
         .map_err(|error| index_error(Some(&candidates[0].join(&name)), &error))?;
-    let written = write_to_first(&candidates, &name, &encoded);
-    let path = match (written, &options.directory) {
+    let path = match (write_to_first(&candidates, &name, &index, &mut spill), &options.directory) {
         (Ok(path), _) => path,
-        (Err(error), Some(_)) => return Err(error),
-        (Err(_), None) => return decode_in_memory(shards, &encoded.into(), options),
+        (Err(Error::File { .. }), None) => {
+            let encoded = index.write(&spill, Vec::new()).map_err(|fault| fault_in(IN_MEMORY, fault))?;
+            return decode_in_memory(shards, &encoded.into(), options);
+        }
+        (Err(error), _) => return Err(error),
     };
+    drop((index, spill));
     let read =
         read_private(&path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
     let decoded = decode_index(&read).map_err(|error| index_error(Some(&path), &error))?;
@@ -168,16 +175,15 @@ fn write_locked(
 }
 
 /// Writes the index of shards whose rows are built to the location where [`open_or_build`] looks for it.
-pub(super) fn store(shards: &[Shard], built: Vec<BuiltShard>) -> Result<PathBuf> {
+pub(super) fn store(shards: &[Shard], built: Vec<SpilledShard>, mut spill: Spill) -> Result<PathBuf> {
     let stats = stats(shards)?;
     let name = file_name(shards, &stats);
     let candidates = directories(shards, &IndexOptions::default());
     let (directory, _lock) = lock_first_writable(&candidates, &name)
         .map_err(|source| Error::File { path: candidates[0].display().to_string(), source })?;
-    let sampling = VideoSampling::default();
-    let encoded =
-        encode_index(built, sampling).map_err(|error| index_error(Some(&directory.join(&name)), &error))?;
-    write_to_first(&candidates, &name, &encoded)
+    let index = IndexFile::new(built, None, VideoSampling::default())
+        .map_err(|error| index_error(Some(&directory.join(&name)), &error))?;
+    write_to_first(&candidates, &name, &index, &mut spill)
 }
 
 /// Returns length and version of every shard.
@@ -192,8 +198,9 @@ fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes, options: &IndexOptions)
     assemble(shards, decoded, None, options)
 }
 
-fn index_error(path: Option<&Path>, error: &arrow_schema::ArrowError) -> Error {
-    let path = path.map_or_else(|| "in memory".to_owned(), |path| path.display().to_string());
+/// Returns the error of an index that cannot be encoded or decoded; without a path, one in memory.
+pub(super) fn index_error(path: Option<&Path>, error: &arrow_schema::ArrowError) -> Error {
+    let path = path.map_or_else(|| IN_MEMORY.to_owned(), |path| path.display().to_string());
     Error::Index { path, reason: error.to_string() }
 }
 
@@ -252,7 +259,7 @@ fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
 }
 
 /// Returns the directories to read from and to write to, best first.
-fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
+pub(super) fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
     if let Some(directory) = &options.directory {
         return vec![directory.clone()];
     }
@@ -336,38 +343,83 @@ fn threads(shards: &[Shard], options: &IndexOptions) -> usize {
     threads.clamp(1, shards.len())
 }
 
-/// Reads all shards on a few threads; after the first error, the others stop at the end of their shard.
-fn build_shards(shards: &[Shard], stats: &[Identity], options: &IndexOptions) -> Result<Vec<BuiltShard>> {
+/// Reads all shards on a few threads, and moves their rows to `spill`.
+fn build_shards(
+    shards: &[Shard],
+    stats: &[Identity],
+    options: &IndexOptions,
+    spill: &mut Spill,
+) -> Result<Vec<SpilledShard>> {
     options.progress.begin("shards", shards.len() as u64);
     let claims = match options.foreign {
         ForeignIndexes::Ignore => vec![Claims::default(); shards.len()],
         ForeignIndexes::Check | ForeignIndexes::Follow => claims(shards),
     };
-    let (next, is_stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let (sender, receiver) = mpsc::channel();
-    let mut built: Vec<Option<BuiltShard>> = shards.iter().map(|_| None).collect();
-    let result = std::thread::scope(|scope| {
-        for _ in 0..threads(shards, options) {
-            let (sender, next, is_stopped, claims) = (sender.clone(), &next, &is_stopped, &claims);
-            scope.spawn(move || {
-                while !is_stopped.load(Ordering::Relaxed) {
-                    let shard = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(claims) = claims.get(shard) else { return };
-                    let built = build_checked(&shards[shard], &stats[shard], claims, options);
-                    if sender.send((shard, built)).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-        drop(sender);
-        for (shard, result) in receiver {
-            options.progress.advance(1);
-            built[shard] = Some(result.inspect_err(|_| is_stopped.store(true, Ordering::Relaxed))?);
-        }
+    let mut built: Vec<Option<SpilledShard>> = shards.iter().map(|_| None).collect();
+    let build = |shard: usize| {
+        let built = build_checked(&shards[shard], &stats[shard], &claims[shard], options)?;
+        built.encode().map_err(|error| index_error(None, &error))
+    };
+    let result = collect(shards.len(), threads(shards, options), build, |shard, encoded| {
+        options.progress.advance(1);
+        built[shard] = Some(encoded?.spill(spill));
         Ok(())
     });
     options.progress.end();
     result?;
     built.into_iter().collect::<Option<Vec<_>>>().ok_or(Error::StageEnded { stage: "index" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::expand_shards;
+    use crate::write::ShardWriter;
+
+    const HELD_BYTES_MAX: usize = 20_000;
+
+    /// Writes 40 shards and returns a spill with the rows of all.
+    fn spilled(directory: &Path) -> (Vec<Shard>, Vec<SpilledShard>, Spill) {
+        let data = directory.join("shards");
+        let mut writer = ShardWriter::builder(&data).shard_samples(50).index(false).build().unwrap();
+        for sample in 0..2_000 {
+            writer.write(&format!("{sample:09}"), &[("txt", b"a kite"), ("cls", b"7")]).unwrap();
+        }
+        writer.finish().unwrap();
+        let shards = expand_shards(&[data.to_str().unwrap()]).unwrap();
+        let options = IndexOptions { threads: 3, ..IndexOptions::default() };
+        let mut spill = Spill::holding(vec![directory.to_owned()], HELD_BYTES_MAX);
+        let built = build_shards(&shards, &stats(&shards).unwrap(), &options, &mut spill).unwrap();
+        (shards, built, spill)
+    }
+
+    #[test]
+    fn rows_leave_memory_while_shards_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let (shards, built, spill) = spilled(directory.path());
+        let longest = built.iter().map(|built| built.rows.end - built.rows.start).max().unwrap();
+        let all: u64 = built.iter().map(|built| built.rows.end - built.rows.start).sum();
+        assert!(all > 5 * HELD_BYTES_MAX as u64 && spill.has_files());
+        assert!(spill.held_bytes() <= 2 * (HELD_BYTES_MAX + longest as usize), "{}", spill.held_bytes());
+        let index = IndexFile::new(built, None, VideoSampling::default()).unwrap();
+        let written = index.write(&spill, Vec::new()).unwrap();
+        let expected = Index::open_or_build(shards, &IndexOptions::default()).unwrap();
+        assert!(written == std::fs::read(expected.path().unwrap()).unwrap());
+    }
+
+    /// A disk that has room for the index, but not for the rows as well.
+    #[test]
+    fn rows_make_room_for_an_index_that_has_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, built, mut spill) = spilled(directory.path());
+        let index = IndexFile::new(built, None, VideoSampling::default()).unwrap();
+        let expected = index.write(&spill, Vec::new()).unwrap();
+        let blocked = directory.path().join("file");
+        std::fs::write(&blocked, b"").unwrap();
+        let error = write_to_first(&[blocked], "a.arrow", &index, &mut spill).unwrap_err();
+        assert!(matches!(error, Error::File { .. }), "{error}");
+        assert!(!spill.has_files());
+        let path = write_to_first(&[directory.path().to_owned()], "a.arrow", &index, &mut spill).unwrap();
+        assert!(std::fs::read(path).unwrap() == expected);
+    }
 }

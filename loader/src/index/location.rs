@@ -4,10 +4,11 @@
 //! lock lets one process of a machine build while the others wait.
 
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::encode::{IndexFile, WriteFault};
+use super::spill::Spill;
 use crate::error::{Error, Result};
 use crate::store::{Patience, lock_patiently};
 
@@ -66,31 +67,60 @@ fn remove_leftovers(directory: &Path, name: &str) {
 }
 
 /// Writes the index to the first directory that accepts it, so that a full disk is skipped.
-pub(super) fn write_to_first(directories: &[PathBuf], name: &str, encoded: &[u8]) -> Result<PathBuf> {
+///
+/// # Errors
+/// [`Error::File`] if no directory accepts it, or if its rows cannot be read back; [`Error::Index`] if it
+/// cannot be encoded.
+pub(super) fn write_to_first(
+    directories: &[PathBuf],
+    name: &str,
+    index: &IndexFile,
+    spill: &mut Spill,
+) -> Result<PathBuf> {
+    let written = try_each(directories, name, index, spill);
+    if matches!(written, Err(Error::File { .. })) && spill.has_files() {
+        // The rows, which take as much room as the index, may be what fills the disk.
+        spill.hold_all().map_err(|source| Error::File { path: name.to_owned(), source })?;
+        return try_each(directories, name, index, spill);
+    }
+    written
+}
+
+fn try_each(directories: &[PathBuf], name: &str, index: &IndexFile, spill: &Spill) -> Result<PathBuf> {
     let mut refused = None;
     for directory in directories {
         let path = directory.join(name);
-        match write_atomically(&path, encoded) {
+        match write_atomically(&path, index, spill) {
             Ok(()) => return Ok(path),
-            Err(error) => refused = refused.or(Some(error)),
+            Err(WriteFault::Write(source)) => {
+                refused = refused.or(Some(Error::File { path: path.display().to_string(), source }));
+            }
+            Err(fault) => return Err(fault_in(&path.display().to_string(), fault)),
         }
     }
     let source = std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index is writable");
     Err(refused.unwrap_or(Error::File { path: name.to_owned(), source }))
 }
 
-fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let error = |source| Error::File { path: path.display().to_string(), source };
+/// Returns the error of an index file that cannot be written.
+pub(super) fn fault_in(path: &str, fault: WriteFault) -> Error {
+    match fault {
+        WriteFault::Encode(error) => Error::Index { path: path.to_owned(), reason: error.to_string() },
+        WriteFault::Rows(source) | WriteFault::Write(source) => Error::File { path: path.to_owned(), source },
+    }
+}
+
+fn write_atomically(path: &Path, index: &IndexFile, spill: &Spill) -> Result<(), WriteFault> {
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let write = || {
+    let create = || {
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("")))?;
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
+        File::create(&temporary)
     };
-    write().map_err(|source| {
+    let write = || {
+        let file = index.write(spill, create().map_err(WriteFault::Write)?)?;
+        file.sync_all().and_then(|()| std::fs::rename(&temporary, path)).map_err(WriteFault::Write)
+    };
+    write().inspect_err(|_| {
         let _ = std::fs::remove_file(&temporary);
-        error(source)
     })
 }

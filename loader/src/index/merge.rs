@@ -14,14 +14,19 @@ use bytes::{Buf, BufMut, Bytes};
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::build::{BuiltShard, build_shard, digest_of, hash_sample};
-use super::cache::{IndexOptions, check_options, is_version, stats, write_and_open};
-use super::file::{DecodedIndex, decode_index, encode_index};
+use super::build::{build_shard, digest_of, hash_sample};
+use super::cache::{
+    IndexOptions, check_options, directories, index_error, is_version, stats, write_and_open,
+};
+use super::encode::{EncodedShard, IndexFile, ShardSummary, SpilledShard};
+use super::file::{DecodedIndex, decode_index};
 use super::foreign::{ForeignIndexes, claims, differences};
+use super::location::fault_in;
 use super::rows::ShardRows;
 use super::schema::IndexedShard;
+use super::spill::Spill;
 use super::{Index, no_samples};
-use crate::error::{Error, Result, ShardFault, Skipped};
+use crate::error::{Error, Result, ShardFault};
 use crate::media::VideoSampling;
 use crate::shard::Shard;
 use crate::store::Identity;
@@ -31,10 +36,10 @@ const MAGIC: &[u8; 16] = b"dflop index part";
 const VERSION: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
 
-/// Shard in a part.
-struct PartShard {
+/// Shard in a part, with its rows in memory or in a [`Spill`].
+struct PartShard<Built> {
     url: String,
-    built: BuiltShard,
+    built: Built,
     sampling: Option<VideoSampling>,
 }
 
@@ -42,34 +47,54 @@ struct PartShard {
 pub(super) fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec<u8>> {
     check_options(shards, options)?;
     options.progress.begin("shards", shards.len() as u64);
-    let mut built = Vec::with_capacity(shards.len());
+    let mut part = PartBuilder::new(shards.len(), options.video_sampling);
     for (shard, identity) in shards.iter().zip(stats(shards)?) {
-        built.push((shard.clone(), build_shard(shard, &identity, options)?));
+        let built = build_shard(shard, &identity, options)?.encode();
+        let mut spill = Spill::in_memory();
+        let built = built.map_err(|error| index_error(None, &error))?.spill(&mut spill);
+        part.push(&shard.url, built, &spill)?;
         options.progress.advance(1);
     }
     options.progress.end();
-    encode_part(built, options.video_sampling)
+    Ok(part.finish())
 }
 
-/// Encodes the rows of shards as a part.
-///
-/// # Errors
-/// [`Error::Index`] if they cannot be encoded.
-pub(super) fn encode_part(built: Vec<(Shard, BuiltShard)>, sampling: VideoSampling) -> Result<Vec<u8>> {
-    let mut part = Vec::new();
-    part.put_slice(MAGIC);
-    part.put_u32_le(VERSION);
-    part.put_u32_le(built.len() as u32);
-    for (shard, built) in built {
-        let encoded = encode_index(vec![built], sampling)
-            .map_err(|error| Error::Index { path: "in memory".into(), reason: error.to_string() })?;
-        for bytes in [shard.url.as_bytes(), &encoded] {
-            part.put_u64_le(bytes.len() as u64);
-            part.put_slice(bytes);
-        }
+/// Part to which shards are added one by one.
+pub(super) struct PartBuilder {
+    part: Vec<u8>,
+    sampling: VideoSampling,
+}
+
+impl PartBuilder {
+    /// Starts a part of this number of shards.
+    pub(super) fn new(shards: usize, sampling: VideoSampling) -> Self {
+        let mut part = Vec::new();
+        part.put_slice(MAGIC);
+        part.put_u32_le(VERSION);
+        part.put_u32_le(shards as u32);
+        Self { part, sampling }
     }
-    part.put_u64_le(xxh3_64(&part));
-    Ok(part)
+
+    /// Adds a shard whose rows are in `spill`.
+    ///
+    /// # Errors
+    /// [`Error::Index`] if it cannot be encoded, [`Error::File`] if its rows cannot be read.
+    pub(super) fn push(&mut self, url: &str, built: SpilledShard, spill: &Spill) -> Result<()> {
+        let index = IndexFile::new(vec![built], None, self.sampling);
+        let index = index.map_err(|error| index_error(None, &error))?;
+        let encoded = index.write(spill, Vec::new()).map_err(|fault| fault_in("in memory", fault))?;
+        for bytes in [url.as_bytes(), &encoded] {
+            self.part.put_u64_le(bytes.len() as u64);
+            self.part.put_slice(bytes);
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of the part.
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        self.part.put_u64_le(xxh3_64(&self.part));
+        self.part
+    }
 }
 
 /// Merges parts and writes the index to its usual location.
@@ -81,12 +106,14 @@ pub(super) fn merge_parts(
     check_options(&shards, options)?;
     let stats = stats(&shards)?;
     let mut places = ShardNumbers::new(&shards);
-    let mut slots: Vec<Option<PartShard>> = shards.iter().map(|_| None).collect();
+    let mut spill = Spill::new(directories(&shards, options));
+    let mut slots: Vec<Option<PartShard<SpilledShard>>> = shards.iter().map(|_| None).collect();
     for (number, part) in parts.enumerate() {
         let covered = read_part(&part).map_err(|reason| Error::IndexPart { part: number, reason })?;
         for covered in covered {
             let place = places.take(&covered)?;
-            slots[place] = Some(covered);
+            let PartShard { url, built, sampling } = covered;
+            slots[place] = Some(PartShard { url, built: built.spill(&mut spill), sampling });
         }
     }
     let mut built = Vec::with_capacity(shards.len());
@@ -95,16 +122,18 @@ pub(super) fn merge_parts(
     }
     check_counters(&shards, &built)?;
     if options.foreign != ForeignIndexes::Ignore {
-        for ((shard, built), claims) in shards.iter().zip(&mut built).zip(claims(&shards)) {
-            let found = differences(shard, built, &claims);
-            built.warnings.extend(found);
+        for ((shard, SpilledShard { summary, .. }), claims) in
+            shards.iter().zip(&mut built).zip(claims(&shards))
+        {
+            let found = differences(shard, &summary.shard, &summary.skipped, &claims);
+            summary.warnings.extend(found);
         }
     }
-    if built.iter().all(|built| built.shard.samples == 0) {
-        let skipped: Vec<_> = built.into_iter().flat_map(|built| built.skipped).collect();
+    if built.iter().all(|built| built.summary.shard.samples == 0) {
+        let skipped: Vec<_> = built.into_iter().flat_map(|built| built.summary.skipped).collect();
         return Err(no_samples(&shards, &skipped));
     }
-    write_and_open(shards, &stats, built, options)
+    write_and_open(shards, &stats, built, spill, options)
 }
 
 /// Assignment of the shards of parts to the shards of the dataset.
@@ -129,12 +158,12 @@ impl ShardNumbers {
 
     /// Returns the index of a shard: by URL, else by base name, as the directory may have another path
     /// elsewhere.
-    fn take(&mut self, covered: &PartShard) -> Result<usize> {
+    fn take(&mut self, covered: &PartShard<EncodedShard>) -> Result<usize> {
         let fault = |fault| Error::IndexShard { shard: covered.url.clone(), fault };
         let place = if let Some(places) = self.by_url.get_mut(&covered.url) {
             places.pop().ok_or(fault(ShardFault::Repeated))?
         } else {
-            let only = self.by_name.get(&covered.built.shard.name).copied().flatten();
+            let only = self.by_name.get(&covered.built.summary.shard.name).copied().flatten();
             only.ok_or(fault(ShardFault::Unknown))?
         };
         if std::mem::replace(&mut self.is_taken[place], true) {
@@ -144,32 +173,32 @@ impl ShardNumbers {
     }
 }
 
-/// Returns a shard's rows after checking its version and the options they were made with.
+/// Returns a shard after checking its version and the options that its rows were made with.
 fn checked(
     shard: &Shard,
     identity: &Identity,
-    slot: Option<PartShard>,
+    slot: Option<PartShard<SpilledShard>>,
     options: &IndexOptions,
-) -> Result<BuiltShard> {
+) -> Result<SpilledShard> {
     let fault = |fault| Error::IndexShard { shard: shard.url.to_string(), fault };
     let PartShard { url, mut built, sampling } = slot.ok_or(fault(ShardFault::Missing))?;
-    if !is_version(&built.shard, identity) {
+    let summary = &mut built.summary;
+    if !is_version(&summary.shard, identity) {
         return Err(fault(ShardFault::Changed));
     }
-    let is_sampled = cfg!(feature = "video") && built.columns.has_videos();
+    let is_sampled = cfg!(feature = "video") && summary.has_videos();
     if is_sampled && sampling != Some(options.video_sampling) {
         return Err(fault(ShardFault::OtherSampling));
     }
-    if let Some(counter) = options.token_counts.required() {
-        let digest = counter.digest();
-        if built.columns.text_counts.iter().all(|counted| counted.digest != digest) {
-            return Err(fault(ShardFault::NotCounted));
-        }
+    if let Some(counter) = options.token_counts.required()
+        && !summary.counters.contains(&counter.digest())
+    {
+        return Err(fault(ShardFault::NotCounted));
     }
     if *url != *shard.url {
         let renamed = |text: &mut String| *text = text.replace(&url, &shard.url);
-        built.warnings.iter_mut().for_each(renamed);
-        for skipped in &mut built.skipped {
+        summary.warnings.iter_mut().for_each(renamed);
+        for skipped in &mut summary.skipped {
             skipped.shard = shard.url.to_string();
             renamed(&mut skipped.reason);
         }
@@ -179,10 +208,9 @@ fn checked(
 
 /// Checks that all shards have the same counters; a column is only kept if all have it, so one could be lost
 /// silently.
-fn check_counters(shards: &[Shard], built: &[BuiltShard]) -> Result<()> {
-    let digests = |built: &BuiltShard| {
-        let mut digests: Vec<_> =
-            built.columns.text_counts.iter().map(|counted| counted.digest.clone()).collect();
+fn check_counters(shards: &[Shard], built: &[SpilledShard]) -> Result<()> {
+    let digests = |built: &SpilledShard| {
+        let mut digests = built.summary.counters.clone();
         digests.sort_unstable();
         digests
     };
@@ -200,7 +228,7 @@ fn check_counters(shards: &[Shard], built: &[BuiltShard]) -> Result<()> {
 ///
 /// # Errors
 /// The reason why it is invalid.
-fn read_part(part: &Bytes) -> Result<Vec<PartShard>, String> {
+fn read_part(part: &Bytes) -> Result<Vec<PartShard<EncodedShard>>, String> {
     let short = || "it is truncated".to_owned();
     let end =
         part.len().checked_sub(CHECKSUM_BYTES).filter(|&end| end >= MAGIC.len() + 8).ok_or_else(short)?;
@@ -220,9 +248,10 @@ fn read_part(part: &Bytes) -> Result<Vec<PartShard>, String> {
         let url = take_bytes(&mut content).ok_or_else(short)?;
         let url =
             String::from_utf8(url.to_vec()).map_err(|_| "it is damaged: a URL is not UTF-8".to_owned())?;
-        let decoded = decode_index(&take_bytes(&mut content).ok_or_else(short)?);
-        let decoded = decoded.map_err(|error| format!("shard `{url}`: {error}"))?;
-        shards.push(part_shard(url, decoded).ok_or("it contains several shards where one is expected")?);
+        let file = take_bytes(&mut content).ok_or_else(short)?;
+        let decoded = decode_index(&file).map_err(|error| format!("shard `{url}`: {error}"))?;
+        shards
+            .push(part_shard(url, file, decoded).ok_or("it contains several shards where one is expected")?);
     }
     if content.has_remaining() {
         return Err("it is damaged: bytes follow its last shard".into());
@@ -236,26 +265,29 @@ fn take_bytes(content: &mut Bytes) -> Option<Bytes> {
     Some(content.split_to(length))
 }
 
-/// Returns the rows of an index of one shard.
-fn part_shard(url: String, decoded: DecodedIndex) -> Option<PartShard> {
+/// Returns the shard of an index file of one shard.
+fn part_shard(url: String, file: Bytes, decoded: DecodedIndex) -> Option<PartShard<EncodedShard>> {
     let DecodedIndex { mut metadata, rows } = decoded;
     let ([rows], [_]) = (&rows[..], &metadata.shards[..]) else { return None };
     let shard = metadata.shards.remove(0);
-    let skipped = metadata.skipped.into_iter().map(|(_, skipped)| skipped).collect();
-    let built = BuiltShard::of_rows(shard, rows, skipped, metadata.warnings);
-    Some(PartShard { url, built, sampling: metadata.video_sampling })
+    let summary = ShardSummary {
+        digest: digest_of_rows(&shard, rows),
+        shard,
+        skipped: metadata.skipped.into_iter().map(|(_, skipped)| skipped).collect(),
+        warnings: metadata.warnings,
+        extension_names: rows.extensions().map(Into::into).collect(),
+        counters: rows.counters().map(str::to_owned).collect(),
+    };
+    Some(PartShard { url, built: EncodedShard { summary, rows: file }, sampling: metadata.video_sampling })
 }
 
-impl BuiltShard {
-    /// Restores a built shard from rows that were written and read back.
-    fn of_rows(shard: IndexedShard, rows: &ShardRows, skipped: Vec<Skipped>, warnings: Vec<String>) -> Self {
-        let mut hasher = Sha256::new();
-        for sample in (0..rows.len()).map(|row| rows.row(0, row)) {
-            let fields: Vec<_> = sample.fields().collect();
-            let fields = fields.iter().map(|field| (field.extension, field.offset, field.bytes));
-            hash_sample(&mut hasher, sample.key(), sample.offset(), fields);
-        }
-        let digest = digest_of(hasher, &shard);
-        Self { shard, columns: rows.columns(), digest, skipped, warnings }
+/// Computes the digest of a shard from rows that were written and read back.
+fn digest_of_rows(shard: &IndexedShard, rows: &ShardRows) -> [u8; 32] {
+    let mut hasher = Sha256::new();
+    for sample in (0..rows.len()).map(|row| rows.row(0, row)) {
+        let fields: Vec<_> = sample.fields().collect();
+        let fields = fields.iter().map(|field| (field.extension, field.offset, field.bytes));
+        hash_sample(&mut hasher, sample.key(), sample.offset(), fields);
     }
+    digest_of(hasher, shard)
 }

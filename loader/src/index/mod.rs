@@ -2,12 +2,16 @@
 //!
 //! The index is built once from headers, stored as one Arrow IPC file with a record batch per shard, and
 //! read on use. It lets every rank plan whole global batches without reading payloads. `build` makes
-//! the rows, `schema` defines the file, `rows` reads it, `cache` finds, checks and replaces it.
+//! the rows, which wait in `spill` until `encode` writes the file; `schema` defines it, `rows` reads it,
+//! `cache` finds, checks and replaces it. Building takes the memory of a few shards, however many there are.
 
 #[cfg(feature = "arrow2")]
 pub mod arrow2;
 mod build;
 mod cache;
+mod checksum;
+mod collect;
+mod encode;
 mod file;
 pub mod foreign;
 mod location;
@@ -16,6 +20,7 @@ mod plain;
 mod remote;
 mod rows;
 mod schema;
+mod spill;
 mod text_counts;
 mod writer;
 

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{UInt8Type, UInt16Type, UInt32Type, UInt64Type};
-use arrow_array::{Array, DictionaryArray, ListArray, PrimitiveArray, RecordBatch, StringArray};
+use arrow_array::{
+    Array, ArrayRef, DictionaryArray, ListArray, PrimitiveArray, RecordBatch, StringArray, StructArray,
+};
+use arrow_schema::ArrowError;
 use dflop_costmodel::{AudioLength, ImageSize, Module, SampleShape, VideoShape};
 
-use super::build::ShardColumns;
-use super::schema::{AUDIO, IMAGE, TEXT, VIDEO, field_item};
+use super::schema::{AUDIO, IMAGE, TEXT, VIDEO, field_columns, field_item};
 use super::text_counts;
-use super::text_counts::CountedTexts;
 use crate::media::is_video_extension;
 use crate::sample::FieldShape;
 use crate::sample::text::TextLength;
@@ -67,39 +68,49 @@ impl ShardRows {
         })
     }
 
-    /// Returns the token counts, by the digest of the counter.
-    pub(super) fn text_counts(&self) -> &[(String, PrimitiveArray<UInt32Type>)] {
-        &self.text_counts
+    /// Returns the digests of the counters.
+    pub(super) fn counters(&self) -> impl Iterator<Item = &str> {
+        self.text_counts.iter().map(|(digest, _)| digest.as_str())
+    }
+
+    /// Returns the token counts of a counter: tokens and target tokens of each sample.
+    pub(super) fn counts(&self, digest: &str) -> Option<&PrimitiveArray<UInt32Type>> {
+        self.text_counts.iter().find(|(known, _)| known == digest).map(|(_, lengths)| lengths)
     }
 
     pub(super) fn has_counts(&self, digest: &str) -> bool {
-        self.text_counts.iter().any(|(known, _)| known == digest)
+        self.counts(digest).is_some()
     }
 
     /// Selects the token counts of this counter, or estimates.
     pub(super) fn select_counts(&mut self, digest: Option<&str>) {
-        let found = self.text_counts.iter().find(|(known, _)| Some(known.as_str()) == digest);
-        self.selected_counts = found.map(|(_, lengths)| lengths.clone());
+        self.selected_counts = digest.and_then(|digest| self.counts(digest)).cloned();
     }
 
-    /// Returns the columns as they were before encoding; extensions are numbered by the file's dictionary.
-    pub(super) fn columns(&self) -> ShardColumns {
-        let counted = |(digest, lengths): &(String, PrimitiveArray<UInt32Type>)| CountedTexts {
-            digest: digest.clone(),
-            lengths: lengths.values().to_vec(),
+    /// Returns the columns but token counts, with another dictionary of extensions.
+    ///
+    /// - `numbers`: the number in `names` of each extension of the present dictionary
+    ///
+    /// # Errors
+    /// [`ArrowError`] if a number is outside of `names`.
+    pub(super) fn arrays_with(
+        &self,
+        names: &Arc<StringArray>,
+        numbers: &[u16],
+    ) -> Result<Vec<ArrayRef>, ArrowError> {
+        let keys = self.extensions.keys();
+        let is_renumbered =
+            numbers.iter().enumerate().any(|(present, &number)| present != usize::from(number));
+        let keys = if is_renumbered {
+            PrimitiveArray::from_iter_values(keys.values().iter().map(|&key| numbers[usize::from(key)]))
+        } else {
+            keys.clone()
         };
-        ShardColumns {
-            keys: self.keys.iter().flatten().map(str::to_owned).collect(),
-            offsets: self.offsets.values().to_vec(),
-            field_ends: self.lists.value_offsets().to_vec(),
-            extension_names: self.names.iter().flatten().map(Arc::from).collect(),
-            extensions: self.extensions.keys().values().to_vec(),
-            start_blocks: self.starts.values().to_vec(),
-            bytes: self.bytes.values().to_vec(),
-            media: self.media.values().to_vec(),
-            shapes: self.shapes.values().to_vec(),
-            text_counts: self.text_counts.iter().map(counted).collect(),
-        }
+        let mut fields = self.lists.values().as_struct().columns().to_vec();
+        fields[0] = Arc::new(DictionaryArray::try_new(keys, names.clone())?);
+        let fields = Arc::new(StructArray::try_new(field_columns(), fields, None)?);
+        let lists = ListArray::try_new(field_item(), self.lists.offsets().clone(), fields, None)?;
+        Ok(vec![Arc::new(self.keys.clone()), Arc::new(self.offsets.clone()), Arc::new(lists)])
     }
 
     /// Returns the columns as encoded.

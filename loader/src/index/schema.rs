@@ -20,7 +20,9 @@
 
 use std::sync::Arc;
 
-use arrow_schema::{DataType, Field, Fields, Schema};
+use arrow_array::types::UInt32Type;
+use arrow_array::{ArrayRef, FixedSizeListArray, PrimitiveArray};
+use arrow_schema::{ArrowError, DataType, Field, Fields, Schema};
 
 use crate::error::Skipped;
 use crate::media::VideoSampling;
@@ -100,6 +102,14 @@ pub(super) fn field_item() -> Arc<Field> {
 /// Returns the type of a column of two numbers per row.
 fn pair() -> DataType {
     DataType::FixedSizeList(shape_item(), 2)
+}
+
+/// Returns a token count column: tokens and target tokens of each sample.
+///
+/// # Errors
+/// [`ArrowError`] if their number is odd.
+pub(super) fn counts_column(lengths: PrimitiveArray<UInt32Type>) -> Result<ArrayRef, ArrowError> {
+    Ok(Arc::new(FixedSizeListArray::try_new(shape_item(), 2, Arc::new(lengths), None)?))
 }
 
 /// Returns the digests of the token count columns of a schema.

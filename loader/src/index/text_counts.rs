@@ -10,9 +10,6 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::UInt32Type;
 use arrow_array::{PrimitiveArray, RecordBatch};
 
-use super::build::{BuiltShard, ShardColumns};
-use super::file::DecodedIndex;
-use super::rows::ShardRows;
 use super::schema::{TEXT_TOKENS_PREFIX, counter_digests};
 use crate::error::BoxError;
 use crate::media::{DecodeLimits, FieldKind, Media, decode_json, decode_text, kind_of_extension};
@@ -140,29 +137,4 @@ pub(super) fn columns_of(batch: &RecordBatch) -> Option<Vec<(String, PrimitiveAr
             Some((digest.to_owned(), lengths.as_primitive_opt()?.clone()))
         })
         .collect()
-}
-
-/// Copies the columns of other counters from an index of the same samples.
-pub(super) fn carry_over(before: &DecodedIndex, built: &mut [BuiltShard]) {
-    let is_same = before.metadata.shards.len() == built.len()
-        && before.metadata.shards.iter().zip(&*built).all(|(before, built)| {
-            (before.digest, before.samples) == (built.shard.digest, built.shard.samples)
-        });
-    if !is_same {
-        return;
-    }
-    for (rows, built) in before.rows.iter().zip(built) {
-        built.columns.take_over(rows);
-    }
-}
-
-impl ShardColumns {
-    fn take_over(&mut self, rows: &ShardRows) {
-        for (digest, lengths) in rows.text_counts() {
-            if self.text_counts.iter().all(|known| known.digest != *digest) {
-                let lengths = lengths.values().to_vec();
-                self.text_counts.push(CountedTexts { digest: digest.clone(), lengths });
-            }
-        }
-    }
 }

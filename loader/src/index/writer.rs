@@ -8,9 +8,11 @@ use std::path::PathBuf;
 use bytes::Bytes;
 
 use super::build::{Builder, BuiltShard, build_shard, indexed};
-use super::cache::{IndexOptions, stats, store};
+use super::cache::{IndexOptions, directories, index_error, stats, store};
+use super::encode::SpilledShard;
 use super::foreign::ForeignIndexes;
-use super::merge::encode_part;
+use super::merge::PartBuilder;
+use super::spill::Spill;
 use crate::error::Result;
 use crate::media::{FieldKind, VideoSampling, kind_of_extension};
 use crate::shard::tar::Entry;
@@ -20,7 +22,9 @@ use crate::store::Identity;
 /// Rows of finished shards, and of the shard under construction.
 #[derive(Debug, Default)]
 pub(crate) struct WrittenIndex {
-    finished: Vec<(Shard, BuiltShard)>,
+    finished: Vec<(Shard, SpilledShard)>,
+    /// Rows of the finished shards, if there are any.
+    spill: Option<Spill>,
     open: Option<OpenShard>,
 }
 
@@ -39,8 +43,7 @@ impl WrittenIndex {
     pub(crate) fn add_existing(&mut self, shard: Shard) -> Result<()> {
         let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
         let built = build_shard(&shard, &identity(&shard)?, &options)?;
-        self.finished.push((shard, built));
-        Ok(())
+        self.add(shard, built)
     }
 
     /// Starts a shard that does not exist yet.
@@ -64,7 +67,8 @@ impl WrittenIndex {
     /// Completes the shard under construction, which must have its final name.
     ///
     /// # Errors
-    /// [`crate::Error::Read`] if its size cannot be determined.
+    /// [`crate::Error::Read`] if its size cannot be determined, [`crate::Error::Index`] if its rows cannot be
+    /// encoded.
     pub(crate) fn end_shard(&mut self) -> Result<()> {
         let Some(OpenShard { shard, mut assembler, mut builder }) = self.open.take() else { return Ok(()) };
         assembler.finish().into_iter().for_each(|item| builder.push(item));
@@ -74,7 +78,15 @@ impl WrittenIndex {
         let is_plain = indexed.compression == Compression::None;
         (indexed.bytes, indexed.modified_ns, indexed.etag) = (bytes, modified_ns, etag);
         indexed.unpacked_bytes = if is_plain { bytes } else { rows_end };
-        self.finished.push((shard, builder.finish()));
+        self.add(shard, builder.finish())
+    }
+
+    /// Moves the rows of a shard out of memory, next to where the index will lie.
+    fn add(&mut self, shard: Shard, built: BuiltShard) -> Result<()> {
+        let built = built.encode().map_err(|error| index_error(None, &error))?;
+        let new = || Spill::new(directories(std::slice::from_ref(&shard), &IndexOptions::default()));
+        let built = built.spill(self.spill.get_or_insert_with(new));
+        self.finished.push((shard, built));
         Ok(())
     }
 
@@ -84,13 +96,11 @@ impl WrittenIndex {
     /// [`crate::Error::File`] if it cannot be written, [`crate::Error::Index`] if it cannot be encoded; the
     /// shards are kept, and indexed on first use.
     pub(crate) fn finish(mut self) -> Result<Option<PathBuf>> {
-        if self.finished.is_empty() {
-            return Ok(None);
-        }
+        let Some(spill) = self.spill else { return Ok(None) };
         // The order in which a directory lists them.
         self.finished.sort_by(|(first, _), (second, _)| first.url.cmp(&second.url));
         let (shards, built): (Vec<_>, Vec<_>) = self.finished.into_iter().unzip();
-        store(&shards, built).map(Some)
+        store(&shards, built, spill).map(Some)
     }
 }
 
@@ -98,9 +108,15 @@ impl WrittenIndex {
     /// Returns the rows of all finished shards, if any, as a part of an index.
     ///
     /// # Errors
-    /// [`crate::error::Error::Index`] if they cannot be encoded.
+    /// [`crate::Error::Index`] if they cannot be encoded, [`crate::Error::File`] if they cannot be read back.
     pub(crate) fn finish_part(self) -> Result<Vec<u8>> {
-        encode_part(self.finished, VideoSampling::default())
+        let mut part = PartBuilder::new(self.finished.len(), VideoSampling::default());
+        if let Some(spill) = self.spill {
+            for (shard, built) in self.finished {
+                part.push(&shard.url, built, &spill)?;
+            }
+        }
+        Ok(part.finish())
     }
 }
 

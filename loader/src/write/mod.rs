@@ -110,7 +110,7 @@ impl ShardWriterBuilder {
     }
 
     /// Sets whether the index of the directory is written at the end, which probes every field during
-    /// writing. Its rows take about 100 bytes of memory per sample. Default: true.
+    /// writing. The rows of finished shards wait in a temporary file. Default: true.
     pub fn index(mut self, is_indexed: bool) -> Self {
         self.is_indexed = is_indexed;
         self

@@ -1,5 +1,6 @@
-//! Tests the index: building in parts, foreign indexes, token counts.
+//! Tests the index: building at once and in parts, foreign indexes, token counts.
 
+mod building;
 mod foreign;
 mod index_parts;
 mod token_counts;

@@ -18,6 +18,8 @@ mod yaml;
 pub(super) use self::beside::{Claims, HeaderLayout, claims, layout};
 
 use super::build::BuiltShard;
+use super::schema::IndexedShard;
+use crate::error::Skipped;
 use crate::shard::Shard;
 
 /// Use of other tools' files when an index is built.
@@ -34,14 +36,19 @@ pub enum ForeignIndexes {
 }
 
 /// Compares the claims of other tools about a shard with its headers.
-pub(super) fn differences(shard: &Shard, built: &BuiltShard, claims: &Claims) -> Vec<String> {
-    let bad = built.skipped.iter().filter(|skipped| skipped.key.is_some()).count() as u64;
-    let samples = built.shard.samples + bad;
+pub(super) fn differences(
+    shard: &Shard,
+    indexed: &IndexedShard,
+    skipped: &[Skipped],
+    claims: &Claims,
+) -> Vec<String> {
+    let bad = skipped.iter().filter(|skipped| skipped.key.is_some()).count() as u64;
+    let samples = indexed.samples + bad;
     let url = &shard.url;
     let mut warnings = Vec::new();
     for (source, claimed) in &claims.bytes {
-        if *claimed != built.shard.bytes {
-            let found = built.shard.bytes;
+        if *claimed != indexed.bytes {
+            let found = indexed.bytes;
             warnings
                 .push(format!("`{source}` claims that shard `{url}` has {claimed} bytes; it has {found}"));
         }

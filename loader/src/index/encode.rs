@@ -1,0 +1,283 @@
+//! Encodes an index as an Arrow IPC file, shard by shard.
+//!
+//! A built shard is encoded at once, as an Arrow file of its own with its own dictionary of extensions, and
+//! its rows leave memory ([`Spill`]). When all shards are there, the dictionary of the dataset and the
+//! metadata, which come first in the file, are known; the file is then written with one shard in memory at a
+//! time.
+
+use std::io::{self, Write};
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_array::types::UInt16Type;
+use arrow_array::{
+    ArrayRef, DictionaryArray, FixedSizeListArray, ListArray, PrimitiveArray, RecordBatch, StringArray,
+    StructArray,
+};
+use arrow_buffer::OffsetBuffer;
+use arrow_ipc::writer::FileWriter;
+use arrow_schema::{ArrowError, Schema};
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+use super::build::{BuiltShard, ShardColumns};
+use super::checksum::{CHECKSUM_DIGITS, CHECKSUM_KEY, ChecksumWriter};
+use super::file::{DecodedIndex, decode_rows, hex};
+use super::rows::ShardRows;
+use super::schema::{
+    IndexedShard, Metadata, VERSION, counts_column, field_columns, field_item, schema, shape_item,
+};
+use super::spill::Spill;
+use crate::error::Skipped;
+use crate::media::{VideoSampling, is_video_extension};
+
+/// Everything about a built shard but its rows.
+#[derive(Debug)]
+pub(super) struct ShardSummary {
+    pub(super) shard: IndexedShard,
+    pub(super) digest: [u8; 32],
+    pub(super) skipped: Vec<Skipped>,
+    pub(super) warnings: Vec<String>,
+    /// Extensions of the fields, in the order of their first use.
+    pub(super) extension_names: Vec<Arc<str>>,
+    /// Digests of the counters that counted the shard.
+    pub(super) counters: Vec<String>,
+}
+
+impl ShardSummary {
+    /// Returns whether any field has the extension of a video.
+    pub(super) fn has_videos(&self) -> bool {
+        self.extension_names.iter().any(|name| is_video_extension(name))
+    }
+}
+
+/// Shard whose rows are an Arrow file in memory.
+#[derive(Debug)]
+pub(super) struct EncodedShard {
+    pub(super) summary: ShardSummary,
+    pub(super) rows: Bytes,
+}
+
+/// Shard whose rows are a record of a [`Spill`].
+#[derive(Debug)]
+pub(super) struct SpilledShard {
+    pub(super) summary: ShardSummary,
+    pub(super) rows: Range<u64>,
+}
+
+impl BuiltShard {
+    /// Encodes the rows.
+    ///
+    /// # Errors
+    /// The error of Arrow's writer.
+    pub(super) fn encode(self) -> Result<EncodedShard, ArrowError> {
+        let Self { shard, columns, digest, skipped, warnings } = self;
+        let extension_names = columns.extension_names.clone();
+        let counters: Vec<_> = columns.text_counts.iter().map(|counted| counted.digest.clone()).collect();
+        let schema = Arc::new(schema(String::new(), counters.iter().map(String::as_str)));
+        let mut writer = FileWriter::try_new(Vec::new(), &schema)?;
+        writer.write(&RecordBatch::try_new(schema, arrays_of(columns)?)?)?;
+        let rows = writer.into_inner()?.into();
+        let summary = ShardSummary { shard, digest, skipped, warnings, extension_names, counters };
+        Ok(EncodedShard { summary, rows })
+    }
+}
+
+impl EncodedShard {
+    /// Moves the rows to `spill`.
+    pub(super) fn spill(self, spill: &mut Spill) -> SpilledShard {
+        SpilledShard { rows: spill.append(&self.rows), summary: self.summary }
+    }
+}
+
+/// Fault during the writing of an index file.
+#[derive(Debug)]
+pub(super) enum WriteFault {
+    /// The index cannot be encoded.
+    Encode(ArrowError),
+    /// The rows cannot be read back.
+    Rows(io::Error),
+    /// The file cannot be written.
+    Write(io::Error),
+}
+
+impl From<ArrowError> for WriteFault {
+    fn from(error: ArrowError) -> Self {
+        match error {
+            ArrowError::IoError(_, source) => Self::Write(source),
+            other => Self::Encode(other),
+        }
+    }
+}
+
+/// Index file whose content is determined, and whose rows are read while it is written.
+#[derive(Debug)]
+pub(super) struct IndexFile {
+    schema: Arc<Schema>,
+    names: Arc<StringArray>,
+    counters: Vec<String>,
+    shards: Vec<ShardPlace>,
+    /// Index of the same samples, which has the columns of counters that the shards lack.
+    before: Option<DecodedIndex>,
+}
+
+/// Rows of a shard, and the number of each of its extensions in the file.
+#[derive(Debug)]
+struct ShardPlace {
+    rows: Range<u64>,
+    extensions: Vec<u16>,
+}
+
+impl IndexFile {
+    /// Makes the metadata of an index of these shards, in order. The columns of other counters are taken from
+    /// `before` if it has the same samples.
+    ///
+    /// # Errors
+    /// [`ArrowError`] if there are too many different extensions.
+    pub(super) fn new(
+        shards: Vec<SpilledShard>,
+        before: Option<DecodedIndex>,
+        video_sampling: VideoSampling,
+    ) -> Result<Self, ArrowError> {
+        let before = before.filter(|before| has_same_samples(before, &shards));
+        let names = extension_names(&shards)?;
+        let counters = counters(&shards, before.as_ref());
+        let mut metadata = Metadata {
+            version: VERSION,
+            fingerprint: fingerprint(&shards),
+            shards: Vec::with_capacity(shards.len()),
+            skipped: Vec::new(),
+            warnings: Vec::new(),
+            video_sampling: cfg!(feature = "video").then_some(video_sampling),
+        };
+        let mut places = Vec::with_capacity(shards.len());
+        for (number, SpilledShard { summary, rows }) in shards.into_iter().enumerate() {
+            metadata.shards.push(summary.shard);
+            metadata.skipped.extend(summary.skipped.into_iter().map(|skipped| (number, skipped)));
+            metadata.warnings.extend(summary.warnings);
+            let extensions = summary.extension_names.iter().map(|name| number_of(&names, name)).collect();
+            places.push(ShardPlace { rows, extensions });
+        }
+        let document =
+            serde_json::to_string(&metadata).map_err(|error| ArrowError::ExternalError(error.into()))?;
+        let schema = Arc::new(schema(document, counters.iter().map(String::as_str)));
+        let names = Arc::new(StringArray::from_iter_values(names));
+        Ok(Self { schema, names, counters, shards: places, before })
+    }
+
+    /// Writes the file; reads the rows of one shard at a time.
+    ///
+    /// # Errors
+    /// [`WriteFault`]
+    pub(super) fn write<W: Write>(&self, spill: &Spill, sink: W) -> Result<W, WriteFault> {
+        let mut writer = FileWriter::try_new(ChecksumWriter::new(sink), &self.schema)?;
+        for (number, place) in self.shards.iter().enumerate() {
+            let rows = decode_rows(&spill.read(&place.rows).map_err(WriteFault::Rows)?)?;
+            let arrays = self.arrays(number, place, &rows)?;
+            writer.write(&RecordBatch::try_new(self.schema.clone(), arrays)?)?;
+        }
+        // Reserves the digits, which are replaced when the checksum of the rest is known.
+        writer.write_metadata(CHECKSUM_KEY, "0".repeat(CHECKSUM_DIGITS));
+        writer.get_mut().hold();
+        writer.into_inner()?.finish()
+    }
+
+    /// Returns the columns of a shard, with the dictionary and the counters of the file.
+    fn arrays(
+        &self,
+        number: usize,
+        place: &ShardPlace,
+        rows: &ShardRows,
+    ) -> Result<Vec<ArrayRef>, ArrowError> {
+        let mut arrays = rows.arrays_with(&self.names, &place.extensions)?;
+        for digest in &self.counters {
+            let carried = || self.before.as_ref().and_then(|before| before.rows[number].counts(digest));
+            let counted = rows.counts(digest).or_else(carried);
+            let counted = counted.ok_or_else(|| ArrowError::SchemaError(format!("no counts of {digest}")))?;
+            arrays.push(counts_column(counted.clone())?);
+        }
+        Ok(arrays)
+    }
+}
+
+/// Returns whether an index has the samples of these shards.
+fn has_same_samples(before: &DecodedIndex, shards: &[SpilledShard]) -> bool {
+    let indexed = &before.metadata.shards;
+    indexed.len() == shards.len()
+        && indexed.iter().zip(shards).all(|(before, SpilledShard { summary, .. })| {
+            (before.digest, before.samples) == (summary.shard.digest, summary.shard.samples)
+        })
+}
+
+/// Collects the extensions of all shards in the order of their first use: one dictionary for the whole file.
+fn extension_names(shards: &[SpilledShard]) -> Result<Vec<Arc<str>>, ArrowError> {
+    let mut names: Vec<Arc<str>> = Vec::new();
+    for name in shards.iter().flat_map(|shard| &shard.summary.extension_names) {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    if names.len() > usize::from(u16::MAX) {
+        let reason = format!(
+            "{} different field extensions, expected at most 65,535; keys must not contain dots",
+            names.len()
+        );
+        return Err(ArrowError::InvalidArgumentError(reason));
+    }
+    Ok(names)
+}
+
+fn number_of(names: &[Arc<str>], name: &Arc<str>) -> u16 {
+    names.iter().position(|known| known == name).unwrap_or(0) as u16
+}
+
+/// Returns the digests of the counters that counted all shards.
+fn counters(shards: &[SpilledShard], before: Option<&DecodedIndex>) -> Vec<String> {
+    let has = |number: usize, digest: &String| {
+        shards[number].summary.counters.contains(digest)
+            || before.is_some_and(|before| before.rows[number].has_counts(digest))
+    };
+    let mut counters = shards.first().map(|first| first.summary.counters.clone()).unwrap_or_default();
+    let carried = before.and_then(|before| before.rows.first()).into_iter().flat_map(ShardRows::counters);
+    for digest in carried {
+        if counters.iter().all(|known| known != digest) {
+            counters.push(digest.to_owned());
+        }
+    }
+    counters.retain(|digest| (0..shards.len()).all(|number| has(number, digest)));
+    counters
+}
+
+fn fingerprint(shards: &[SpilledShard]) -> String {
+    let mut hasher = Sha256::new();
+    for shard in shards {
+        hasher.update(shard.summary.digest);
+    }
+    hex(&hasher.finalize()[..16])
+}
+
+/// Returns the columns of a shard, with its own dictionary.
+fn arrays_of(columns: ShardColumns) -> Result<Vec<ArrayRef>, ArrowError> {
+    let ShardColumns { mut keys, offsets, field_ends, extension_names, text_counts, .. } = columns;
+    let names = Arc::new(StringArray::from_iter_values(extension_names));
+    let extensions = DictionaryArray::<UInt16Type>::try_new(columns.extensions.into(), names)?;
+    let shapes = Arc::new(PrimitiveArray::from(columns.shapes));
+    let fields: Vec<ArrayRef> = vec![
+        Arc::new(extensions),
+        Arc::new(PrimitiveArray::from(columns.start_blocks)),
+        Arc::new(PrimitiveArray::from(columns.bytes)),
+        Arc::new(PrimitiveArray::from(columns.media)),
+        Arc::new(FixedSizeListArray::try_new(shape_item(), 2, shapes, None)?),
+    ];
+    let fields = StructArray::try_new(field_columns(), fields, None)?;
+    let ends = OffsetBuffer::new(field_ends.into());
+    let mut arrays: Vec<ArrayRef> = vec![
+        Arc::new(keys.finish()),
+        Arc::new(PrimitiveArray::from(offsets)),
+        Arc::new(ListArray::try_new(field_item(), ends, Arc::new(fields), None)?),
+    ];
+    for counted in text_counts {
+        arrays.push(counts_column(counted.lengths.into())?);
+    }
+    Ok(arrays)
+}
