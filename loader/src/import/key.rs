@@ -1,6 +1,8 @@
 //! Makes keys that readers give back unchanged, each of them once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::shard::is_metadata;
 
@@ -8,26 +10,30 @@ use crate::shard::is_metadata;
 const KEY_BYTES_MAX: usize = 2048;
 
 /// Assigns unique keys.
+///
+/// Keys are remembered by their digests of 128 bits, a quarter of their memory. Should two digests ever be
+/// equal, a key has a suffix that it needs not.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    /// Every assigned key, with the suffix to try next when it is requested again.
-    assigned: HashMap<String, u64>,
+    assigned: HashSet<u128>,
+    /// Suffix to try next, of keys that were requested again.
+    next_suffixes: HashMap<u128, u64>,
 }
 
 impl Keys {
     /// Returns the key closest to `name`, or to `number` in nine digits without a usable name.
     pub(super) fn assign(&mut self, name: Option<&str>, number: u64) -> String {
         let wanted = requested_key(name, number);
-        let Some(next) = self.assigned.get(&wanted).copied() else {
-            self.assigned.insert(wanted.clone(), 1);
+        let digest = xxh3_128(wanted.as_bytes());
+        if self.assigned.insert(digest) {
             return wanted;
-        };
+        }
+        let next = self.next_suffixes.get(&digest).copied().unwrap_or(1);
         // The suffixed key may itself be the name of another entry.
         for suffix in next.. {
             let key = format!("{wanted}_{suffix}");
-            if !self.assigned.contains_key(&key) {
-                self.assigned.insert(wanted, suffix + 1);
-                self.assigned.insert(key.clone(), 1);
+            if self.assigned.insert(xxh3_128(key.as_bytes())) {
+                self.next_suffixes.insert(digest, suffix + 1);
                 return key;
             }
         }

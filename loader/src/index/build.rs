@@ -145,7 +145,7 @@ pub(crate) fn identity_of_file(shard: &Shard) -> Result<Identity> {
 pub(super) struct Builder {
     built: BuiltShard,
     hasher: Sha256,
-    /// Digests of the keys so far, which are shorter than the keys and collide never in practice.
+    /// Digests of the keys so far, of 128 bits each; the keys take several times as much memory.
     keys_seen: HashSet<u128>,
     has_repeated_key: bool,
     is_verified: bool,

@@ -83,7 +83,7 @@ impl<W: Write> ChecksumWriter<W> {
     /// Writes the footer with the checksum, and returns the writer of the file.
     ///
     /// # Errors
-    /// [`WriteFault`]
+    /// [`WriteFault`] if the file cannot be written, or what was held is not a footer.
     pub(super) fn finish(mut self) -> Result<W, WriteFault> {
         let footer = self.held.take().unwrap_or_default();
         let digits = checksum_place(&footer, &footer_of(&footer)?)?;

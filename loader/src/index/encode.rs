@@ -168,7 +168,7 @@ impl IndexFile {
     /// Writes the file; reads the rows of one shard at a time.
     ///
     /// # Errors
-    /// [`WriteFault`]
+    /// [`WriteFault`] if rows cannot be read, or the file cannot be encoded or written.
     pub(super) fn write<W: Write>(&self, spill: &Spill, sink: W) -> Result<W, WriteFault> {
         let mut writer = FileWriter::try_new(ChecksumWriter::new(sink), &self.schema)?;
         for (number, place) in self.shards.iter().enumerate() {

@@ -29,7 +29,7 @@ fn varied() -> tempfile::TempDir {
     for number in 0..24 {
         let mut tar = TarBytes::new();
         for sample in 0..[300, 1, 7, 40][number % 4] {
-            let text = "words ".repeat(sample % 9);
+            let text = "words ".repeat(1 + sample % 9);
             tar = tar.file(&format!("{sample:04}.txt"), text.as_bytes());
             tar = tar.file(&format!("{sample:04}.{}.bin", 90 - number), b"opaque");
             tar = tar.file(&format!("{sample:04}.{}.cls", number % 5), b"1");
@@ -59,11 +59,11 @@ fn counter() -> TokenCounts {
 
 fn built(directory: &Path, shards: &Path, threads: usize) -> Vec<u8> {
     let directory = Some(directory.to_owned());
-    build(shards, IndexOptions { directory, threads, is_rebuilt: true, ..IndexOptions::default() })
+    build(shards, &IndexOptions { directory, threads, is_rebuilt: true, ..IndexOptions::default() })
 }
 
-fn build(directory: &Path, options: IndexOptions) -> Vec<u8> {
-    let index = Index::open_or_build(shards(directory), &options).unwrap();
+fn build(directory: &Path, options: &IndexOptions) -> Vec<u8> {
+    let index = Index::open_or_build(shards(directory), options).unwrap();
     std::fs::read(index.path().expect("it was written")).unwrap()
 }
 
@@ -91,10 +91,10 @@ fn a_rebuilt_index_is_that_of_the_first_time() {
         token_counts: counter(),
         ..IndexOptions::default()
     };
-    let expected = build(data.path(), counted(first.path()));
+    let expected = build(data.path(), &counted(first.path()));
     let estimated = built(then.path(), data.path(), 2);
     assert!(estimated.len() < expected.len());
-    assert!(build(data.path(), counted(then.path())) == expected, "counted at a later time");
+    assert!(build(data.path(), &counted(then.path())) == expected, "counted at a later time");
     assert!(built(then.path(), data.path(), 2) == expected, "the counts are taken over");
 }
 
