@@ -36,7 +36,7 @@ impl Evaluation {
 /// # Errors
 /// [`Error::Config`] if the plan is outside the problem's search space.
 pub fn evaluate(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<Evaluation> {
-    let (mut space, mut timeline) = (problem.space()?, StepTimeline::default());
+    let (space, mut timeline) = (problem.space()?, StepTimeline::default());
     let outside =
         || Error::Config { setting: "plan", reason: format!("{plan:?} is outside the search space") };
     let candidate = plan.candidate(&space).ok_or_else(outside)?;
@@ -44,13 +44,7 @@ pub fn evaluate(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<Eva
         return Err(outside());
     }
     let all = 0..space.workload.batches().len();
-    let score = score::score(&space, &candidate, all.clone(), &mut timeline);
-    if score.is_none() {
-        space.budget_bytes = f64::INFINITY;
-    }
-    let score = score.or_else(|| score::score(&space, &candidate, all.clone(), &mut timeline));
-    let mut score = score.ok_or_else(outside)?;
-    score::improve(&space, &candidate, all, &mut score, &mut timeline)?;
+    let score = score::refined(&space, &candidate, all, &mut timeline)?;
     let MemoryRequirement { encoder_bytes, llm_bytes } = score.requirement();
     Ok(Evaluation {
         makespans_ns: score.makespans_ns,

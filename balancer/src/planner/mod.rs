@@ -27,6 +27,7 @@ mod memory;
 mod parallelism_plan;
 mod plan;
 mod problem;
+mod refine;
 mod remedy;
 mod report;
 mod score;

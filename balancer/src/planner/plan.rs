@@ -3,6 +3,7 @@
 use super::explain::explain;
 use super::parallelism_plan::ParallelismPlan;
 use super::problem::PlanProblem;
+use super::refine::refine;
 use super::remedy::remedy;
 use super::report::PlanReport;
 use super::search::{Search, sweep};
@@ -16,7 +17,8 @@ use crate::error::{Error, Result};
 pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let space = problem.space()?;
     let search = Search::run(&space)?;
-    let Some(best) = search.finals.first() else {
+    let finals = refine(&space, search.finals)?;
+    let Some(best) = finals.first() else {
         return Err(Error::NothingFits { reason: remedy(problem, &space) });
     };
     let mean_ns = best.score.mean_ns();
@@ -29,6 +31,6 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
         plans_simulated: search.simulated,
         is_exhaustive: search.is_exhaustive,
         batches: best.score.makespans_ns.len(),
-        explanation: explain(&space, &search.finals),
+        explanation: explain(&space, &finals),
     })
 }

@@ -15,7 +15,7 @@
 mod by_makespan;
 mod data_blind;
 mod outcome;
-mod paper;
+pub(super) mod paper;
 mod uniform;
 
 use super::parallelism_plan::ParallelismPlan;

@@ -7,13 +7,11 @@ use crate::instance::Instance;
 use crate::partition::{Strategy, balance};
 use crate::planner::cluster::Placement;
 use crate::planner::score;
+use crate::planner::score::batch_balance::WORK;
 use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::{StepTimeline, StepTimes};
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
-
-/// Work units for balancing one batch.
-pub(super) const WORK: u64 = 20_000;
 
 /// Outcome of one batch.
 #[derive(Debug, Clone, Copy)]

@@ -16,7 +16,7 @@ use crate::planner::space::{Candidate, Family, SearchSpace};
 ///
 /// # Source
 /// An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3. Times are interpolated here, not rates.
-pub(super) fn plans(space: &SearchSpace<'_>) -> Vec<Candidate> {
+pub(in crate::planner) fn plans(space: &SearchSpace<'_>) -> Vec<Candidate> {
     let mut best: [Option<(f64, Candidate)>; 2] = [None, None];
     space.visit(|family| {
         // Algorithm 1 splits the GPUs between the modules.

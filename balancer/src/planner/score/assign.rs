@@ -1,11 +1,20 @@
 //! Assigns the samples of a batch to groups, and groups to slots of the LLM ranks.
 //!
-//! Groups are made greedily, the longest samples first, and assigned to ranks so that these are even; each
-//! rank is in peak order, so that slot `k` of all ranks has about the same size.
+//! Groups are made greedily, the longest samples first, and assigned to ranks so that these are even; ranks
+//! are in the same order by size, so that slot `k` of all ranks has about the same size.
 
 use crate::pipeline::peak_order;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+/// Order of a rank's microbatches by size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// The largest in the middle: fill and drain are short.
+    Peak,
+    /// Large and small ones in turn: those that are held together take about the same memory everywhere.
+    Even,
+}
 
 /// Assigns each item to the group with the smallest sum, one after another; returns each item's group.
 ///
@@ -26,7 +35,7 @@ pub(super) fn greedy_groups(sizes_ns: &[u64], groups: usize) -> Vec<u32> {
 }
 
 /// Assigns groups to ranks and slots; returns each group's cell, `slot * ranks + rank`.
-pub(super) fn cells_of_groups(group_ns: &[u64], ranks: usize) -> Vec<u32> {
+pub(super) fn cells_of_groups(group_ns: &[u64], ranks: usize, order_of_slots: Order) -> Vec<u32> {
     let slots = group_ns.len() / ranks;
     let mut order: Vec<u32> = (0..group_ns.len() as u32).collect();
     order.sort_unstable_by_key(|&group| (Reverse(group_ns[group as usize]), group));
@@ -45,11 +54,30 @@ pub(super) fn cells_of_groups(group_ns: &[u64], ranks: usize) -> Vec<u32> {
     let mut cells = vec![0; group_ns.len()];
     for (rank, own) in by_rank.iter().enumerate() {
         let own_ns: Vec<u64> = own.iter().map(|&group| group_ns[group as usize]).collect();
-        for (slot, at) in peak_order(&own_ns).into_iter().enumerate() {
+        let slots = match order_of_slots {
+            Order::Peak => peak_order(&own_ns),
+            Order::Even => even_order(&own_ns),
+        };
+        for (slot, at) in slots.into_iter().enumerate() {
             cells[own[at as usize] as usize] = (slot * ranks + rank) as u32;
         }
     }
     cells
+}
+
+/// Lists sizes so that each run of neighbors has about the same sum: the largest, the smallest, the second
+/// largest, the second smallest, and so on.
+fn even_order(sizes: &[u64]) -> Vec<u32> {
+    let mut falling: Vec<u32> = (0..sizes.len() as u32).collect();
+    falling.sort_unstable_by_key(|&at| (Reverse(sizes[at as usize]), at));
+    let half = falling.len().div_ceil(2);
+    let (large, small) = falling.split_at(half);
+    let mut order = Vec::with_capacity(falling.len());
+    for (at, large) in large.iter().enumerate() {
+        order.push(*large);
+        order.extend(small.len().checked_sub(at + 1).map(|at| small[at]));
+    }
+    order
 }
 
 /// Returns the largest sum when LPT assigns whole samples to `ranks` ranks.
@@ -76,6 +104,14 @@ mod tests {
         assert_eq!(largest_share(Vec::new(), 3), 0);
     }
 
+    #[test]
+    fn large_and_small_sizes_take_turns() {
+        assert_eq!(even_order(&[1, 9, 5, 7, 3]), [1, 0, 3, 4, 2]);
+        assert_eq!(even_order(&[4, 2]), [0, 1]);
+        assert_eq!(even_order(&[4]), [0]);
+        assert!(even_order(&[]).is_empty());
+    }
+
     proptest! {
         #[test]
         fn every_group_gets_an_item_and_every_cell_a_group(
@@ -90,9 +126,11 @@ mod tests {
                 counts[group as usize] += 1;
             }
             prop_assert!(counts.iter().all(|count| *count > 0));
-            let mut cells = cells_of_groups(&loads, ranks);
-            cells.sort_unstable();
-            prop_assert_eq!(cells, (0..groups as u32).collect::<Vec<_>>());
+            for order in [Order::Peak, Order::Even] {
+                let mut cells = cells_of_groups(&loads, ranks, order);
+                cells.sort_unstable();
+                prop_assert_eq!(cells, (0..groups as u32).collect::<Vec<_>>());
+            }
         }
     }
 }

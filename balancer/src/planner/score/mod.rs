@@ -1,6 +1,7 @@
 //! Scores a plan on sampled batches: each is balanced, assigned to slots and simulated.
 
 mod assign;
+pub(super) mod batch_balance;
 mod link_times;
 pub(super) mod slot_assignment;
 pub(super) mod step_timeline;
@@ -14,7 +15,8 @@ use crate::caps::Caps;
 use crate::error::Result;
 use crate::instance::Instance;
 use crate::partition::{Strategy, balance};
-use assign::{cells_of_groups, greedy_groups};
+use assign::{Order, cells_of_groups, greedy_groups};
+use batch_balance::balance_batch;
 use slot_assignment::SlotAssignment;
 use std::ops::Range;
 use step_timeline::StepTimeline;
@@ -97,16 +99,36 @@ pub(super) fn score(
     let mut score = Score::default();
     for batch in &space.workload.batches()[batches] {
         let sizes_ns = sums(&item_sizes_ns(space, candidate, batch));
-        let fitted =
-            fitting(space, candidate, balance_by(space, candidate, batch, &sizes_ns)).or_else(|| {
-                // Even tokens take the least memory.
-                let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
-                fitting(space, candidate, balance_by(space, candidate, batch, &tokens))
-            });
+        let by = |sizes: &[u64], order| {
+            fitting(space, candidate, balance_by(space, candidate, batch, sizes, order))
+        };
+        let fitted = by(&sizes_ns, Order::Peak).or_else(|| by(&sizes_ns, Order::Even)).or_else(|| {
+            // Even tokens in an even order take the least memory.
+            let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
+            by(&tokens, Order::Peak).or_else(|| by(&tokens, Order::Even))
+        });
         let (assignment, required) = fitted?;
         score.push(makespan_ns(space, candidate, &assignment, timeline), required);
     }
     Some(score)
+}
+
+/// Scores a plan on some batches with the best balancing of each, from scratch; also if it does not fit.
+///
+/// # Errors
+/// [`crate::Error`] if times overflow.
+pub(super) fn refined(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batches: Range<usize>,
+    timeline: &mut StepTimeline,
+) -> Result<Score> {
+    let mut score = Score::default();
+    for batch in &space.workload.batches()[batches] {
+        let found = balance_batch(space, candidate, batch, timeline)?;
+        score.push(found.makespan_ns, found.requirement);
+    }
+    Ok(score)
 }
 
 /// Replaces a score on some batches by the one of [`Strategy::Search`], where that is better and fits.
@@ -152,7 +174,7 @@ pub(super) fn balance_greedily(
     candidate: &Candidate,
     batch: &[ItemSize],
 ) -> SlotAssignment {
-    balance_by(space, candidate, batch, &sums(&item_sizes_ns(space, candidate, batch)))
+    balance_by(space, candidate, batch, &sums(&item_sizes_ns(space, candidate, batch)), Order::Peak)
 }
 
 fn balance_by(
@@ -160,8 +182,9 @@ fn balance_by(
     candidate: &Candidate,
     batch: &[ItemSize],
     sizes: &[u64],
+    order: Order,
 ) -> SlotAssignment {
-    assign_slots(space, candidate, batch, sizes, &greedy_groups(sizes, candidate.groups()))
+    assign_slots(space, candidate, batch, sizes, &greedy_groups(sizes, candidate.groups()), order)
 }
 
 /// Balances a batch by [`Strategy::Search`]; `None` where that would take too long or has no choice.
@@ -184,7 +207,7 @@ pub(super) fn balance_by_search(
             group_of[item as usize] = group as u32;
         }
     }
-    Ok(Some(assign_slots(space, candidate, batch, &sums_ns, &group_of)))
+    Ok(Some(assign_slots(space, candidate, batch, &sums_ns, &group_of, Order::Peak)))
 }
 
 pub(super) fn makespan_ns(
@@ -244,12 +267,13 @@ fn assign_slots(
     batch: &[ItemSize],
     sums_ns: &[u64],
     group_of: &[u32],
+    order: Order,
 ) -> SlotAssignment {
     let mut group_ns = vec![0; candidate.groups()];
     for (&group, &sum_ns) in group_of.iter().zip(sums_ns) {
         group_ns[group as usize] += sum_ns;
     }
-    let cell_of = cells_of_groups(&group_ns, candidate.family.llm_dp as usize);
+    let cell_of = cells_of_groups(&group_ns, candidate.family.llm_dp as usize, order);
     SlotAssignment::new(space, candidate, batch, |item| cell_of[group_of[item] as usize], space.encoder_split)
 }
 

@@ -1,0 +1,198 @@
+//! Balances one batch for a plan: several partitions and orders, of which the fastest that fits is taken.
+//!
+//! | partition | order |
+//! | --- | --- |
+//! | greedy, on the sum of both modules' times | peaks in the middle, or even |
+//! | min-max search | peaks, even, as numbered, arbitrary |
+//! | LPT | as numbered, arbitrary |
+//! | search for the makespan | its own |
+//! | greedy, on tokens | peaks, even |
+//!
+//! Orders with peaks in the middle shorten fill and drain, but hold the largest microbatches together; even
+//! orders spread them, and are tried where the others do not fit into memory.
+
+use super::assign::{Order, cells_of_groups, greedy_groups};
+use super::slot_assignment::SlotAssignment;
+use super::step_timeline::StepTimeline;
+use super::{item_sizes_ns, makespan_ns, sums};
+use crate::budget::Budget;
+use crate::caps::Caps;
+use crate::error::Result;
+use crate::instance::Instance;
+use crate::partition::{Strategy, balance};
+use crate::pipeline::{PipelineConfig, balance_pipeline};
+use crate::planner::cluster::Placement;
+use crate::planner::memory::MemoryRequirement;
+use crate::planner::space::{Candidate, SearchSpace};
+use crate::planner::workload::ItemSize;
+use crate::rng::{SplitMix64, seed_from};
+
+/// Work units of each search for a batch.
+pub(in crate::planner) const WORK: u64 = 5_000;
+
+/// A batch in slots, with what it takes.
+#[derive(Debug, Clone)]
+pub(in crate::planner) struct BalancedBatch {
+    pub(in crate::planner) assignment: SlotAssignment,
+    pub(in crate::planner) requirement: MemoryRequirement,
+    pub(in crate::planner) makespan_ns: u64,
+}
+
+/// Balances a batch; it fits into memory if any of the ways to balance it does.
+///
+/// # Errors
+/// [`crate::Error`] if times overflow.
+pub(in crate::planner) fn balance_batch(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    timeline: &mut StepTimeline,
+) -> Result<BalancedBatch> {
+    let balancer = Balancer { space, candidate, batch, sizes_ns: item_sizes_ns(space, candidate, batch) };
+    let mut found = balancer.judge(balancer.greedy(Order::Peak), timeline);
+    for assignment in balancer.searched()? {
+        balancer.keep_better(&mut found, assignment, timeline);
+    }
+    if !balancer.fits(&found) {
+        for assignment in balancer.spread()? {
+            balancer.keep_better(&mut found, assignment, timeline);
+        }
+    }
+    Ok(found)
+}
+
+/// Returns groups in the order in which a strategy numbers them, or in an arbitrary one.
+pub(in crate::planner) fn numbered(groups: &[Vec<u32>], items: usize, is_arbitrary: bool) -> Vec<u32> {
+    let mut cells: Vec<u32> = (0..groups.len() as u32).collect();
+    if is_arbitrary {
+        let words = groups.iter().map(|group| group.iter().map(|item| u64::from(*item)).sum());
+        SplitMix64::new(seed_from(words)).shuffle_front(&mut cells, groups.len());
+    }
+    let mut cell_of = vec![0; items];
+    for (group, cell) in groups.iter().zip(cells) {
+        group.iter().for_each(|item| cell_of[*item as usize] = cell);
+    }
+    cell_of
+}
+
+/// A batch to balance for a plan.
+struct Balancer<'a> {
+    space: &'a SearchSpace<'a>,
+    candidate: &'a Candidate,
+    batch: &'a [ItemSize],
+    sizes_ns: Vec<[u64; 2]>,
+}
+
+impl Balancer<'_> {
+    fn judge(&self, assignment: SlotAssignment, timeline: &mut StepTimeline) -> BalancedBatch {
+        let requirement = assignment.requirement(self.space, self.candidate);
+        let makespan_ns = makespan_ns(self.space, self.candidate, &assignment, timeline);
+        BalancedBatch { assignment, requirement, makespan_ns }
+    }
+
+    fn fits(&self, batch: &BalancedBatch) -> bool {
+        batch.requirement.most() <= self.space.budget_bytes
+    }
+
+    /// Keeps the faster assignment of those that fit, and any that fits over one that does not.
+    fn keep_better(
+        &self,
+        found: &mut BalancedBatch,
+        assignment: SlotAssignment,
+        timeline: &mut StepTimeline,
+    ) {
+        let other = self.judge(assignment, timeline);
+        let rank = |batch: &BalancedBatch| (!self.fits(batch), batch.makespan_ns);
+        if rank(&other) < rank(found) {
+            *found = other;
+        }
+    }
+
+    fn in_cells(&self, cell_of: &[u32]) -> SlotAssignment {
+        let cell = |item: usize| cell_of[item];
+        SlotAssignment::new(self.space, self.candidate, self.batch, cell, self.space.encoder_split)
+    }
+
+    /// Assigns groups to ranks, so that these are even, in an order.
+    fn in_order(&self, group_of: &[u32], order: Order) -> SlotAssignment {
+        let mut group_ns = vec![0; self.candidate.groups()];
+        for (&group, sizes_ns) in group_of.iter().zip(&self.sizes_ns) {
+            group_ns[group as usize] += sizes_ns[0] + sizes_ns[1];
+        }
+        let cell_of = cells_of_groups(&group_ns, self.candidate.family.llm_dp as usize, order);
+        self.in_cells(&group_of.iter().map(|group| cell_of[*group as usize]).collect::<Vec<u32>>())
+    }
+
+    fn greedy(&self, order: Order) -> SlotAssignment {
+        self.in_order(&greedy_groups(&sums(&self.sizes_ns), self.candidate.groups()), order)
+    }
+
+    /// Lists the partitions of searches and of LPT.
+    fn searched(&self) -> Result<Vec<SlotAssignment>> {
+        let groups = self.candidate.groups();
+        if groups > self.batch.len() {
+            return Ok(Vec::new());
+        }
+        let mut found = Vec::new();
+        for strategy in [Strategy::Search, Strategy::Lpt] {
+            let partition = self.partition(strategy)?;
+            let by_number = numbered(&partition, self.batch.len(), false);
+            if strategy == Strategy::Search {
+                found.push(self.in_order(&by_number, Order::Peak));
+            }
+            found.push(self.in_cells(&numbered(&partition, self.batch.len(), true)));
+            found.push(self.in_cells(&by_number));
+        }
+        if self.candidate.family.placement == Placement::Disaggregated {
+            found.push(self.for_makespan()?);
+        }
+        Ok(found)
+    }
+
+    /// Lists what takes less memory: even orders, and even tokens.
+    fn spread(&self) -> Result<Vec<SlotAssignment>> {
+        let tokens: Vec<u64> = self.batch.iter().map(|item| u64::from(item.tokens)).collect();
+        let even = greedy_groups(&tokens, self.candidate.groups());
+        let mut found = vec![
+            self.greedy(Order::Even),
+            self.in_order(&even, Order::Peak),
+            self.in_order(&even, Order::Even),
+        ];
+        if self.candidate.groups() <= self.batch.len() {
+            let partition = self.partition(Strategy::Search)?;
+            found.push(self.in_order(&numbered(&partition, self.batch.len(), false), Order::Even));
+        }
+        Ok(found)
+    }
+
+    fn partition(&self, strategy: Strategy) -> Result<Vec<Vec<u32>>> {
+        let instance = Instance::new(self.candidate.groups(), 2, self.sizes_ns.concat())?;
+        Ok(balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?.groups)
+    }
+
+    /// Assigns slots by [`balance_pipeline`], which supports encoders with another DP size.
+    fn for_makespan(&self) -> Result<SlotAssignment> {
+        let family = &self.candidate.family;
+        let (ranks, encoder_ranks) = (family.llm_dp as usize, family.encoder_dp as usize);
+        let stages = [self.space.encoder.shapes[family.encoder].pp, self.space.llm.shapes[family.llm].pp];
+        // A partition takes the encoder's time on its ranks; here it is the time on a single one.
+        let alone = |[encoder_ns, llm_ns]: &[u64; 2]| {
+            [encoder_ns.saturating_mul(encoder_ranks as u64) / ranks as u64, *llm_ns]
+        };
+        let sizes_ns: Vec<[u64; 2]> = self.sizes_ns.iter().map(alone).collect();
+        let instance = Instance::new(self.candidate.groups(), 2, sizes_ns.concat())?;
+        let config = PipelineConfig::new(ranks, stages.map(|stages| stages as usize).to_vec());
+        let config = config.module_dp_sizes(vec![encoder_ranks, ranks]);
+        let found = balance_pipeline(
+            &instance,
+            &config,
+            Strategy::Search,
+            &Caps::default(),
+            &mut Budget::work(WORK),
+        )?;
+        let by_cell: Vec<Vec<u32>> = (0..self.candidate.microbatches as usize)
+            .flat_map(|slot| found.ranks.iter().map(move |rank| rank[slot].clone()))
+            .collect();
+        Ok(self.in_cells(&numbered(&by_cell, self.batch.len(), false)))
+    }
+}
