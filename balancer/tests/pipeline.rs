@@ -16,6 +16,16 @@ struct StepPasses {
     is_shared: Vec<bool>,
 }
 
+/// Passes of a stage on a rank, run one after the other.
+struct Lane {
+    stage: usize,
+    rank: usize,
+    /// Microbatches, with whether the pass is backward.
+    order: Vec<(usize, bool)>,
+    next: usize,
+    free_ns: u64,
+}
+
 impl StepPasses {
     fn new(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> Self {
         let module_of = config.stages.iter().enumerate().flat_map(|(module, count)| vec![module; *count]);
@@ -44,14 +54,15 @@ impl StepPasses {
         let (ranks, stages) = (self.times_ns.len(), self.is_shared.len());
         let microbatches = self.times_ns[0][0].len();
         let mut ends = std::collections::HashMap::new();
-        let mut lanes: Vec<(usize, usize, Vec<(usize, bool)>, usize, u64)> = Vec::new();
+        let mut lanes = Vec::new();
         for stage in 0..stages {
             for rank in 0..if self.is_shared[stage] { 1 } else { ranks } {
-                lanes.push((stage, rank, one_forward_one_backward(stages - stage, microbatches), 0, 0));
+                let order = one_forward_one_backward(stages - stage, microbatches);
+                lanes.push(Lane { stage, rank, order, next: 0, free_ns: 0 });
             }
         }
-        while ends.len() < lanes.iter().map(|lane| lane.2.len()).sum() {
-            for (stage, rank, order, next, free_ns) in &mut lanes {
+        while ends.len() < lanes.iter().map(|lane| lane.order.len()).sum() {
+            for Lane { stage, rank, order, next, free_ns } in &mut lanes {
                 let Some(&(microbatch, is_backward)) = order.get(*next) else { continue };
                 let sender = if is_backward { stage.checked_add(1) } else { stage.checked_sub(1) };
                 let senders = sender.filter(|sender| *sender < stages).map(|sender| {

@@ -84,7 +84,7 @@ pub fn balance_pipeline(
     };
     let mut state = ScheduleState::new(&problem, Partition::from_groups(&problem, slots), config);
     let passes_max = bound_passes(strategy, budget);
-    let relaxation = Relaxation::new(instance, config, passes_max)?;
+    let relaxation = Relaxation::new(instance, config, passes_max);
     let bound = pipeline_lower_bound(instance, config, &relaxation)?;
     if strategy == Strategy::Search {
         // A small budget is charged its share only, although the bound takes a minimum of passes.

@@ -179,7 +179,9 @@ impl Builder<'_> {
         for other in 1..self.shape.lanes_of(sender) {
             let before = [joined, self.sent[direction][first + other]];
             let at = self.push_fan(stage, microbatch, before);
-            before.into_iter().for_each(|from| self.connect(from, at, 1));
+            for from in before {
+                self.connect(from, at, 1);
+            }
             joined = at;
         }
         joined

@@ -18,7 +18,6 @@
 use super::config::PipelineConfig;
 use super::pass_graph::PassShape;
 use super::timeline::Timeline;
-use crate::error::Result;
 use crate::instance::Instance;
 use crate::simulate::split_time;
 
@@ -54,7 +53,7 @@ pub(crate) struct Relaxation {
 
 impl Relaxation {
     /// Plays rounds with about `passes_max` passes in total; `config` fits the instance.
-    pub(crate) fn new(instance: &Instance, config: &PipelineConfig, passes_max: u64) -> Result<Self> {
+    pub(crate) fn new(instance: &Instance, config: &PipelineConfig, passes_max: u64) -> Self {
         let (modules, microbatches) = (instance.modules(), instance.groups() / config.dp_size);
         let (rows, is_shared) = (config.rows(), vec![false; modules]);
         let timeline =
@@ -76,7 +75,7 @@ impl Relaxation {
         // A forward pass takes a third, rounded down: up to two thirds of a nanosecond are lost.
         let sum = sum.saturating_sub(2 * u128::from(forward));
         let cells = (0..microbatches).flat_map(|at| cuts.iter().map(move |cut| cut.items_ns(at, weights)));
-        Ok(Self { bound_ns: (sum / (3 * u128::from(weights))) as u64, profile_ns: cells.collect() })
+        Self { bound_ns: (sum / (3 * u128::from(weights))) as u64, profile_ns: cells.collect() }
     }
 }
 
@@ -159,7 +158,7 @@ mod tests {
     fn bound(stages: &[usize], microbatches: usize, row: [u64; 2]) -> u64 {
         let times_ns = (0..microbatches).flat_map(|_| row).collect();
         let instance = Instance::new(microbatches, 2, times_ns).unwrap();
-        Relaxation::new(&instance, &PipelineConfig::new(1, stages.to_vec()), 1 << 18).unwrap().bound_ns
+        Relaxation::new(&instance, &PipelineConfig::new(1, stages.to_vec()), 1 << 18).bound_ns
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::compare::paper;
 use super::score::step_timeline::StepTimeline;
-use super::score::{ScoredPlan, refined};
+use super::score::{Score, ScoredPlan, refined};
 use super::space::{Candidate, SearchSpace};
 use crate::error::Result;
 
@@ -13,14 +13,14 @@ const NEAR: f64 = 1.1;
 /// Batches on which a plan has to keep up with the best one to be scored on all.
 const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
-const KEEPS_UP: f64 = 1.02;
+const KEEPS_UP: f64 = 1.005;
 
-/// Scores finalists again, and the plans of the paper's method, with the balancing that a run has; returns
-/// them with the other finalists, the best first.
+/// Scores finalists again, and the plans of the paper's method, with the balancing that a run has; returns the
+/// best, the runner-up and what is as fast as the best on the first batches, the best first.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
-pub(super) fn refine(space: &SearchSpace<'_>, finals: Vec<ScoredPlan>) -> Result<Vec<ScoredPlan>> {
+pub(super) fn refine(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Result<Vec<ScoredPlan>> {
     let mut timeline = StepTimeline::default();
     let batches = space.workload.batches().len();
     let trial = TRIAL_BATCHES.min(batches);
@@ -32,21 +32,29 @@ pub(super) fn refine(space: &SearchSpace<'_>, finals: Vec<ScoredPlan>) -> Result
             seeds.push(candidate);
         }
     }
-    let mut scored: Vec<ScoredPlan> = Vec::new();
+    let mut trials = Vec::with_capacity(seeds.len());
     for candidate in seeds {
-        let mut score = refined(space, &candidate, 0..trial, &mut timeline)?;
-        let best = scored.first().map(|best| best.score.range(0..trial).mean_ns());
-        if best.is_some_and(|best_ns| score.mean_ns() > KEEPS_UP * best_ns) {
+        trials.push((refined(space, &candidate, 0..trial, &mut timeline)?, candidate));
+    }
+    let fits = |score: &Score| score.requirement().most() <= space.budget_bytes;
+    trials.retain(|(score, _)| fits(score));
+    trials.sort_by(|(one, _), (other, _)| one.mean_ns().total_cmp(&other.mean_ns()));
+    let keeps_up_ns = trials.first().map_or(0.0, |(best, _)| KEEPS_UP * best.mean_ns());
+    let mut scored: Vec<ScoredPlan> = Vec::new();
+    for (mut score, candidate) in trials {
+        let has_runner_up = scored.iter().any(|plan| plan.candidate.family != scored[0].candidate.family);
+        // A plan of another family is the runner-up, however slow it is.
+        let is_wanted = scored.first().is_none_or(|best| {
+            score.mean_ns() <= keeps_up_ns || (!has_runner_up && candidate.family != best.candidate.family)
+        });
+        if !is_wanted {
             continue;
         }
         score.append(refined(space, &candidate, trial..batches, &mut timeline)?);
-        if score.requirement().most() <= space.budget_bytes {
+        if fits(&score) {
             scored.push(ScoredPlan { candidate, score });
-            scored.sort_by(|one, other| one.score.mean_ns().total_cmp(&other.score.mean_ns()));
         }
     }
-    let others = finals.into_iter().filter(|plan| scored.iter().all(|own| own.candidate != plan.candidate));
-    let others: Vec<ScoredPlan> = others.collect();
-    scored.extend(others);
+    scored.sort_by(|one, other| one.score.mean_ns().total_cmp(&other.score.mean_ns()));
     Ok(scored)
 }

@@ -70,7 +70,9 @@ pub(in crate::planner) fn numbered(groups: &[Vec<u32>], items: usize, is_arbitra
     }
     let mut cell_of = vec![0; items];
     for (group, cell) in groups.iter().zip(cells) {
-        group.iter().for_each(|item| cell_of[*item as usize] = cell);
+        for &item in group {
+            cell_of[item as usize] = cell;
+        }
     }
     cell_of
 }
