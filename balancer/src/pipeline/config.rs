@@ -13,7 +13,8 @@ const STAGES_MAX: usize = 4_096;
 /// LLM's. Its items are then shared: the items of all ranks' microbatches in the same slot are one *pool*,
 /// shared by the module's DP ranks. A stage of it takes, in the slot of every pipeline, the pool's time
 /// divided by that DP size, rounded up, or the pool's longest item if that is longer. So the module is bound
-/// by the sum over the DP groups of a step, not by any single group.
+/// by the sum over the DP groups of a step, not by any single group. All ranks wait for the pool, and its
+/// backward pass waits for all ranks: the makespan is that of the whole job, as the executor runs it.
 ///
 /// # Examples
 /// ```
