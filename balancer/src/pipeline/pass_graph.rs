@@ -4,8 +4,8 @@
 //! next stage of every rank, and its backward pass waits for all of them. So that every pass has two inputs
 //! and two receivers, fans are chains of passes that take no time.
 //!
-//! In time slots as long as a pass, `F(s, k)` runs in `2k + s` and `B(s, k)` in `2k + 2p - 1 - s`: an order in
-//! which every pass comes after its inputs, with 1F1B's order on each stage.
+//! In time slots as long as a pass, `F(s, k)` runs in `2k + s` and `B(s, k)` in `2k + 2p - 1 - s`: an order
+//! in which every pass comes after its inputs, with 1F1B's order on each stage.
 
 /// A pass, in an order in which every pass comes after its inputs.
 #[derive(Debug, Clone, Copy)]

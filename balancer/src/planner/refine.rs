@@ -15,8 +15,8 @@ const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
 const KEEPS_UP: f64 = 1.005;
 
-/// Scores finalists again, and the plans of the paper's method, with the balancing that a run has; returns the
-/// best, the runner-up and what is as fast as the best on the first batches, the best first.
+/// Scores finalists again, and the plans of the paper's method, with the balancing that a run has; returns
+/// the best, the runner-up and what is as fast as the best on the first batches, the best first.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
