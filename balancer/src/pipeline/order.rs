@@ -93,6 +93,13 @@ impl Ranks<'_> {
         sums.map(|(sum, (less, more))| sum - less + more).max().unwrap_or(0)
     }
 
+    /// Returns the least load of a rank's groups in each module.
+    fn least_loads(&self, rank: usize) -> Vec<u64> {
+        let groups = &self.groups[rank];
+        let least = |module: usize| groups.iter().map(|&group| self.load(group)[module]).min();
+        (0..self.modules).map(|module| least(module).unwrap_or(0)).collect()
+    }
+
     fn add(&mut self, rank: usize, group: u32) {
         let start = group as usize * self.modules;
         for (module, load) in self.loads_ns[start..start + self.modules].iter().enumerate() {
@@ -116,7 +123,13 @@ impl Ranks<'_> {
         let Some(slow) = (0..ranks).min_by_key(|&rank| Reverse(self.value(rank))) else { return false };
         let mut best = (self.value(slow), None);
         for other in (0..ranks).filter(|&rank| rank != slow) {
+            let least_ns = self.least_loads(other);
             for (gives, &given) in self.groups[slow].iter().enumerate() {
+                // No group of the other rank relieves the slowest enough.
+                let kept = self.sum(slow).iter().zip(self.load(given)).zip(&least_ns);
+                if kept.map(|((sum, less), more)| sum - less + more).max() >= Some(best.0) {
+                    continue;
+                }
                 for (takes, &taken) in self.groups[other].iter().enumerate() {
                     let slow_value = self.value_swapped(slow, given, taken);
                     if slow_value < best.0 {
