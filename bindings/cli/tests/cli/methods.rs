@@ -72,3 +72,67 @@ fn shapes_and_a_dataset_exclude_each_other_and_one_is_needed() {
     let two = ["--shapes", text(&shapes), "--gpus", "8", "--global-batch", "8"];
     assert!(misuse(&two).contains("has two encoders"));
 }
+
+/// Flags of a dataset's simulation, each with a value where it takes one.
+const OF_A_DATASET: [&[&str]; 28] = [
+    &["--freeze", "vision"],
+    &["--recompute", "layers"],
+    &["--schedule", "zb-h1"],
+    &["--schedule", "1f1b"],
+    &["--tokens-max", "9000"],
+    &["--bytes-max", "9000"],
+    &["--microbatches", "4"],
+    &["--dp-size", "2"],
+    &["--stages", "1,3"],
+    &["--work", "10"],
+    &["--pad-to-tokens", "4096"],
+    &["--tail", "drop"],
+    &["--repeat-samples"],
+    &["--epochs", "2"],
+    &["--validation"],
+    &["--shuffle", "none"],
+    &["--block-samples", "8"],
+    &["--open-blocks", "8"],
+    &["--index", "indexes"],
+    &["--split", "train"],
+    &["--read", "pread"],
+    &["--allow-outside"],
+    &["--cache", "cache"],
+    &["--requests-max", "3"],
+    &["--video-frames", "4"],
+    &["--tokenizer", "tokenizer.json"],
+    &["--profile", "times.csv", "--profile-tp", "2"],
+    &["--profile", "times.csv", "--packed-tokens", "512"],
+];
+
+#[test]
+fn flags_of_a_dataset_are_refused_with_shapes() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let shapes = shapes(directory.path());
+    for flag in OF_A_DATASET {
+        let cluster = ["--gpus", "16", "--global-batch", "96"];
+        let run = dflop(&[&["simulate", "--shapes", text(&shapes)], &cluster[..], flag].concat());
+        assert_eq!(run.status, Some(2), "{flag:?}: {}", run.stderr);
+        let named = flag.iter().rfind(|word| word.starts_with("--")).expect("a flag");
+        assert!(
+            run.stderr.contains(&format!("`{named}` belongs to the simulation of a dataset")),
+            "{flag:?}: {}",
+            run.stderr
+        );
+    }
+}
+
+#[test]
+fn flags_of_shapes_are_refused_with_a_dataset() {
+    for flag in [
+        &["--gpus", "8"][..],
+        &["--gpus-per-node", "8"],
+        &["--memory-gib", "80"],
+        &["--links", "links.json"],
+        &["--allow-recompute"],
+    ] {
+        let run = dflop(&[&["simulate", "data", "--global-batch", "8", "--dp-size", "2"], flag].concat());
+        assert_eq!(run.status, Some(2), "{flag:?}: {}", run.stderr);
+        assert!(run.stderr.contains(&format!("`{}` belongs to `--shapes`", flag[0])), "{}", run.stderr);
+    }
+}

@@ -146,6 +146,8 @@ fn what_cannot_be_planned_says_why() {
             assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
         }
     };
+    let shared = inputs.args(&["--placement", "colocated", "--encoder-share", "tile"]);
+    fails(&shared, 2, &["`--encoder-share` has no effect"]);
     let small = inputs.args(&["--memory-gib", "2"]);
     fails(&small, 1, &["no plan fits", "GiB more memory per GPU", "is 4 of 8"]);
     fails(&inputs.args(&["--memory-gib", "0"]), 2, &["memory-gib"]);

@@ -66,9 +66,10 @@ pub(crate) struct PlanArgs {
     /// Placement of the encoder.
     #[arg(long, value_enum, default_value_t = PlacementArg::Disaggregated)]
     placement: PlacementArg,
-    /// Unit in which encoder ranks share the media of microbatches that run at the same time.
-    #[arg(long, value_enum, default_value_t = ShareArg::Tile)]
-    encoder_share: ShareArg,
+    /// Unit in which encoder ranks share the media of microbatches that run at the same time [default:
+    /// tile]; a colocated encoder takes the media of the whole batch at once.
+    #[arg(long, value_enum)]
+    encoder_share: Option<ShareArg>,
     /// Allow fewer layers in the stage with the LM head.
     #[arg(long)]
     uneven_layers: bool,
@@ -102,6 +103,7 @@ enum ShareArg {
 }
 
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
+    let encoder_split = args.encoder_split()?;
     let profile = args.profile.as_deref().map(read_profile).transpose()?;
     let spec = args.spec(profile.as_ref())?;
     let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref())?;
@@ -114,7 +116,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         workload: &workload,
         cluster,
         options: args.options(),
-        encoder_split: args.encoder_split(),
+        encoder_split,
         memory_margin: args.memory_margin,
     };
     let started = Instant::now();
@@ -145,11 +147,19 @@ impl PlanArgs {
         }
     }
 
-    fn encoder_split(&self) -> EncoderSplit {
-        match self.encoder_share {
-            ShareArg::Tile => EncoderSplit::Tile,
-            ShareArg::Sample => EncoderSplit::Sample,
+    /// Returns the unit in which encoder ranks share media.
+    ///
+    /// # Errors
+    /// [`Failure::Misuse`] if one is given for plans that have no such share.
+    fn encoder_split(&self) -> Result<EncoderSplit, Failure> {
+        if self.encoder_share.is_some() && self.placement == PlacementArg::Colocated {
+            let reason = "`--encoder-share` has no effect with `--placement colocated`; leave it out";
+            return Err(Failure::Misuse(reason.into()));
         }
+        Ok(match self.encoder_share {
+            None | Some(ShareArg::Tile) => EncoderSplit::Tile,
+            Some(ShareArg::Sample) => EncoderSplit::Sample,
+        })
     }
 
     /// Describes the source of the times, for people.

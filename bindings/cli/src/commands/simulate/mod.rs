@@ -1,5 +1,6 @@
 //! `dflop simulate`: compares strategies on a dataset's global batches or on a table of shapes.
 
+mod flags;
 mod shapes;
 
 use std::io::Write;
@@ -24,7 +25,8 @@ pub(crate) const COMPARED: [(Strategy, &str); 3] =
 ///
 /// Predicted times are summed by a pipeline schedule; no device is measured. With `--shapes` and `--gpus`
 /// instead of a dataset, whole methods are compared, planning and balancing: data-blind with uniform
-/// parallelism, data-blind with our plan, LPT, the paper's, and ours.
+/// parallelism, data-blind with our plan, LPT, the paper's, and ours. Flags that have no effect on the
+/// simulation asked for are refused.
 #[derive(Debug)]
 pub(crate) struct SimulateCommand(SimulateArgs);
 
@@ -83,6 +85,7 @@ impl Args for SimulateCommand {
 
 impl FromArgMatches for SimulateCommand {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        flags::check(matches)?;
         SimulateArgs::from_arg_matches(matches).map(Self)
     }
 

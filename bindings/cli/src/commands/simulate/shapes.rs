@@ -26,7 +26,7 @@ pub(super) struct ShapesArgs {
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
     /// Number of GPUs in the cluster.
-    #[arg(long, value_name = "N", requires = "shapes", help_heading = "Shapes")]
+    #[arg(long, value_name = "N", help_heading = "Shapes")]
     gpus: Option<u32>,
     /// GPUs per node.
     #[arg(long, value_name = "G", default_value_t = 8, help_heading = "Shapes")]
@@ -35,10 +35,10 @@ pub(super) struct ShapesArgs {
     #[arg(long, value_name = "M", default_value_t = 80.0, help_heading = "Shapes")]
     memory_gib: f64,
     /// Bandwidth and latency of NVLink and InfiniBand, JSON or CSV [default: transfers are free].
-    #[arg(long, value_name = "FILE", requires = "shapes", help_heading = "Shapes")]
+    #[arg(long, value_name = "FILE", help_heading = "Shapes")]
     links: Option<PathBuf>,
     /// Allow activation checkpointing.
-    #[arg(long, requires = "shapes", help_heading = "Shapes")]
+    #[arg(long, help_heading = "Shapes")]
     allow_recompute: bool,
 }
 

@@ -1,0 +1,35 @@
+//! Refuses flags that have no effect: those of a dataset with `--shapes`, those of `--shapes` without it.
+
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, Command};
+
+use super::SimulateArgs;
+use super::shapes::ShapesArgs;
+
+/// Arguments that both simulations take.
+const SHARED: [&str; 7] = ["model", "device", "profile", "global_batch", "seed", "steps", "json"];
+
+/// Checks that every flag on the command line has an effect.
+///
+/// # Errors
+/// [`ErrorKind::ArgumentConflict`] that names the first flag without one, and what it belongs to.
+pub(super) fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
+    let has_shapes = matches.contains_id("shapes");
+    let of_shapes = ShapesArgs::augment_args(Command::default());
+    let of_shapes: Vec<&str> = of_shapes.get_arguments().map(|arg| arg.get_id().as_str()).collect();
+    let has_effect = |id: &str| SHARED.contains(&id) || of_shapes.contains(&id) == has_shapes;
+    let all = SimulateArgs::augment_args(Command::default());
+    let is_given = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let Some(arg) = all.get_arguments().filter(is_given).find(|arg| !has_effect(arg.get_id().as_str()))
+    else {
+        return Ok(());
+    };
+    let flag = arg.get_long().map_or_else(|| arg.get_id().to_string(), |long| format!("--{long}"));
+    let reason = if has_shapes {
+        "belongs to the simulation of a dataset and has no effect with `--shapes`; leave it out"
+    } else {
+        "belongs to `--shapes` and has no effect on a dataset; leave it out, or give `--shapes`"
+    };
+    Err(clap::Error::raw(ErrorKind::ArgumentConflict, format!("`{flag}` {reason}")))
+}
