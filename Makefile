@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak
+.PHONY: advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
 
 check: fmt clippy docs test
 
@@ -168,6 +168,12 @@ REPEATS ?= 100
 determinism:
 	$(CARGO) build --release --locked -p dflop-cli
 	$(PYTHON) tests/chaos/determinism.py --dflop $(BUILD)/release/dflop --repeats $(REPEATS) $(if $(OUT),--out $(OUT))
+
+# Plans a grid of models, shapes, clusters and batches and checks `plan` and `simulate --shapes` against each other;
+# GRID="--skip equal" leaves out a check, GRID="--runs 2520" is the whole grid.
+planner-grid:
+	$(CARGO) build --release --locked -p dflop-cli
+	$(PYTHON) tests/python/plan_grid.py --dflop $(BUILD)/release/dflop --out $(BUILD)/plan-grid --jobs 2 $(GRID)
 
 # One fuzz target under libFuzzer, such as `make fuzz TARGET=tar SECONDS=600`; wants a C++ compiler. The corpus is read, new
 # inputs go to target/fuzz. An allocation over 1 GiB, 2 GiB of memory or 8 s for one input are findings.

@@ -12,6 +12,7 @@ mod order;
 mod packing;
 mod pipes;
 mod plan;
+mod plan_grid;
 mod profiles;
 mod real_input;
 mod remote;

@@ -1,0 +1,89 @@
+//! Tests `plan` and `simulate --shapes` on a few problems of the grid that `make planner-grid` goes over.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::command::{Run, dflop, text};
+
+/// Whether `simulate` must give "dflop" the step time that `plan` gives.
+const IS_EQUALITY_CHECKED: bool = false;
+/// Whether "dflop" must be no slower than any method that fits.
+const IS_ORDER_CHECKED: bool = false;
+
+/// Batches that plans are judged on: more than the first rounds of the search look at.
+const BATCHES: &str = "16";
+
+/// Model, exponent of the tail of tiles, GPUs, samples of a global batch, whether there are links.
+type Cell = (&'static str, f64, &'static str, &'static str, bool);
+
+const CELLS: [Cell; 6] = [
+    ("llava-ov-qwen2.5-7b", 0.5, "8", "64", false),
+    ("llava-ov-qwen2.5-7b", 1.1, "16", "128", true),
+    ("llava-ov-llama3-8b", 0.9, "32", "256", true),
+    ("internvl3-8b", 0.9, "32", "128", false),
+    ("qwen2-audio-7b", 0.7, "16", "64", true),
+    ("llava-ov-qwen2.5-72b", 0.9, "8", "32", false),
+];
+
+/// Draws samples whose tiles have a heavy tail.
+fn shapes(exponent: f64) -> String {
+    let mut table = "tiles,seq_len\n".to_owned();
+    let mut state = 1_u64;
+    for _ in 0..500 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let uniform = ((state >> 33) as f64 + 1.0) / f64::from(1_u32 << 31);
+        let tiles = (uniform.powf(-exponent) as u32 - 1).min(36);
+        writeln!(table, "{tiles},{}", 40 + 196 * tiles + (state >> 40) as u32 % 700).expect("a string");
+    }
+    table
+}
+
+/// Returns the answer, or nothing if no plan fits; any other end is a panic of the test.
+fn answer(args: &[&str]) -> Option<Value> {
+    let run: Run = dflop(args);
+    if run.status == Some(1) && run.stderr.contains("no plan fits") {
+        return None;
+    }
+    assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{args:?}");
+    run.objects().pop()
+}
+
+fn judge(directory: &Path, (model, exponent, gpus, samples, has_links): Cell) -> bool {
+    let (table, links) = (directory.join("shapes.csv"), directory.join("links.csv"));
+    std::fs::write(&table, shapes(exponent)).expect("a file");
+    std::fs::write(
+        &links,
+        "link,gigabytes_per_second,latency_microseconds\nnvlink,240,3\ninfiniband,12.5,10\n",
+    )
+    .expect("a file");
+    let problem = ["--model", model, "--device", "a100", "--shapes", text(&table), "--json"];
+    let cluster = ["--gpus", gpus, "--global-batch", samples, "--links", text(&links)];
+    let cluster = &cluster[..if has_links { 6 } else { 4 }];
+    let planned = answer(&[&["plan", "--batches", BATCHES], &problem[..], cluster].concat());
+    let compared = answer(&[&["simulate", "--steps", BATCHES], &problem[..], cluster].concat());
+    assert_eq!(planned.is_some(), compared.is_some(), "{model} on {gpus} GPUs: a plan fits both or none");
+    let (Some(planned), Some(compared)) = (planned, compared) else { return false };
+    let methods = compared["strategies"].as_array().expect("strategies");
+    let seconds = |method: &Value| method["step_seconds"].as_f64().expect("seconds");
+    let ours = methods.iter().find(|method| method["name"] == "dflop").expect("our method");
+    assert_eq!(ours["plan"]["llm"], planned["llm"]);
+    if IS_EQUALITY_CHECKED {
+        let ratio = seconds(ours) / seconds(&planned);
+        assert!((ratio - 1.0).abs() < 1e-3 && ours["fits"] == true, "{model} on {gpus} GPUs: {ratio}");
+    }
+    if IS_ORDER_CHECKED {
+        for other in methods.iter().filter(|method| method["fits"] == true) {
+            assert!(seconds(ours) <= 1.005 * seconds(other), "{model} on {gpus} GPUs: {}", other["name"]);
+        }
+    }
+    true
+}
+
+#[test]
+fn problems_of_the_grid_have_a_plan_or_none_that_fits() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let planned = CELLS.into_iter().filter(|cell| judge(directory.path(), *cell)).count();
+    assert!((4..CELLS.len()).contains(&planned), "{planned} of {} have a plan", CELLS.len());
+}
