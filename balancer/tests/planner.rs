@@ -185,7 +185,8 @@ fn methods_are_compared_on_the_same_batches() {
     let compared = compare(&problem, &found).unwrap();
     assert_eq!(compared, compare(&problem, &found).unwrap());
     let names: Vec<&str> = compared.methods.iter().map(|score| score.method.name()).collect();
-    assert_eq!(names, ["data-blind, uniform", "data-blind", "lpt", "paper", "dflop"]);
+    let all = ["data-blind, uniform", "data-blind", "lpt", "lpt, sorted", "paper", "paper, sorted", "dflop"];
+    assert_eq!(names, all);
     let of = |method: Method| compared.methods.iter().find(|score| score.method == method).unwrap();
     let ours = of(Method::Ours);
     for score in &compared.methods {
@@ -202,7 +203,11 @@ fn methods_are_compared_on_the_same_batches() {
         (uniform.plan.encoder.tp, uniform.plan.encoder.dp),
         (uniform.plan.llm.tp, uniform.plan.llm.dp)
     );
+    for (method, sorted) in [(Method::Lpt, Method::LptSorted), (Method::Paper, Method::PaperSorted)] {
+        assert_ne!(of(method).step_seconds, of(sorted).step_seconds, "the order matters");
+    }
     assert_eq!(of(Method::Lpt).plan, found.plan);
+    assert_eq!(of(Method::LptSorted).plan, found.plan);
 }
 
 /// One rank, one stage each, one microbatch: every method runs the same two passes one after another.

@@ -5,7 +5,6 @@ use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, EncoderSplit, Family, SearchSpace};
 use crate::planner::workload::ItemSize;
-use crate::rng::{SplitMix64, seed_from};
 
 /// Runs one job whose encoder ranks take whole samples in turn.
 pub(super) fn run_one_job(
@@ -55,9 +54,8 @@ fn reduce_of_ranks_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
 
 /// Shuffles a batch like a data-blind loader draws it; batches are stored by size.
 fn in_random_order(batch: &[ItemSize]) -> Vec<ItemSize> {
-    let words = batch.iter().flat_map(|item| [u64::from(item.tiles), u64::from(item.tokens)]);
     let mut shuffled = batch.to_vec();
-    SplitMix64::new(seed_from(words)).shuffle_front(&mut shuffled, batch.len());
+    outcome::rng_of(batch).shuffle_front(&mut shuffled, batch.len());
     shuffled
 }
 

@@ -10,6 +10,10 @@
 //! | paper | Algorithm 1 of the paper, the better of two numbers of microbatches | min-max of module sums |
 //! | ours | ours | the makespan itself |
 //!
+//! LPT and the paper's method make microbatches and leave their order open: they run in an arbitrary one, and,
+//! as methods of their own, sorted by size. Sorted microbatches of all ranks are alike in each slot, so that
+//! ranks that share an encoder wait less for each other.
+//!
 //! The *ideal* is a lower bound of every plan on these batches, for any balancing.
 
 mod by_makespan;
@@ -27,7 +31,7 @@ use super::space::{Candidate, SearchSpace};
 use super::workload::ItemSize;
 use crate::error::{Error, Result};
 use crate::partition::Strategy;
-use outcome::Outcome;
+use outcome::{GroupOrder, Outcome};
 
 /// Method of planning and balancing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,17 +41,29 @@ pub enum Method {
     DataBlindUniform,
     /// Our plan, samples dealt round robin.
     DataBlind,
-    /// Our plan, microbatches by LPT.
+    /// Our plan, microbatches by LPT in an arbitrary order.
     Lpt,
-    /// The paper's plan and its min-max microbatches.
+    /// Our plan, microbatches by LPT, sorted by size.
+    LptSorted,
+    /// The paper's plan and its min-max microbatches in an arbitrary order.
     Paper,
+    /// The paper's plan and its min-max microbatches, sorted by size.
+    PaperSorted,
     /// Our plan, microbatches by makespan.
     Ours,
 }
 
 impl Method {
     /// All methods, ours last.
-    pub const ALL: [Self; 5] = [Self::DataBlindUniform, Self::DataBlind, Self::Lpt, Self::Paper, Self::Ours];
+    pub const ALL: [Self; 7] = [
+        Self::DataBlindUniform,
+        Self::DataBlind,
+        Self::Lpt,
+        Self::LptSorted,
+        Self::Paper,
+        Self::PaperSorted,
+        Self::Ours,
+    ];
 
     /// Returns the name that is printed.
     #[must_use]
@@ -56,7 +72,9 @@ impl Method {
             Self::DataBlindUniform => "data-blind, uniform",
             Self::DataBlind => "data-blind",
             Self::Lpt => "lpt",
+            Self::LptSorted => "lpt, sorted",
             Self::Paper => "paper",
+            Self::PaperSorted => "paper, sorted",
             Self::Ours => "dflop",
         }
     }
@@ -90,7 +108,7 @@ pub struct MethodComparison {
 
 /// Compares all methods on the batches of a problem whose plan was found.
 ///
-/// Data-blind samples come in a random order that depends on the batch alone.
+/// Data-blind samples and arbitrary microbatches come in a random order that depends on the batch alone.
 ///
 /// # Errors
 /// [`Error::Config`] if the plan is outside the problem's search space; the errors of [`super::plan`].
@@ -98,11 +116,12 @@ pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodCo
     let space = problem.space()?;
     let outside = || Error::Config { setting: "plan", reason: "it is outside the search space".to_owned() };
     let ours = found.plan.candidate(&space).ok_or_else(outside)?;
+    let papers = paper::plans(&space);
     let mut methods = Vec::new();
     for method in Method::ALL {
         let candidates = match method {
             Method::DataBlindUniform => uniform::best(&space).into_iter().collect(),
-            Method::Paper => paper::plans(&space),
+            Method::Paper | Method::PaperSorted => papers.clone(),
             _ => vec![ours],
         };
         let scores = candidates.iter().map(|candidate| judge(&space, method, candidate));
@@ -145,11 +164,14 @@ fn run_batch(
     batch: &[ItemSize],
     timeline: &mut StepTimeline,
 ) -> Result<Outcome> {
-    match method {
-        Method::DataBlindUniform => Ok(data_blind::run_pipelines(space, candidate, batch, timeline)),
-        Method::DataBlind => Ok(data_blind::run_one_job(space, candidate, batch, timeline)),
-        Method::Lpt => outcome::run_partitioned(space, candidate, batch, Strategy::Lpt, timeline),
-        Method::Paper => outcome::run_partitioned(space, candidate, batch, Strategy::Search, timeline),
-        Method::Ours => by_makespan::run_best(space, candidate, batch, timeline),
-    }
+    let partition = match method {
+        Method::DataBlindUniform => return Ok(data_blind::run_pipelines(space, candidate, batch, timeline)),
+        Method::DataBlind => return Ok(data_blind::run_one_job(space, candidate, batch, timeline)),
+        Method::Ours => return by_makespan::run_best(space, candidate, batch, timeline),
+        Method::Lpt => (Strategy::Lpt, GroupOrder::Arbitrary),
+        Method::LptSorted => (Strategy::Lpt, GroupOrder::Sorted),
+        Method::Paper => (Strategy::Search, GroupOrder::Arbitrary),
+        Method::PaperSorted => (Strategy::Search, GroupOrder::Sorted),
+    };
+    outcome::run_partitioned(space, candidate, batch, partition, timeline)
 }

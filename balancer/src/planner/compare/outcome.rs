@@ -12,6 +12,7 @@ use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::{StepTimeline, StepTimes};
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
+use crate::rng::{SplitMix64, seed_from};
 
 /// Outcome of one batch.
 #[derive(Debug, Clone, Copy)]
@@ -23,18 +24,31 @@ pub(super) struct Outcome {
     pub(super) bytes: f64,
 }
 
-/// Runs the microbatches of a strategy in the order in which it numbers them.
+/// Order in which microbatches of a partition run, over slots and LLM ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GroupOrder {
+    /// Shuffled by a seed from the batch: a partition alone orders nothing.
+    Arbitrary,
+    /// As the strategy numbers them: about by size, so that microbatches of one slot are alike.
+    Sorted,
+}
+
+/// Runs the microbatches of a strategy in an order that does not depend on their times.
 pub(super) fn run_partitioned(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batch: &[ItemSize],
-    strategy: Strategy,
+    (strategy, order): (Strategy, GroupOrder),
     timeline: &mut StepTimeline,
 ) -> Result<Outcome> {
     let instance =
         Instance::new(candidate.groups(), 2, score::item_sizes_ns(space, candidate, batch).concat())?;
-    let found = balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?;
-    let cell_of = group_of(&found.groups, batch.len());
+    let mut groups = balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?.groups;
+    if order == GroupOrder::Arbitrary {
+        let count = groups.len();
+        rng_of(batch).shuffle_front(&mut groups, count);
+    }
+    let cell_of = group_of(&groups, batch.len());
     let assignment = SlotAssignment::new(space, candidate, batch, |item| cell_of[item], space.encoder_split);
     Ok(run(space, candidate, &assignment, timeline))
 }
@@ -68,6 +82,11 @@ fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &Slot
     // Each encoder rank is charged the busiest one's time.
     of_encoder * f64::from(family.encoder_dp * encoder.tp)
         + sum(&step.llm_stages, &step.llm_ns) * f64::from(llm.tp)
+}
+
+/// Returns a random number generator whose seed is the batch.
+pub(super) fn rng_of(batch: &[ItemSize]) -> SplitMix64 {
+    SplitMix64::new(seed_from(batch.iter().flat_map(|item| [u64::from(item.tiles), u64::from(item.tokens)])))
 }
 
 /// Returns the group of each item.
