@@ -6,6 +6,11 @@ use crate::planner::memory::in_flight;
 use crate::planner::space::shape::{StageShape, TpTimes};
 use crate::planner::space::{Candidate, Family, SearchSpace};
 
+/// Relative margin for rounding, where a range of plans is ruled out by one of its ends.
+const ROUNDING: f64 = 1e-9;
+/// Numbers of LLM ranks that the first look takes, of each shape.
+const FIRST_LOOK: u32 = 16;
+
 /// Finds the plans of Algorithm 1: with every possible number of microbatches, and with the one number that
 /// the authors' implementation tries for each configuration.
 ///
@@ -14,28 +19,114 @@ use crate::planner::space::{Candidate, Family, SearchSpace};
 /// may have as many microbatches as samples; the second has the fewest whose mean is no larger than the
 /// largest sample.
 ///
+/// A range of `m` is ruled out as a whole: `T` is at least the number of slots at its lower end times the
+/// durations at its upper end, where the memory is least, too. The plans are those of a search without that.
+///
 /// # Source
 /// An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3. Times are interpolated here, not rates.
 pub(in crate::planner) fn plans(space: &SearchSpace<'_>) -> Vec<Candidate> {
-    let mut best: [Option<(f64, Candidate)>; 2] = [None, None];
-    space.visit(|family| {
-        // Algorithm 1 splits the GPUs between the modules.
-        if family.placement == Placement::Colocated {
+    // Some plan that fits: longer ones are ruled out from the start.
+    let mut first = Found::new([f64::INFINITY; 2]);
+    fill(space, &mut first, |ranks| ranks.is_multiple_of(ranks.div_ceil(FIRST_LOOK)), |pp| pp == 1);
+    let mut found = Found::new(first.best.map(|best| best.map_or(f64::INFINITY, |(ns, _)| ns)));
+    fill(space, &mut found, |_| true, |_| true);
+    found.best.into_iter().flatten().map(|(_, candidate)| candidate).collect()
+}
+
+/// The best plan of each rule so far, the first one of equals.
+struct Found {
+    /// Makespans of known plans: the best is no longer.
+    known_ns: [f64; 2],
+    best: [Option<(f64, Candidate)>; 2],
+}
+
+impl Found {
+    fn new(known_ns: [f64; 2]) -> Self {
+        Self { known_ns, best: [None, None] }
+    }
+
+    /// Whether no plan of at least this makespan is the best of a rule.
+    fn rules_out(&self, rule: usize, least_ns: f64) -> bool {
+        let least_ns = least_ns * (1.0 - ROUNDING);
+        least_ns > self.known_ns[rule] || self.best[rule].is_some_and(|(best_ns, _)| least_ns >= best_ns)
+    }
+
+    fn consider(&mut self, rule: usize, space: &SearchSpace<'_>, candidate: Candidate) {
+        let ns = makespan_ns(space, &candidate);
+        if self.best[rule].is_none_or(|(best_ns, _)| ns < best_ns) && fits(space, &candidate) {
+            self.best[rule] = Some((ns, candidate));
+        }
+    }
+}
+
+/// Considers the families whose LLM ranks and encoder stages are wanted, in the order of the space.
+fn fill(
+    space: &SearchSpace<'_>,
+    found: &mut Found,
+    ranks: impl Fn(u32) -> bool,
+    stages: impl Fn(u32) -> bool,
+) {
+    space.visit_llms(|llm, llm_dp| {
+        if !ranks(llm_dp) {
             return;
         }
-        let fewest = fewest(space, family);
-        for microbatches in 1..=space.workload.global_batch() / family.llm_dp {
-            let candidate = Candidate { family: *family, microbatches };
-            let ns = makespan_ns(space, &candidate);
-            let rules = [true, Some(microbatches) == fewest];
-            for (best, _) in best.iter_mut().zip(rules).filter(|(_, is_tried)| *is_tried) {
-                if best.as_ref().is_none_or(|(least, _)| ns < *least) && fits(space, &candidate) {
-                    *best = Some((ns, candidate));
-                }
-            }
+        let [is_first, is_second] = [0, 1].map(|rule| may_be_best(space, found, rule, llm, llm_dp));
+        if !is_first && !is_second {
+            return;
         }
+        space.visit_encoders(llm, llm_dp, &mut |family| {
+            // Algorithm 1 splits the GPUs between the modules.
+            if family.placement == Placement::Colocated || !stages(space.encoder.shapes[family.encoder].pp) {
+                return;
+            }
+            if is_first {
+                consider_all(space, found, family);
+            }
+            let fewest = fewest(space, family).filter(|fewest| *fewest <= space.microbatches_max(family));
+            if let (true, Some(microbatches)) = (is_second, fewest) {
+                found.consider(1, space, Candidate { family: *family, microbatches });
+            }
+        });
     });
-    best.into_iter().flatten().map(|(_, candidate)| candidate).collect()
+}
+
+/// Whether a plan with this LLM may be the best of a rule, for any encoder.
+fn may_be_best(space: &SearchSpace<'_>, found: &Found, rule: usize, llm: usize, llm_dp: u32) -> bool {
+    let shape = &space.llm.shapes[llm];
+    let mut ranges = vec![(1, space.workload.global_batch() / llm_dp)];
+    while let Some((few, many)) = ranges.pop() {
+        // An encoder has at least one stage.
+        let least_ns = f64::from(few + shape.pp) * llm_stage_ns(space, llm, llm_dp, many);
+        if found.rules_out(rule, least_ns) {
+            continue;
+        }
+        if few == many {
+            return true;
+        }
+        let middle = few + (many - few) / 2;
+        ranges.extend([(middle + 1, many), (few, middle)]);
+    }
+    false
+}
+
+/// Considers all numbers of microbatches of a family, in ascending order.
+fn consider_all(space: &SearchSpace<'_>, found: &mut Found, family: &Family) {
+    let slots = f64::from(space.encoder.shapes[family.encoder].pp + space.llm.shapes[family.llm].pp - 1);
+    let mut ranges = vec![(1, space.microbatches_max(family))];
+    while let Some((few, many)) = ranges.pop() {
+        let upper_end = Candidate { family: *family, microbatches: many };
+        let least_ns = (f64::from(few) + slots) * duration_ns(space, &upper_end);
+        let least_bytes = bytes(space, &upper_end) * (1.0 - ROUNDING);
+        if found.rules_out(0, least_ns) || least_bytes > space.budget_bytes {
+            continue;
+        }
+        if few == many {
+            found.consider(0, space, upper_end);
+            continue;
+        }
+        let middle = few + (many - few) / 2;
+        ranges.extend([(middle + 1, many), (few, middle)]);
+    }
 }
 
 /// Returns the fewest microbatches whose mean has at least a sample for every rank, and is no larger than the
@@ -43,22 +134,41 @@ pub(in crate::planner) fn plans(space: &SearchSpace<'_>) -> Vec<Candidate> {
 fn fewest(space: &SearchSpace<'_>, family: &Family) -> Option<u32> {
     let samples = f64::from(space.workload.global_batch());
     let (tiles_max, tokens_max) = (space.workload.tiles_max as f64, space.workload.tokens_max as f64);
-    (1..=space.workload.global_batch()).find(|&microbatches| {
+    let is_small = |microbatches: u32| {
         let [tiles, tokens] = means(space, &Candidate { family: *family, microbatches });
-        let ranks = f64::from(family.encoder_dp.max(family.llm_dp));
-        tiles <= tiles_max && tokens <= tokens_max && samples >= f64::from(microbatches) * ranks
-    })
+        tiles <= tiles_max && tokens <= tokens_max
+    };
+    // Means shrink with the number of microbatches.
+    let (mut few, mut many) = (1, space.workload.global_batch());
+    while few < many {
+        let middle = few + (many - few) / 2;
+        if is_small(middle) { many = middle } else { few = middle + 1 }
+    }
+    let ranks = f64::from(family.encoder_dp.max(family.llm_dp));
+    (is_small(few) && samples >= f64::from(few) * ranks).then_some(few)
 }
 
 /// Computes `T` at the mean microbatch.
 pub(super) fn makespan_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
-    let Family { encoder, llm, llm_dp, .. } = candidate.family;
+    let Family { encoder, llm, .. } = candidate.family;
     let (encoder, llm) = (&space.encoder.shapes[encoder], &space.llm.shapes[llm]);
-    let [tiles, tokens] = means(space, candidate);
-    let of_samples = space.llm.times[llm.times].samples_ns / f64::from(llm_dp * candidate.microbatches);
-    let encoder_ns = stage_ns(encoder, &space.encoder.times[encoder.times], tiles, 0.0);
-    let llm_ns = stage_ns(llm, &space.llm.times[llm.times], tokens, of_samples);
-    f64::from(candidate.microbatches + encoder.pp + llm.pp - 1) * encoder_ns.max(llm_ns)
+    f64::from(candidate.microbatches + encoder.pp + llm.pp - 1) * duration_ns(space, candidate)
+}
+
+/// Returns the time of the slower module's stage for the mean microbatch; it falls with their number.
+fn duration_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
+    let Family { encoder, llm, llm_dp, .. } = candidate.family;
+    let shape = &space.encoder.shapes[encoder];
+    let [tiles, _] = means(space, candidate);
+    let encoder_ns = stage_ns(shape, &space.encoder.times[shape.times], tiles, 0.0);
+    encoder_ns.max(llm_stage_ns(space, llm, llm_dp, candidate.microbatches))
+}
+
+fn llm_stage_ns(space: &SearchSpace<'_>, llm: usize, llm_dp: u32, microbatches: u32) -> f64 {
+    let shape = &space.llm.shapes[llm];
+    let times = &space.llm.times[shape.times];
+    let tokens = space.workload.batch_tokens / (f64::from(microbatches) * f64::from(llm_dp));
+    stage_ns(shape, times, tokens, times.samples_ns / f64::from(llm_dp * microbatches))
 }
 
 /// Returns tiles and tokens of the mean microbatch of an encoder rank and of an LLM rank.
@@ -76,6 +186,11 @@ fn stage_ns(shape: &StageShape, times: &TpTimes, units: f64, samples_ns: f64) ->
 
 /// Whether the mean microbatch fits, times the number of microbatches in flight.
 pub(super) fn fits(space: &SearchSpace<'_>, candidate: &Candidate) -> bool {
+    bytes(space, candidate) <= space.budget_bytes
+}
+
+/// Returns the memory of the fullest GPU with mean microbatches; it never grows with their number.
+fn bytes(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
     let Family { encoder, llm, .. } = candidate.family;
     let (encoder, llm) = (&space.encoder.shapes[encoder], &space.llm.shapes[llm]);
     let [tiles, tokens] = means(space, candidate);
@@ -86,5 +201,79 @@ pub(super) fn fits(space: &SearchSpace<'_>, candidate: &Candidate) -> bool {
         shape.memory.iter().map(of).fold(0.0, f64::max)
     };
     let of_encoder = fullest(encoder, encoder.pp + llm.pp, tiles);
-    of_encoder.max(fullest(llm, llm.pp, tokens)) <= space.budget_bytes
+    of_encoder.max(fullest(llm, llm.pp, tokens))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planner::cluster::{Cluster, Link, Links};
+    use crate::planner::costs::ModelCostsBuilder;
+    use crate::planner::space::SearchSpaceOptions;
+    use crate::planner::workload::{ItemSize, Workload};
+    use dflop_costmodel::{DeviceRate, ModelSpec};
+
+    /// Considers every number of microbatches of every family.
+    fn exhaustive(space: &SearchSpace<'_>) -> Vec<Candidate> {
+        let mut found = Found::new([f64::INFINITY; 2]);
+        space.visit(|family| {
+            if family.placement == Placement::Colocated {
+                return;
+            }
+            let samples = f64::from(space.workload.global_batch());
+            let fewest = (1..=space.workload.global_batch()).find(|&microbatches| {
+                let [tiles, tokens] = means(space, &Candidate { family: *family, microbatches });
+                let ranks = f64::from(family.encoder_dp.max(family.llm_dp));
+                tiles <= space.workload.tiles_max as f64
+                    && tokens <= space.workload.tokens_max as f64
+                    && samples >= f64::from(microbatches) * ranks
+            });
+            for microbatches in 1..=space.microbatches_max(family) {
+                let candidate = Candidate { family: *family, microbatches };
+                found.consider(0, space, candidate);
+                if Some(microbatches) == fewest {
+                    found.consider(1, space, candidate);
+                }
+            }
+        });
+        found.best.into_iter().flatten().map(|(_, candidate)| candidate).collect()
+    }
+
+    fn sizes(seed: u32) -> Vec<ItemSize> {
+        let size = |at: u32| {
+            let tiles = (at * 7919 + seed) % 97 % (3 + seed % 9);
+            ItemSize { tiles, tokens: 20 + 196 * tiles + (at * 104_729 + seed) % (200 + 600 * (seed % 5)) }
+        };
+        (0..200).map(size).collect()
+    }
+
+    #[test]
+    fn ranges_that_are_ruled_out_hold_no_better_plan() {
+        let rate = DeviceRate::preset("a100").unwrap();
+        let link = |bytes_per_second| Link { bytes_per_second, latency_seconds: 1e-5 };
+        let links = Links { nvlink: link(2e11), infiniband: link(1e10) };
+        let mut found = 0;
+        for model in ["llava-ov-qwen2.5-7b", "internvl3-8b", "qwen2-audio-7b"] {
+            let spec = ModelSpec::preset(model).unwrap();
+            for (seed, gpus) in (0..12).zip([4, 8, 11, 16, 24, 32].into_iter().cycle()) {
+                let links = (seed % 2 == 1).then_some(links);
+                let builder = ModelCostsBuilder::new(&spec).rate(rate);
+                let [encoder, llm] =
+                    builder.tensor_parallel_link(links.map(|links| links.nvlink)).build().unwrap();
+                let workload = Workload::draw(&sizes(seed), gpus * (1 + seed % 4), 3, seed.into()).unwrap();
+                let memory_bytes = [12, 24, 80][seed as usize % 3] << 30;
+                let cluster = Cluster { gpus, gpus_per_node: 8.min(gpus), memory_bytes, links };
+                let options = SearchSpaceOptions {
+                    has_recomputation: seed % 4 == 0,
+                    has_uneven_layers: seed % 4 == 1,
+                    ..SearchSpaceOptions::default()
+                };
+                let space = SearchSpace::new(&encoder, &llm, &workload, cluster, options);
+                let plans = plans(&space);
+                assert_eq!(plans, exhaustive(&space), "{model} {gpus} {seed}");
+                found += plans.len();
+            }
+        }
+        assert!(found > 36, "{found}");
+    }
 }
