@@ -14,7 +14,7 @@
 //! as methods of their own, sorted by size. Sorted microbatches of all ranks are alike in each slot, so that
 //! ranks that share an encoder wait less for each other.
 //!
-//! The *ideal* is a lower bound of every plan on these batches, for any balancing.
+//! The *ideal* is a lower bound of every plan of the search space on these batches, for any balancing.
 
 mod by_makespan;
 mod data_blind;
@@ -102,7 +102,7 @@ pub struct MethodScore {
 pub struct MethodComparison {
     /// Methods that have a plan, in the order of [`Method::ALL`].
     pub methods: Vec<MethodScore>,
-    /// Lower bound on the mean makespan of any plan and balancing.
+    /// Lower bound on the mean makespan of any plan of the search space and any balancing.
     pub ideal_seconds: f64,
 }
 

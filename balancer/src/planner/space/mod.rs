@@ -10,6 +10,7 @@ use super::cluster::{Cluster, Placement};
 use super::costs::ModuleCosts;
 use super::workload::Workload;
 use shape::{StageShape, TpTimes};
+use std::fmt;
 
 /// Kinds of plans that are searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +34,20 @@ impl Default for SearchSpaceOptions {
             has_uneven_layers: false,
             has_recomputation: false,
         }
+    }
+}
+
+impl fmt::Display for SearchSpaceOptions {
+    /// Describes the plans that are searched, and that a lower bound is about.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let layers = if self.has_uneven_layers { "even or uneven" } else { "even" };
+        let encoder = match (self.is_disaggregated, self.is_colocated) {
+            (true, true) => "on separate GPUs or on those of the LLM",
+            (false, true) => "on the GPUs of the LLM",
+            _ => "on separate GPUs",
+        };
+        let recomputed = if self.has_recomputation { ", with or without recomputation" } else { "" };
+        write!(formatter, "1F1B, {layers} layers, encoder {encoder}{recomputed}")
     }
 }
 

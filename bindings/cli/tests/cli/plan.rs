@@ -100,8 +100,14 @@ fn flags_switch_freedoms_on() {
     assert!(number(&any, "/step_seconds") <= plain * 1.01);
     let by_sample = object(&inputs.args(&["--encoder-share", "sample", "--json"]));
     assert_eq!(by_sample["encoder_share"], "sample");
+    assert_eq!(
+        any["searched"],
+        "1F1B, even or uneven layers, encoder on separate GPUs or on those of the LLM"
+    );
     let table = dflop(&inputs.args(&[]));
     assert_eq!(table.status, Some(0), "{}", table.stderr);
+    let searched = "s, of the plans searched: 1F1B, even layers, encoder on separate GPUs\n";
+    assert!(table.stdout.contains(searched), "{}", table.stdout);
     for part in ["headroom", "bottleneck: ", "runner-up: ", "plans bounded"] {
         assert!(table.stdout.contains(part), "{}", table.stdout);
     }

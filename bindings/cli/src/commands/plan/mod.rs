@@ -26,7 +26,8 @@ const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 /// Find the fastest parallelism: degrees of encoder and LLM, split of the GPUs, number of microbatches.
 ///
 /// Plans are judged by simulating balanced global batches that are drawn from the shapes. Models have one
-/// encoder, with tiles (or windows) of equal size, and an LLM.
+/// encoder, with tiles (or windows) of equal size, and an LLM. The lower bound is one of the plans searched:
+/// one forward, one backward (1F1B), even layers and the encoder on separate GPUs, unless options widen that.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// Measured profile: a directory of CSV files, or one file. The reference's files name their model;

@@ -15,8 +15,10 @@ pub(super) struct PlanJson {
     plan: DegreesJson,
     step_seconds: f64,
     step_seconds_p95: f64,
-    /// Lower bound on the step time of all plans, on the same batches.
+    /// Lower bound on the step time of all plans of [`PlanJson::searched`] that fit, on the same batches.
     lower_bound_seconds: f64,
+    /// Plans that were searched, for people.
+    searched: String,
     search_seconds: f64,
     gpus_used: u32,
     /// Unit in which encoder ranks share the media of microbatches at the same position: `tile` or `sample`.
@@ -106,6 +108,7 @@ impl PlanJson {
             step_seconds: found.step_seconds,
             step_seconds_p95: found.step_seconds_p95,
             lower_bound_seconds: found.lower_bound_seconds,
+            searched: problem.options.to_string(),
             search_seconds,
             gpus_used: found.plan.gpus(),
             encoder_share: problem.encoder_split.name(),
@@ -152,7 +155,7 @@ impl PlanJson {
             let layers = format_layers(layers);
             writeln!(out, "{name:<9} {tp:>3} {pp:>4} {dp:>5} {gib:>10.1} {headroom_gib:>12.1}  {layers}")?;
         }
-        let Self { step_seconds, step_seconds_p95, lower_bound_seconds, batches, .. } = self;
+        let Self { step_seconds, step_seconds_p95, lower_bound_seconds, searched, batches, .. } = self;
         writeln!(
             out,
             "{} microbatches per rank, {}, media shared by {}",
@@ -160,9 +163,9 @@ impl PlanJson {
         )?;
         writeln!(
             out,
-            "step: {step_seconds:.4} s, 95th percentile {step_seconds_p95:.4} s, no plan below \
-             {lower_bound_seconds:.4} s ({batches} simulated batches)"
+            "step: {step_seconds:.4} s, 95th percentile {step_seconds_p95:.4} s ({batches} simulated batches)"
         )?;
+        writeln!(out, "no plan below {lower_bound_seconds:.4} s, of the plans searched: {searched}")?;
         let BottleneckJson { module, stage, stages, busy_fraction, .. } = &self.bottleneck;
         let busy = busy_fraction * 100.0;
         writeln!(out, "bottleneck: {module} stage {} of {stages}, busy {busy:.1} % of the step", stage + 1)?;

@@ -51,8 +51,11 @@ struct MethodsReport {
     is_measured: bool,
     gpus: u32,
     global_batch: u32,
-    /// Lower bound on the step time of every plan and balance, mean over the steps.
+    /// Lower bound on the step time of every plan of [`MethodsReport::searched`] and every balance, mean over
+    /// the steps.
     ideal_seconds: f64,
+    /// Plans that were searched, for people.
+    searched: String,
     strategies: Vec<MethodReport>,
 }
 
@@ -108,6 +111,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         gpus: cluster.gpus,
         global_batch,
         ideal_seconds: compared.ideal_seconds,
+        searched: problem.options.to_string(),
         strategies: reports(&compared),
     };
     if args.json { write_json(out, &report) } else { print(out, &report) }
@@ -145,6 +149,6 @@ fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
         )?;
         writeln!(out, "{}", if method.fits { "" } else { "; does not fit into memory" })?;
     }
-    writeln!(out, "{:<20} {:>9.4}", "lower bound", report.ideal_seconds)?;
+    writeln!(out, "{:<20} {:>9.4} of plans with {}", "lower bound", report.ideal_seconds, report.searched)?;
     Ok(())
 }
