@@ -166,6 +166,14 @@ fn check_patches(processor: &Fields<'_>, patches: &Patches) -> Result<()> {
 
 fn pixel_range(processor: &Fields<'_>, default: PixelRange) -> Result<PixelRange> {
     let size = processor.child_or_empty("size")?;
+    for (edge, pixels) in [("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")] {
+        // Older processors wrote `size` with other keys, and the limits a second time.
+        let is_given = [&size, processor].iter().zip([edge, pixels]).any(|(of, key)| of.value(key).is_some());
+        if processor.value("size").is_some() && !is_given {
+            let problem = format!("must have `{edge}`, or `{pixels}` must be given next to it");
+            return Err(processor.invalid("size", problem));
+        }
+    }
     let min = size.count("shortest_edge", default.min)?;
     let max = size.count("longest_edge", default.max)?;
     let range =

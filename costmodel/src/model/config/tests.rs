@@ -165,6 +165,9 @@ fn token_rules_follow_the_files_of_the_processor() {
     let range = PixelRange { min: 3136, max: 50_176 };
     let native = NativeResolution { image: range, frame: range, ..NativeResolution::QWEN2_VL };
     assert_eq!(rule(&qwen), VisionRule::Native(native), "one file for images and videos");
+    let size = json!({"min_pixels": 3136, "max_pixels": 50176});
+    qwen.preprocessor = Some(json!({"min_pixels": 3136, "max_pixels": 50176, "size": size}));
+    assert_eq!(rule(&qwen), VisionRule::Native(native), "limits next to the size of an old processor");
     qwen.video_preprocessor =
         Some(json!({"size": {"shortest_edge": 784, "longest_edge": 7840}, "max_frames": 16}));
     let frame = PixelRange { min: 784, max: 7840 };
@@ -315,6 +318,14 @@ fn files_that_disagree_are_errors() {
         (
             with(qwen2_vl_7b(), json!({"min_pixels": 9, "max_pixels": 3}), json!({})),
             "`preprocessor_config.json`: `min_pixels` = 9 is more than the most pixels, 3",
+        ),
+        (
+            with(qwen2_vl_7b(), json!({"size": {"min_pixels": 9, "max_pixels": 90}}), json!({})),
+            "`preprocessor_config.json`: `size` must have `shortest_edge`, or `min_pixels` must be given next to it",
+        ),
+        (
+            with(qwen2_vl_7b(), json!({"size": {"shortest_edge": 9}}), json!({})),
+            "`preprocessor_config.json`: `size` must have `longest_edge`, or `max_pixels` must be given next to it",
         ),
         (
             with(llava_onevision(), json!({"size": {"height": 336, "width": 336}}), json!({})),

@@ -104,12 +104,15 @@ fn intern_vl(json: &Value) -> Result<ImageProcessor> {
 
 fn qwen_vl(json: &Value) -> Result<ImageProcessor> {
     let released = NativeResolution::QWEN2_VL;
-    let of_size = |key: &str| match json.get("size") {
-        None | Some(Value::Null) => Ok(None),
-        Some(size) => number(size, key),
+    let limit = |key: &str, edge: &str, default: u64| match (number(json, key)?, json.get("size")) {
+        (Some(pixels), _) => Ok(pixels),
+        (None, None | Some(Value::Null)) => Ok(default),
+        (None, Some(size)) => number(size, edge)?.ok_or_else(|| {
+            refused(format!("`size` must have `{edge}`, or `{key}` must be given next to it"))
+        }),
     };
-    let least = number(json, "min_pixels")?.or(of_size("shortest_edge")?).unwrap_or(56 * 56);
-    let most = number(json, "max_pixels")?.or(of_size("longest_edge")?).unwrap_or(28 * 28 * 1280);
+    let least = limit("min_pixels", "shortest_edge", 56 * 56)?;
+    let most = limit("max_pixels", "longest_edge", 28 * 28 * 1280)?;
     let side = |key: &str, default: NonZeroU16| match number(json, key)? {
         None => Ok(default),
         Some(value) => u16::try_from(value)
@@ -289,6 +292,32 @@ mod tests {
             ImageProcessor::Clip(_) | ImageProcessor::Siglip(_) => {}
         }
         processor
+    }
+
+    #[test]
+    fn pixel_limits_are_edges_of_a_size_or_keys_next_to_it() {
+        let read = |size: Value, more: Value| {
+            let mut config = json!({"image_processor_type": "Qwen2VLImageProcessor", "size": size});
+            for (key, value) in more.as_object().unwrap() {
+                config[key] = value.clone();
+            }
+            match ImageProcessor::from_preprocessor_config(&config) {
+                Ok(ImageProcessor::QwenVl(family)) => Ok((family.rule.image.min, family.rule.image.max)),
+                Ok(other) => panic!("{other:?}"),
+                Err(error) => Err(error.to_string()),
+            }
+        };
+        let edges = json!({"shortest_edge": 3136, "longest_edge": 50_176});
+        let limits = json!({"min_pixels": 3136, "max_pixels": 50_176});
+        let expected = Ok((3136, 50_176));
+        assert_eq!(read(edges, json!({})), expected);
+        assert_eq!(read(Value::Null, limits.clone()), expected);
+        // As older processors were saved.
+        assert_eq!(read(limits.clone(), limits.clone()), expected);
+        // transformers raises an error here; the defaults would be other limits than the file's.
+        let refused = read(limits, json!({})).unwrap_err();
+        assert!(refused.contains("`size` must have `shortest_edge`, or `min_pixels`"), "{refused}");
+        assert!(read(json!({"shortest_edge": 3136}), json!({})).unwrap_err().contains("`longest_edge`"));
     }
 
     #[test]
