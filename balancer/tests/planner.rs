@@ -204,7 +204,8 @@ fn methods_are_compared_on_the_same_batches() {
         (uniform.plan.llm.tp, uniform.plan.llm.dp)
     );
     for (method, sorted) in [(Method::Lpt, Method::LptSorted), (Method::Paper, Method::PaperSorted)] {
-        assert_ne!(of(method).step_seconds, of(sorted).step_seconds, "the order matters");
+        let changed = (of(method).step_seconds - of(sorted).step_seconds).abs();
+        assert!(changed > 1e-9, "{method:?}: the order matters");
     }
     assert_eq!(of(Method::Lpt).plan, found.plan);
     assert_eq!(of(Method::LptSorted).plan, found.plan);

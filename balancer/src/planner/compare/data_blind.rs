@@ -1,6 +1,7 @@
 //! Runs a batch with samples dealt round robin, independent of their costs.
 
 use super::outcome::{self, Outcome};
+use crate::planner::score::batch_balance::rng_of;
 use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, EncoderSplit, Family, SearchSpace};
@@ -55,7 +56,7 @@ fn reduce_of_ranks_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
 /// Shuffles a batch like a data-blind loader draws it; batches are stored by size.
 fn in_random_order(batch: &[ItemSize]) -> Vec<ItemSize> {
     let mut shuffled = batch.to_vec();
-    outcome::rng_of(batch).shuffle_front(&mut shuffled, batch.len());
+    rng_of(batch).shuffle_front(&mut shuffled, batch.len());
     shuffled
 }
 

@@ -10,9 +10,9 @@
 //! | paper | Algorithm 1 of the paper, the better of two numbers of microbatches | min-max of module sums |
 //! | ours | ours | the makespan itself |
 //!
-//! LPT and the paper's method make microbatches and leave their order open: they run in an arbitrary one, and,
-//! as methods of their own, sorted by size. Sorted microbatches of all ranks are alike in each slot, so that
-//! ranks that share an encoder wait less for each other.
+//! LPT and the paper's method make microbatches and leave their order open: they run in an arbitrary order
+//! and, as methods of their own, sorted by size. Sorted microbatches of all ranks are alike in each slot, so
+//! that ranks that share an encoder wait less for each other.
 //!
 //! The *ideal* is a lower bound of every plan of the search space on these batches, for any balancing.
 
@@ -26,12 +26,13 @@ use super::parallelism_plan::ParallelismPlan;
 use super::problem::PlanProblem;
 use super::report::PlanReport;
 use super::score::Score;
+use super::score::batch_balance::GroupOrder;
 use super::score::step_timeline::StepTimeline;
 use super::space::{Candidate, SearchSpace};
 use super::workload::ItemSize;
 use crate::error::{Error, Result};
 use crate::partition::Strategy;
-use outcome::{GroupOrder, Outcome};
+use outcome::Outcome;
 
 /// Method of planning and balancing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

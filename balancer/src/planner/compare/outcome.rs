@@ -7,12 +7,11 @@ use crate::instance::Instance;
 use crate::partition::{Strategy, balance};
 use crate::planner::cluster::Placement;
 use crate::planner::score;
-use crate::planner::score::batch_balance::WORK;
+use crate::planner::score::batch_balance::{GroupOrder, WORK, cells};
 use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::{StepTimeline, StepTimes};
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
-use crate::rng::{SplitMix64, seed_from};
 
 /// Outcome of one batch.
 #[derive(Debug, Clone, Copy)]
@@ -22,15 +21,6 @@ pub(super) struct Outcome {
     pub(super) busy_ns: f64,
     /// Memory of the fullest GPU.
     pub(super) bytes: f64,
-}
-
-/// Order in which microbatches of a partition run, over slots and LLM ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GroupOrder {
-    /// Shuffled by a seed from the batch: a partition alone orders nothing.
-    Arbitrary,
-    /// As the strategy numbers them: about by size, so that microbatches of one slot are alike.
-    Sorted,
 }
 
 /// Runs the microbatches of a strategy in an order that does not depend on their times.
@@ -43,12 +33,8 @@ pub(super) fn run_partitioned(
 ) -> Result<Outcome> {
     let instance =
         Instance::new(candidate.groups(), 2, score::item_sizes_ns(space, candidate, batch).concat())?;
-    let mut groups = balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?.groups;
-    if order == GroupOrder::Arbitrary {
-        let count = groups.len();
-        rng_of(batch).shuffle_front(&mut groups, count);
-    }
-    let cell_of = group_of(&groups, batch.len());
+    let groups = balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?.groups;
+    let cell_of = cells(groups, batch, order);
     let assignment = SlotAssignment::new(space, candidate, batch, |item| cell_of[item], space.encoder_split);
     Ok(run(space, candidate, &assignment, timeline))
 }
@@ -82,20 +68,4 @@ fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &Slot
     // Each encoder rank is charged the busiest one's time.
     of_encoder * f64::from(family.encoder_dp * encoder.tp)
         + sum(&step.llm_stages, &step.llm_ns) * f64::from(llm.tp)
-}
-
-/// Returns a random number generator whose seed is the batch.
-pub(super) fn rng_of(batch: &[ItemSize]) -> SplitMix64 {
-    SplitMix64::new(seed_from(batch.iter().flat_map(|item| [u64::from(item.tiles), u64::from(item.tokens)])))
-}
-
-/// Returns the group of each item.
-pub(super) fn group_of(groups: &[Vec<u32>], items: usize) -> Vec<u32> {
-    let mut group_of = vec![0; items];
-    for (group, own) in groups.iter().enumerate() {
-        for &item in own {
-            group_of[item as usize] = group as u32;
-        }
-    }
-    group_of
 }

@@ -61,20 +61,37 @@ pub(in crate::planner) fn balance_batch(
     Ok(found)
 }
 
-/// Returns groups in the order in which a strategy numbers them, or in an arbitrary one.
-pub(in crate::planner) fn numbered(groups: &[Vec<u32>], items: usize, is_arbitrary: bool) -> Vec<u32> {
-    let mut cells: Vec<u32> = (0..groups.len() as u32).collect();
-    if is_arbitrary {
-        let words = groups.iter().map(|group| group.iter().map(|item| u64::from(*item)).sum());
-        SplitMix64::new(seed_from(words)).shuffle_front(&mut cells, groups.len());
+/// Order in which microbatches of a partition run, over slots and LLM ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::planner) enum GroupOrder {
+    /// Shuffled by a seed from the batch: a partition alone orders nothing.
+    Arbitrary,
+    /// As the strategy numbers them: about by size, so that microbatches of one slot are alike.
+    Sorted,
+}
+
+/// Returns the cell of each item, with one group a cell.
+pub(in crate::planner) fn cells(
+    mut groups: Vec<Vec<u32>>,
+    batch: &[ItemSize],
+    order: GroupOrder,
+) -> Vec<u32> {
+    if order == GroupOrder::Arbitrary {
+        let count = groups.len();
+        rng_of(batch).shuffle_front(&mut groups, count);
     }
-    let mut cell_of = vec![0; items];
-    for (group, cell) in groups.iter().zip(cells) {
+    let mut cell_of = vec![0; batch.len()];
+    for (cell, group) in groups.iter().enumerate() {
         for &item in group {
-            cell_of[item as usize] = cell;
+            cell_of[item as usize] = cell as u32;
         }
     }
     cell_of
+}
+
+/// Returns a random number generator whose seed is the batch.
+pub(in crate::planner) fn rng_of(batch: &[ItemSize]) -> SplitMix64 {
+    SplitMix64::new(seed_from(batch.iter().flat_map(|item| [u64::from(item.tiles), u64::from(item.tokens)])))
 }
 
 /// A batch to balance for a plan.
@@ -138,11 +155,11 @@ impl Balancer<'_> {
         let mut found = Vec::new();
         for strategy in [Strategy::Search, Strategy::Lpt] {
             let partition = self.partition(strategy)?;
-            let by_number = numbered(&partition, self.batch.len(), false);
+            let by_number = cells(partition.clone(), self.batch, GroupOrder::Sorted);
             if strategy == Strategy::Search {
                 found.push(self.in_order(&by_number, Order::Peak));
             }
-            found.push(self.in_cells(&numbered(&partition, self.batch.len(), true)));
+            found.push(self.in_cells(&cells(partition, self.batch, GroupOrder::Arbitrary)));
             found.push(self.in_cells(&by_number));
         }
         if self.candidate.family.placement == Placement::Disaggregated {
@@ -162,7 +179,7 @@ impl Balancer<'_> {
         ];
         if self.candidate.groups() <= self.batch.len() {
             let partition = self.partition(Strategy::Search)?;
-            found.push(self.in_order(&numbered(&partition, self.batch.len(), false), Order::Even));
+            found.push(self.in_order(&cells(partition, self.batch, GroupOrder::Sorted), Order::Even));
         }
         Ok(found)
     }
@@ -195,6 +212,6 @@ impl Balancer<'_> {
         let by_cell: Vec<Vec<u32>> = (0..self.candidate.microbatches as usize)
             .flat_map(|slot| found.ranks.iter().map(move |rank| rank[slot].clone()))
             .collect();
-        Ok(self.in_cells(&numbered(&by_cell, self.batch.len(), false)))
+        Ok(self.in_cells(&cells(by_cell, self.batch, GroupOrder::Sorted)))
     }
 }
