@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let space = problem.space()?;
     let search = Search::run(&space)?;
-    let finals = refine(&space, &search.finals)?;
+    let finals = refine(&space, &search)?;
     let Some(best) = finals.first() else {
         return Err(Error::NothingFits { reason: remedy(problem, &space) });
     };

@@ -1,8 +1,9 @@
 //! Scores the finalists of a search with the best balancing, and the plans of other methods beside them.
 
-use super::compare::paper;
+use super::compare::{paper, uniform};
 use super::score::step_timeline::StepTimeline;
 use super::score::{Score, ScoredPlan, refined};
+use super::search::Search;
 use super::space::{Candidate, SearchSpace};
 use crate::error::Result;
 
@@ -15,20 +16,25 @@ const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
 const KEEPS_UP: f64 = 1.005;
 
-/// Scores finalists again, and the plans of the paper's method, with the balancing that a run has; returns
+/// Scores finalists again, and the plans of other methods, with the balancing that a run has; returns
 /// the best, the runner-up and what is as fast as the best on the first batches, the best first.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
-pub(super) fn refine(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Result<Vec<ScoredPlan>> {
-    let mut timeline = StepTimeline::default();
+pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<ScoredPlan>> {
+    let (mut timeline, finals) = (StepTimeline::default(), &search.finals);
     let batches = space.workload.batches().len();
     let trial = TRIAL_BATCHES.min(batches);
     let best_ns = finals.first().map_or(0.0, |best| best.score.mean_ns());
     let near = finals.iter().take_while(|plan| plan.score.mean_ns() <= NEAR * best_ns);
     let mut seeds: Vec<Candidate> = near.take(FINALISTS).map(|plan| plan.candidate).collect();
-    for candidate in paper::plans(space).into_iter().filter(|candidate| space.contains(candidate)) {
-        if !seeds.contains(&candidate) {
+    let mut others = paper::plans(space);
+    if search.is_tight {
+        // Where few plans fit, those are the ones that the search knows least of.
+        others.extend(uniform::promising(space));
+    }
+    for candidate in others {
+        if space.contains(&candidate) && !seeds.contains(&candidate) {
             seeds.push(candidate);
         }
     }

@@ -20,7 +20,7 @@ mod by_makespan;
 mod data_blind;
 mod outcome;
 pub(super) mod paper;
-mod uniform;
+pub(super) mod uniform;
 
 use super::parallelism_plan::ParallelismPlan;
 use super::problem::PlanProblem;

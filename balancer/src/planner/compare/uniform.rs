@@ -33,7 +33,7 @@ pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
 }
 
 /// Lists the plans whose mean microbatch fits, shortest first.
-fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
+pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
     for (encoder, of_encoder) in space.encoder.shapes.iter().enumerate() {
         for (llm, of_llm) in space.llm.shapes.iter().enumerate().filter(|(_, llm)| llm.tp == of_encoder.tp) {

@@ -7,6 +7,7 @@
 //! | LPT | as numbered, arbitrary |
 //! | search for the makespan | its own |
 //! | greedy, on tokens | peaks, even |
+//! | round robin, in an arbitrary order | its own |
 //!
 //! Orders with peaks in the middle shorten fill and drain, but hold the largest microbatches together; even
 //! orders spread them, and are tried where the others do not fit into memory.
@@ -168,7 +169,19 @@ impl Balancer<'_> {
         Ok(found)
     }
 
-    /// Lists what takes less memory: even orders, and even tokens.
+    /// Deals samples in an arbitrary order, as a data-blind loader does.
+    fn dealt(&self) -> SlotAssignment {
+        let (ranks, slots) = (self.candidate.family.llm_dp as usize, self.candidate.microbatches as usize);
+        let mut order: Vec<u32> = (0..self.batch.len() as u32).collect();
+        rng_of(self.batch).shuffle_front(&mut order, self.batch.len());
+        let mut cell_of = vec![0; self.batch.len()];
+        for (place, item) in order.into_iter().enumerate() {
+            cell_of[item as usize] = (place / ranks % slots * ranks + place % ranks) as u32;
+        }
+        self.in_cells(&cell_of)
+    }
+
+    /// Lists what may take less memory: even orders, even tokens, and samples that are dealt.
     fn spread(&self) -> Result<Vec<SlotAssignment>> {
         let tokens: Vec<u64> = self.batch.iter().map(|item| u64::from(item.tokens)).collect();
         let even = greedy_groups(&tokens, self.candidate.groups());
@@ -176,6 +189,7 @@ impl Balancer<'_> {
             self.greedy(Order::Even),
             self.in_order(&even, Order::Peak),
             self.in_order(&even, Order::Even),
+            self.dealt(),
         ];
         if self.candidate.groups() <= self.batch.len() {
             let partition = self.partition(Strategy::Search)?;

@@ -24,6 +24,8 @@ pub(super) struct Search {
     pub(super) bounded: u64,
     pub(super) simulated: u64,
     pub(super) is_exhaustive: bool,
+    /// Whether most of the promising plans do not fit into memory.
+    pub(super) is_tight: bool,
 }
 
 impl Search {
@@ -34,7 +36,8 @@ impl Search {
         let gpus = u64::from(space.cluster.gpus.max(64));
         let length = (SWEEP_UNITS * gpus / items).clamp(16, SWEEP_MAX as u64) as usize;
         let mut halving = Halving::new(space);
-        let mut search = Self { finals: Vec::new(), bounded: 0, simulated: 0, is_exhaustive: false };
+        let mut search =
+            Self { finals: Vec::new(), bounded: 0, simulated: 0, is_exhaustive: false, is_tight: true };
         for slack in SLACKS {
             let with_slack = SearchSpace { slack, ..space.clone() };
             let swept = sweep::sweep(&with_slack, length, (ALL_UNITS / (items * batches)) as usize);
@@ -46,6 +49,7 @@ impl Search {
             }
             let has_room = halving.run(swept.candidates, &mut search.finals)?;
             if has_room && !search.finals.is_empty() {
+                search.is_tight = slack > SLACKS[0];
                 break;
             }
         }
