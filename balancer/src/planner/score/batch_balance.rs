@@ -31,6 +31,9 @@ use crate::rng::{SplitMix64, seed_from};
 /// Work units of each search for a batch.
 pub(in crate::planner) const WORK: u64 = 5_000;
 
+/// Most samples times groups of a batch that is searched for its makespan: its fixed cost grows with both.
+const MAKESPAN_CELLS_MAX: usize = 1 << 18;
+
 /// A batch in slots, with what it takes.
 #[derive(Debug, Clone)]
 pub(in crate::planner) struct BalancedBatch {
@@ -163,7 +166,8 @@ impl Balancer<'_> {
             found.push(self.in_cells(&cells(partition, self.batch, GroupOrder::Arbitrary)));
             found.push(self.in_cells(&by_number));
         }
-        if self.candidate.family.placement == Placement::Disaggregated {
+        let is_small = self.batch.len() * groups <= MAKESPAN_CELLS_MAX;
+        if is_small && self.candidate.family.placement == Placement::Disaggregated {
             found.push(self.for_makespan()?);
         }
         Ok(found)
