@@ -139,7 +139,7 @@ class Reader:
                 connection.settimeout(None)
                 if hello is None or hello[0] is not Kind.HELLO or not self._introduce(connection, hello[1]):
                     connection.close()
-            except (OSError, SharedError):
+            except Exception:  # noqa: BLE001 - one process must not keep the others from connecting
                 connection.close()
 
     def _introduce(self, connection: socket.socket, hello: dict[str, Any]) -> bool:
@@ -207,6 +207,9 @@ class _Delivery:
         try:
             self._admit()
             self._items = iter(self._reader.loader)
+            # A stop that came before the iterator was there did not end it.
+            if self._is_stopped:
+                return
             for kind, value in self._messages(self._items):
                 self._publish(kind, value)
             self._publish(Kind.END, self._reader.loader.state_dict())
