@@ -1,6 +1,6 @@
 //! Pipeline assignments keep their promises, on random instances.
 
-use dflop_balancer::schedule::{ModuleStages, Part, Pass, PassKind, PipelineLayout, ScheduleKind};
+use dflop_balancer::schedule::{ModuleStages, Part, Pass, PassKind, PipelineLayout};
 use dflop_balancer::{
     Budget, Caps, Communication, Error, Instance, PipelineAssignment, PipelineConfig, PipelineObjective,
     StageTimes, Strategy, balance_pipeline,
@@ -124,7 +124,7 @@ fn laid_out(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>
     }
     let [forward, backward] = rows;
     let times = StageTimes::new(layout.stages(), layout.microbatches(), forward, backward).unwrap();
-    let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
+    let lists = layout.schedule(config.schedule).unwrap();
     let free = Communication::free(layout.stages(), layout.microbatches());
     layout.simulate(&lists, &times, &free).unwrap().makespan_ns
 }
@@ -217,11 +217,13 @@ proptest! {
         stages in prop::collection::vec(1..4_usize, 2),
         shape in prop::sample::select(vec![(1, 6), (2, 3), (3, 4), (4, 2)]),
         encoder_dp in 1..6_usize,
+        schedule in prop::sample::select(vec!["1f1b", "gpipe", "1f1b-ahead:1", "1f1b-ahead:3"]),
     ) {
         let (dp_size, microbatches) = shape;
         prop_assume!(encoder_dp != dp_size);
         let instance = Instance::new(dp_size * microbatches, 2, times_ns).unwrap();
         let config = PipelineConfig::new(dp_size, stages).module_dp_sizes(vec![encoder_dp, dp_size]);
+        let config = config.schedule(schedule.parse().unwrap());
         for strategy in [Strategy::Lpt, Strategy::Search] {
             let caps = Caps::default();
             let found = balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(300)).unwrap();

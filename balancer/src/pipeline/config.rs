@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::instance::Instance;
+use crate::schedule::{ScheduleKind, StepShape};
 use crate::simulate::StageTimes;
 
 /// Most stages of one pipeline; the time of a simulation is proportional to them.
@@ -34,6 +35,9 @@ pub struct PipelineConfig {
     pub module_dp_sizes: Vec<usize>,
     /// Objective of [`Strategy::Search`](crate::Strategy::Search).
     pub objective: PipelineObjective,
+    /// Schedule that runs the microbatches: `gpipe`, `1f1b` or `1f1b-ahead`, whose encoders are all modules
+    /// before the last.
+    pub schedule: ScheduleKind,
 }
 
 /// Objective of a search for pipelines.
@@ -49,11 +53,12 @@ pub enum PipelineObjective {
 }
 
 impl PipelineConfig {
-    /// Describes pipelines whose modules all have their DP size, with the makespan as objective.
+    /// Describes pipelines whose modules all have their DP size, run by 1F1B, with the makespan as objective.
     #[must_use]
     pub fn new(dp_size: usize, stages: Vec<usize>) -> Self {
         let objective = PipelineObjective::default();
-        Self { dp_size, stages, module_dp_sizes: Vec::new(), objective }
+        let schedule = ScheduleKind::OneForwardOneBackward;
+        Self { dp_size, stages, module_dp_sizes: Vec::new(), objective, schedule }
     }
 
     /// Sets the DP size of every module. Default: the DP size of the pipelines.
@@ -67,6 +72,13 @@ impl PipelineConfig {
     #[must_use]
     pub fn objective(mut self, objective: PipelineObjective) -> Self {
         self.objective = objective;
+        self
+    }
+
+    /// Sets the schedule that runs the microbatches. Default: 1F1B.
+    #[must_use]
+    pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
+        self.schedule = schedule;
         self
     }
 
@@ -156,6 +168,7 @@ impl PipelineConfig {
                 format!("must divide the number of groups, {groups}, got {}", self.dp_size),
             );
         }
+        StepShape::check_kind(self.schedule)?;
         let stages = self.stages.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
         if stages > STAGES_MAX {
             return invalid("stages", format!("a pipeline has at most {STAGES_MAX}, got {stages}"));

@@ -1,11 +1,10 @@
-//! The graph of passes of a 1F1B step: of one pipeline, or of several that a shared module couples.
+//! The graph of passes of a step: of one pipeline, or of several that a shared module couples.
 //!
 //! A stage of a *shared* module runs once for each slot, for all pipelines: its forward pass sends to the
 //! next stage of every rank, and its backward pass waits for all of them. So that every pass has two inputs
-//! and two receivers, fans are chains of passes that take no time.
-//!
-//! In time slots as long as a pass, `F(s, k)` runs in `2k + s` and `B(s, k)` in `2k + 2p - 1 - s`: an order
-//! in which every pass comes after its inputs, with 1F1B's order on each stage.
+//! and two receivers, fans are chains of passes that take no time. The schedule orders the passes.
+
+use crate::schedule::{ScheduleKind, StepOrder, StepShape};
 
 /// A pass, in an order in which every pass comes after its inputs.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +31,8 @@ pub(crate) struct PassShape<'a> {
     pub(crate) ranks: usize,
     /// Microbatches of each rank.
     pub(crate) microbatches: usize,
+    /// Schedule that runs them.
+    pub(crate) kind: ScheduleKind,
 }
 
 impl PassShape<'_> {
@@ -49,6 +50,18 @@ impl PassShape<'_> {
 
     fn is_shared_stage(&self, stage: usize) -> bool {
         self.is_shared[self.rows[stage]]
+    }
+
+    /// Orders the passes of the stages.
+    fn order(&self) -> StepOrder {
+        let last = self.rows.last();
+        StepOrder::new(&StepShape {
+            kind: self.kind,
+            encoder_stages: self.rows.iter().take_while(|module| Some(*module) != last).count(),
+            stages: self.rows.len(),
+            slots: self.microbatches,
+            has_encoder_backward: true,
+        })
     }
 
     /// Returns the ranks that run a stage for themselves; one if it is shared.
@@ -75,9 +88,9 @@ struct Builder<'a> {
     first_lane: Vec<usize>,
     /// Last pass of every lane that takes time.
     last: Vec<u32>,
-    /// Passes that sent the last output of every lane, forward and backward.
+    /// Passes that sent the outputs of every lane, forward and backward, `[lanes * microbatches]`.
     sent: [Vec<u32>; 2],
-    /// Passes from which each rank takes the last output of a shared stage, by stage.
+    /// Passes from which each rank takes the outputs of a shared stage, `[stages * microbatches]`.
     fanned: [Vec<Vec<u32>>; 2],
     lanes: Vec<Vec<u32>>,
 }
@@ -99,25 +112,19 @@ impl PassGraph {
             (0..stages).map(lane).collect()
         };
         let lanes_of_rank = (0..shape.ranks).map(lanes_of_rank).collect();
-        let none = || vec![NONE; lanes];
+        let sent = || vec![NONE; lanes * shape.microbatches];
+        let fanned = || vec![Vec::new(); stages * shape.microbatches];
         let mut builder = Builder {
             shape,
             passes: Vec::new(),
-            last: none(),
-            sent: [none(), none()],
-            fanned: [vec![Vec::new(); stages], vec![Vec::new(); stages]],
+            last: vec![NONE; lanes],
+            sent: [sent(), sent()],
+            fanned: [fanned(), fanned()],
             lanes: vec![Vec::new(); lanes],
             first_lane,
         };
-        for time in 0..2 * (shape.microbatches + stages) {
-            for stage in 0..stages {
-                let is_forward = (time + stage).is_multiple_of(2);
-                let begin = if is_forward { stage } else { 2 * stages - 1 - stage };
-                let microbatch = time.wrapping_sub(begin) / 2;
-                if time >= begin && microbatch < shape.microbatches {
-                    builder.run(stage, microbatch, !is_forward);
-                }
-            }
+        for pass in shape.order().passes {
+            builder.run(pass.stage as usize, pass.slot as usize, !pass.is_forward);
         }
         let Builder { mut passes, lanes, .. } = builder;
         let nothing = passes.len() as u32;
@@ -144,7 +151,7 @@ impl Builder<'_> {
             self.connect(before[0], at, 0);
             self.connect(input, at, 1);
             self.last[lane] = at;
-            self.sent[direction][lane] = at;
+            self.sent[direction][lane * self.shape.microbatches + microbatch] = at;
         }
         let receiver = if is_backward { stage.checked_sub(1) } else { stage.checked_add(1) };
         let receiver = receiver.filter(|receiver| *receiver < self.shape.rows.len());
@@ -168,16 +175,15 @@ impl Builder<'_> {
         direction: usize,
     ) -> u32 {
         if self.fans(sender, stage) {
-            return self.fanned[direction][sender][rank];
+            return self.fanned[direction][sender * self.shape.microbatches + microbatch][rank];
         }
-        let first = self.first_lane[sender];
         if !self.fans(stage, sender) {
-            return self.sent[direction][first + rank];
+            return self.sent(sender, rank, microbatch, direction);
         }
         // The shared stage waits for the output of all ranks.
-        let mut joined = self.sent[direction][first];
+        let mut joined = self.sent(sender, 0, microbatch, direction);
         for other in 1..self.shape.lanes_of(sender) {
-            let before = [joined, self.sent[direction][first + other]];
+            let before = [joined, self.sent(sender, other, microbatch, direction)];
             let at = self.push_fan(stage, microbatch, before);
             for from in before {
                 self.connect(from, at, 1);
@@ -187,9 +193,14 @@ impl Builder<'_> {
         joined
     }
 
+    /// Returns the pass of a stage that sent the output of a microbatch.
+    fn sent(&self, stage: usize, rank: usize, microbatch: usize, direction: usize) -> u32 {
+        self.sent[direction][(self.first_lane[stage] + rank) * self.shape.microbatches + microbatch]
+    }
+
     /// Adds passes from which each rank takes the output of a shared stage.
     fn fan_out(&mut self, stage: usize, microbatch: usize, direction: usize) {
-        let mut from = self.sent[direction][self.first_lane[stage]];
+        let mut from = self.sent(stage, 0, microbatch, direction);
         let mut outputs = Vec::with_capacity(self.shape.ranks);
         for _ in 1..self.shape.ranks {
             let at = self.push_fan(stage, microbatch, [NONE, from]);
@@ -199,7 +210,7 @@ impl Builder<'_> {
         }
         // The last fan has two ranks as receivers.
         outputs.push(from);
-        self.fanned[direction][stage] = outputs;
+        self.fanned[direction][stage * self.shape.microbatches + microbatch] = outputs;
     }
 
     fn push_fan(&mut self, stage: usize, microbatch: usize, before: [u32; 2]) -> u32 {

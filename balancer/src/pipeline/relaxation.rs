@@ -56,8 +56,9 @@ impl Relaxation {
     pub(crate) fn new(instance: &Instance, config: &PipelineConfig, passes_max: u64) -> Self {
         let (modules, microbatches) = (instance.modules(), instance.groups() / config.dp_size);
         let (rows, is_shared) = (config.rows(), vec![false; modules]);
-        let timeline =
-            Timeline::new(PassShape { rows: &rows, is_shared: &is_shared, ranks: 1, microbatches });
+        let kind = config.schedule;
+        let shape = PassShape { rows: &rows, is_shared: &is_shared, ranks: 1, microbatches, kind };
+        let timeline = Timeline::new(shape);
         let mut rank = timeline.times();
         let mut cuts: Vec<Cut> = (0..modules).map(|module| Cut::new(instance, config, module)).collect();
         let (mut weights, mut forward) = (0, 0);

@@ -1,13 +1,13 @@
 //! Computes the makespan of one pipeline, or of several coupled ones, after a change of one or two
 //! microbatches, without simulating the rest.
 //!
-//! A 1F1B step is a graph of passes; the makespan is its longest path. Keep for every pass its *end* (the
+//! A step is a graph of passes; the makespan is its longest path. Keep for every pass its *end* (the
 //! longest path up to it) and its *tail* (the longest path from its start to the end of the step). If
 //! microbatches `first..=last` change, only the passes between the first forward pass of `first` and the last
 //! backward pass of `last` on each stage, the *window*, lie both after and before a changed pass. Ends before
 //! the window and tails after it stay the same, and every path from start to end crosses the window. So the
-//! new makespan is the longest path through it: `p (p + 1)` passes for one microbatch on `p` stages, instead
-//! of `2 p K`.
+//! new makespan is the longest path through it: under 1F1B `p (p + 1)` passes for one microbatch on `p`
+//! stages, instead of `2 p K`.
 //!
 //! # Source
 //! Heads and tails are from job-shop local search: Taillard, "Parallel taboo search techniques for the
@@ -69,7 +69,7 @@ pub(crate) struct PassTimes {
 }
 
 impl Timeline {
-    /// Sorts the passes of 1F1B.
+    /// Sorts the passes of a step.
     pub(crate) fn new(shape: PassShape<'_>) -> Self {
         let PassGraph { passes, lanes, lanes_of_rank } = PassGraph::new(shape);
         let (microbatches, cells) = (shape.microbatches, shape.cells());
@@ -248,33 +248,52 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::ScheduleKind;
-    use crate::simulate::{CompiledSchedule, StageTimes};
+    use crate::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
+    use crate::simulate::{Communication, CompiledSchedule, StageTimes};
     use proptest::prelude::*;
 
     /// Computes the makespan by a full simulation.
-    fn simulated(rows: &[usize], modules: usize, microbatches: usize, rank: &PassTimes) -> u64 {
+    fn simulated(
+        kind: ScheduleKind,
+        rows: &[usize],
+        modules: usize,
+        microbatches: usize,
+        rank: &PassTimes,
+    ) -> u64 {
         let cells = (0..modules)
             .flat_map(|module| (0..microbatches).map(move |microbatch| 2 * (microbatch * modules + module)));
         let (forward_ns, backward_ns): (Vec<u64>, Vec<u64>) =
             cells.map(|cell| (rank.times_ns[cell], rank.times_ns[cell + 1])).unzip();
         let times = StageTimes::new(modules, microbatches, forward_ns, backward_ns).unwrap();
-        let mut compiled =
-            CompiledSchedule::new(ScheduleKind::OneForwardOneBackward, rows, microbatches).unwrap();
+        // Modules before the last one are encoders, as they are to the timeline.
+        let stages: Vec<usize> =
+            (0..modules).map(|module| rows.iter().filter(|row| **row == module).count()).collect();
+        let stages: Vec<ModuleStages> = stages.into_iter().map(|stages| ModuleStages::new(stages, 1)).collect();
+        let layout = PipelineLayout::of_modules(&stages, microbatches).unwrap();
+        let free = Communication::free(rows.len(), microbatches);
+        let mut compiled = CompiledSchedule::of_layout(kind, &layout, rows, &free).unwrap();
         compiled.makespan_ns(&times)
     }
 
-    fn check(stages: &[usize], microbatches: usize, times_ns: &[u64], changes: &[(usize, usize, u64)]) {
+    const KIND: ScheduleKind = ScheduleKind::OneForwardOneBackward;
+
+    fn check(
+        kind: ScheduleKind,
+        stages: &[usize],
+        microbatches: usize,
+        times_ns: &[u64],
+        changes: &[(usize, usize, u64)],
+    ) {
         let rows: Vec<usize> =
             stages.iter().enumerate().flat_map(|(module, count)| vec![module; *count]).collect();
         let modules = stages.len();
-        let shape = PassShape { rows: &rows, is_shared: &vec![false; modules], ranks: 1, microbatches };
+        let shape = PassShape { rows: &rows, is_shared: &vec![false; modules], ranks: 1, microbatches, kind };
         let mut timeline = Timeline::new(shape);
         let mut rank = timeline.times();
         let cells = shape.cells();
         rank.times_ns[..cells].iter_mut().zip(times_ns.iter().cycle()).for_each(|(cell, time)| *cell = *time);
         timeline.settle(&mut rank, 0, microbatches - 1);
-        assert_eq!(rank.makespan_ns, simulated(&rows, modules, microbatches, &rank));
+        assert_eq!(rank.makespan_ns, simulated(kind, &rows, modules, microbatches, &rank));
         for &(one, other, time) in changes {
             let (one, other) = (one % microbatches, other % microbatches);
             for microbatch in [one, other] {
@@ -282,7 +301,7 @@ mod tests {
             }
             let (first, last) = (one.min(other), one.max(other));
             let found = timeline.makespan_with(&mut rank, first, last).0;
-            assert_eq!(found, simulated(&rows, modules, microbatches, &rank));
+            assert_eq!(found, simulated(kind, &rows, modules, microbatches, &rank));
             timeline.settle(&mut rank, first, last);
             assert_eq!(rank.makespan_ns, found);
             let path: u64 = (0..cells).map(|at| u64::from(rank.critical[at]) * rank.times_ns[at]).sum();
@@ -293,12 +312,15 @@ mod tests {
     proptest! {
         #[test]
         fn a_window_gives_the_makespan_of_a_full_simulation(
+            kind in prop::sample::select(vec![
+                KIND, ScheduleKind::GPipe, ScheduleKind::EncoderAhead { rounds: 2 },
+            ]),
             stages in prop::collection::vec(1..4_usize, 1..4),
             microbatches in 1..14_usize,
             times_ns in prop::collection::vec(0..1000_u64, 60),
             changes in prop::collection::vec((0..14_usize, 0..14_usize, 0..1000_u64), 8),
         ) {
-            check(&stages, microbatches, &times_ns, &changes);
+            check(kind, &stages, microbatches, &times_ns, &changes);
         }
     }
 
@@ -306,6 +328,7 @@ mod tests {
     fn pairs_beyond_the_room_for_windows_are_simulated_whole() {
         let times_ns: Vec<u64> = (0..97).map(|i| i * 7919 % 1009).collect();
         check(
+            KIND,
             &[2, 6],
             120,
             &times_ns,

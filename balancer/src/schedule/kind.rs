@@ -6,8 +6,10 @@ use std::str::FromStr;
 
 /// Chunks per rank when only `interleaved` is given.
 const CHUNKS: u16 = 2;
+/// Rounds ahead when only `1f1b-ahead` is given.
+const AHEAD: u16 = 2;
 
-/// Kind of schedule; written and read as `gpipe`, `1f1b`, `interleaved:2` and `zb-h1`.
+/// Kind of schedule; written and read as `gpipe`, `1f1b`, `1f1b-ahead:2`, `interleaved:2` and `zb-h1`.
 ///
 /// The bubble of a rank is the time added to the ideal `m (f + b)`, where `p` ranks run `m` microbatches, all
 /// alike, with passes of `f` forward and `b` backward on a rank.
@@ -19,6 +21,12 @@ pub enum ScheduleKind {
     GPipe,
     /// One forward, one backward. Keeps at most `p - r` microbatches on rank `r`; bubble `(p - 1)(f + b)`.
     OneForwardOneBackward,
+    /// 1F1B whose encoders run some rounds ahead. An encoder's stage keeps that many rounds more; LLM ranks
+    /// that share it march in step no longer.
+    EncoderAhead {
+        /// Rounds ahead of 1F1B.
+        rounds: u16,
+    },
     /// 1F1B with several chunks of layers per rank. If `p` divides `m`, it keeps at most
     /// `2 (p - r - 1) + (chunks - 1) p + 1` chunks' microbatches and its bubble is `(p - 1)(f + b) / chunks`.
     Interleaved {
@@ -32,16 +40,22 @@ pub enum ScheduleKind {
 }
 
 impl ScheduleKind {
-    /// All kinds, one with two chunks per rank.
-    pub const ALL: [Self; 4] =
-        [Self::GPipe, Self::OneForwardOneBackward, Self::Interleaved { chunks: CHUNKS }, Self::ZeroBubble];
+    /// All kinds, with two chunks per rank and two rounds ahead where there is a number.
+    pub const ALL: [Self; 5] = [
+        Self::GPipe,
+        Self::OneForwardOneBackward,
+        Self::EncoderAhead { rounds: AHEAD },
+        Self::Interleaved { chunks: CHUNKS },
+        Self::ZeroBubble,
+    ];
 
-    /// Returns the name, without the number of chunks.
+    /// Returns the name, without the number of chunks or rounds.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::GPipe => "gpipe",
             Self::OneForwardOneBackward => "1f1b",
+            Self::EncoderAhead { .. } => "1f1b-ahead",
             Self::Interleaved { .. } => "interleaved",
             Self::ZeroBubble => "zb-h1",
         }
@@ -58,6 +72,7 @@ impl fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Interleaved { chunks } => f.pad(&format!("interleaved:{chunks}")),
+            Self::EncoderAhead { rounds } => f.pad(&format!("1f1b-ahead:{rounds}")),
             Self::GPipe | Self::OneForwardOneBackward | Self::ZeroBubble => f.pad(self.name()),
         }
     }
@@ -66,11 +81,15 @@ impl fmt::Display for ScheduleKind {
 impl FromStr for ScheduleKind {
     type Err = Error;
 
-    /// Parses a name; `interleaved` has two chunks unless `:` and another number follow.
+    /// Parses a name; `interleaved` has two chunks and `1f1b-ahead` two rounds unless `:` and another number
+    /// follow.
     fn from_str(name: &str) -> Result<Self> {
+        let number = |text: &str| text.parse().ok().filter(|number| *number > 0).ok_or_else(|| unknown(name));
         if let Some(chunks) = name.strip_prefix("interleaved:") {
-            let chunks = chunks.parse().ok().filter(|chunks| *chunks > 0);
-            return chunks.map(|chunks| Self::Interleaved { chunks }).ok_or_else(|| unknown(name));
+            return Ok(Self::Interleaved { chunks: number(chunks)? });
+        }
+        if let Some(rounds) = name.strip_prefix("1f1b-ahead:") {
+            return Ok(Self::EncoderAhead { rounds: number(rounds)? });
         }
         Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| unknown(name))
     }
@@ -87,11 +106,12 @@ mod tests {
 
     #[test]
     fn every_name_is_read_back() {
-        for kind in ScheduleKind::ALL.into_iter().chain([ScheduleKind::Interleaved { chunks: 7 }]) {
+        let numbered = [ScheduleKind::Interleaved { chunks: 7 }, ScheduleKind::EncoderAhead { rounds: 9 }];
+        for kind in ScheduleKind::ALL.into_iter().chain(numbered) {
             assert_eq!(kind.to_string().parse::<ScheduleKind>().unwrap(), kind);
         }
         assert_eq!("interleaved".parse::<ScheduleKind>().unwrap().chunks(), 2);
-        for name in ["zero", "interleaved:0", "interleaved:x", "interleaved:"] {
+        for name in ["zero", "interleaved:0", "interleaved:x", "interleaved:", "1f1b-ahead:0"] {
             assert!(name.parse::<ScheduleKind>().is_err());
         }
     }

@@ -2,6 +2,22 @@
 
 use super::action::{Part, Pass, PassKind};
 
+/// Place of a stage in a step, on which the lags of its passes depend.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StagePlace {
+    /// Stages between this one and the loss.
+    pub(crate) stages_after: usize,
+    /// Stages on the longest path to the loss.
+    pub(crate) stages_in_all: usize,
+    /// Rounds of the step: the microbatches of each rank of the last module.
+    pub(crate) rounds: usize,
+    /// Whether the stage belongs to a module before the last one, an encoder.
+    pub(crate) is_encoder: bool,
+}
+
+/// Rounds by which each kind of pass follows the forward pass of a microbatch, in the order within a round.
+pub(crate) type Lags = Vec<(PassKind, usize)>;
+
 /// Work of one rank in a schedule with one stage per rank.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RankWork<'a> {
@@ -10,14 +26,10 @@ pub(super) struct RankWork<'a> {
     pub(super) microbatches: &'a [u32],
     /// Microbatches per round: one for each replica of the last module.
     pub(super) round: usize,
-    /// Stages between this one and the loss.
-    pub(super) stages_after: usize,
-    /// Stages on the longest path to the loss.
-    pub(super) stages_in_all: usize,
 }
 
 impl RankWork<'_> {
-    pub(super) fn pass(&self, kind: PassKind, microbatch: u32) -> Pass {
+    fn pass(&self, kind: PassKind, microbatch: u32) -> Pass {
         Pass { kind, part: Part { microbatch, stage: self.stage } }
     }
 

@@ -9,6 +9,7 @@
 //! rank, or a whole job of modules that differ in stages and DP size.
 
 mod action;
+mod encoder_ahead;
 mod gpipe;
 mod graph;
 mod interleaved;
@@ -18,6 +19,7 @@ mod layout;
 mod messages;
 mod module_stages;
 mod one_forward_one_backward;
+mod step_order;
 mod zero_bubble;
 
 pub use action::{Action, Message, Part, Pass, PassKind};
@@ -25,9 +27,10 @@ pub(crate) use graph::PassGraph;
 pub use kind::ScheduleKind;
 pub use layout::PipelineLayout;
 pub use module_stages::ModuleStages;
+pub(crate) use step_order::{StepOrder, StepShape};
 
 use crate::error::{Error, Result};
-use lagged::RankWork;
+use lagged::{Lags, RankWork, StagePlace, lagged_passes};
 
 /// Lists the actions of one rank of a pipeline in a step of `microbatches` microbatches.
 ///
@@ -77,14 +80,19 @@ impl PipelineLayout {
             return Ok((0..ranks).map(of_rank).collect());
         }
         let stages_in_all = (0..self.stages()).map(|stage| self.stages_after(stage) + 1).max().unwrap_or(1);
+        let last_module = self.module(self.stages() - 1);
         let mut lists = vec![Vec::new(); self.ranks()];
         for stage in 0..self.stages() {
-            let stages_after = self.stages_after(stage);
+            let place = StagePlace {
+                stages_after: self.stages_after(stage),
+                stages_in_all,
+                rounds: self.microbatches_of(stage).div_ceil(self.round(stage)),
+                is_encoder: self.module(stage) != last_module,
+            };
+            let lags = kind.lags(&place);
             for (rank, microbatches) in self.shares(stage) {
                 let (stage, round) = (stage as u16, self.round(stage));
-                let work =
-                    RankWork { stage, microbatches: &microbatches, round, stages_after, stages_in_all };
-                lists[rank] = kind.passes(&work);
+                lists[rank] = lagged_passes(&RankWork { stage, microbatches: &microbatches, round }, &lags);
             }
         }
         Ok(lists)
@@ -104,12 +112,13 @@ impl PipelineLayout {
 }
 
 impl ScheduleKind {
-    /// Lists the passes of a rank that holds one stage.
-    fn passes(self, work: &RankWork<'_>) -> Vec<Pass> {
+    /// Returns the lags of the passes of a stage, where each rank holds one stage.
+    pub(crate) fn lags(self, place: &StagePlace) -> Lags {
         match self {
-            Self::GPipe => gpipe::passes(work),
-            Self::ZeroBubble => zero_bubble::passes(work),
-            Self::OneForwardOneBackward | Self::Interleaved { .. } => one_forward_one_backward::passes(work),
+            Self::GPipe => gpipe::lags(place),
+            Self::ZeroBubble => zero_bubble::lags(place),
+            Self::EncoderAhead { rounds } => encoder_ahead::lags(place, usize::from(rounds)),
+            Self::OneForwardOneBackward | Self::Interleaved { .. } => one_forward_one_backward::lags(place),
         }
     }
 }

@@ -1,15 +1,14 @@
 //! 1F1B: forward passes fill the pipeline, then one forward and one backward pass alternate.
 
-use super::action::Pass;
 use super::action::PassKind::{Backward, Forward};
-use super::lagged::{RankWork, lagged_passes};
+use super::lagged::{Lags, StagePlace};
 
-/// Lists one rank's passes: a backward pass runs as many rounds after its forward pass as there are stages
-/// after this one.
+/// Returns the lags of a stage's passes: a backward pass runs as many rounds after its forward pass as there
+/// are stages after this one.
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
 /// 2021, arXiv:2104.04473, section 2.2.1 (PipeDream-Flush).
-pub(super) fn passes(work: &RankWork<'_>) -> Vec<Pass> {
-    lagged_passes(work, &[(Forward, 0), (Backward, work.stages_after)])
+pub(super) fn lags(place: &StagePlace) -> Lags {
+    vec![(Forward, 0), (Backward, place.stages_after)]
 }

@@ -1,10 +1,9 @@
 //! ZB-H1: 1F1B with the weights' gradients delayed to where a stage would wait.
 
-use super::action::Pass;
 use super::action::PassKind::{BackwardInput, BackwardWeight, Forward};
-use super::lagged::{RankWork, lagged_passes};
+use super::lagged::{Lags, StagePlace};
 
-/// Lists one rank's passes.
+/// Returns the lags of a stage's passes.
 ///
 /// Other stages depend on the gradient of the input alone. It runs where 1F1B has its backward pass; the
 /// weights' gradient follows on every rank `p - 1` rounds after the forward pass, `p` stages in total. So
@@ -14,9 +13,6 @@ use super::lagged::{RankWork, lagged_passes};
 ///
 /// # Source
 /// Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, section 2.1 and table 2.
-pub(super) fn passes(work: &RankWork<'_>) -> Vec<Pass> {
-    lagged_passes(
-        work,
-        &[(Forward, 0), (BackwardInput, work.stages_after), (BackwardWeight, work.stages_in_all - 1)],
-    )
+pub(super) fn lags(place: &StagePlace) -> Lags {
+    vec![(Forward, 0), (BackwardInput, place.stages_after), (BackwardWeight, place.stages_in_all - 1)]
 }

@@ -37,7 +37,7 @@ pub(super) fn add_links(
             of_slot.iter().copied().max().unwrap_or(0)
         };
         let between = |slot: usize| send(widest, fullest(slot), llm_bytes);
-        step.between_hop_ns = (0..step.slots).map(between).collect();
+        step.between_hop_ns = (0..step.shape.slots).map(between).collect();
         let gradients = &space.encoder.gradient_bytes[family.encoder];
         step.reduce_ns = reduce_ns(space, links, encoder, family.encoder_dp, gradients);
     }

@@ -84,8 +84,8 @@ impl SlotAssignment {
         );
         let (layer_ns, outside_ns): (Vec<f64>, Vec<f64>) = (layer_ns.collect(), outside_ns.collect());
         let (llm_stages, llm_ns) = rows(llm, &layer_ns, &outside_ns);
-        let mut step =
-            StepTimes { ranks: self.ranks, slots: self.slots, llm_stages, llm_ns, ..StepTimes::default() };
+        let shape = candidate.step_shape(space);
+        let mut step = StepTimes { llm_stages, llm_ns, ..StepTimes::new(shape, self.ranks) };
         if family.placement == Placement::Disaggregated {
             let encoder = &space.encoder.shapes[family.encoder];
             let times = &space.encoder.times[encoder.times];

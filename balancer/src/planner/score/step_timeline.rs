@@ -3,19 +3,20 @@
 //! The encoder's ranks share the media of all LLM ranks' microbatches of a *slot* (the k-th microbatch of
 //! each LLM rank) and send them on together, so the encoder is one chain with a time for each slot, followed
 //! by one chain per LLM rank. A slot's gradient returns to the encoder when the last LLM rank has sent it.
-//! Stages are numbered from the encoder's first to the LLM's last and run 1F1B.
+//! Stages are numbered from the encoder's first to the LLM's last; the schedule orders their passes.
 //!
 //! With one LLM rank this is the pipeline of [`crate::simulate`]; a test compares them.
 
+use crate::schedule::{StepOrder, StepShape};
 use std::cmp::Ordering;
 
 /// Times of every pass of one step, nanoseconds.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(in crate::planner) struct StepTimes {
+    /// Schedule of the stages and slots.
+    pub(in crate::planner) shape: StepShape,
     /// LLM ranks.
     pub(in crate::planner) ranks: usize,
-    /// Microbatches of each LLM rank, which are the encoder's slots.
-    pub(in crate::planner) slots: usize,
     /// Row of [`StepTimes::encoder_ns`] of each encoder stage; empty if the encoder is not a pipeline stage.
     pub(in crate::planner) encoder_stages: Vec<usize>,
     /// Row of [`StepTimes::llm_ns`] of each LLM stage.
@@ -33,46 +34,64 @@ pub(in crate::planner) struct StepTimes {
     pub(in crate::planner) reduce_ns: Vec<u64>,
 }
 
+impl StepTimes {
+    /// Starts a step without times.
+    pub(in crate::planner) fn new(shape: StepShape, ranks: usize) -> Self {
+        Self {
+            shape,
+            ranks,
+            encoder_stages: Vec::new(),
+            llm_stages: Vec::new(),
+            encoder_ns: Vec::new(),
+            llm_ns: Vec::new(),
+            encoder_hop_ns: Vec::new(),
+            between_hop_ns: Vec::new(),
+            llm_hop_ns: Vec::new(),
+            reduce_ns: Vec::new(),
+        }
+    }
+}
+
 /// Ends of passes; reused between steps to avoid allocation.
 #[derive(Debug, Clone, Default)]
-#[expect(clippy::struct_field_names, reason = "units end the names")]
 pub(in crate::planner) struct StepTimeline {
     /// Ends by stage and rank; the encoder has one rank.
     end_ns: Vec<u64>,
+    /// Outputs of each stage's last pass: the next stage's pass of the slot comes before another.
     forward_out_ns: Vec<u64>,
     backward_out_ns: Vec<u64>,
+    /// Gradients of all LLM ranks to the encoder, by slot: an encoder that runs ahead takes them later.
+    returned_ns: Vec<u64>,
+    /// Order of the last step's passes: steps of one plan have the same.
+    order: Option<(StepShape, StepOrder)>,
 }
 
 impl StepTimeline {
     /// Returns the end of the step.
-    ///
-    /// In time slots as long as a pass, `F(s, k)` runs in `2k + s` and `B(s, k)` in `2k + 2p - 1 - s`: an
-    /// order in which every pass comes after its inputs, with 1F1B's order on each stage. The real times
-    /// follow it.
     pub(in crate::planner) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
-        if step.ranks == 1 {
-            return self.chain_ns(step);
-        }
+        self.returned_ns.clear();
+        self.returned_ns.resize(step.shape.slots, 0);
+        let known = self.order.take().filter(|(shape, _)| *shape == step.shape);
+        let (shape, order) = known.unwrap_or_else(|| (step.shape, StepOrder::new(&step.shape)));
+        let makespan_ns = if step.ranks == 1 { self.chain_ns(step, &order) } else { self.run(step, &order) };
+        self.order = Some((shape, order));
+        makespan_ns
+    }
+
+    fn run(&mut self, step: &StepTimes, order: &StepOrder) -> u64 {
         let encoder_stages = step.encoder_stages.len();
         let stages = encoder_stages + step.llm_stages.len();
         for cells in [&mut self.end_ns, &mut self.forward_out_ns, &mut self.backward_out_ns] {
             cells.clear();
             cells.resize(stages * step.ranks, 0);
         }
-        for time in 0..2 * (step.slots + stages) {
-            for stage in 0..stages {
-                let is_forward = (time + stage).is_multiple_of(2);
-                let begin = if is_forward { stage } else { 2 * stages - 1 - stage };
-                let slot = time.wrapping_sub(begin) / 2;
-                if time < begin || slot >= step.slots {
-                    continue;
-                }
-                match (is_forward, stage < encoder_stages) {
-                    (true, true) => self.encoder_forward(step, stage, slot),
-                    (true, false) => self.llm_forward(step, stage, slot),
-                    (false, true) => self.encoder_backward(step, stage, slot),
-                    (false, false) => self.llm_backward(step, stage, slot),
-                }
+        for pass in &order.passes {
+            let (stage, slot) = (pass.stage as usize, pass.slot as usize);
+            match (pass.is_forward, stage < encoder_stages) {
+                (true, true) => self.encoder_forward(step, stage, slot),
+                (true, false) => self.llm_forward(step, stage, slot),
+                (false, true) => self.encoder_backward(step, stage, slot),
+                (false, false) => self.llm_backward(step, stage, slot),
             }
         }
         let end = |stage: usize| {
@@ -85,7 +104,7 @@ impl StepTimeline {
 
     /// Returns the end of a step with one LLM rank, where every stage has one time for each slot and one
     /// neighbor on each side.
-    fn chain_ns(&mut self, step: &StepTimes) -> u64 {
+    fn chain_ns(&mut self, step: &StepTimes, order: &StepOrder) -> u64 {
         let encoder = step.encoder_stages.iter().map(|row| &step.encoder_ns[*row]);
         let rows: Vec<&[Vec<u64>; 2]> =
             encoder.chain(step.llm_stages.iter().map(|row| &step.llm_ns[*row])).collect();
@@ -105,26 +124,23 @@ impl StepTimeline {
             cells.clear();
             cells.resize(stages + 2, 0);
         }
-        for time in 0..2 * (step.slots + stages) {
-            for (stage, row) in rows.iter().enumerate() {
-                let is_forward = (time + stage).is_multiple_of(2);
-                let begin = if is_forward { stage } else { 2 * stages - 1 - stage };
-                let slot = time.wrapping_sub(begin) / 2;
-                if time < begin || slot >= step.slots {
-                    continue;
-                }
-                let cell = stage + 1;
-                let (out_ns, input_ns, pass) = if is_forward {
-                    let input_ns = self.forward_out_ns[cell - 1] + hop(hops[stage], slot);
-                    (&mut self.forward_out_ns, input_ns, 0)
-                } else {
-                    let hop_ns = hops.get(stage + 1).map_or(0, |hops_ns| hop(hops_ns, slot));
-                    let input_ns = self.backward_out_ns[cell + 1] + hop_ns;
-                    (&mut self.backward_out_ns, input_ns, 1)
-                };
-                let end_ns = self.end_ns[cell].max(input_ns) + row[pass][slot];
-                self.end_ns[cell] = end_ns;
-                out_ns[cell] = end_ns;
+        for pass in &order.passes {
+            let (stage, slot) = (pass.stage as usize, pass.slot as usize);
+            let cell = stage + 1;
+            let (out_ns, input_ns, way) = if pass.is_forward {
+                let input_ns = self.forward_out_ns[cell - 1] + hop(hops[stage], slot);
+                (&mut self.forward_out_ns, input_ns, 0)
+            } else {
+                let hop_ns = hops.get(stage + 1).map_or(0, |hops_ns| hop(hops_ns, slot));
+                let is_border = stage + 1 == encoder_stages;
+                let sent_ns = if is_border { self.returned_ns[slot] } else { self.backward_out_ns[cell + 1] };
+                (&mut self.backward_out_ns, sent_ns + hop_ns, 1)
+            };
+            let end_ns = self.end_ns[cell].max(input_ns) + rows[stage][way][slot];
+            self.end_ns[cell] = end_ns;
+            out_ns[cell] = end_ns;
+            if stage == encoder_stages && !pass.is_forward {
+                self.returned_ns[slot] = end_ns;
             }
         }
         let reduced = |stage: usize| self.end_ns[stage + 1] + hop(&step.reduce_ns, stage);
@@ -147,8 +163,7 @@ impl StepTimeline {
     fn encoder_backward(&mut self, step: &StepTimes, stage: usize, slot: usize) {
         let (cell, next) = (stage * step.ranks, (stage + 1) * step.ranks);
         let input = if stage + 1 == step.encoder_stages.len() {
-            let sent = &self.backward_out_ns[next..next + step.ranks];
-            sent.iter().copied().max().unwrap_or(0) + hop(&step.between_hop_ns, slot)
+            self.returned_ns[slot] + hop(&step.between_hop_ns, slot)
         } else {
             self.backward_out_ns[next] + hop(&step.encoder_hop_ns, slot)
         };
@@ -183,6 +198,9 @@ impl StepTimeline {
         } else {
             pass_all(ends, outs, times, arrivals(&after[..ranks], step.llm_hop_ns.get(cells)));
         }
+        if stage == encoder_stages {
+            self.returned_ns[slot] = outs.iter().copied().max().unwrap_or(0);
+        }
     }
 }
 
@@ -206,41 +224,67 @@ fn hop(hops_ns: &[u64], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::ScheduleKind;
-    use crate::simulate::CompiledSchedule;
-    use crate::simulate::StageTimes;
+    use crate::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
+    use crate::simulate::{Communication, StageTimes};
     use proptest::prelude::*;
+
+    const KINDS: [ScheduleKind; 4] = [
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::GPipe,
+        ScheduleKind::EncoderAhead { rounds: 1 },
+        ScheduleKind::EncoderAhead { rounds: 3 },
+    ];
 
     fn rows(times: &[u64], cells: usize) -> Vec<[Vec<u64>; 2]> {
         let split = |row: &[u64]| [row[..cells].to_vec(), row[cells..].to_vec()];
         times.chunks_exact(2 * cells).map(split).collect()
     }
 
+    fn step(kind: ScheduleKind, encoder_stages: usize, llm_stages: usize, slots: usize, ranks: usize) -> StepTimes {
+        let stages = encoder_stages + llm_stages;
+        let shape = StepShape { kind, encoder_stages, stages, slots, has_encoder_backward: true };
+        StepTimes {
+            encoder_stages: (0..encoder_stages).collect(),
+            llm_stages: (0..llm_stages).collect(),
+            ..StepTimes::new(shape, ranks)
+        }
+    }
+
+    /// Simulates a step by the executor's lists of actions: an encoder rank that shares every round of all
+    /// LLM ranks, and the LLM ranks.
+    fn by_events(step: &StepTimes) -> u64 {
+        let (kind, slots, ranks) = (step.shape.kind, step.shape.slots, step.ranks);
+        let encoder = ModuleStages::new(step.encoder_stages.len(), 1).share_rounds();
+        let llm = ModuleStages::new(step.llm_stages.len(), ranks);
+        let modules = if step.encoder_stages.is_empty() { vec![llm] } else { vec![encoder, llm] };
+        let layout = PipelineLayout::of_modules(&modules, slots).unwrap();
+        let mut passes_ns = [Vec::new(), Vec::new()];
+        for (way, ns) in passes_ns.iter_mut().enumerate() {
+            for row in &step.encoder_ns {
+                ns.extend(&row[way]);
+                ns.extend(vec![0; layout.microbatches() - slots]);
+            }
+            step.llm_ns.iter().for_each(|row| ns.extend(&row[way]));
+        }
+        let [forward, backward] = passes_ns;
+        let times = StageTimes::new(layout.stages(), layout.microbatches(), forward, backward).unwrap();
+        let free = Communication::free(layout.stages(), layout.microbatches());
+        layout.simulate(&layout.schedule(kind).unwrap(), &times, &free).unwrap().makespan_ns
+    }
+
     proptest! {
         #[test]
-        fn one_rank_takes_what_the_simulator_says(
+        fn a_step_takes_what_the_simulator_says(
+            kind in prop::sample::select(KINDS.to_vec()), ranks in 1usize..4,
             encoder_stages in 0usize..4, llm_stages in 1usize..5, slots in 1usize..9,
-            times in prop::collection::vec(0u64..100, 2 * 7 * 8),
+            times in prop::collection::vec(0u64..100, 2 * 3 * 8 + 2 * 4 * 3 * 8),
         ) {
-            let stages = encoder_stages + llm_stages;
-            let all = rows(&times[..2 * stages * slots], slots);
             let step = StepTimes {
-                ranks: 1,
-                slots,
-                encoder_stages: (0..encoder_stages).collect(),
-                llm_stages: (0..llm_stages).collect(),
-                encoder_ns: all[..encoder_stages].to_vec(),
-                llm_ns: all[encoder_stages..].to_vec(),
-                ..StepTimes::default()
+                encoder_ns: rows(&times[..2 * encoder_stages * slots], slots),
+                llm_ns: rows(&times[48..48 + 2 * llm_stages * slots * ranks], slots * ranks),
+                ..step(kind, encoder_stages, llm_stages, slots, ranks)
             };
-            let each: Vec<usize> = (0..stages).collect();
-            let kind = ScheduleKind::OneForwardOneBackward;
-            let mut compiled = CompiledSchedule::new(kind, &each, slots).unwrap();
-            let [forward, backward] = [0, 1].map(|pass| {
-                all.iter().flat_map(|row| row[pass].iter().copied()).collect::<Vec<u64>>()
-            });
-            let expected = compiled.makespan_ns(&StageTimes::new(stages, slots, forward, backward).unwrap());
-            prop_assert_eq!(StepTimeline::default().makespan_ns(&step), expected);
+            prop_assert_eq!(StepTimeline::default().makespan_ns(&step), by_events(&step));
         }
     }
 
@@ -248,6 +292,7 @@ mod tests {
         /// Two ranks with equal times take as long as one of them, messages and sums included.
         #[test]
         fn equal_ranks_take_what_one_takes(
+            kind in prop::sample::select(KINDS.to_vec()),
             encoder_stages in 0usize..4, llm_stages in 1usize..5, slots in 1usize..9,
             times in prop::collection::vec(0u64..100, 2 * 7 * 8),
             hops in prop::collection::vec(0u64..50, 24), reduce in prop::collection::vec(0u64..300, 7),
@@ -255,16 +300,13 @@ mod tests {
             let stages = encoder_stages + llm_stages;
             let all = rows(&times[..2 * stages * slots], slots);
             let one = StepTimes {
-                ranks: 1,
-                slots,
-                encoder_stages: (0..encoder_stages).collect(),
-                llm_stages: (0..llm_stages).collect(),
                 encoder_ns: all[..encoder_stages].to_vec(),
                 llm_ns: all[encoder_stages..].to_vec(),
                 encoder_hop_ns: hops[..slots].to_vec(),
                 between_hop_ns: hops[8..8 + slots].to_vec(),
                 llm_hop_ns: hops[16..16 + slots].to_vec(),
                 reduce_ns: reduce[..stages].to_vec(),
+                ..step(kind, encoder_stages, llm_stages, slots, 1)
             };
             let twice = |row: &Vec<u64>| row.iter().flat_map(|ns| [*ns, *ns]).collect::<Vec<u64>>();
             let two = StepTimes {
@@ -283,16 +325,26 @@ mod tests {
     #[test]
     fn the_encoder_waits_for_the_slowest_rank() {
         let mut step = StepTimes {
-            ranks: 2,
-            slots: 1,
-            encoder_stages: vec![0],
-            llm_stages: vec![0],
             encoder_ns: vec![[vec![1], vec![1]]],
             llm_ns: vec![[vec![1, 4], vec![1, 4]]],
-            ..StepTimes::default()
+            ..step(ScheduleKind::OneForwardOneBackward, 1, 1, 1, 2)
         };
         assert_eq!(StepTimeline::default().makespan_ns(&step), 1 + 4 + 4 + 1);
         (step.between_hop_ns, step.reduce_ns) = (vec![10], vec![5, 0]);
         assert_eq!(StepTimeline::default().makespan_ns(&step), 1 + 10 + 4 + 4 + 10 + 1 + 5);
+    }
+
+    /// One rank is slow first, the other last: an encoder ahead lets the fast one go on.
+    #[test]
+    fn an_encoder_ahead_lets_ranks_drift() {
+        let llm_ns = vec![9, 1, 9, 1, 1, 9, 1, 9];
+        let of = |kind| StepTimes {
+            encoder_ns: vec![[vec![1; 4], vec![1; 4]]],
+            llm_ns: vec![[llm_ns.clone(), llm_ns.clone()]],
+            ..step(kind, 1, 1, 4, 2)
+        };
+        let makespan = |kind| StepTimeline::default().makespan_ns(&of(kind));
+        let ahead = makespan(ScheduleKind::EncoderAhead { rounds: 2 });
+        assert!(ahead < makespan(ScheduleKind::OneForwardOneBackward), "{ahead}");
     }
 }

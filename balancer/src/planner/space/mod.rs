@@ -9,6 +9,7 @@ pub(super) mod shape;
 use super::cluster::{Cluster, Placement};
 use super::costs::ModuleCosts;
 use super::workload::Workload;
+use crate::schedule::{ScheduleKind, StepShape};
 use shape::{StageShape, TpTimes};
 use std::fmt;
 
@@ -95,6 +96,22 @@ impl Candidate {
     /// Returns the microbatches of all LLM ranks.
     pub(super) fn groups(&self) -> usize {
         self.family.llm_dp as usize * self.microbatches as usize
+    }
+
+    /// Returns the stages of a step and the schedule that runs them.
+    pub(super) fn step_shape(&self, space: &SearchSpace<'_>) -> StepShape {
+        let Family { placement, encoder, llm, .. } = self.family;
+        let encoder_stages = match placement {
+            Placement::Disaggregated => space.encoder.shapes[encoder].pp as usize,
+            Placement::Colocated => 0,
+        };
+        StepShape {
+            kind: ScheduleKind::OneForwardOneBackward,
+            encoder_stages,
+            stages: encoder_stages + space.llm.shapes[llm].pp as usize,
+            slots: self.microbatches as usize,
+            has_encoder_backward: true,
+        }
     }
 }
 
