@@ -30,12 +30,7 @@ fn main() -> Result<(), Error> {
         llm: &costs[1],
         workload: &workload,
         cluster: Cluster { gpus: gpus.parse()?, gpus_per_node: 8, memory_bytes: 80 << 30, links: None },
-        options: SearchSpaceOptions {
-            is_disaggregated: true,
-            is_colocated: false,
-            has_uneven_layers: false,
-            has_recomputation: false,
-        },
+        options: SearchSpaceOptions::default(),
         encoder_split: EncoderSplit::Tile,
         memory_margin: 1.1,
     };

@@ -47,7 +47,8 @@ impl ModuleCosts for ClosedForm {
         let (layers, tp) = (f64::from(part.layers), f64::from(tp));
         let kept = self.unit_bytes * layers / tp;
         StageBytes {
-            fixed: self.layer_bytes * layers / tp,
+            fixed: self.layer_bytes * layers / tp / 4.0,
+            optimizer: 0.75 * self.layer_bytes * layers / tp,
             kept_per_unit: if is_recomputed { kept / 8.0 } else { kept },
             working_per_unit: if is_recomputed { self.unit_bytes / tp } else { 0.0 },
         }
@@ -124,6 +125,7 @@ fn even(layers: u32, pp: u32) -> Vec<u32> {
 
 fn disaggregated(encoder: Degrees, llm: Degrees, microbatches: u32) -> ParallelismPlan {
     ParallelismPlan {
+        rounds_ahead: 0,
         encoder,
         llm,
         microbatches,

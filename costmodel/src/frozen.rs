@@ -84,6 +84,19 @@ impl FrozenParts {
         }
     }
 
+    /// Returns the time of a module's backward pass over that of its forward pass, of the layers and of what is
+    /// outside them (an encoder's projector, the LM head): 2 for gradients of inputs and weights, 1 for one of
+    /// them, 0 for none.
+    #[must_use]
+    pub const fn backward_ratios(self, module: Module) -> [f64; 2] {
+        if matches!(module, Module::Llm) {
+            let ratio = self.llm_gradients().over_forward();
+            return [ratio, ratio];
+        }
+        let [tower, projector] = self.encoder_gradients(module);
+        [tower.over_forward(), projector.over_forward()]
+    }
+
     /// Returns which gradients the LLM computes.
     pub(crate) const fn llm_gradients(self) -> Gradients {
         if self.llm { Gradients::Inputs } else { Gradients::All }

@@ -4,13 +4,14 @@
 //! `f` the convex hull of a layer's time, all parts together take at least `m r f(S / (m r))` (Jensen), so
 //! the slowest rank's stage is busy for at least a rank's share of that; some microbatch is at least average,
 //! and passes all stages one after another; so does the longest sample. No makespan is below any of these,
-//! for any partition, order and links. The first grows with `m`, the second falls, so a whole range of `m`
-//! has one bound.
+//! for any partition, order and links. A whole range of `m` has one bound: the least of the first, which is
+//! where a part has the least time per unit, and the second at the most microbatches.
 //!
 //! The *estimate* adds filling and draining the pipeline with such microbatches; it sorts plans and is not a
 //! bound.
 
 use super::cluster::Placement;
+use super::costs::time_table::TimeTable;
 use super::space::shape::{StageShape, TpTimes};
 use super::space::{Candidate, Family, SearchSpace};
 
@@ -46,6 +47,9 @@ struct ModuleEstimate {
 
 /// Estimates the plans of a family with `few` to `many` microbatches.
 pub(super) fn estimate(space: &SearchSpace<'_>, family: &Family, few: u32, many: u32) -> LowerEstimate {
+    if family.placement == Placement::Joint {
+        return joint_estimate(space, family, [few, many].map(f64::from));
+    }
     let llm = llm_estimate(space, family.llm, family.llm_dp, few, many);
     estimate_with(space, &llm, family, few, many)
 }
@@ -68,6 +72,7 @@ pub(super) fn estimate_with(
             let others_ns = typical_path_ns + encoder.path_ns - own.stage_ns.max(encoder.stage_ns);
             LowerEstimate::new(busy_ns.max(path_ns), busy_ns + others_ns)
         }
+        Placement::Joint => joint_estimate(space, family, [few, many].map(f64::from)),
         Placement::Colocated => {
             let phase_ns = encoder_phase_ns(space, family);
             let bound_ns = phase_ns + own.busy_ns.max(own.path_ns).max(*longest_ns);
@@ -112,6 +117,45 @@ fn encoder_phase_ns(space: &SearchSpace<'_>, family: &Family) -> f64 {
     shape.all * times.layer_hull.at(share) + times.outside_hull.at(share)
 }
 
+/// Estimates the joint plans of a family, whose stages hold layers of both modules.
+fn joint_estimate(space: &SearchSpace<'_>, family: &Family, [few, many]: [f64; 2]) -> LowerEstimate {
+    let [encoder, llm] = space.shapes(family);
+    let (of_encoder, of_llm) = (&space.encoder.times[encoder.times], &space.llm.times[llm.times]);
+    let ranks = f64::from(family.llm_dp);
+    // Units of a rank, and of one microbatch of `few` and `many`.
+    let tokens = space.workload.batch_tokens / ranks;
+    let tiles = space.workload.batch_tiles / f64::from(family.encoder_dp);
+    let of_rank = |hull: &TimeTable, units: f64| hull.least_of_parts(units, units / many, units / few);
+    let busy = [
+        (of_rank(&of_encoder.layer_hull, tiles), of_rank(&of_encoder.outside_hull, tiles)),
+        (
+            of_rank(&of_llm.layer_hull, tokens) + of_llm.samples_ns / ranks,
+            of_rank(&of_llm.outside_hull, tokens),
+        ),
+    ];
+    let one = [
+        (of_encoder.layer_hull.at(tiles / many), of_encoder.outside_hull.at(tiles / many)),
+        (
+            of_llm.layer_hull.at(tokens / many) + of_llm.samples_ns / (ranks * many),
+            of_llm.outside_hull.at(tokens / many),
+        ),
+    ];
+    let stage_ns = |times: &[(f64, f64); 2], stage: usize| {
+        let of = |shape: &StageShape, (layer_ns, outside_ns): (f64, f64)| {
+            shape.layer_times(stage) * layer_ns + if shape.end() == stage { outside_ns } else { 0.0 }
+        };
+        of(encoder, times[0]) + of(llm, times[1])
+    };
+    let stages = 0..llm.layers.len();
+    let busy_ns = stages.clone().map(|stage| stage_ns(&busy, stage)).fold(0.0, f64::max);
+    let slowest_ns = stages.clone().map(|stage| stage_ns(&one, stage)).fold(0.0, f64::max);
+    let path_ns: f64 = stages.map(|stage| stage_ns(&one, stage)).sum();
+    let [layer_ns, outside_ns] = of_llm.longest_ns;
+    let longest_ns = llm.all * layer_ns + outside_ns;
+    let typical_ns = path_ns + 0.5 * (longest_ns - path_ns).max(0.0);
+    LowerEstimate::new(busy_ns.max(path_ns).max(longest_ns), busy_ns + typical_ns - slowest_ns)
+}
+
 impl LowerEstimate {
     fn new(bound_ns: f64, estimate_ns: f64) -> Self {
         Self { bound_ns: bound_ns * (1.0 - ROUNDING), estimate_ns: estimate_ns.max(bound_ns) }
@@ -139,19 +183,15 @@ fn module_estimate(
     ranks: f64,
     units: f64,
 ) -> ModuleEstimate {
-    let part = units / (few * ranks);
-    let layer_ns = times.layer_hull.at(part) + times.samples_ns / (few * ranks);
-    let outside_ns = times.outside_hull.at(part);
-    let busiest_ns = (shape.inner * layer_ns).max(shape.last * layer_ns + outside_ns);
-    // Busy time is least with few microbatches, the path of one with many: each takes its best case.
-    let (small_layer_ns, small_outside_ns) = if many > few {
-        let part = units / (many * ranks);
-        (times.layer_hull.at(part) + times.samples_ns / (many * ranks), times.outside_hull.at(part))
-    } else {
-        (layer_ns, outside_ns)
-    };
+    let [large, small] = [few, many].map(|count| units / (count * ranks));
+    let small_layer_ns = times.layer_hull.at(small) + times.samples_ns / (many * ranks);
+    let small_outside_ns = times.outside_hull.at(small);
+    // Each number of microbatches takes its best case: for the work of a rank, and for one microbatch's path.
+    let of_rank = |hull: &TimeTable| hull.least_of_parts(units / ranks, small, large);
+    let layer_ns = of_rank(&times.layer_hull) + times.samples_ns / ranks;
+    let outside_ns = of_rank(&times.outside_hull);
     ModuleEstimate {
-        busy_ns: few * busiest_ns,
+        busy_ns: (shape.inner * layer_ns).max(shape.last * layer_ns + outside_ns),
         stage_ns: (shape.inner * small_layer_ns).max(shape.last * small_layer_ns + small_outside_ns),
         path_ns: shape.all * small_layer_ns + small_outside_ns,
     }

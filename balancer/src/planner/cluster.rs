@@ -40,15 +40,19 @@ pub enum Placement {
     Disaggregated,
     /// The encoder runs on the LLM's GPUs: all of a step's media forward first, backward last.
     Colocated,
+    /// Every rank holds layers of both modules: its stages are cut from the chain of all layers, and the GPUs
+    /// of a tensor-parallel group share the media of a microbatch.
+    Joint,
 }
 
 impl Placement {
-    /// Returns `disaggregated` or `colocated`.
+    /// Returns `disaggregated`, `colocated` or `joint`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Disaggregated => "disaggregated",
             Self::Colocated => "colocated",
+            Self::Joint => "joint",
         }
     }
 }

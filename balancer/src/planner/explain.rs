@@ -68,6 +68,8 @@ fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> [V
                 step.encoder_stages.iter().map(|row| sum(&step.encoder_ns[*row], 0, 1)).collect()
             }
             Placement::Colocated => vec![assignment.phase_ns(space, candidate) as f64],
+            // Its layers are part of the LLM's stages.
+            Placement::Joint => Vec::new(),
         };
         let slowest = |row: &usize| {
             let rows = &step.llm_ns[*row];
@@ -102,11 +104,7 @@ fn reason(space: &SearchSpace<'_>, best: &ScoredPlan, bottleneck: &Bottleneck, n
     } else {
         let pipeline = |plan: &ScoredPlan| {
             let family = &plan.candidate.family;
-            let llm = space.llm.shapes[family.llm].pp;
-            match family.placement {
-                Placement::Disaggregated => llm + space.encoder.shapes[family.encoder].pp,
-                Placement::Colocated => llm,
-            }
+            space.step_shape(family, 1).stages
         };
         format!(
             "{slower:.2} % slower: its busiest stage waits {:.2} % of the step longer ({} stages and {} \

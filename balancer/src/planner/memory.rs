@@ -1,12 +1,13 @@
 //! Checks plans against memory before any simulation.
 //!
-//! A 1F1B stage holds the microbatches between its forward and its backward pass. Mean sizes give the least
-//! that these take; the simulation checks the actual microbatches.
+//! A stage holds the microbatches between its forward and its backward pass, as many as the schedule has in
+//! flight. Mean sizes give the least that these take; the simulation checks the actual microbatches.
 
 use super::cluster::Placement;
 use super::costs::StageBytes;
 use super::space::shape::StageShape;
 use super::space::{Family, SearchSpace};
+use crate::schedule::StepShape;
 
 /// Memory of each module's fullest GPU in bytes; of the same GPU where modules are colocated.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -40,37 +41,74 @@ pub(super) fn requirement(
     few: u32,
     many: u32,
 ) -> MemoryRequirement {
-    let llm = &space.llm.shapes[family.llm];
-    let encoder = &space.encoder.shapes[family.encoder];
-    let llm_bytes = llm_bytes(space, family.llm, family.llm_dp, few, many);
+    let [encoder, llm] = space.shapes(family);
+    let [encoder_ranks, llm_ranks] = space.optimizer_ranks(family);
+    let shape = space.step_shape(family, few);
+    let batch_tokens = space.slack * space.workload.batch_tokens_max as f64;
+    let tokens = batch_tokens / (f64::from(many) * f64::from(family.llm_dp));
+    let longest = space.workload.tokens_max as f64;
+    let batch_tiles = space.slack * space.workload.batch_tiles_max as f64;
+    let tiles = batch_tiles / (f64::from(many) * f64::from(family.encoder_dp));
+    let most_tiles = (space.workload.tiles_max as f64 / f64::from(family.encoder_dp)).ceil();
+    let llm_bytes = |first_stage: usize| {
+        let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize) as f64;
+        fullest(llm, llm_ranks, in_flight, tokens, longest)
+    };
     match family.placement {
         Placement::Disaggregated => {
-            let batch_tiles = space.slack * space.workload.batch_tiles_max as f64;
-            let tiles = batch_tiles / (f64::from(many) * f64::from(family.encoder_dp));
-            let largest = (space.workload.tiles_max as f64 / f64::from(family.encoder_dp)).ceil();
-            let encoder_bytes = fullest(encoder, encoder.pp + llm.pp, few, tiles, largest);
-            MemoryRequirement { encoder_bytes, llm_bytes }
+            let in_flight = |stage: u32| shape.in_flight(stage as usize) as f64;
+            let encoder_bytes = fullest(encoder, encoder_ranks, in_flight, tiles, most_tiles);
+            MemoryRequirement { encoder_bytes, llm_bytes: llm_bytes(shape.encoder_stages) }
         }
         Placement::Colocated => {
-            let all = llm_bytes + phase_bytes(space, family, space.workload.batch_tiles_max as f64);
+            let phase = phase_bytes(space, family, space.workload.batch_tiles_max as f64);
+            let all = llm_bytes(0) + phase;
+            MemoryRequirement { encoder_bytes: all, llm_bytes: all }
+        }
+        Placement::Joint => {
+            let most_tiles = (space.workload.tiles_max as f64 / f64::from(llm.tp)).ceil();
+            let joint = &space.joint[family.llm];
+            let of_stage = |stage: usize| {
+                let [encoder, llm] = joint.memory(stage);
+                let in_flight = shape.in_flight(stage) as f64;
+                // The longest sample need not be the one with most tiles; either is met alone.
+                let with = |tokens_once: f64, tiles_once: f64| {
+                    let held = |mean: f64, once: f64| once + (in_flight - 1.0) * mean;
+                    encoder.shared_by(encoder_ranks).at(held(tiles, tiles_once), tiles_once)
+                        + llm.shared_by(llm_ranks).at(held(tokens, tokens_once), tokens_once)
+                };
+                with(tokens.max(longest), tiles).max(with(tokens, tiles.max(most_tiles)))
+            };
+            let all = (0..llm.layers.len()).map(of_stage).fold(0.0, f64::max);
             MemoryRequirement { encoder_bytes: all, llm_bytes: all }
         }
     }
 }
 
-/// Returns the least memory of an LLM with `few` to `many` microbatches of `ranks` ranks.
+/// Returns the least memory of an LLM on GPUs of its own or with a colocated encoder, with `few` to `many`
+/// microbatches of `ranks` ranks.
 pub(super) fn llm_bytes(space: &SearchSpace<'_>, llm: usize, ranks: u32, few: u32, many: u32) -> f64 {
     let shape = &space.llm.shapes[llm];
     let batch_tokens = space.slack * space.workload.batch_tokens_max as f64;
     let tokens = batch_tokens / (f64::from(many) * f64::from(ranks));
-    fullest(shape, shape.pp, few, tokens, space.workload.tokens_max as f64)
+    let step = StepShape {
+        kind: space.options.schedule,
+        encoder_stages: 0,
+        stages: shape.pp as usize,
+        slots: few as usize,
+        has_encoder_backward: true,
+    };
+    let optimizer_ranks = if space.options.has_sharded_optimizer { ranks } else { 1 };
+    let in_flight = |stage: u32| step.in_flight(stage as usize) as f64;
+    fullest(shape, optimizer_ranks, in_flight, tokens, space.workload.tokens_max as f64)
 }
 
 /// Returns the encoder's memory for a batch of `batch_tiles` tiles that runs in one phase.
 pub(super) fn phase_bytes(space: &SearchSpace<'_>, family: &Family, batch_tiles: f64) -> f64 {
     let shape = &space.encoder.shapes[family.encoder];
     let tiles = (batch_tiles / f64::from(family.encoder_dp)).ceil();
-    shape.memory.iter().map(|(_, bytes)| bytes.at(tiles, tiles)).fold(0.0, f64::max)
+    let ranks = space.optimizer_ranks(family)[0];
+    shape.memory.iter().map(|(_, bytes)| bytes.shared_by(ranks).at(tiles, tiles)).fold(0.0, f64::max)
 }
 
 /// Whether some plan of the range may fit.
@@ -79,19 +117,17 @@ pub(super) fn may_fit(space: &SearchSpace<'_>, family: &Family, few: u32, many: 
 }
 
 /// Returns the memory of the fullest stage with `mean` units per microbatch, one of them at least `largest`.
-fn fullest(shape: &StageShape, stages_to_end: u32, microbatches: u32, mean: f64, largest: f64) -> f64 {
+fn fullest(
+    shape: &StageShape,
+    optimizer_ranks: u32,
+    in_flight: impl Fn(u32) -> f64,
+    mean: f64,
+    largest: f64,
+) -> f64 {
     let of = |(stage, bytes): &(u32, StageBytes)| {
-        let in_flight = f64::from(in_flight(stages_to_end, *stage, microbatches));
         // One of the microbatches in flight is the largest, and it is the one computed.
         let once = mean.max(largest);
-        bytes.at(once + (in_flight - 1.0) * mean, once)
+        bytes.shared_by(optimizer_ranks).at(once + (in_flight(*stage) - 1.0) * mean, once)
     };
     shape.memory.iter().map(of).fold(0.0, f64::max)
-}
-
-/// Returns the microbatches in flight at a stage, `stages_to_end - stage` stages from the end including
-/// itself.
-pub(super) fn in_flight(stages_to_end: u32, stage: u32, microbatches: u32) -> u32 {
-    // 1F1B runs this many forward passes before the first backward pass.
-    (stages_to_end - stage).min(microbatches).max(1)
 }

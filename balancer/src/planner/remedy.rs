@@ -16,8 +16,7 @@ pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> Stri
     };
     let have = space.budget_bytes;
     let plan = {
-        let encoder = &space.encoder.shapes[family.encoder];
-        let llm = &space.llm.shapes[family.llm];
+        let [encoder, llm] = space.shapes(&family);
         format!(
             "encoder tp {} pp {} dp {}, llm tp {} pp {} dp {}",
             encoder.tp, encoder.pp, family.encoder_dp, llm.tp, llm.pp, family.llm_dp
@@ -130,5 +129,13 @@ pub(super) fn least_requirement(space: &SearchSpace<'_>) -> Option<(f64, Family)
             }
         });
     });
+    for family in space.joint_families() {
+        for microbatches in [1, space.microbatches_max(&family)] {
+            let need = memory::requirement(space, &family, microbatches, microbatches).most();
+            if least.is_none_or(|(bytes, _)| need < bytes) {
+                least = Some((need, family));
+            }
+        }
+    }
     least
 }

@@ -10,5 +10,5 @@ use super::lagged::{Lags, StagePlace};
 /// Returns the lags of a stage's passes: those of 1F1B, and `ahead` rounds more in a stage of an encoder.
 pub(super) fn lags(place: &StagePlace, ahead: usize) -> Lags {
     let ahead = if place.is_encoder { ahead } else { 0 };
-    vec![(Forward, 0), (Backward, place.stages_after + ahead)]
+    Lags::new(&[(Forward, 0), (Backward, place.stages_after + ahead)])
 }

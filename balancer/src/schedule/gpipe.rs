@@ -10,5 +10,5 @@ use super::lagged::{Lags, StagePlace};
 /// arXiv:1811.06965, section 2.2. Backward passes run in the order of the forward passes, because a stage
 /// frees the same memory either way and the first gradients arrive earlier at the first stage.
 pub(super) fn lags(place: &StagePlace) -> Lags {
-    vec![(Forward, 0), (Backward, place.rounds + place.stages_after)]
+    Lags::new(&[(Forward, 0), (Backward, place.rounds + place.stages_after)])
 }

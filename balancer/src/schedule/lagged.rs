@@ -15,8 +15,37 @@ pub(crate) struct StagePlace {
     pub(crate) is_encoder: bool,
 }
 
+/// Most kinds of passes of a microbatch in a stage.
+const KINDS_MAX: usize = 3;
+
 /// Rounds by which each kind of pass follows the forward pass of a microbatch, in the order within a round.
-pub(crate) type Lags = Vec<(PassKind, usize)>;
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lags {
+    all: [(PassKind, usize); KINDS_MAX],
+    count: usize,
+}
+
+impl Lags {
+    /// Takes the kinds of passes with their lags; the forward pass first, with lag 0.
+    pub(super) fn new(lags: &[(PassKind, usize)]) -> Self {
+        let mut all = [(PassKind::Forward, 0); KINDS_MAX];
+        all[..lags.len()].copy_from_slice(lags);
+        Self { all, count: lags.len() }
+    }
+
+    /// Leaves the forward pass alone.
+    pub(super) fn forward_only(self) -> Self {
+        Self { count: 1, ..self }
+    }
+}
+
+impl std::ops::Deref for Lags {
+    type Target = [(PassKind, usize)];
+
+    fn deref(&self) -> &Self::Target {
+        &self.all[..self.count]
+    }
+}
 
 /// Work of one rank in a schedule with one stage per rank.
 #[derive(Debug, Clone, Copy)]

@@ -10,5 +10,5 @@ use super::lagged::{Lags, StagePlace};
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
 /// 2021, arXiv:2104.04473, section 2.2.1 (PipeDream-Flush).
 pub(super) fn lags(place: &StagePlace) -> Lags {
-    vec![(Forward, 0), (Backward, place.stages_after)]
+    Lags::new(&[(Forward, 0), (Backward, place.stages_after)])
 }

@@ -61,11 +61,8 @@ impl StepShape {
             rounds: self.slots,
             is_encoder: stage < self.encoder_stages,
         };
-        let mut lags = self.kind.lags(&place);
-        if place.is_encoder && !self.has_encoder_backward {
-            lags.truncate(1);
-        }
-        lags
+        let lags = self.kind.lags(&place);
+        if place.is_encoder && !self.has_encoder_backward { lags.forward_only() } else { lags }
     }
 
     /// Returns the most microbatches whose activations a stage holds at once.
@@ -79,8 +76,8 @@ impl StepOrder {
     /// Orders the passes of a step; the kind is one of those that [`StepShape::check_kind`] accepts.
     pub(crate) fn new(shape: &StepShape) -> Self {
         let lags: Vec<Lags> = (0..shape.stages).map(|stage| shape.lags(stage)).collect();
-        let longest = lags.iter().flatten().map(|(_, lag)| *lag).max().unwrap_or(0);
-        let kinds = lags.iter().map(Vec::len).max().unwrap_or(1).max(2);
+        let longest = lags.iter().flat_map(|lags| lags.iter()).map(|(_, lag)| *lag).max().unwrap_or(0);
+        let kinds = lags.iter().map(|lags| lags.len()).max().unwrap_or(1).max(2);
         let end = kinds * (shape.slots + longest + 1) + shape.stages;
         let mut passes = Vec::with_capacity(2 * shape.stages * shape.slots);
         for time in 0..end {

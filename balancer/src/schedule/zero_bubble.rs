@@ -14,5 +14,5 @@ use super::lagged::{Lags, StagePlace};
 /// # Source
 /// Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, section 2.1 and table 2.
 pub(super) fn lags(place: &StagePlace) -> Lags {
-    vec![(Forward, 0), (BackwardInput, place.stages_after), (BackwardWeight, place.stages_in_all - 1)]
+    Lags::new(&[(Forward, 0), (BackwardInput, place.stages_after), (BackwardWeight, place.stages_in_all - 1)])
 }

@@ -101,6 +101,17 @@ pub enum Gradients {
     None,
 }
 
+impl Gradients {
+    /// Returns the FLOPs of a matrix's gradients over those of its forward pass.
+    pub(crate) const fn over_forward(self) -> f64 {
+        match self {
+            Self::All => 2.0,
+            Self::Inputs | Self::Weights => 1.0,
+            Self::None => 0.0,
+        }
+    }
+}
+
 /// FLOPs of one training step over some samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct TrainingFlops {

@@ -10,6 +10,7 @@ use std::num::NonZeroU32;
 use super::activation::{ActivationBytes, Execution, SavedActivations};
 use super::fit::{FitError, MeasuredMemory};
 use super::state::{StageLayers, StateBytes, encoder_parameters};
+use crate::frozen::FrozenParts;
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec};
 use crate::module::Module;
 
@@ -18,6 +19,8 @@ use crate::module::Module;
 pub struct StageByTokens {
     /// Bytes of parameters, gradients and optimizer state.
     pub fixed_bytes: f64,
+    /// Part of the fixed bytes that is optimizer state, which data-parallel ranks may share (`ZeRO` stage 1).
+    pub optimizer_bytes: f64,
     /// Bytes of activations for each token of every microbatch in flight.
     pub saved_bytes_per_token: f64,
     /// Further bytes for each token of the microbatch that is being computed.
@@ -30,6 +33,9 @@ pub struct ModuleMemory {
     spec: ModuleSpec,
     llm_hidden: u32,
     state: StateBytes,
+    is_sequence_parallel: bool,
+    /// Whether the layers are frozen, and whether the projector of an encoder is.
+    frozen: [bool; 2],
     measured: Option<MeasuredMemory>,
 }
 
@@ -48,7 +54,25 @@ impl ModuleMemory {
             Module::Audio => ModuleSpec::Encoder(model.audio?.encoder),
             Module::Llm => ModuleSpec::Llm(model.llm),
         };
-        Some(Self { spec, llm_hidden: model.llm.hidden, state, measured: None })
+        let llm_hidden = model.llm.hidden;
+        let (is_sequence_parallel, frozen) = (false, [false; 2]);
+        Some(Self { spec, llm_hidden, state, is_sequence_parallel, frozen, measured: None })
+    }
+
+    /// Sets whether norms and inputs are split over the TP ranks as well. Default: no. Measured points stay
+    /// as they were measured.
+    #[must_use]
+    pub const fn sequence_parallel(mut self, is_sequence_parallel: bool) -> Self {
+        self.is_sequence_parallel = is_sequence_parallel;
+        self
+    }
+
+    /// Sets which parts of the module are frozen: they hold parameters only, and a frozen encoder saves no
+    /// activations but the input of a trained projector. Memory of a frozen module is computed, not measured.
+    #[must_use]
+    pub fn frozen(mut self, parts: FrozenParts, module: Module) -> Self {
+        self.frozen = [parts.is_tower_frozen(module), module != Module::Llm && parts.projector];
+        self
     }
 
     /// Takes memory from measured points; formulas stay in force for layer inputs under recomputation.
@@ -74,36 +98,80 @@ impl ModuleMemory {
         stage: StageLayers,
         saved: SavedActivations,
     ) -> Result<StageByTokens, FitError> {
-        let execution = Execution { tp, ..Execution::default() };
+        let is_sequence_parallel = self.is_sequence_parallel;
+        let execution = Execution { tp, is_sequence_parallel, ..Execution::default() };
         let activations = match &self.spec {
             ModuleSpec::Encoder(spec) => ActivationBytes::for_encoder(spec, execution),
             ModuleSpec::Llm(spec) => ActivationBytes::for_llm(spec, execution),
         };
         let inputs = activations.input_bytes_per_token as f64 * f64::from(stage.layers);
-        let Some(measured) = &self.measured else {
-            let peak = activations.peak(stage.layers, 1, 1, saved, self.is_llm() && stage.is_last);
+        let state = self.state_bytes(tp, stage);
+        let is_frozen = self.frozen.contains(&true);
+        let Some(measured) = self.measured.as_ref().filter(|_| !is_frozen) else {
+            let mut peak = activations.peak(stage.layers, 1, 1, saved, self.is_llm() && stage.is_last);
+            if self.frozen[0] && !self.is_llm() {
+                peak.working_set = activations.layer_bytes_per_token;
+                // The projector's weights need its input.
+                let is_saved = stage.is_last && !self.frozen[1];
+                peak.activations = if is_saved { activations.input_bytes_per_token } else { 0 };
+            }
             return Ok(StageByTokens {
-                fixed_bytes: self.state.for_parameters(self.parameters(tp, stage)) as f64,
                 saved_bytes_per_token: peak.activations as f64,
                 working_bytes_per_token: peak.working_set as f64,
+                ..state
             });
         };
         let fixed_bytes = measured.state_bytes(stage.layers, tp.get())? as f64;
+        let optimizer_bytes = state.optimizer_bytes.min(fixed_bytes);
+        let fixed = StageByTokens { fixed_bytes, optimizer_bytes, ..state };
         let per_token = |layers: u32| -> Result<f64, FitError> {
             Ok(measured.activation_bytes(layers, tp.get(), 1, TOKENS)? as f64 / TOKENS as f64)
         };
         let all = per_token(stage.layers)?;
         Ok(match saved {
-            SavedActivations::All => {
-                StageByTokens { fixed_bytes, saved_bytes_per_token: all, working_bytes_per_token: 0.0 }
-            }
+            SavedActivations::All => StageByTokens { saved_bytes_per_token: all, ..fixed },
             SavedActivations::LayerInputs => StageByTokens {
-                fixed_bytes,
                 // The formula may exceed the measurement, but inputs are part of all activations.
                 saved_bytes_per_token: inputs.min(all),
                 working_bytes_per_token: per_token(1)?.min(all),
+                ..fixed
             },
         })
+    }
+
+    /// Returns the state of a stage, by the parts that are trained.
+    fn state_bytes(&self, tp: NonZeroU32, stage: StageLayers) -> StageByTokens {
+        let of = |parameters: u64, is_frozen: bool| {
+            let state = if is_frozen { StateBytes::FROZEN } else { self.state };
+            let without = StateBytes { optimizer: 0, ..state };
+            let all = state.for_parameters(parameters);
+            [all as f64, (all - without.for_parameters(parameters)) as f64]
+        };
+        let [layers, projector] = self.parameters_by_part(tp, stage);
+        let [fixed, optimizer] = [0, 1].map(|at| of(layers, self.frozen[0])[at] + of(projector, self.frozen[1])[at]);
+        StageByTokens {
+            fixed_bytes: fixed,
+            optimizer_bytes: optimizer,
+            saved_bytes_per_token: 0.0,
+            working_bytes_per_token: 0.0,
+        }
+    }
+
+    /// Returns the parameters of a stage that are trained, on one rank of a TP group.
+    #[must_use]
+    pub fn trained_parameters(&self, tp: NonZeroU32, stage: StageLayers) -> u64 {
+        let parts = self.parameters_by_part(tp, stage).into_iter().zip(self.frozen);
+        parts.filter(|(_, is_frozen)| !is_frozen).map(|(parameters, _)| parameters).sum()
+    }
+
+    /// Returns the parameters of a stage without the projector of an encoder, and those of the projector.
+    fn parameters_by_part(&self, tp: NonZeroU32, stage: StageLayers) -> [u64; 2] {
+        let all = self.parameters(tp, stage);
+        if self.is_llm() || !stage.is_last {
+            return [all, 0];
+        }
+        let tower = self.parameters(tp, StageLayers { is_last: false, ..stage });
+        [tower, all.saturating_sub(tower)]
     }
 
     /// Returns the parameters of a stage on one rank of a TP group.
@@ -145,6 +213,35 @@ mod tests {
         assert!((inputs.working_bytes_per_token * 7.0 - inner.saved_bytes_per_token).abs() < 1e-6);
         let audio = ModuleMemory::from_spec(&spec, Module::Audio, StateBytes::ADAM);
         assert!(audio.is_none(), "the model has no audio encoder");
+    }
+
+    /// Optimizer state is 12 of 16 bytes; of a frozen encoder only the projector has any.
+    #[test]
+    fn state_is_divided_into_parts() {
+        let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
+        let memory = |module| ModuleMemory::from_spec(&spec, module, StateBytes::ADAM).unwrap();
+        let llm = memory(Module::Llm).stage(TP, stage(7), SavedActivations::All).unwrap();
+        assert!((llm.optimizer_bytes / llm.fixed_bytes - 0.75).abs() < 1e-9);
+        let last = StageLayers { layers: 26, is_first: true, is_last: true };
+        let parts: FrozenParts = "vision".parse().unwrap();
+        let tower = memory(Module::Vision).parameters(TP, StageLayers { is_last: false, ..last });
+        let projector = memory(Module::Vision).parameters(TP, last) - tower;
+        let frozen = memory(Module::Vision).frozen(parts, Module::Vision);
+        assert_eq!(frozen.trained_parameters(TP, last), projector);
+        let held = frozen.stage(TP, last, SavedActivations::All).unwrap();
+        assert!((held.fixed_bytes - (2 * tower + 16 * projector) as f64).abs() < 1.0);
+        assert!((held.saved_bytes_per_token - 2.0 * 1152.0).abs() < 1e-9, "the projector's input");
+    }
+
+    #[test]
+    fn sequence_parallelism_divides_all_activations() {
+        let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
+        let memory = ModuleMemory::from_spec(&spec, Module::Llm, StateBytes::ADAM).unwrap().sequence_parallel(true);
+        let saved = |tp| {
+            let tp = NonZeroU32::new(tp).unwrap();
+            memory.stage(tp, stage(7), SavedActivations::All).unwrap().saved_bytes_per_token
+        };
+        assert!((saved(1) / saved(4) - 4.0).abs() < 1e-9);
     }
 
     #[test]

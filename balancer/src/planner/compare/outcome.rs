@@ -56,7 +56,7 @@ pub(super) fn run(
 /// Returns computing nanoseconds times the GPUs that take part; encoder ranks work as long as the busiest.
 fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &SlotAssignment) -> f64 {
     let family = &candidate.family;
-    let (encoder, llm) = (&space.encoder.shapes[family.encoder], &space.llm.shapes[family.llm]);
+    let [encoder, llm] = space.shapes(family);
     let step: StepTimes = assignment.times(space, candidate);
     let sum = |stages: &[usize], rows: &[[Vec<u64>; 2]]| -> f64 {
         stages.iter().map(|row| rows[*row].iter().flatten().sum::<u64>() as f64).sum()
@@ -64,6 +64,7 @@ fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &Slot
     let of_encoder = match family.placement {
         Placement::Disaggregated => sum(&step.encoder_stages, &step.encoder_ns),
         Placement::Colocated => assignment.phase_ns(space, candidate) as f64,
+        Placement::Joint => 0.0,
     };
     // Each encoder rank is charged the busiest one's time.
     of_encoder * f64::from(family.encoder_dp * encoder.tp)

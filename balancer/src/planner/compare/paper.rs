@@ -2,7 +2,6 @@
 
 use crate::planner::cluster::Placement;
 use crate::planner::costs::StageBytes;
-use crate::planner::memory::in_flight;
 use crate::planner::space::shape::{StageShape, TpTimes};
 use crate::planner::space::{Candidate, Family, SearchSpace};
 
@@ -194,14 +193,17 @@ fn bytes(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
     let Family { encoder, llm, .. } = candidate.family;
     let (encoder, llm) = (&space.encoder.shapes[encoder], &space.llm.shapes[llm]);
     let [tiles, tokens] = means(space, candidate);
-    let fullest = |shape: &StageShape, stages: u32, units: f64| {
+    let step = space.step_shape(&candidate.family, candidate.microbatches);
+    let fullest = |shape: &StageShape, ranks: u32, first_stage: usize, units: f64| {
         let of = |(stage, bytes): &(u32, StageBytes)| {
-            bytes.at(f64::from(in_flight(stages, *stage, candidate.microbatches)) * units, units)
+            let in_flight = step.in_flight(first_stage + *stage as usize) as f64;
+            bytes.shared_by(ranks).at(in_flight * units, units)
         };
         shape.memory.iter().map(of).fold(0.0, f64::max)
     };
-    let of_encoder = fullest(encoder, encoder.pp + llm.pp, tiles);
-    of_encoder.max(fullest(llm, llm.pp, tokens))
+    let [encoder_ranks, llm_ranks] = space.optimizer_ranks(&candidate.family);
+    let of_encoder = fullest(encoder, encoder_ranks, 0, tiles);
+    of_encoder.max(fullest(llm, llm_ranks, step.encoder_stages, tokens))
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
                 continue;
             }
             let placement = Placement::Disaggregated;
-            let family = Family { placement, encoder, encoder_dp: ranks, llm, llm_dp: ranks };
+            let family = Family { placement, encoder, encoder_dp: ranks, llm, llm_dp: ranks, ahead: 0 };
             for microbatches in counts(space.workload.global_batch() / ranks) {
                 let candidate = Candidate { family, microbatches };
                 if paper::fits(space, &candidate) {

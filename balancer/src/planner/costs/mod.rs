@@ -19,12 +19,14 @@ pub struct StagePart {
     pub is_last: bool,
 }
 
-/// Memory of one GPU of a stage: `fixed + kept * units in flight + working * units of the microbatch
-/// computed`.
+/// Memory of one GPU of a stage: `fixed + optimizer + kept * units in flight + working * units of the
+/// microbatch computed`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StageBytes {
-    /// Bytes of parameters, gradients and optimizer state.
+    /// Bytes of parameters and gradients.
     pub fixed: f64,
+    /// Bytes of optimizer state, which data-parallel ranks may share.
+    pub optimizer: f64,
     /// Bytes kept for each unit of the microbatches in flight.
     pub kept_per_unit: f64,
     /// Additional bytes for each unit of the microbatch that is computed.
@@ -35,14 +37,22 @@ impl StageBytes {
     /// Returns the bytes for this many units.
     #[must_use]
     pub fn at(&self, units_in_flight: f64, units_at_once: f64) -> f64 {
-        self.fixed + self.kept_per_unit * units_in_flight + self.working_per_unit * units_at_once
+        let units = self.kept_per_unit * units_in_flight + self.working_per_unit * units_at_once;
+        self.fixed + self.optimizer + units
+    }
+
+    /// Returns the memory where this many ranks share the optimizer state.
+    #[must_use]
+    pub fn shared_by(self, ranks: u32) -> Self {
+        Self { optimizer: self.optimizer / f64::from(ranks.max(1)), ..self }
     }
 }
 
 /// Time and memory of one module.
 ///
-/// Times are nanoseconds of forward and backward together of a whole tensor-parallel group; they must be
-/// finite and non-decreasing in units. Only the degrees of [`ModuleCosts::tp_degrees`] are requested.
+/// Times are nanoseconds of forward and backward together of a whole tensor-parallel group, everything
+/// trained; they must be finite and non-decreasing in units. Only the degrees of
+/// [`ModuleCosts::tp_degrees`] are requested.
 pub trait ModuleCosts {
     /// Returns the number of layers, at least 1.
     fn layers(&self) -> u32;
@@ -58,6 +68,12 @@ pub trait ModuleCosts {
 
     /// Returns the time outside the layers, which the last stage computes.
     fn outside_layers_ns(&self, tp: u32, units: u64) -> f64;
+
+    /// Returns the time of a backward pass over that of the forward pass, of layers and outside them: 2 where
+    /// everything is trained, 0 where no gradient is computed.
+    fn backward_ratios(&self) -> [f64; 2] {
+        [2.0; 2]
+    }
 
     /// Returns the memory of a stage; with `is_recomputed`, layers keep their inputs alone.
     fn memory(&self, tp: u32, part: StagePart, is_recomputed: bool) -> StageBytes;

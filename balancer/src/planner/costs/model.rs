@@ -6,7 +6,7 @@ use crate::planner::cluster::Link;
 use dflop_costmodel::memory::{MeasuredMemory, ModuleMemory, SavedActivations, StageLayers, StateBytes};
 use dflop_costmodel::profile::Profile;
 use dflop_costmodel::tokens::VisionRule;
-use dflop_costmodel::{DeviceRate, LayerTimes, ModelSpec, Module};
+use dflop_costmodel::{DeviceRate, FrozenParts, LayerTimes, ModelSpec, Module};
 use std::num::NonZeroU32;
 
 /// Bytes of an element of an activation or gradient.
@@ -26,6 +26,7 @@ pub struct ModelCosts {
     /// Tokens per unit inside the module: per tile, 1 in an LLM.
     unit_tokens: f64,
     border_bytes: f64,
+    backward_ratios: [f64; 2],
     is_llm: bool,
 }
 
@@ -45,13 +46,23 @@ pub struct ModelCostsBuilder<'a> {
     profile: Option<&'a Profile>,
     link: Option<Link>,
     state: StateBytes,
+    is_sequence_parallel: bool,
+    frozen: FrozenParts,
 }
 
 impl<'a> ModelCostsBuilder<'a> {
     /// Starts from a model; times need a rate or a profile.
     #[must_use]
-    pub const fn new(spec: &'a ModelSpec) -> Self {
-        Self { spec, rate: None, profile: None, link: None, state: StateBytes::ADAM }
+    pub fn new(spec: &'a ModelSpec) -> Self {
+        Self {
+            spec,
+            rate: None,
+            profile: None,
+            link: None,
+            state: StateBytes::ADAM,
+            is_sequence_parallel: false,
+            frozen: FrozenParts::default(),
+        }
     }
 
     /// Takes times from a stated rate.
@@ -83,12 +94,29 @@ impl<'a> ModelCostsBuilder<'a> {
         self
     }
 
+    /// Sets whether norms and inputs are split over the TP ranks as well. Default: no.
+    #[must_use]
+    pub const fn sequence_parallel(mut self, is_sequence_parallel: bool) -> Self {
+        self.is_sequence_parallel = is_sequence_parallel;
+        self
+    }
+
+    /// Sets which parts of the model are frozen. Default: none.
+    #[must_use]
+    pub const fn frozen(mut self, frozen: FrozenParts) -> Self {
+        self.frozen = frozen;
+        self
+    }
+
     /// Builds the costs of the encoder and of the LLM.
     ///
     /// # Errors
     /// [`Error::Config`] if the model does not have exactly one encoder, the encoder's tiles differ in size,
-    /// there is neither a rate nor a profile, or the profile does not cover the model.
+    /// there is neither a rate nor a profile, the profile does not cover the model, or the model does not have
+    /// the frozen parts.
     pub fn build(self) -> Result<[ModelCosts; 2]> {
+        let invalid = |reason: String| Error::Config { setting: "freeze", reason };
+        self.frozen.check(self.spec).map_err(|error| invalid(error.to_string()))?;
         let (module, tile_tokens) = encoder(self.spec)?;
         Ok([self.module(module, tile_tokens)?, self.module(Module::Llm, 1)?])
     }
@@ -106,7 +134,9 @@ impl<'a> ModelCostsBuilder<'a> {
                 (encoder.layers, encoder.hidden, encoder.heads, encoder.heads)
             });
         let mut memory = ModuleMemory::from_spec(self.spec, module, self.state)
-            .ok_or_else(|| invalid(format!("the model has no module {module}")))?;
+            .ok_or_else(|| invalid(format!("the model has no module {module}")))?
+            .sequence_parallel(self.is_sequence_parallel)
+            .frozen(self.frozen, module);
         let points = self.profile.map(|profile| MeasuredMemory::from_profile(profile, self.spec, module));
         if let Some(points) = points.transpose().map_err(|error| invalid(error.to_string()))?.flatten() {
             memory = memory.measured(points);
@@ -135,6 +165,7 @@ impl<'a> ModelCostsBuilder<'a> {
             memory,
             unit_tokens,
             border_bytes: unit_tokens * f64::from(hidden) * BYTES,
+            backward_ratios: self.frozen.backward_ratios(module),
             is_llm: module == Module::Llm,
         })
     }
@@ -222,6 +253,10 @@ impl ModuleCosts for ModelCosts {
         }
     }
 
+    fn backward_ratios(&self) -> [f64; 2] {
+        self.backward_ratios
+    }
+
     fn memory(&self, tp: u32, part: StagePart, is_recomputed: bool) -> StageBytes {
         let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
         let kept = if is_recomputed { SavedActivations::LayerInputs } else { SavedActivations::All };
@@ -229,7 +264,8 @@ impl ModuleCosts for ModelCosts {
         let stage = self.memory.stage(tp, StageLayers { layers, is_first, is_last }, kept);
         // Degrees without memory are not in `tp_degrees`, so they are never requested.
         stage.map_or(StageBytes { fixed: f64::INFINITY, ..StageBytes::default() }, |stage| StageBytes {
-            fixed: stage.fixed_bytes,
+            fixed: stage.fixed_bytes - stage.optimizer_bytes,
+            optimizer: stage.optimizer_bytes,
             kept_per_unit: stage.saved_bytes_per_token * self.unit_tokens,
             working_per_unit: stage.working_bytes_per_token * self.unit_tokens,
         })
@@ -242,6 +278,6 @@ impl ModuleCosts for ModelCosts {
     fn gradient_bytes(&self, tp: u32, part: StagePart) -> f64 {
         let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
         let StagePart { layers, is_first, is_last } = part;
-        self.memory.parameters(tp, StageLayers { layers, is_first, is_last }) as f64 * BYTES
+        self.memory.trained_parameters(tp, StageLayers { layers, is_first, is_last }) as f64 * BYTES
     }
 }

@@ -12,6 +12,8 @@ pub(in crate::planner) struct TimeTable {
     ns: Vec<f64>,
     /// Slope from each knot to the next, nanoseconds per unit.
     slopes: Vec<f64>,
+    /// Units of the knot with the least time per unit.
+    cheapest: f64,
 }
 
 impl TimeTable {
@@ -27,7 +29,17 @@ impl TimeTable {
 
     fn of(ns: Vec<f64>) -> Self {
         let slope = |at: usize| (ns[at + 1] - ns[at]) / (knot(at + 1) - knot(at)) as f64;
-        Self { slopes: (0..ns.len() - 1).map(slope).collect(), ns }
+        let ratio = |at: usize| ns[at] / knot(at) as f64;
+        let cheapest = (1..ns.len()).min_by(|one, other| ratio(*one).total_cmp(&ratio(*other))).unwrap_or(1);
+        Self { slopes: (0..ns.len() - 1).map(slope).collect(), cheapest: knot(cheapest) as f64, ns }
+    }
+
+    /// Returns the least time of `total` units in equal parts of `low` to `high` units; the times are convex.
+    ///
+    /// The time per unit of a convex function falls up to one point and rises from there.
+    pub(in crate::planner) fn least_of_parts(&self, total: f64, low: f64, high: f64) -> f64 {
+        let part = self.cheapest.clamp(low, high);
+        if part > 0.0 { total / part * self.at(part) } else { 0.0 }
     }
 
     /// Returns the time of this many units; beyond the table with the slope of its end.
@@ -112,6 +124,22 @@ mod tests {
     }
 
     proptest! {
+        /// Times that grow faster than units, so that smaller parts take less in total.
+        #[test]
+        fn no_number_of_parts_takes_less(
+            launch in 0.0f64..500.0, unit in 0.1f64..3.0, square in 0.0f64..0.01,
+            total in 1000u64..50_000, few in 1u64..20, more in 0u64..60,
+        ) {
+            let time = |units: u64| launch + unit * units as f64 + square * (units * units) as f64;
+            let hull = TimeTable::new(60_000, time).hull(0);
+            let (many, total) = (few + more, total as f64);
+            let least = hull.least_of_parts(total, total / many as f64, total / few as f64);
+            for parts in few..=many {
+                let all = parts as f64 * hull.at(total / parts as f64);
+                prop_assert!(least <= all * (1.0 + 1e-9), "{least} {all} {parts}");
+            }
+        }
+
         #[test]
         fn the_hull_is_below_every_split(
             steps in prop::collection::vec(0.0f64..100.0, 1..60),

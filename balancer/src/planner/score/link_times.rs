@@ -5,44 +5,78 @@
 //! media. Messages travel while stages compute; a pass waits for its whole message. Tensor-parallel
 //! all-reduces are part of a layer's time.
 
+use super::slot_assignment::SlotAssignment;
 use super::step_timeline::StepTimes;
-use crate::planner::cluster::{Link, Links};
-use crate::planner::space::shape::StageShape;
-use crate::planner::space::{Candidate, SearchSpace};
+use crate::planner::cluster::{Link, Links, Placement};
+use crate::planner::space::{Candidate, Family, SearchSpace};
 
 /// Adds hops and all-reduces to a step, if links are given.
 pub(super) fn add_links(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
-    tokens: &[u64],
-    share_tiles: &[u64],
+    assignment: &SlotAssignment,
     step: &mut StepTimes,
 ) {
     let Some(links) = &space.cluster.links else { return };
     let family = &candidate.family;
-    let (encoder, llm) = (&space.encoder.shapes[family.encoder], &space.llm.shapes[family.llm]);
+    let [encoder, llm] = space.shapes(family);
+    let (tokens, share_tiles) = (&assignment.tokens, &assignment.share_tiles);
     let send = |link: &Link, units: u64, bytes: f64| link.send_ns(units as f64 * bytes).ceil() as u64;
     let llm_link = links.spanning(llm.gpus(), space.cluster.gpus_per_node);
     let llm_bytes = space.llm.border_bytes;
     step.llm_hop_ns = tokens.iter().map(|tokens| send(llm_link, *tokens, llm_bytes)).collect();
-    step.reduce_ns = Vec::new();
-    if !step.encoder_stages.is_empty() {
-        let link = links.spanning(encoder.gpus(), space.cluster.gpus_per_node);
-        let bytes = space.encoder.border_bytes;
-        step.encoder_hop_ns = share_tiles.iter().map(|tiles| send(link, *tiles, bytes)).collect();
-        // Encoder and LLM lie anywhere in the plan's GPUs, so that their link may span all of them.
-        let widest = links.spanning(space.gpus(family), space.cluster.gpus_per_node);
-        let fullest = |slot: usize| {
-            let of_slot = &tokens[slot * step.ranks..(slot + 1) * step.ranks];
-            of_slot.iter().copied().max().unwrap_or(0)
-        };
-        let between = |slot: usize| send(widest, fullest(slot), llm_bytes);
-        step.between_hop_ns = (0..step.shape.slots).map(between).collect();
-        let gradients = &space.encoder.gradient_bytes[family.encoder];
-        step.reduce_ns = reduce_ns(space, links, encoder, family.encoder_dp, gradients);
+    match family.placement {
+        Placement::Joint => {
+            gather_rows(space, links, family, share_tiles, step);
+            let [of_encoder, of_llm] = &space.joint[family.llm].gradient_bytes;
+            // Every GPU of a tensor-parallel group has the encoder's gradients, and takes part in their sum.
+            let of_encoder = reduce_ns(space, links, encoder.pp, family.encoder_dp, of_encoder);
+            let of_llm = reduce_ns(space, links, llm.gpus(), family.llm_dp, of_llm);
+            step.reduce_ns = of_encoder.iter().zip(of_llm).map(|(encoder, llm)| encoder + llm).collect();
+            return;
+        }
+        Placement::Disaggregated => {
+            let link = links.spanning(encoder.gpus(), space.cluster.gpus_per_node);
+            let bytes = space.encoder.border_bytes;
+            step.encoder_hop_ns = share_tiles.iter().map(|tiles| send(link, *tiles, bytes)).collect();
+            // Encoder and LLM lie anywhere in the plan's GPUs, so that their link may span all of them.
+            let widest = links.spanning(space.gpus(family), space.cluster.gpus_per_node);
+            let fullest = |slot: usize| {
+                let of_slot = &tokens[slot * step.ranks..(slot + 1) * step.ranks];
+                of_slot.iter().copied().max().unwrap_or(0)
+            };
+            let between = |slot: usize| send(widest, fullest(slot), llm_bytes);
+            step.between_hop_ns = (0..step.shape.slots).map(between).collect();
+            let gradients = &space.encoder.gradient_bytes[family.encoder];
+            step.reduce_ns = reduce_ns(space, links, encoder.gpus(), family.encoder_dp, gradients);
+        }
+        Placement::Colocated => {}
     }
     let gradients = &space.llm.gradient_bytes[family.llm];
-    step.reduce_ns.extend(reduce_ns(space, links, llm, family.llm_dp, gradients));
+    step.reduce_ns.extend(reduce_ns(space, links, llm.gpus(), family.llm_dp, gradients));
+}
+
+/// Adds the time in which the GPUs of a tensor-parallel group exchange the rows of their shares of the media,
+/// after the encoder forward and before it backward.
+fn gather_rows(
+    space: &SearchSpace<'_>,
+    links: &Links,
+    family: &Family,
+    share_tiles: &[u64],
+    step: &mut StepTimes,
+) {
+    let [encoder, llm] = space.shapes(family);
+    if llm.tp < 2 {
+        return;
+    }
+    let row = step.llm_stages[encoder.end()];
+    // A stage in which a module ends has a row of its own.
+    for pass_ns in &mut step.llm_ns[row] {
+        for (ns, tiles) in pass_ns.iter_mut().zip(share_tiles) {
+            let bytes = *tiles as f64 * space.encoder.border_bytes;
+            *ns += (f64::from(llm.tp - 1) * links.nvlink.send_ns(bytes)).ceil() as u64;
+        }
+    }
 }
 
 /// Returns the all-reduce of a colocated encoder's gradients, nanoseconds.
@@ -50,19 +84,19 @@ pub(super) fn phase_reduce_ns(space: &SearchSpace<'_>, candidate: &Candidate) ->
     let Some(links) = &space.cluster.links else { return 0 };
     let family = &candidate.family;
     let gradients = &space.encoder.gradient_bytes[family.encoder];
-    let shape = &space.encoder.shapes[family.encoder];
-    reduce_ns(space, links, shape, family.encoder_dp, gradients).into_iter().max().unwrap_or(0)
+    let gpus = space.encoder.shapes[family.encoder].gpus();
+    reduce_ns(space, links, gpus, family.encoder_dp, gradients).into_iter().max().unwrap_or(0)
 }
 
-/// Returns the all-reduce of each stage's gradients, nanoseconds.
+/// Returns the all-reduce of each stage's gradients over ranks of some GPUs each, nanoseconds.
 fn reduce_ns(
     space: &SearchSpace<'_>,
     links: &Links,
-    shape: &StageShape,
+    gpus_per_rank: u32,
     ranks: u32,
     gradients: &[f64],
 ) -> Vec<u64> {
-    let gpus = shape.gpus().saturating_mul(ranks);
+    let gpus = gpus_per_rank.saturating_mul(ranks);
     let link = links.spanning(gpus, space.cluster.gpus_per_node);
     gradients.iter().map(|bytes| link.all_reduce_ns(*bytes, ranks).ceil() as u64).collect()
 }

@@ -7,8 +7,9 @@ pub(super) mod slot_assignment;
 pub(super) mod step_timeline;
 
 use super::cluster::Placement;
+use super::costs::time_table::TimeTable;
 use super::memory::MemoryRequirement;
-use super::space::{Candidate, SearchSpace};
+use super::space::{Candidate, Family, SearchSpace};
 use super::workload::ItemSize;
 use crate::budget::Budget;
 use crate::caps::Caps;
@@ -218,7 +219,7 @@ pub(super) fn makespan_ns(
 ) -> u64 {
     let pipeline_ns = timeline.makespan_ns(&assignment.times(space, candidate));
     match candidate.family.placement {
-        Placement::Disaggregated => pipeline_ns,
+        Placement::Disaggregated | Placement::Joint => pipeline_ns,
         Placement::Colocated => {
             pipeline_ns
                 + assignment.phase_ns(space, candidate)
@@ -228,37 +229,115 @@ pub(super) fn makespan_ns(
 }
 
 /// Estimates the time that a sample adds to the slowest stage of each module; encoder ranks serve all LLM
-/// ranks.
+/// ranks. Joint plans: to the stage with most encoder layers, if it is not the slowest, and to the slowest.
 pub(super) fn item_sizes_ns(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batch: &[ItemSize],
 ) -> Vec<[u64; 2]> {
     let family = &candidate.family;
-    let (encoder, llm) = (&space.encoder.shapes[family.encoder], &space.llm.shapes[family.llm]);
-    let llm_times = &space.llm.times[llm.times];
-    // The time per token depends on the microbatch's size, so it is taken at the mean one.
-    let tokens = space.workload.batch_tokens / candidate.groups() as f64;
-    let token_ns = llm_times.layer.at(tokens) / tokens;
-    let layers = llm.inner.max(llm.last);
+    let [_, llm] = space.shapes(family);
+    let units = UnitTimes::new(space, candidate);
+    if family.placement == Placement::Joint {
+        let stages = units.stages_of_joint(space, family);
+        let busiest = joint_stages(space, candidate, &stages);
+        let size = |item: &ItemSize| busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], item)));
+        return batch.iter().map(size).collect();
+    }
+    let llm_stage = StageLoad { tiles: 0.0, layers: llm.inner.max(llm.last), tokens: 0.0 };
     let tile_ns = match family.placement {
-        Placement::Colocated => 0.0,
         Placement::Disaggregated => {
-            let times = &space.encoder.times[encoder.times];
-            let slots = f64::from(candidate.microbatches) * f64::from(family.encoder_dp);
-            let share = (space.workload.batch_tiles / slots).max(1.0);
-            let slowest = encoder.inner.max(encoder.last);
+            let [encoder, _] = space.shapes(family);
             // A group belongs to one LLM rank, but all encoder ranks share its tiles.
             let ranks = f64::from(family.llm_dp) / f64::from(family.encoder_dp);
-            slowest * times.layer.at(share) / share * ranks
+            encoder.inner.max(encoder.last) * units.tile_ns * ranks
         }
+        _ => 0.0,
     };
-    let size = |item: &ItemSize| {
-        let tokens = f64::from(item.tokens);
-        let llm_ns = layers * (tokens * token_ns + llm_times.sample.at(tokens));
-        [(f64::from(item.tiles) * tile_ns) as u64, llm_ns as u64]
-    };
+    let size = |item: &ItemSize| [(f64::from(item.tiles) * tile_ns) as u64, units.of(&llm_stage, item)];
     batch.iter().map(size).collect()
+}
+
+/// Work of a stage: of a tile, of a token in layer times, and of a token outside the layers, nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct StageLoad {
+    pub(super) tiles: f64,
+    pub(super) layers: f64,
+    pub(super) tokens: f64,
+}
+
+/// Times of units at the mean microbatch: the time per unit depends on its size.
+pub(super) struct UnitTimes<'a> {
+    /// Time of a tile in one layer.
+    tile_ns: f64,
+    /// Time of a tile outside the layers.
+    tile_end_ns: f64,
+    token_ns: f64,
+    token_end_ns: f64,
+    samples: &'a TimeTable,
+}
+
+impl<'a> UnitTimes<'a> {
+    pub(super) fn new(space: &'a SearchSpace<'_>, candidate: &Candidate) -> Self {
+        let family = &candidate.family;
+        let [encoder, llm] = space.shapes(family);
+        let (encoder, llm) = (&space.encoder.times[encoder.times], &space.llm.times[llm.times]);
+        let tokens = space.workload.batch_tokens / candidate.groups() as f64;
+        let slots = f64::from(candidate.microbatches) * f64::from(family.encoder_dp);
+        let share = (space.workload.batch_tiles / slots).max(1.0);
+        Self {
+            tile_ns: encoder.layer.at(share) / share,
+            tile_end_ns: encoder.outside.at(share) / share,
+            token_ns: llm.layer.at(tokens) / tokens,
+            token_end_ns: llm.outside.at(tokens) / tokens,
+            samples: &llm.sample,
+        }
+    }
+
+    /// Returns the time that a sample adds to a stage.
+    pub(super) fn of(&self, stage: &StageLoad, item: &ItemSize) -> u64 {
+        let tokens = f64::from(item.tokens);
+        let layers = stage.layers * (tokens * self.token_ns + self.samples.at(tokens));
+        (f64::from(item.tiles) * stage.tiles + layers + tokens * stage.tokens) as u64
+    }
+
+    /// Lists the work of the stages of a joint plan; a rank's GPUs share its tiles.
+    pub(super) fn stages_of_joint(&self, space: &SearchSpace<'_>, family: &Family) -> Vec<StageLoad> {
+        let [encoder, llm] = space.shapes(family);
+        let end = |is_end: bool, ns: f64| if is_end { ns } else { 0.0 };
+        let of = |stage: usize| {
+            let tiles = encoder.layer_times(stage) * self.tile_ns + end(stage == encoder.end(), self.tile_end_ns);
+            StageLoad {
+                tiles: tiles / f64::from(llm.tp),
+                layers: llm.layer_times(stage),
+                tokens: end(stage == llm.end(), self.token_end_ns),
+            }
+        };
+        (0..llm.layers.len()).map(of).collect()
+    }
+}
+
+/// Returns the stage with the most work of tiles and the one with the most work of the mean batch, the first
+/// only if it is another one.
+fn joint_stages(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    stages: &[StageLoad],
+) -> [Option<usize>; 2] {
+    let workload = space.workload;
+    let [_, llm] = space.shapes(&candidate.family);
+    let times = &space.llm.times[llm.times];
+    let layer_ns = times.layer.at(workload.batch_tokens / candidate.groups() as f64)
+        * candidate.groups() as f64
+        + times.samples_ns;
+    let all = |stage: &StageLoad| {
+        stage.tiles * workload.batch_tiles + stage.layers * layer_ns + stage.tokens * workload.batch_tokens
+    };
+    let most = |of: &dyn Fn(&StageLoad) -> f64| {
+        (0..stages.len()).max_by(|one, other| of(&stages[*one]).total_cmp(&of(&stages[*other])).then(other.cmp(one)))
+    };
+    let slowest = most(&all);
+    [most(&|stage| stage.tiles).filter(|stage| Some(*stage) != slowest), slowest]
 }
 
 fn assign_slots(

@@ -4,8 +4,9 @@ use super::assign::largest_share;
 use super::link_times;
 use super::step_timeline::StepTimes;
 use crate::planner::cluster::Placement;
+use crate::planner::costs::StageBytes;
 use crate::planner::costs::time_table::TimeTable;
-use crate::planner::memory::{self, MemoryRequirement, in_flight};
+use crate::planner::memory::{self, MemoryRequirement};
 use crate::planner::space::shape::{StageShape, TpTimes};
 use crate::planner::space::{Candidate, EncoderSplit, SearchSpace};
 use crate::planner::workload::ItemSize;
@@ -14,15 +15,12 @@ use crate::planner::workload::ItemSize;
 #[derive(Debug, Clone, Default)]
 pub(in crate::planner) struct SlotAssignment {
     pub(in crate::planner) ranks: usize,
-    pub(in crate::planner) slots: usize,
     /// Tokens of each cell, `[slots * ranks]`.
     pub(in crate::planner) tokens: Vec<u64>,
     /// Attention time of each cell's samples in one layer.
     samples_ns: Vec<f64>,
-    /// Tiles of the largest share of an encoder rank, `[slots]`.
+    /// Tiles of the largest share of an encoder rank, `[slots]`; of a joint plan `[slots * ranks]`.
     pub(in crate::planner) share_tiles: Vec<u64>,
-    /// Tiles of each slot, all encoder ranks together.
-    slot_tiles: Vec<u64>,
     /// Tiles of the whole batch.
     pub(in crate::planner) batch_tiles: u64,
 }
@@ -36,35 +34,43 @@ impl SlotAssignment {
         cell_of: impl Fn(usize) -> u32,
         split: EncoderSplit,
     ) -> Self {
-        let (ranks, slots) = (candidate.family.llm_dp as usize, candidate.microbatches as usize);
-        let llm = &space.llm.times[space.llm.shapes[candidate.family.llm].times];
+        let family = &candidate.family;
+        let (ranks, slots) = (family.llm_dp as usize, candidate.microbatches as usize);
+        let [_, shape] = space.shapes(family);
+        let llm = &space.llm.times[shape.times];
+        // Media are shared by all ranks in a slot, or by the GPUs of one rank in a cell.
+        let (cells_per_pool, sharers) = match family.placement {
+            Placement::Joint => (1, shape.tp),
+            Placement::Disaggregated | Placement::Colocated => (ranks, family.encoder_dp),
+        };
+        let pools = ranks * slots / cells_per_pool;
         let mut cells = Self {
             ranks,
-            slots,
             tokens: vec![0; ranks * slots],
             samples_ns: vec![0.0; ranks * slots],
             share_tiles: Vec::new(),
-            slot_tiles: vec![0; slots],
             batch_tiles: 0,
         };
-        let mut by_slot = vec![Vec::new(); if split == EncoderSplit::Sample { slots } else { 0 }];
+        let mut pool_tiles = vec![0_u64; pools];
+        let mut by_pool = vec![Vec::new(); if split == EncoderSplit::Sample { pools } else { 0 }];
         for (item, size) in batch.iter().enumerate() {
             let cell = cell_of(item) as usize;
             let tiles = u64::from(size.tiles);
             cells.tokens[cell] += u64::from(size.tokens);
             cells.samples_ns[cell] += llm.sample.at(f64::from(size.tokens));
-            cells.slot_tiles[cell / ranks] += tiles;
+            pool_tiles[cell / cells_per_pool] += tiles;
             cells.batch_tiles += tiles;
             // Only a split by sample needs the tiles of every sample.
-            if let Some(of_slot) = by_slot.get_mut(cell / ranks) {
-                of_slot.push(tiles);
+            if let Some(of_pool) = by_pool.get_mut(cell / cells_per_pool) {
+                of_pool.push(tiles);
             }
         }
-        let encoder_dp = u64::from(candidate.family.encoder_dp);
         cells.share_tiles = match split {
-            EncoderSplit::Tile => cells.slot_tiles.iter().map(|tiles| tiles.div_ceil(encoder_dp)).collect(),
+            EncoderSplit::Tile => {
+                pool_tiles.iter().map(|tiles| tiles.div_ceil(u64::from(sharers))).collect()
+            }
             EncoderSplit::Sample => {
-                by_slot.into_iter().map(|tiles| largest_share(tiles, encoder_dp as usize)).collect()
+                by_pool.into_iter().map(|tiles| largest_share(tiles, sharers as usize)).collect()
             }
         };
         cells
@@ -73,35 +79,40 @@ impl SlotAssignment {
     /// Returns the times of all passes.
     pub(in crate::planner) fn times(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> StepTimes {
         let family = &candidate.family;
-        let llm = &space.llm.shapes[family.llm];
-        let llm_times = &space.llm.times[llm.times];
-        let (layer_ns, outside_ns) = (
-            self.tokens
-                .iter()
-                .zip(&self.samples_ns)
-                .map(|(tokens, samples_ns)| llm_times.layer.at(*tokens as f64) + samples_ns),
-            self.tokens.iter().map(|tokens| llm_times.outside.at(*tokens as f64)),
-        );
-        let (layer_ns, outside_ns): (Vec<f64>, Vec<f64>) = (layer_ns.collect(), outside_ns.collect());
-        let (llm_stages, llm_ns) = rows(llm, &layer_ns, &outside_ns);
-        let shape = candidate.step_shape(space);
-        let mut step = StepTimes { llm_stages, llm_ns, ..StepTimes::new(shape, self.ranks) };
-        if family.placement == Placement::Disaggregated {
-            let encoder = &space.encoder.shapes[family.encoder];
-            let times = &space.encoder.times[encoder.times];
-            let of = |table: fn(&TpTimes) -> &TimeTable| -> Vec<f64> {
-                self.share_tiles.iter().map(|tiles| table(times).at(*tiles as f64)).collect()
-            };
-            let (layer_ns, outside_ns) = (of(|times| &times.layer), of(|times| &times.outside));
-            (step.encoder_stages, step.encoder_ns) = rows(encoder, &layer_ns, &outside_ns);
+        let [encoder, llm] = space.shapes(family);
+        let mut step = StepTimes::new(space.step_shape(family, candidate.microbatches), self.ranks);
+        let llm_times = self.llm_times(&space.llm.times[llm.times]);
+        let encoder_times = self.encoder_times(&space.encoder.times[encoder.times]);
+        match family.placement {
+            Placement::Disaggregated => {
+                (step.encoder_stages, step.encoder_ns) = rows(&[(encoder, &encoder_times)]);
+                (step.llm_stages, step.llm_ns) = rows(&[(llm, &llm_times)]);
+            }
+            Placement::Colocated => (step.llm_stages, step.llm_ns) = rows(&[(llm, &llm_times)]),
+            Placement::Joint => {
+                (step.llm_stages, step.llm_ns) = rows(&[(encoder, &encoder_times), (llm, &llm_times)]);
+            }
         }
-        link_times::add_links(space, candidate, &self.tokens, &self.share_tiles, &mut step);
+        link_times::add_links(space, candidate, self, &mut step);
         step
+    }
+
+    fn llm_times(&self, times: &TpTimes) -> CellTimes {
+        let cells = self.tokens.iter().zip(&self.samples_ns);
+        CellTimes {
+            layer_ns: cells.map(|(tokens, samples_ns)| times.layer.at(*tokens as f64) + samples_ns).collect(),
+            outside_ns: self.tokens.iter().map(|tokens| times.outside.at(*tokens as f64)).collect(),
+        }
+    }
+
+    fn encoder_times(&self, times: &TpTimes) -> CellTimes {
+        let of = |table: &TimeTable| self.share_tiles.iter().map(|tiles| table.at(*tiles as f64)).collect();
+        CellTimes { layer_ns: of(&times.layer), outside_ns: of(&times.outside) }
     }
 
     /// Returns the time of all media, forward and backward, on colocated encoder ranks, nanoseconds.
     pub(in crate::planner) fn phase_ns(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
-        let shape = &space.encoder.shapes[candidate.family.encoder];
+        let [shape, _] = space.shapes(&candidate.family);
         let times = &space.encoder.times[shape.times];
         let share = self.batch_tiles.div_ceil(u64::from(candidate.family.encoder_dp)) as f64;
         (shape.all * times.layer.at(share) + times.outside.at(share)).ceil() as u64
@@ -114,70 +125,144 @@ impl SlotAssignment {
         candidate: &Candidate,
     ) -> MemoryRequirement {
         let family = &candidate.family;
-        let (encoder, llm) = (&space.encoder.shapes[family.encoder], &space.llm.shapes[family.llm]);
-        let mut llm_bytes = 0.0_f64;
-        for rank in 0..self.ranks {
-            let tokens: Vec<u64> =
-                (0..self.slots).map(|slot| self.tokens[slot * self.ranks + rank]).collect();
-            llm_bytes = llm_bytes.max(fullest(llm, llm.pp, &tokens));
+        let [encoder, llm] = space.shapes(family);
+        let [encoder_ranks, llm_ranks] = space.optimizer_ranks(family);
+        let shape = space.step_shape(family, candidate.microbatches);
+        let of_rank = |units: &[u64], rank: usize| -> Vec<u64> {
+            units.iter().skip(rank).step_by(self.ranks).copied().collect()
+        };
+        if family.placement == Placement::Joint {
+            let joint = &space.joint[family.llm];
+            let parts: Vec<[StageBytes; 2]> = (0..shape.stages)
+                .map(|stage| {
+                    let [encoder, llm] = joint.memory(stage);
+                    [encoder.shared_by(encoder_ranks), llm.shared_by(llm_ranks)]
+                })
+                .collect();
+            let of_rank = |rank| {
+                let units = [of_rank(&self.share_tiles, rank), of_rank(&self.tokens, rank)];
+                let of_stage = |(stage, parts): (usize, &[StageBytes; 2])| {
+                    held_by_both(parts, [&units[0], &units[1]], shape.in_flight(stage))
+                };
+                parts.iter().enumerate().map(of_stage).fold(0.0, f64::max)
+            };
+            let all = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
+            return MemoryRequirement { encoder_bytes: all, llm_bytes: all };
         }
-        match family.placement {
-            Placement::Disaggregated => MemoryRequirement {
-                encoder_bytes: fullest(encoder, encoder.pp + llm.pp, &self.share_tiles),
-                llm_bytes,
-            },
-            Placement::Colocated => {
-                let all = llm_bytes + memory::phase_bytes(space, family, self.batch_tiles as f64);
-                MemoryRequirement { encoder_bytes: all, llm_bytes: all }
-            }
+        let in_flight = |stage: u32| shape.in_flight(shape.encoder_stages + stage as usize);
+        let of_rank = |rank| fullest(llm, llm_ranks, in_flight, &of_rank(&self.tokens, rank));
+        let llm_bytes = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
+        if family.placement == Placement::Colocated {
+            let all = llm_bytes + memory::phase_bytes(space, family, self.batch_tiles as f64);
+            return MemoryRequirement { encoder_bytes: all, llm_bytes: all };
         }
+        let in_flight = |stage: u32| shape.in_flight(stage as usize);
+        let encoder_bytes = fullest(encoder, encoder_ranks, in_flight, &self.share_tiles);
+        MemoryRequirement { encoder_bytes, llm_bytes }
     }
 }
 
 /// Returns the memory of the fullest stage over consecutive microbatches, as many as are in flight.
-fn fullest(shape: &StageShape, stages_to_end: u32, units: &[u64]) -> f64 {
+fn fullest(shape: &StageShape, ranks: u32, in_flight: impl Fn(u32) -> usize, units: &[u64]) -> f64 {
     let largest = units.iter().copied().max().unwrap_or(0) as f64;
-    let mut most = 0.0_f64;
-    for (stage, bytes) in &shape.memory {
-        // Neighbors are in flight together, so a window slides over the microbatches.
-        let window = in_flight(stages_to_end, *stage, units.len() as u32) as usize;
-        let mut sum: u64 = units[..window].iter().sum();
-        let mut held = sum;
-        for at in window..units.len() {
-            sum = sum + units[at] - units[at - window];
-            held = held.max(sum);
-        }
-        most = most.max(bytes.at(held as f64, largest));
-    }
-    most
+    let of_stage = |(stage, bytes): &(u32, StageBytes)| {
+        let windows = Windows::new(units, in_flight(*stage));
+        let held = windows.max().unwrap_or(0);
+        bytes.shared_by(ranks).at(held as f64, largest)
+    };
+    shape.memory.iter().map(of_stage).fold(0.0, f64::max)
 }
 
-/// Computes rows of forward and backward times: one for each number of layers, and one for the last stage.
-fn rows(shape: &StageShape, layer_ns: &[f64], outside_ns: &[f64]) -> (Vec<usize>, Vec<[Vec<u64>; 2]>) {
-    let (mut stages, mut rows, mut known): (Vec<usize>, Vec<_>, Vec<u32>) = Default::default();
-    let last = shape.layers.len() - 1;
-    let recomputed = if shape.is_recomputed { 1.0 / 3.0 } else { 0.0 };
-    for (stage, &layers) in shape.layers.iter().enumerate() {
-        if let Some(row) = known.iter().position(|of| *of == layers).filter(|_| stage < last) {
+/// Returns the memory of a stage with layers of both modules, whose units are held together.
+fn held_by_both(parts: &[StageBytes; 2], units: [&[u64]; 2], in_flight: usize) -> f64 {
+    let kept = |part: usize, units: u64| parts[part].kept_per_unit * units as f64;
+    let windows = Windows::new(units[0], in_flight).zip(Windows::new(units[1], in_flight));
+    let held = windows.map(|(tiles, tokens)| kept(0, tiles) + kept(1, tokens)).fold(0.0, f64::max);
+    // Layers of both modules are not computed at the same time.
+    let working = (0..2).map(|part| {
+        let largest = units[part].iter().copied().max().unwrap_or(0);
+        parts[part].working_per_unit * largest as f64
+    });
+    let fixed: f64 = parts.iter().map(|part| part.fixed + part.optimizer).sum();
+    fixed + held + working.fold(0.0, f64::max)
+}
+
+/// Sums of consecutive units, as many as are in flight.
+struct Windows<'a> {
+    units: &'a [u64],
+    in_flight: usize,
+    end: usize,
+    sum: u64,
+}
+
+impl<'a> Windows<'a> {
+    fn new(units: &'a [u64], in_flight: usize) -> Self {
+        let end = in_flight.min(units.len());
+        Self { units, in_flight, end, sum: units[..end].iter().sum() }
+    }
+}
+
+impl Iterator for Windows<'_> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        if self.end > self.units.len() {
+            return None;
+        }
+        let sum = self.sum;
+        if let Some(next) = self.units.get(self.end) {
+            self.sum = self.sum + next - self.units[self.end - self.in_flight];
+        }
+        self.end += 1;
+        Some(sum)
+    }
+}
+
+/// Times of the cells of a module: of one layer, and outside the layers.
+struct CellTimes {
+    layer_ns: Vec<f64>,
+    outside_ns: Vec<f64>,
+}
+
+/// Computes rows of forward and backward times of stages that hold layers of one or of both modules: one for
+/// each number of layers, and one for each stage that ends a module.
+fn rows(modules: &[(&StageShape, &CellTimes)]) -> (Vec<usize>, Vec<[Vec<u64>; 2]>) {
+    let (mut stages, mut rows, mut known): (Vec<usize>, Vec<_>, Vec<Vec<u32>>) = Default::default();
+    let cells = modules.iter().map(|(_, times)| times.layer_ns.len()).max().unwrap_or(0);
+    for stage in 0..modules.last().map_or(0, |(shape, _)| shape.layers.len()) {
+        let ends = modules.iter().any(|(shape, _)| shape.end() == stage);
+        let layers: Vec<u32> = modules.iter().map(|(shape, _)| shape.layers[stage]).collect();
+        if let Some(row) = known.iter().position(|of| *of == layers).filter(|_| !ends) {
             stages.push(row);
             continue;
         }
-        let count = f64::from(layers);
-        let outside_factor = if stage == last { 1.0 } else { 0.0 };
-        let (mut forward, mut backward) =
-            (Vec::with_capacity(layer_ns.len()), Vec::with_capacity(layer_ns.len()));
-        for (layer_ns, outside_ns) in layer_ns.iter().zip(outside_ns) {
-            let (own, outside) = (count * layer_ns, outside_factor * outside_ns);
-            let third = (own + outside) / 3.0;
-            forward.push(whole_ns(third));
-            // Recomputation repeats the forward pass of the layers, without the work outside them.
-            backward.push(whole_ns(2.0 * third + recomputed * own));
+        let mut both = [vec![0.0; cells], vec![0.0; cells]];
+        for (shape, times) in modules {
+            add_stage(shape, stage, times, &mut both);
         }
         stages.push(rows.len());
-        rows.push([forward, backward]);
-        known.push(layers);
+        rows.push(both.map(|pass_ns| pass_ns.into_iter().map(whole_ns).collect()));
+        // A stage that ends a module is like no other.
+        known.push(if ends { Vec::new() } else { layers });
     }
     (stages, rows)
+}
+
+/// Adds the times of a module's layers in a stage, forward and backward.
+fn add_stage(shape: &StageShape, stage: usize, times: &CellTimes, both: &mut [Vec<f64>; 2]) {
+    let layers = f64::from(shape.layers[stage]);
+    let (of_layers, of_outside) = (shape.layer_shares, shape.outside_shares);
+    let outside = if shape.end() == stage { 1.0 / (of_outside.forward + of_outside.backward) } else { 0.0 };
+    let factors = [
+        (layers * of_layers.forward, outside * of_outside.forward),
+        (layers * of_layers.backward, outside * of_outside.backward),
+    ];
+    for (pass_ns, (layers, outside)) in both.iter_mut().zip(factors) {
+        let cells = times.layer_ns.iter().zip(&times.outside_ns);
+        for (ns, (layer_ns, outside_ns)) in pass_ns.iter_mut().zip(cells) {
+            *ns += layers * layer_ns + outside * outside_ns;
+        }
+    }
 }
 
 /// Rounds a time up.

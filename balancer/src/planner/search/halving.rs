@@ -8,6 +8,7 @@
 //! Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", 2016.
 
 use crate::error::Result;
+use crate::planner::cluster::Placement;
 use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::score::{self, Score, ScoredPlan};
 use crate::planner::space::{Candidate, Family, SearchSpace};
@@ -232,6 +233,11 @@ impl<'a> Halving<'a> {
         ];
         let mut around: Vec<Candidate> =
             counts.into_iter().map(|microbatches| Candidate { family, microbatches }).collect();
+        if family.placement == Placement::Joint {
+            // Every joint shape is in the sweep, so that numbers of microbatches are left to try.
+            around.retain(|plan| self.is_possible(plan));
+            return around;
+        }
         let mut shapes = Vec::new();
         for other in [family.llm.wrapping_sub(1), family.llm + 1] {
             shapes.push(Family { llm: other, ..family });

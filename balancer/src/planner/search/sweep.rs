@@ -81,14 +81,27 @@ fn fill(
             if !stages(space.encoder.shapes[family.encoder].pp) {
                 return;
             }
-            let mut best = (shortlist.limit_ns, None);
             let estimate_ns = bound::estimate_with(space, &estimate, family, 1, many).estimate_ns;
-            least(space, family, (1, many), estimate_ns, &mut best);
-            if let (estimate_ns, Some(microbatches)) = best {
-                shortlist.push(estimate_ns, Candidate { family: *family, microbatches });
-            }
+            add_best(space, shortlist, family, estimate_ns);
         });
     });
+    for family in space.joint_families() {
+        let [_, llm] = space.shapes(&family);
+        if stages(llm.pp) {
+            let many = space.microbatches_max(&family);
+            let estimate_ns = bound::estimate(space, &family, 1, many).estimate_ns;
+            add_best(space, shortlist, &family, estimate_ns);
+        }
+    }
+}
+
+/// Adds the plan of a family with the best number of microbatches, if it is good enough.
+fn add_best(space: &SearchSpace<'_>, shortlist: &mut Shortlist, family: &Family, estimate_ns: f64) {
+    let mut best = (shortlist.limit_ns, None);
+    least(space, family, (1, space.microbatches_max(family)), estimate_ns, &mut best);
+    if let (estimate_ns, Some(microbatches)) = best {
+        shortlist.push(estimate_ns, Candidate { family: *family, microbatches });
+    }
 }
 
 /// Counts the plans of the whole space.
@@ -135,24 +148,33 @@ pub(in crate::planner) fn least_bound_ns(space: &SearchSpace<'_>, start_ns: f64)
             return;
         }
         space.visit_encoders(llm, llm_dp, &mut |family| {
-            let whole = (1, many, bound::estimate_with(space, &estimate, family, 1, many).bound_ns);
-            let mut ranges = vec![whole];
-            while let Some((few, many, bound_ns)) = ranges.pop() {
-                if bound_ns >= least_ns || !memory::may_fit(space, family, few, many) {
-                    continue;
-                }
-                if few == many {
-                    least_ns = bound_ns;
-                    continue;
-                }
-                let middle = few + (many - few) / 2;
-                for (few, many) in [(middle + 1, many), (few, middle)] {
-                    ranges.push((few, many, bound::estimate(space, family, few, many).bound_ns));
-                }
-            }
+            let bound_ns = bound::estimate_with(space, &estimate, family, 1, many).bound_ns;
+            lower(space, family, bound_ns, &mut least_ns);
         });
     });
+    for family in space.joint_families() {
+        let many = space.microbatches_max(&family);
+        lower(space, &family, bound::estimate(space, &family, 1, many).bound_ns, &mut least_ns);
+    }
     least_ns
+}
+
+/// Lowers a bound to that of a family's best plan that may fit.
+fn lower(space: &SearchSpace<'_>, family: &Family, bound_ns: f64, least_ns: &mut f64) {
+    let mut ranges = vec![(1, space.microbatches_max(family), bound_ns)];
+    while let Some((few, many, bound_ns)) = ranges.pop() {
+        if bound_ns >= *least_ns || !memory::may_fit(space, family, few, many) {
+            continue;
+        }
+        if few == many {
+            *least_ns = bound_ns;
+            continue;
+        }
+        let middle = few + (many - few) / 2;
+        for (few, many) in [(middle + 1, many), (few, middle)] {
+            ranges.push((few, many, bound::estimate(space, family, few, many).bound_ns));
+        }
+    }
 }
 
 fn all_that_may_fit(space: &SearchSpace<'_>) -> Vec<Candidate> {

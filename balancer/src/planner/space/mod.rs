@@ -4,85 +4,32 @@
 //! all remaining GPUs: with more ranks its shares of a microbatch are smaller, so fewer ranks are never
 //! faster.
 
+pub(super) mod joint;
+mod options;
 pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
 use super::costs::ModuleCosts;
 use super::workload::Workload;
 use crate::schedule::{ScheduleKind, StepShape};
+use joint::{JointModules, JointShape};
 use shape::{StageShape, TpTimes};
-use std::fmt;
 
-/// Kinds of plans that are searched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each enables one kind of plan, by itself")]
-pub struct SearchSpaceOptions {
-    /// Whether encoder and LLM may have separate GPUs.
-    pub is_disaggregated: bool,
-    /// Whether the encoder may run on the LLM's GPUs.
-    pub is_colocated: bool,
-    /// Whether stages may differ in layers beyond rounding.
-    pub has_uneven_layers: bool,
-    /// Whether activations may be recomputed in the backward pass.
-    pub has_recomputation: bool,
-}
-
-impl Default for SearchSpaceOptions {
-    fn default() -> Self {
-        Self {
-            is_disaggregated: true,
-            is_colocated: false,
-            has_uneven_layers: false,
-            has_recomputation: false,
-        }
-    }
-}
-
-impl fmt::Display for SearchSpaceOptions {
-    /// Describes the plans that are searched, and that a lower bound is about.
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let layers = if self.has_uneven_layers { "even or uneven" } else { "even" };
-        let encoder = match (self.is_disaggregated, self.is_colocated) {
-            (true, true) => "on separate GPUs or on those of the LLM",
-            (false, true) => "on the GPUs of the LLM",
-            _ => "on separate GPUs",
-        };
-        let recomputed = if self.has_recomputation { ", with or without recomputation" } else { "" };
-        write!(formatter, "1F1B, {layers} layers, encoder {encoder}{recomputed}")
-    }
-}
-
-/// Way in which encoder ranks split the media of a slot.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum EncoderSplit {
-    /// Tile by tile, across samples.
-    #[default]
-    Tile,
-    /// Whole samples, by LPT.
-    Sample,
-}
-
-impl EncoderSplit {
-    /// Returns `tile` or `sample`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tile => "tile",
-            Self::Sample => "sample",
-        }
-    }
-}
+pub use options::{EncoderSplit, SearchSpaceOptions};
 
 /// Plans that differ only in the number of microbatches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Family {
     pub(super) placement: Placement,
-    /// Index of the encoder's shape.
+    /// Index of the encoder's shape; of the joint shape if placement is joint.
     pub(super) encoder: usize,
+    /// Ranks that share the media; every GPU if placement is joint.
     pub(super) encoder_dp: u32,
-    /// Index of the LLM's shape.
+    /// Index of the LLM's shape; of the joint shape if placement is joint.
     pub(super) llm: usize,
     pub(super) llm_dp: u32,
+    /// Rounds that the encoder runs ahead of the schedule.
+    pub(super) ahead: u16,
 }
 
 /// One plan of the space.
@@ -96,22 +43,6 @@ impl Candidate {
     /// Returns the microbatches of all LLM ranks.
     pub(super) fn groups(&self) -> usize {
         self.family.llm_dp as usize * self.microbatches as usize
-    }
-
-    /// Returns the stages of a step and the schedule that runs them.
-    pub(super) fn step_shape(&self, space: &SearchSpace<'_>) -> StepShape {
-        let Family { placement, encoder, llm, .. } = self.family;
-        let encoder_stages = match placement {
-            Placement::Disaggregated => space.encoder.shapes[encoder].pp as usize,
-            Placement::Colocated => 0,
-        };
-        StepShape {
-            kind: ScheduleKind::OneForwardOneBackward,
-            encoder_stages,
-            stages: encoder_stages + space.llm.shapes[llm].pp as usize,
-            slots: self.microbatches as usize,
-            has_encoder_backward: true,
-        }
     }
 }
 
@@ -133,6 +64,8 @@ pub(super) struct ModuleSpace {
 pub(super) struct SearchSpace<'a> {
     pub(super) encoder: ModuleSpace,
     pub(super) llm: ModuleSpace,
+    /// Shapes of joint placement.
+    pub(super) joint: Vec<JointShape>,
     pub(super) cluster: Cluster,
     /// Memory per GPU that plans may use.
     pub(super) budget_bytes: f64,
@@ -174,7 +107,15 @@ impl<'a> SearchSpace<'a> {
         let llm_times = degrees(llm).into_iter().map(|tp| TpTimes::of_llm(llm, tp, workload)).collect();
         let items = f64::from(workload.global_batch());
         let (item_tiles, item_tokens) = (workload.batch_tiles / items, workload.batch_tokens / items);
+        let (encoder_times, llm_times): (Vec<TpTimes>, Vec<TpTimes>) = (encoder_times, llm_times);
+        let modules = JointModules { encoder: (encoder, &encoder_times), llm: (llm, &llm_times) };
+        let joint = if options.is_joint {
+            modules.shapes(workload, cluster.gpus, options.has_recomputation)
+        } else {
+            Vec::new()
+        };
         Self {
+            joint,
             encoder: ModuleSpace::new(encoder, encoder_times, item_tiles, cluster.gpus, options),
             llm: ModuleSpace::new(llm, llm_times, item_tokens, cluster.gpus, options),
             cluster,
@@ -189,6 +130,54 @@ impl<'a> SearchSpace<'a> {
     /// Calls `visit` with every family.
     pub(super) fn visit(&self, mut visit: impl FnMut(&Family)) {
         self.visit_llms(|llm, llm_dp| self.visit_encoders(llm, llm_dp, &mut visit));
+        self.joint_families().for_each(|family| visit(&family));
+    }
+
+    /// Lists the joint families: more ranks are never slower, so that each shape has as many as fit.
+    pub(super) fn joint_families(&self) -> impl Iterator<Item = Family> + '_ {
+        (0..self.joint.len()).filter_map(|index| {
+            let shape = &self.joint[index].llm;
+            let llm_dp = (self.cluster.gpus / shape.gpus()).min(self.workload.global_batch());
+            (llm_dp > 0).then(|| self.joint_family(index, llm_dp))
+        })
+    }
+
+    fn joint_family(&self, index: usize, llm_dp: u32) -> Family {
+        let encoder_dp = llm_dp * self.joint[index].llm.tp;
+        Family { placement: Placement::Joint, encoder: index, encoder_dp, llm: index, llm_dp, ahead: 0 }
+    }
+
+    /// Returns the shapes of encoder and LLM.
+    pub(super) fn shapes(&self, family: &Family) -> [&StageShape; 2] {
+        match family.placement {
+            Placement::Joint => [&self.joint[family.encoder].encoder, &self.joint[family.llm].llm],
+            _ => [&self.encoder.shapes[family.encoder], &self.llm.shapes[family.llm]],
+        }
+    }
+
+    /// Returns the ranks that hold the same parameters of encoder and LLM, if they share optimizer state.
+    pub(super) fn optimizer_ranks(&self, family: &Family) -> [u32; 2] {
+        if self.options.has_sharded_optimizer { [family.encoder_dp, family.llm_dp] } else { [1, 1] }
+    }
+
+    /// Returns the stages of a step with this many microbatches per rank, and the schedule that runs them.
+    pub(super) fn step_shape(&self, family: &Family, slots: u32) -> StepShape {
+        let [encoder, llm] = self.shapes(family);
+        let encoder_stages = match family.placement {
+            Placement::Disaggregated => encoder.pp as usize,
+            Placement::Colocated | Placement::Joint => 0,
+        };
+        let kind = match family.ahead {
+            0 => self.options.schedule,
+            rounds => ScheduleKind::EncoderAhead { rounds },
+        };
+        StepShape {
+            kind,
+            encoder_stages,
+            stages: encoder_stages + llm.pp as usize,
+            slots: slots as usize,
+            has_encoder_backward: encoder.has_backward(),
+        }
     }
 
     /// Calls `visit` with every LLM: the index of its shape, and its ranks in descending order.
@@ -209,9 +198,10 @@ impl<'a> SearchSpace<'a> {
                 let encoder_dp = match placement {
                     Placement::Disaggregated => self.encoder_ranks(encoder, llm, llm_dp),
                     Placement::Colocated => self.colocated_ranks(encoder, llm, llm_dp),
+                    Placement::Joint => None,
                 };
                 if let Some(encoder_dp) = encoder_dp {
-                    visit(&Family { placement, encoder, encoder_dp, llm, llm_dp });
+                    visit(&Family { placement, encoder, encoder_dp, llm, llm_dp, ahead: 0 });
                 }
             }
         }
@@ -219,7 +209,11 @@ impl<'a> SearchSpace<'a> {
 
     /// Whether a plan made up by a search belongs to this space.
     pub(super) fn contains(&self, candidate: &Candidate) -> bool {
-        let Family { placement, encoder, encoder_dp, llm, llm_dp } = candidate.family;
+        let Family { placement, encoder, encoder_dp, llm, llm_dp, ahead } = candidate.family;
+        let may_run_ahead = placement == Placement::Disaggregated && self.options.has_encoder_ahead;
+        if ahead > 0 && !may_run_ahead {
+            return false;
+        }
         let items = u64::from(self.workload.global_batch());
         if llm_dp == 0 || encoder_dp == 0 || candidate.microbatches == 0 {
             return false;
@@ -230,6 +224,11 @@ impl<'a> SearchSpace<'a> {
         match placement {
             Placement::Disaggregated => {
                 self.encoder_ranks(encoder, llm, llm_dp).is_some_and(|most| encoder_dp <= most)
+            }
+            Placement::Joint => {
+                let gpus = self.joint.get(llm).and_then(|shape| shape.llm.gpus().checked_mul(llm_dp));
+                gpus.is_some_and(|gpus| gpus <= self.cluster.gpus)
+                    && self.joint_family(llm, llm_dp) == candidate.family
             }
             // A colocated encoder uses all of the LLM's GPUs, never fewer.
             Placement::Colocated => self.colocated_ranks(encoder, llm, llm_dp) == Some(encoder_dp),
@@ -243,10 +242,11 @@ impl<'a> SearchSpace<'a> {
 
     /// Returns the GPUs that a family takes.
     pub(super) fn gpus(&self, family: &Family) -> u32 {
-        let llm = self.llm.shapes[family.llm].gpus() * family.llm_dp;
+        let [encoder, llm] = self.shapes(family);
+        let llm = llm.gpus() * family.llm_dp;
         match family.placement {
-            Placement::Disaggregated => llm + self.encoder.shapes[family.encoder].gpus() * family.encoder_dp,
-            Placement::Colocated => llm,
+            Placement::Disaggregated => llm + encoder.gpus() * family.encoder_dp,
+            Placement::Colocated | Placement::Joint => llm,
         }
     }
 

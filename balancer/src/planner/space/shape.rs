@@ -5,8 +5,25 @@ use crate::planner::costs::{ModuleCosts, StageBytes, StagePart};
 use crate::planner::workload::Workload;
 use dflop_costmodel::memory::split_layers;
 
-/// Time of forward, backward and a second forward pass, over forward and backward.
-const RECOMPUTED: f64 = 4.0 / 3.0;
+/// Times of the passes over the time of both where everything is trained: a forward pass is a third of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::planner) struct PassShares {
+    pub(in crate::planner) forward: f64,
+    pub(in crate::planner) backward: f64,
+}
+
+impl PassShares {
+    /// Takes the time of a backward pass over that of the forward pass; a pass that is recomputed runs
+    /// forward again if anything needs a gradient.
+    fn new(backward_ratio: f64, is_recomputed: bool) -> Self {
+        let again = if is_recomputed && backward_ratio > 0.0 { 1.0 } else { 0.0 };
+        Self { forward: 1.0 / 3.0, backward: (backward_ratio + again) / 3.0 }
+    }
+
+    fn sum(self) -> f64 {
+        self.forward + self.backward
+    }
+}
 
 /// Times of a module at one tensor-parallel degree.
 #[derive(Debug, Clone)]
@@ -15,7 +32,7 @@ pub(in crate::planner) struct TpTimes {
     /// Time of one layer over the units of a microbatch.
     pub(in crate::planner) layer: TimeTable,
     pub(in crate::planner) layer_hull: TimeTable,
-    /// Time outside the layers.
+    /// Time outside the layers, of what is trained.
     pub(in crate::planner) outside: TimeTable,
     pub(in crate::planner) outside_hull: TimeTable,
     /// Time of an original sample in one layer.
@@ -34,10 +51,11 @@ pub(in crate::planner) struct StageShape {
     pub(in crate::planner) tp: u32,
     pub(in crate::planner) pp: u32,
     pub(in crate::planner) is_recomputed: bool,
+    /// Shares of the passes in the time of layers, and outside them.
+    pub(in crate::planner) layer_shares: PassShares,
+    pub(in crate::planner) outside_shares: PassShares,
     /// Layers of each stage.
     pub(in crate::planner) layers: Vec<u32>,
-    /// Time of each stage in layer times: recomputation counts.
-    pub(in crate::planner) layer_times: Vec<f64>,
     /// Most layer times of a stage before the last; 0 with a single stage.
     pub(in crate::planner) inner: f64,
     /// Layer times of the last stage.
@@ -71,7 +89,8 @@ impl TpTimes {
 
     fn new(costs: &dyn ModuleCosts, tp: u32, units_max: u64, units_min: u64) -> Self {
         let layer = TimeTable::new(units_max, |units| costs.layer_ns(tp, units));
-        let outside = TimeTable::new(units_max, |units| costs.outside_layers_ns(tp, units));
+        let shares = PassShares::new(costs.backward_ratios()[1], false).sum();
+        let outside = TimeTable::new(units_max, |units| shares * costs.outside_layers_ns(tp, units));
         Self {
             tp,
             layer_hull: layer.hull(units_min),
@@ -103,25 +122,56 @@ impl StageShape {
                 Some(uneven_layers(costs.layers(), pp, outside_as_layers)).filter(|layers| *layers != even)?
             }
         };
-        let factor = if is_recomputed { RECOMPUTED } else { 1.0 };
-        let layer_times: Vec<f64> = layers.iter().map(|count| f64::from(*count) * factor).collect();
-        let last = pp as usize - 1;
-        let memory = fullest_stages(&layers).into_iter().map(|stage| {
+        let stages = fullest_stages(&layers);
+        Some(Self::of_layers(costs, (times, tp), is_recomputed, layers, &stages))
+    }
+
+    /// Takes the layers of each stage, some of which may have none; `stages` may be the fullest.
+    pub(in crate::planner) fn of_layers(
+        costs: &dyn ModuleCosts,
+        (times, tp): (usize, u32),
+        is_recomputed: bool,
+        layers: Vec<u32>,
+        stages: &[usize],
+    ) -> Self {
+        let [of_layers, of_outside] = costs.backward_ratios();
+        let layer_shares = PassShares::new(of_layers, is_recomputed);
+        let layer_times: Vec<f64> = layers.iter().map(|count| f64::from(*count) * layer_shares.sum()).collect();
+        let last = layers.len() - 1;
+        let memory = stages.iter().map(|&stage| {
             let part = stage_part(&layers, stage);
-            (stage as u32, costs.memory(tp, part, is_recomputed))
+            let is_empty = part.layers == 0;
+            let bytes = if is_empty { StageBytes::default() } else { costs.memory(tp, part, is_recomputed) };
+            (stage as u32, bytes)
         });
-        Some(Self {
+        Self {
             times,
             tp,
-            pp,
+            pp: layers.len() as u32,
             is_recomputed,
+            layer_shares,
+            outside_shares: PassShares::new(of_outside, false),
             inner: layer_times[..last].iter().copied().fold(0.0, f64::max),
             last: layer_times[last],
             all: layer_times.iter().sum(),
             memory: memory.collect(),
             layers,
-            layer_times,
-        })
+        }
+    }
+
+    /// Returns the time of a stage in layer times: recomputation counts.
+    pub(in crate::planner) fn layer_times(&self, stage: usize) -> f64 {
+        f64::from(self.layers[stage]) * self.layer_shares.sum()
+    }
+
+    /// Returns the last stage that has layers, which computes what is outside them.
+    pub(in crate::planner) fn end(&self) -> usize {
+        self.layers.iter().rposition(|layers| *layers > 0).unwrap_or(0)
+    }
+
+    /// Whether the module computes any gradient.
+    pub(in crate::planner) fn has_backward(&self) -> bool {
+        self.layer_shares.backward > 0.0 || self.outside_shares.backward > 0.0
     }
 
     /// Returns the GPUs of one rank.
@@ -136,7 +186,12 @@ impl StageShape {
 }
 
 fn stage_part(layers: &[u32], stage: usize) -> StagePart {
-    StagePart { layers: layers[stage], is_first: stage == 0, is_last: stage + 1 == layers.len() }
+    let is_empty = |layers: &[u32]| layers.iter().all(|count| *count == 0);
+    StagePart {
+        layers: layers[stage],
+        is_first: is_empty(&layers[..stage]),
+        is_last: is_empty(&layers[stage + 1..]),
+    }
 }
 
 /// Lists the first stage of each number of layers, the second, and the last: others hold less.

@@ -12,7 +12,8 @@ use dflop_balancer::planner::{
     Cluster, EncoderSplit, ModelCosts, ModelCostsBuilder, PlanProblem, SearchSpaceOptions, Workload, plan,
 };
 use dflop_costmodel::profile::{Profile, reference_model};
-use dflop_costmodel::{DeviceRate, ModelSpec};
+use dflop_balancer::schedule::ScheduleKind;
+use dflop_costmodel::{DeviceRate, FrozenParts, ModelSpec};
 
 use crate::args::model::spec_of;
 use crate::failure::Failure;
@@ -77,6 +78,14 @@ pub(crate) struct PlanArgs {
     /// Allow more activation checkpointing than was profiled.
     #[arg(long)]
     recompute: bool,
+    /// Allow the encoder to run some rounds ahead of the LLM, so that LLM ranks wait less for each other.
+    #[arg(long)]
+    encoder_ahead: bool,
+    /// Schedule that runs the plan: `gpipe`, `1f1b` or `1f1b-ahead:R`.
+    #[arg(long, value_name = "NAME", default_value = "1f1b")]
+    schedule: ScheduleKind,
+    #[command(flatten)]
+    state: StateArgs,
     /// Bandwidth and latency of links inside and between nodes, JSON or CSV [default: transfers are free].
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
@@ -85,13 +94,30 @@ pub(crate) struct PlanArgs {
     json: bool,
 }
 
+/// What GPUs hold of a model, and which of its parts are trained.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct StateArgs {
+    /// Share optimizer state over the data-parallel ranks of a module (`ZeRO` stage 1).
+    #[arg(long)]
+    pub(crate) zero1: bool,
+    /// Split norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured memory
+    /// stays as it is.
+    #[arg(long)]
+    pub(crate) sequence_parallel: bool,
+    /// Frozen parts: `vision`, `audio`, `projector`, `llm`, with commas.
+    #[arg(long, value_name = "PARTS")]
+    pub(crate) freeze: Option<FrozenParts>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PlacementArg {
     /// On separate GPUs.
     Disaggregated,
     /// On the LLM's GPUs, before and after it.
     Colocated,
-    /// Whichever is faster.
+    /// In the LLM's stages: every rank holds layers of both.
+    Joint,
+    /// Whichever is fastest.
     Any,
 }
 
@@ -108,7 +134,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let profile = args.profile.as_deref().map(read_profile).transpose()?;
     let spec = args.spec(profile.as_ref())?;
     let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref())?;
-    let [encoder, llm] = costs(&spec, profile.as_ref(), &args.device, &cluster)?;
+    let [encoder, llm] = costs(&spec, profile.as_ref(), &args.device, &cluster, &args.state)?;
     let sizes = shapes::read(&args.shapes)?;
     let workload = Workload::draw(&sizes, args.global_batch, args.batches, args.seed)?;
     let problem = PlanProblem {
@@ -140,11 +166,16 @@ impl PlanArgs {
     }
 
     fn options(&self) -> SearchSpaceOptions {
+        let has = |placement| self.placement == placement || self.placement == PlacementArg::Any;
         SearchSpaceOptions {
-            is_disaggregated: self.placement != PlacementArg::Colocated,
-            is_colocated: self.placement != PlacementArg::Disaggregated,
+            is_disaggregated: has(PlacementArg::Disaggregated),
+            is_colocated: has(PlacementArg::Colocated),
+            is_joint: has(PlacementArg::Joint),
             has_uneven_layers: self.uneven_layers,
             has_recomputation: self.recompute,
+            has_encoder_ahead: self.encoder_ahead,
+            has_sharded_optimizer: self.state.zero1,
+            schedule: self.schedule,
         }
     }
 
@@ -195,8 +226,11 @@ pub(super) fn costs(
     profile: Option<&Profile>,
     device: &str,
     cluster: &Cluster,
+    state: &StateArgs,
 ) -> Result<[ModelCosts; 2], Failure> {
-    let builder = ModelCostsBuilder::new(spec);
+    let builder = ModelCostsBuilder::new(spec)
+        .sequence_parallel(state.sequence_parallel)
+        .frozen(state.freeze.unwrap_or_default());
     if let Some(profile) = profile {
         return Ok(builder.profile(profile).build()?);
     }

@@ -40,6 +40,8 @@ pub(super) struct ShapesArgs {
     /// Allow activation checkpointing.
     #[arg(long, help_heading = "Shapes")]
     allow_recompute: bool,
+    #[command(flatten, next_help_heading = "Shapes")]
+    space: SpaceArgs,
 }
 
 #[derive(Debug, Serialize)]
