@@ -86,6 +86,28 @@ impl Link {
 }
 
 impl Links {
+    /// Returns the time of an all-reduce of `bytes` on each of `ranks` ranks, of `gpus_per_rank` GPUs next to
+    /// each other, nanoseconds.
+    ///
+    /// Inside a node it is one ring. Between nodes, the ranks of each node first sum parts among themselves,
+    /// every rank then sums its part with those of other nodes over its own network card, and the ranks of a
+    /// node exchange the sums.
+    ///
+    /// # Source
+    /// NCCL's rings and trees use the cards of all GPUs of a group in a node; Jia et al., "Highly scalable
+    /// deep learning training system with mixed-precision", 2018, arXiv:1807.11205, section 4.3.
+    #[must_use]
+    pub fn all_reduce_ns(&self, bytes: f64, ranks: u32, gpus_per_rank: u32, gpus_per_node: u32) -> f64 {
+        let gpus = gpus_per_rank.saturating_mul(ranks);
+        if gpus_per_node.is_multiple_of(gpus.max(1)) {
+            return self.nvlink.all_reduce_ns(bytes, ranks);
+        }
+        let in_node = (gpus_per_node / gpus_per_rank.max(1)).clamp(1, ranks.max(1));
+        let part = bytes / f64::from(in_node);
+        let in_nodes_ns = 2.0 * f64::from(in_node - 1) * self.nvlink.send_ns(part);
+        in_nodes_ns + self.infiniband.all_reduce_ns(part, ranks.div_ceil(in_node))
+    }
+
     /// Returns the link between neighbors that are this many GPUs apart: a divisor of a node stays inside it.
     #[must_use]
     pub fn spanning(&self, gpus: u32, gpus_per_node: u32) -> &Link {
@@ -161,6 +183,19 @@ mod tests {
         assert!(!cluster(12, 8).has_room((8, 1), (8, 1)), "the second node is short");
         assert!(cluster(12, 8).has_room((4, 2), (4, 1)));
         assert!(cluster(4, 8).has_room((2, 1), (2, 1)), "less than a node");
+    }
+
+    #[test]
+    fn every_card_of_a_node_sends_its_part() {
+        let link = |bytes_per_second| Link { bytes_per_second, latency_seconds: 0.0 };
+        let links = Links { nvlink: link(1e12), infiniband: link(1e10) };
+        // 16 ranks of a GPU in two nodes of 8: parts of 1/8, twice 7/8 inside and once between.
+        let all = links.all_reduce_ns(8e9, 16, 1, 8);
+        assert!((all - (2.0 * 7.0 * 1e9 / 1e12 + 1e9 / 1e10) * 1e9).abs() < 10.0, "{all}");
+        // One rank a node: a ring between nodes.
+        assert!((links.all_reduce_ns(8e9, 2, 8, 8) - 0.8e9).abs() < 10.0);
+        assert!((links.all_reduce_ns(8e9, 4, 2, 8) - 2.0 * 3.0 * 2e9 / 1e12 * 1e9).abs() < 10.0);
+        assert!(links.all_reduce_ns(8e9, 1, 1, 8).abs() < 1e-9);
     }
 
     #[test]

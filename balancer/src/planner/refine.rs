@@ -1,10 +1,12 @@
 //! Scores the finalists of a search with the best balancing, and the plans of other methods beside them.
 
+use super::cluster::Placement;
 use super::compare::{paper, uniform};
+use super::memory;
 use super::score::step_timeline::StepTimeline;
 use super::score::{Score, ScoredPlan, refined};
 use super::search::Search;
-use super::space::{Candidate, SearchSpace};
+use super::space::{Candidate, Family, SearchSpace};
 use crate::error::Result;
 
 /// Most finalists that are scored.
@@ -15,6 +17,11 @@ const NEAR: f64 = 1.1;
 const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
 const KEEPS_UP: f64 = 1.005;
+
+/// Rounds that an encoder may run ahead.
+const AHEAD: [u16; 4] = [1, 2, 4, 8];
+/// Plans that are tried with encoders that run ahead.
+const AHEAD_PLANS: usize = 6;
 
 /// Scores finalists again, and the plans of other methods, with the balancing that a run has; returns
 /// the best, the runner-up and what is as fast as the best on the first batches, the best first.
@@ -43,8 +50,15 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
         trials.push((refined(space, &candidate, 0..trial, &mut timeline)?, candidate));
     }
     let fits = |score: &Score| score.requirement().most() <= space.budget_bytes;
-    trials.retain(|(score, _)| fits(score));
-    trials.sort_by(|(one, _), (other, _)| one.mean_ns().total_cmp(&other.mean_ns()));
+    let sort = |trials: &mut Vec<(Score, Candidate)>| {
+        trials.retain(|(score, _)| fits(score));
+        trials.sort_by(|(one, _), (other, _)| one.mean_ns().total_cmp(&other.mean_ns()));
+    };
+    sort(&mut trials);
+    for candidate in ahead(space, &trials) {
+        trials.push((refined(space, &candidate, 0..trial, &mut timeline)?, candidate));
+    }
+    sort(&mut trials);
     let keeps_up_ns = trials.first().map_or(0.0, |(best, _)| KEEPS_UP * best.mean_ns());
     let mut scored: Vec<ScoredPlan> = Vec::new();
     for (mut score, candidate) in trials {
@@ -63,4 +77,22 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     }
     scored.sort_by(|one, other| one.score.mean_ns().total_cmp(&other.score.mean_ns()));
     Ok(scored)
+}
+
+/// Lists the best plans with encoders that run ahead, where that is searched.
+fn ahead(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
+    let best = trials.iter().map(|(_, candidate)| candidate);
+    let disaggregated = best.filter(|plan| plan.family.placement == Placement::Disaggregated);
+    let with = |plan: &Candidate| {
+        let plan = *plan;
+        AHEAD.map(|ahead| Candidate { family: Family { ahead, ..plan.family }, ..plan })
+    };
+    let plans = disaggregated.take(AHEAD_PLANS).flat_map(with);
+    let may_fit = |plan: &Candidate| {
+        space.contains(plan)
+            // More rounds than microbatches are as many as those.
+            && u32::from(plan.family.ahead) < plan.microbatches
+            && memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches)
+    };
+    plans.filter(may_fit).collect()
 }

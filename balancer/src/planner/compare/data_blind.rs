@@ -1,6 +1,7 @@
 //! Runs a batch with samples dealt round robin, independent of their costs.
 
 use super::outcome::{self, Outcome};
+use crate::planner::cluster::Placement;
 use crate::planner::score::batch_balance::rng_of;
 use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::StepTimeline;
@@ -18,7 +19,10 @@ pub(super) fn run_one_job(
     let (ranks, slots) = (candidate.family.llm_dp as usize, candidate.microbatches as usize);
     let cell_of = |item: usize| cell(item, ranks, slots) as u32;
     let mut assignment = SlotAssignment::new(space, candidate, batch, cell_of, EncoderSplit::Tile);
-    assignment.share_tiles = shares_in_turn(batch, ranks, slots, candidate.family.encoder_dp as usize);
+    // The GPUs of a joint rank share its own media, tile by tile.
+    if candidate.family.placement != Placement::Joint {
+        assignment.share_tiles = shares_in_turn(batch, ranks, slots, candidate.family.encoder_dp as usize);
+    }
     outcome::run(space, candidate, &assignment, timeline)
 }
 
@@ -40,7 +44,8 @@ pub(super) fn run_pipelines(
         let outcome = outcome::run(space, &alone, &assignment, timeline);
         all.makespan_ns = all.makespan_ns.max(outcome.makespan_ns);
         all.busy_ns += outcome.busy_ns;
-        all.bytes = all.bytes.max(outcome.bytes);
+        let ranks = space.optimizer_ranks(&candidate.family);
+        all.bytes = all.bytes.max(assignment.requirement_of(space, &alone, ranks).most());
     }
     // The pipelines run independently and meet in the all-reduce at the end.
     all.makespan_ns += reduce_of_ranks_ns(space, candidate);

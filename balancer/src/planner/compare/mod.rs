@@ -4,7 +4,9 @@
 //!
 //! | method | plan | batches |
 //! | --- | --- | --- |
+//! | data-blind, joint | every rank the whole model: the best TP, stages and microbatches | dealt round robin |
 //! | data-blind, uniform | the best with one TP and one DP degree for both modules | dealt round robin |
+//! | by hand | the least TP, then the fewest stages that fit, encoder first; a sample a microbatch | dealt round robin |
 //! | data-blind | ours | dealt round robin |
 //! | LPT | ours | longest processing time first, on each sample's slower module |
 //! | paper | Algorithm 1 of the paper, the better of two numbers of microbatches | min-max of module sums |
@@ -18,6 +20,7 @@
 
 mod by_makespan;
 mod data_blind;
+mod joint;
 mod outcome;
 pub(super) mod paper;
 pub(super) mod uniform;
@@ -28,7 +31,7 @@ use super::report::PlanReport;
 use super::score::Score;
 use super::score::batch_balance::GroupOrder;
 use super::score::step_timeline::StepTimeline;
-use super::space::{Candidate, SearchSpace};
+use super::space::{Candidate, SearchSpace, SearchSpaceOptions};
 use super::workload::ItemSize;
 use crate::error::{Error, Result};
 use crate::partition::Strategy;
@@ -38,8 +41,13 @@ use outcome::Outcome;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Method {
+    /// Every rank holds the whole model, tuned over TP, stages and microbatches; samples dealt round robin.
+    DataBlindJoint,
     /// One TP and one DP degree for both modules, samples dealt round robin.
     DataBlindUniform,
+    /// The least TP, then the fewest stages that fit, the encoder in the first; samples dealt round robin, one
+    /// a microbatch.
+    ByHand,
     /// Our plan, samples dealt round robin.
     DataBlind,
     /// Our plan, microbatches by LPT in an arbitrary order.
@@ -56,8 +64,10 @@ pub enum Method {
 
 impl Method {
     /// All methods, ours last.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::DataBlindUniform,
+        Self::DataBlindJoint,
+        Self::ByHand,
         Self::DataBlind,
         Self::Lpt,
         Self::LptSorted,
@@ -71,6 +81,8 @@ impl Method {
     pub const fn name(self) -> &'static str {
         match self {
             Self::DataBlindUniform => "data-blind, uniform",
+            Self::DataBlindJoint => "data-blind, joint",
+            Self::ByHand => "by hand",
             Self::DataBlind => "data-blind",
             Self::Lpt => "lpt",
             Self::LptSorted => "lpt, sorted",
@@ -117,15 +129,20 @@ pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodCo
     let space = problem.space()?;
     let outside = || Error::Config { setting: "plan", reason: "it is outside the search space".to_owned() };
     let ours = found.plan.candidate(&space).ok_or_else(outside)?;
-    let papers = paper::plans(&space);
+    // The other methods have placements of their own, under the same rules of memory and links.
+    let options = SearchSpaceOptions { is_disaggregated: true, is_joint: true, ..problem.options };
+    let others = PlanProblem { options, ..*problem }.space()?;
+    let papers = paper::plans(&others);
     let mut methods = Vec::new();
     for method in Method::ALL {
-        let candidates = match method {
-            Method::DataBlindUniform => uniform::best(&space).into_iter().collect(),
-            Method::Paper | Method::PaperSorted => papers.clone(),
-            _ => vec![ours],
+        let (space, candidates) = match method {
+            Method::DataBlindUniform => (&others, uniform::best(&others).into_iter().collect()),
+            Method::DataBlindJoint => (&others, joint::best(&others).into_iter().collect()),
+            Method::ByHand => (&others, joint::by_hand(&others).into_iter().collect()),
+            Method::Paper | Method::PaperSorted => (&others, papers.clone()),
+            Method::DataBlind | Method::Lpt | Method::LptSorted | Method::Ours => (&space, vec![ours]),
         };
-        let scores = candidates.iter().map(|candidate| judge(&space, method, candidate));
+        let scores = candidates.iter().map(|candidate| judge(space, method, candidate));
         let scores = scores.collect::<Result<Vec<MethodScore>>>()?;
         // A plan that fits beats any plan that does not.
         let rank = |score: &MethodScore| (!score.fits, score.step_seconds);
@@ -166,7 +183,9 @@ fn run_batch(
     timeline: &mut StepTimeline,
 ) -> Result<Outcome> {
     let partition = match method {
-        Method::DataBlindUniform => return Ok(data_blind::run_pipelines(space, candidate, batch, timeline)),
+        Method::DataBlindUniform | Method::DataBlindJoint | Method::ByHand => {
+            return Ok(data_blind::run_pipelines(space, candidate, batch, timeline));
+        }
         Method::DataBlind => return Ok(data_blind::run_one_job(space, candidate, batch, timeline)),
         Method::Ours => return by_makespan::run_best(space, candidate, batch, timeline),
         Method::Lpt => (Strategy::Lpt, GroupOrder::Arbitrary),

@@ -3,33 +3,16 @@
 //! Every DP rank is a pipeline by itself, encoder stages first. The promising plans, by the mean microbatch,
 //! are simulated on the data-blind batches themselves, like a plan tuned by hand would be.
 
-use super::{data_blind, paper};
+use super::{joint, paper};
 use crate::planner::cluster::Placement;
-use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, Family, SearchSpace};
 
 /// Plans that are simulated.
 const TRIED: usize = 48;
-/// Batches that they are simulated on.
-const BATCHES: usize = 8;
 
 /// Finds the plan, preferring plans that fit into memory; `None` if the space has none.
 pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
-    let mut timeline = StepTimeline::default();
-    let mut best: Option<((bool, u128), Candidate)> = None;
-    for candidate in promising(space) {
-        let (mut sum_ns, mut bytes) = (0_u128, 0.0_f64);
-        for batch in space.workload.batches().iter().take(BATCHES) {
-            let outcome = data_blind::run_pipelines(space, &candidate, batch, &mut timeline);
-            sum_ns += u128::from(outcome.makespan_ns);
-            bytes = bytes.max(outcome.bytes);
-        }
-        let rank = (bytes > space.budget_bytes, sum_ns);
-        if best.as_ref().is_none_or(|(least, _)| rank < *least) {
-            best = Some((rank, candidate));
-        }
-    }
-    best.map(|(_, candidate)| candidate)
+    joint::fastest(space, promising(space).into_iter())
 }
 
 /// Lists the plans whose mean microbatch fits, shortest first.
@@ -57,7 +40,7 @@ pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
 }
 
 /// Lists the powers of two up to the most, and the most.
-fn counts(most: u32) -> Vec<u32> {
+pub(super) fn counts(most: u32) -> Vec<u32> {
     let mut counts: Vec<u32> = (0..31).map(|power| 1 << power).take_while(|count| *count < most).collect();
     counts.push(most);
     counts

@@ -2,8 +2,9 @@
 //!
 //! Activations go forward and gradients of the same size back. From the encoder to the LLM goes at most the
 //! whole sequence of the fullest rank, text included: the planner does not know which of its tokens are
-//! media. Messages travel while stages compute; a pass waits for its whole message. Tensor-parallel
-//! all-reduces are part of a layer's time.
+//! media. Messages travel while stages compute; a pass waits for its whole message. Gradients are summed layer
+//! by layer, while earlier layers of the last microbatch run backward. Tensor-parallel all-reduces are part of
+//! a layer's time.
 
 use super::slot_assignment::SlotAssignment;
 use super::step_timeline::StepTimes;
@@ -33,6 +34,7 @@ pub(super) fn add_links(
             let of_encoder = reduce_ns(space, links, encoder.pp, family.encoder_dp, of_encoder);
             let of_llm = reduce_ns(space, links, llm.gpus(), family.llm_dp, of_llm);
             step.reduce_ns = of_encoder.iter().zip(of_llm).map(|(encoder, llm)| encoder + llm).collect();
+            step.layers = encoder.layers.iter().zip(&llm.layers).map(|(encoder, llm)| encoder + llm).collect();
             return;
         }
         Placement::Disaggregated => {
@@ -49,11 +51,13 @@ pub(super) fn add_links(
             step.between_hop_ns = (0..step.shape.slots).map(between).collect();
             let gradients = &space.encoder.gradient_bytes[family.encoder];
             step.reduce_ns = reduce_ns(space, links, encoder.gpus(), family.encoder_dp, gradients);
+            step.layers.clone_from(&encoder.layers);
         }
         Placement::Colocated => {}
     }
     let gradients = &space.llm.gradient_bytes[family.llm];
     step.reduce_ns.extend(reduce_ns(space, links, llm.gpus(), family.llm_dp, gradients));
+    step.layers.extend(&llm.layers);
 }
 
 /// Adds the time in which the GPUs of a tensor-parallel group exchange the rows of their shares of the media,
@@ -96,7 +100,7 @@ fn reduce_ns(
     ranks: u32,
     gradients: &[f64],
 ) -> Vec<u64> {
-    let gpus = gpus_per_rank.saturating_mul(ranks);
-    let link = links.spanning(gpus, space.cluster.gpus_per_node);
-    gradients.iter().map(|bytes| link.all_reduce_ns(*bytes, ranks).ceil() as u64).collect()
+    let node = space.cluster.gpus_per_node;
+    let of = |bytes: &f64| links.all_reduce_ns(*bytes, ranks, gpus_per_rank, node).ceil() as u64;
+    gradients.iter().map(of).collect()
 }

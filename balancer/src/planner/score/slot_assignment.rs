@@ -124,9 +124,19 @@ impl SlotAssignment {
         space: &SearchSpace<'_>,
         candidate: &Candidate,
     ) -> MemoryRequirement {
+        self.requirement_of(space, candidate, space.optimizer_ranks(&candidate.family))
+    }
+
+    /// Returns the memory of each module's fullest GPU where this many ranks share the optimizer state of
+    /// encoder and LLM.
+    pub(in crate::planner) fn requirement_of(
+        &self,
+        space: &SearchSpace<'_>,
+        candidate: &Candidate,
+        [encoder_ranks, llm_ranks]: [u32; 2],
+    ) -> MemoryRequirement {
         let family = &candidate.family;
         let [encoder, llm] = space.shapes(family);
-        let [encoder_ranks, llm_ranks] = space.optimizer_ranks(family);
         let shape = space.step_shape(family, candidate.microbatches);
         let of_rank = |units: &[u64], rank: usize| -> Vec<u64> {
             units.iter().skip(rank).step_by(self.ranks).copied().collect()

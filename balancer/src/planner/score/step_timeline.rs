@@ -30,8 +30,10 @@ pub(in crate::planner) struct StepTimes {
     pub(in crate::planner) encoder_hop_ns: Vec<u64>,
     pub(in crate::planner) between_hop_ns: Vec<u64>,
     pub(in crate::planner) llm_hop_ns: Vec<u64>,
-    /// Gradient all-reduce of each stage after its last pass, the encoder's first; empty if links are free.
+    /// All-reduce of each stage's gradients, the encoder's first; empty if links are free.
     pub(in crate::planner) reduce_ns: Vec<u64>,
+    /// Layers of each stage, whose gradients are summed one after another; empty if links are free.
+    pub(in crate::planner) layers: Vec<u32>,
 }
 
 impl StepTimes {
@@ -48,7 +50,17 @@ impl StepTimes {
             between_hop_ns: Vec::new(),
             llm_hop_ns: Vec::new(),
             reduce_ns: Vec::new(),
+            layers: Vec::new(),
         }
+    }
+
+    /// Returns the time between the end of a stage's last backward pass, of `backward_ns`, and the end of the
+    /// all-reduce of its gradients: each layer's gradient is summed while earlier layers run backward.
+    fn exposed_reduce_ns(&self, stage: usize, backward_ns: u64) -> u64 {
+        let all_ns = hop(&self.reduce_ns, stage);
+        let layers = u64::from(self.layers.get(stage).copied().unwrap_or(1).max(1));
+        // The sums end a layer's sum after the last pass, or start with the first layer that is done.
+        (all_ns / layers).max(all_ns.saturating_sub(backward_ns - backward_ns / layers))
     }
 }
 
@@ -94,10 +106,16 @@ impl StepTimeline {
                 (false, false) => self.llm_backward(step, stage, slot),
             }
         }
+        let last_slot = step.shape.slots - 1;
         let end = |stage: usize| {
             let ends = &self.end_ns[stage * step.ranks..(stage + 1) * step.ranks];
-            let last = ends.iter().copied().max().unwrap_or(0);
-            last + step.reduce_ns.get(stage).copied().unwrap_or(0)
+            if stage < encoder_stages {
+                let backward_ns = step.encoder_ns[step.encoder_stages[stage]][1][last_slot];
+                return ends[0] + step.exposed_reduce_ns(stage, backward_ns);
+            }
+            let backward_ns = &step.llm_ns[step.llm_stages[stage - encoder_stages]][1][last_slot * step.ranks..];
+            let ended = ends.iter().zip(backward_ns);
+            ended.map(|(end, last_ns)| end + step.exposed_reduce_ns(stage, *last_ns)).max().unwrap_or(0)
         };
         (0..stages).map(end).max().unwrap_or(0)
     }
@@ -143,7 +161,9 @@ impl StepTimeline {
                 self.returned_ns[slot] = end_ns;
             }
         }
-        let reduced = |stage: usize| self.end_ns[stage + 1] + hop(&step.reduce_ns, stage);
+        let reduced = |stage: usize| {
+            self.end_ns[stage + 1] + step.exposed_reduce_ns(stage, rows[stage][1][step.shape.slots - 1])
+        };
         (0..stages).map(reduced).max().unwrap_or(0)
     }
 
@@ -306,6 +326,7 @@ mod tests {
                 between_hop_ns: hops[8..8 + slots].to_vec(),
                 llm_hop_ns: hops[16..16 + slots].to_vec(),
                 reduce_ns: reduce[..stages].to_vec(),
+                layers: (1..=stages as u32).collect(),
                 ..step(kind, encoder_stages, llm_stages, slots, 1)
             };
             let twice = |row: &Vec<u64>| row.iter().flat_map(|ns| [*ns, *ns]).collect::<Vec<u64>>();
@@ -332,6 +353,21 @@ mod tests {
         assert_eq!(StepTimeline::default().makespan_ns(&step), 1 + 4 + 4 + 1);
         (step.between_hop_ns, step.reduce_ns) = (vec![10], vec![5, 0]);
         assert_eq!(StepTimeline::default().makespan_ns(&step), 1 + 10 + 4 + 4 + 10 + 1 + 5);
+    }
+
+    /// Four layers of 10 backward: a sum of 5 each is hidden but for the last one; of 20 each, three of the
+    /// four run after the first layer is done.
+    #[test]
+    fn sums_of_gradients_run_beside_the_last_backward_pass() {
+        let mut step = StepTimes {
+            llm_ns: vec![[vec![20], vec![40]]],
+            reduce_ns: vec![20],
+            layers: vec![4],
+            ..step(ScheduleKind::OneForwardOneBackward, 0, 1, 1, 1)
+        };
+        assert_eq!(StepTimeline::default().makespan_ns(&step), 20 + 40 + 5);
+        step.reduce_ns = vec![80];
+        assert_eq!(StepTimeline::default().makespan_ns(&step), 20 + 10 + 80);
     }
 
     /// One rank is slow first, the other last: an encoder ahead lets the fast one go on.

@@ -3,13 +3,14 @@
 pub(crate) mod links;
 mod report;
 pub(crate) mod shapes;
+mod space;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::planner::{
-    Cluster, EncoderSplit, ModelCosts, ModelCostsBuilder, PlanProblem, SearchSpaceOptions, Workload, plan,
+    Cluster, EncoderSplit, ModelCosts, ModelCostsBuilder, PlanProblem, Workload, plan,
 };
 use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_balancer::schedule::ScheduleKind;
@@ -20,6 +21,8 @@ use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use dflop_loader::model::read_profile;
 pub(crate) use report::DegreesJson;
+pub(crate) use space::SpaceArgs;
+use space::PlacementArg;
 use report::PlanJson;
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
@@ -65,60 +68,27 @@ pub(crate) struct PlanArgs {
     /// Seed of the drawn batches.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Placement of the encoder.
-    #[arg(long, value_enum, default_value_t = PlacementArg::Disaggregated)]
-    placement: PlacementArg,
     /// Unit in which encoder ranks share the media of microbatches that run at the same time [default:
     /// tile]; a colocated encoder takes the media of the whole batch at once.
     #[arg(long, value_enum)]
     encoder_share: Option<ShareArg>,
-    /// Allow fewer layers in the stage with the LM head.
-    #[arg(long)]
-    uneven_layers: bool,
     /// Allow more activation checkpointing than was profiled.
     #[arg(long)]
     recompute: bool,
-    /// Allow the encoder to run some rounds ahead of the LLM, so that LLM ranks wait less for each other.
-    #[arg(long)]
-    encoder_ahead: bool,
     /// Schedule that runs the plan: `gpipe`, `1f1b` or `1f1b-ahead:R`.
     #[arg(long, value_name = "NAME", default_value = "1f1b")]
     schedule: ScheduleKind,
+    /// Frozen parts of the model: any of `vision,audio,projector,llm` [default: all are trained].
+    #[arg(long, value_name = "PARTS")]
+    freeze: Option<FrozenParts>,
     #[command(flatten)]
-    state: StateArgs,
+    space: SpaceArgs,
     /// Bandwidth and latency of links inside and between nodes, JSON or CSV [default: transfers are free].
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-}
-
-/// What GPUs hold of a model, and which of its parts are trained.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct StateArgs {
-    /// Share optimizer state over the data-parallel ranks of a module (`ZeRO` stage 1).
-    #[arg(long)]
-    pub(crate) zero1: bool,
-    /// Split norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured memory
-    /// stays as it is.
-    #[arg(long)]
-    pub(crate) sequence_parallel: bool,
-    /// Frozen parts: `vision`, `audio`, `projector`, `llm`, with commas.
-    #[arg(long, value_name = "PARTS")]
-    pub(crate) freeze: Option<FrozenParts>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum PlacementArg {
-    /// On separate GPUs.
-    Disaggregated,
-    /// On the LLM's GPUs, before and after it.
-    Colocated,
-    /// In the LLM's stages: every rank holds layers of both.
-    Joint,
-    /// Whichever is fastest.
-    Any,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -134,7 +104,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let profile = args.profile.as_deref().map(read_profile).transpose()?;
     let spec = args.spec(profile.as_ref())?;
     let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref())?;
-    let [encoder, llm] = costs(&spec, profile.as_ref(), &args.device, &cluster, &args.state)?;
+    let [encoder, llm] = costs(&spec, profile.as_ref(), &args.device, &cluster, (args.freeze, &args.space))?;
     let sizes = shapes::read(&args.shapes)?;
     let workload = Workload::draw(&sizes, args.global_batch, args.batches, args.seed)?;
     let problem = PlanProblem {
@@ -142,7 +112,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         llm: &llm,
         workload: &workload,
         cluster,
-        options: args.options(),
+        options: args.space.options(args.schedule, args.recompute),
         encoder_split,
         memory_margin: args.memory_margin,
     };
@@ -165,26 +135,12 @@ impl PlanArgs {
         }
     }
 
-    fn options(&self) -> SearchSpaceOptions {
-        let has = |placement| self.placement == placement || self.placement == PlacementArg::Any;
-        SearchSpaceOptions {
-            is_disaggregated: has(PlacementArg::Disaggregated),
-            is_colocated: has(PlacementArg::Colocated),
-            is_joint: has(PlacementArg::Joint),
-            has_uneven_layers: self.uneven_layers,
-            has_recomputation: self.recompute,
-            has_encoder_ahead: self.encoder_ahead,
-            has_sharded_optimizer: self.state.zero1,
-            schedule: self.schedule,
-        }
-    }
-
     /// Returns the unit in which encoder ranks share media.
     ///
     /// # Errors
     /// [`Failure::Misuse`] if one is given for plans that have no such share.
     fn encoder_split(&self) -> Result<EncoderSplit, Failure> {
-        if self.encoder_share.is_some() && self.placement == PlacementArg::Colocated {
+        if self.encoder_share.is_some() && self.space.placement == PlacementArg::Colocated {
             let reason = "`--encoder-share` has no effect with `--placement colocated`; leave it out";
             return Err(Failure::Misuse(reason.into()));
         }
@@ -226,11 +182,11 @@ pub(super) fn costs(
     profile: Option<&Profile>,
     device: &str,
     cluster: &Cluster,
-    state: &StateArgs,
+    (freeze, space): (Option<FrozenParts>, &SpaceArgs),
 ) -> Result<[ModelCosts; 2], Failure> {
     let builder = ModelCostsBuilder::new(spec)
-        .sequence_parallel(state.sequence_parallel)
-        .frozen(state.freeze.unwrap_or_default());
+        .sequence_parallel(space.sequence_parallel)
+        .frozen(freeze.unwrap_or_default());
     if let Some(profile) = profile {
         return Ok(builder.profile(profile).build()?);
     }

@@ -8,7 +8,8 @@ use super::SimulateArgs;
 use super::shapes::ShapesArgs;
 
 /// Arguments that both simulations take.
-const SHARED: [&str; 7] = ["model", "device", "profile", "global_batch", "seed", "steps", "json"];
+const SHARED: [&str; 9] =
+    ["model", "device", "profile", "global_batch", "seed", "steps", "json", "freeze", "schedule"];
 
 /// Checks that every flag on the command line has an effect.
 ///

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_balancer::planner::{
-    EncoderSplit, MethodComparison, MethodScore, PlanProblem, SearchSpaceOptions, Workload, compare, plan,
+    EncoderSplit, MethodComparison, MethodScore, PlanProblem, Workload, compare, plan,
 };
 use serde::Serialize;
 
-use super::super::plan::{DegreesJson, cluster, costs, shapes};
+use super::super::plan::{DegreesJson, SpaceArgs, cluster, costs, shapes};
 use super::SimulateArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
@@ -87,7 +87,13 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
     let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref())?;
     let profile = model.profile.path().map(read_profile).transpose()?;
-    let [encoder, llm] = costs(&spec, profile.as_ref(), &model.device, &cluster)?;
+    let [encoder, llm] = costs(
+        &spec,
+        profile.as_ref(),
+        &model.device,
+        &cluster,
+        (model.training.freeze, &args.shapes.space),
+    )?;
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
     let global_batch = u32::try_from(planned.global_batch).map_err(|_| too_large("global-batch"))?;
     let batches = usize::try_from(args.steps.unwrap_or(BATCHES)).map_err(|_| too_large("steps"))?;
@@ -97,10 +103,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         llm: &llm,
         workload: &workload,
         cluster,
-        options: SearchSpaceOptions {
-            has_recomputation: args.shapes.allow_recompute,
-            ..SearchSpaceOptions::default()
-        },
+        options: args.shapes.space.options(args.schedule, args.shapes.allow_recompute),
         encoder_split: EncoderSplit::Tile,
         memory_margin: MEMORY_MARGIN,
     };

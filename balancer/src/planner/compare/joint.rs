@@ -1,0 +1,80 @@
+//! Finds data-blind plans in which every rank holds the whole model, as trainers for one model do.
+
+use super::data_blind;
+use crate::planner::cluster::Placement;
+use crate::planner::memory;
+use crate::planner::score::step_timeline::StepTimeline;
+use crate::planner::space::{Candidate, SearchSpace};
+use crate::planner::bound;
+
+/// Plans that are simulated.
+const TRIED: usize = 48;
+/// Batches that they are simulated on.
+const BATCHES: usize = 8;
+
+/// Finds the best plan of joint placement on dealt samples, preferring plans that fit into memory; `None` if
+/// there is none.
+///
+/// The promising plans by their estimates are simulated on the data-blind batches themselves, like a plan
+/// tuned by hand would be.
+pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
+    let mut found: Vec<(f64, Candidate)> = Vec::new();
+    for family in space.joint_families() {
+        for microbatches in super::uniform::counts(space.microbatches_max(&family)) {
+            if memory::may_fit(space, &family, microbatches, microbatches) {
+                let estimate = bound::estimate(space, &family, microbatches, microbatches);
+                found.push((estimate.estimate_ns, Candidate { family, microbatches }));
+            }
+        }
+    }
+    found.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    fastest(space, found.into_iter().take(TRIED).map(|(_, candidate)| candidate))
+}
+
+/// Finds the plan that is made by hand: the encoder before even shares of the LLM, the least tensor-parallel
+/// degree and then the fewest stages that fit, a sample a microbatch.
+///
+/// # Source
+/// Megatron-LM's guide: tensor parallelism within a node first, then pipeline parallelism, as little of both
+/// as memory allows.
+pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
+    let by_hand = |candidate: &Candidate| space.joint[candidate.family.llm].is_by_hand;
+    let plain = |candidate: &Candidate| !space.shapes(&candidate.family).iter().any(|shape| shape.is_recomputed);
+    let plans = space.joint_families().filter(|family| family.placement == Placement::Joint).map(|family| {
+        Candidate { family, microbatches: space.microbatches_max(&family) }
+    });
+    let mut plans: Vec<Candidate> = plans.filter(|plan| by_hand(plan) && plain(plan)).collect();
+    plans.sort_by_key(|plan| {
+        let [_, llm] = space.shapes(&plan.family);
+        (llm.gpus(), llm.pp)
+    });
+    let mut timeline = StepTimeline::default();
+    let fits = |plan: &&Candidate| {
+        let batches = space.workload.batches().iter().take(BATCHES);
+        let mut bytes = batches.map(|batch| data_blind::run_pipelines(space, plan, batch, &mut timeline).bytes);
+        bytes.all(|bytes| bytes <= space.budget_bytes)
+    };
+    plans.iter().find(fits).copied()
+}
+
+/// Returns the fastest plan on dealt samples that fits, or the fastest of all.
+pub(super) fn fastest(
+    space: &SearchSpace<'_>,
+    candidates: impl Iterator<Item = Candidate>,
+) -> Option<Candidate> {
+    let mut timeline = StepTimeline::default();
+    let mut best: Option<((bool, u128), Candidate)> = None;
+    for candidate in candidates {
+        let (mut sum_ns, mut bytes) = (0_u128, 0.0_f64);
+        for batch in space.workload.batches().iter().take(BATCHES) {
+            let outcome = data_blind::run_pipelines(space, &candidate, batch, &mut timeline);
+            sum_ns += u128::from(outcome.makespan_ns);
+            bytes = bytes.max(outcome.bytes);
+        }
+        let rank = (bytes > space.budget_bytes, sum_ns);
+        if best.as_ref().is_none_or(|(least, _)| rank < *least) {
+            best = Some((rank, candidate));
+        }
+    }
+    best.map(|(_, candidate)| candidate)
+}
