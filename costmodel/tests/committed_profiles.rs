@@ -72,6 +72,7 @@ fn shapes_between_are_predicted_from_those_around_them() {
     errors.sort_by(f64::total_cmp);
     let median = errors[errors.len() / 2];
     assert!(errors.len() > 30 && median < 0.10, "median error {median}");
+    assert!(report.within_uncertainty >= 0.85, "{} are within 90 % intervals", report.within_uncertainty);
     assert!(report.unpredicted.is_empty(), "{:?}", report.unpredicted);
 }
 
@@ -91,5 +92,6 @@ fn whole_layers_are_predicted_from_their_parts() {
         .collect();
     let mean = whole.iter().map(|error| error.abs()).sum::<f64>() / whole.len() as f64;
     assert!(whole.len() > 40 && mean < 0.10, "mean error {mean}");
+    assert!(report.within_uncertainty >= 0.85, "{} are within 90 % intervals", report.within_uncertainty);
     assert!(report.unpredicted.is_empty(), "{:?}", report.unpredicted);
 }

@@ -14,8 +14,12 @@
 //! 1955. Slopes: Fritsch and Butland, "A Method for Constructing Local Monotone Piecewise Cubic
 //! Interpolants", 1984, in the form of Brodlie with weights of the interval lengths.
 
+mod estimate;
+mod leave_one_out;
 mod surface;
 
+pub(crate) use estimate::{Estimate, IntervalRule, LocalError};
+pub(crate) use leave_one_out::{Score, curve_scores, surface_scores};
 pub(crate) use surface::{Surface, SurfacePoint};
 
 /// Work and time of a point of a curve.
@@ -32,38 +36,11 @@ pub(crate) struct Knot {
     pub(crate) spread_ns: f64,
 }
 
-/// Value read from a curve, and its uncertainty.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Estimate {
-    /// Time in nanoseconds.
-    pub(crate) ns: f64,
-    /// Uncertainty in nanoseconds: the spread of the points around it, and the interpolation error.
-    pub(crate) uncertainty_ns: f64,
-    /// Whether the work is outside the measured points.
-    pub(crate) is_extrapolated: bool,
-}
-
-impl Estimate {
-    /// Scales the estimate.
-    pub(crate) fn times(self, factor: f64) -> Self {
-        Self { ns: self.ns * factor, uncertainty_ns: self.uncertainty_ns * factor, ..self }
-    }
-
-    /// Adds two estimates; uncertainties add up in full, because errors of one profile share one machine and
-    /// one day.
-    pub(crate) fn plus(self, other: Self) -> Self {
-        Self {
-            ns: self.ns + other.ns,
-            uncertainty_ns: self.uncertainty_ns + other.uncertainty_ns,
-            is_extrapolated: self.is_extrapolated || other.is_extrapolated,
-        }
-    }
-}
-
 /// Monotone curve through measured points.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Curve {
     pieces: Vec<Piece>,
+    interval: IntervalRule,
 }
 
 /// Point and the cubic up to the next one: `ns + u (slope + u (square + u cube))` at `x + u`.
@@ -95,7 +72,13 @@ impl Curve {
             let [slope, square, cube] = cubic(before, (knot.x, knot.ns), next, point(at + 2));
             Piece { knot: *knot, slope, square, cube }
         };
-        Self { pieces: fitted.iter().enumerate().map(piece).collect() }
+        Self { pieces: fitted.iter().enumerate().map(piece).collect(), interval: IntervalRule::EXPECTED }
+    }
+
+    /// Sets the rule that makes its uncertainty a 90 % interval.
+    pub(crate) fn interval(mut self, rule: IntervalRule) -> Self {
+        self.interval = rule;
+        self
     }
 
     /// Returns the curve of `factor` times the time; `factor` is at least 0.
@@ -110,7 +93,7 @@ impl Curve {
             square: piece.square * factor,
             cube: piece.cube * factor,
         };
-        Self { pieces: self.pieces.iter().map(scaled).collect() }
+        Self { pieces: self.pieces.iter().map(scaled).collect(), interval: self.interval }
     }
 
     /// Adds two curves over the same measured work, exact from the first point on; `None` if their work
@@ -130,7 +113,10 @@ impl Curve {
             square: a.square + b.square,
             cube: a.cube + b.cube,
         };
-        Some(Self { pieces: self.pieces.iter().zip(&other.pieces).map(sum).collect() })
+        Some(Self {
+            pieces: self.pieces.iter().zip(&other.pieces).map(sum).collect(),
+            interval: self.interval.wider(other.interval),
+        })
     }
 
     /// Returns the least and the greatest work measured.
@@ -155,13 +141,17 @@ impl Curve {
         ns.clamp(piece.knot.ns, next.knot.ns)
     }
 
-    /// Returns the time with its uncertainty.
-    ///
-    /// The uncertainty is the spread of the points around the work; between two points, plus the distance to
-    /// the straight line; outside all points, plus the distance to a time proportional to work.
+    /// Returns the time with the half width of its 90 % interval.
     pub(crate) fn estimate(&self, x: f64) -> Estimate {
+        self.interval.estimate(self.local(x))
+    }
+
+    /// Returns the time with the errors to expect there: the spread of the points around the work; between two
+    /// points, the distance to the straight line; outside all points, the distance to a time proportional to
+    /// work.
+    pub(crate) fn local(&self, x: f64) -> LocalError {
         if x <= 0.0 {
-            return Estimate::default();
+            return LocalError::default();
         }
         let ns = self.at(x);
         let after = self.pieces.partition_point(|piece| piece.knot.x <= x);
@@ -172,7 +162,7 @@ impl Curve {
         let spread_ns = low.spread_ns + share * (high.spread_ns - low.spread_ns);
         let other_ns = if is_extrapolated { low.ns / low.x * x } else { low.ns + share * (high.ns - low.ns) };
         let scale = if is_extrapolated && low.ns > 0.0 { (ns / low.ns).max(1.0) } else { 1.0 };
-        Estimate { ns, uncertainty_ns: spread_ns * scale + (ns - other_ns).abs(), is_extrapolated }
+        LocalError { ns, spread_ns: spread_ns * scale, distance_ns: (ns - other_ns).abs(), is_extrapolated }
     }
 
     /// Extrapolates linearly in work from the last point on.
@@ -361,6 +351,20 @@ mod tests {
         let curve = curve(&[(1.0, 100.0), (2.0, 80.0), (4.0, 300.0)]);
         assert!((curve.at(1.0) - 90.0).abs() < 1e-9 && (curve.at(2.0) - 90.0).abs() < 1e-9);
         assert!(curve.estimate(1.0).uncertainty_ns >= 10.0);
+    }
+
+    #[test]
+    fn the_rule_scales_the_expected_error_and_keeps_the_spread() {
+        let points = [(1.0, 100.0), (2.0, 300.0), (3.0, 900.0)];
+        let half_width = |inside, outside, session, x| {
+            curve(&points).interval(IntervalRule { inside, outside, session }).estimate(x).uncertainty_ns
+        };
+        let expected = curve(&points).estimate(2.5).uncertainty_ns;
+        assert!((half_width(2.0, 9.0, 0.0, 2.5) - 2.0 * expected).abs() < 1e-9);
+        assert!((half_width(0.1, 9.0, 0.0, 2.0) - 3.0).abs() < 1e-9, "the spread is the least");
+        assert!((half_width(1.0, 9.0, 0.05, 2.0) - 3.0 - 15.0).abs() < 1e-9);
+        let [one, nine] = [1.0, 9.0].map(|outside| half_width(1.0, outside, 0.0, 6.0));
+        assert!((nine - 9.0 * one).abs() < 1e-6);
     }
 
     proptest! {

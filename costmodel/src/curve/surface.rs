@@ -6,7 +6,8 @@
 //! over lengths at each batch.
 
 use super::{
-    Curve, CurvePoint, Estimate, Knot, cubic, extrapolate_above, extrapolate_below, pool_adjacent_violators,
+    Curve, CurvePoint, Estimate, IntervalRule, Knot, LocalError, cubic, extrapolate_above, extrapolate_below,
+    pool_adjacent_violators,
 };
 
 /// Measured point: a batch of sequences of one length.
@@ -26,6 +27,7 @@ pub(crate) struct SurfacePoint {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Surface {
     rows: Vec<LengthCurve>,
+    interval: IntervalRule,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -55,7 +57,16 @@ impl Surface {
             let knots: Vec<Knot> = of_length.iter().map(knot).collect();
             LengthCurve { tokens: of_length[0].tokens, over_batches: Curve::new(&knots) }
         };
-        Self { rows: points.chunk_by(|a, b| a.tokens.total_cmp(&b.tokens).is_eq()).map(row).collect() }
+        Self {
+            rows: points.chunk_by(|a, b| a.tokens.total_cmp(&b.tokens).is_eq()).map(row).collect(),
+            interval: IntervalRule::EXPECTED,
+        }
+    }
+
+    /// Sets the rule that makes its uncertainty a 90 % interval.
+    pub(crate) fn interval(mut self, rule: IntervalRule) -> Self {
+        self.interval = rule;
+        self
     }
 
     /// Returns the surface of `factor` times the time; `factor` is at least 0.
@@ -64,7 +75,7 @@ impl Surface {
             tokens: row.tokens,
             over_batches: row.over_batches.times(factor),
         };
-        Self { rows: self.rows.iter().map(scaled).collect() }
+        Self { rows: self.rows.iter().map(scaled).collect(), interval: self.interval }
     }
 
     /// Adds two surfaces on the same grid, exact at its lengths; `None` if the grids differ.
@@ -78,7 +89,7 @@ impl Surface {
             Some(LengthCurve { tokens: a.tokens, over_batches })
         };
         let rows: Option<Vec<LengthCurve>> = self.rows.iter().zip(&other.rows).map(sum).collect();
-        rows.map(|rows| Self { rows })
+        rows.map(|rows| Self { rows, interval: self.interval.wider(other.interval) })
     }
 
     /// Returns the least and the greatest length measured.
@@ -91,31 +102,37 @@ impl Surface {
         self.between(batch, tokens, |row| row.over_batches.at(batch))
     }
 
-    /// Returns the time with its uncertainty, as [`Curve::estimate`] does along both axes.
+    /// Returns the time with the half width of its 90 % interval.
     pub(crate) fn estimate(&self, batch: f64, tokens: f64) -> Estimate {
+        self.interval.estimate(self.local(batch, tokens))
+    }
+
+    /// Returns the time with the errors to expect there, as [`Curve::local`] does along both axes.
+    pub(crate) fn local(&self, batch: f64, tokens: f64) -> LocalError {
         if batch <= 0.0 || tokens <= 0.0 {
-            return Estimate::default();
+            return LocalError::default();
         }
         let ns = self.at(batch, tokens);
         let after = self.rows.partition_point(|row| row.tokens <= tokens);
         let low = &self.rows[after.saturating_sub(1)];
         let high = &self.rows[after.min(self.rows.len() - 1)];
-        let [at_low, at_high] = [low, high].map(|row| row.over_batches.estimate(batch));
+        let [at_low, at_high] = [low, high].map(|row| row.over_batches.local(batch));
         let is_outside = after == 0 || (after == self.rows.len() && tokens > high.tokens);
         let share = if high.tokens > low.tokens && !is_outside {
             (tokens - low.tokens) / (high.tokens - low.tokens)
         } else {
             0.0
         };
-        let mixed = at_low.times(1.0 - share).plus(at_high.times(share));
+        let mixed = at_low.mixed(at_high, share);
         // Outside the lengths, the alternative is a time proportional to the squared length.
         let ratio = tokens / low.tokens;
         let other_ns = if is_outside { at_low.ns * ratio * ratio } else { mixed.ns };
         let scale = if is_outside && at_low.ns > 0.0 { (ns / at_low.ns).max(1.0) } else { 1.0 };
         let own = if is_outside { at_low } else { mixed };
-        Estimate {
+        LocalError {
             ns,
-            uncertainty_ns: own.uncertainty_ns * scale + (ns - other_ns).abs(),
+            spread_ns: own.spread_ns * scale,
+            distance_ns: own.distance_ns * scale + (ns - other_ns).abs(),
             is_extrapolated: own.is_extrapolated || is_outside,
         }
     }

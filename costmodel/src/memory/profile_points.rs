@@ -27,7 +27,7 @@ impl MeasuredMemory {
         let Some(widths) = ModuleWidths::from_spec(spec, module) else { return Ok(None) };
         let mut points = reference_points(profile, module);
         if points.is_empty() && profile.has_module(module) {
-            let (rows, _) = profile.select(module, &widths)?;
+            let rows = profile.select(module, &widths)?.points;
             points = row_points(&rows);
         }
         if points.is_empty() {

@@ -39,7 +39,7 @@ pub struct PointAccuracy {
     pub predicted_ns: u64,
     /// Observed time in nanoseconds, the median of its repeats.
     pub observed_ns: u64,
-    /// Uncertainty of the prediction plus spread of one observation, in nanoseconds.
+    /// Half width of the prediction's 90 % interval, in nanoseconds.
     pub uncertainty_ns: u64,
     /// Whether the point is outside the measured points of the profile.
     #[serde(rename = "is_beyond")]
@@ -95,8 +95,10 @@ pub struct Unpredicted {
 pub struct AccuracyReport {
     /// Errors of all points.
     pub errors: ErrorSummary,
-    /// Share of the points whose error is within their stated uncertainty.
+    /// Share of the points within the 90 % intervals of their predictions.
     pub within_uncertainty: f64,
+    /// Mean half width of the intervals, as a fraction of the predicted times.
+    pub mean_uncertainty: f64,
     /// Number of points outside the measured points of the profile.
     #[serde(rename = "beyond")]
     pub extrapolated: usize,
@@ -142,9 +144,13 @@ impl AccuracyReport {
         });
         let is_within =
             |point: &&&PointAccuracy| point.predicted_ns.abs_diff(point.observed_ns) <= point.uncertainty_ns;
+        let share =
+            |point: &&PointAccuracy| point.uncertainty_ns as f64 / (point.predicted_ns as f64).max(1.0);
+        let count = all.len().max(1) as f64;
         Self {
             errors: summarize(&all),
-            within_uncertainty: all.iter().filter(is_within).count() as f64 / all.len().max(1) as f64,
+            within_uncertainty: all.iter().filter(is_within).count() as f64 / count,
+            mean_uncertainty: all.iter().map(share).sum::<f64>() / count,
             extrapolated: all.iter().filter(|point| point.is_extrapolated).count(),
             modules: modules.collect(),
             unpredicted,
@@ -187,7 +193,7 @@ fn comparison(point: &Point, times: &HeldOutTimes) -> PointAccuracy {
         setting: point.setting,
         predicted_ns: predicted.ns,
         observed_ns: (point.microseconds * 1000.0).round() as u64,
-        uncertainty_ns: predicted.uncertainty_ns + (point.spread_microseconds * 1000.0).round() as u64,
+        uncertainty_ns: predicted.uncertainty_ns,
         is_extrapolated: predicted.is_extrapolated,
     }
 }

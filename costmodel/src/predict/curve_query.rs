@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use super::calibration::interval_rule;
 use super::layer_counts::{LayerCountTime, Method, at_layers, per_layer};
 use super::warning::ProfileWarning;
-use crate::curve::{Curve, Estimate, Knot, Surface, SurfacePoint};
+use crate::curve::{Curve, Estimate, IntervalRule, Knot, LocalError, Surface, SurfacePoint};
 use crate::error::Error;
 use crate::module::Module;
-use crate::profile::{Part, Phase, Point, Setting};
+use crate::profile::{Part, Phase, Point, SelectedPoints, Setting};
 
 /// Selection of points: which times are wanted, and the points to build them from.
 #[derive(Debug, Clone, Copy)]
@@ -18,12 +19,36 @@ pub(super) struct CurveQuery<'a> {
     pub(super) phase: Phase,
     pub(super) tp: u32,
     pub(super) layers: u32,
+    /// Rule that makes uncertainties 90 % intervals.
+    interval: IntervalRule,
 }
 
 /// Points by tokens and batch; points of one shape differ only in their layer counts.
 type Shapes<'a> = BTreeMap<(u32, u32), Vec<&'a Point>>;
 
-impl CurveQuery<'_> {
+impl<'a> CurveQuery<'a> {
+    /// Selects points of a module, and calibrates the uncertainty of what is built from them.
+    pub(super) fn new(
+        selected: &'a SelectedPoints,
+        module: Module,
+        phase: Phase,
+        tp: u32,
+        layers: u32,
+    ) -> Self {
+        let interval = interval_rule(selected, phase, tp);
+        Self { points: &selected.points, module, phase, tp, layers, interval }
+    }
+
+    /// Leaves the difference between sessions out of the uncertainty.
+    pub(super) fn same_session(self) -> Self {
+        Self { interval: self.interval.same_session(), ..self }
+    }
+
+    /// Selects the same points for another layer count.
+    pub(super) fn with_layers(self, layers: u32) -> Self {
+        Self { layers, ..self }
+    }
+
     /// Builds the time of a part over all tokens: of all layers, or of what is outside them; `None` if it was
     /// not measured.
     pub(super) fn curve(&self, part: Part, warnings: &mut Vec<ProfileWarning>) -> Option<Curve> {
@@ -34,14 +59,9 @@ impl CurveQuery<'_> {
             }
             _ => self.points_at_layers(part, &points, warnings),
         };
-        let mut knots: Vec<Knot> = surface_points
-            .iter()
-            .map(|point| Knot { x: point.batch * point.tokens, ns: point.ns, spread_ns: point.spread_ns })
-            .collect();
-        knots.sort_by(|a, b| a.x.total_cmp(&b.x).then(a.ns.total_cmp(&b.ns)));
-        let knots: Vec<Knot> = knots.chunk_by(|a, b| a.x.total_cmp(&b.x).is_eq()).map(merge).collect();
+        let knots = knots(&surface_points);
         self.warn_single(part, knots.len(), warnings);
-        (!knots.is_empty()).then(|| Curve::new(&knots))
+        (!knots.is_empty()).then(|| Curve::new(&knots).interval(self.interval))
     }
 
     /// Builds the time of attention in **one** layer over batch and tokens.
@@ -52,7 +72,7 @@ impl CurveQuery<'_> {
         let points = if separate.is_empty() { self.attention_by_difference() } else { separate };
         let surface_points = surface_points(&shapes(&points), per_layer);
         self.warn_single(Part::Attention, surface_points.len(), warnings);
-        (!surface_points.is_empty()).then(|| Surface::new(surface_points))
+        (!surface_points.is_empty()).then(|| Surface::new(surface_points).interval(self.interval))
     }
 
     /// Builds the time of all layers, attention included, over batch and tokens.
@@ -60,7 +80,7 @@ impl CurveQuery<'_> {
         let points = self.points_of(Part::Whole);
         let surface_points = self.points_at_layers(Part::Whole, &points, warnings);
         self.warn_single(Part::Whole, surface_points.len(), warnings);
-        (!surface_points.is_empty()).then(|| Surface::new(surface_points))
+        (!surface_points.is_empty()).then(|| Surface::new(surface_points).interval(self.interval))
     }
 
     /// Adds up the time of the optimizer over all parts; `None` if none was measured.
@@ -76,7 +96,8 @@ impl CurveQuery<'_> {
         let layers = if part.is_outside_layers() { points.first()?.setting.layers } else { self.layers };
         let points: Vec<&Point> = points.iter().collect();
         let time = at_layers(points.first().map(|_| &points[..])?, layers);
-        Some(Estimate { ns: time.ns, uncertainty_ns: time.spread_ns, is_extrapolated: false })
+        let local = LocalError { ns: time.ns, spread_ns: time.spread_ns, ..LocalError::default() };
+        Some(self.interval.estimate(local))
     }
 
     /// Makes the error that names the points to measure for a part.
@@ -190,6 +211,28 @@ fn surface_points(shapes: &Shapes<'_>, time: impl Fn(&[&Point]) -> LayerCountTim
         SurfacePoint { batch: batch.into(), tokens: tokens.into(), ns, spread_ns }
     };
     shapes.iter().map(point).collect()
+}
+
+/// Returns points of one part, pass, TP degree and layer count as they were measured.
+pub(super) fn measured_points(points: &[Point]) -> Vec<SurfacePoint> {
+    surface_points(&shapes(points), |points| at_layers(points, points[0].setting.layers))
+}
+
+/// Returns such points by all tokens of a batch.
+pub(super) fn measured_knots(points: &[Point]) -> Vec<Knot> {
+    knots(&measured_points(points))
+}
+
+/// Joins points to knots by all tokens of a batch, ascending.
+fn knots(points: &[SurfacePoint]) -> Vec<Knot> {
+    let knot = |point: &SurfacePoint| Knot {
+        x: point.batch * point.tokens,
+        ns: point.ns,
+        spread_ns: point.spread_ns,
+    };
+    let mut knots: Vec<Knot> = points.iter().map(knot).collect();
+    knots.sort_by(|a, b| a.x.total_cmp(&b.x).then(a.ns.total_cmp(&b.ns)));
+    knots.chunk_by(|a, b| a.x.total_cmp(&b.x).is_eq()).map(merge).collect()
 }
 
 /// Merges knots of the same work in different shapes: their mean, with the distance to it as spread.

@@ -31,8 +31,8 @@ impl HeldOutTimes {
     /// [`crate::Error::ProfileLacks`] with the points to measure.
     pub(super) fn new(profile: &Profile, widths: &ModuleWidths, like: &Setting) -> Result<Self> {
         let Setting { module, part, phase, tp, layers, .. } = *like;
-        let (points, _) = profile.select(module, widths)?;
-        let query = CurveQuery { points: &points, module, phase, tp, layers };
+        let selected = profile.select(module, widths)?;
+        let query = CurveQuery::new(&selected, module, phase, tp, layers);
         let mut warnings = Vec::new();
         let count = f64::from(layers);
         let times = match (phase, part) {

@@ -5,14 +5,14 @@
 //! count has both in one time; it is then split in proportion to their FLOPs, which is exact for a device
 //! that is equally fast at both.
 
-use super::curve_query::CurveQuery;
 use super::device_rate::DeviceRate;
-use crate::curve::{Curve, Surface};
+use super::layer_pass_times::LayerPassTimes;
+use crate::curve::Estimate;
 use crate::error::Result;
 use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
 use crate::model::{EncoderDetails, EncoderSpec, LlmSpec, ModelSpec};
 use crate::module::Module;
-use crate::profile::{ModuleWidths, Part, Phase, Point, Profile};
+use crate::profile::{ModuleWidths, Phase, Profile};
 use crate::tokens::EncoderWork;
 
 /// Times of one layer and of what is outside the layers, forward and backward, of one module at one TP
@@ -37,34 +37,11 @@ struct RateTimes {
     outside_per_token: f64,
 }
 
-/// Measured times of one pass.
-#[derive(Debug, Clone)]
-struct LayerPassTimes {
-    linear: Option<LayersAndConstant<Curve>>,
-    /// Attention of one layer, where it was measured separately.
-    attention: Option<Surface>,
-    whole: Option<LayersAndConstant<Surface>>,
-    outside_layers: Option<Curve>,
-    /// LM head and loss, where they were measured separately for target tokens.
-    head: Option<Curve>,
-    /// Share of the measured time that is outside the layers; 0 where it was measured separately.
-    outside_share: f64,
-    /// Number of layers that the share refers to.
-    measured_layers: f64,
-}
-
-/// Times at two layer counts: one layer with the constant, and the constant.
-#[derive(Debug, Clone)]
-struct LayersAndConstant<T> {
-    one_layer: T,
-    no_layer: T,
-}
-
 /// FLOPs of one layer and of what is outside the layers, for one token or tile.
 #[derive(Debug, Clone, Copy)]
-struct LayerFlops {
-    layer: f64,
-    outside: f64,
+pub(super) struct LayerFlops {
+    pub(super) layer: f64,
+    pub(super) outside: f64,
 }
 
 impl LayerTimes {
@@ -114,12 +91,12 @@ impl LayerTimes {
         sequence_tokens: u32,
     ) -> Result<Self> {
         let widths = ModuleWidths::from_spec(spec, module).unwrap_or_default();
-        let (points, _) = profile.select(module, &widths)?;
+        let selected = profile.select(module, &widths)?;
         let flops_split = match encoder_spec(spec, module) {
             Some(encoder) => encoder_layer_flops(&encoder, spec.llm.hidden, sequence_tokens),
             None => llm_layer_flops(&spec.llm),
         };
-        let pass = |phase| LayerPassTimes::new(&points, module, phase, tp, flops_split);
+        let pass = |phase| LayerPassTimes::new(&selected, module, phase, tp, flops_split);
         Ok(Self { source: TimeSource::Measured(vec![pass(Phase::Forward)?, pass(Phase::Backward)?]) })
     }
 
@@ -127,12 +104,13 @@ impl LayerTimes {
     #[must_use]
     pub fn measured_degrees(spec: &ModelSpec, profile: &Profile, module: Module) -> Vec<u32> {
         let widths = ModuleWidths::from_spec(spec, module).unwrap_or_default();
-        let Ok((points, _)) = profile.select(module, &widths) else { return Vec::new() };
+        let Ok(selected) = profile.select(module, &widths) else { return Vec::new() };
         let has_passes = |tp: &u32| {
-            let has = |phase| points.iter().any(|p| p.setting.tp == *tp && p.setting.phase == phase);
+            let has = |phase| selected.points.iter().any(|p| p.setting.tp == *tp && p.setting.phase == phase);
             has(Phase::Forward) && has(Phase::Backward)
         };
-        let mut degrees: Vec<u32> = points.iter().map(|point| point.setting.tp).filter(has_passes).collect();
+        let mut degrees: Vec<u32> =
+            selected.points.iter().map(|point| point.setting.tp).filter(has_passes).collect();
         degrees.sort_unstable();
         degrees.dedup();
         degrees
@@ -157,12 +135,26 @@ impl LayerTimes {
         match &self.source {
             TimeSource::Rate(rates) => rates.layer_per_square * sequences * tokens * tokens,
             TimeSource::Measured(passes) => {
-                let of = |pass: &LayerPassTimes| {
-                    pass.attention.as_ref().map_or(0.0, |attention| attention.at(sequences, tokens))
-                };
-                passes.iter().map(of).sum()
+                passes.iter().map(|pass| pass.attention_ns(sequences, tokens)).sum()
             }
         }
+    }
+
+    /// Returns the half width of the 90 % interval around the time of a layer with its attention, as a
+    /// fraction of that time; `None` for a stated rate, whose error is unknown.
+    ///
+    /// The difference between sessions of measurements is left out, because it is common to all loads and to
+    /// all plans that are compared: two plans whose times differ by less than this are within noise of each
+    /// other. 0 for no load.
+    ///
+    /// - `sequences`, `tokens`: as for [`LayerTimes::layer_ns`]
+    /// - `samples`: number of original samples and tokens of each, as for [`LayerTimes::attention_ns`]
+    #[must_use]
+    pub fn relative_half_width(&self, sequences: f64, tokens: f64, samples: [f64; 2]) -> Option<f64> {
+        let TimeSource::Measured(passes) = &self.source else { return None };
+        let estimates = passes.iter().map(|pass| pass.layer_estimate(sequences, tokens, samples));
+        let all = estimates.fold(Estimate::default(), Estimate::plus);
+        Some(if all.ns > 0.0 { all.uncertainty_ns / all.ns } else { 0.0 })
     }
 
     /// Returns the nanoseconds of what is outside the layers: projector, embedding, and LM head over all
@@ -175,71 +167,6 @@ impl LayerTimes {
                 passes.iter().map(|pass| pass.outside_layers_ns(sequences, tokens)).sum()
             }
         }
-    }
-}
-
-impl LayerPassTimes {
-    fn new(points: &[Point], module: Module, phase: Phase, tp: u32, flops_split: LayerFlops) -> Result<Self> {
-        let query = |layers| CurveQuery { points, module, phase, tp, layers };
-        let mut warnings = Vec::new();
-        let linear =
-            query(1).curve(Part::Linear, &mut warnings).zip(query(0).curve(Part::Linear, &mut warnings));
-        let attention = query(1).attention(&mut warnings);
-        let is_separate = linear.is_some() && attention.is_some();
-        let whole = query(1).whole(&mut warnings).zip(query(0).whole(&mut warnings)).filter(|_| !is_separate);
-        if !is_separate && whole.is_none() {
-            let missing = if linear.is_some() { Part::Attention } else { Part::Linear };
-            return Err(query(1).lacks(missing));
-        }
-        let outside_layers = query(0).curve(Part::OutsideLayers, &mut warnings);
-        let head = query(0).curve(Part::Head, &mut warnings);
-        let part = if is_separate { Part::Linear } else { Part::Whole };
-        let mut counts: Vec<u32> = points
-            .iter()
-            .filter(|p| p.setting.part == part && p.setting.tp == tp && p.setting.phase == phase)
-            .map(|point| point.setting.layers)
-            .collect();
-        counts.sort_unstable();
-        counts.dedup();
-        let measured_layers = f64::from(counts.last().copied().unwrap_or(1));
-        // With a single layer count and no rows of `ends`, zero layers scale to no time, and the constant is
-        // unknown.
-        let is_separable = outside_layers.is_some() || counts.len() > 1;
-        let all = flops_split.layer * measured_layers + flops_split.outside;
-        Ok(Self {
-            linear: linear
-                .filter(|_| is_separate)
-                .map(|(one_layer, no_layer)| LayersAndConstant { one_layer, no_layer }),
-            attention: attention.filter(|_| is_separate),
-            whole: whole.map(|(one_layer, no_layer)| LayersAndConstant { one_layer, no_layer }),
-            outside_layers,
-            head,
-            outside_share: if is_separable { 0.0 } else { flops_split.outside / all },
-            measured_layers,
-        })
-    }
-
-    /// Returns the measured time of one layer with the constant, and of the constant.
-    fn measured_ns(&self, sequences: f64, tokens: f64) -> [f64; 2] {
-        if let Some(linear) = &self.linear {
-            let all = sequences * tokens;
-            return [linear.one_layer.at(all), linear.no_layer.at(all)];
-        }
-        self.whole.as_ref().map_or([0.0; 2], |whole| {
-            [whole.one_layer.at(sequences, tokens), whole.no_layer.at(sequences, tokens)]
-        })
-    }
-
-    fn layer_ns(&self, sequences: f64, tokens: f64) -> f64 {
-        let [one_layer, no_layer] = self.measured_ns(sequences, tokens);
-        (one_layer - no_layer).max(0.0) * (1.0 - self.outside_share)
-    }
-
-    fn outside_layers_ns(&self, sequences: f64, tokens: f64) -> f64 {
-        let [one_layer, no_layer] = self.measured_ns(sequences, tokens);
-        let of = |curve: &Option<Curve>| curve.as_ref().map_or(0.0, |curve| curve.at(sequences * tokens));
-        let separate = of(&self.outside_layers) + of(&self.head);
-        separate + no_layer + (one_layer - no_layer).max(0.0) * self.outside_share * self.measured_layers
     }
 }
 
@@ -298,6 +225,8 @@ fn one_layer_flops(spec: &LlmSpec) -> [f64; 2] {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write;
+
     use super::*;
 
     fn spec() -> ModelSpec {
@@ -361,5 +290,30 @@ mod tests {
         let times = LayerTimes::from_profile(&spec, &profile, Module::Vision, 1, 729).unwrap();
         assert!(close(times.layer_ns(2.0, 729.0), 1.5e6));
         assert!(close(times.outside_layers_ns(2.0, 729.0), 3e6));
+    }
+
+    /// Noise of 1 % between three repeats, at lengths from 64 to 4,096.
+    #[test]
+    fn a_measured_layer_has_a_half_width_that_grows_beyond_its_points() {
+        let mut text =
+            "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n".to_owned();
+        for (at, phase) in ["forward", "backward"].iter().enumerate() {
+            for tokens in (6..=12).map(|power| 1_u32 << power) {
+                for run in [0.99, 1.0, 1.01] {
+                    let jitter = run + 0.004 * f64::from(tokens.trailing_zeros() * 7 % 5);
+                    let time = jitter * (30.0 + 0.05 * f64::from(tokens)) * (at + 1) as f64;
+                    writeln!(text, "llm,linear,{phase},1,1,1,{tokens},{time}").unwrap();
+                    writeln!(text, "llm,attention,{phase},1,1,1,{tokens},{}", time / 4.0).unwrap();
+                }
+            }
+        }
+        let profile = Profile::parse([("p.csv", &text[..])]).unwrap();
+        let times = LayerTimes::from_profile(&spec(), &profile, Module::Llm, 1, 0).unwrap();
+        let share = |tokens| times.relative_half_width(1.0, tokens, [1.0, tokens]).unwrap();
+        assert!((0.01..0.05).contains(&share(3000.0)), "{}", share(3000.0));
+        assert!(share(40_000.0) > share(3000.0) && share(0.0).abs() < 1e-12);
+        let rate = DeviceRate::preset("a100").unwrap();
+        let stated = LayerTimes::from_rate(&spec(), Module::Llm, 1, &rate, 0);
+        assert_eq!(stated.relative_half_width(1.0, 3000.0, [1.0, 3000.0]), None);
     }
 }

@@ -10,11 +10,13 @@
 //! to whole nanoseconds at the end. Both give the same bits on every rank.
 
 mod accuracy;
+mod calibration;
 mod cost_model;
 mod curve_query;
 mod device_rate;
 mod held_out;
 mod layer_counts;
+mod layer_pass_times;
 mod layer_times;
 mod microbatch;
 mod module_timing;

@@ -7,7 +7,7 @@ use super::workload::ModuleWorkload;
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;
 use crate::module::Module;
-use crate::profile::{Part, Phase, Point};
+use crate::profile::{Part, Phase, SelectedPoints};
 
 /// Shares of a module's measured backward pass that are computed, and whether layers are recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,14 +59,14 @@ enum LayersTiming {
 impl ModuleTiming {
     /// Folds the points of a module with this many layers of full and of windowed attention.
     pub(super) fn new(
-        points: &[Point],
+        selected: &SelectedPoints,
         module: Module,
         [full, windowed]: [u32; 2],
         options: ProfileOptions,
         warnings: &mut Vec<ProfileWarning>,
     ) -> Result<Self> {
         let tp = options.tp_of(module);
-        let query = |phase| CurveQuery { points, module, phase, tp, layers: full + windowed };
+        let query = |phase| CurveQuery::new(selected, module, phase, tp, full + windowed);
         let forward = PassTiming::new(&query(Phase::Forward), warnings)?;
         let backward = PassTiming::new(&query(Phase::Backward), warnings)?;
         let passes = vec![forward.clone(), backward.clone()];

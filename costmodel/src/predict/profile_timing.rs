@@ -32,15 +32,15 @@ impl ProfileTiming {
         let mut timing = Self { modules: [None, None, None], warnings: Vec::new() };
         for module in Module::ALL {
             let Some(widths) = ModuleWidths::from_spec(spec, module) else { continue };
-            let (points, unknown) = profile.select(module, &widths)?;
-            let unknown = unknown.into_iter().map(|file| ProfileWarning::UnknownWidths { module, file });
-            timing.warnings.extend(unknown);
-            let few = points.iter().filter(|point| point.repeats < REPEATS_MIN).count();
+            let selected = profile.select(module, &widths)?;
+            let unknown = selected.unknown_files.iter().cloned();
+            timing.warnings.extend(unknown.map(|file| ProfileWarning::UnknownWidths { module, file }));
+            let few = selected.points.iter().filter(|point| point.repeats < REPEATS_MIN).count();
             if few > 0 {
                 timing.warnings.push(ProfileWarning::FewRepeats { module, points: few });
             }
             let layers = layers_of(spec, module);
-            let module_timing = ModuleTiming::new(&points, module, layers, options, &mut timing.warnings)?;
+            let module_timing = ModuleTiming::new(&selected, module, layers, options, &mut timing.warnings)?;
             timing.modules[module as usize] = Some(module_timing);
         }
         Ok(timing)

@@ -168,6 +168,27 @@ fn point(repeats: &[Measurement]) -> Point {
     }
 }
 
+/// Raises spreads below the median one of their pass to it, relative to the times.
+///
+/// The spread of a handful of repeats is uncertain itself: by chance they may agree. Points of one pass run on
+/// the same machine, so the median of their spreads is the better estimate. `points` are of one module.
+pub(super) fn pool_spreads(points: &mut [Point]) {
+    for phase in Phase::ALL {
+        let is_measured = |point: &&Point| point.setting.phase == phase && point.repeats >= REPEATS_MIN;
+        let measured = points.iter().filter(is_measured);
+        let mut shares: Vec<f64> =
+            measured.map(|point| point.spread_microseconds / point.microseconds).collect();
+        shares.sort_by(f64::total_cmp);
+        if shares.is_empty() {
+            continue;
+        }
+        let share = median_of_sorted(&shares);
+        for point in points.iter_mut().filter(|point| point.setting.phase == phase) {
+            point.spread_microseconds = point.spread_microseconds.max(share * point.microseconds);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,5 +211,18 @@ mod tests {
         assert_eq!((points[1].repeats, points[1].bytes), (5, Some(900)));
         assert!((points[1].microseconds - 10.5).abs() < 1e-12);
         assert!((points[1].spread_microseconds - 1.4826 * 0.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn repeats_that_agree_by_chance_get_the_spread_of_the_others() {
+        let repeats = |tokens, times: [f64; 3]| times.map(|time| measured(tokens, time));
+        let rows =
+            [repeats(1, [10.0, 10.0, 12.0]), repeats(2, [20.0, 22.0, 24.0]), repeats(4, [40.0, 50.0, 60.0])];
+        let mut points = points(rows.as_flattened());
+        pool_spreads(&mut points);
+        let shares = [0, 1, 2].map(|at: usize| points[at].spread_microseconds / points[at].microseconds);
+        let median = 1.4826 * 2.0 / 22.0;
+        assert!((shares[0] - median).abs() < 1e-12 && (shares[1] - median).abs() < 1e-12, "{shares:?}");
+        assert!((shares[2] - 1.4826 * 0.2).abs() < 1e-12, "larger spreads stay");
     }
 }

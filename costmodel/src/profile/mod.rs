@@ -37,6 +37,7 @@ mod measurement;
 mod reference;
 mod reference_models;
 mod rows;
+mod selection;
 mod table;
 mod widths;
 mod write;
@@ -52,6 +53,7 @@ pub use reference_models::reference_model;
 pub use widths::ModuleWidths;
 
 pub(crate) use measurement::REPEATS_MIN;
+pub(crate) use selection::SelectedPoints;
 
 /// Key of the first metadata line.
 const SCHEMA_KEY: &str = "dflop-profile";
@@ -142,35 +144,6 @@ impl Profile {
     /// Returns whether any row is of this module.
     pub(crate) fn has_module(&self, module: Module) -> bool {
         self.files.iter().flat_map(|file| &file.measurements).any(|row| row.setting.module == module)
-    }
-
-    /// Returns the points of a module of these widths, and the names of files that do not state their widths.
-    ///
-    /// # Errors
-    /// [`Error::ProfileLacks`] if there are no points of this module, or all have other widths.
-    pub(crate) fn select(&self, module: Module, wanted: &ModuleWidths) -> Result<(Vec<Point>, Vec<String>)> {
-        let (mut chosen, mut others, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-        for file in &self.files {
-            let of_module = || file.measurements.iter().filter(|row| row.setting.module == module);
-            if of_module().next().is_none() {
-                continue;
-            }
-            match file.widths.get(&module).filter(|widths| widths.is_known()) {
-                Some(widths) if !widths.fits(wanted) => {
-                    others.push(format!("`{}` has {widths}", file.name));
-                    continue;
-                }
-                Some(_) => {}
-                None => unknown.push(file.name.clone()),
-            }
-            chosen.extend(of_module().copied());
-        }
-        if chosen.is_empty() {
-            let found = if others.is_empty() { "no rows of it".to_owned() } else { others.join(", ") };
-            let needed = format!("module {module} of {wanted}; found: {found}");
-            return Err(Error::ProfileLacks { needed });
-        }
-        Ok((measurement::points(&chosen), unknown))
     }
 
     fn check_devices(&self) -> Result<()> {

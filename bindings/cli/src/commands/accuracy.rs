@@ -64,7 +64,7 @@ fn entries(json: &AccuracyJson<'_>) -> Vec<(String, String)> {
         ("measured on", device(json.profile_device)),
         ("observations", json.observed.clone()),
         ("observed on", device(json.observed_device)),
-        ("within the stated uncertainty", format_percent(json.accuracy.within_uncertainty)),
+        ("within the 90 % intervals", format_percent(json.accuracy.within_uncertainty)),
     ]
     .map(|(label, value)| (label.to_owned(), value))
     .to_vec()
@@ -90,8 +90,10 @@ fn print(out: &mut impl Write, json: &AccuracyJson<'_>) -> Result<(), Failure> {
     print_errors(out, "all", &accuracy.errors)?;
     writeln!(
         out,
-        "{} of the points are within the stated uncertainty; {} are extrapolated beyond the measured shapes",
+        "{} of the points are within the stated 90 % intervals, which are {} wide on each side; {} are extrapolated \
+         beyond the measured shapes",
         format_percent(accuracy.within_uncertainty),
+        format_percent(accuracy.mean_uncertainty),
         accuracy.extrapolated
     )?;
     for unpredicted in &accuracy.unpredicted {

@@ -48,7 +48,7 @@ fn accuracy_gives_errors_by_module_part_and_bin_and_a_page() {
     assert_eq!(table.status, Some(0), "{}", table.stderr);
     assert!(
         table.stdout.contains("llm attention backward")
-            && table.stdout.contains("within the stated uncertainty")
+            && table.stdout.contains("within the stated 90 % intervals")
     );
 }
 

@@ -1,4 +1,5 @@
 //! Tests cost models, at a stated rate and on profiles.
 
+mod coverage;
 mod profile;
 mod rate;

@@ -39,7 +39,7 @@ pub(super) struct Refused {
 pub(super) struct Certainty {
     /// Number of samples that were evaluated.
     pub(super) samples: u64,
-    /// Mean of uncertainty over time, over all modules.
+    /// Mean half width of 90 % intervals over time, over all modules.
     pub(super) mean_uncertainty: f64,
     /// Share of the samples with a prediction outside the measured shapes.
     pub(super) beyond_profile: f64,

@@ -31,7 +31,7 @@ pub(super) fn print(out: &mut impl Write, report: &StatsReport, times_from: &str
     if let Some(certainty) = &report.certainty {
         writeln!(
             out,
-            "uncertainty of a prediction: {:.1} % on average; {:.1} % of samples are outside the measured shapes",
+            "90 % interval of a prediction: within {:.1} % on average; {:.1} % of samples are outside the measured shapes",
             certainty.mean_uncertainty * 100.0,
             certainty.beyond_profile * 100.0
         )?;

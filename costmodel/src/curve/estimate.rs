@@ -1,0 +1,105 @@
+//! Turns the errors to expect at a point of a curve into the half width of a 90 % interval.
+
+/// Smallest expected error, as a fraction of the time: no measurement repeats itself more exactly.
+const RELATIVE_ERROR_MIN: f64 = 0.001;
+
+/// Value read from a curve, and its uncertainty.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Estimate {
+    /// Time in nanoseconds.
+    pub(crate) ns: f64,
+    /// Half width of the 90 % interval around the time, in nanoseconds.
+    pub(crate) uncertainty_ns: f64,
+    /// Whether the work is outside the measured points.
+    pub(crate) is_extrapolated: bool,
+}
+
+/// Value read from a curve, and the errors to expect there, before calibration.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct LocalError {
+    /// Time in nanoseconds.
+    pub(crate) ns: f64,
+    /// Standard deviation of one run at the points around, in nanoseconds.
+    pub(crate) spread_ns: f64,
+    /// Distance to another interpolation of the same points, in nanoseconds.
+    pub(crate) distance_ns: f64,
+    /// Whether the work is outside the measured points.
+    pub(crate) is_extrapolated: bool,
+}
+
+/// Rule by which errors to expect become the half width of a 90 % interval.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct IntervalRule {
+    /// Half width over the expected error, between the measured points.
+    pub(crate) inside: f64,
+    /// Half width over the expected error, outside the measured points.
+    pub(crate) outside: f64,
+    /// Share of the time by which another session of measurements differs.
+    pub(crate) session: f64,
+}
+
+impl Estimate {
+    /// Scales the estimate.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        Self { ns: self.ns * factor, uncertainty_ns: self.uncertainty_ns * factor, ..self }
+    }
+
+    /// Adds two estimates; uncertainties add up in full, because errors of one profile share one machine and
+    /// one day.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            ns: self.ns + other.ns,
+            uncertainty_ns: self.uncertainty_ns + other.uncertainty_ns,
+            is_extrapolated: self.is_extrapolated || other.is_extrapolated,
+        }
+    }
+}
+
+impl LocalError {
+    /// Mixes two values: `share` of the other one.
+    pub(crate) fn mixed(self, other: Self, share: f64) -> Self {
+        let mix = |own: f64, other: f64| own * (1.0 - share) + other * share;
+        Self {
+            ns: mix(self.ns, other.ns),
+            spread_ns: mix(self.spread_ns, other.spread_ns),
+            distance_ns: mix(self.distance_ns, other.distance_ns),
+            is_extrapolated: self.is_extrapolated || other.is_extrapolated,
+        }
+    }
+
+    /// Returns the error to expect in nanoseconds: spread and distance together.
+    pub(crate) fn expected_ns(&self) -> f64 {
+        (self.spread_ns + self.distance_ns).max(self.ns * RELATIVE_ERROR_MIN)
+    }
+}
+
+impl IntervalRule {
+    /// Rule that leaves the expected error as it is.
+    pub(crate) const EXPECTED: Self = Self { inside: 1.0, outside: 1.0, session: 0.0 };
+
+    /// Returns the greater factors of two rules.
+    pub(crate) fn wider(self, other: Self) -> Self {
+        Self {
+            inside: self.inside.max(other.inside),
+            outside: self.outside.max(other.outside),
+            session: self.session.max(other.session),
+        }
+    }
+
+    /// Returns the same rule for measurements of the profile's own session.
+    pub(crate) fn same_session(self) -> Self {
+        Self { session: 0.0, ..self }
+    }
+
+    /// Returns the time with its uncertainty, which is never below the measured spread.
+    pub(crate) fn estimate(self, local: LocalError) -> Estimate {
+        let factor = if local.is_extrapolated { self.outside } else { self.inside };
+        let own_ns = (factor * local.expected_ns()).max(local.spread_ns);
+        Estimate {
+            ns: local.ns,
+            // Added in full: the points of a session are off together, whatever they are off by themselves.
+            uncertainty_ns: own_ns + self.session * local.ns,
+            is_extrapolated: local.is_extrapolated,
+        }
+    }
+}

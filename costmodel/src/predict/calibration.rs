@@ -1,0 +1,109 @@
+//! Calibrates the uncertainty of a profile: half widths that cover 90 % of measurements at other shapes.
+//!
+//! Each measured point is left out in turn and predicted from the others. Its score is the error of that
+//! prediction over the error that the curve expects there: the spread of repeats plus the distance to another
+//! interpolation. The 90 % quantile of the scores is the factor from expected error to half width. A new
+//! shape is as likely to be off as a left-out one, whatever the distribution of errors, **if it is measured
+//! in the same session**. Scores are pooled over the parts of a module in one pass. Where these are too few
+//! for the quantile, scores of both passes count, then those of all TP degrees, then those of all modules.
+//!
+//! Another session, on another day or under another load, is off at all shapes together, which no point of
+//! the first one shows. The half width therefore grows by the share of the time by which sessions differ: as
+//! measured where several files of a profile have the same points, assumed otherwise.
+//!
+//! # Source
+//! Leave-one-out residuals: Barber et al., "Predictive Inference with the Jackknife+", 2021,
+//! arXiv:1905.02928. Scores over expected errors, and the rank with its correction for finite samples: Lei et
+//! al., "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173.
+
+use super::curve_query::{measured_knots, measured_points};
+use crate::curve::{IntervalRule, Score, curve_scores, surface_scores};
+use crate::profile::{Part, Phase, Point, SelectedPoints};
+
+/// Share of measurements that intervals cover, in percent.
+const COVERED_PERCENT: usize = 90;
+/// Factor of a profile with too few points for a quantile: that of Student's distribution for 90 % and the
+/// spread of 5 repeats, 2.13, times 1.22 for the error of the points that a prediction is made from.
+const ASSUMED_FACTOR: f64 = 2.6;
+/// Share of the time by which sessions differ where a profile has only one of them.
+const ASSUMED_SESSION: f64 = 0.05;
+
+/// Returns the rule of one pass at one TP degree.
+pub(super) fn interval_rule(selected: &SelectedPoints, phase: Phase, tp: u32) -> IntervalRule {
+    let is_pass = |point: &Point| point.setting.phase != Phase::Optimizer;
+    let is_degree = |point: &Point| is_pass(point) && point.setting.tp == tp;
+    let is_own = |point: &Point| is_degree(point) && point.setting.phase == phase;
+    let pools = [
+        pooled(&selected.points, is_own),
+        pooled(&selected.points, is_degree),
+        pooled(&selected.points, is_pass),
+        pooled(&selected.profile, is_pass),
+    ];
+    let (mut inside, mut outside, mut known) = (None, None, 0);
+    for pooled in pools {
+        // Each pool contains the one before, so one of the same size has nothing to add.
+        if (inside.is_some() && outside.is_some()) || pooled.len() == known {
+            continue;
+        }
+        known = pooled.len();
+        let scores = scores(&pooled);
+        let factor = |is_extrapolated| {
+            let of_kind = scores.iter().filter(|score| score.is_extrapolated == is_extrapolated);
+            covering_quantile(of_kind.map(|score| score.ratio).collect())
+        };
+        inside = inside.or_else(|| factor(false));
+        outside = outside.or_else(|| factor(true));
+    }
+    let inside = inside.unwrap_or(ASSUMED_FACTOR);
+    IntervalRule {
+        inside,
+        // Few points are at the ends, so their quantile is uncertain: it does not fall below the other.
+        outside: outside.unwrap_or(ASSUMED_FACTOR).max(inside),
+        session: session_difference(&selected.sessions).unwrap_or(ASSUMED_SESSION),
+    }
+}
+
+fn pooled(points: &[Point], is_pooled: impl Fn(&Point) -> bool) -> Vec<Point> {
+    points.iter().filter(|point| is_pooled(point)).copied().collect()
+}
+
+/// Returns the scores of all points, each predicted from those that differ from it in shape alone.
+fn scores(points: &[Point]) -> Vec<Score> {
+    let is_alike = |a: &Point, b: &Point| {
+        let (a, b) = (a.setting, b.setting);
+        (a.module, a.part, a.phase, a.tp, a.layers) == (b.module, b.part, b.phase, b.tp, b.layers)
+    };
+    let of_shapes = |alike: &[Point]| match alike[0].setting.part {
+        Part::Attention | Part::Whole => surface_scores(&measured_points(alike)),
+        Part::Linear | Part::OutsideLayers | Part::Head => curve_scores(&measured_knots(alike)),
+    };
+    // Points are sorted by setting, so those that are alike are adjacent.
+    points.chunk_by(is_alike).flat_map(of_shapes).collect()
+}
+
+/// Returns the share of the time by which sessions differ at the same setting; `None` if they have too few
+/// settings in common.
+fn session_difference(sessions: &[Vec<Point>]) -> Option<f64> {
+    let mut differences = Vec::new();
+    for (at, session) in sessions.iter().enumerate() {
+        for point in session {
+            for other in &sessions[at + 1..] {
+                // Points are sorted by setting.
+                let same = other.binary_search_by(|other| other.setting.cmp(&point.setting));
+                let Ok(same) = same else { continue };
+                let [a, b] = [point.microseconds, other[same].microseconds];
+                differences.push(2.0 * (a - b).abs() / (a + b));
+            }
+        }
+    }
+    covering_quantile(differences)
+}
+
+/// Returns the value that the next one exceeds with a probability of at most 10 %; `None` if values are too
+/// few for that.
+fn covering_quantile(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    // One more than the values, because the next one has a rank among them, too.
+    let rank = ((values.len() + 1) * COVERED_PERCENT).div_ceil(100);
+    values.get(rank - 1).copied()
+}

@@ -1,0 +1,165 @@
+//! Checks on synthetic profiles with known noise that uncertainties are half widths of 90 % intervals.
+
+use std::fmt::Write;
+
+use super::super::curve_query::CurveQuery;
+use super::super::*;
+use crate::module::Module;
+use crate::profile::{ModuleWidths, Part, Phase, Profile};
+
+const HEADER: &str = "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n";
+const PHASES: [(Phase, f64); 2] = [(Phase::Forward, 1.0), (Phase::Backward, 2.0)];
+const REPEATS: usize = 5;
+/// Profiles that each claim is checked on.
+const SEEDS: u64 = 60;
+
+/// Random numbers of splitmix64, so that profiles are the same on every machine.
+struct Random(u64);
+
+impl Random {
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Returns a number that is close to normal: mean 0, standard deviation 1.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
+    }
+}
+
+/// Noise of a machine.
+#[derive(Clone, Copy)]
+struct Noise {
+    /// Standard deviation of a run, relative to its time.
+    run: f64,
+    /// Share of the runs that take 30 % longer.
+    stragglers: f64,
+    /// Greatest difference of a part in another session, relative to its time.
+    session: f64,
+}
+
+/// Returns the true microseconds of one layer's linear work, or of attention.
+fn truth(part: Part, tokens: f64) -> f64 {
+    match part {
+        Part::Attention => 5.0 + 2e-5 * tokens * tokens + 0.002 * tokens,
+        // Rates fall where weights leave the cache, so the curve bends between measured points.
+        _ => 30.0 + 0.05 * tokens * (1.0 + 0.4 * tokens / (tokens + 1500.0)),
+    }
+}
+
+/// Writes one session of measurements of the LLM at these lengths.
+fn session(random: &mut Random, noise: Noise, lengths: &[u32]) -> Profile {
+    let mut text = HEADER.to_owned();
+    for part in [Part::Linear, Part::Attention] {
+        let drift = 1.0 + noise.session * (2.0 * random.uniform() - 1.0);
+        for (phase, factor) in PHASES {
+            for &tokens in lengths {
+                for _ in 0..REPEATS {
+                    let straggles = if random.uniform() < noise.stragglers { 1.3 } else { 1.0 };
+                    let run = (1.0 + noise.run * random.normal()) * straggles;
+                    let time = factor * drift * run * truth(part, tokens.into());
+                    writeln!(text, "llm,{part},{phase},1,1,1,{tokens},{time}").unwrap();
+                }
+            }
+        }
+    }
+    Profile::parse([("p.csv", text.as_str())]).unwrap()
+}
+
+fn measured_lengths() -> Vec<u32> {
+    (0..14).map(|at| 64 << (at / 2)).zip(0..14).map(|(low, at)| low + (at % 2) * low / 2).collect()
+}
+
+/// Lengths that lie between the measured ones.
+fn held_out_lengths() -> Vec<u32> {
+    measured_lengths().windows(2).map(|pair| pair[0].midpoint(pair[1]) + 3).collect()
+}
+
+/// Counts the held-out points of the same session within their intervals, and all of them.
+fn covered_in_session(seed: u64, noise: Noise) -> [usize; 2] {
+    let lengths: Vec<u32> = measured_lengths().into_iter().chain(held_out_lengths()).collect();
+    let both = session(&mut Random(seed), noise, &lengths);
+    let all = both.select(Module::Llm, &ModuleWidths::default()).unwrap();
+    let is_held_out = |tokens: u32| held_out_lengths().contains(&tokens);
+    let mut known = all.clone();
+    known.points.retain(|point| !is_held_out(point.setting.tokens));
+    let (mut covered, mut count) = (0, 0);
+    let queries = PHASES.map(|(phase, _)| CurveQuery::new(&known, Module::Llm, phase, 1, 1).same_session());
+    for point in all.points.iter().filter(|point| is_held_out(point.setting.tokens)) {
+        let query = &queries[usize::from(point.setting.phase == Phase::Backward)];
+        let tokens = f64::from(point.setting.tokens);
+        let predicted = match point.setting.part {
+            Part::Attention => query.attention(&mut Vec::new()).unwrap().estimate(1.0, tokens),
+            part => query.curve(part, &mut Vec::new()).unwrap().estimate(tokens),
+        };
+        count += 1;
+        covered +=
+            usize::from((predicted.ns - point.microseconds * 1000.0).abs() <= predicted.uncertainty_ns);
+    }
+    [covered, count]
+}
+
+fn sum(counts: impl Iterator<Item = [usize; 2]>) -> f64 {
+    let [covered, count] = counts.fold([0, 0], |sum, one| [sum[0] + one[0], sum[1] + one[1]]);
+    covered as f64 / count as f64
+}
+
+#[test]
+fn intervals_cover_ninety_percent_of_the_same_session_whatever_its_noise() {
+    for (run, stragglers) in [(0.002, 0.0), (0.01, 0.0), (0.03, 0.0), (0.02, 0.05), (0.01, 0.3)] {
+        let noise = Noise { run, stragglers, session: 0.0 };
+        let covered = sum((0..SEEDS).map(|seed| covered_in_session(seed, noise)));
+        // 3,120 points: 2.5 standard deviations of a binomial share are 1.3 points, and as much again is
+        // left for factors that are quantiles of some 40 scores.
+        assert!((0.875..=0.935).contains(&covered), "run {run}, stragglers {stragglers}: {covered}");
+    }
+}
+
+#[test]
+fn intervals_cover_other_sessions_that_differ_by_five_percent() {
+    let noise = Noise { run: 0.02, stragglers: 0.02, session: 0.05 };
+    let mut widths = Vec::new();
+    let covered = (0..SEEDS).map(|seed| {
+        let mut random = Random(seed);
+        let known = session(&mut random, noise, &measured_lengths());
+        let observed = session(&mut random, noise, &held_out_lengths());
+        let report = AccuracyReport::compare(&known, &observed).unwrap();
+        let width = |point: &PointAccuracy| point.uncertainty_ns as f64 / point.predicted_ns as f64;
+        widths.extend(report.points.iter().map(width));
+        [(report.within_uncertainty * report.points.len() as f64).round() as usize, report.points.len()]
+    });
+    let covered = sum(covered);
+    let width = widths.iter().sum::<f64>() / widths.len() as f64;
+    assert!(covered >= 0.85 && width < 0.15, "{covered} of the points, half width {width}");
+}
+
+/// Returns half width over time of the LLM's linear work at 700 tokens.
+fn share_at_700(profile: &Profile) -> f64 {
+    let selected = profile.select(Module::Llm, &ModuleWidths::default()).unwrap();
+    let query = CurveQuery::new(&selected, Module::Llm, Phase::Forward, 1, 1);
+    let estimate = query.curve(Part::Linear, &mut Vec::new()).unwrap().estimate(700.0);
+    estimate.uncertainty_ns / estimate.ns
+}
+
+#[test]
+fn a_second_session_replaces_the_assumed_difference_between_sessions() {
+    let rows = |factor: f64| {
+        let mut text = HEADER.to_owned();
+        for (tokens, run) in
+            measured_lengths().iter().flat_map(|tokens| [0.0, 1.0, 2.0].map(|run| (tokens, run)))
+        {
+            let time = truth(Part::Linear, f64::from(*tokens)) * factor * (1.0 + 0.001 * run);
+            writeln!(text, "llm,linear,forward,1,1,1,{tokens},{time}").unwrap();
+        }
+        text
+    };
+    let (first, second) = (rows(1.0), rows(1.02));
+    let one = share_at_700(&Profile::parse([("a.csv", &first[..])]).unwrap());
+    let both = share_at_700(&Profile::parse([("a.csv", &first[..]), ("b.csv", &second[..])]).unwrap());
+    assert!((0.05..0.06).contains(&one), "one session: {one}");
+    assert!((0.0198..0.04).contains(&both), "two sessions, 2 % apart: {both}");
+}
