@@ -55,9 +55,9 @@ pub use frozen::FrozenParts;
 pub use model::{EncoderParameters, LlmParameters, ModelSpec, config};
 pub use module::{Module, ModuleTimes};
 pub use predict::{
-    AccuracyReport, BinAccuracy, CostModel, DeviceRate, ErrorSummary, LayerTimes, ModuleAccuracy,
-    PartAccuracy, PointAccuracy, PredictedTime, Prediction, ProfileOptions, ProfileWarning, SampleCost,
-    TimeCurve, Unpredicted,
+    AccuracyReport, BinAccuracy, CostModel, DeviceLink, DeviceLinks, DevicePreset, DeviceRate, ErrorSummary,
+    LayerTimes, ModuleAccuracy, PartAccuracy, PointAccuracy, PredictedTime, Prediction, ProfileOptions,
+    ProfileWarning, SampleCost, TimeCurve, Unpredicted,
 };
 pub use profile::Profile;
 pub use quantiles::{Histogram, QuantileSketch, Quantiles, SKETCH_ERROR};

@@ -5,7 +5,9 @@
 //! count has both in one time; it is then split in proportion to their FLOPs, which is exact for a device
 //! that is equally fast at both.
 
+use super::device_preset::DevicePreset;
 use super::device_rate::DeviceRate;
+use super::layer_matrices::{LayerMatrix, encoder_matrices, llm_matrices};
 use super::layer_pass_times::LayerPassTimes;
 use crate::curve::Estimate;
 use crate::error::Result;
@@ -14,6 +16,9 @@ use crate::model::{EncoderDetails, EncoderSpec, LlmSpec, ModelSpec};
 use crate::module::Module;
 use crate::profile::{ModuleWidths, Phase, Profile};
 use crate::tokens::EncoderWork;
+
+/// FLOPs per weight and token: a multiplication and an addition, forward once and backward twice.
+const TRAINING_FLOPS_PER_WEIGHT: f64 = 6.0;
 
 /// Times of one layer and of what is outside the layers, forward and backward, of one module at one TP
 /// degree.
@@ -56,25 +61,38 @@ impl LayerTimes {
         rate: &DeviceRate,
         sequence_tokens: u32,
     ) -> Self {
-        let ns =
-            |flops: f64| flops * 1000.0 / (rate.flops_per_us(module).get() as f64 * f64::from(tp.max(1)));
-        let rates = if let Some(encoder) = encoder_spec(spec, module) {
-            let tokens = f64::from(sequence_tokens.max(1));
-            let tile = encoder_layer_flops(&encoder, spec.llm.hidden, sequence_tokens);
-            RateTimes {
-                layer_per_token: ns(tile.layer / tokens),
-                // Tiles have one length, so their attention is part of the time per token.
-                layer_per_square: 0.0,
-                outside_per_token: ns(tile.outside / tokens),
-            }
-        } else {
-            let LayerFlops { layer, outside } = llm_layer_flops(&spec.llm);
-            RateTimes {
-                layer_per_token: ns(layer),
-                layer_per_square: ns(llm_square_flops(&spec.llm)),
-                outside_per_token: ns(outside),
-            }
+        Self { source: TimeSource::Rate(RateTimes::new(spec, module, tp, rate, sequence_tokens)) }
+    }
+
+    /// Computes the times of a module on a known device, whose rate depends on the width of the shards.
+    ///
+    /// As [`LayerTimes::from_rate`] at the device's rate, where a matrix runs at its
+    /// [efficiency](DevicePreset::efficiency) on the width that a rank of the TP group holds, and norms and
+    /// residual additions are repeated on every rank. Times are of the rank, without the all-reduces of the
+    /// group. Sequence parallelism, which divides the repeated work, is not assumed.
+    ///
+    /// - `sequence_tokens`: as for [`LayerTimes::from_rate`]
+    #[must_use]
+    pub fn from_preset(
+        spec: &ModelSpec,
+        module: Module,
+        tp: u32,
+        preset: &DevicePreset,
+        sequence_tokens: u32,
+    ) -> Self {
+        let mut rates = RateTimes::new(spec, module, tp, preset.rate(), sequence_tokens);
+        let (hidden, matrices) = match encoder_spec(spec, module) {
+            Some(encoder) => (encoder.hidden, encoder_matrices(&encoder, tp)),
+            None => (spec.llm.hidden, llm_matrices(&spec.llm, tp)),
         };
+        let flop_ns = ns_per_flop(preset.rate(), module, tp);
+        for LayerMatrix { weights, local_width } in matrices {
+            let lost = 1.0 / preset.efficiency(module, local_width) - 1.0;
+            rates.layer_per_token += TRAINING_FLOPS_PER_WEIGHT * weights * flop_ns * lost;
+        }
+        rates.layer_per_token += preset.replicated_ns(hidden, tp);
+        // Projector and LM head are cut along their long side, so the hidden size is their narrow one.
+        rates.outside_per_token /= preset.efficiency(module, hidden.into());
         Self { source: TimeSource::Rate(rates) }
     }
 
@@ -168,6 +186,35 @@ impl LayerTimes {
             }
         }
     }
+}
+
+impl RateTimes {
+    fn new(spec: &ModelSpec, module: Module, tp: u32, rate: &DeviceRate, sequence_tokens: u32) -> Self {
+        let ns =
+            |flops: f64| flops * 1000.0 / (rate.flops_per_us(module).get() as f64 * f64::from(tp.max(1)));
+        if let Some(encoder) = encoder_spec(spec, module) {
+            let tokens = f64::from(sequence_tokens.max(1));
+            let tile = encoder_layer_flops(&encoder, spec.llm.hidden, sequence_tokens);
+            Self {
+                layer_per_token: ns(tile.layer / tokens),
+                // Tiles have one length, so their attention is part of the time per token.
+                layer_per_square: 0.0,
+                outside_per_token: ns(tile.outside / tokens),
+            }
+        } else {
+            let LayerFlops { layer, outside } = llm_layer_flops(&spec.llm);
+            Self {
+                layer_per_token: ns(layer),
+                layer_per_square: ns(llm_square_flops(&spec.llm)),
+                outside_per_token: ns(outside),
+            }
+        }
+    }
+}
+
+/// Returns the nanoseconds of a FLOP that is divided over the ranks of a TP group.
+fn ns_per_flop(rate: &DeviceRate, module: Module, tp: u32) -> f64 {
+    1000.0 / (rate.flops_per_us(module).get() as f64 * f64::from(tp.max(1)))
 }
 
 fn encoder_spec(spec: &ModelSpec, module: Module) -> Option<EncoderSpec> {

@@ -13,9 +13,11 @@ mod accuracy;
 mod calibration;
 mod cost_model;
 mod curve_query;
+mod device_preset;
 mod device_rate;
 mod held_out;
 mod layer_counts;
+mod layer_matrices;
 mod layer_pass_times;
 mod layer_times;
 mod microbatch;
@@ -31,6 +33,7 @@ pub use accuracy::{
     AccuracyReport, BinAccuracy, ErrorSummary, ModuleAccuracy, PartAccuracy, PointAccuracy, Unpredicted,
 };
 pub use cost_model::{CostModel, Prediction, SampleCost};
+pub use device_preset::{DeviceLink, DeviceLinks, DevicePreset};
 pub use device_rate::DeviceRate;
 pub use layer_times::LayerTimes;
 pub use options::ProfileOptions;

@@ -1,5 +1,6 @@
 //! Tests cost models, at a stated rate and on profiles.
 
 mod coverage;
+mod device_preset;
 mod profile;
 mod rate;

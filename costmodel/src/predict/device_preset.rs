@@ -1,0 +1,235 @@
+//! Describes known devices for a planner: rates, their dependence on matrix widths and TP degree, and links.
+//!
+//! A [`DeviceRate`] is one constant per module. A shard of a matrix is narrower than the matrix, and a GPU is
+//! slower on narrow matrices: each product writes its outputs once, however few terms are summed for each, so
+//! that a product over `w` terms takes a time in proportion to `w + w0`, and the rate is in proportion to
+//! `w / (w + w0)`. Norms and residual additions run on whole rows on every rank of a TP group, so that they
+//! do not become faster with its size. Softmax attention is divided by heads, whose width does not change.
+//!
+//! # Source
+//! The form and `w0` on Hopper: products of 8,192 x 8,192 outputs over 256 to 16,384 terms on an H800 SXM,
+//! 386 to 766 TFLOP/s, in `benchmark/matmul/README.md` of `tile-ai/tilelang`, met within 1.5 %; the table of
+//! H100 products in `xla/service/gpu/model/matmul_interpolator_data.h` of `openxla/xla` is met within 11 %
+//! from 256 to 4,096 terms. Other devices have `w0` in proportion to FLOPs per byte of memory bandwidth, of
+//! 785 TFLOP/s on Hopper and of 271 TFLOP/s on an A100 (cuBLAS on matrices of 8,192). Tiles and waves of
+//! products: NVIDIA, "Matrix Multiplication Background User's Guide", 2023.
+
+use super::device_rate::DeviceRate;
+use crate::error::{Error, Result};
+use crate::module::Module;
+
+/// Width at which the stated rate of encoders holds: the hidden size of SigLIP-so400m.
+const ENCODER_WIDTH: f64 = 1152.0;
+/// Width at which the stated rate of an LLM holds: the hidden size of models of 7 to 8 billion parameters.
+const LLM_WIDTH: f64 = 4096.0;
+/// Elements that norms, residual additions and dropout of a layer read and write per token and unit of
+/// hidden size, forward and backward.
+///
+/// # Source
+/// Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
+/// arXiv:2205.05198, table 4: dividing them over 8 ranks saves 0.6 ms of a layer of hidden size 6,144 on
+/// 8,192 tokens, on A100; that is 27 bytes of memory bandwidth.
+const REPLICATED_ELEMENTS: f64 = 13.5;
+
+/// A known device, with what a planner needs besides its rates.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DevicePreset {
+    rate: DeviceRate,
+    memory: Memory,
+    /// Width at which a matrix runs at half of the rate of very wide ones.
+    half_rate_width: f64,
+    links: Option<DeviceLinks>,
+}
+
+/// Links of a device to the others of its node and of other nodes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceLinks {
+    /// Link inside a node.
+    pub nvlink: DeviceLink,
+    /// Link between nodes.
+    pub infiniband: DeviceLink,
+}
+
+/// One link: what collectives achieve on it, not its nominal rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceLink {
+    /// Bandwidth per device and direction.
+    pub bytes_per_second: f64,
+    /// Time before the first byte arrives.
+    pub latency_seconds: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Memory {
+    bytes_per_second: f64,
+    /// Bytes of an element of an activation.
+    element_bytes: f64,
+}
+
+/// Row of the device table.
+struct Device {
+    name: &'static str,
+    memory: Memory,
+    half_rate_width: f64,
+    links: Option<DeviceLinks>,
+}
+
+/// Known devices. Memory bandwidth: NVIDIA's data sheets, SXM form with 80 GB for `a100`; one channel of
+/// DDR4-3200 for the single core of `cpu`, which has no links.
+const DEVICES: [Device; 4] = [
+    Device { name: "a100", memory: gpu(2.039e12), half_rate_width: 150.0, links: Some(links(300e9, 25e9)) },
+    Device { name: "h100", memory: gpu(3.35e12), half_rate_width: 262.0, links: Some(links(450e9, 50e9)) },
+    Device { name: "h200", memory: gpu(4.8e12), half_rate_width: 183.0, links: Some(links(450e9, 50e9)) },
+    Device {
+        name: "cpu",
+        memory: Memory { bytes_per_second: 25.6e9, element_bytes: 4.0 },
+        half_rate_width: 6.0,
+        links: None,
+    },
+];
+
+impl DevicePreset {
+    /// Returns a known device, one of [`DeviceRate::preset_names`]. **A guess until measured.**
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`] with the known names, if there is none.
+    ///
+    /// # Examples
+    /// ```
+    /// use dflop_costmodel::{DevicePreset, Module};
+    ///
+    /// # fn main() -> dflop_costmodel::Result<()> {
+    /// let a100 = DevicePreset::named("a100")?;
+    /// assert!(a100.efficiency(Module::Vision, 288.0) < 0.8 * a100.efficiency(Module::Vision, 1152.0));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn named(name: &str) -> Result<Self> {
+        let rate = DeviceRate::preset(name)?;
+        let device = DEVICES.iter().find(|device| device.name == name);
+        let &Device { memory, half_rate_width, links, .. } = device.ok_or_else(|| {
+            let known = DeviceRate::preset_names().join(", ");
+            Error::UnknownDevice { name: name.to_owned(), known }
+        })?;
+        Ok(Self { rate, memory, half_rate_width, links })
+    }
+
+    /// Returns the stated rate of each module.
+    #[must_use]
+    pub const fn rate(&self) -> &DeviceRate {
+        &self.rate
+    }
+
+    /// Returns the links of the device in an NVIDIA DGX; `None` if it has none.
+    #[must_use]
+    pub const fn links(&self) -> Option<DeviceLinks> {
+        self.links
+    }
+
+    /// Returns the rate on matrices of a local width, over the stated rate of the module.
+    ///
+    /// 1 for hidden sizes of 1,152 in encoders and 4,096 in an LLM; rises with the width to a limit.
+    ///
+    /// - `width`: the smaller dimension of the matrix on one rank of a TP group, above 0
+    #[must_use]
+    pub fn efficiency(&self, module: Module, width: f64) -> f64 {
+        let reference = match module {
+            Module::Vision | Module::Audio => ENCODER_WIDTH,
+            Module::Llm => LLM_WIDTH,
+        };
+        let rate = |width: f64| width / (width + self.half_rate_width);
+        rate(width) / rate(reference)
+    }
+
+    /// Returns the nanoseconds per token that the norms and residual additions of a layer take longer in a TP
+    /// group than divided over its ranks, forward and backward; 0 at TP degree 1.
+    pub(super) fn replicated_ns(&self, hidden: u32, tp: u32) -> f64 {
+        let bytes = REPLICATED_ELEMENTS * self.memory.element_bytes * f64::from(hidden);
+        bytes / self.memory.bytes_per_second * 1e9 * (1.0 - 1.0 / f64::from(tp.max(1)))
+    }
+}
+
+const fn gpu(bytes_per_second: f64) -> Memory {
+    Memory { bytes_per_second, element_bytes: 2.0 }
+}
+
+/// Returns 80 % of nominal bandwidths, per device and direction.
+///
+/// # Source
+/// Nominal: NVLink 3 and 4; one InfiniBand adapter of 200 and 400 Gb/s per GPU, NVIDIA DGX A100 and DGX H100
+/// user guides. All-reduce on 8 A100 reaches 235 of 300 GB/s, on 8 H200 without reduction in the switch 368
+/// of 450: S. Bekman, "Machine Learning Engineering Open Book", network. Four adapters of 200 Gb/s reach 85
+/// of 100 GB/s: `NVIDIA/nccl-tests`, 119. Latencies of a ring step, protocol Simple: `NVIDIA/nccl`,
+/// `src/graph/tuning.cc`.
+const fn links(nvlink: f64, infiniband: f64) -> DeviceLinks {
+    const ACHIEVED: f64 = 0.8;
+    DeviceLinks {
+        nvlink: DeviceLink { bytes_per_second: ACHIEVED * nvlink, latency_seconds: 3.4e-6 },
+        infiniband: DeviceLink { bytes_per_second: ACHIEVED * infiniband, latency_seconds: 14e-6 },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn presets() -> impl Iterator<Item = DevicePreset> {
+        DeviceRate::preset_names().iter().map(|name| DevicePreset::named(name).unwrap())
+    }
+
+    #[test]
+    fn every_device_rate_has_a_preset_with_the_same_rate() {
+        for name in DeviceRate::preset_names() {
+            let preset = DevicePreset::named(name).unwrap();
+            assert_eq!(*preset.rate(), DeviceRate::preset(name).unwrap());
+            assert_eq!(preset.links().is_some(), *name != "cpu");
+        }
+        assert!(matches!(DevicePreset::named("tpu"), Err(Error::UnknownDevice { .. })));
+    }
+
+    #[test]
+    fn efficiency_rises_with_the_width_and_is_one_where_the_stated_rate_holds() {
+        for preset in presets() {
+            for module in Module::ALL {
+                let of = |width: u32| preset.efficiency(module, width.into());
+                assert!((1..20_000).all(|width| of(width) < of(width + 1)));
+                let reference = if module == Module::Llm { 4096 } else { 1152 };
+                assert!((of(reference) - 1.0).abs() < 1e-12);
+                // No width is faster than the limit: half of it is reached at `half_rate_width`.
+                let limit = 2.0 * preset.efficiency(module, preset.half_rate_width);
+                assert!(of(1_000_000_000) < limit && limit < 1.3);
+            }
+        }
+    }
+
+    /// TFLOP/s by the number of terms: `benchmark/matmul/README.md` of `tile-ai/tilelang`, H800 SXM.
+    #[test]
+    fn the_curve_of_hopper_meets_its_measurements() {
+        let measured = [
+            (256.0, 386.0),
+            (512.0, 520.0),
+            (1024.0, 628.0),
+            (2048.0, 705.0),
+            (4096.0, 736.0),
+            (8192.0, 758.0),
+            (16384.0, 766.0),
+        ];
+        let h100 = DevicePreset::named("h100").unwrap();
+        for (terms, teraflops) in measured {
+            let [own, widest] = [terms, 1e12].map(|width| h100.efficiency(Module::Llm, width));
+            let error = 785.0 * own / widest / teraflops - 1.0;
+            assert!(error.abs() < 0.015, "{terms}: {error}");
+        }
+    }
+
+    #[test]
+    fn whole_rows_cost_nothing_extra_on_one_rank_and_most_on_many() {
+        for preset in presets() {
+            let [one, two, eight] = [1, 2, 8].map(|tp| preset.replicated_ns(1152, tp));
+            assert!(one.abs() < 1e-12 && 0.0 < two && two < eight);
+        }
+        // Table 4 of the source: 0.6 ms on 8,192 tokens.
+        let saved_ns = DevicePreset::named("a100").unwrap().replicated_ns(6144, 8) * 8192.0;
+        assert!((saved_ns / 0.6e6 - 1.0).abs() < 0.05, "{saved_ns}");
+    }
+}
