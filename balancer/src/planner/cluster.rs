@@ -1,6 +1,7 @@
 //! Describes the GPUs of a cluster and the links between them.
 
 use crate::error::{Error, Result};
+use dflop_costmodel::{DeviceLink, DeviceLinks};
 
 /// Cluster of GPUs in nodes of equal size.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -82,6 +83,18 @@ impl Link {
             && self.bytes_per_second > 0.0
             && self.latency_seconds.is_finite()
             && self.latency_seconds >= 0.0
+    }
+}
+
+impl From<DeviceLink> for Link {
+    fn from(DeviceLink { bytes_per_second, latency_seconds }: DeviceLink) -> Self {
+        Self { bytes_per_second, latency_seconds }
+    }
+}
+
+impl From<DeviceLinks> for Links {
+    fn from(DeviceLinks { nvlink, infiniband }: DeviceLinks) -> Self {
+        Self { nvlink: nvlink.into(), infiniband: infiniband.into() }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::planner::cluster::Link;
 use dflop_costmodel::memory::{MeasuredMemory, ModuleMemory, SavedActivations, StageLayers, StateBytes};
 use dflop_costmodel::profile::Profile;
 use dflop_costmodel::tokens::VisionRule;
-use dflop_costmodel::{DeviceRate, FrozenParts, LayerTimes, ModelSpec, Module};
+use dflop_costmodel::{DevicePreset, DeviceRate, FrozenParts, LayerTimes, ModelSpec, Module};
 use std::num::NonZeroU32;
 
 /// Bytes of an element of an activation or gradient.
@@ -38,11 +38,20 @@ struct Degree {
     link: Option<Link>,
 }
 
+/// Source of computed times.
+#[derive(Debug, Clone, Copy)]
+enum Rate {
+    /// One rate per module, for any width.
+    Constant(DeviceRate),
+    /// A device that is slower on narrow matrices.
+    Device(DevicePreset),
+}
+
 /// Builder of costs from a model and a source of times.
 #[derive(Debug, Clone)]
 pub struct ModelCostsBuilder<'a> {
     spec: &'a ModelSpec,
-    rate: Option<DeviceRate>,
+    rate: Option<Rate>,
     profile: Option<&'a Profile>,
     link: Option<Link>,
     state: StateBytes,
@@ -65,10 +74,17 @@ impl<'a> ModelCostsBuilder<'a> {
         }
     }
 
-    /// Takes times from a stated rate.
+    /// Takes times from a stated rate, the same for matrices of any width.
     #[must_use]
     pub const fn rate(mut self, rate: DeviceRate) -> Self {
-        self.rate = Some(rate);
+        self.rate = Some(Rate::Constant(rate));
+        self
+    }
+
+    /// Takes times from a device preset, whose rate depends on the width of matrices and the TP degree.
+    #[must_use]
+    pub const fn device(mut self, device: DevicePreset) -> Self {
+        self.rate = Some(Rate::Device(device));
         self
     }
 
@@ -178,7 +194,12 @@ impl<'a> ModelCostsBuilder<'a> {
                     .map_err(|error| invalid(error.to_string()))?;
                 (times, None)
             }
-            (None, Some(rate)) => (LayerTimes::from_rate(self.spec, module, tp, rate, tokens), self.link),
+            (None, Some(Rate::Constant(rate))) => {
+                (LayerTimes::from_rate(self.spec, module, tp, rate, tokens), self.link)
+            }
+            (None, Some(Rate::Device(device))) => {
+                (LayerTimes::from_preset(self.spec, module, tp, device, tokens), self.link)
+            }
             (None, None) => return Err(invalid("times need a profile or a device".to_owned())),
         };
         Ok(Degree { tp, times, link })

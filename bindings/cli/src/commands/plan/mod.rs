@@ -10,11 +10,11 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::planner::{
-    Cluster, EncoderSplit, ModelCosts, ModelCostsBuilder, PlanProblem, Workload, plan,
+    Cluster, EncoderSplit, Links, ModelCosts, ModelCostsBuilder, PlanProblem, Workload, plan,
 };
-use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::{DeviceRate, FrozenParts, ModelSpec};
+use dflop_costmodel::profile::{Profile, reference_model};
+use dflop_costmodel::{DevicePreset, FrozenParts, ModelSpec};
 
 use crate::args::model::spec_of;
 use crate::failure::Failure;
@@ -30,8 +30,8 @@ const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 /// Find the fastest parallelism: degrees of encoder and LLM, split of the GPUs, number of microbatches.
 ///
 /// Plans are judged by simulating balanced global batches that are drawn from the shapes. Models have one
-/// encoder, with tiles (or windows) of equal size, and an LLM. The lower bound is one of the plans searched:
-/// one forward, one backward (1F1B), even layers and the encoder on separate GPUs, unless options widen that.
+/// encoder, with tiles (or windows) of equal size, and an LLM. The lower bound is one of the plans searched,
+/// which are printed with it.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// Measured profile: a directory of CSV files, or one file. The reference's files name their model;
@@ -72,7 +72,7 @@ pub(crate) struct PlanArgs {
     /// tile]; a colocated encoder takes the media of the whole batch at once.
     #[arg(long, value_enum)]
     encoder_share: Option<ShareArg>,
-    /// Allow more activation checkpointing than was profiled.
+    /// Allow more activation checkpointing than was profiled; allowed in the full space.
     #[arg(long)]
     recompute: bool,
     /// Schedule that runs the plan: `gpipe`, `1f1b` or `1f1b-ahead:R`.
@@ -83,7 +83,8 @@ pub(crate) struct PlanArgs {
     freeze: Option<FrozenParts>,
     #[command(flatten)]
     space: SpaceArgs,
-    /// Bandwidth and latency of links inside and between nodes, JSON or CSV [default: transfers are free].
+    /// Bandwidth and latency of links inside and between nodes, JSON or CSV [default: those of the device
+    /// preset; free with a profile or `--space basic`].
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
     /// Print one JSON object.
@@ -103,8 +104,13 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let encoder_split = args.encoder_split()?;
     let profile = args.profile.as_deref().map(read_profile).transpose()?;
     let spec = args.spec(profile.as_ref())?;
-    let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref())?;
-    let [encoder, llm] = costs(&spec, profile.as_ref(), &args.device, &cluster, (args.freeze, &args.space))?;
+    let is_full = args.space.is_full(profile.is_some());
+    let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
+    let preset = device.filter(|_| is_full);
+    let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref(), preset)?;
+    let builder = ModelCostsBuilder::new(&spec).frozen(args.freeze.unwrap_or_default());
+    let builder = builder.sequence_parallel(args.space.sequence_parallel);
+    let [encoder, llm] = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
     let sizes = shapes::read(&args.shapes)?;
     let workload = Workload::draw(&sizes, args.global_batch, args.batches, args.seed)?;
     let problem = PlanProblem {
@@ -112,7 +118,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         llm: &llm,
         workload: &workload,
         cluster,
-        options: args.space.options(args.schedule, args.recompute),
+        options: args.space.options(is_full, args.schedule, args.recompute),
         encoder_split,
         memory_margin: args.memory_margin,
     };
@@ -159,11 +165,13 @@ impl PlanArgs {
     }
 }
 
-/// Builds a cluster from the number of GPUs in all and per node, the memory of each, and a file of links.
+/// Builds a cluster from the number of GPUs in all and per node, the memory of each, and a file of links or
+/// the links of a device.
 pub(super) fn cluster(
     [gpus, gpus_per_node]: [u32; 2],
     memory_gib: f64,
     links: Option<&Path>,
+    device: Option<DevicePreset>,
 ) -> Result<Cluster, Failure> {
     if !(memory_gib > 0.0 && memory_gib.is_finite()) {
         return Err(Failure::Misuse("invalid `memory-gib`: must be above 0".into()));
@@ -172,25 +180,28 @@ pub(super) fn cluster(
         gpus,
         gpus_per_node,
         memory_bytes: (memory_gib * BYTES_PER_GIB) as u64,
-        links: links.map(links::read).transpose()?,
+        links: match links {
+            Some(path) => Some(links::read(path)?),
+            None => device.and_then(|device| device.links()).map(Links::from),
+        },
     })
 }
 
-/// Builds the costs of encoder and LLM from a measured profile, or from the stated rate of a device.
+/// Builds the costs of encoder and LLM from a measured profile or a device.
 pub(super) fn costs(
-    spec: &ModelSpec,
-    profile: Option<&Profile>,
-    device: &str,
+    builder: ModelCostsBuilder<'_>,
     cluster: &Cluster,
-    (freeze, space): (Option<FrozenParts>, &SpaceArgs),
+    profile: Option<&Profile>,
+    device: Option<DevicePreset>,
+    is_full: bool,
 ) -> Result<[ModelCosts; 2], Failure> {
-    let builder = ModelCostsBuilder::new(spec)
-        .sequence_parallel(space.sequence_parallel)
-        .frozen(freeze.unwrap_or_default());
-    if let Some(profile) = profile {
-        return Ok(builder.profile(profile).build()?);
-    }
     // A profile has the collectives of tensor parallelism in its times; a stated rate does not.
-    let link = cluster.links.map(|links| links.nvlink);
-    Ok(builder.rate(DeviceRate::preset(device)?).tensor_parallel_link(link).build()?)
+    let builder = builder.tensor_parallel_link(cluster.links.map(|links| links.nvlink));
+    let builder = match (profile, device) {
+        (Some(profile), _) => builder.profile(profile),
+        (None, Some(device)) if is_full => builder.device(device),
+        (None, Some(device)) => builder.rate(*device.rate()),
+        (None, None) => builder,
+    };
+    Ok(builder.build()?)
 }

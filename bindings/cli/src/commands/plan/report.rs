@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use dflop_balancer::planner::{Degrees, Explanation, ModuleBytes, ParallelismPlan, PlanProblem, PlanReport};
+use dflop_balancer::planner::{Degrees, Explanation, ModuleBytes, ParallelismPlan, Placement, PlanProblem, PlanReport};
 use dflop_costmodel::ModelSpec;
 use serde::Serialize;
 
@@ -38,8 +38,14 @@ pub(super) struct PlanJson {
 pub(crate) struct DegreesJson {
     encoder: ModuleJson,
     llm: ModuleJson,
+    /// Every module by name, in the order of the chain.
+    modules: [NamedModuleJson; 2],
     microbatches: u32,
     placement: &'static str,
+    /// Rounds that the encoder runs ahead of the schedule.
+    rounds_ahead: u16,
+    /// Whether the executor runs plans of this placement.
+    is_run: bool,
     layers: LayersJson,
     recompute: RecomputeJson,
 }
@@ -49,6 +55,14 @@ struct ModuleJson {
     tp: u32,
     pp: u32,
     dp: u32,
+}
+
+/// Degrees of a module with its name.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct NamedModuleJson {
+    name: &'static str,
+    #[serde(flatten)]
+    degrees: ModuleJson,
 }
 
 #[derive(Debug, Serialize)]
@@ -161,6 +175,12 @@ impl PlanJson {
             "{} microbatches per rank, {}, media shared by {}",
             self.plan.microbatches, self.plan.placement, self.encoder_share
         )?;
+        if self.plan.rounds_ahead > 0 {
+            writeln!(out, "schedule: 1f1b-ahead:{}", self.plan.rounds_ahead)?;
+        }
+        if !self.plan.is_run {
+            writeln!(out, "{} placement is planned and simulated; the executor does not run it yet", self.plan.placement)?;
+        }
         writeln!(
             out,
             "step: {step_seconds:.4} s, 95th percentile {step_seconds_p95:.4} s ({batches} simulated batches)"
@@ -197,8 +217,12 @@ impl std::fmt::Display for ModuleJson {
 
 impl std::fmt::Display for DegreesJson {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { encoder, llm, microbatches, placement, .. } = self;
-        write!(formatter, "encoder {encoder}, llm {llm}, {microbatches} microbatches, {placement}")
+        let Self { encoder, llm, microbatches, placement, rounds_ahead, is_run, .. } = self;
+        write!(formatter, "encoder {encoder}, llm {llm}, {microbatches} microbatches, {placement}")?;
+        if *rounds_ahead > 0 {
+            write!(formatter, ", encoder {rounds_ahead} rounds ahead")?;
+        }
+        if *is_run { Ok(()) } else { write!(formatter, " (not run yet)") }
     }
 }
 
@@ -208,8 +232,12 @@ impl From<&ParallelismPlan> for DegreesJson {
         Self {
             encoder: module(plan.encoder),
             llm: module(plan.llm),
+            modules: [("encoder", plan.encoder), ("llm", plan.llm)]
+                .map(|(name, degrees)| NamedModuleJson { name, degrees: module(degrees) }),
             microbatches: plan.microbatches,
             placement: plan.placement.name(),
+            rounds_ahead: plan.rounds_ahead,
+            is_run: plan.placement == Placement::Disaggregated,
             layers: LayersJson { encoder: plan.encoder_layers.clone(), llm: plan.llm_layers.clone() },
             recompute: RecomputeJson { encoder: plan.is_encoder_recomputed, llm: plan.is_llm_recomputed },
         }

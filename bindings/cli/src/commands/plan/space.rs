@@ -7,6 +7,9 @@ use dflop_balancer::schedule::ScheduleKind;
 /// Kinds of plans to search, and what ranks share.
 #[derive(Debug, Args)]
 pub(crate) struct SpaceArgs {
+    /// Kinds of plans and costs [default: `full` with a device preset, `basic` with a profile].
+    #[arg(long, value_enum)]
+    space: Option<SpaceArg>,
     /// Placement of the encoder.
     #[arg(long, value_enum, default_value_t = PlacementArg::Disaggregated)]
     pub(super) placement: PlacementArg,
@@ -22,7 +25,16 @@ pub(crate) struct SpaceArgs {
     /// Split norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured memory
     /// stays as it is.
     #[arg(long)]
-    pub(super) sequence_parallel: bool,
+    pub(crate) sequence_parallel: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SpaceArg {
+    /// Even layers, stated rates alike for all widths, transfers free unless links are given.
+    Basic,
+    /// Uneven layers, recomputation and encoders that run ahead as well; the links of the device preset, and
+    /// its rates by width of matrices.
+    Full,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -38,16 +50,28 @@ pub(super) enum PlacementArg {
 }
 
 impl SpaceArgs {
+    /// Whether the full space is searched.
+    pub(crate) fn is_full(&self, has_profile: bool) -> bool {
+        self.space.map_or(!has_profile, |space| space == SpaceArg::Full)
+    }
+
     /// Returns the kinds of plans that are searched.
-    pub(crate) fn options(&self, schedule: ScheduleKind, has_recomputation: bool) -> SearchSpaceOptions {
+    pub(crate) fn options(
+        &self,
+        is_full: bool,
+        schedule: ScheduleKind,
+        has_recomputation: bool,
+    ) -> SearchSpaceOptions {
         let has = |placement| self.placement == placement || self.placement == PlacementArg::Any;
+        // Other schedules have no rounds ahead.
+        let is_plain = schedule == ScheduleKind::OneForwardOneBackward;
         SearchSpaceOptions {
             is_disaggregated: has(PlacementArg::Disaggregated),
             is_colocated: has(PlacementArg::Colocated),
             is_joint: has(PlacementArg::Joint),
-            has_uneven_layers: self.uneven_layers,
-            has_recomputation,
-            has_encoder_ahead: self.encoder_ahead,
+            has_uneven_layers: is_full || self.uneven_layers,
+            has_recomputation: is_full || has_recomputation,
+            has_encoder_ahead: is_plain && (is_full || self.encoder_ahead),
             has_sharded_optimizer: self.zero1,
             schedule,
         }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_balancer::planner::{
-    EncoderSplit, MethodComparison, MethodScore, PlanProblem, Workload, compare, plan,
+    EncoderSplit, MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, Workload, compare, plan,
 };
+use dflop_costmodel::DevicePreset;
 use serde::Serialize;
 
 use super::super::plan::{DegreesJson, SpaceArgs, cluster, costs, shapes};
@@ -34,7 +35,8 @@ pub(super) struct ShapesArgs {
     /// Memory per GPU in GiB.
     #[arg(long, value_name = "M", default_value_t = 80.0, help_heading = "Shapes")]
     memory_gib: f64,
-    /// Bandwidth and latency of NVLink and InfiniBand, JSON or CSV [default: transfers are free].
+    /// Bandwidth and latency of NVLink and InfiniBand, JSON or CSV [default: those of the device preset;
+    /// free with a profile or `--space basic`].
     #[arg(long, value_name = "FILE", help_heading = "Shapes")]
     links: Option<PathBuf>,
     /// Allow activation checkpointing.
@@ -85,15 +87,15 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let (planned, model) = (&args.planned.plan, &args.planned.plan.model);
     let spec = model.spec()?;
     let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
-    let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref())?;
     let profile = model.profile.path().map(read_profile).transpose()?;
-    let [encoder, llm] = costs(
-        &spec,
-        profile.as_ref(),
-        &model.device,
-        &cluster,
-        (model.training.freeze, &args.shapes.space),
-    )?;
+    let is_full = args.shapes.space.is_full(profile.is_some());
+    let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
+    let preset = device.filter(|_| is_full);
+    let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref(), preset)?;
+    let builder = ModelCostsBuilder::new(&spec)
+        .frozen(model.training.freeze.unwrap_or_default())
+        .sequence_parallel(args.shapes.space.sequence_parallel);
+    let [encoder, llm] = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
     let global_batch = u32::try_from(planned.global_batch).map_err(|_| too_large("global-batch"))?;
     let batches = usize::try_from(args.steps.unwrap_or(BATCHES)).map_err(|_| too_large("steps"))?;
@@ -103,7 +105,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         llm: &llm,
         workload: &workload,
         cluster,
-        options: args.shapes.space.options(args.schedule, args.shapes.allow_recompute),
+        options: args.shapes.space.options(is_full, args.schedule, args.shapes.allow_recompute),
         encoder_split: EncoderSplit::Tile,
         memory_margin: MEMORY_MARGIN,
     };
