@@ -1,5 +1,6 @@
 //! Describes the pipelines of a step: stages, DP sizes and objective of a search.
 
+use super::memory_limits::PipelineMemoryLimits;
 use crate::error::{Error, Result};
 use crate::instance::Instance;
 use crate::schedule::{ScheduleKind, StepShape};
@@ -38,6 +39,8 @@ pub struct PipelineConfig {
     /// Schedule that runs the microbatches: `gpipe`, `1f1b` or `1f1b-ahead`, whose encoders are all modules
     /// before the last.
     pub schedule: ScheduleKind,
+    /// Limits on the memory of the stages' GPUs. Default: none.
+    pub memory: Option<PipelineMemoryLimits>,
 }
 
 /// Objective of a search for pipelines.
@@ -58,7 +61,7 @@ impl PipelineConfig {
     pub fn new(dp_size: usize, stages: Vec<usize>) -> Self {
         let objective = PipelineObjective::default();
         let schedule = ScheduleKind::OneForwardOneBackward;
-        Self { dp_size, stages, module_dp_sizes: Vec::new(), objective, schedule }
+        Self { dp_size, stages, module_dp_sizes: Vec::new(), objective, schedule, memory: None }
     }
 
     /// Sets the DP size of every module. Default: the DP size of the pipelines.
@@ -79,6 +82,13 @@ impl PipelineConfig {
     #[must_use]
     pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
         self.schedule = schedule;
+        self
+    }
+
+    /// Sets limits on the memory of the stages' GPUs. Default: none.
+    #[must_use]
+    pub fn memory(mut self, limits: PipelineMemoryLimits) -> Self {
+        self.memory = Some(limits);
         self
     }
 
@@ -191,7 +201,7 @@ impl PipelineConfig {
         if i64::try_from(total).is_err() {
             return invalid("stages", "the total time of all stages must be below 2^63 ns".to_owned());
         }
-        Ok(())
+        self.memory.as_ref().map_or(Ok(()), |limits| limits.check(instance, self))
     }
 }
 

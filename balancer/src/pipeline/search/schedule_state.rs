@@ -8,6 +8,8 @@
 
 use super::change::Change;
 use super::shared_modules::SharedModules;
+use super::stage_memory::{FullestWindow, StageMemory};
+use super::trial::{Touched, Trial};
 use crate::budget::Budget;
 use crate::partition::Partition;
 use crate::partition::Problem;
@@ -15,6 +17,7 @@ use crate::pipeline::config::PipelineConfig;
 use crate::pipeline::pass_graph::PassShape;
 use crate::pipeline::timeline::{PassTimes, Timeline};
 use crate::simulate::split_time;
+use std::cmp::Ordering;
 
 /// State of the search, and the best one seen.
 pub(crate) struct ScheduleState<'a> {
@@ -22,6 +25,7 @@ pub(crate) struct ScheduleState<'a> {
     slots: Partition,
     timeline: Timeline,
     shared: SharedModules,
+    memory: Option<StageMemory<'a>>,
     microbatches: usize,
     dp_size: usize,
     /// Whether the ranks are coupled, on one timeline.
@@ -36,28 +40,9 @@ pub(crate) struct ScheduleState<'a> {
     trial: Trial,
 }
 
-/// A change on trial; kept to reuse its memory.
-#[derive(Default)]
-struct Trial {
-    /// Columns of the two slots after the change.
-    after: [Vec<u64>; 2],
-    /// Cells of the times before the change: timeline, cell, nanoseconds.
-    before: Vec<(usize, usize, u64)>,
-    touched: Vec<Touched>,
-}
-
-/// A timeline that a change touches, from one of its microbatches to another.
-struct Touched {
-    timeline: usize,
-    from: usize,
-    to: usize,
-    /// Makespan after the change.
-    makespan_ns: u64,
-}
-
 impl<'a> ScheduleState<'a> {
     /// Simulates all ranks; `config` fits the problem.
-    pub(crate) fn new(problem: &'a Problem<'a>, slots: Partition, config: &PipelineConfig) -> Self {
+    pub(crate) fn new(problem: &'a Problem<'a>, slots: Partition, config: &'a PipelineConfig) -> Self {
         let microbatches = problem.groups / config.dp_size;
         let (dp_size, shared) = (config.dp_size, SharedModules::new(problem, config));
         let is_coupled = dp_size > 1 && !shared.is_empty();
@@ -69,11 +54,13 @@ impl<'a> ScheduleState<'a> {
         let timeline = Timeline::new(shape);
         let timelines = vec![timeline.times(); if is_coupled { 1 } else { dp_size }];
         let trial = Trial { after: [(); 2].map(|()| vec![0; problem.width()]), ..Trial::default() };
+        let memory = StageMemory::new(&slots, config);
         let mut state = Self {
             problem,
             slots,
             timeline,
             shared,
+            memory,
             microbatches,
             dp_size,
             is_coupled,
@@ -97,6 +84,31 @@ impl<'a> ScheduleState<'a> {
     /// Returns the makespan of the step.
     pub(crate) fn makespan_ns(&self) -> u64 {
         self.timelines[self.slowest].makespan_ns
+    }
+
+    /// Returns the bytes above the limits of memory, summed over limits and ranks; 0 without limits.
+    pub(crate) fn memory_excess(&self) -> u64 {
+        self.memory.as_ref().map_or(0, StageMemory::excess)
+    }
+
+    /// Returns the order of states: the bytes above the limits of memory, then the makespan.
+    pub(crate) fn value(&self) -> (u64, u64) {
+        (self.memory_excess(), self.makespan_ns())
+    }
+
+    /// Whether all limits of memory are kept and the makespan is at most the goal.
+    pub(super) fn is_at(&self, goal_ns: u64) -> bool {
+        self.value() <= (0, goal_ns)
+    }
+
+    /// Returns the items of every slot.
+    pub(crate) fn groups(&self) -> &[Vec<u32>] {
+        &self.slots.groups
+    }
+
+    /// Returns the microbatches that exceed a limit of memory most; `None` if none is exceeded.
+    pub(crate) fn fullest_window(&self) -> Option<FullestWindow> {
+        self.memory.as_ref().filter(|memory| memory.excess() > 0)?.fullest_window()
     }
 
     /// Returns a rank that determines the makespan: the first of the slowest, or of coupled ranks the one
@@ -145,16 +157,28 @@ impl<'a> ScheduleState<'a> {
     }
 
     /// Makes a change if no rank that it touches ends later than `threshold_ns` above the slowest of these
-    /// before, and no cap is exceeded.
+    /// before, no cap is exceeded and memory is exceeded no more than before; or at any makespan, if memory is
+    /// exceeded less.
     pub(super) fn try_change(&mut self, change: Change, threshold_ns: u64, budget: &mut Budget) {
         if !change.loads_after(self.problem, &self.slots, &mut self.trial.after) {
             return;
         }
+        let memory = self.memory.as_mut();
+        let excess =
+            memory.map_or(Ordering::Equal, |memory| memory.compare_change(&self.slots, change, budget));
+        if excess == Ordering::Greater {
+            return;
+        }
+        self.trial.is_relief = excess == Ordering::Less;
         self.touch(change, budget);
         let makespans_ns =
             self.trial.touched.iter().map(|touched| self.timelines[touched.timeline].makespan_ns);
         let slowest = makespans_ns.max();
-        let limit_ns = slowest.unwrap_or(0).saturating_add(threshold_ns);
+        let limit_ns = if self.trial.is_relief {
+            i64::MAX as u64
+        } else {
+            slowest.unwrap_or(0).saturating_add(threshold_ns)
+        };
         // Rejects at the cost of a few cells what would otherwise take a simulation.
         if !self.may_fit(change, limit_ns, budget) {
             return;
@@ -266,7 +290,7 @@ impl<'a> ScheduleState<'a> {
     fn keep_best(&mut self) {
         let touched = self.trial.touched.iter().map(|touched| touched.makespan_ns).max();
         // Only the step away from the best state is copied; later states need no copy.
-        if self.best.is_none() && touched > Some(self.best_ns) {
+        if self.best.is_none() && !self.trial.is_relief && touched > Some(self.best_ns) {
             self.best = Some(self.slots.clone());
         }
     }
@@ -275,12 +299,16 @@ impl<'a> ScheduleState<'a> {
     fn apply(&mut self, change: Change, budget: &mut Budget) {
         change.apply(self.problem, &mut self.slots);
         self.shared.apply(self.problem, &self.slots, change);
+        if let Some(memory) = &mut self.memory {
+            memory.apply(change, budget);
+        }
         for touched in &self.trial.touched {
             self.timeline.settle(&mut self.timelines[touched.timeline], touched.from, touched.to);
             budget.spend(self.timeline.passes());
         }
         self.find_slowest();
-        if self.makespan_ns() < self.best_ns {
+        // The excess never rises, so a state with less is better than all before.
+        if self.trial.is_relief || self.makespan_ns() < self.best_ns {
             self.best_ns = self.makespan_ns();
             self.best = None;
         }
@@ -307,6 +335,9 @@ impl<'a> ScheduleState<'a> {
     fn refresh(&mut self) {
         let modules = self.problem.modules;
         self.shared.refresh(self.problem, &self.slots);
+        if let Some(memory) = &mut self.memory {
+            memory.refresh(&self.slots);
+        }
         for slot in 0..self.problem.groups {
             let (rank, place) = (slot / self.microbatches, slot % self.microbatches);
             for module in 0..modules {
