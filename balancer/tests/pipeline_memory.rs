@@ -10,10 +10,16 @@ use proptest::prelude::*;
 use step_passes::simulated;
 
 /// Returns the bytes that a limit's lanes need: every rank, or all ranks together for shared modules.
-fn needed(config: &PipelineConfig, units: &[u64], limit: &StageMemoryLimit, ranks: &[Vec<Vec<u32>>]) -> Vec<u64> {
+fn needed(
+    config: &PipelineConfig,
+    units: &[u64],
+    limit: &StageMemoryLimit,
+    ranks: &[Vec<Vec<u32>>],
+) -> Vec<u64> {
     let modules = config.stages.len();
     let is_shared = |module: usize| config.module_dp_size(module) != config.dp_size;
-    let is_pool = (0..modules).any(|module| is_shared(module) && limit.kept[module] + limit.working[module] > 0);
+    let is_pool =
+        (0..modules).any(|module| is_shared(module) && limit.kept[module] + limit.working[module] > 0);
     let slot_units = |rank: &Vec<Vec<u32>>, slot: usize, module: usize| -> u64 {
         rank[slot].iter().map(|item| units[*item as usize * modules + module]).sum()
     };
@@ -82,7 +88,8 @@ fn case(seed: u64, items: usize, slack: u64) -> (Instance, PipelineConfig) {
     let times_ns: Vec<u64> = (0..2 * items).map(|_| rng.below(30) as u64).collect();
     // Units that follow the times, or not.
     let is_like = rng.below(2) == 0;
-    let unit = |time: u64, rng: &mut Rng| if is_like { time + rng.below(4) as u64 } else { rng.below(30) as u64 };
+    let unit =
+        |time: u64, rng: &mut Rng| if is_like { time + rng.below(4) as u64 } else { rng.below(30) as u64 };
     let units: Vec<u64> = times_ns.iter().map(|time| unit(*time, &mut rng)).collect();
     let ranks = random_ranks(items, dp_size, microbatches, &mut rng);
     let config = PipelineConfig::new(dp_size, stages.to_vec()).module_dp_sizes(vec![encoder_dp, dp_size]);
@@ -132,11 +139,25 @@ fn measure() {
         for seed in 0..count {
             let (instance, config) = case(seed * 7919 + 3, 5 + (seed % 3) as usize, slack);
             let best = brute_force(&instance, &config).unwrap();
-            let found = balance_pipeline(&instance, &config, Strategy::Search, &Caps::default(), &mut Budget::work(work)).unwrap();
+            let found = balance_pipeline(
+                &instance,
+                &config,
+                Strategy::Search,
+                &Caps::default(),
+                &mut Budget::work(work),
+            )
+            .unwrap();
             assert_eq!(found.memory_excess, excess(&config, &found.ranks));
             let mut free = config.clone();
             free.memory = None;
-            let free = balance_pipeline(&instance, &free, Strategy::Search, &Caps::default(), &mut Budget::work(work)).unwrap();
+            let free = balance_pipeline(
+                &instance,
+                &free,
+                Strategy::Search,
+                &Caps::default(),
+                &mut Budget::work(work),
+            )
+            .unwrap();
             bound += u64::from(free.makespan_ns < best);
             if found.memory_excess > 0 {
                 unfit += 1;
@@ -147,5 +168,88 @@ fn measure() {
             }
         }
         println!("slack {slack}: {count} cases, {bound} binding, {unfit} unfit, {far} far, worst {worst}");
+    }
+}
+
+/// Generates a batch of texts and images and limits on four stages; `percent` of what the free answer needs.
+fn large(seed: u64, encoder_dp: usize) -> (Instance, PipelineConfig) {
+    let mut rng = Rng(seed);
+    let (mut times, mut units) = (Vec::new(), Vec::new());
+    for _ in 0..512 {
+        let tiles = if rng.below(5) == 0 {
+            0
+        } else if rng.below(4) > 0 {
+            1 + rng.below(10)
+        } else {
+            8 + rng.below(24)
+        };
+        let text = 60 + rng.below(400);
+        let tokens = (text + 200 * tiles) as u64;
+        units.extend([tiles as u64, tokens]);
+        times.extend([tiles as u64 * 120_000, tokens * 600 + tokens * tokens / 40]);
+    }
+    let config = PipelineConfig::new(4, vec![1, 3]).module_dp_sizes(vec![encoder_dp, 4]);
+    let limit = |stage: usize| {
+        let (kept, working) =
+            if stage == 0 { (vec![2_000, 0], vec![3_000, 0]) } else { (vec![0, 10], vec![0, 12]) };
+        StageMemoryLimit { in_flight: 4 - stage, kept, working, bytes_max: u64::MAX }
+    };
+    let limits = PipelineMemoryLimits { units, stages: (0..4).map(limit).collect() };
+    (Instance::new(64, 2, times).unwrap(), config.memory(limits))
+}
+
+#[test]
+fn measure_large() {
+    for (seed, encoder_dp) in [(1, 4), (2, 4), (3, 2), (4, 8)] {
+        let (instance, config) = large(seed, encoder_dp);
+        let mut free = config.clone();
+        free.memory = None;
+        let run = |config: &PipelineConfig, work| {
+            let start = std::time::Instant::now();
+            let found = balance_pipeline(
+                &instance,
+                config,
+                Strategy::Search,
+                &Caps::default(),
+                &mut Budget::work(work),
+            )
+            .unwrap();
+            (found, start.elapsed().as_millis())
+        };
+        for work in [20_000, 200_000, 2_000_000] {
+            let (best, ms) = run(&free, work);
+            let (loose, loose_ms) = run(&config, work);
+            println!(
+                "seed {seed} dp {encoder_dp} work {work}: free {} gap {:.4} {ms} ms, loose {} {loose_ms} ms",
+                best.makespan_ns,
+                best.gap(),
+                loose.makespan_ns
+            );
+            let limits = config.memory.as_ref().unwrap();
+            for limit in &limits.stages {
+                let most = needed(&free, &limits.units, limit, &best.ranks).into_iter().max().unwrap() as f64;
+                let total = |module: usize| limits.units.iter().skip(module).step_by(2).sum::<u64>() as f64;
+                let mean = |factors: &[u64]| (0..2).map(|m| factors[m] as f64 * total(m) / 64.0).sum::<f64>();
+                let w = limit.in_flight as f64;
+                println!("   bound {:.3}", (mean(&limit.kept) * w + mean(&limit.working)) / most);
+            }
+            for percent in [95, 85, 75, 65, 60, 55] {
+                let mut config = config.clone();
+                let limits = config.memory.as_mut().unwrap();
+                let units = limits.units.clone();
+                let bare = free.clone();
+                for limit in &mut limits.stages {
+                    limit.bytes_max =
+                        needed(&bare, &units, limit, &best.ranks).into_iter().max().unwrap() * percent / 100;
+                }
+                let (found, ms) = run(&config, work);
+                println!(
+                    "  {percent} %: excess {} makespan +{:.4} in {ms} ms work {}",
+                    found.memory_excess,
+                    found.makespan_ns as f64 / best.makespan_ns as f64 - 1.0,
+                    found.work_spent
+                );
+            }
+        }
     }
 }

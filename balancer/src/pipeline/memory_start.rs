@@ -34,7 +34,7 @@ pub(super) fn improve<'a>(
 ) -> ScheduleState<'a> {
     let Some(limiting) = Limiting::new(instance, config, &state) else { return state };
     let partitions = [
-        Some(state.groups().to_vec()),
+        Some(state.slots().groups.clone()),
         limiting.partition(instance, caps, 0, budget),
         limiting.partition(instance, caps, problem.modules, budget),
     ];

@@ -22,6 +22,7 @@ mod threshold;
 mod trial;
 
 use crate::budget::Budget;
+use crate::partition::Partition;
 use crate::rng::SplitMix64;
 use change::{Change, ChangeKind};
 pub(crate) use schedule_state::ScheduleState;
@@ -62,7 +63,7 @@ pub(crate) fn improve(state: &mut ScheduleState<'_>, moves: MoveSet, goal_ns: u6
     let goal_ns = goal_ns + (goal_ns >> NEAR_SHIFT);
     let mut rng = SplitMix64::new(state.problem().seed);
     if state.memory_excess() > 0 {
-        relief::relieve(state, first_cycle(state, budget) / 2, &mut rng, budget);
+        relief::relieve(state, first_cycle(state, budget) / 8 * 7, &mut rng, budget);
     }
     let mut cycle = first_cycle(state, budget);
     let mut vain = 0;
@@ -132,12 +133,12 @@ fn draw(state: &ScheduleState<'_>, moves: MoveSet, rng: &mut SplitMix64) -> Opti
     let first = rank * microbatches + rng.below(microbatches);
     let second = other * microbatches + rng.below(microbatches);
     let is_whole = moves == MoveSet::Order || (bits >> 4) & 7 < 2;
-    draw_at(state, first, second, is_whole, rng)
+    draw_at(state.slots(), first, second, is_whole, rng)
 }
 
 /// Draws a change of two slots, whole or of their items; `None` if they are the same or one would be empty.
 fn draw_at(
-    state: &ScheduleState<'_>,
+    slots: &Partition,
     first: usize,
     second: usize,
     is_whole: bool,
@@ -146,18 +147,13 @@ fn draw_at(
     if first == second {
         return None;
     }
-    if is_whole { Some(Change::swap_slots(first, second)) } else { draw_items(state, first, second, rng) }
+    if is_whole { Some(Change::swap_slots(first, second)) } else { draw_items(slots, first, second, rng) }
 }
 
 /// Draws items of two different slots: a swap in 2 of 3, always if the first slot would be empty; `None` if
 /// there is no such item.
-fn draw_items(
-    state: &ScheduleState<'_>,
-    first: usize,
-    second: usize,
-    rng: &mut SplitMix64,
-) -> Option<Change> {
-    let (givers, takers) = (state.items(first), state.items(second));
+fn draw_items(slots: &Partition, first: usize, second: usize, rng: &mut SplitMix64) -> Option<Change> {
+    let (givers, takers) = (slots.groups[first].len(), slots.groups[second].len());
     let is_swap = rng.below(3) > 0 || givers == 1;
     if givers == 0 || (is_swap && takers == 0) {
         return None;

@@ -101,9 +101,9 @@ impl<'a> ScheduleState<'a> {
         self.value() <= (0, goal_ns)
     }
 
-    /// Returns the items of every slot.
-    pub(crate) fn groups(&self) -> &[Vec<u32>] {
-        &self.slots.groups
+    /// Returns the items of every slot, with their loads.
+    pub(crate) fn slots(&self) -> &Partition {
+        &self.slots
     }
 
     /// Returns the microbatches that exceed a limit of memory most; `None` if none is exceeded.
@@ -149,11 +149,6 @@ impl<'a> ScheduleState<'a> {
 
     pub(super) fn problem(&self) -> &Problem<'a> {
         self.problem
-    }
-
-    /// Returns the number of items in a slot.
-    pub(super) fn items(&self, slot: usize) -> usize {
-        self.slots.groups[slot].len()
     }
 
     /// Makes a change if no rank that it touches ends later than `threshold_ns` above the slowest of these
@@ -322,6 +317,14 @@ impl<'a> ScheduleState<'a> {
         }
     }
 
+    /// Starts anew from other slots; returns the present ones.
+    pub(super) fn restart(&mut self, slots: Partition) -> Partition {
+        let present = std::mem::replace(&mut self.slots, slots);
+        self.refresh();
+        (self.best_ns, self.best) = (self.makespan_ns(), None);
+        present
+    }
+
     fn find_slowest(&mut self) {
         self.slowest = 0;
         for (timeline, times) in self.timelines.iter().enumerate() {
@@ -372,7 +375,7 @@ mod tests {
 
     fn random_change(state: &ScheduleState<'_>, rng: &mut SplitMix64) -> Option<Change> {
         let [first, second] = [(); 2].map(|()| rng.below(state.problem.groups));
-        let (givers, takers) = (state.items(first), state.items(second));
+        let (givers, takers) = (state.slots.groups[first].len(), state.slots.groups[second].len());
         let kind = match rng.below(3) {
             0 => ChangeKind::Slots,
             1 if givers > 0 => ChangeKind::Items { gives: rng.below(givers), takes: None },
