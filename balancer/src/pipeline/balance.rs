@@ -17,6 +17,8 @@ use crate::partition::{self, LowerBound, Partition, Problem, Strategy};
 const BOUND_PASSES: std::ops::Range<u64> = 1 << 16..1 << 20;
 /// Elementary steps of a search per step that its bound takes.
 const BOUND_SHARE: u64 = 16;
+/// Share of a search in which a start that exceeds memory may be relieved.
+const RELIEF_SHARE: u64 = 8;
 /// Most elementary steps, per item, of a partition search before the order is searched.
 const MIN_MAX_STEPS: u64 = 1 << 13;
 
@@ -158,7 +160,14 @@ fn relax<'a>(
     if config.objective == PipelineObjective::Makespan
         && let Some(slots) = relaxation_start::assign(problem, relaxation, budget)
     {
-        let other = ScheduleState::new(problem, slots, config);
+        let mut other = ScheduleState::new(problem, slots, config);
+        if other.memory_excess() > 0 {
+            search::relieve(&mut other, budget.steps_left() / RELIEF_SHARE, budget);
+            // A search ends better from here than from the other start, whose makespan may be shorter.
+            if other.memory_excess() == 0 {
+                return other;
+            }
+        }
         if other.value() < state.value() {
             return other;
         }

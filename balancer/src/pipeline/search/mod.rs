@@ -36,6 +36,10 @@ const STEPS_ENDLESS: u64 = 1 << 38;
 const DRAW_STEPS: u64 = 8;
 /// Binary order of the relative gap, 15 ns in a second, up to which a state counts as at the goal.
 const NEAR_SHIFT: u32 = 26;
+/// Share of a search with limits of memory that restarts take.
+const RESTARTS_SHARE: u64 = 4;
+/// Restarts of a search with limits of memory.
+const RESTARTS: u64 = 4;
 /// Cycles in a row without improvement before the search ends.
 const VAIN_CYCLES_MAX: u32 = 2;
 
@@ -62,17 +66,62 @@ pub(crate) fn improve(state: &mut ScheduleState<'_>, moves: MoveSet, goal_ns: u6
     }
     let goal_ns = goal_ns + (goal_ns >> NEAR_SHIFT);
     let mut rng = SplitMix64::new(state.problem().seed);
-    if state.memory_excess() > 0 {
-        relief::relieve(state, first_cycle(state, budget) / 8 * 7, &mut rng, budget);
+    if !state.has_limits() {
+        return run_cycles(state, moves, goal_ns, &mut rng, budget);
     }
+    relief::relieve(state, first_cycle(state, budget) / 8 * 7, &mut rng, budget);
+    let restarts_steps = first_cycle(state, budget) / RESTARTS_SHARE;
+    let steps = budget.steps_left() - restarts_steps;
+    budget.within(steps, |budget| run_cycles(state, moves, goal_ns, &mut rng, budget));
+    for left in (1..=RESTARTS).rev() {
+        let steps = budget.steps_left().min(restarts_steps) / left;
+        budget.within(steps, |budget| restart(state, moves, goal_ns, &mut rng, budget));
+    }
+}
+
+/// Searches from a perturbed state: limits of memory may part the states that changes can reach.
+fn restart(
+    state: &mut ScheduleState<'_>,
+    moves: MoveSet,
+    goal_ns: u64,
+    rng: &mut SplitMix64,
+    budget: &mut Budget,
+) {
+    if state.is_at(goal_ns) || budget.is_spent() {
+        return;
+    }
+    let before = state.value();
+    let slots = relief::perturb(state, moves, rng, budget);
+    let best = state.restart(slots);
+    relief::relieve(state, budget.steps_left() / 2, rng, budget);
+    anneal(state, moves, goal_ns, budget.steps_left(), rng, budget);
+    if state.value() > before {
+        state.restart(best);
+    }
+}
+
+/// Anneals in cycles until the goal is met, the budget is spent or nothing helps.
+fn run_cycles(
+    state: &mut ScheduleState<'_>,
+    moves: MoveSet,
+    goal_ns: u64,
+    rng: &mut SplitMix64,
+    budget: &mut Budget,
+) {
     let mut cycle = first_cycle(state, budget);
     let mut vain = 0;
     while vain < VAIN_CYCLES_MAX && !state.is_at(goal_ns) && !budget.is_spent() {
         let before = state.value();
-        anneal(state, moves, goal_ns, cycle, &mut rng, budget);
+        anneal(state, moves, goal_ns, cycle, rng, budget);
         vain = if state.value() < before { 0 } else { vain + 1 };
         cycle = cycle.saturating_mul(2);
     }
+}
+
+/// Lowers the bytes above the limits of memory, within some of the elementary steps left.
+pub(crate) fn relieve(state: &mut ScheduleState<'_>, steps: u64, budget: &mut Budget) {
+    let steps = steps.min(first_cycle(state, budget));
+    relief::relieve(state, steps, &mut SplitMix64::new(state.problem().seed), budget);
 }
 
 /// Returns the elementary steps of the first cycle: all that are left, or a few per item where these are

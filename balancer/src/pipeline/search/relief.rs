@@ -2,16 +2,18 @@
 //!
 //! Changes are drawn at the window that exceeds a limit most, and moves of items are among them whatever the
 //! objective: a state that does not fit is no answer. None is accepted that raises the excess; those that
-//! keep it may make the makespan longer by up to a microbatch, to leave plateaus.
+//! keep it may make the makespan longer by a part of a microbatch, to leave plateaus.
 
 use super::change::Change;
 use super::schedule_state::ScheduleState;
 use super::stage_memory::FullestWindow;
-use super::{DRAW_STEPS, draw_at};
+use super::{DRAW_STEPS, MoveSet, draw_at};
 use crate::budget::Budget;
 use crate::partition::Partition;
 use crate::rng::SplitMix64;
 
+/// Share of a microbatch that a change may make the makespan longer.
+const THRESHOLD_SHARE: u64 = 4;
 /// Changes tried in vain, per microbatch of the step, before a perturbation.
 const VAIN_TRIES_PER_GROUP: usize = 32;
 
@@ -24,7 +26,7 @@ pub(super) fn relieve(state: &mut ScheduleState<'_>, steps: u64, rng: &mut Split
         descend(state, rng, budget);
         while state.memory_excess() > 0 && !budget.is_spent() {
             let before = state.value();
-            let slots = perturb(state, rng, budget);
+            let slots = perturb(state, MoveSet::Contents, rng, budget);
             let best = state.restart(slots);
             descend(state, rng, budget);
             if state.value() > before {
@@ -36,7 +38,7 @@ pub(super) fn relieve(state: &mut ScheduleState<'_>, steps: u64, rng: &mut Split
 
 /// Tries changes until all limits are kept, the budget is spent or none lowers the excess.
 fn descend(state: &mut ScheduleState<'_>, rng: &mut SplitMix64, budget: &mut Budget) {
-    let threshold_ns = state.makespan_ns() / state.microbatches() as u64;
+    let threshold_ns = state.makespan_ns() / state.microbatches() as u64 / THRESHOLD_SHARE;
     let vain_max = VAIN_TRIES_PER_GROUP * state.problem().groups;
     let (mut excess, mut vain) = (state.memory_excess(), 0);
     while let Some(window) = state.fullest_window() {
@@ -54,7 +56,12 @@ fn descend(state: &mut ScheduleState<'_>, rng: &mut SplitMix64, budget: &mut Bud
 }
 
 /// Returns the slots after a few random changes within all caps.
-fn perturb(state: &ScheduleState<'_>, rng: &mut SplitMix64, budget: &mut Budget) -> Partition {
+pub(super) fn perturb(
+    state: &ScheduleState<'_>,
+    moves: MoveSet,
+    rng: &mut SplitMix64,
+    budget: &mut Budget,
+) -> Partition {
     let problem = state.problem();
     let mut slots = state.slots().clone();
     let mut after = [(); 2].map(|()| vec![0; problem.width()]);
@@ -62,7 +69,7 @@ fn perturb(state: &ScheduleState<'_>, rng: &mut SplitMix64, budget: &mut Budget)
     budget.spend(changes as u64 * DRAW_STEPS);
     for _ in 0..changes {
         let [first, second] = [(); 2].map(|()| rng.below(problem.groups));
-        let is_whole = rng.below(2) == 0;
+        let is_whole = moves == MoveSet::Order || rng.below(2) == 0;
         if let Some(change) = draw_at(&slots, first, second, is_whole, rng)
             && change.loads_after(problem, &slots, &mut after)
         {

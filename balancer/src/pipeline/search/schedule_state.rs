@@ -86,6 +86,11 @@ impl<'a> ScheduleState<'a> {
         self.timelines[self.slowest].makespan_ns
     }
 
+    /// Whether memory has limits.
+    pub(super) fn has_limits(&self) -> bool {
+        self.memory.is_some()
+    }
+
     /// Returns the bytes above the limits of memory, summed over limits and ranks; 0 without limits.
     pub(crate) fn memory_excess(&self) -> u64 {
         self.memory.as_ref().map_or(0, StageMemory::excess)
