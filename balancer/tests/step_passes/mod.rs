@@ -5,8 +5,8 @@ use dflop_balancer::{Instance, PipelineConfig, StageTimes};
 
 /// Times of a step's passes, `[rank][stage][microbatch]`, forward and backward, and which stages all ranks
 /// share.
-pub struct StepPasses {
-    pub times_ns: Vec<Vec<Vec<(u64, u64)>>>,
+pub(crate) struct StepPasses {
+    pub(crate) times_ns: Vec<Vec<Vec<(u64, u64)>>>,
     is_shared: Vec<bool>,
 }
 
@@ -21,7 +21,7 @@ struct Lane {
 }
 
 impl StepPasses {
-    pub fn new(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> Self {
+    pub(crate) fn new(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> Self {
         let module_of = config.stages.iter().enumerate().flat_map(|(module, count)| vec![module; *count]);
         let is_shared = module_of.map(|module| config.module_dp_size(module) != config.dp_size).collect();
         let stages: usize = config.stages.iter().sum();
@@ -94,6 +94,6 @@ fn one_forward_one_backward(stages_left: usize, microbatches: usize) -> Vec<(usi
 }
 
 /// Simulates the makespan of a step from the items of every rank.
-pub fn simulated(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> u64 {
+pub(crate) fn simulated(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> u64 {
     StepPasses::new(instance, config, ranks).run()
 }

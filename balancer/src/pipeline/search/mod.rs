@@ -39,7 +39,7 @@ const NEAR_SHIFT: u32 = 26;
 /// Share of a search with limits of memory that restarts take.
 const RESTARTS_SHARE: u64 = 4;
 /// Restarts of a search with limits of memory.
-const RESTARTS: u64 = 4;
+const RESTARTS: u64 = 16;
 /// Cycles in a row without improvement before the search ends.
 const VAIN_CYCLES_MAX: u32 = 2;
 

@@ -77,7 +77,7 @@ pub(crate) struct FullestWindow {
 impl<'a> StageMemory<'a> {
     /// Sums the bytes of all slots; `None` without limits. The configuration is checked.
     pub(super) fn new(slots: &Partition, config: &'a PipelineConfig) -> Option<Self> {
-        let limits = config.memory.as_ref()?;
+        let limits = config.memory.as_ref().filter(|limits| !limits.stages.is_empty())?;
         let (groups, modules) = (slots.groups.len(), config.stages.len());
         let microbatches = groups / config.dp_size;
         let mut memory = Self {
@@ -343,5 +343,101 @@ impl<'a> Limit<'a> {
         }
         let excess = (kept_max + working_max).saturating_sub(self.of.bytes_max);
         Lane { kept_max, window_start, working_max, excess }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::partition::Problem;
+    use crate::pipeline::memory_limits::PipelineMemoryLimits;
+    use crate::rng::SplitMix64;
+    use crate::{Caps, Instance};
+    use proptest::prelude::*;
+
+    /// Sums the excess from the items alone.
+    fn summed(config: &PipelineConfig, groups: &[Vec<u32>]) -> u64 {
+        let limits = config.memory.as_ref().unwrap();
+        let (modules, microbatches) = (config.stages.len(), groups.len() / config.dp_size);
+        let units = |slot: usize, module: usize| -> u64 {
+            groups[slot].iter().map(|item| limits.units[*item as usize * modules + module]).sum()
+        };
+        let mut excess = 0;
+        for limit in &limits.stages {
+            for rank in 0..if limit.is_shared(config) { 1 } else { config.dp_size } {
+                let bytes = |factors: &[u64], place: usize| -> u64 {
+                    let of_module = |module: usize| {
+                        let pool = (place..groups.len()).step_by(microbatches);
+                        let units = if limit.is_shared(config) {
+                            let pool: u64 = pool.map(|slot| units(slot, module)).sum();
+                            pool.div_ceil(config.module_dp_size(module) as u64)
+                        } else {
+                            units(rank * microbatches + place, module)
+                        };
+                        factors[module] * units
+                    };
+                    (0..modules).map(of_module).sum()
+                };
+                let kept: Vec<u64> = (0..microbatches).map(|place| bytes(&limit.kept, place)).collect();
+                let windows = kept.windows(limit.in_flight.min(microbatches));
+                let held = windows.map(|window| window.iter().sum::<u64>()).max().unwrap();
+                let working = (0..microbatches).map(|place| bytes(&limit.working, place)).max().unwrap();
+                excess += (held + working).saturating_sub(limit.bytes_max);
+            }
+        }
+        excess
+    }
+
+    fn limit(kept: [u64; 2], working: [u64; 2], in_flight: usize, bytes_max: u64) -> StageMemoryLimit {
+        StageMemoryLimit { in_flight, kept: kept.to_vec(), working: working.to_vec(), bytes_max }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+
+        #[test]
+        fn the_excess_follows_every_change_accepted_or_not(
+            units in prop::collection::vec(0..100_u64, 40),
+            shape in prop::sample::select(vec![(1, 6), (2, 3), (3, 4), (4, 1)]),
+            encoder_dp in 1..5_usize,
+            factors in prop::collection::vec(0..4_u64, 6),
+            in_flight in 1..6_usize,
+            bytes_max in 0..2_000_u64,
+            seed in any::<u64>(),
+        ) {
+            let (dp_size, microbatches) = shape;
+            let instance = Instance::with_empty_groups(dp_size * microbatches, 2, units.clone()).unwrap();
+            let stages = vec![
+                limit([factors[0], 0], [factors[1], 0], in_flight + 1, bytes_max),
+                limit([0, factors[2]], [0, factors[3]], in_flight, bytes_max),
+                limit([0, factors[4]], [0, factors[5]], 1, bytes_max / 2),
+            ];
+            let limits = PipelineMemoryLimits { units, stages };
+            let config = PipelineConfig::new(dp_size, vec![1, 2]).memory(limits);
+            let config = config.module_dp_sizes(vec![encoder_dp, dp_size]);
+            config.check(&instance).unwrap();
+            let problem = Problem::new(&instance, &Caps::default()).unwrap();
+            let mut rng = SplitMix64::new(seed);
+            let mut groups = vec![Vec::new(); instance.groups()];
+            (0..20).for_each(|item| groups[rng.below(instance.groups())].push(item));
+            let mut slots = Partition::from_groups(&problem, groups);
+            let mut memory = StageMemory::new(&slots, &config).unwrap();
+            for _ in 0..60 {
+                let [first, second] = [(); 2].map(|()| rng.below(problem.groups));
+                let is_whole = rng.below(2) == 0;
+                let change = super::super::draw_at(&slots, first, second, is_whole, &mut rng);
+                let Some(change) = change else { continue };
+                let (before, mut after) = (memory.excess(), slots.clone());
+                let order = memory.compare_change(&slots, change, &mut Budget::work(1));
+                change.apply(&problem, &mut after);
+                let expected = summed(&config, &after.groups);
+                prop_assert_eq!(order, expected.cmp(&before));
+                if rng.below(3) > 0 {
+                    memory.apply(change, &mut Budget::work(1));
+                    slots = after;
+                }
+                prop_assert_eq!(memory.excess(), summed(&config, &slots.groups));
+            }
+        }
     }
 }
