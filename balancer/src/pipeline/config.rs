@@ -98,6 +98,24 @@ impl PipelineConfig {
         self.module_dp_sizes.get(module).copied().unwrap_or(self.dp_size)
     }
 
+    /// Returns the most microbatches whose activations a stage holds at once under the schedule, at least 1.
+    ///
+    /// - `stage`: below the number of stages
+    /// - `microbatches`: of a DP rank
+    ///
+    /// # Panics
+    /// If there is no such stage.
+    #[must_use]
+    pub fn in_flight(&self, stage: usize, microbatches: usize) -> usize {
+        let stages: usize = self.stages.iter().sum();
+        assert!(stage < stages, "stage {stage} of {stages}");
+        let encoder_stages = stages - self.stages.last().copied().unwrap_or(0);
+        let kind = self.schedule;
+        let shape =
+            StepShape { kind, encoder_stages, stages, slots: microbatches, has_encoder_backward: true };
+        shape.in_flight(stage)
+    }
+
     /// Returns the times of one rank's microbatches in every stage, ready to simulate.
     ///
     /// - `microbatches`: items by microbatch, as in

@@ -19,10 +19,17 @@ const TOTAL_BITS: u32 = 62;
 /// ```
 /// use dflop_balancer::{PipelineConfig, PipelineMemoryLimits, StageMemoryLimit};
 ///
-/// // two stages of an LLM: the first holds two microbatches, each with 16 bytes per token
-/// let stage = |in_flight| StageMemoryLimit { in_flight, kept: vec![16], working: vec![4], bytes_max: 400 };
-/// let limits = PipelineMemoryLimits { units: vec![9, 1, 9, 1], stages: vec![stage(2), stage(1)] };
-/// let config = PipelineConfig::new(1, vec![2]).memory(limits);
+/// // two stages of an LLM, 16 bytes per token: the first one holds two of the four microbatches
+/// let config = PipelineConfig::new(1, vec![2]);
+/// let stage = |stage| StageMemoryLimit {
+///     in_flight: config.in_flight(stage, 4),
+///     kept: vec![16],
+///     working: vec![4],
+///     bytes_max: 400,
+/// };
+/// let limits = PipelineMemoryLimits { units: vec![9, 1, 9, 1], stages: vec![stage(0), stage(1)] };
+/// let config = config.memory(limits);
+/// assert_eq!((config.in_flight(0, 4), config.in_flight(1, 4)), (2, 1));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineMemoryLimits {
@@ -42,7 +49,7 @@ pub struct PipelineMemoryLimits {
 /// has factors of such modules alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageMemoryLimit {
-    /// Most consecutive microbatches that the stage holds, at least 1.
+    /// Most consecutive microbatches that the stage holds, at least 1; see [`PipelineConfig::in_flight`].
     pub in_flight: usize,
     /// Bytes kept per unit of each module for every microbatch held, `[modules]`.
     pub kept: Vec<u64>,

@@ -92,11 +92,11 @@ fn restart(
     }
     let before = state.value();
     let slots = relief::perturb(state, moves, rng, budget);
-    let best = state.restart(slots);
+    let best = state.restart(slots, budget);
     relief::relieve(state, budget.steps_left() / 2, rng, budget);
     anneal(state, moves, goal_ns, budget.steps_left(), rng, budget);
     if state.value() > before {
-        state.restart(best);
+        state.restart(best, budget);
     }
 }
 

@@ -27,10 +27,10 @@ pub(super) fn relieve(state: &mut ScheduleState<'_>, steps: u64, rng: &mut Split
         while state.memory_excess() > 0 && !budget.is_spent() {
             let before = state.value();
             let slots = perturb(state, MoveSet::Contents, rng, budget);
-            let best = state.restart(slots);
+            let best = state.restart(slots, budget);
             descend(state, rng, budget);
             if state.value() > before {
-                state.restart(best);
+                state.restart(best, budget);
             }
         }
     });
