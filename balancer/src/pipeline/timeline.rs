@@ -268,7 +268,8 @@ mod tests {
         // Modules before the last one are encoders, as they are to the timeline.
         let stages: Vec<usize> =
             (0..modules).map(|module| rows.iter().filter(|row| **row == module).count()).collect();
-        let stages: Vec<ModuleStages> = stages.into_iter().map(|stages| ModuleStages::new(stages, 1)).collect();
+        let stages: Vec<ModuleStages> =
+            stages.into_iter().map(|stages| ModuleStages::new(stages, 1)).collect();
         let layout = PipelineLayout::of_modules(&stages, microbatches).unwrap();
         let free = Communication::free(rows.len(), microbatches);
         let mut compiled = CompiledSchedule::of_layout(kind, &layout, rows, &free).unwrap();

@@ -260,7 +260,13 @@ mod tests {
         times.chunks_exact(2 * cells).map(split).collect()
     }
 
-    fn step(kind: ScheduleKind, encoder_stages: usize, llm_stages: usize, slots: usize, ranks: usize) -> StepTimes {
+    fn step(
+        kind: ScheduleKind,
+        encoder_stages: usize,
+        llm_stages: usize,
+        slots: usize,
+        ranks: usize,
+    ) -> StepTimes {
         let stages = encoder_stages + llm_stages;
         let shape = StepShape { kind, encoder_stages, stages, slots, has_encoder_backward: true };
         StepTimes {
