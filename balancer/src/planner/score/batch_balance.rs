@@ -15,19 +15,18 @@
 use super::assign::{Order, cells_of_groups, greedy_groups};
 use super::slot_assignment::SlotAssignment;
 use super::step_timeline::StepTimeline;
-use super::{StageLoad, UnitTimes, item_sizes_ns, makespan_ns, sums};
+use super::{item_sizes_ns, makespan_ns, pipelines, sums};
 use crate::budget::Budget;
 use crate::caps::Caps;
 use crate::error::Result;
 use crate::instance::Instance;
 use crate::partition::{Strategy, balance};
-use crate::pipeline::{PipelineConfig, balance_pipeline};
+use crate::pipeline::balance_pipeline;
 use crate::planner::cluster::Placement;
 use crate::planner::memory::MemoryRequirement;
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
 use crate::rng::{SplitMix64, seed_from};
-use crate::schedule::ScheduleKind;
 
 /// Work units of each search for a batch.
 pub(in crate::planner) const WORK: u64 = 5_000;
@@ -210,10 +209,7 @@ impl Balancer<'_> {
 
     /// Assigns slots by [`balance_pipeline`], which supports encoders with another DP size.
     fn for_makespan(&self) -> Result<SlotAssignment> {
-        let (instance, config) = match self.candidate.family.placement {
-            Placement::Joint => self.joint_pipelines()?,
-            _ => self.pipelines()?,
-        };
+        let (instance, config) = pipelines::describe(self.space, self.candidate, self.batch, &self.sizes_ns)?;
         let found = balance_pipeline(
             &instance,
             &config,
@@ -225,41 +221,5 @@ impl Balancer<'_> {
             .flat_map(|slot| found.ranks.iter().map(move |rank| rank[slot].clone()))
             .collect();
         Ok(self.in_cells(&cells(by_cell, self.batch, GroupOrder::Sorted)))
-    }
-
-    /// Describes a step whose encoder serves all LLM ranks.
-    fn pipelines(&self) -> Result<(Instance, PipelineConfig)> {
-        let family = &self.candidate.family;
-        let (ranks, encoder_ranks) = (family.llm_dp as usize, family.encoder_dp as usize);
-        let stages = self.space.shapes(family).map(|shape| shape.pp as usize);
-        // A partition takes the encoder's time on its ranks; here it is the time on a single one.
-        let alone = |[encoder_ns, llm_ns]: &[u64; 2]| {
-            [encoder_ns.saturating_mul(encoder_ranks as u64) / ranks as u64, *llm_ns]
-        };
-        let sizes_ns: Vec<[u64; 2]> = self.sizes_ns.iter().map(alone).collect();
-        let instance = Instance::new(self.candidate.groups(), 2, sizes_ns.concat())?;
-        let config = PipelineConfig::new(ranks, stages.to_vec()).schedule(self.schedule());
-        Ok((instance, config.module_dp_sizes(vec![encoder_ranks, ranks])))
-    }
-
-    /// Describes a step of joint stages: neighbors with the same work are one module.
-    fn joint_pipelines(&self) -> Result<(Instance, PipelineConfig)> {
-        let family = &self.candidate.family;
-        let units = UnitTimes::new(self.space, self.candidate);
-        let loads = units.stages_of_joint(self.space, family);
-        let modules: Vec<&[StageLoad]> = loads.chunk_by(|one, other| one == other).collect();
-        let times_ns = self
-            .batch
-            .iter()
-            .flat_map(|item| modules.iter().map(|stages| units.of(&stages[0], item)))
-            .collect();
-        let instance = Instance::new(self.candidate.groups(), modules.len(), times_ns)?;
-        let stages = modules.iter().map(|stages| stages.len()).collect();
-        let config = PipelineConfig::new(family.llm_dp as usize, stages).schedule(self.schedule());
-        Ok((instance, config))
-    }
-
-    fn schedule(&self) -> ScheduleKind {
-        self.space.step_shape(&self.candidate.family, self.candidate.microbatches).kind
     }
 }

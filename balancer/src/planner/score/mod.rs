@@ -3,6 +3,7 @@
 mod assign;
 pub(super) mod batch_balance;
 mod link_times;
+mod pipelines;
 pub(super) mod slot_assignment;
 pub(super) mod step_timeline;
 
@@ -26,6 +27,9 @@ use step_timeline::StepTimeline;
 const SEARCH_WORK: u64 = 400;
 /// Most samples times groups of a finalist that is searched for; the first partition's time is proportional.
 const SEARCH_CELLS_MAX: usize = 4_000_000;
+
+/// Memory over what there is, up to which a search may make a batch fit.
+const NEARLY: f64 = 1.1;
 
 /// Slowdown factor beyond which a plan is discarded early; batch-to-batch noise is about 1 %.
 const FAR_BEHIND: f64 = 1.05;
@@ -90,7 +94,9 @@ pub(super) struct ScoredPlan {
     pub(super) score: Score,
 }
 
-/// Scores a plan on some batches, balanced greedily; `None` if a batch of them does not fit into memory.
+/// Scores a plan on some batches, balanced greedily; `None` if a batch of them is far from fitting into memory.
+///
+/// A batch that nearly fits has the least memory of all orders: a search may make it fit.
 pub(super) fn score(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -99,19 +105,40 @@ pub(super) fn score(
 ) -> Option<Score> {
     let mut score = Score::default();
     for batch in &space.workload.batches()[batches] {
-        let sizes_ns = sums(&item_sizes_ns(space, candidate, batch));
-        let by = |sizes: &[u64], order| {
-            fitting(space, candidate, balance_by(space, candidate, batch, sizes, order))
-        };
-        let fitted = by(&sizes_ns, Order::Peak).or_else(|| by(&sizes_ns, Order::Even)).or_else(|| {
-            // Even tokens in an even order take the least memory.
-            let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
-            by(&tokens, Order::Peak).or_else(|| by(&tokens, Order::Even))
-        });
-        let (assignment, required) = fitted?;
+        let (assignment, required) = greedy_that_fits(space, candidate, batch);
+        if required.most() > NEARLY * space.budget_bytes {
+            return None;
+        }
         score.push(makespan_ns(space, candidate, &assignment, timeline), required);
     }
     Some(score)
+}
+
+/// Balances a batch greedily in the first order that fits, or in the one that takes the least memory.
+fn greedy_that_fits(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+) -> (SlotAssignment, MemoryRequirement) {
+    let sizes_ns = sums(&item_sizes_ns(space, candidate, batch));
+    let by = |sizes: &[u64], order| {
+        let assignment = balance_by(space, candidate, batch, sizes, order);
+        let required = assignment.requirement(space, candidate);
+        (assignment, required)
+    };
+    let mut least = by(&sizes_ns, Order::Peak);
+    // Even tokens in an even order take the least memory.
+    let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
+    for (sizes, order) in [(&sizes_ns, Order::Even), (&tokens, Order::Peak), (&tokens, Order::Even)] {
+        if least.1.most() <= space.budget_bytes {
+            break;
+        }
+        let other = by(sizes, order);
+        if other.1.most() < least.1.most() {
+            least = other;
+        }
+    }
+    least
 }
 
 /// Scores a plan on some batches with the best balancing of each, from scratch; also if it does not fit.
@@ -132,7 +159,8 @@ pub(super) fn refined(
     Ok(score)
 }
 
-/// Replaces a score on some batches by the one of [`Strategy::Search`], where that is better and fits.
+/// Replaces a score on some batches by the one of [`Strategy::Search`], where that is better and fits, and of
+/// the best balancing where a batch does not fit.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
@@ -144,6 +172,11 @@ pub(super) fn improve(
     timeline: &mut StepTimeline,
 ) -> Result<()> {
     for at in batches {
+        if score.requirements[at].most() > space.budget_bytes {
+            let found = balance_batch(space, candidate, &space.workload.batches()[at], timeline)?;
+            (score.makespans_ns[at], score.requirements[at]) = (found.makespan_ns, found.requirement);
+            continue;
+        }
         let searched = balance_by_search(space, candidate, &space.workload.batches()[at])?;
         let Some((assignment, required)) =
             searched.and_then(|assignment| fitting(space, candidate, assignment))

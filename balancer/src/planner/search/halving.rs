@@ -30,7 +30,7 @@ const WALKS: usize = 5;
 pub(super) struct Halving<'a> {
     space: &'a SearchSpace<'a>,
     timeline: StepTimeline,
-    /// Simulated plans with their quick scores on the first batches; `None` if they do not fit.
+    /// Simulated plans with their quick scores on the first batches; `None` if they are far from fitting.
     seen: BTreeMap<Candidate, Option<Score>>,
     /// Scores of finalists with the better balancing.
     improved: BTreeMap<Candidate, Score>,
@@ -56,7 +56,8 @@ impl<'a> Halving<'a> {
         for (round, (count, keep)) in ROUNDS.into_iter().enumerate() {
             let count = count.min(batches);
             let mut scored = self.score_all(&left, count);
-            has_room &= left.is_empty() || scored.len() * 2 > left.len();
+            let fits = |plan: &&ScoredPlan| self.fits(&plan.score);
+            has_room &= left.is_empty() || scored.iter().filter(fits).count() * 2 > left.len();
             if round == 1 {
                 scored = self.walk(scored, count);
             }
@@ -119,7 +120,12 @@ impl<'a> Halving<'a> {
             score.append(quick.range(done..batches));
             score::improve(self.space, &candidate, done..batches, score, &mut self.timeline)?;
         }
-        Ok(Some(score.range(0..batches)))
+        let score = score.range(0..batches);
+        Ok(self.fits(&score).then_some(score))
+    }
+
+    fn fits(&self, score: &Score) -> bool {
+        score.requirement().most() <= self.space.budget_bytes
     }
 
     /// Scores plans on the first batches, the best first. A plan far slower than the best is discarded early,
