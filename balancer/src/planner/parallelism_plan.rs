@@ -73,10 +73,10 @@ impl ParallelismPlan {
         let is_encoder = |shape: &StageShape| {
             is_shape(shape, self.encoder, &self.encoder_layers, self.is_encoder_recomputed)
         };
-        let is_llm =
-            |shape: &StageShape| is_shape(shape, self.llm, &self.llm_layers, self.is_llm_recomputed);
+        let is_llm = |shape: &StageShape| is_shape(shape, self.llm, &self.llm_layers, self.is_llm_recomputed);
         let (encoder, llm) = if self.placement == Placement::Joint {
-            let found = space.joint.iter().position(|shape| is_encoder(&shape.encoder) && is_llm(&shape.llm))?;
+            let found =
+                space.joint.iter().position(|shape| is_encoder(&shape.encoder) && is_llm(&shape.llm))?;
             (found, found)
         } else {
             (space.encoder.shapes.iter().position(is_encoder)?, space.llm.shapes.iter().position(is_llm)?)

@@ -148,7 +148,8 @@ impl ModuleMemory {
             [all as f64, (all - without.for_parameters(parameters)) as f64]
         };
         let [layers, projector] = self.parameters_by_part(tp, stage);
-        let [fixed, optimizer] = [0, 1].map(|at| of(layers, self.frozen[0])[at] + of(projector, self.frozen[1])[at]);
+        let [fixed, optimizer] =
+            [0, 1].map(|at| of(layers, self.frozen[0])[at] + of(projector, self.frozen[1])[at]);
         StageByTokens {
             fixed_bytes: fixed,
             optimizer_bytes: optimizer,
@@ -236,7 +237,8 @@ mod tests {
     #[test]
     fn sequence_parallelism_divides_all_activations() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
-        let memory = ModuleMemory::from_spec(&spec, Module::Llm, StateBytes::ADAM).unwrap().sequence_parallel(true);
+        let memory =
+            ModuleMemory::from_spec(&spec, Module::Llm, StateBytes::ADAM).unwrap().sequence_parallel(true);
         let saved = |tp| {
             let tp = NonZeroU32::new(tp).unwrap();
             memory.stage(tp, stage(7), SavedActivations::All).unwrap().saved_bytes_per_token

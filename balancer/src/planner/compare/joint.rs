@@ -1,11 +1,11 @@
 //! Finds data-blind plans in which every rank holds the whole model, as trainers for one model do.
 
 use super::data_blind;
+use crate::planner::bound;
 use crate::planner::cluster::Placement;
 use crate::planner::memory;
 use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, SearchSpace};
-use crate::planner::bound;
 
 /// Plans that are simulated.
 const TRIED: usize = 48;
@@ -39,10 +39,12 @@ pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
 /// as memory allows.
 pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
     let by_hand = |candidate: &Candidate| space.joint[candidate.family.llm].is_by_hand;
-    let plain = |candidate: &Candidate| !space.shapes(&candidate.family).iter().any(|shape| shape.is_recomputed);
-    let plans = space.joint_families().filter(|family| family.placement == Placement::Joint).map(|family| {
-        Candidate { family, microbatches: space.microbatches_max(&family) }
-    });
+    let plain =
+        |candidate: &Candidate| !space.shapes(&candidate.family).iter().any(|shape| shape.is_recomputed);
+    let plans = space
+        .joint_families()
+        .filter(|family| family.placement == Placement::Joint)
+        .map(|family| Candidate { family, microbatches: space.microbatches_max(&family) });
     let mut plans: Vec<Candidate> = plans.filter(|plan| by_hand(plan) && plain(plan)).collect();
     plans.sort_by_key(|plan| {
         let [_, llm] = space.shapes(&plan.family);
@@ -51,7 +53,8 @@ pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
     let mut timeline = StepTimeline::default();
     let fits = |plan: &&Candidate| {
         let batches = space.workload.batches().iter().take(BATCHES);
-        let mut bytes = batches.map(|batch| data_blind::run_pipelines(space, plan, batch, &mut timeline).bytes);
+        let mut bytes =
+            batches.map(|batch| data_blind::run_pipelines(space, plan, batch, &mut timeline).bytes);
         bytes.all(|bytes| bytes <= space.budget_bytes)
     };
     plans.iter().find(fits).copied()

@@ -34,7 +34,8 @@ pub(super) fn add_links(
             let of_encoder = reduce_ns(space, links, encoder.pp, family.encoder_dp, of_encoder);
             let of_llm = reduce_ns(space, links, llm.gpus(), family.llm_dp, of_llm);
             step.reduce_ns = of_encoder.iter().zip(of_llm).map(|(encoder, llm)| encoder + llm).collect();
-            step.layers = encoder.layers.iter().zip(&llm.layers).map(|(encoder, llm)| encoder + llm).collect();
+            step.layers =
+                encoder.layers.iter().zip(&llm.layers).map(|(encoder, llm)| encoder + llm).collect();
             return;
         }
         Placement::Disaggregated => {

@@ -274,7 +274,8 @@ pub(super) fn item_sizes_ns(
     if family.placement == Placement::Joint {
         let stages = units.stages_of_joint(space, family);
         let busiest = joint_stages(space, candidate, &stages);
-        let size = |item: &ItemSize| busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], item)));
+        let size =
+            |item: &ItemSize| busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], item)));
         return batch.iter().map(size).collect();
     }
     let llm_stage = StageLoad { tiles: 0.0, layers: llm.inner.max(llm.last), tokens: 0.0 };
@@ -339,7 +340,8 @@ impl<'a> UnitTimes<'a> {
         let [encoder, llm] = space.shapes(family);
         let end = |is_end: bool, ns: f64| if is_end { ns } else { 0.0 };
         let of = |stage: usize| {
-            let tiles = encoder.layer_times(stage) * self.tile_ns + end(stage == encoder.end(), self.tile_end_ns);
+            let tiles =
+                encoder.layer_times(stage) * self.tile_ns + end(stage == encoder.end(), self.tile_end_ns);
             StageLoad {
                 tiles: tiles / f64::from(llm.tp),
                 layers: llm.layer_times(stage),
@@ -352,11 +354,7 @@ impl<'a> UnitTimes<'a> {
 
 /// Returns the stage with the most work of tiles and the one with the most work of the mean batch, the first
 /// only if it is another one.
-fn joint_stages(
-    space: &SearchSpace<'_>,
-    candidate: &Candidate,
-    stages: &[StageLoad],
-) -> [Option<usize>; 2] {
+fn joint_stages(space: &SearchSpace<'_>, candidate: &Candidate, stages: &[StageLoad]) -> [Option<usize>; 2] {
     let workload = space.workload;
     let [_, llm] = space.shapes(&candidate.family);
     let times = &space.llm.times[llm.times];
@@ -367,7 +365,8 @@ fn joint_stages(
         stage.tiles * workload.batch_tiles + stage.layers * layer_ns + stage.tokens * workload.batch_tokens
     };
     let most = |of: &dyn Fn(&StageLoad) -> f64| {
-        (0..stages.len()).max_by(|one, other| of(&stages[*one]).total_cmp(&of(&stages[*other])).then(other.cmp(one)))
+        (0..stages.len())
+            .max_by(|one, other| of(&stages[*one]).total_cmp(&of(&stages[*other])).then(other.cmp(one)))
     };
     let slowest = most(&all);
     [most(&|stage| stage.tiles).filter(|stage| Some(*stage) != slowest), slowest]

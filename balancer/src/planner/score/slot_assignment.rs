@@ -66,9 +66,7 @@ impl SlotAssignment {
             }
         }
         cells.share_tiles = match split {
-            EncoderSplit::Tile => {
-                pool_tiles.iter().map(|tiles| tiles.div_ceil(u64::from(sharers))).collect()
-            }
+            EncoderSplit::Tile => pool_tiles.iter().map(|tiles| tiles.div_ceil(u64::from(sharers))).collect(),
             EncoderSplit::Sample => {
                 by_pool.into_iter().map(|tiles| largest_share(tiles, sharers as usize)).collect()
             }

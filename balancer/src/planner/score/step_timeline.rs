@@ -113,7 +113,8 @@ impl StepTimeline {
                 let backward_ns = step.encoder_ns[step.encoder_stages[stage]][1][last_slot];
                 return ends[0] + step.exposed_reduce_ns(stage, backward_ns);
             }
-            let backward_ns = &step.llm_ns[step.llm_stages[stage - encoder_stages]][1][last_slot * step.ranks..];
+            let backward_ns =
+                &step.llm_ns[step.llm_stages[stage - encoder_stages]][1][last_slot * step.ranks..];
             let ended = ends.iter().zip(backward_ns);
             ended.map(|(end, last_ns)| end + step.exposed_reduce_ns(stage, *last_ns)).max().unwrap_or(0)
         };

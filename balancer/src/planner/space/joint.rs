@@ -129,8 +129,9 @@ struct ChainWork {
 impl ChainWork {
     /// Cuts the chain so that the slowest stage is fast; returns the layers of both modules by stage.
     fn cut(&self, layers: [u32; 2], stages: usize) -> [Vec<u32>; 2] {
-        let all_ns: f64 =
-            (0..2).map(|module| f64::from(layers[module]) * self.layer_ns[module] + self.end_ns[module]).sum();
+        let all_ns: f64 = (0..2)
+            .map(|module| f64::from(layers[module]) * self.layer_ns[module] + self.end_ns[module])
+            .sum();
         let (mut low, mut high) = (all_ns / stages as f64, all_ns);
         let mut best = self.fill(layers, stages, f64::INFINITY);
         for _ in 0..HALVINGS {

@@ -136,7 +136,8 @@ impl StageShape {
     ) -> Self {
         let [of_layers, of_outside] = costs.backward_ratios();
         let layer_shares = PassShares::new(of_layers, is_recomputed);
-        let layer_times: Vec<f64> = layers.iter().map(|count| f64::from(*count) * layer_shares.sum()).collect();
+        let layer_times: Vec<f64> =
+            layers.iter().map(|count| f64::from(*count) * layer_shares.sum()).collect();
         let last = layers.len() - 1;
         let memory = stages.iter().map(|&stage| {
             let part = stage_part(&layers, stage);

@@ -21,9 +21,9 @@ use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use dflop_loader::model::read_profile;
 pub(crate) use report::DegreesJson;
-pub(crate) use space::SpaceArgs;
-use space::PlacementArg;
 use report::PlanJson;
+use space::PlacementArg;
+pub(crate) use space::SpaceArgs;
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 

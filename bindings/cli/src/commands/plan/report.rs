@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use dflop_balancer::planner::{Degrees, Explanation, ModuleBytes, ParallelismPlan, Placement, PlanProblem, PlanReport};
+use dflop_balancer::planner::{
+    Degrees, Explanation, ModuleBytes, ParallelismPlan, Placement, PlanProblem, PlanReport,
+};
 use dflop_costmodel::ModelSpec;
 use serde::Serialize;
 
@@ -179,7 +181,11 @@ impl PlanJson {
             writeln!(out, "schedule: 1f1b-ahead:{}", self.plan.rounds_ahead)?;
         }
         if !self.plan.is_run {
-            writeln!(out, "{} placement is planned and simulated; the executor does not run it yet", self.plan.placement)?;
+            writeln!(
+                out,
+                "{} placement is planned and simulated; the executor does not run it yet",
+                self.plan.placement
+            )?;
         }
         writeln!(
             out,
