@@ -10,17 +10,24 @@ use crate::command::{Run, dflop, text};
 /// Batches that plans are judged on: more than the first rounds of the search look at.
 const BATCHES: &str = "16";
 
-/// Model, exponent of the tail of tiles, GPUs, samples of a global batch, whether there are links.
-type Cell = (&'static str, f64, &'static str, &'static str, bool);
+/// Model, exponent of the tail of tiles, GPUs, samples of a global batch, kinds of plans and costs.
+type Cell = (&'static str, f64, &'static str, &'static str, &'static [&'static str]);
 
-const CELLS: [Cell; 7] = [
-    ("llava-ov-qwen2.5-7b", 0.5, "8", "64", false),
-    ("llava-ov-qwen2.5-7b", 1.1, "16", "128", true),
-    ("llava-ov-llama3-8b", 0.9, "32", "256", true),
-    ("internvl3-8b", 0.9, "32", "128", false),
-    ("qwen2-audio-7b", 0.7, "16", "64", true),
-    ("llava-ov-qwen2.5-72b", 0.9, "8", "32", false),
-    ("llava-ov-qwen2.5-32b", 0.9, "16", "256", true),
+const BASIC: &[&str] = &["--space", "basic"];
+const LINKS: &[&str] = &["--space", "basic", "--links", "LINKS"];
+const FULL: &[&str] = &[];
+const JOINT: &[&str] = &["--placement", "any", "--zero1", "--sequence-parallel"];
+
+const CELLS: [Cell; 9] = [
+    ("llava-ov-qwen2.5-7b", 0.5, "8", "64", BASIC),
+    ("llava-ov-qwen2.5-7b", 1.1, "16", "128", LINKS),
+    ("llava-ov-llama3-8b", 0.9, "32", "256", LINKS),
+    ("internvl3-8b", 0.9, "32", "128", FULL),
+    ("internvl3-8b", 0.9, "16", "64", JOINT),
+    ("qwen2-audio-7b", 0.7, "16", "64", FULL),
+    ("llava-ov-qwen2.5-72b", 0.9, "8", "32", BASIC),
+    ("llava-ov-qwen2.5-32b", 0.9, "16", "256", LINKS),
+    ("llava-ov-qwen2.5-32b", 0.9, "16", "128", JOINT),
 ];
 
 /// Draws samples whose tiles have a heavy tail.
@@ -46,7 +53,7 @@ fn answer(args: &[&str]) -> Option<Value> {
     run.objects().pop()
 }
 
-fn judge(directory: &Path, (model, exponent, gpus, samples, has_links): Cell) -> bool {
+fn judge(directory: &Path, (model, exponent, gpus, samples, space): Cell) -> bool {
     let (table, links) = (directory.join("shapes.csv"), directory.join("links.csv"));
     std::fs::write(&table, shapes(exponent)).expect("a file");
     std::fs::write(
@@ -55,10 +62,11 @@ fn judge(directory: &Path, (model, exponent, gpus, samples, has_links): Cell) ->
     )
     .expect("a file");
     let problem = ["--model", model, "--device", "a100", "--shapes", text(&table), "--json"];
-    let cluster = ["--gpus", gpus, "--global-batch", samples, "--links", text(&links)];
-    let cluster = &cluster[..if has_links { 6 } else { 4 }];
-    let planned = answer(&[&["plan", "--batches", BATCHES], &problem[..], cluster].concat());
-    let compared = answer(&[&["simulate", "--steps", BATCHES], &problem[..], cluster].concat());
+    let cluster = ["--gpus", gpus, "--global-batch", samples];
+    let space: Vec<&str> =
+        space.iter().map(|word| if *word == "LINKS" { text(&links) } else { word }).collect();
+    let planned = answer(&[&["plan", "--batches", BATCHES], &problem[..], &cluster, &space].concat());
+    let compared = answer(&[&["simulate", "--steps", BATCHES], &problem[..], &cluster, &space].concat());
     assert_eq!(planned.is_some(), compared.is_some(), "{model} on {gpus} GPUs: a plan fits both or none");
     let (Some(planned), Some(compared)) = (planned, compared) else { return false };
     let methods = compared["strategies"].as_array().expect("strategies");
@@ -68,7 +76,8 @@ fn judge(directory: &Path, (model, exponent, gpus, samples, has_links): Cell) ->
     // Both balance batches alike, so that a plan has one step time.
     let ratio = seconds(ours) / seconds(&planned);
     assert!((ratio - 1.0).abs() < 1e-3 && ours["fits"] == true, "{model} on {gpus} GPUs: {ratio}");
-    for other in methods.iter().filter(|method| method["fits"] == true) {
+    let is_searched = |method: &Value| space == JOINT || method["plan"]["placement"] == "disaggregated";
+    for other in methods.iter().filter(|method| method["fits"] == true && is_searched(method)) {
         assert!(seconds(ours) <= 1.005 * seconds(other), "{model} on {gpus} GPUs: {}", other["name"]);
     }
     true
