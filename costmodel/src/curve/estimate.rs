@@ -36,6 +36,8 @@ pub(crate) struct IntervalRule {
     pub(crate) outside: f64,
     /// Share of the time by which another session of measurements differs.
     pub(crate) session: f64,
+    /// Whether spreads were measured, so that no interval is narrower; otherwise they are assumed.
+    pub(crate) has_spread: bool,
 }
 
 impl Estimate {
@@ -75,7 +77,7 @@ impl LocalError {
 
 impl IntervalRule {
     /// Rule that leaves the expected error as it is.
-    pub(crate) const EXPECTED: Self = Self { inside: 1.0, outside: 1.0, session: 0.0 };
+    pub(crate) const EXPECTED: Self = Self { inside: 1.0, outside: 1.0, session: 0.0, has_spread: true };
 
     /// Returns the greater factors of two rules.
     pub(crate) fn wider(self, other: Self) -> Self {
@@ -83,6 +85,7 @@ impl IntervalRule {
             inside: self.inside.max(other.inside),
             outside: self.outside.max(other.outside),
             session: self.session.max(other.session),
+            has_spread: self.has_spread || other.has_spread,
         }
     }
 
@@ -91,10 +94,11 @@ impl IntervalRule {
         Self { session: 0.0, ..self }
     }
 
-    /// Returns the time with its uncertainty, which is never below the measured spread.
+    /// Returns the time with its uncertainty, which is never below a measured spread.
     pub(crate) fn estimate(self, local: LocalError) -> Estimate {
         let factor = if local.is_extrapolated { self.outside } else { self.inside };
-        let own_ns = (factor * local.expected_ns()).max(local.spread_ns);
+        let least_ns = if self.has_spread { local.spread_ns } else { 0.0 };
+        let own_ns = (factor * local.expected_ns()).max(least_ns);
         Estimate {
             ns: local.ns,
             // Added in full: the points of a session are off together, whatever they are off by themselves.

@@ -146,9 +146,10 @@ impl Curve {
         self.interval.estimate(self.local(x))
     }
 
-    /// Returns the time with the errors to expect there: the spread of the points around the work; between two
-    /// points, the distance to the straight line; outside all points, the distance to a time proportional to
-    /// work.
+    /// Returns the time with the errors to expect there.
+    ///
+    /// These are the spread of the points around the work; between two points, the distance to the straight
+    /// line; outside all points, the distance to a time proportional to work.
     pub(crate) fn local(&self, x: f64) -> LocalError {
         if x <= 0.0 {
             return LocalError::default();
@@ -357,12 +358,15 @@ mod tests {
     fn the_rule_scales_the_expected_error_and_keeps_the_spread() {
         let points = [(1.0, 100.0), (2.0, 300.0), (3.0, 900.0)];
         let half_width = |inside, outside, session, x| {
-            curve(&points).interval(IntervalRule { inside, outside, session }).estimate(x).uncertainty_ns
+            let rule = IntervalRule { inside, outside, session, has_spread: true };
+            curve(&points).interval(rule).estimate(x).uncertainty_ns
         };
         let expected = curve(&points).estimate(2.5).uncertainty_ns;
         assert!((half_width(2.0, 9.0, 0.0, 2.5) - 2.0 * expected).abs() < 1e-9);
         assert!((half_width(0.1, 9.0, 0.0, 2.0) - 3.0).abs() < 1e-9, "the spread is the least");
         assert!((half_width(1.0, 9.0, 0.05, 2.0) - 3.0 - 15.0).abs() < 1e-9);
+        let assumed = IntervalRule { inside: 0.1, has_spread: false, ..IntervalRule::EXPECTED };
+        assert!((curve(&points).interval(assumed).estimate(2.0).uncertainty_ns - 0.3).abs() < 1e-9);
         let [one, nine] = [1.0, 9.0].map(|outside| half_width(1.0, outside, 0.0, 6.0));
         assert!((nine - 9.0 * one).abs() < 1e-6);
     }

@@ -18,7 +18,8 @@
 
 use super::curve_query::{measured_knots, measured_points};
 use crate::curve::{IntervalRule, Score, curve_scores, surface_scores};
-use crate::profile::{Part, Phase, Point, SelectedPoints};
+use crate::profile::{Part, Phase, Point, REPEATS_MIN, SelectedPoints};
+use crate::quantiles::median_of_sorted;
 
 /// Share of measurements that intervals cover, in percent.
 const COVERED_PERCENT: usize = 90;
@@ -27,6 +28,12 @@ const COVERED_PERCENT: usize = 90;
 const ASSUMED_FACTOR: f64 = 2.6;
 /// Share of the time by which sessions differ where a profile has only one of them.
 const ASSUMED_SESSION: f64 = 0.05;
+
+/// Least number of points that two sessions have in common in a part, and of such parts.
+const COMMON_MIN: usize = 3;
+/// Half width for a third session over the median difference of two: `1.645 sqrt(1 + 1/2)` over `0.674
+/// sqrt(2)`, if sessions differ by a normal distribution.
+const SESSION_FACTOR: f64 = 2.11;
 
 /// Returns the rule of one pass at one TP degree.
 pub(super) fn interval_rule(selected: &SelectedPoints, phase: Phase, tp: u32) -> IntervalRule {
@@ -60,6 +67,7 @@ pub(super) fn interval_rule(selected: &SelectedPoints, phase: Phase, tp: u32) ->
         // Few points are at the ends, so their quantile is uncertain: it does not fall below the other.
         outside: outside.unwrap_or(ASSUMED_FACTOR).max(inside),
         session: session_difference(&selected.sessions).unwrap_or(ASSUMED_SESSION),
+        has_spread: selected.points.iter().any(|point| is_pass(point) && point.repeats >= REPEATS_MIN),
     }
 }
 
@@ -81,22 +89,37 @@ fn scores(points: &[Point]) -> Vec<Score> {
     points.chunk_by(is_alike).flat_map(of_shapes).collect()
 }
 
-/// Returns the share of the time by which sessions differ at the same setting; `None` if they have too few
-/// settings in common.
+/// Returns the share of the time by which another session differs from these; `None` if they have too little
+/// in common to tell.
+///
+/// A part of a module in one pass is off as a whole, so that the median over its points, signed, is free of
+/// their noise. The median over all parts is the scale of these differences.
 fn session_difference(sessions: &[Vec<Point>]) -> Option<f64> {
     let mut differences = Vec::new();
     for (at, session) in sessions.iter().enumerate() {
-        for point in session {
-            for other in &sessions[at + 1..] {
-                // Points are sorted by setting.
-                let same = other.binary_search_by(|other| other.setting.cmp(&point.setting));
-                let Ok(same) = same else { continue };
-                let [a, b] = [point.microseconds, other[same].microseconds];
-                differences.push(2.0 * (a - b).abs() / (a + b));
-            }
+        for other in &sessions[at + 1..] {
+            let is_alike = |a: &Point, b: &Point| {
+                let (a, b) = (a.setting, b.setting);
+                (a.part, a.phase, a.tp) == (b.part, b.phase, b.tp)
+            };
+            let of_part = session.chunk_by(is_alike).filter_map(|part| part_difference(part, other));
+            differences.extend(of_part.map(f64::abs));
         }
     }
-    covering_quantile(differences)
+    differences.sort_by(f64::total_cmp);
+    (differences.len() >= COMMON_MIN).then(|| SESSION_FACTOR * median_of_sorted(&differences))
+}
+
+/// Returns the median relative difference of the points of a part from another session, sorted by setting.
+fn part_difference(part: &[Point], other: &[Point]) -> Option<f64> {
+    let difference = |point: &Point| {
+        let same = other.binary_search_by(|other| other.setting.cmp(&point.setting)).ok()?;
+        let [a, b] = [point.microseconds, other[same].microseconds];
+        Some(2.0 * (a - b) / (a + b))
+    };
+    let mut differences: Vec<f64> = part.iter().filter_map(difference).collect();
+    differences.sort_by(f64::total_cmp);
+    (differences.len() >= COMMON_MIN).then(|| median_of_sorted(&differences))
 }
 
 /// Returns the value that the next one exceeds with a probability of at most 10 %; `None` if values are too

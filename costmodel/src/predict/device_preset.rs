@@ -105,13 +105,12 @@ impl DevicePreset {
     /// # }
     /// ```
     pub fn named(name: &str) -> Result<Self> {
-        let rate = DeviceRate::preset(name)?;
         let device = DEVICES.iter().find(|device| device.name == name);
         let &Device { memory, half_rate_width, links, .. } = device.ok_or_else(|| {
             let known = DeviceRate::preset_names().join(", ");
             Error::UnknownDevice { name: name.to_owned(), known }
         })?;
-        Ok(Self { rate, memory, half_rate_width, links })
+        Ok(Self { rate: DeviceRate::preset(name)?, memory, half_rate_width, links })
     }
 
     /// Returns the stated rate of each module.

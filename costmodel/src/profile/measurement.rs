@@ -170,8 +170,8 @@ fn point(repeats: &[Measurement]) -> Point {
 
 /// Raises spreads below the median one of their pass to it, relative to the times.
 ///
-/// The spread of a handful of repeats is uncertain itself: by chance they may agree. Points of one pass run on
-/// the same machine, so the median of their spreads is the better estimate. `points` are of one module.
+/// The spread of a handful of repeats is uncertain itself: by chance they may agree. Points of one pass run
+/// on the same machine, so the median of their spreads is the better estimate. `points` are of one module.
 pub(super) fn pool_spreads(points: &mut [Point]) {
     for phase in Phase::ALL {
         let is_measured = |point: &&Point| point.setting.phase == phase && point.repeats >= REPEATS_MIN;
