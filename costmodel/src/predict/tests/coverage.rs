@@ -52,7 +52,7 @@ fn truth(part: Part, tokens: f64) -> f64 {
 }
 
 /// Writes one session of measurements of the LLM at these lengths.
-fn session(random: &mut Random, noise: Noise, lengths: &[u32]) -> Profile {
+fn session(random: &mut Random, noise: Noise, lengths: &[u32]) -> String {
     let mut text = HEADER.to_owned();
     for part in [Part::Linear, Part::Attention] {
         let drift = 1.0 + noise.session * (2.0 * random.uniform() - 1.0);
@@ -67,7 +67,11 @@ fn session(random: &mut Random, noise: Noise, lengths: &[u32]) -> Profile {
             }
         }
     }
-    Profile::parse([("p.csv", text.as_str())]).unwrap()
+    text
+}
+
+fn parse(text: &str) -> Profile {
+    Profile::parse([("p.csv", text)]).unwrap()
 }
 
 fn measured_lengths() -> Vec<u32> {
@@ -82,7 +86,7 @@ fn held_out_lengths() -> Vec<u32> {
 /// Counts the held-out points of the same session within their intervals, and all of them.
 fn covered_in_session(seed: u64, noise: Noise) -> [usize; 2] {
     let lengths: Vec<u32> = measured_lengths().into_iter().chain(held_out_lengths()).collect();
-    let both = session(&mut Random(seed), noise, &lengths);
+    let both = parse(&session(&mut Random(seed), noise, &lengths));
     let all = both.select(Module::Llm, &ModuleWidths::default()).unwrap();
     let is_held_out = |tokens: u32| held_out_lengths().contains(&tokens);
     let mut known = all.clone();
@@ -120,21 +124,28 @@ fn intervals_cover_ninety_percent_of_the_same_session_whatever_its_noise() {
 }
 
 #[test]
-fn intervals_cover_other_sessions_that_differ_by_five_percent() {
+fn intervals_of_one_and_of_two_sessions_cover_another() {
     let noise = Noise { run: 0.02, stragglers: 0.02, session: 0.05 };
-    let mut widths = Vec::new();
-    let covered = (0..SEEDS).map(|seed| {
-        let mut random = Random(seed);
-        let known = session(&mut random, noise, &measured_lengths());
-        let observed = session(&mut random, noise, &held_out_lengths());
-        let report = AccuracyReport::compare(&known, &observed).unwrap();
-        let width = |point: &PointAccuracy| point.uncertainty_ns as f64 / point.predicted_ns as f64;
-        widths.extend(report.points.iter().map(width));
-        [(report.within_uncertainty * report.points.len() as f64).round() as usize, report.points.len()]
-    });
-    let covered = sum(covered);
-    let width = widths.iter().sum::<f64>() / widths.len() as f64;
-    assert!(covered >= 0.85 && width < 0.15, "{covered} of the points, half width {width}");
+    for sessions in [1, 2] {
+        let mut widths = Vec::new();
+        let covered = sum((0..SEEDS).map(|seed| {
+            let mut random = Random(seed);
+            let files: Vec<(String, String)> = (0..sessions)
+                .map(|file| (format!("{file}.csv"), session(&mut random, noise, &measured_lengths())))
+                .collect();
+            let files = files.iter().map(|(name, text)| (&name[..], &text[..]));
+            let known = Profile::parse(files).unwrap();
+            let observed = parse(&session(&mut random, noise, &held_out_lengths()));
+            let report = AccuracyReport::compare(&known, &observed).unwrap();
+            widths.push(report.mean_uncertainty);
+            [(report.within_uncertainty * report.points.len() as f64).round() as usize, report.points.len()]
+        }));
+        let width = widths.iter().sum::<f64>() / widths.len() as f64;
+        assert!(
+            covered >= 0.85 && width < 0.15,
+            "{sessions} sessions: {covered} covered, half width {width}"
+        );
+    }
 }
 
 /// Returns half width over time of the LLM's linear work at 700 tokens.
@@ -163,7 +174,7 @@ fn a_second_session_replaces_the_assumed_difference_between_sessions() {
         text
     };
     let (first, second) = (rows(0.0), rows(0.01));
-    let one = share_at_700(&Profile::parse([("a.csv", &first[..])]).unwrap());
+    let one = share_at_700(&parse(&first));
     let both = share_at_700(&Profile::parse([("a.csv", &first[..]), ("b.csv", &second[..])]).unwrap());
     assert!((0.05..0.06).contains(&one), "one session: {one}");
     // The spread of repeats is now that of both sessions.
