@@ -51,7 +51,8 @@ pub use error::{Error, Result};
 pub use instance::Instance;
 pub use partition::{Assignment, BoundKind, LowerBound, Strategy, balance, lower_bound};
 pub use pipeline::{
-    PipelineAssignment, PipelineConfig, PipelineObjective, assign_ranks, balance_pipeline, peak_order,
+    PipelineAssignment, PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit,
+    assign_ranks, balance_pipeline, peak_order,
 };
 pub use simulate::{
     Activity, Communication, CompiledSchedule, CriticalStep, Event, Simulation, StageTimes, simulate,

@@ -2,6 +2,7 @@
 
 use super::bound::pipeline_lower_bound;
 use super::config::{PipelineConfig, PipelineObjective};
+use super::memory_start;
 use super::order;
 use super::relaxation::Relaxation;
 use super::relaxation_start;
@@ -16,6 +17,8 @@ use crate::partition::{self, LowerBound, Partition, Problem, Strategy};
 const BOUND_PASSES: std::ops::Range<u64> = 1 << 16..1 << 20;
 /// Elementary steps of a search per step that its bound takes.
 const BOUND_SHARE: u64 = 16;
+/// Share of a search in which a start that exceeds memory may be relieved.
+const RELIEF_SHARE: u64 = 8;
 /// Most elementary steps, per item, of a partition search before the order is searched.
 const MIN_MAX_STEPS: u64 = 1 << 13;
 
@@ -28,6 +31,11 @@ pub struct PipelineAssignment {
     pub ranks_ns: Vec<u64>,
     /// Makespan of the slowest rank, nanoseconds.
     pub makespan_ns: u64,
+    /// Bytes above the limits of memory, summed over limits and ranks; 0 if all are kept or there are none.
+    ///
+    /// A search lowers it before anything else, but it is a heuristic: an assignment that keeps all limits
+    /// may exist where none was found. Other strategies do not look at the limits.
+    pub memory_excess: u64,
     /// Lower bound on the makespan of any assignment.
     pub bound: LowerBound,
     /// Work units that the search spent; see [`Budget`].
@@ -48,7 +56,8 @@ impl PipelineAssignment {
 ///
 /// [`Strategy::RoundRobin`] is *data-blind*: item `i` goes to rank `i mod D`, microbatch `(i / D) mod K`, and
 /// nothing is reordered. [`Strategy::Random`] keeps its random order as well. Pure and deterministic like
-/// [`balance`](crate::balance); caps hold for every microbatch. A sixteenth of a search's budget goes into
+/// [`balance`](crate::balance); caps hold for every microbatch, and a search keeps the limits of
+/// [`PipelineConfig::memory`] if it finds how. A sixteenth of a search's budget goes into
 /// the bound, and the answer that the search starts from is counted as well.
 ///
 /// # Errors
@@ -89,13 +98,23 @@ pub fn balance_pipeline(
     if strategy == Strategy::Search {
         // A small budget is charged its share only, although the bound takes a minimum of passes.
         budget.spend(passes_max.min(budget.steps_left() / BOUND_SHARE));
-        state = refine(&problem, config, state, &relaxation, bound.ns, budget);
+        state = relax(&problem, config, state, &relaxation, budget);
+        if state.memory_excess() > 0 {
+            state = memory_start::improve(&problem, instance, caps, config, state, budget);
+        }
+        let moves = match config.objective {
+            PipelineObjective::Makespan => MoveSet::Contents,
+            PipelineObjective::MinMax => MoveSet::Order,
+        };
+        search::improve(&mut state, moves, bound.ns, budget);
     }
+    let memory_excess = state.memory_excess();
     let (groups, ranks_ns) = state.into_parts();
     Ok(PipelineAssignment {
         ranks: groups.chunks(instance.groups() / config.dp_size).map(<[_]>::to_vec).collect(),
         makespan_ns: ranks_ns.iter().copied().max().unwrap_or(0),
         ranks_ns,
+        memory_excess,
         bound,
         work_spent: budget.work_spent() - work_before,
         is_reproducible: budget.is_reproducible(),
@@ -130,28 +149,29 @@ fn start(
     }
 }
 
-/// Searches from a state, or from one that follows the relaxation if that is better.
-fn refine<'a>(
+/// Returns a state, or one that follows the relaxation if items may move and that is better.
+fn relax<'a>(
     problem: &'a Problem<'a>,
-    config: &PipelineConfig,
-    mut state: ScheduleState<'a>,
+    config: &'a PipelineConfig,
+    state: ScheduleState<'a>,
     relaxation: &Relaxation,
-    goal_ns: u64,
     budget: &mut Budget,
 ) -> ScheduleState<'a> {
-    let moves = match config.objective {
-        PipelineObjective::Makespan => MoveSet::Contents,
-        PipelineObjective::MinMax => MoveSet::Order,
-    };
-    if moves == MoveSet::Contents
+    if config.objective == PipelineObjective::Makespan
         && let Some(slots) = relaxation_start::assign(problem, relaxation, budget)
     {
-        let other = ScheduleState::new(problem, slots, config);
-        if other.makespan_ns() < state.makespan_ns() {
-            state = other;
+        let mut other = ScheduleState::new(problem, slots, config);
+        if other.memory_excess() > 0 {
+            search::relieve(&mut other, budget.steps_left() / RELIEF_SHARE, budget);
+            // A search ends better from here than from the other start, whose makespan may be shorter.
+            if other.memory_excess() == 0 {
+                return other;
+            }
+        }
+        if other.value() < state.value() {
+            return other;
         }
     }
-    search::improve(&mut state, moves, goal_ns, budget);
     state
 }
 

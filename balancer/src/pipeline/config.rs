@@ -1,5 +1,6 @@
 //! Describes the pipelines of a step: stages, DP sizes and objective of a search.
 
+use super::memory_limits::PipelineMemoryLimits;
 use crate::error::{Error, Result};
 use crate::instance::Instance;
 use crate::schedule::{ScheduleKind, StepShape};
@@ -38,6 +39,8 @@ pub struct PipelineConfig {
     /// Schedule that runs the microbatches: `gpipe`, `1f1b` or `1f1b-ahead`, whose encoders are all modules
     /// before the last.
     pub schedule: ScheduleKind,
+    /// Limits on the memory of the stages' GPUs. Default: none.
+    pub memory: Option<PipelineMemoryLimits>,
 }
 
 /// Objective of a search for pipelines.
@@ -48,7 +51,8 @@ pub enum PipelineObjective {
     #[default]
     Makespan,
     /// Largest microbatch first, for half of the effort; then the makespan, by order and rank of whole
-    /// microbatches alone. The best that min-max balancers do, for comparison.
+    /// microbatches alone. The best that min-max balancers do, for comparison. Items move nevertheless while
+    /// a limit of memory is exceeded.
     MinMax,
 }
 
@@ -58,7 +62,7 @@ impl PipelineConfig {
     pub fn new(dp_size: usize, stages: Vec<usize>) -> Self {
         let objective = PipelineObjective::default();
         let schedule = ScheduleKind::OneForwardOneBackward;
-        Self { dp_size, stages, module_dp_sizes: Vec::new(), objective, schedule }
+        Self { dp_size, stages, module_dp_sizes: Vec::new(), objective, schedule, memory: None }
     }
 
     /// Sets the DP size of every module. Default: the DP size of the pipelines.
@@ -82,10 +86,35 @@ impl PipelineConfig {
         self
     }
 
+    /// Sets limits on the memory of the stages' GPUs. Default: none.
+    #[must_use]
+    pub fn memory(mut self, limits: PipelineMemoryLimits) -> Self {
+        self.memory = Some(limits);
+        self
+    }
+
     /// Returns the DP ranks that share a module's work.
     #[must_use]
     pub fn module_dp_size(&self, module: usize) -> usize {
         self.module_dp_sizes.get(module).copied().unwrap_or(self.dp_size)
+    }
+
+    /// Returns the most microbatches whose activations a stage holds at once under the schedule, at least 1.
+    ///
+    /// - `stage`: below the number of stages
+    /// - `microbatches`: of a DP rank
+    ///
+    /// # Panics
+    /// If there is no such stage.
+    #[must_use]
+    pub fn in_flight(&self, stage: usize, microbatches: usize) -> usize {
+        let stages: usize = self.stages.iter().sum();
+        assert!(stage < stages, "stage {stage} of {stages}");
+        let encoder_stages = stages - self.stages.last().copied().unwrap_or(0);
+        let kind = self.schedule;
+        let shape =
+            StepShape { kind, encoder_stages, stages, slots: microbatches, has_encoder_backward: true };
+        shape.in_flight(stage)
     }
 
     /// Returns the times of one rank's microbatches in every stage, ready to simulate.
@@ -191,7 +220,7 @@ impl PipelineConfig {
         if i64::try_from(total).is_err() {
             return invalid("stages", "the total time of all stages must be below 2^63 ns".to_owned());
         }
-        Ok(())
+        self.memory.as_ref().map_or(Ok(()), |limits| limits.check(instance, self))
     }
 }
 

@@ -12,6 +12,8 @@
 mod balance;
 mod bound;
 mod config;
+mod memory_limits;
+mod memory_start;
 mod order;
 mod pass_graph;
 mod relaxation;
@@ -21,4 +23,5 @@ mod timeline;
 
 pub use balance::{PipelineAssignment, balance_pipeline};
 pub use config::{PipelineConfig, PipelineObjective};
+pub use memory_limits::{PipelineMemoryLimits, StageMemoryLimit};
 pub use order::{assign_ranks, peak_order};

@@ -57,6 +57,31 @@ pub fn peak_order(sizes_ns: &[u64]) -> Vec<u32> {
     front.chain(back).copied().collect()
 }
 
+/// Orders microbatches so that windows of consecutive ones are even.
+///
+/// - `sizes`: `[microbatches]`, units or bytes
+/// - `window`: at least 1
+/// - returns the microbatches in the order to run: for a window of 2 the largest, the smallest, the second
+///   largest and so on
+///
+/// A window has one place of every residue class of `window`. So the classes get the largest microbatches,
+/// the next ones and so on, descending and ascending in turn.
+pub(super) fn spread_order(sizes: &[u64], window: usize) -> Vec<u32> {
+    let mut descending: Vec<u32> = (0..sizes.len() as u32).collect();
+    descending.sort_by_key(|&microbatch| Reverse(sizes[microbatch as usize]));
+    let mut order = vec![0; sizes.len()];
+    let mut rest = &descending[..];
+    for class in 0..window.min(sizes.len()) {
+        let places = (class..sizes.len()).step_by(window);
+        let (own, others) = rest.split_at(places.len());
+        rest = others;
+        for (nth, place) in places.enumerate() {
+            order[place] = if class % 2 == 0 { own[nth] } else { own[own.len() - 1 - nth] };
+        }
+    }
+    order
+}
+
 /// Ranks while groups are assigned to them.
 struct Ranks<'a> {
     loads_ns: &'a [u64],
@@ -172,5 +197,18 @@ mod tests {
     fn small_microbatches_run_first_and_last() {
         assert_eq!(peak_order(&[5, 1, 4, 2, 3]), [1, 4, 0, 2, 3]);
         assert_eq!(peak_order(&[]), [0_u32; 0]);
+    }
+
+    #[test]
+    fn windows_of_a_spread_order_are_even() {
+        assert_eq!(spread_order(&[1, 2, 3, 4, 5, 6], 2), [5, 0, 4, 1, 3, 2]);
+        let sizes = [9, 9, 9, 1, 1, 1, 1, 1];
+        for (window, most) in [(1, 9), (2, 10), (3, 11), (4, 20), (8, 32), (9, 32)] {
+            let order = spread_order(&sizes, window);
+            let sizes: Vec<u64> = order.iter().map(|&microbatch| sizes[microbatch as usize]).collect();
+            let sums = sizes.windows(window.min(8)).map(|window| window.iter().sum::<u64>());
+            assert_eq!(sums.max(), Some(most), "{window}: {sizes:?}");
+        }
+        assert_eq!(spread_order(&[], 2), [0_u32; 0]);
     }
 }

@@ -9,13 +9,20 @@
 //! A change is accepted if the slowest rank that it touches ends no later than a [`threshold`] above the
 //! slowest of them before. The threshold is random and shrinks to zero, so that the search leaves plateaus
 //! early and descends late; the best state seen is the answer.
+//!
+//! Limits of memory come first: no change may raise the bytes above them, and one that lowers these bytes is
+//! accepted at any makespan ([`stage_memory`], [`relief`]).
 
 mod change;
+mod relief;
 mod schedule_state;
 mod shared_modules;
+mod stage_memory;
 mod threshold;
+mod trial;
 
 use crate::budget::Budget;
+use crate::partition::Partition;
 use crate::rng::SplitMix64;
 use change::{Change, ChangeKind};
 pub(crate) use schedule_state::ScheduleState;
@@ -29,6 +36,10 @@ const STEPS_ENDLESS: u64 = 1 << 38;
 const DRAW_STEPS: u64 = 8;
 /// Binary order of the relative gap, 15 ns in a second, up to which a state counts as at the goal.
 const NEAR_SHIFT: u32 = 26;
+/// Share of a search with limits of memory that restarts take.
+const RESTARTS_SHARE: u64 = 4;
+/// Restarts of a search with limits of memory.
+const RESTARTS: u64 = 16;
 /// Cycles in a row without improvement before the search ends.
 const VAIN_CYCLES_MAX: u32 = 2;
 
@@ -41,8 +52,8 @@ pub(crate) enum MoveSet {
     Contents,
 }
 
-/// Lowers the slowest rank's makespan until it meets `goal_ns`, the budget is spent or nothing helps.
-/// Never makes it worse.
+/// Lowers the bytes above the limits of memory, then the slowest rank's makespan, until it meets `goal_ns`,
+/// the budget is spent or nothing helps. Never makes either worse, except the makespan for fewer bytes.
 ///
 /// One cycle of shrinking thresholds takes the whole budget; where that is unlimited (a deadline), cycles
 /// double in length.
@@ -55,16 +66,69 @@ pub(crate) fn improve(state: &mut ScheduleState<'_>, moves: MoveSet, goal_ns: u6
     }
     let goal_ns = goal_ns + (goal_ns >> NEAR_SHIFT);
     let mut rng = SplitMix64::new(state.problem().seed);
-    let left = budget.steps_left();
-    let is_endless = left > STEPS_ENDLESS;
-    let mut cycle = if is_endless { FIRST_CYCLE_STEPS * state.problem().items as u64 } else { left };
+    if !state.has_limits() {
+        return run_cycles(state, moves, goal_ns, &mut rng, budget);
+    }
+    relief::relieve(state, first_cycle(state, budget) / 8 * 7, &mut rng, budget);
+    let restarts_steps = first_cycle(state, budget) / RESTARTS_SHARE;
+    let steps = budget.steps_left() - restarts_steps;
+    budget.within(steps, |budget| run_cycles(state, moves, goal_ns, &mut rng, budget));
+    for left in (1..=RESTARTS).rev() {
+        let steps = budget.steps_left().min(restarts_steps) / left;
+        budget.within(steps, |budget| restart(state, moves, goal_ns, &mut rng, budget));
+    }
+}
+
+/// Searches from a perturbed state: limits of memory may part the states that changes can reach.
+fn restart(
+    state: &mut ScheduleState<'_>,
+    moves: MoveSet,
+    goal_ns: u64,
+    rng: &mut SplitMix64,
+    budget: &mut Budget,
+) {
+    if state.is_at(goal_ns) || budget.is_spent() {
+        return;
+    }
+    let before = state.value();
+    let slots = relief::perturb(state, moves, rng, budget);
+    let best = state.restart(slots, budget);
+    relief::relieve(state, budget.steps_left() / 2, rng, budget);
+    anneal(state, moves, goal_ns, budget.steps_left(), rng, budget);
+    if state.value() > before {
+        state.restart(best, budget);
+    }
+}
+
+/// Anneals in cycles until the goal is met, the budget is spent or nothing helps.
+fn run_cycles(
+    state: &mut ScheduleState<'_>,
+    moves: MoveSet,
+    goal_ns: u64,
+    rng: &mut SplitMix64,
+    budget: &mut Budget,
+) {
+    let mut cycle = first_cycle(state, budget);
     let mut vain = 0;
-    while vain < VAIN_CYCLES_MAX && state.makespan_ns() > goal_ns && !budget.is_spent() {
-        let before_ns = state.makespan_ns();
-        anneal(state, moves, goal_ns, cycle, &mut rng, budget);
-        vain = if state.makespan_ns() < before_ns { 0 } else { vain + 1 };
+    while vain < VAIN_CYCLES_MAX && !state.is_at(goal_ns) && !budget.is_spent() {
+        let before = state.value();
+        anneal(state, moves, goal_ns, cycle, rng, budget);
+        vain = if state.value() < before { 0 } else { vain + 1 };
         cycle = cycle.saturating_mul(2);
     }
+}
+
+/// Lowers the bytes above the limits of memory, within some of the elementary steps left.
+pub(crate) fn relieve(state: &mut ScheduleState<'_>, steps: u64, budget: &mut Budget) {
+    let steps = steps.min(first_cycle(state, budget));
+    relief::relieve(state, steps, &mut SplitMix64::new(state.problem().seed), budget);
+}
+
+/// Returns the elementary steps of the first cycle: all that are left, or a few per item where these are
+/// unlimited.
+fn first_cycle(state: &ScheduleState<'_>, budget: &Budget) -> u64 {
+    let left = budget.steps_left();
+    if left > STEPS_ENDLESS { FIRST_CYCLE_STEPS * state.problem().items as u64 } else { left }
 }
 
 /// Runs one cycle of about `steps` elementary steps; the state ends as the best seen.
@@ -80,7 +144,7 @@ fn anneal(
     let mut threshold = Threshold::new(start_threshold(state, goal_ns), steps);
     loop {
         let done = start - budget.steps_left();
-        if done >= steps || budget.is_spent() || state.makespan_ns() <= goal_ns {
+        if done >= steps || budget.is_spent() || state.is_at(goal_ns) {
             break;
         }
         budget.spend(DRAW_STEPS);
@@ -106,6 +170,9 @@ fn start_threshold(state: &ScheduleState<'_>, goal_ns: u64) -> u64 {
 
 /// Draws a change of two different slots; `None` if a slot would be empty.
 fn draw(state: &ScheduleState<'_>, moves: MoveSet, rng: &mut SplitMix64) -> Option<Change> {
+    if let Some(window) = state.fullest_window() {
+        return relief::draw(state, &window, rng);
+    }
     let (ranks, microbatches) = (state.ranks(), state.microbatches());
     // The bits of one number: at the slowest rank 1 in 2, inside one rank 3 in 8, whole slots 1 in 4.
     let bits = rng.next_u64() as usize;
@@ -114,25 +181,28 @@ fn draw(state: &ScheduleState<'_>, moves: MoveSet, rng: &mut SplitMix64) -> Opti
     let other = if is_inside { rank } else { (rank + 1 + rng.below(ranks - 1)) % ranks };
     let first = rank * microbatches + rng.below(microbatches);
     let second = other * microbatches + rng.below(microbatches);
+    let is_whole = moves == MoveSet::Order || (bits >> 4) & 7 < 2;
+    draw_at(state.slots(), first, second, is_whole, rng)
+}
+
+/// Draws a change of two slots, whole or of their items; `None` if they are the same or one would be empty.
+fn draw_at(
+    slots: &Partition,
+    first: usize,
+    second: usize,
+    is_whole: bool,
+    rng: &mut SplitMix64,
+) -> Option<Change> {
     if first == second {
         return None;
     }
-    match moves {
-        MoveSet::Order => Some(Change::swap_slots(first, second)),
-        MoveSet::Contents if (bits >> 4) & 7 < 2 => Some(Change::swap_slots(first, second)),
-        MoveSet::Contents => draw_items(state, first, second, rng),
-    }
+    if is_whole { Some(Change::swap_slots(first, second)) } else { draw_items(slots, first, second, rng) }
 }
 
 /// Draws items of two different slots: a swap in 2 of 3, always if the first slot would be empty; `None` if
 /// there is no such item.
-fn draw_items(
-    state: &ScheduleState<'_>,
-    first: usize,
-    second: usize,
-    rng: &mut SplitMix64,
-) -> Option<Change> {
-    let (givers, takers) = (state.items(first), state.items(second));
+fn draw_items(slots: &Partition, first: usize, second: usize, rng: &mut SplitMix64) -> Option<Change> {
+    let (givers, takers) = (slots.groups[first].len(), slots.groups[second].len());
     let is_swap = rng.below(3) > 0 || givers == 1;
     if givers == 0 || (is_swap && takers == 0) {
         return None;

@@ -8,6 +8,8 @@
 
 use super::change::Change;
 use super::shared_modules::SharedModules;
+use super::stage_memory::{FullestWindow, StageMemory};
+use super::trial::{Touched, Trial};
 use crate::budget::Budget;
 use crate::partition::Partition;
 use crate::partition::Problem;
@@ -15,6 +17,7 @@ use crate::pipeline::config::PipelineConfig;
 use crate::pipeline::pass_graph::PassShape;
 use crate::pipeline::timeline::{PassTimes, Timeline};
 use crate::simulate::split_time;
+use std::cmp::Ordering;
 
 /// State of the search, and the best one seen.
 pub(crate) struct ScheduleState<'a> {
@@ -22,6 +25,7 @@ pub(crate) struct ScheduleState<'a> {
     slots: Partition,
     timeline: Timeline,
     shared: SharedModules,
+    memory: Option<StageMemory<'a>>,
     microbatches: usize,
     dp_size: usize,
     /// Whether the ranks are coupled, on one timeline.
@@ -36,28 +40,9 @@ pub(crate) struct ScheduleState<'a> {
     trial: Trial,
 }
 
-/// A change on trial; kept to reuse its memory.
-#[derive(Default)]
-struct Trial {
-    /// Columns of the two slots after the change.
-    after: [Vec<u64>; 2],
-    /// Cells of the times before the change: timeline, cell, nanoseconds.
-    before: Vec<(usize, usize, u64)>,
-    touched: Vec<Touched>,
-}
-
-/// A timeline that a change touches, from one of its microbatches to another.
-struct Touched {
-    timeline: usize,
-    from: usize,
-    to: usize,
-    /// Makespan after the change.
-    makespan_ns: u64,
-}
-
 impl<'a> ScheduleState<'a> {
     /// Simulates all ranks; `config` fits the problem.
-    pub(crate) fn new(problem: &'a Problem<'a>, slots: Partition, config: &PipelineConfig) -> Self {
+    pub(crate) fn new(problem: &'a Problem<'a>, slots: Partition, config: &'a PipelineConfig) -> Self {
         let microbatches = problem.groups / config.dp_size;
         let (dp_size, shared) = (config.dp_size, SharedModules::new(problem, config));
         let is_coupled = dp_size > 1 && !shared.is_empty();
@@ -69,11 +54,13 @@ impl<'a> ScheduleState<'a> {
         let timeline = Timeline::new(shape);
         let timelines = vec![timeline.times(); if is_coupled { 1 } else { dp_size }];
         let trial = Trial { after: [(); 2].map(|()| vec![0; problem.width()]), ..Trial::default() };
+        let memory = StageMemory::new(&slots, config);
         let mut state = Self {
             problem,
             slots,
             timeline,
             shared,
+            memory,
             microbatches,
             dp_size,
             is_coupled,
@@ -97,6 +84,36 @@ impl<'a> ScheduleState<'a> {
     /// Returns the makespan of the step.
     pub(crate) fn makespan_ns(&self) -> u64 {
         self.timelines[self.slowest].makespan_ns
+    }
+
+    /// Whether memory has limits.
+    pub(super) fn has_limits(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// Returns the bytes above the limits of memory, summed over limits and ranks; 0 without limits.
+    pub(crate) fn memory_excess(&self) -> u64 {
+        self.memory.as_ref().map_or(0, StageMemory::excess)
+    }
+
+    /// Returns the order of states: the bytes above the limits of memory, then the makespan.
+    pub(crate) fn value(&self) -> (u64, u64) {
+        (self.memory_excess(), self.makespan_ns())
+    }
+
+    /// Whether all limits of memory are kept and the makespan is at most the goal.
+    pub(super) fn is_at(&self, goal_ns: u64) -> bool {
+        self.value() <= (0, goal_ns)
+    }
+
+    /// Returns the items of every slot, with their loads.
+    pub(crate) fn slots(&self) -> &Partition {
+        &self.slots
+    }
+
+    /// Returns the microbatches that exceed a limit of memory most; `None` if none is exceeded.
+    pub(crate) fn fullest_window(&self) -> Option<FullestWindow> {
+        self.memory.as_ref().filter(|memory| memory.excess() > 0)?.fullest_window()
     }
 
     /// Returns a rank that determines the makespan: the first of the slowest, or of coupled ranks the one
@@ -139,22 +156,29 @@ impl<'a> ScheduleState<'a> {
         self.problem
     }
 
-    /// Returns the number of items in a slot.
-    pub(super) fn items(&self, slot: usize) -> usize {
-        self.slots.groups[slot].len()
-    }
-
     /// Makes a change if no rank that it touches ends later than `threshold_ns` above the slowest of these
-    /// before, and no cap is exceeded.
+    /// before, no cap is exceeded and memory is exceeded no more than before; or at any makespan, if memory
+    /// is exceeded less.
     pub(super) fn try_change(&mut self, change: Change, threshold_ns: u64, budget: &mut Budget) {
         if !change.loads_after(self.problem, &self.slots, &mut self.trial.after) {
             return;
         }
+        let memory = self.memory.as_mut();
+        let excess =
+            memory.map_or(Ordering::Equal, |memory| memory.compare_change(&self.slots, change, budget));
+        if excess == Ordering::Greater {
+            return;
+        }
+        self.trial.is_relief = excess == Ordering::Less;
         self.touch(change, budget);
         let makespans_ns =
             self.trial.touched.iter().map(|touched| self.timelines[touched.timeline].makespan_ns);
         let slowest = makespans_ns.max();
-        let limit_ns = slowest.unwrap_or(0).saturating_add(threshold_ns);
+        let limit_ns = if self.trial.is_relief {
+            i64::MAX as u64
+        } else {
+            slowest.unwrap_or(0).saturating_add(threshold_ns)
+        };
         // Rejects at the cost of a few cells what would otherwise take a simulation.
         if !self.may_fit(change, limit_ns, budget) {
             return;
@@ -266,7 +290,7 @@ impl<'a> ScheduleState<'a> {
     fn keep_best(&mut self) {
         let touched = self.trial.touched.iter().map(|touched| touched.makespan_ns).max();
         // Only the step away from the best state is copied; later states need no copy.
-        if self.best.is_none() && touched > Some(self.best_ns) {
+        if self.best.is_none() && !self.trial.is_relief && touched > Some(self.best_ns) {
             self.best = Some(self.slots.clone());
         }
     }
@@ -275,12 +299,16 @@ impl<'a> ScheduleState<'a> {
     fn apply(&mut self, change: Change, budget: &mut Budget) {
         change.apply(self.problem, &mut self.slots);
         self.shared.apply(self.problem, &self.slots, change);
+        if let Some(memory) = &mut self.memory {
+            memory.apply(change, budget);
+        }
         for touched in &self.trial.touched {
             self.timeline.settle(&mut self.timelines[touched.timeline], touched.from, touched.to);
             budget.spend(self.timeline.passes());
         }
         self.find_slowest();
-        if self.makespan_ns() < self.best_ns {
+        // The excess never rises, so a state with less is better than all before.
+        if self.trial.is_relief || self.makespan_ns() < self.best_ns {
             self.best_ns = self.makespan_ns();
             self.best = None;
         }
@@ -292,6 +320,15 @@ impl<'a> ScheduleState<'a> {
             self.slots = best;
             self.refresh();
         }
+    }
+
+    /// Starts anew from other slots; returns the present ones.
+    pub(super) fn restart(&mut self, slots: Partition, budget: &mut Budget) -> Partition {
+        budget.spend(self.timeline.passes() * self.timelines.len() as u64 + self.problem.items as u64);
+        let present = std::mem::replace(&mut self.slots, slots);
+        self.refresh();
+        (self.best_ns, self.best) = (self.makespan_ns(), None);
+        present
     }
 
     fn find_slowest(&mut self) {
@@ -307,6 +344,9 @@ impl<'a> ScheduleState<'a> {
     fn refresh(&mut self) {
         let modules = self.problem.modules;
         self.shared.refresh(self.problem, &self.slots);
+        if let Some(memory) = &mut self.memory {
+            memory.refresh(&self.slots);
+        }
         for slot in 0..self.problem.groups {
             let (rank, place) = (slot / self.microbatches, slot % self.microbatches);
             for module in 0..modules {
@@ -326,78 +366,4 @@ impl<'a> ScheduleState<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::pipeline::search::change::ChangeKind;
-    use crate::rng::SplitMix64;
-    use crate::{Caps, Instance};
-    use proptest::prelude::*;
-
-    /// Computes the makespans of a state's ranks from its items.
-    fn simulated(state: &ScheduleState<'_>, config: &PipelineConfig) -> Vec<u64> {
-        let slots = Partition::from_groups(state.problem, state.slots.groups.clone());
-        ScheduleState::new(state.problem, slots, config).into_parts().1
-    }
-
-    fn random_change(state: &ScheduleState<'_>, rng: &mut SplitMix64) -> Option<Change> {
-        let [first, second] = [(); 2].map(|()| rng.below(state.problem.groups));
-        let (givers, takers) = (state.items(first), state.items(second));
-        let kind = match rng.below(3) {
-            0 => ChangeKind::Slots,
-            1 if givers > 0 => ChangeKind::Items { gives: rng.below(givers), takes: None },
-            _ if givers > 0 && takers > 0 => {
-                ChangeKind::Items { gives: rng.below(givers), takes: Some(rng.below(takers)) }
-            }
-            _ => return None,
-        };
-        (first != second).then_some(Change { first, second, kind })
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-
-        #[test]
-        fn makespans_follow_every_change(
-            times_ns in prop::collection::vec(0..1000_u64, 60),
-            stages in prop::collection::vec(1..4_usize, 2),
-            shape in prop::sample::select(vec![(1, 6), (2, 3), (3, 4), (4, 1)]),
-            encoder_dp in 1..6_usize,
-            seed in any::<u64>(),
-        ) {
-            let (dp_size, microbatches) = shape;
-            let instance = Instance::new(dp_size * microbatches, 2, times_ns).unwrap();
-            let config = PipelineConfig::new(dp_size, stages).module_dp_sizes(vec![encoder_dp, dp_size]);
-            let problem = Problem::new(&instance, &Caps::default()).unwrap();
-            let mut rng = SplitMix64::new(seed);
-            let mut groups = vec![Vec::new(); instance.groups()];
-            (0..30).for_each(|item| groups[rng.below(instance.groups())].push(item));
-            let mut state = ScheduleState::new(&problem, Partition::from_groups(&problem, groups), &config);
-            let mut best_ns = state.makespan_ns();
-            for _ in 0..40 {
-                let limit_ns = if rng.below(2) == 0 { u64::MAX / 4 } else { 100 };
-                let Some(change) = random_change(&state, &mut rng) else { continue };
-                state.try_change(change, limit_ns, &mut Budget::work(u64::MAX));
-                prop_assert_eq!(Some(state.makespan_ns()), simulated(&state, &config).into_iter().max());
-                best_ns = best_ns.min(state.makespan_ns());
-            }
-            state.return_to_best();
-            prop_assert_eq!(state.makespan_ns(), best_ns);
-            prop_assert_eq!(simulated(&state, &config).into_iter().max(), Some(best_ns));
-        }
-    }
-
-    #[test]
-    fn a_change_above_the_limit_leaves_no_trace() {
-        let instance = Instance::new(4, 1, vec![90, 90, 90, 90]).unwrap();
-        let config = PipelineConfig::new(2, vec![2]);
-        let problem = Problem::new(&instance, &Caps::default()).unwrap();
-        let groups = (0..4).map(|item| vec![item]).collect();
-        let mut state = ScheduleState::new(&problem, Partition::from_groups(&problem, groups), &config);
-        let kind = ChangeKind::Items { gives: 0, takes: None };
-        state.try_change(Change { first: 0, second: 2, kind }, 149, &mut Budget::work(1));
-        assert_eq!(state.slots.groups, [[0], [1], [2], [3]]);
-        assert_eq!(simulated(&state, &config), [270, 270]);
-        state.try_change(Change { first: 0, second: 2, kind }, 150, &mut Budget::work(1));
-        assert_eq!(simulated(&state, &config), [180, 420]);
-    }
-}
+mod tests;

@@ -1,0 +1,150 @@
+//! Limits on the memory of the stages' GPUs, which hold several microbatches at once.
+
+use super::config::PipelineConfig;
+use crate::error::{Error, Result};
+use crate::instance::Instance;
+
+/// Binary order of what units and bytes may sum up to, so that sums of a few such values fit 64 bits.
+const TOTAL_BITS: u32 = 62;
+
+/// Limits on the memory of the stages' GPUs, and the units of every item that it is proportional to.
+///
+/// A search keeps all limits where it can; [`PipelineAssignment::memory_excess`] is the bytes that remain
+/// above them. Unlike a cap, a limit depends on the order of the microbatches, because a stage holds the
+/// activations of consecutive ones.
+///
+/// [`PipelineAssignment::memory_excess`]: crate::PipelineAssignment::memory_excess
+///
+/// # Examples
+/// ```
+/// use dflop_balancer::{PipelineConfig, PipelineMemoryLimits, StageMemoryLimit};
+///
+/// // two stages of an LLM, 16 bytes per token: the first one holds two of the four microbatches
+/// let config = PipelineConfig::new(1, vec![2]);
+/// let stage = |stage| StageMemoryLimit {
+///     in_flight: config.in_flight(stage, 4),
+///     kept: vec![16],
+///     working: vec![4],
+///     bytes_max: 400,
+/// };
+/// let limits = PipelineMemoryLimits { units: vec![9, 1, 9, 1], stages: vec![stage(0), stage(1)] };
+/// let config = config.memory(limits);
+/// assert_eq!((config.in_flight(0, 4), config.in_flight(1, 4)), (2, 1));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PipelineMemoryLimits {
+    /// Units of every item in every module, `[items * modules]`: tokens or tiles, for example.
+    pub units: Vec<u64>,
+    /// Limits, one for each stage whose memory may run out.
+    pub stages: Vec<StageMemoryLimit>,
+}
+
+/// Limit on the memory of one stage's GPU, on every DP rank.
+///
+/// A rank needs, over each window of [`in_flight`](Self::in_flight) consecutive microbatches, the bytes kept
+/// of all of them and the working bytes of the rank's largest microbatch.
+///
+/// For a module with another DP size than the pipelines, a microbatch's units are those of all ranks in the
+/// same slot, divided by that DP size and rounded up. Such a limit is checked once, not on every rank, and
+/// has factors of such modules alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StageMemoryLimit {
+    /// Most consecutive microbatches that the stage holds, at least 1; see [`PipelineConfig::in_flight`].
+    pub in_flight: usize,
+    /// Bytes kept per unit of each module for every microbatch held, `[modules]`.
+    pub kept: Vec<u64>,
+    /// Further bytes per unit of each module for the microbatch that is computed, `[modules]`.
+    pub working: Vec<u64>,
+    /// Bytes that microbatches may take.
+    pub bytes_max: u64,
+}
+
+impl StageMemoryLimit {
+    /// Whether the stage belongs to modules whose DP ranks share every slot.
+    pub(super) fn is_shared(&self, config: &PipelineConfig) -> bool {
+        self.modules().any(|module| config.module_dp_size(module) != config.dp_size)
+    }
+
+    /// Lists the modules whose units take memory.
+    pub(super) fn modules(&self) -> impl Iterator<Item = usize> + '_ {
+        let factors = self.kept.iter().zip(&self.working).enumerate();
+        factors.filter(|(_, (kept, working))| (**kept, **working) != (0, 0)).map(|(module, _)| module)
+    }
+}
+
+impl PipelineMemoryLimits {
+    /// Checks that the limits fit an instance, so that no sum of units or bytes overflows.
+    pub(super) fn check(&self, instance: &Instance, config: &PipelineConfig) -> Result<()> {
+        let invalid = |reason| Err(Error::Config { setting: "memory", reason });
+        let modules = instance.modules();
+        let expected = instance.items() * modules;
+        if self.units.len() != expected {
+            return Err(Error::Length { field: "units", found: self.units.len(), expected });
+        }
+        let mut units = vec![0_u128; modules];
+        for (at, value) in self.units.iter().enumerate() {
+            units[at % modules] += u128::from(*value);
+        }
+        let is_too_large = |sum: u128| sum >= 1 << TOTAL_BITS;
+        if units.iter().any(|sum| is_too_large(*sum)) {
+            return invalid(format!("the units of all items must be below 2^{TOTAL_BITS}"));
+        }
+        let mut total = 0_u128;
+        for (stage, limit) in self.stages.iter().enumerate() {
+            for (field, factors) in [("kept", &limit.kept), ("working", &limit.working)] {
+                if factors.len() != modules {
+                    return Err(Error::Length { field, found: factors.len(), expected: modules });
+                }
+            }
+            if limit.in_flight == 0 {
+                return invalid(format!("`in_flight` of limit {stage} must be at least 1, got 0"));
+            }
+            let is_shared = limit.is_shared(config);
+            if limit.modules().any(|module| (config.module_dp_size(module) != config.dp_size) != is_shared) {
+                let reason = "has bytes of modules with the DP size of the pipelines and of others";
+                return invalid(format!("limit {stage} {reason}; expected one kind"));
+            }
+            for module in limit.modules() {
+                // A share of a slot is rounded up, by less than a unit.
+                let units = units[module] + instance.groups() as u128;
+                let factor = u128::from(limit.kept[module]) + u128::from(limit.working[module]);
+                total = total.saturating_add(units.saturating_mul(factor));
+            }
+        }
+        if is_too_large(total) {
+            return invalid(format!("the bytes of all items in all stages must be below 2^{TOTAL_BITS}"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(kept: &[u64], in_flight: usize) -> StageMemoryLimit {
+        StageMemoryLimit { in_flight, kept: kept.to_vec(), working: vec![0; kept.len()], bytes_max: 9 }
+    }
+
+    fn checked(units: &[u64], limit: StageMemoryLimit) -> Result<()> {
+        let instance = Instance::new(2, 2, vec![1; 4]).unwrap();
+        let limits = PipelineMemoryLimits { units: units.to_vec(), stages: vec![limit] };
+        PipelineConfig::new(2, vec![1, 1]).module_dp_sizes(vec![1, 2]).memory(limits).check(&instance)
+    }
+
+    #[test]
+    fn limits_that_do_not_fit_are_refused() {
+        assert!(checked(&[1; 4], limit(&[3, 0], 1)).is_ok());
+        assert!(checked(&[1 << 60; 4], limit(&[0, 0], 1)).is_ok(), "no module takes memory");
+        assert!(matches!(checked(&[1; 3], limit(&[3, 0], 1)), Err(Error::Length { expected: 4, .. })));
+        assert!(matches!(checked(&[1; 4], limit(&[3], 1)), Err(Error::Length { field: "kept", .. })));
+        for (units, limit) in [
+            ([1; 4], limit(&[3, 0], 0)),
+            ([1; 4], limit(&[3, 1], 1)),
+            ([u64::MAX; 4], limit(&[0, 0], 1)),
+            ([1; 4], limit(&[u64::MAX, 0], 1)),
+        ] {
+            assert!(matches!(checked(&units, limit), Err(Error::Config { setting: "memory", .. })));
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Starts of a search whose first one exceeds the memory of stages.
+//!
+//! Peak order puts the largest microbatches next to each other, where a stage holds them together. The starts
+//! here spread them over time, and even the items' memory over the microbatches.
+
+use super::config::PipelineConfig;
+use super::order;
+use super::search::ScheduleState;
+use crate::budget::Budget;
+use crate::caps::Caps;
+use crate::instance::Instance;
+use crate::partition::{self, Partition, Problem, Strategy};
+
+/// Sum to which every column is scaled, so that times and bytes compare.
+const COLUMN_SUM: u128 = 1 << 40;
+
+/// Limit that the first start exceeds most, with the bytes of every item.
+struct Limiting {
+    window: usize,
+    is_shared: bool,
+    /// Times in every module, then bytes, `[items * (modules + 1)]`; each column with the same sum.
+    columns: Vec<u64>,
+    width: usize,
+}
+
+/// Returns the state with the least excess, then makespan, of the given one and the starts made here.
+pub(super) fn improve<'a>(
+    problem: &'a Problem<'a>,
+    instance: &Instance,
+    caps: &Caps,
+    config: &'a PipelineConfig,
+    mut state: ScheduleState<'a>,
+    budget: &mut Budget,
+) -> ScheduleState<'a> {
+    let Some(limiting) = Limiting::new(instance, config, &state) else { return state };
+    let partitions = [
+        Some(state.slots().groups.clone()),
+        limiting.partition(instance, caps, 0, budget),
+        limiting.partition(instance, caps, problem.modules, budget),
+    ];
+    let passes = 2 * (problem.groups * config.rows().len()) as u64;
+    for groups in partitions.into_iter().flatten() {
+        for is_spread in [true, false] {
+            budget.spend(passes);
+            let slots = limiting.order(&groups, config.dp_size, is_spread);
+            let other = ScheduleState::new(problem, Partition::from_groups(problem, slots), config);
+            if other.value() < state.value() {
+                state = other;
+            }
+        }
+    }
+    state
+}
+
+impl Limiting {
+    fn new(instance: &Instance, config: &PipelineConfig, state: &ScheduleState<'_>) -> Option<Self> {
+        let (limits, fullest) = (config.memory.as_ref()?, state.fullest_window()?);
+        let (limit, modules) = (&limits.stages[fullest.limit], instance.modules());
+        let bytes = limits.units.chunks_exact(modules).map(|units| {
+            limit.modules().map(|module| (limit.kept[module] + limit.working[module]) * units[module]).sum()
+        });
+        let mut by_column: Vec<Vec<u64>> =
+            (0..modules).map(|module| instance.module_ns(module).collect()).collect();
+        by_column.push(bytes.collect());
+        for column in &mut by_column {
+            let sum = column.iter().copied().map(u128::from).sum::<u128>().max(1);
+            for value in column {
+                *value = (u128::from(*value) * COLUMN_SUM / sum) as u64;
+            }
+        }
+        let items = 0..instance.items();
+        let columns = items.flat_map(|item| by_column.iter().map(move |column| column[item])).collect();
+        let (window, is_shared) = (fullest.places.len(), fullest.rank.is_none());
+        Some(Self { window, is_shared, columns, width: modules + 1 })
+    }
+
+    /// Partitions the items evenly in the columns from one on; `None` if that meets no cap.
+    fn partition(
+        &self,
+        instance: &Instance,
+        caps: &Caps,
+        from: usize,
+        budget: &mut Budget,
+    ) -> Option<Vec<Vec<u32>>> {
+        let rows = self.columns.chunks_exact(self.width).flat_map(|row| row[from..].iter().copied());
+        let mut even =
+            Instance::with_empty_groups(instance.groups(), self.width - from, rows.collect()).ok()?;
+        let [(_, tokens), (_, bytes)] = instance.capped_columns();
+        if let Some(tokens) = tokens {
+            even = even.tokens(tokens.to_vec()).ok()?;
+        }
+        if let Some(bytes) = bytes {
+            even = even.bytes(bytes.to_vec()).ok()?;
+        }
+        budget.spend(instance.items() as u64 * instance.groups() as u64);
+        let problem = Problem::new(&even, caps).ok()?;
+        Some(partition::assign(&problem, Strategy::MultiLpt, budget).ok()?.into_groups())
+    }
+
+    /// Assigns groups evenly to ranks and orders each, spread or in peak order; returns them rank by rank.
+    fn order(&self, groups: &[Vec<u32>], ranks: usize, is_spread: bool) -> Vec<Vec<u32>> {
+        let mut loads = vec![0; groups.len() * self.width];
+        for (load, items) in loads.chunks_exact_mut(self.width).zip(groups) {
+            for &item in items {
+                let row = &self.columns[item as usize * self.width..][..self.width];
+                load.iter_mut().zip(row).for_each(|(load, value)| *load += value);
+            }
+        }
+        let mut slots = Vec::with_capacity(groups.len());
+        for (rank, own) in order::assign_ranks(&loads, self.width, ranks).into_iter().enumerate() {
+            let load = |group: &u32| &loads[*group as usize * self.width..][..self.width];
+            let order = if is_spread {
+                let sizes: Vec<u64> = own.iter().map(|group| load(group)[self.width - 1]).collect();
+                let mut order = order::spread_order(&sizes, self.window);
+                // The ranks of a shared stage have their largest microbatches at different times.
+                if self.is_shared && rank % 2 == 1 {
+                    order.reverse();
+                }
+                order
+            } else {
+                let sizes: Vec<u64> =
+                    own.iter().map(|group| load(group)[..self.width - 1].iter().sum()).collect();
+                order::peak_order(&sizes)
+            };
+            slots.extend(order.into_iter().map(|slot| groups[own[slot as usize] as usize].clone()));
+        }
+        slots
+    }
+}
