@@ -51,7 +51,8 @@ pub enum PipelineObjective {
     #[default]
     Makespan,
     /// Largest microbatch first, for half of the effort; then the makespan, by order and rank of whole
-    /// microbatches alone. The best that min-max balancers do, for comparison.
+    /// microbatches alone. The best that min-max balancers do, for comparison. Items move nevertheless while
+    /// a limit of memory is exceeded.
     MinMax,
 }
 

@@ -157,8 +157,8 @@ impl<'a> ScheduleState<'a> {
     }
 
     /// Makes a change if no rank that it touches ends later than `threshold_ns` above the slowest of these
-    /// before, no cap is exceeded and memory is exceeded no more than before; or at any makespan, if memory is
-    /// exceeded less.
+    /// before, no cap is exceeded and memory is exceeded no more than before; or at any makespan, if memory
+    /// is exceeded less.
     pub(super) fn try_change(&mut self, change: Change, threshold_ns: u64, budget: &mut Budget) {
         if !change.loads_after(self.problem, &self.slots, &mut self.trial.after) {
             return;
