@@ -23,8 +23,7 @@ const SWAPS_MAX: usize = 256;
 pub fn assign_ranks(loads_ns: &[u64], modules: usize, ranks: usize) -> Vec<Vec<u32>> {
     let groups = loads_ns.len() / modules;
     assert!(groups.is_multiple_of(ranks), "{groups} groups for {ranks} ranks");
-    let mut assigned =
-        Ranks { loads_ns, modules, groups: vec![Vec::new(); ranks], sums: vec![0; ranks * modules] };
+    let mut assigned = Ranks::new(loads_ns, modules, ranks);
     let mut order: Vec<u32> = (0..groups as u32).collect();
     order.sort_by_key(|&group| Reverse(assigned.load(group).iter().copied().max()));
     for group in order {
@@ -89,9 +88,16 @@ struct Ranks<'a> {
     groups: Vec<Vec<u32>>,
     /// Summed loads, `[ranks * modules]`.
     sums: Vec<u64>,
+    /// Groups of each rank by load in the first module, with their positions; empty if not known.
+    by_load: Vec<Vec<(u64, u32)>>,
 }
 
-impl Ranks<'_> {
+impl<'a> Ranks<'a> {
+    fn new(loads_ns: &'a [u64], modules: usize, ranks: usize) -> Self {
+        let (groups, by_load) = (vec![Vec::new(); ranks], vec![Vec::new(); ranks]);
+        Self { loads_ns, modules, groups, sums: vec![0; ranks * modules], by_load }
+    }
+
     fn load(&self, group: u32) -> &[u64] {
         let start = group as usize * self.modules;
         &self.loads_ns[start..start + self.modules]
@@ -118,23 +124,18 @@ impl Ranks<'_> {
         sums.map(|(sum, (less, more))| sum - less + more).max().unwrap_or(0)
     }
 
-    /// Returns the least load of a rank's groups in each module.
-    fn least_loads(&self, rank: usize) -> Vec<u64> {
-        let groups = &self.groups[rank];
-        let least = |module: usize| groups.iter().map(|&group| self.load(group)[module]).min();
-        (0..self.modules).map(|module| least(module).unwrap_or(0)).collect()
-    }
-
     fn add(&mut self, rank: usize, group: u32) {
         let start = group as usize * self.modules;
         for (module, load) in self.loads_ns[start..start + self.modules].iter().enumerate() {
             self.sums[rank * self.modules + module] += load;
         }
         self.groups[rank].push(group);
+        self.by_load[rank].clear();
     }
 
     fn take(&mut self, rank: usize, position: usize) -> u32 {
         let group = self.groups[rank].swap_remove(position);
+        self.by_load[rank].clear();
         let start = group as usize * self.modules;
         for (module, load) in self.loads_ns[start..start + self.modules].iter().enumerate() {
             self.sums[rank * self.modules + module] -= load;
@@ -146,37 +147,66 @@ impl Ranks<'_> {
     fn relieve_slowest(&mut self) -> bool {
         let ranks = self.groups.len();
         let Some(slow) = (0..ranks).min_by_key(|&rank| Reverse(self.value(rank))) else { return false };
-        let mut best = (self.value(slow), None);
-        for other in (0..ranks).filter(|&rank| rank != slow) {
-            let least_ns = self.least_loads(other);
-            for (gives, &given) in self.groups[slow].iter().enumerate() {
-                // No group of the other rank relieves the slowest enough.
-                let kept = self.sum(slow).iter().zip(self.load(given)).zip(&least_ns);
-                if kept.map(|((sum, less), more)| sum - less + more).max() >= Some(best.0) {
-                    continue;
-                }
-                for (takes, &taken) in self.groups[other].iter().enumerate() {
-                    let slow_value = self.value_swapped(slow, given, taken);
-                    if slow_value < best.0 {
-                        let value = slow_value.max(self.value_swapped(other, taken, given));
-                        if value < best.0 {
-                            best = (value, Some((other, gives, takes)));
-                        }
-                    }
-                }
+        for rank in 0..ranks {
+            if self.by_load[rank].is_empty() {
+                self.by_load[rank] = self.sorted(rank);
             }
         }
-        let Some((other, gives, takes)) = best.1 else { return false };
+        let mut best = Swap { value: self.value(slow), places: None };
+        for other in (0..ranks).filter(|&rank| rank != slow) {
+            for gives in 0..self.groups[slow].len() {
+                self.find_swap(slow, other, gives, &mut best);
+            }
+        }
+        let Some((other, gives, takes)) = best.places else { return false };
         let (given, taken) = (self.take(slow, gives), self.take(other, takes));
         self.add(slow, taken);
         self.add(other, given);
         true
     }
+
+    /// Lists a rank's groups by their load in the first module: the load, and the position in the rank.
+    fn sorted(&self, rank: usize) -> Vec<(u64, u32)> {
+        let groups = self.groups[rank].iter().zip(0..);
+        let mut sorted: Vec<(u64, u32)> = groups.map(|(&group, at)| (self.load(group)[0], at)).collect();
+        sorted.sort_unstable();
+        sorted
+    }
+
+    /// Looks for a better swap of one group of the slowest rank for one of another rank; of equal ones for the
+    /// first position.
+    fn find_swap(&self, slow: usize, other: usize, gives: usize, best: &mut Swap) {
+        let given = self.groups[slow][gives];
+        // Both ranks stay below the best value in the first module, which leaves a range of loads.
+        let (of_slow, of_other, load) = (self.sum(slow)[0], self.sum(other)[0], self.load(given)[0]);
+        let least = (of_other + load).saturating_sub(best.value);
+        let Some(most) = (best.value + load).checked_sub(of_slow) else { return };
+        let candidates = &self.by_load[other];
+        let start = candidates.partition_point(|(load, _)| *load < least);
+        for &(_, takes) in candidates[start..].iter().take_while(|(load, _)| *load <= most) {
+            let (takes, taken) = (takes as usize, self.groups[other][takes as usize]);
+            let value = self.value_swapped(slow, given, taken).max(self.value_swapped(other, taken, given));
+            let is_earlier = best.places.is_some_and(|(rank, give, take)| {
+                (rank, give) == (other, gives) && takes < take && value == best.value
+            });
+            if value < best.value || is_earlier {
+                *best = Swap { value, places: Some((other, gives, takes)) };
+            }
+        }
+    }
+}
+
+/// Swap of two groups, and the larger value of their ranks after it.
+struct Swap {
+    value: u64,
+    /// The other rank, and the positions of the groups that the slowest rank gives and takes.
+    places: Option<(usize, usize, usize)>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn ranks_get_equal_counts_and_loads() {
@@ -186,6 +216,40 @@ mod tests {
             ranks.iter().map(|rank| rank.iter().map(|&group| loads_ns[group as usize]).sum()).collect();
         assert_eq!(sums, [15, 15]);
         assert!(ranks.iter().all(|rank| rank.len() == 3));
+    }
+
+    proptest! {
+        /// The best swap of all pairs, the first of equal ones.
+        #[test]
+        fn the_best_swap_is_found(
+            loads_ns in prop::collection::vec(0_u64..40, 24), modules in 1_usize..3, ranks in 2_usize..4,
+        ) {
+            let groups = 24 / modules / ranks * ranks;
+            let loads_ns = &loads_ns[..groups * modules];
+            let mut dealt = Ranks::new(loads_ns, modules, ranks);
+            (0..groups as u32).for_each(|group| dealt.add(group as usize % ranks, group));
+            let slow = (0..ranks).min_by_key(|&rank| Reverse(dealt.value(rank))).unwrap();
+            let mut best = (dealt.value(slow), None);
+            for other in (0..ranks).filter(|&rank| rank != slow) {
+                for (gives, &given) in dealt.groups[slow].iter().enumerate() {
+                    for (takes, &taken) in dealt.groups[other].iter().enumerate() {
+                        let value = dealt.value_swapped(slow, given, taken);
+                        let value = value.max(dealt.value_swapped(other, taken, given));
+                        if value < best.0 {
+                            best = (value, Some((other, given, taken, gives, takes)));
+                        }
+                    }
+                }
+            }
+            let before = dealt.groups.clone();
+            prop_assert_eq!(dealt.relieve_slowest(), best.1.is_some());
+            if let Some((other, given, taken, gives, takes)) = best.1 {
+                prop_assert!(dealt.groups[slow].contains(&taken) && dealt.groups[other].contains(&given));
+                prop_assert_eq!((before[slow][gives], before[other][takes]), (given, taken));
+            } else {
+                prop_assert_eq!(dealt.groups, before);
+            }
+        }
     }
 
     #[test]

@@ -24,7 +24,8 @@ pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explana
     let next = finals.iter().find(|plan| plan.candidate.family != best.candidate.family);
     let runner_up = next.or(finals.get(1)).map(|next| RunnerUp {
         plan: ParallelismPlan::new(space, &next.candidate),
-        step_seconds: next.score.mean_ns() / 1e9,
+        // On the batches of both, and over all batches in proportion.
+        step_seconds: best.score.mean_ns() / 1e9 * slowdown(best, next),
         reason: reason(space, best, &bottleneck, next),
     });
     Explanation {
@@ -35,9 +36,15 @@ pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explana
     }
 }
 
+/// Returns the next plan's time over the best one's, on the batches that both are scored on.
+fn slowdown(best: &ScoredPlan, next: &ScoredPlan) -> f64 {
+    let first = best.score.range(0..next.score.makespans_ns.len());
+    if first.mean_ns() > 0.0 { next.score.mean_ns() / first.mean_ns() } else { 1.0 }
+}
+
 /// Finds the busiest stage, by its slowest rank and the mean over the first batches.
 fn find_bottleneck(space: &SearchSpace<'_>, plan: &ScoredPlan) -> Bottleneck {
-    let batches = BATCHES.min(space.workload.batches().len());
+    let batches = BATCHES.min(plan.score.makespans_ns.len());
     let [encoder, llm] = busy_ns(space, &plan.candidate, batches);
     let makespan_ns = plan.score.range(0..batches).mean_ns().max(1.0);
     let busiest = |stages: &[f64]| {
@@ -86,6 +93,8 @@ fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> [V
 
 /// Explains why the next plan is slower: longer work on its busiest stage, or more waiting.
 fn reason(space: &SearchSpace<'_>, best: &ScoredPlan, bottleneck: &Bottleneck, next: &ScoredPlan) -> String {
+    // The runner-up may be scored on the first batches alone.
+    let best = &ScoredPlan { score: best.score.range(0..next.score.makespans_ns.len()), ..best.clone() };
     let (best_ns, next_ns) = (best.score.mean_ns(), next.score.mean_ns());
     let other = find_bottleneck(space, next);
     let busy_ns = [bottleneck.busy_fraction * best_ns, other.busy_fraction * next_ns];

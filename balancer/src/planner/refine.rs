@@ -17,14 +17,17 @@ const NEAR: f64 = 1.1;
 const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
 const KEEPS_UP: f64 = 1.005;
+/// Most plans that are scored on all batches.
+const LEADERS: usize = 3;
 
 /// Rounds that an encoder may run ahead.
 const AHEAD: [u16; 4] = [1, 2, 4, 8];
 /// Plans that are tried with encoders that run ahead.
 const AHEAD_PLANS: usize = 6;
 
-/// Scores finalists again, and the plans of other methods, with the balancing that a run has; returns
-/// the best, the runner-up and what is as fast as the best on the first batches, the best first.
+/// Scores finalists again, and the plans of other methods, with the balancing that a run has; returns the
+/// best and what is as fast on the first batches, the best first, then the best of another family, which may
+/// have the score of the first batches alone.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
@@ -60,22 +63,30 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     }
     sort(&mut trials);
     let keeps_up_ns = trials.first().map_or(0.0, |(best, _)| KEEPS_UP * best.mean_ns());
+    let (leaders, others) =
+        trials.split_at(trials.partition_point(|(score, _)| score.mean_ns() <= keeps_up_ns));
     let mut scored: Vec<ScoredPlan> = Vec::new();
-    for (mut score, candidate) in trials {
-        let has_runner_up = scored.iter().any(|plan| plan.candidate.family != scored[0].candidate.family);
-        // A plan of another family is the runner-up, however slow it is.
-        let is_wanted = scored.first().is_none_or(|best| {
-            score.mean_ns() <= keeps_up_ns || (!has_runner_up && candidate.family != best.candidate.family)
-        });
-        if !is_wanted {
-            continue;
+    // Plans that do not fit on all batches leave the place to the next ones.
+    for (score, candidate) in leaders.iter().chain(others) {
+        let is_leader = score.mean_ns() <= keeps_up_ns && scored.len() < LEADERS;
+        if !is_leader && !scored.is_empty() {
+            break;
         }
-        score.append(refined(space, &candidate, trial..batches, &mut timeline)?);
+        let mut score = score.clone();
+        score.append(refined(space, candidate, trial..batches, &mut timeline)?);
         if fits(&score) {
-            scored.push(ScoredPlan { candidate, score });
+            scored.push(ScoredPlan { candidate: *candidate, score });
         }
     }
     scored.sort_by(|one, other| one.score.mean_ns().total_cmp(&other.score.mean_ns()));
+    let runner_up = scored.first().and_then(|best| {
+        let is_other = |plan: &&(Score, Candidate)| plan.1.family != best.candidate.family;
+        trials.iter().find(is_other).filter(|plan| scored.iter().all(|known| known.candidate != plan.1))
+    });
+    // Its score on the first batches is enough to explain why it is slower.
+    scored.extend(
+        runner_up.map(|(score, candidate)| ScoredPlan { candidate: *candidate, score: score.clone() }),
+    );
     Ok(scored)
 }
 

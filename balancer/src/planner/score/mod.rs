@@ -60,8 +60,9 @@ impl Score {
         self.range(batches.clone()).mean_ns() > FAR_BEHIND * other.range(batches).mean_ns()
     }
 
-    /// Returns the score on some of the batches.
+    /// Returns the score on some of the batches, as far as it has them.
     pub(super) fn range(&self, batches: Range<usize>) -> Self {
+        let batches = batches.start..batches.end.min(self.makespans_ns.len());
         Self {
             makespans_ns: self.makespans_ns[batches.clone()].to_vec(),
             requirements: self.requirements[batches].to_vec(),
