@@ -88,13 +88,14 @@ struct Ranks<'a> {
     groups: Vec<Vec<u32>>,
     /// Summed loads, `[ranks * modules]`.
     sums: Vec<u64>,
-    /// Groups of each rank by load in the first module, with their positions; empty if not known.
+    /// Groups of each rank by load in each module, with their positions, `[ranks * modules]`; empty if not
+    /// known.
     by_load: Vec<Vec<(u64, u32)>>,
 }
 
 impl<'a> Ranks<'a> {
     fn new(loads_ns: &'a [u64], modules: usize, ranks: usize) -> Self {
-        let (groups, by_load) = (vec![Vec::new(); ranks], vec![Vec::new(); ranks]);
+        let (groups, by_load) = (vec![Vec::new(); ranks], vec![Vec::new(); ranks * modules]);
         Self { loads_ns, modules, groups, sums: vec![0; ranks * modules], by_load }
     }
 
@@ -130,12 +131,12 @@ impl<'a> Ranks<'a> {
             self.sums[rank * self.modules + module] += load;
         }
         self.groups[rank].push(group);
-        self.by_load[rank].clear();
+        self.by_load[rank * self.modules..(rank + 1) * self.modules].iter_mut().for_each(Vec::clear);
     }
 
     fn take(&mut self, rank: usize, position: usize) -> u32 {
         let group = self.groups[rank].swap_remove(position);
-        self.by_load[rank].clear();
+        self.by_load[rank * self.modules..(rank + 1) * self.modules].iter_mut().for_each(Vec::clear);
         let start = group as usize * self.modules;
         for (module, load) in self.loads_ns[start..start + self.modules].iter().enumerate() {
             self.sums[rank * self.modules + module] -= load;
@@ -147,15 +148,19 @@ impl<'a> Ranks<'a> {
     fn relieve_slowest(&mut self) -> bool {
         let ranks = self.groups.len();
         let Some(slow) = (0..ranks).min_by_key(|&rank| Reverse(self.value(rank))) else { return false };
+        // The module that makes the rank slow leaves the fewest groups to swap.
+        let sums = self.sum(slow).iter().enumerate();
+        let module = sums.min_by_key(|(_, sum)| Reverse(**sum)).map_or(0, |(module, _)| module);
         for rank in 0..ranks {
-            if self.by_load[rank].is_empty() {
-                self.by_load[rank] = self.sorted(rank);
+            let cell = rank * self.modules + module;
+            if self.by_load[cell].is_empty() {
+                self.by_load[cell] = self.sorted(rank, module);
             }
         }
         let mut best = Swap { value: self.value(slow), places: None };
         for other in (0..ranks).filter(|&rank| rank != slow) {
             for gives in 0..self.groups[slow].len() {
-                self.find_swap(slow, other, gives, &mut best);
+                self.find_swap([slow, other], module, gives, &mut best);
             }
         }
         let Some((other, gives, takes)) = best.places else { return false };
@@ -165,23 +170,24 @@ impl<'a> Ranks<'a> {
         true
     }
 
-    /// Lists a rank's groups by their load in the first module: the load, and the position in the rank.
-    fn sorted(&self, rank: usize) -> Vec<(u64, u32)> {
+    /// Lists a rank's groups by their load in a module: the load, and the position in the rank.
+    fn sorted(&self, rank: usize, module: usize) -> Vec<(u64, u32)> {
         let groups = self.groups[rank].iter().zip(0..);
-        let mut sorted: Vec<(u64, u32)> = groups.map(|(&group, at)| (self.load(group)[0], at)).collect();
+        let mut sorted: Vec<(u64, u32)> = groups.map(|(&group, at)| (self.load(group)[module], at)).collect();
         sorted.sort_unstable();
         sorted
     }
 
     /// Looks for a better swap of one group of the slowest rank for one of another rank; of equal ones for the
     /// first position.
-    fn find_swap(&self, slow: usize, other: usize, gives: usize, best: &mut Swap) {
+    fn find_swap(&self, [slow, other]: [usize; 2], module: usize, gives: usize, best: &mut Swap) {
         let given = self.groups[slow][gives];
-        // Both ranks stay below the best value in the first module, which leaves a range of loads.
-        let (of_slow, of_other, load) = (self.sum(slow)[0], self.sum(other)[0], self.load(given)[0]);
+        // Both ranks stay below the best value in the module, which leaves a range of loads.
+        let [of_slow, of_other] = [slow, other].map(|rank| self.sum(rank)[module]);
+        let load = self.load(given)[module];
         let least = (of_other + load).saturating_sub(best.value);
         let Some(most) = (best.value + load).checked_sub(of_slow) else { return };
-        let candidates = &self.by_load[other];
+        let candidates = &self.by_load[other * self.modules + module];
         let start = candidates.partition_point(|(load, _)| *load < least);
         for &(_, takes) in candidates[start..].iter().take_while(|(load, _)| *load <= most) {
             let (takes, taken) = (takes as usize, self.groups[other][takes as usize]);
