@@ -78,7 +78,8 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
             scored.push(ScoredPlan { candidate: *candidate, score });
         }
     }
-    scored.sort_by(|one, other| one.score.mean_ns().total_cmp(&other.score.mean_ns()));
+    // Leaders differ by less than times are known: the one with the lower upper end is the safer choice.
+    scored.sort_by(|one, other| upper_ns(space, one).total_cmp(&upper_ns(space, other)));
     let runner_up = scored.first().and_then(|best| {
         let is_other = |plan: &&(Score, Candidate)| plan.1.family != best.candidate.family;
         trials.iter().find(is_other).filter(|plan| scored.iter().all(|known| known.candidate != plan.1))
@@ -88,6 +89,18 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
         runner_up.map(|(score, candidate)| ScoredPlan { candidate: *candidate, score: score.clone() }),
     );
     Ok(scored)
+}
+
+/// Returns the mean step time at the upper end of the 90 % interval of the module that is known less well.
+fn upper_ns(space: &SearchSpace<'_>, plan: &ScoredPlan) -> f64 {
+    let family = &plan.candidate.family;
+    let [encoder, llm] = space.shapes(family);
+    let microbatches = f64::from(plan.candidate.microbatches);
+    let tiles = space.workload.batch_tiles / (microbatches * f64::from(family.encoder_dp));
+    let tokens = space.workload.batch_tokens / (microbatches * f64::from(family.llm_dp));
+    let of_encoder = space.encoder.times[encoder.times].half_width(tiles);
+    let of_llm = space.llm.times[llm.times].half_width(tokens);
+    plan.score.mean_ns() * (1.0 + of_encoder.max(of_llm))
 }
 
 /// Lists the best plans with encoders that run ahead, where that is searched.

@@ -278,6 +278,17 @@ impl ModuleCosts for ModelCosts {
         self.backward_ratios
     }
 
+    fn relative_half_width(&self, tp: u32, units: f64, samples: [f64; 2]) -> f64 {
+        let times = &self.degree(tp).times;
+        let tile = self.unit_tokens;
+        let width = if self.is_llm {
+            times.relative_half_width(1.0, units, samples)
+        } else {
+            times.relative_half_width(units, tile, [units, tile])
+        };
+        width.unwrap_or(0.0)
+    }
+
     fn memory(&self, tp: u32, part: StagePart, is_recomputed: bool) -> StageBytes {
         let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
         let kept = if is_recomputed { SavedActivations::LayerInputs } else { SavedActivations::All };

@@ -41,6 +41,8 @@ pub(in crate::planner) struct TpTimes {
     pub(in crate::planner) samples_ns: f64,
     /// Times of the longest sample alone, mean over batches: one layer, and outside the layers.
     pub(in crate::planner) longest_ns: [f64; 2],
+    /// Half widths of the 90 % interval around a layer's time, relative to it, by powers of two of units.
+    half_widths: Vec<f64>,
 }
 
 /// Shape of a module: its degree and the cut into stages.
@@ -69,7 +71,8 @@ pub(in crate::planner) struct StageShape {
 impl TpTimes {
     /// Tabulates an LLM, whose samples are at least `tokens_min` long.
     pub(in crate::planner) fn of_llm(costs: &dyn ModuleCosts, tp: u32, workload: &Workload) -> Self {
-        let mut times = Self::new(costs, tp, workload.batch_tokens_max, workload.tokens_min);
+        let sample = workload.batch_tokens / f64::from(workload.global_batch());
+        let mut times = Self::new(costs, tp, (workload.tokens_min, workload.batch_tokens_max), sample);
         let count = workload.batches().len() as f64;
         for batch in workload.batches() {
             let of = |tokens: u32| times.sample.at(f64::from(tokens));
@@ -84,10 +87,14 @@ impl TpTimes {
 
     /// Tabulates an encoder, whose shares of a microbatch may be empty.
     pub(in crate::planner) fn of_encoder(costs: &dyn ModuleCosts, tp: u32, workload: &Workload) -> Self {
-        Self::new(costs, tp, workload.batch_tiles_max, 0)
+        Self::new(costs, tp, (0, workload.batch_tiles_max), 1.0)
     }
 
-    fn new(costs: &dyn ModuleCosts, tp: u32, units_max: u64, units_min: u64) -> Self {
+    fn new(costs: &dyn ModuleCosts, tp: u32, (units_min, units_max): (u64, u64), sample: f64) -> Self {
+        let half_width = |power: u32| {
+            let units = f64::from(power).exp2();
+            costs.relative_half_width(tp, units, [(units / sample).max(1.0), sample])
+        };
         let layer = TimeTable::new(units_max, |units| costs.layer_ns(tp, units));
         let shares = PassShares::new(costs.backward_ratios()[1], false).sum();
         let outside = TimeTable::new(units_max, |units| shares * costs.outside_layers_ns(tp, units));
@@ -100,7 +107,14 @@ impl TpTimes {
             sample: TimeTable::new(units_max, |units| costs.sample_ns(tp, units)),
             samples_ns: 0.0,
             longest_ns: [0.0; 2],
+            half_widths: (0..=units_max.max(1).ilog2()).map(half_width).collect(),
         }
+    }
+
+    /// Returns the half width of the 90 % interval around a layer's time for a microbatch, relative to it.
+    pub(in crate::planner) fn half_width(&self, units: f64) -> f64 {
+        let power = (units.max(1.0) as u64).ilog2() as usize;
+        self.half_widths.get(power).or(self.half_widths.last()).copied().unwrap_or(0.0)
     }
 }
 

@@ -39,8 +39,9 @@ struct SimulateArgs {
     /// Number of steps to simulate [default: an epoch, 50 at most; 50 with `--shapes`].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
-    /// Schedule that runs the plans: `gpipe`, `1f1b`, `interleaved:V` with V stages per pipeline rank, or
-    /// `zb-h1`. Plans are made for 1F1B.
+    /// Schedule that runs the plans: `gpipe`, `1f1b`, `1f1b-ahead:R` with encoders R rounds ahead,
+    /// `interleaved:V` with V stages per pipeline rank, or `zb-h1`. Plans are made for 1F1B; with `--shapes` for
+    /// the schedule, one of the first three.
     #[arg(long, value_name = "NAME", default_value = "1f1b")]
     schedule: ScheduleKind,
     /// Print one JSON object.
