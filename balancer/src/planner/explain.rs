@@ -49,7 +49,8 @@ fn find_bottleneck(space: &SearchSpace<'_>, plan: &ScoredPlan) -> Bottleneck {
     let makespan_ns = plan.score.range(0..batches).mean_ns().max(1.0);
     let busiest = |stages: &[f64]| {
         let stage = (0..stages.len()).max_by(|a, b| stages[*a].total_cmp(&stages[*b]).then(b.cmp(a)));
-        stage.map_or((0, 0.0), |stage| (stage, stages[stage] / makespan_ns))
+        // Batches are balanced greedily here, so that a stage may seem busier than it is.
+        stage.map_or((0, 0.0), |stage| (stage, (stages[stage] / makespan_ns).min(1.0)))
     };
     let (of_encoder, of_llm) = (busiest(&encoder), busiest(&llm));
     let is_encoder = of_encoder.1 > of_llm.1;

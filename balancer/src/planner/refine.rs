@@ -106,7 +106,9 @@ fn upper_ns(space: &SearchSpace<'_>, plan: &ScoredPlan) -> f64 {
 /// Lists the best plans with encoders that run ahead, where that is searched.
 fn ahead(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
     let best = trials.iter().map(|(_, candidate)| candidate);
-    let disaggregated = best.filter(|plan| plan.family.placement == Placement::Disaggregated);
+    // Without gradients to wait for, an encoder is as far ahead as it can be.
+    let waits = |plan: &&Candidate| space.shapes(&plan.family)[0].has_backward();
+    let disaggregated = best.filter(waits).filter(|plan| plan.family.placement == Placement::Disaggregated);
     let with = |plan: &Candidate| {
         let plan = *plan;
         AHEAD.map(|ahead| Candidate { family: Family { ahead, ..plan.family }, ..plan })

@@ -276,7 +276,7 @@ pub(super) fn item_sizes_ns(
         let stages = units.stages_of_joint(space, family);
         let busiest = joint_stages(space, candidate, &stages);
         let size =
-            |item: &ItemSize| busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], item)));
+            |item: &ItemSize| busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], *item)));
         return batch.iter().map(size).collect();
     }
     let llm_stage = StageLoad { tiles: 0.0, layers: llm.inner.max(llm.last), tokens: 0.0 };
@@ -289,7 +289,7 @@ pub(super) fn item_sizes_ns(
         }
         _ => 0.0,
     };
-    let size = |item: &ItemSize| [(f64::from(item.tiles) * tile_ns) as u64, units.of(&llm_stage, item)];
+    let size = |item: &ItemSize| [(f64::from(item.tiles) * tile_ns) as u64, units.of(&llm_stage, *item)];
     batch.iter().map(size).collect()
 }
 
@@ -330,7 +330,7 @@ impl<'a> UnitTimes<'a> {
     }
 
     /// Returns the time that a sample adds to a stage.
-    pub(super) fn of(&self, stage: &StageLoad, item: &ItemSize) -> u64 {
+    pub(super) fn of(&self, stage: &StageLoad, item: ItemSize) -> u64 {
         let tokens = f64::from(item.tokens);
         let layers = stage.layers * (tokens * self.token_ns + self.samples.at(tokens));
         (f64::from(item.tiles) * stage.tiles + layers + tokens * stage.tokens) as u64

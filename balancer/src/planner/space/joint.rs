@@ -148,11 +148,13 @@ impl ChainWork {
 
     /// Fills stages up to a time, each with at least one layer of what is left; `None` if layers remain.
     fn fill(&self, layers: [u32; 2], stages: usize, limit_ns: f64) -> Option<[Vec<u32>; 2]> {
-        let mut cut = [vec![0; stages], vec![0; stages]];
+        let mut cut = [Vec::with_capacity(stages), Vec::with_capacity(stages)];
         let mut left = layers;
-        for stage in 0..stages {
+        for stages_after in (0..stages as u32).rev() {
             let mut used_ns = 0.0;
-            let stages_after = (stages - stage - 1) as u32;
+            for of_module in &mut cut {
+                of_module.push(0);
+            }
             for module in 0..2 {
                 while left[module] > 0 && left[0] + left[1] > stages_after {
                     let end_ns = if left[module] == 1 { self.end_ns[module] } else { 0.0 };
@@ -162,7 +164,9 @@ impl ChainWork {
                     }
                     used_ns = next_ns;
                     left[module] -= 1;
-                    cut[module][stage] += 1;
+                    if let Some(layers) = cut[module].last_mut() {
+                        *layers += 1;
+                    }
                 }
                 if left[module] > 0 {
                     break;

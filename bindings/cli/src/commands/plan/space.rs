@@ -6,6 +6,7 @@ use dflop_balancer::schedule::ScheduleKind;
 
 /// Kinds of plans to search, and what ranks share.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub(crate) struct SpaceArgs {
     /// Kinds of plans and costs [default: `full` with a device preset, `basic` with a profile].
     #[arg(long, value_enum)]
