@@ -131,6 +131,35 @@ impl Profile {
         self.files.iter().flat_map(|file| measurement::points(&file.measurements)).collect()
     }
 
+    /// Returns the profile with the times of all other rows set to 0, so that what is predicted from it is the
+    /// share of the kept rows; shares of all rows add up to the prediction of the whole profile.
+    ///
+    /// # Examples
+    /// ```
+    /// use dflop_costmodel::Profile;
+    /// use dflop_costmodel::profile::Phase;
+    ///
+    /// # fn main() -> dflop_costmodel::Result<()> {
+    /// let text = "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n\
+    ///     llm,whole,forward,1,4,1,512,910.5\nllm,whole,backward,1,4,1,512,1820.5\n";
+    /// let profile = Profile::parse([("abacus.csv", text)])?;
+    /// let forward = profile.only(|setting| setting.phase == Phase::Forward);
+    /// let times: Vec<f64> = forward.points().iter().map(|point| point.microseconds).collect();
+    /// assert_eq!(times, [910.5, 0.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn only(&self, is_kept: impl Fn(&Setting) -> bool) -> Self {
+        let mut kept = self.clone();
+        for row in kept.files.iter_mut().flat_map(|file| &mut file.measurements) {
+            if !is_kept(&row.setting) {
+                row.microseconds = 0.0;
+            }
+        }
+        kept
+    }
+
     /// Returns all points with the widths that their files state; unknown widths where they state none.
     pub(crate) fn points_with_widths(&self) -> Vec<(Point, ModuleWidths)> {
         let of_file = |file: &ProfileFile| {

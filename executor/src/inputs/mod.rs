@@ -16,5 +16,6 @@ mod token_counts;
 
 pub use input_reader::{InputReader, StepInputs};
 pub use predicted_times::PredictedTimes;
+pub(crate) use predicted_times::costed;
 pub use replica_share::ReplicaShare;
 pub use token_counts::SkippedSample;

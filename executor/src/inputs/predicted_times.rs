@@ -69,9 +69,9 @@ impl PredictedTimes {
         self.module_ns[module][microbatch as usize]
     }
 
-    /// Iterates over the numbers of microbatches of the modules.
-    pub(crate) fn microbatches(&self) -> impl Iterator<Item = usize> + '_ {
-        self.module_ns.iter().map(Vec::len)
+    /// Returns the indices of samples in the step's plan, by module and microbatch.
+    pub(crate) fn samples(&self) -> &[Vec<Vec<u32>>] {
+        &self.samples
     }
 
     /// Returns observations for the correction, one per microbatch; those without work are left out.
@@ -104,7 +104,7 @@ impl PredictedTimes {
 }
 
 /// Returns the module in the cost model.
-fn costed(module: ModuleKind) -> Module {
+pub(crate) fn costed(module: ModuleKind) -> Module {
     match module {
         ModuleKind::Vision => Module::Vision,
         ModuleKind::Audio => Module::Audio,

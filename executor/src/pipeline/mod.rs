@@ -73,6 +73,7 @@ mod assign_media;
 mod gradient_groups;
 mod gradient_reduction;
 mod job;
+mod pass_times;
 mod pipeline_rank;
 mod rank_map;
 mod rank_step;
@@ -85,6 +86,7 @@ mod transfer_buffers;
 
 pub use assign_media::assign_media;
 pub use job::{Job, JobStage, ModuleParallelism};
+pub use pass_times::PassTimes;
 pub use pipeline_rank::{PipelineRank, StepOutcome};
 pub use rank_map::RankPlacement;
 pub use rank_step::RankStep;

@@ -6,6 +6,7 @@ use dflop_balancer::schedule::{Action, Message, ModuleStages, Part, Pass, Pipeli
 use dflop_balancer::{Communication, StageTimes};
 
 use super::job::Job;
+use super::pass_times::PassTimes;
 use crate::error::Result;
 
 /// Parts of a step, the ranks that run them, and the parts they take activations from.
@@ -105,31 +106,29 @@ pub(crate) type Simulated = (usize, Pass, Range<u64>);
 /// Simulates the action lists of a job's ranks; messages and gradient sums take no time.
 ///
 /// - `microbatches`: per DP rank of the LLM
-/// - `stage_ns`: forward and backward of a microbatch in a stage; a third of it is forward
 /// - returns the end of the last rank in nanoseconds, and all passes
-pub(crate) fn simulate(
-    job: &Job,
-    microbatches: usize,
-    stage_ns: impl Fn(u16, u32) -> u64,
-) -> Result<(u64, Vec<Simulated>)> {
+pub(crate) fn simulate(job: &Job, microbatches: usize, times: &PassTimes) -> Result<(u64, Vec<Simulated>)> {
     let topology = Topology::new(job, microbatches)?;
     let layout = &topology.layout;
     let lists = layout.schedule(topology.schedule)?;
     let free = Communication::free(layout.stages(), layout.microbatches());
     let (mut makespan_ns, mut passes) = (0, Vec::new());
     for replica in 0..topology.replicas {
-        let cell = |cell: usize| {
+        let part_ns = |cell: usize| {
             let (stage, inside) = (cell / layout.microbatches(), cell % layout.microbatches());
             // Modules with fewer replicas have fewer microbatches; their remaining cells stay empty.
             if inside < layout.microbatches_of(stage) {
-                stage_ns(stage as u16, topology.outside(inside as u32, replica))
+                let microbatch = topology.outside(inside as u32, replica);
+                times.part_ns(Part { microbatch, stage: stage as u16 })
             } else {
-                0
+                [0, 0]
             }
         };
-        let times_ns: Vec<u64> = (0..layout.stages() * layout.microbatches()).map(cell).collect();
-        let times = StageTimes::split(layout.stages(), layout.microbatches(), &times_ns)?;
-        let simulation = layout.simulate(&lists, &times, &free)?;
+        let cells = 0..layout.stages() * layout.microbatches();
+        let (forward_ns, backward_ns) =
+            cells.map(part_ns).map(|[forward, backward]| (forward, backward)).unzip();
+        let stage_times = StageTimes::new(layout.stages(), layout.microbatches(), forward_ns, backward_ns)?;
+        let simulation = layout.simulate(&lists, &stage_times, &free)?;
         makespan_ns = makespan_ns.max(simulation.makespan_ns);
         passes.extend(simulation.events.into_iter().map(|event| {
             let microbatch = topology.outside(event.microbatch, replica);

@@ -1,13 +1,14 @@
-//! Simulates a step before it runs, with the times that the cost model predicts.
+//! Simulates a step before it runs, with predicted times of its passes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use dflop_balancer::schedule::{Action, Part, PassKind};
+use dflop_balancer::split_time;
 
 use crate::error::Result;
 use crate::inputs::PredictedTimes;
-use crate::pipeline::{Job, simulate};
+use crate::pipeline::{Job, PassTimes, simulate};
 
 /// Predicted schedule of a step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,18 +20,11 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Simulates the schedule of a job. A stage takes the share of its module's time that its layers have, a
-    /// third of it forward.
-    pub(super) fn new(job: &Job, pipeline_rank: usize, predicted: &PredictedTimes) -> Result<Self> {
-        let layers = |module: usize| job.model().layers(job.modules()[module].module).max(1) as u64;
-        let stage_ns = |stage: u16, microbatch: u32| {
-            let stage = &job.stages()[usize::from(stage)];
-            let module_ns = predicted.module_ns(stage.module(), microbatch);
-            let own = stage.range.layers.len() as u64;
-            // Nanoseconds times layers may exceed 64 bits.
-            (u128::from(module_ns) * u128::from(own) / u128::from(layers(stage.module()))) as u64
-        };
-        let (makespan_ns, events) = simulate(job, predicted.rounds(), stage_ns)?;
+    /// Simulates the schedule of a job.
+    ///
+    /// - `rounds`: microbatches per DP rank of the LLM
+    pub(super) fn new(job: &Job, pipeline_rank: usize, rounds: usize, times: &PassTimes) -> Result<Self> {
+        let (makespan_ns, events) = simulate(job, rounds, times)?;
         let own = events.into_iter().filter(|(rank, ..)| *rank == pipeline_rank);
         let passes = own.map(|(_, pass, range)| ((pass.kind, pass.part), range)).collect();
         Ok(Self { makespan_ns, passes })
@@ -42,4 +36,18 @@ impl Forecast {
         let pass = action.pass()?;
         self.passes.get(&(pass.kind, pass.part)).cloned()
     }
+}
+
+/// Divides planned times of modules: a stage takes the share of its module's time that its layers have, a
+/// third of it forward, or all of it if nothing is trained there or before.
+pub(super) fn planned_passes(job: &Job, predicted: &PredictedTimes) -> Result<PassTimes> {
+    PassTimes::zero(job, predicted.rounds()).fill(|part: Part| {
+        let stage = &job.stages()[usize::from(part.stage)];
+        let layers = job.model().layers(stage.range.module).max(1) as u128;
+        let module_ns = u128::from(predicted.module_ns(stage.module(), part.microbatch));
+        // Nanoseconds times layers may exceed 64 bits.
+        let stage_ns = (module_ns * stage.range.layers.len() as u128 / layers) as u64;
+        let (forward, backward) = if stage.has_backward { split_time(stage_ns) } else { (stage_ns, 0) };
+        Ok([forward, backward])
+    })
 }

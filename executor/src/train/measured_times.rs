@@ -1,17 +1,18 @@
-//! Sums measured times of modules over the ranks that hold their stages.
+//! Sums measured times of passes over the ranks that run them.
+
+use dflop_balancer::schedule::Part;
 
 use crate::comm::{Comm, StepContext};
 use crate::error::Result;
-use crate::inputs::PredictedTimes;
-use crate::pipeline::{Job, RankPlacement, TimedAction};
+use crate::pipeline::{Job, PassTimes, RankPlacement, TimedAction};
 
-/// CPU time of every module over every microbatch of a step, forward and backward, nanoseconds; equal on all
-/// ranks.
+/// CPU time of every pass of a step; equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeasuredTimes {
-    /// Index in `ns` of the first microbatch of each module.
-    starts: Vec<usize>,
-    ns: Vec<u64>,
+    /// CPU time of the computing thread.
+    passes: PassTimes,
+    /// First stage of every module, then the number of stages.
+    first_stages: Vec<usize>,
     /// Wall time of passes, summed over all ranks.
     pub(super) busy_ns: u64,
     /// Time of waiting for data, summed over all ranks.
@@ -20,43 +21,52 @@ pub struct MeasuredTimes {
 
 impl MeasuredTimes {
     /// Sums the times that ranks measured; all of them call it together.
+    ///
+    /// - `rounds`: microbatches per DP rank of the LLM
     pub(super) fn exchange(
         comm: &dyn Comm,
         job: &Job,
         placement: &RankPlacement,
-        step: u64,
-        predicted: &PredictedTimes,
+        (step, rounds): (u64, usize),
         (timeline, waited_ns): (&[TimedAction], u64),
     ) -> Result<Self> {
-        let mut starts = vec![0];
-        for microbatches in predicted.microbatches() {
-            starts.push(starts[starts.len() - 1] + microbatches);
-        }
-        // One all-reduce for everything: times by module and microbatch, then busy time, then waiting time.
-        let cells = starts[starts.len() - 1];
-        let mut ns = vec![0; cells + 2];
+        let (mut passes, mut busy_ns) = (PassTimes::zero(job, rounds), 0);
         for timed in timeline {
-            let Some(part) = timed.action.pass().map(|pass| pass.part) else { continue };
-            ns[cells] += timed.end_ns - timed.start_ns;
+            let Some(pass) = timed.action.pass() else { continue };
+            busy_ns += timed.end_ns - timed.start_ns;
             // All TP ranks of a stage run the same pass; the first one counts.
             if placement.tp_rank == 0 {
-                let module = job.stages()[usize::from(part.stage)].module();
-                ns[starts[module] + part.microbatch as usize] += timed.cpu_ns;
+                passes.add(pass, timed.cpu_ns);
             }
         }
-        ns[cells + 1] = waited_ns;
+        // One all-reduce for everything: times of passes, then busy time, then waiting time.
+        let own = passes.as_mut_slice();
+        let mut ns = [&*own, &[busy_ns, waited_ns]].concat();
         comm.all_reduce(StepContext::step(step, "sum times"), ns.as_mut_slice().into())?;
-        let (busy_ns, waited_ns) = (ns[cells], ns[cells + 1]);
-        ns.truncate(cells);
-        Ok(Self { starts, ns, busy_ns, waited_ns })
+        own.copy_from_slice(&ns[..own.len()]);
+        let (busy_ns, waited_ns) = (ns[own.len()], ns[own.len() + 1]);
+        let first_stages = (0..=job.modules().len()).map(|module| first_stage(job, module)).collect();
+        Ok(Self { passes, first_stages, busy_ns, waited_ns })
     }
 
-    /// Returns the time of a module over one of its microbatches.
+    /// Returns the time of every pass.
+    #[must_use]
+    pub fn passes(&self) -> &PassTimes {
+        &self.passes
+    }
+
+    /// Returns the time of a module over one of its microbatches, forward and backward of all its stages.
     ///
     /// # Panics
-    /// If there is no such module or microbatch.
+    /// If there is no such module.
     #[must_use]
     pub fn module_ns(&self, module: usize, microbatch: usize) -> u64 {
-        self.ns[self.starts[module] + microbatch]
+        let stages = self.first_stages[module]..self.first_stages[module + 1];
+        let part = |stage: usize| Part { microbatch: microbatch as u32, stage: stage as u16 };
+        stages.flat_map(|stage| self.passes.part_ns(part(stage))).sum()
     }
+}
+
+fn first_stage(job: &Job, module: usize) -> usize {
+    job.modules()[..module].iter().map(|module| module.stages.len()).sum()
 }

@@ -8,9 +8,10 @@ use dflop_costmodel::SampleShape;
 use dflop_costmodel::correction::CorrectionOptions;
 use serde_json::Value;
 
-use super::forecast::Forecast;
+use super::forecast::{Forecast, planned_passes};
 use super::measured_times::MeasuredTimes;
 use super::mfu::{model_flops, utilization};
+use super::pass_predictor::PassPredictor;
 use super::plan_correction::PlanCorrector;
 use super::skip_warnings::SkipWarnings;
 use super::step_report::StepReport;
@@ -21,12 +22,15 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::inputs::{InputReader, StepInputs};
 use crate::optimizer::JobOptimizer;
-use crate::pipeline::{Job, PipelineRank, StepOutcome};
+use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, simulate};
 
 /// Options of a rank in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
     /// Correction of the cost model by measured times; `None` for none.
     pub correction: Option<CorrectionOptions>,
+    /// Predicts the passes of each stage from a measured profile; `None` divides the planned times of modules
+    /// by layers.
+    pub pass_predictor: Option<PassPredictor>,
     /// FLOP/s of large matrix products on this rank: its part of the denominator of MFU.
     pub peak_flops_per_second: f64,
     /// Writer of this rank's timeline, if any.
@@ -108,21 +112,16 @@ impl<D: Device> TrainingRank<D> {
         self.pipeline.comm().note(StepContext::step(self.optimizer.steps(), "read data"));
         let Some(step) = self.inputs.next(self.pipeline.comm())? else { return Ok(None) };
         self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
-        let forecast =
-            Forecast::new(self.pipeline.job(), self.pipeline.placement().pipeline_rank, &step.predicted)?;
+        let (rank, rounds) = (self.pipeline.placement().pipeline_rank, step.predicted.rounds());
+        let forecast = Forecast::new(self.pipeline.job(), rank, rounds, &self.predicted_passes(&step)?)?;
         let start = Instant::now();
         let outcome = self.pipeline.step(&step.rank_step)?;
         let update = self.optimizer.update(self.pipeline.stages_mut())?;
         let timeline = (outcome.timeline.as_slice(), step.wait.as_nanos() as u64);
         let (job, placement) = (self.pipeline.job(), self.pipeline.placement());
-        let times = MeasuredTimes::exchange(
-            self.pipeline.comm(),
-            job,
-            placement,
-            step.plan.step,
-            &step.predicted,
-            timeline,
-        )?;
+        let comm = self.pipeline.comm();
+        let times = MeasuredTimes::exchange(comm, job, placement, (step.plan.step, rounds), timeline)?;
+        let (replayed_ns, _) = simulate(job, rounds, times.passes())?;
         if let Some(corrector) = &mut self.corrector {
             corrector.add_step(job, self.inputs.planner(), &step.plan, &step.predicted, &times)?;
         }
@@ -148,8 +147,18 @@ impl<D: Device> TrainingRank<D> {
             bubble_fraction: (1.0 - times.busy_ns as f64 / 1e9 / (ranks * seconds)).max(0.0),
             data_wait_seconds: times.waited_ns as f64 / 1e9 / ranks,
             predicted_seconds: forecast.makespan_ns as f64 / 1e9,
+            replayed_seconds: replayed_ns as f64 / 1e9,
             pipeline_seconds: pipeline_ns as f64 / 1e9,
         }))
+    }
+
+    /// Predicts the passes of a step: from the profile, or else from the planned times of modules.
+    fn predicted_passes(&self, step: &StepInputs<D>) -> Result<PassTimes> {
+        let (job, planner) = (self.pipeline.job(), self.inputs.planner());
+        match &self.options.pass_predictor {
+            Some(predictor) => predictor.passes(job, planner, &step.plan, &step.predicted),
+            None => planned_passes(job, &step.predicted),
+        }
     }
 
     /// Returns the model FLOPs of the samples that were trained on.

@@ -158,6 +158,7 @@ fn start<D: Device>(
     });
     let options = TrainingRankOptions {
         correction,
+        pass_predictor: setup.pass_predictor(config)?,
         peak_flops_per_second,
         trace,
         seed: config.seed,

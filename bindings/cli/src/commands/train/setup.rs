@@ -8,6 +8,7 @@ use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
 use dflop_executor::model::encoder::FrozenEncoder;
 use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleParallelism};
+use dflop_executor::train::PassPredictor;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::model::ModelDirectory;
 use dflop_loader::order::LoaderState;
@@ -130,10 +131,19 @@ impl Setup {
             }
             None => CostModel::new(self.spec.clone(), DeviceRate::preset(&config.parallel.device)?),
         };
-        let recomputation =
-            if config.model.recompute_layers { Recomputation::Layers } else { Recomputation::None };
-        Ok(model.recomputation(recomputation).frozen(config.frozen()?)?)
+        Ok(model.recomputation(recomputation(config)).frozen(config.frozen()?)?)
     }
+
+    /// Builds the predictor of passes from the profile of the configuration; `None` without one.
+    pub(crate) fn pass_predictor(&self, config: &TrainConfig) -> Result<Option<PassPredictor>, Failure> {
+        let Some(path) = &config.parallel.profile else { return Ok(None) };
+        let (profile, frozen) = (read_profile(path)?, config.frozen()?);
+        Ok(Some(PassPredictor::new(&self.spec, &profile, recomputation(config), frozen)?))
+    }
+}
+
+fn recomputation(config: &TrainConfig) -> Recomputation {
+    if config.model.recompute_layers { Recomputation::Layers } else { Recomputation::None }
 }
 
 /// Refuses a model whose weights alone exceed the memory of as many machines as there are ranks.

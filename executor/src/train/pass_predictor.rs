@@ -1,0 +1,159 @@
+//! Predicts the passes of a step from a measured profile, stage by stage.
+//!
+//! A stage takes the share of its module's layers that it has. Work outside the layers is where the pipeline
+//! has it: the embedding in the first stage of the LLM, last norm, LM head and loss in its last stage, and
+//! everything outside the layers of an encoder in its last stage. Linear work is that of the packed
+//! microbatch, attention that of its samples.
+
+use dflop_balancer::schedule::Part;
+use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::profile::{Part as ProfilePart, Phase};
+use dflop_costmodel::{CostModel, FrozenParts, ModelSpec, Module, Profile, ProfileOptions, SampleShape};
+use dflop_loader::plan::{StepPlan, StepPlanner};
+
+use crate::error::Result;
+use crate::inputs::{PredictedTimes, costed};
+use crate::pipeline::{Job, PassTimes};
+
+/// Predicts forward and backward of every stage of a job over its microbatches.
+#[derive(Debug, Clone)]
+pub struct PassPredictor {
+    layers: PartModels,
+    outside_layers: PartModels,
+    head: PartModels,
+}
+
+/// Cost models of some parts of all modules.
+#[derive(Debug, Clone)]
+struct PartModels {
+    forward: CostModel,
+    /// Forward and backward, recomputed layers included.
+    both: CostModel,
+}
+
+/// Forward and backward of a module over a microbatch, by part, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ModulePasses {
+    layers: [u64; 2],
+    outside_layers: [u64; 2],
+    head: [u64; 2],
+}
+
+impl PassPredictor {
+    /// Divides a profile by parts and passes.
+    ///
+    /// # Errors
+    /// [`crate::Error::Model`] if the profile lacks a module, or a frozen part does not exist.
+    pub fn new(
+        spec: &ModelSpec,
+        profile: &Profile,
+        recomputation: Recomputation,
+        frozen: FrozenParts,
+    ) -> Result<Self> {
+        let parts =
+            |is_of: fn(ProfilePart) -> bool| PartModels::new(spec, profile, recomputation, frozen, is_of);
+        Ok(Self {
+            layers: parts(|part| !matches!(part, ProfilePart::OutsideLayers | ProfilePart::Head))?,
+            outside_layers: parts(|part| part == ProfilePart::OutsideLayers)?,
+            head: parts(|part| part == ProfilePart::Head)?,
+        })
+    }
+
+    /// Predicts all passes of a step.
+    ///
+    /// Where measured times have corrected the planned times of a module, its passes add up to the planned
+    /// time of the microbatch; the correction has learned from packed microbatches.
+    pub(super) fn passes(
+        &self,
+        job: &Job,
+        planner: &StepPlanner,
+        plan: &StepPlan,
+        predicted: &PredictedTimes,
+    ) -> Result<PassTimes> {
+        let is_corrected = planner.model().correction_table().is_some();
+        let mut by_module = Vec::with_capacity(job.modules().len());
+        for (index, (layout, microbatches)) in job.modules().iter().zip(predicted.samples()).enumerate() {
+            let mut passes = Vec::with_capacity(microbatches.len());
+            for (microbatch, samples) in microbatches.iter().enumerate() {
+                let shape = |&sample: &u32| {
+                    let mut shape = SampleShape::default();
+                    planner.row(plan.samples[sample as usize]).read_shape(&mut shape);
+                    shape
+                };
+                let shapes: Vec<SampleShape> = samples.iter().map(shape).collect();
+                let own = self.module(costed(layout.module), &shapes)?;
+                let planned = is_corrected.then(|| predicted.module_ns(index, microbatch as u32));
+                passes.push(planned.map_or(own, |planned_ns| own.scaled_to(planned_ns)));
+            }
+            by_module.push(passes);
+        }
+        PassTimes::zero(job, predicted.rounds()).fill(|part| {
+            let module = job.stages()[usize::from(part.stage)].module();
+            Ok(of_stage(job, part, &by_module[module][part.microbatch as usize]))
+        })
+    }
+
+    fn module(&self, module: Module, shapes: &[SampleShape]) -> Result<ModulePasses> {
+        Ok(ModulePasses {
+            layers: self.layers.passes(module, shapes)?,
+            outside_layers: self.outside_layers.passes(module, shapes)?,
+            head: self.head.passes(module, shapes)?,
+        })
+    }
+}
+
+impl PartModels {
+    fn new(
+        spec: &ModelSpec,
+        profile: &Profile,
+        recomputation: Recomputation,
+        frozen: FrozenParts,
+        is_of: fn(ProfilePart) -> bool,
+    ) -> Result<Self> {
+        let model =
+            |profile: &Profile| CostModel::from_profile(spec.clone(), profile, ProfileOptions::default());
+        let forward = profile.only(|setting| is_of(setting.part) && setting.phase == Phase::Forward);
+        let both = model(&profile.only(|setting| is_of(setting.part)))?;
+        // A frozen part still runs forward, so its forward pass needs no setting.
+        Ok(Self { forward: model(&forward)?, both: both.recomputation(recomputation).frozen(frozen)? })
+    }
+
+    fn passes(&self, module: Module, shapes: &[SampleShape]) -> Result<[u64; 2]> {
+        let of = |model: &CostModel| -> Result<u64> {
+            let times = model.predict_microbatch(shapes)?;
+            let index = model.modules().iter().position(|own| *own == module);
+            Ok(index.map_or(0, |index| times.as_slice()[index]))
+        };
+        let (forward, both) = (of(&self.forward)?, of(&self.both)?);
+        Ok([forward, both.saturating_sub(forward)])
+    }
+}
+
+impl ModulePasses {
+    /// Scales all passes alike, so that they add up to a time.
+    fn scaled_to(self, total_ns: u64) -> Self {
+        let parts = [self.layers, self.outside_layers, self.head];
+        let sum: u128 = parts.iter().flatten().map(|&ns| u128::from(ns)).sum();
+        let scaled =
+            |passes: [u64; 2]| passes.map(|ns| (u128::from(ns) * u128::from(total_ns) / sum.max(1)) as u64);
+        let [layers, outside_layers, head] = parts.map(scaled);
+        Self { layers, outside_layers, head }
+    }
+}
+
+/// Returns forward and backward of a stage: its share of the layers, and the parts outside them that it has.
+fn of_stage(job: &Job, part: Part, module: &ModulePasses) -> [u64; 2] {
+    let stage = &job.stages()[usize::from(part.stage)];
+    let all = job.model().layers(stage.range.module).max(1);
+    let is_last = stage.range.layers.end == all;
+    let has_outside =
+        if costed(stage.range.module) == Module::Llm { stage.range.layers.start == 0 } else { is_last };
+    let pass = |index: usize| {
+        // Nanoseconds times layers may exceed 64 bits.
+        let layers = u128::from(module.layers[index]) * stage.range.layers.len() as u128 / all as u128;
+        let outside = if has_outside { module.outside_layers[index] } else { 0 };
+        let head = if is_last { module.head[index] } else { 0 };
+        layers as u64 + outside + head
+    };
+    [pass(0), if stage.has_backward { pass(1) } else { 0 }]
+}
