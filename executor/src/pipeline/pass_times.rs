@@ -69,3 +69,61 @@ impl PassTimes {
         2 * (self.starts[usize::from(part.stage)] + part.microbatch as usize)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dflop_balancer::schedule::ScheduleKind;
+
+    use super::super::{ModuleParallelism, simulate};
+    use super::*;
+    use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
+
+    fn job(schedule: ScheduleKind, stages: usize, dp_size: usize) -> Job {
+        let document = serde_json::json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 48});
+        let model = ModelConfig::from_config(&document).unwrap();
+        let layout = ModuleParallelism::even(ModuleKind::Llm, 4, stages).dp_size(dp_size);
+        Job::new(model, FrozenModules::default(), vec![layout], schedule).unwrap()
+    }
+
+    fn makespan_ns(job: &Job, rounds: usize, part_ns: impl Fn(Part) -> [u64; 2]) -> u64 {
+        let times = PassTimes::zero(job, rounds).fill(|part| Ok::<_, crate::Error>(part_ns(part))).unwrap();
+        simulate(job, rounds, &times).unwrap().0
+    }
+
+    #[test]
+    fn each_pass_takes_its_own_time() {
+        let job = job(ScheduleKind::OneForwardOneBackward, 2, 1);
+        assert_eq!(makespan_ns(&job, 3, |_| [1, 2]), 12, "(3 + 1) microbatches of 3 ns");
+        // Forward in stage 0 takes longer before the pipeline is full, backward after the last one.
+        assert_eq!(
+            makespan_ns(&job, 3, |part| if part.stage == 0 { [5, 2] } else { [1, 2] }),
+            5 + 5 + 2 + 5 + 1 + 2 + 2
+        );
+    }
+
+    #[test]
+    fn the_slowest_replica_ends_the_step() {
+        for schedule in [ScheduleKind::GPipe, ScheduleKind::Interleaved { chunks: 2 }] {
+            let job = job(schedule, 4, 2);
+            let even = makespan_ns(&job, 4, |_| [1, 2]);
+            let slow = makespan_ns(&job, 4, |part| if part.microbatch % 2 == 1 { [2, 4] } else { [1, 2] });
+            assert_eq!(slow, 2 * even, "{schedule}");
+        }
+    }
+
+    #[test]
+    fn measured_passes_add_up_by_part() {
+        let job = job(ScheduleKind::OneForwardOneBackward, 2, 2);
+        let mut times = PassTimes::zero(&job, 2);
+        let part = Part { microbatch: 3, stage: 1 };
+        for (kind, ns) in
+            [(PassKind::Forward, 4), (PassKind::BackwardInput, 5), (PassKind::BackwardWeight, 6)]
+        {
+            times.add(Pass { kind, part }, ns);
+        }
+        assert_eq!(times.part_ns(part), [4, 11]);
+        assert_eq!(times.part_ns(Part { microbatch: 4, ..part }), [0, 0], "there is no such part");
+        assert_eq!(times.as_mut_slice().iter().sum::<u64>(), 15);
+    }
+}

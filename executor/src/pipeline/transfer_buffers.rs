@@ -1,6 +1,6 @@
 //! Buffers rows between stages: posted receives, arrived rows, rows passed on within a rank, sends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dflop_balancer::schedule::{Action, Part};
 
@@ -22,7 +22,8 @@ pub(super) struct TransferBuffers<D: Device> {
     posted_until: usize,
     arrived: BTreeMap<Key, Vec<f32>>,
     handed: BTreeMap<Key, D::Floats>,
-    leaving: BTreeMap<Key, Vec<f32>>,
+    /// Rows that were sent at the end of their pass, and whose send in the action list is still to come.
+    sent: BTreeSet<Key>,
     sends: Vec<Handle<()>>,
 }
 
@@ -33,7 +34,7 @@ impl<D: Device> Default for TransferBuffers<D> {
             posted_until: 0,
             arrived: BTreeMap::new(),
             handed: BTreeMap::new(),
-            leaving: BTreeMap::new(),
+            sent: BTreeSet::new(),
             sends: Vec::new(),
         }
     }
@@ -64,14 +65,17 @@ impl<D: Device> TransferBuffers<D> {
         Ok(())
     }
 
-    /// Sends the rows of a transfer, or waits for its posted receive; does nothing if there are no rows.
+    /// Waits for the posted receive of a transfer; does nothing if there are no rows. Rows that are sent have
+    /// left with the end of their pass, whatever the position of the send in the list.
     pub(super) fn transfer(&mut self, view: &StepView<'_, D>, transfer: Transfer) -> Result<()> {
         let Transfer { flow, edge, .. } = transfer;
         if view.rows(flow, edge)? == 0 {
             return Ok(());
         }
         if transfer.is_send {
-            return self.send(view, transfer);
+            let part = if flow == Flow::Activations { edge.upstream } else { edge.downstream };
+            let is_sent = self.sent.remove(&(flow, edge));
+            return if is_sent { Ok(()) } else { Err(order(part, "has nothing to send")) };
         }
         let handle =
             self.posted.remove(&(flow, edge)).ok_or_else(|| order(edge.downstream, "awaits nothing"))?;
@@ -81,14 +85,13 @@ impl<D: Device> TransferBuffers<D> {
         Ok(())
     }
 
-    fn send(&mut self, view: &StepView<'_, D>, transfer: Transfer) -> Result<()> {
-        let Transfer { flow, edge, peer, .. } = transfer;
-        let Some(rows) = self.leaving.remove(&(flow, edge)) else {
-            let part = if flow == Flow::Activations { edge.upstream } else { edge.downstream };
-            return Err(order(part, "has nothing to send"));
-        };
+    /// Starts to send rows to another rank.
+    fn send(&mut self, view: &StepView<'_, D>, flow: Flow, edge: StageEdge, rows: Vec<f32>) -> Result<()> {
+        let other = if flow == Flow::Activations { edge.downstream } else { edge.upstream };
+        let transfer = Transfer { flow, is_send: true, edge, peer: view.topology.rank(other) };
+        self.sent.insert((flow, edge));
         let (width, at) = (view.width(edge), view.at_edge(transfer));
-        let targets: Vec<usize> = view.job.targets(view.placement, peer).collect();
+        let targets: Vec<usize> = view.job.targets(view.placement, transfer.peer).collect();
         let Some((last, others)) = targets.split_last() else { return Ok(()) };
         // All but the last target need a copy of the rows.
         for &to in others {
@@ -104,7 +107,7 @@ impl<D: Device> TransferBuffers<D> {
     pub(super) fn finish(&mut self) -> Result<()> {
         // Sends are awaited here instead of where they start, so that stages compute meanwhile.
         std::mem::take(&mut self.sends).into_iter().try_for_each(Handle::wait)?;
-        let left = self.leaving.keys().chain(self.arrived.keys()).chain(self.handed.keys());
+        let left = self.sent.iter().chain(self.arrived.keys()).chain(self.handed.keys());
         match left.chain(self.posted.keys()).next() {
             Some((_, edge)) => Err(order(edge.downstream, "has rows left that no part took")),
             None => Ok(()),
@@ -159,7 +162,7 @@ impl<D: Device> TransferBuffers<D> {
         device.upload(&rows)
     }
 
-    /// Stores the output rows of a part for the next parts: on this rank, or to be sent.
+    /// Passes the output rows of a part on to the next parts: keeps them on this rank, or starts to send them.
     pub(super) fn put_output(
         &mut self,
         view: &StepView<'_, D>,
@@ -181,7 +184,7 @@ impl<D: Device> TransferBuffers<D> {
             for edge in carried {
                 let (route, pair) = view.route(edge);
                 let message = route.pack(pair, view.end(part), &host, view.width(edge));
-                self.leaving.insert((flow, edge), message);
+                self.send(view, flow, edge, message)?;
             }
             return Ok(());
         }
@@ -189,10 +192,9 @@ impl<D: Device> TransferBuffers<D> {
         let other = if first.upstream == part { first.downstream } else { first.upstream };
         if view.topology.rank(other) == view.placement.pipeline_rank {
             self.handed.insert((flow, first), rows);
-        } else {
-            self.leaving.insert((flow, first), device.download(&rows)?);
+            return Ok(());
         }
-        Ok(())
+        self.send(view, flow, first, device.download(&rows)?)
     }
 }
 

@@ -17,6 +17,8 @@ pub struct MeasuredTimes {
     pub(super) busy_ns: u64,
     /// Time of waiting for data, summed over all ranks.
     pub(super) waited_ns: u64,
+    /// Wall time from start to end of the action list, of the slowest rank.
+    pub(super) pipeline_ns: u64,
 }
 
 impl MeasuredTimes {
@@ -39,14 +41,17 @@ impl MeasuredTimes {
                 passes.add(pass, timed.cpu_ns);
             }
         }
-        // One all-reduce for everything: times of passes, then busy time, then waiting time.
+        // One all-reduce for everything: times of passes, busy time, waiting time, then the end of each rank.
+        let mut ends_ns = vec![0; comm.size()];
+        ends_ns[comm.rank()] = timeline.iter().map(|timed| timed.end_ns).max().unwrap_or(0);
         let own = passes.as_mut_slice();
-        let mut ns = [&*own, &[busy_ns, waited_ns]].concat();
+        let mut ns = [&*own, &[busy_ns, waited_ns], &ends_ns].concat();
         comm.all_reduce(StepContext::step(step, "sum times"), ns.as_mut_slice().into())?;
-        own.copy_from_slice(&ns[..own.len()]);
-        let (busy_ns, waited_ns) = (ns[own.len()], ns[own.len() + 1]);
+        let (summed, rest) = ns.split_at(own.len());
+        own.copy_from_slice(summed);
         let first_stages = (0..=job.modules().len()).map(|module| first_stage(job, module)).collect();
-        Ok(Self { passes, first_stages, busy_ns, waited_ns })
+        let pipeline_ns = rest[2..].iter().copied().max().unwrap_or(0);
+        Ok(Self { passes, first_stages, busy_ns: rest[0], waited_ns: rest[1], pipeline_ns })
     }
 
     /// Returns the time of every pass.

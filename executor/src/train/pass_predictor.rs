@@ -157,3 +157,119 @@ fn of_stage(job: &Job, part: Part, module: &ModulePasses) -> [u64; 2] {
     };
     [pass(0), if stage.has_backward { pass(1) } else { 0 }]
 }
+
+#[cfg(test)]
+mod tests {
+    use dflop_balancer::schedule::ScheduleKind;
+    use dflop_costmodel::ImageSize;
+
+    use super::*;
+    use crate::model::model_config::{FrozenModules, ModuleKind};
+    use crate::pipeline::ModuleParallelism;
+    use crate::profile::MeasuredModel;
+
+    /// Rows of two layers, 4 us a token forward and 8 backward; 1 and 2 us outside them; 10 and 20 us a target.
+    fn profile() -> Profile {
+        let mut text =
+            "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n".to_owned();
+        let mut row = |part: &str, layers: u32, tokens: u32, forward: u32| {
+            for module in ["vision", "audio", "llm"] {
+                for (phase, share) in [("forward", 1), ("backward", 2)] {
+                    let time = share * forward * tokens;
+                    text += &format!("{module},{part},{phase},1,{layers},1,{tokens},{time}\n");
+                }
+            }
+        };
+        for tokens in [64, 4096] {
+            row("linear", 2, tokens, 4);
+            row("attention", 1, tokens, 1);
+            row("ends", 0, tokens, 1);
+            row("head", 0, tokens, 10);
+        }
+        Profile::parse([("made.csv", text.as_str())]).unwrap()
+    }
+
+    fn predictor(recomputation: Recomputation, frozen: FrozenParts) -> PassPredictor {
+        let spec = ModelSpec::preset("tiny").unwrap();
+        PassPredictor::new(&spec, &profile(), recomputation, frozen).unwrap()
+    }
+
+    fn job(stages: usize, frozen: FrozenModules) -> Job {
+        let model = MeasuredModel::from_spec(ModelSpec::preset("tiny").unwrap()).unwrap().config;
+        let layouts = model.modules().into_iter().map(|module| {
+            let stages = if module == ModuleKind::Llm { stages } else { 1 };
+            ModuleParallelism::even(module, model.layers(module), stages)
+        });
+        let layouts = layouts.collect();
+        Job::new(model, frozen, layouts, ScheduleKind::OneForwardOneBackward).unwrap()
+    }
+
+    fn shapes() -> Vec<SampleShape> {
+        let images = vec![ImageSize { width: 200, height: 300 }];
+        let text = SampleShape { text_tokens: 300, target_tokens: 299, ..SampleShape::default() };
+        vec![text, SampleShape { text_tokens: 50, target_tokens: 49, images, ..SampleShape::default() }]
+    }
+
+    #[test]
+    fn passes_of_all_stages_add_up_to_the_module() {
+        let spec = ModelSpec::preset("tiny").unwrap();
+        let whole = CostModel::from_profile(spec, &profile(), ProfileOptions::default()).unwrap();
+        let expected = whole.predict_microbatch(&shapes()).unwrap();
+        let predictor = predictor(Recomputation::None, FrozenParts::default());
+        let job = job(2, FrozenModules::default());
+        for (index, &module) in whole.modules().iter().enumerate() {
+            let passes = predictor.module(module, &shapes()).unwrap();
+            let of_module = |stage: &usize| costed(job.stages()[*stage].range.module) == module;
+            let stages = (0..job.stages().len()).filter(of_module);
+            let sum: u64 = stages
+                .flat_map(|stage| of_stage(&job, Part { microbatch: 0, stage: stage as u16 }, &passes))
+                .sum();
+            assert!(sum.abs_diff(expected.as_slice()[index]) < 10, "{module}: {sum}, {expected:?}");
+        }
+    }
+
+    #[test]
+    fn the_head_is_in_the_last_stage_and_a_third_is_forward() {
+        let predictor = predictor(Recomputation::None, FrozenParts::default());
+        let (job, passes) =
+            (job(2, FrozenModules::default()), predictor.module(Module::Llm, &shapes()).unwrap());
+        let last = job.stages().len() as u16 - 1;
+        let [first, last] =
+            [last - 1, last].map(|stage| of_stage(&job, Part { microbatch: 0, stage }, &passes));
+        assert_eq!(passes.head, [3_480_000, 6_960_000], "348 targets");
+        let layers = passes.layers[0] / 2;
+        assert_eq!([first[0] - layers, last[0] - layers], [passes.outside_layers[0], passes.head[0]]);
+        for pass in [first, last] {
+            assert!(pass[1].abs_diff(2 * pass[0]) < 10, "{pass:?}");
+        }
+    }
+
+    #[test]
+    fn recomputed_layers_run_forward_in_the_backward_pass() {
+        let of = |recomputation| {
+            predictor(recomputation, FrozenParts::default()).module(Module::Llm, &shapes()).unwrap()
+        };
+        let (stored, recomputed) = (of(Recomputation::None), of(Recomputation::Layers));
+        assert_eq!((recomputed.layers[0], recomputed.head), (stored.layers[0], stored.head));
+        assert!(recomputed.layers[1].abs_diff(stored.layers[1] + stored.layers[0]) < 10);
+    }
+
+    #[test]
+    fn a_stage_before_everything_trained_has_no_backward_pass() {
+        let parts = FrozenParts { vision: true, audio: true, projector: true, llm: false };
+        let encoder = crate::model::encoder::FrozenEncoder { encoder: true, projector: true };
+        let frozen = FrozenModules { vision: encoder, audio: encoder, is_llm_frozen: false };
+        let passes = predictor(Recomputation::None, parts).module(Module::Vision, &shapes()).unwrap();
+        let [forward, backward] = of_stage(&job(1, frozen), Part { microbatch: 0, stage: 0 }, &passes);
+        assert!(forward > 0 && backward == 0);
+    }
+
+    #[test]
+    fn scaled_passes_add_up_to_the_planned_time() {
+        let passes = ModulePasses { layers: [10, 20], outside_layers: [0, 0], head: [30, 40] };
+        let scaled = passes.scaled_to(200);
+        assert_eq!(scaled, ModulePasses { layers: [20, 40], outside_layers: [0, 0], head: [60, 80] });
+        let none = ModulePasses { layers: [0; 2], outside_layers: [0; 2], head: [0; 2] };
+        assert_eq!(none.scaled_to(0), none);
+    }
+}

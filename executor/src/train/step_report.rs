@@ -35,6 +35,6 @@ pub struct StepReport {
     /// Makespan of the step's passes as simulated with the CPU time that each of them took: the time of the
     /// step if every rank had a core to itself and messages were free.
     pub replayed_seconds: f64,
-    /// Makespan of the step's passes as measured, from start to end of the pipeline's action list.
+    /// Makespan of the step's passes as measured: from start to end of the action list of the slowest rank.
     pub pipeline_seconds: f64,
 }

@@ -132,7 +132,6 @@ impl<D: Device> TrainingRank<D> {
         let seconds = ended.duration_since(before).as_secs_f64();
         let ranks = self.pipeline.comm().size() as f64;
         let flops = self.flops(&step)?;
-        let pipeline_ns = outcome.timeline.iter().map(|timed| timed.end_ns).max().unwrap_or(0);
         Ok(Some(StepReport {
             step: step.plan.step,
             loss: outcome.loss,
@@ -148,7 +147,7 @@ impl<D: Device> TrainingRank<D> {
             data_wait_seconds: times.waited_ns as f64 / 1e9 / ranks,
             predicted_seconds: forecast.makespan_ns as f64 / 1e9,
             replayed_seconds: replayed_ns as f64 / 1e9,
-            pipeline_seconds: pipeline_ns as f64 / 1e9,
+            pipeline_seconds: times.pipeline_ns as f64 / 1e9,
         }))
     }
 

@@ -6,6 +6,7 @@ mod kept;
 mod killed;
 mod misuse;
 mod process;
+mod replay;
 mod runs;
 mod states;
 mod trace;

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::config::{Job, difference, loss_bits, losses};
 
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 15] = [
     "step",
     "loss",
     "gradient_norm",
@@ -18,6 +18,7 @@ const FIELDS: [&str; 14] = [
     "bubble_fraction",
     "data_wait_seconds",
     "predicted_seconds",
+    "replayed_seconds",
     "pipeline_seconds",
 ];
 
@@ -36,6 +37,7 @@ fn a_run_prints_a_line_a_step_and_nothing_else() {
         assert!(number("mfu").unwrap() > 0.0 && number("mfu").unwrap() < 1.0, "{line}");
         assert!((0.0..=1.0).contains(&number("bubble_fraction").unwrap()), "{line}");
         assert!(number("predicted_seconds").unwrap() > 0.0 && number("pipeline_seconds").unwrap() > 0.0);
+        assert!(number("replayed_seconds").unwrap() > 0.0);
     }
     let losses = losses(&lines);
     assert!((losses[0] - 80_f64.ln()).abs() < 0.5, "a new model knows nothing: {losses:?}");
