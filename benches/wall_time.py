@@ -1,19 +1,21 @@
 """Runs six plans on the CPU executor and compares measured steps with simulated ones.
 
     cargo build --profile dist -p dflop-cli
-    python3 benches/wall_time.py [--runs 5] [--steps 12] [--dflop target/dist/dflop] [--quiet SECONDS] [--json FILE]
+    python3 benches/wall_time.py [--runs 5] [--steps 8] [--plans 1,2,3] [--quiet 600] [--json FILE]
 
-The simulator predicts from a profile that `dflop profile` measures first, in a process of its own; nothing that a run
-measures changes a prediction. Plans take turns, run after run, and the first step of every run is left out. Two figures
-per run, both over simulated time:
+The simulator predicts from profiles that `dflop profile` measures in processes of its own, before every turn of
+all plans; nothing that a run measures changes a prediction. A profile is measured while every other core runs the
+same work, as the ranks of a step do. The first step of every run is left out. Differences are over simulated time:
 
-- *replayed*: the actions that the ranks recorded, in their order and with their messages, each pass with the CPU time
-  that its thread took. It needs no core per rank. This program replays the traces itself and checks that `dflop` finds
-  the same.
-- *wall*: from the end of a step to the end of the next one, for plans with two ranks of one thread.
+- *replayed*: the actions that the ranks recorded, in their order and with their messages, each pass with the CPU
+  time that its thread took. This needs no core per rank. The program replays the traces itself and ends if `dflop`
+  finds another time.
+- *wall, passes*: from start to end of the action list of the slowest rank; of plans with two ranks of one thread.
+- *wall, step*: from the end of a step to the end of the next one: also reading, sums of gradients and the update of
+  the weights, for which the simulator has no time.
 
-`--quiet` waits up to this long before every run until other processes take less than 5 % of the machine. Exits with 1 if a
-median differs by more than 8 %.
+`--quiet` waits up to so many seconds before every run until other processes take less than 5 % of the machine.
+Exits with 1 if a median differs by more than 8 %.
 """
 
 import argparse
@@ -107,10 +109,10 @@ def toml(value):
 
 def configuration(model, profile, tables):
     """Returns the configuration of a plan."""
-    pictures = 0.0 if model == "text" else 0.15
+    image_fraction, batch = (0.0, 128) if model == "text" else (0.15, 64)
     all_tables = {
         "model": {"config": MODELS[model], "preprocessor": PREPROCESSOR},
-        "data": {"global_batch": 64, "generate": {"samples": 640, "seed": 1, "picture_fraction": pictures}},
+        "data": {"global_batch": batch, "generate": {"samples": 2048, "seed": 1, "picture_fraction": image_fraction}},
         "parallel": {"microbatches": 8, "threads": 1, "profile": str(profile)},
         "optimizer": {"learning_rate": 1e-3},
         "correction": {"enabled": False},
@@ -126,7 +128,7 @@ def configuration(model, profile, tables):
 
 
 def replay(events):
-    """Returns the longest path through the recorded actions of each step, in seconds, with the CPU times of passes."""
+    """Returns the longest path through the recorded actions of each step in seconds, by CPU times of passes."""
     steps = {}
     for event in events:
         if event["ph"] == "X" and event["tid"] == 0:
@@ -165,8 +167,8 @@ def replay(events):
 def messages(lists):
     """Names both ends of every message alike, by rank and position in its list.
 
-    An end knows its own stage and microbatch and the rank of its peer. Sorted by them, the messages that one rank sends
-    to another are in the order of those that the other receives.
+    An end knows its own stage and microbatch and the rank of its peer. Sorted by them, the messages that one rank
+    sends to another are in the order of those that the other receives.
     """
     ends = {}
     for rank, actions in lists.items():
@@ -191,7 +193,7 @@ def machine_seconds():
 
 
 def others_share(work):
-    """Runs work and returns its result with the share of the machine that other processes took meanwhile."""
+    """Runs work; returns its result, and the share of the machine that other processes took meanwhile."""
     start, all_start, own_start = time.monotonic(), machine_seconds(), os.times()
     result = work()
     own = os.times()
@@ -251,9 +253,9 @@ def report(name, ranks, runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--dflop", default="target/dist/dflop", type=pathlib.Path)
-    parser.add_argument("--profile-seconds", type=float, default=120.0)
+    parser.add_argument("--profile-seconds", type=float, default=60.0)
     parser.add_argument("--quiet", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--plans", help="numbers of plans, such as 1,2,3 [default: all]")
     parser.add_argument("--directory", type=pathlib.Path, help="keeps profiles and configurations here")
@@ -269,7 +271,7 @@ def main():
 def measure_profile(arguments, model):
     """Measures the profile of a model while every other core runs the same, as the ranks of a step do.
 
-    A core that computes alone is up to 12 % faster than all of them together: they share caches and a power limit.
+    Cores share caches, memory and a power limit, so one that computes alone is faster than all of them together.
     """
     def command(out):
         limits = ["--tokens-max", "4096", "--seconds-max", str(arguments.profile_seconds)]
