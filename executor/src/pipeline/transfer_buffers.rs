@@ -201,3 +201,73 @@ impl<D: Device> TransferBuffers<D> {
 fn order(part: Part, problem: &'static str) -> Error {
     Error::Order { stage: part.stage.to_string(), microbatch: part.microbatch as usize, problem }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use dflop_balancer::schedule::{Message, ScheduleKind};
+
+    use super::super::rank_step::RankStep;
+    use super::super::topology::Topology;
+    use super::super::{Job, MicrobatchPlan, ModuleParallelism, PipelineStepPlan};
+    use super::*;
+    use crate::comm::{Comm, Settings, StepContext, threads};
+    use crate::device::Cpu;
+    use crate::model::llm::TextBatch;
+    use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
+
+    fn job() -> Job {
+        let document = serde_json::json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 48});
+        let model = ModelConfig::from_config(&document).unwrap();
+        let layout = ModuleParallelism::even(ModuleKind::Llm, 2, 2);
+        Job::new(model, FrozenModules::default(), vec![layout], ScheduleKind::OneForwardOneBackward).unwrap()
+    }
+
+    fn rank_step(job: &Job, device: &Cpu) -> RankStep<Cpu> {
+        let microbatches = vec![MicrobatchPlan { tokens: 4, media: Vec::new() }];
+        let batch = TextBatch {
+            input_ids: &[5, 6, 7, 8],
+            labels: &[5, 6, 7, 8],
+            positions: &[0, 1, 2, 3],
+            cu_seqlens: &[0, 4],
+            media_places: &[],
+            loss_scale: 1.0,
+        };
+        let context = Arc::new(job.model().llm.context(device, &batch).unwrap());
+        let plan = Arc::new(PipelineStepPlan::new(job, 0, 3, microbatches).unwrap());
+        RankStep { plan, contexts: BTreeMap::from([(0, context)]) }
+    }
+
+    #[test]
+    fn rows_leave_with_the_end_of_their_pass_and_their_send_comes_once() {
+        let (job, device) = (job(), Cpu::new(1).unwrap());
+        let ranks = threads::world(2, Settings::default()).unwrap();
+        let (step, topology) = (rank_step(&job, &device), Topology::new(&job, 1).unwrap());
+        let placement = job.placement(0).unwrap();
+        let view = StepView {
+            job: &job,
+            topology: &topology,
+            placement: &placement,
+            comm: &ranks[0],
+            rank_step: &step,
+        };
+        let part = Part { microbatch: 0, stage: 0 };
+        let mut transfers = TransferBuffers::<Cpu>::default();
+        let rows = device.upload(&[0.5; 4 * 16]).unwrap();
+        transfers.put_output(&view, &device, Flow::Activations, part, Some(rows)).unwrap();
+
+        let send = view.transfer(Action::Send(Message { microbatch: 0, stage: 0, peer: 1 })).unwrap();
+        let (tag, at) = (send.edge.tag(Flow::Activations), StepContext::microbatch(0, 0, "recv"));
+        let arrived = ranks[1].start_recv(0, tag, at, PayloadShape::f32(4, 16)).unwrap().wait().unwrap();
+        assert_eq!(arrived.into_f32(), Some(vec![0.5; 4 * 16]));
+
+        let left = transfers.finish().unwrap_err().to_string();
+        assert!(left.contains("has rows left"), "the list lacks the send: {left}");
+        transfers.transfer(&view, send).unwrap();
+        transfers.finish().unwrap();
+        let again = transfers.transfer(&view, send).unwrap_err().to_string();
+        assert!(again.contains("has nothing to send"), "{again}");
+    }
+}
