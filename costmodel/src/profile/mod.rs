@@ -131,8 +131,8 @@ impl Profile {
         self.files.iter().flat_map(|file| measurement::points(&file.measurements)).collect()
     }
 
-    /// Returns the profile with the times of all other rows set to 0, so that what is predicted from it is the
-    /// share of the kept rows; shares of all rows add up to the prediction of the whole profile.
+    /// Returns the profile with the times of all other rows set to 0, so that what is predicted from it is
+    /// the share of the kept rows; shares of all rows add up to the prediction of the whole profile.
     ///
     /// # Examples
     /// ```

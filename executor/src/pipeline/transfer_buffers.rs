@@ -162,7 +162,8 @@ impl<D: Device> TransferBuffers<D> {
         device.upload(&rows)
     }
 
-    /// Passes the output rows of a part on to the next parts: keeps them on this rank, or starts to send them.
+    /// Passes the output rows of a part on to the next parts: keeps them on this rank, or starts to send
+    /// them.
     pub(super) fn put_output(
         &mut self,
         view: &StepView<'_, D>,

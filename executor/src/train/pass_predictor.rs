@@ -168,7 +168,8 @@ mod tests {
     use crate::pipeline::ModuleParallelism;
     use crate::profile::MeasuredModel;
 
-    /// Rows of two layers, 4 us a token forward and 8 backward; 1 and 2 us outside them; 10 and 20 us a target.
+    /// Rows of two layers, 4 us a token forward and 8 backward; 1 and 2 us outside them; 10 and 20 us a
+    /// target.
     fn profile() -> Profile {
         let mut text =
             "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n".to_owned();

@@ -76,8 +76,8 @@ fn longest_path_ns(lists: &Lists) -> u64 {
     ended.into_values().max().unwrap_or(0)
 }
 
-/// Names both ends of every message alike: sorted by their microbatch and stage, the messages from one rank to
-/// another are in the order of those that the other receives.
+/// Names both ends of every message alike: sorted by their microbatch and stage, the messages from one rank
+/// to another are in the order of those that the other receives.
 fn messages(lists: &Lists) -> BTreeMap<(u64, usize), Message> {
     let mut ends: BTreeMap<(u64, u64, bool, bool), Vec<(u64, u64, u64, usize)>> = BTreeMap::new();
     for (&rank, list) in lists {
