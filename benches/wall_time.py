@@ -1,11 +1,12 @@
 """Runs six plans on the CPU executor and compares measured steps with simulated ones.
 
     cargo build --profile dist -p dflop-cli
-    python3 benches/wall_time.py [--runs 5] [--steps 8] [--plans 1,2,3] [--quiet 600] [--json FILE]
+    python3 benches/wall_time.py [--runs 5] [--steps 12] [--plans 1,2,3] [--quiet 600] [--json FILE]
 
 The simulator predicts from profiles that `dflop profile` measures in processes of its own, before every turn of
 all plans; nothing that a run measures changes a prediction. A profile is measured while every other core runs the
-same work, as the ranks of a step do. The first step of every run is left out. Differences are over simulated time:
+same work, as the ranks of a step do. The first four steps of every run are left out. Differences are over simulated
+time:
 
 - *replayed*: the actions that the ranks recorded, in their order and with their messages, each pass with the CPU
   time that its thread took. This needs no core per rank. The program replays the traces itself and ends if `dflop`
@@ -31,6 +32,8 @@ import threading
 import time
 
 BOUND = 0.08
+#: First steps of a run that are left out: they allocate buffers for microbatches of all sizes.
+WARM_UP = 4
 #: Share of the machine that other processes may take in a quiet run.
 QUIET = 0.05
 
@@ -218,7 +221,7 @@ def call(command):
 
 
 def measure(arguments, config, trace):
-    """Returns the seconds of one run, the first step left out: simulated, replayed, pipeline and wall."""
+    """Returns the seconds of one run after its first steps: simulated, replayed, pipeline and wall."""
     command = [arguments.dflop, "train", config, "--steps", arguments.steps, "--trace", trace, "--json"]
     output, others = others_share(lambda: call(list(map(str, command))))
     steps = [json.loads(line) for line in output.splitlines()]
@@ -228,7 +231,7 @@ def measure(arguments, config, trace):
         if abs(own - step["replayed_seconds"]) > 1e-6 * own:
             sys.exit(f"{config.name}: dflop replayed {step['replayed_seconds']} s, the trace gives {own} s")
     fields = ("predicted_seconds", "replayed_seconds", "pipeline_seconds", "seconds")
-    return {**{field: sum(step[field] for step in steps[1:]) for field in fields}, "others": others}
+    return {**{field: sum(step[field] for step in steps[WARM_UP:]) for field in fields}, "others": others}
 
 
 def spread(values):
@@ -253,7 +256,7 @@ def report(name, ranks, runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--dflop", default="target/dist/dflop", type=pathlib.Path)
     parser.add_argument("--profile-seconds", type=float, default=60.0)
     parser.add_argument("--quiet", type=float, default=0.0, metavar="SECONDS")
@@ -277,14 +280,14 @@ def measure_profile(arguments, model):
         limits = ["--tokens-max", "4096", "--seconds-max", str(arguments.profile_seconds)]
         return list(map(str, [arguments.dflop, "profile", "--model", model, "--out", out, *limits]))
 
+    is_over = threading.Event()
     with tempfile.TemporaryDirectory() as scratch:
-        is_over = threading.Event()
         cores = range(1, os.cpu_count() or 1)
         neighbors = [threading.Thread(target=repeat, args=(command(f"{scratch}/{core}"), is_over)) for core in cores]
         for neighbor in neighbors:
             neighbor.start()
         try:
-            return others_share(lambda: call(command(model / "profile")))
+            return call(command(model / "profile"))
         finally:
             is_over.set()
             for neighbor in neighbors:
@@ -309,7 +312,7 @@ def profile_all(arguments, directory):
         (model / "config.json").write_text(json.dumps(config))
         (model / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
         wait_until_quiet(arguments.quiet)
-        output, others = measure_profile(arguments, model)
+        output, others = others_share(lambda model=model: measure_profile(arguments, model))
         print(f"profile of {name}: {output.splitlines()[1]}, others {100 * others:.0f} %", flush=True)
 
 
