@@ -5,11 +5,17 @@
 //! arXiv:2409.12191, section 2.1; scaling by wavelength: "The Llama 3 Herd of Models", 2024,
 //! arXiv:2407.21783, as implemented in transformers.
 
+use std::sync::OnceLock;
+
 use rayon::prelude::*;
 
 use super::config_fields::ConfigFields;
 use crate::device::Device;
 use crate::error::Result;
+
+/// Number of first positions whose sines and cosines are computed once; those of later ones are computed for
+/// every microbatch.
+const KEPT_POSITIONS: usize = 4096;
 
 /// Frequency and position axis of every pair of columns of a head.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +24,18 @@ pub struct Rope {
     frequencies: Vec<f32>,
     /// Position axis, for every pair.
     axes: Vec<u8>,
+    kept: KeptAngles,
+}
+
+/// Sine and cosine of every pair, position by position, once they are computed.
+#[derive(Debug, Clone, Default)]
+struct KeptAngles(OnceLock<Vec<(f32, f32)>>);
+
+impl PartialEq for KeptAngles {
+    /// They follow from the frequencies, whether they are computed yet or not.
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 impl Rope {
@@ -56,7 +74,7 @@ impl Rope {
                 axes.collect()
             }
         };
-        Ok(Self { frequencies, axes })
+        Ok(Self { frequencies, axes, kept: KeptAngles::default() })
     }
 
     /// Makes the rotation of images: the first half of the pairs by the row, the second by the column.
@@ -64,7 +82,7 @@ impl Rope {
     pub fn for_images(theta: f64, head_dim: usize) -> Self {
         let half = frequencies(theta, head_dim / 2);
         let axes = [vec![0; half.len()], vec![1; half.len()]].concat();
-        Self { frequencies: [half.clone(), half].concat(), axes }
+        Self { frequencies: [half.clone(), half].concat(), axes, kept: KeptAngles::default() }
     }
 
     /// Number of position axes.
@@ -79,17 +97,30 @@ impl Rope {
         let pairs = self.frequencies.len();
         let (mut cos, mut sin) = (vec![0.0; tokens * pairs], vec![0.0; tokens * pairs]);
         device.run(|| {
+            let kept = self.kept.0.get_or_init(|| self.first_angles());
             let rows = cos.par_chunks_mut(pairs).zip(sin.par_chunks_mut(pairs)).with_min_len(64);
             rows.enumerate().for_each(|(token, (cos, sin))| {
                 for (pair, (&frequency, &axis)) in self.frequencies.iter().zip(&self.axes).enumerate() {
-                    let position = positions[usize::from(axis)][token] as f32;
-                    // `libm` instead of the system's functions, whose bits differ between machines
-                    (sin[pair], cos[pair]) = libm::sincosf(position * frequency);
+                    let position = positions[usize::from(axis)][token];
+                    let angle = kept.get(position as usize * pairs + pair);
+                    (sin[pair], cos[pair]) = angle.copied().unwrap_or_else(|| sin_cos(position, frequency));
                 }
             });
         });
         Ok((device.upload(&cos)?, device.upload(&sin)?))
     }
+
+    /// Computes the angles of the first positions.
+    fn first_angles(&self) -> Vec<(f32, f32)> {
+        let of_position =
+            |position| self.frequencies.iter().map(move |&frequency| sin_cos(position, frequency));
+        (0..KEPT_POSITIONS as u32).flat_map(of_position).collect()
+    }
+}
+
+/// Computes sine and cosine by `libm` instead of the system's functions, whose bits differ between machines.
+fn sin_cos(position: u32, frequency: f32) -> (f32, f32) {
+    libm::sincosf(position as f32 * frequency)
 }
 
 /// Computes `1 / theta^(2 i / dim)`.
@@ -139,6 +170,21 @@ mod tests {
         let (cos, _) = rope.table(&device, &[&[1], &[2], &[0]]).unwrap();
         let truth = [1.0_f32.cos(), (2.0 * rope.frequencies[1]).cos(), 1.0, 1.0];
         assert!(cos.iter().zip(truth).all(|(a, b)| (a - b).abs() < 1e-7));
+    }
+
+    #[test]
+    fn kept_angles_have_the_bits_of_computed_ones() {
+        let rope = read(&json!({})).unwrap();
+        let last = KEPT_POSITIONS as u32 - 1;
+        let positions = [0, 7, last, last + 1, 3 * last];
+        let (cos, sin) = rope.table(&Cpu::new(1).unwrap(), &[&positions]).unwrap();
+        let expected: Vec<(f32, f32)> = positions
+            .iter()
+            .flat_map(|&position| rope.frequencies.iter().map(move |&frequency| sin_cos(position, frequency)))
+            .collect();
+        let found: Vec<(f32, f32)> = sin.iter().copied().zip(cos.iter().copied()).collect();
+        assert_eq!(found, expected);
+        assert_eq!(rope, read(&json!({})).unwrap(), "kept angles are not compared");
     }
 
     #[test]
