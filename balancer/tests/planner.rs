@@ -90,7 +90,7 @@ fn llm() -> ClosedForm {
 }
 
 fn sizes() -> Vec<ItemSize> {
-    (0..97).map(|at: u32| ItemSize { tiles: at * 7919 % 11 % 7, tokens: 100 + at * 104_729 % 1900 }).collect()
+    (0..97).map(|at: u32| ItemSize::of_tiles(at * 7919 % 11 % 7, 100 + at * 104_729 % 1900)).collect()
 }
 
 fn cluster(gpus: u32, memory_bytes: u64) -> Cluster {
@@ -327,7 +327,7 @@ fn cuts(stages: usize) -> Vec<[Vec<u32>; 2]> {
 #[test]
 fn without_a_choice_all_methods_agree() {
     let costs = (ClosedForm { degrees: vec![1], ..encoder() }, ClosedForm { degrees: vec![1], ..llm() });
-    let workload = Workload::draw(&[ItemSize { tiles: 3, tokens: 500 }], 1, 1, 0).unwrap();
+    let workload = Workload::draw(&[ItemSize::of_tiles(3, 500)], 1, 1, 0).unwrap();
     let problem = problem(&costs, &workload, cluster(2, 1 << 40));
     let found = plan(&problem).unwrap();
     let compared = compare(&problem, &found).unwrap();

@@ -4,7 +4,8 @@
 //! `f` the convex hull of a layer's time, all parts together take at least `m r f(S / (m r))` (Jensen), so
 //! the slowest rank's stage is busy for at least a rank's share of that; some microbatch is at least average,
 //! and passes all stages one after another; so does the longest sample. No makespan is below any of these,
-//! for any partition, order and links. A whole range of `m` has one bound: the least of the first, which is
+//! for any partition, order and links. Attention of samples and of media is the same in any parts, and some
+//! rank has at least its share of it. A whole range of `m` has one bound: the least of the first, which is
 //! where a part has the least time per unit, and the second at the most microbatches.
 //!
 //! The *estimate* adds filling and draining the pipeline with such microbatches; it sorts plans and is not a
@@ -114,27 +115,34 @@ fn encoder_phase_ns(space: &SearchSpace<'_>, family: &Family) -> f64 {
     let shape = &space.encoder.shapes[family.encoder];
     let times = &space.encoder.times[shape.times];
     let share = space.workload.batch_tiles / f64::from(family.encoder_dp);
-    shape.all * times.layer_hull.at(share) + times.outside_hull.at(share)
+    let layer_ns = times.layer_hull.at(share) + times.samples_ns / f64::from(family.encoder_dp);
+    shape.all * layer_ns + times.outside_hull.at(share)
 }
 
 /// Estimates the joint plans of a family, whose stages hold layers of both modules.
 fn joint_estimate(space: &SearchSpace<'_>, family: &Family, [few, many]: [f64; 2]) -> LowerEstimate {
     let [encoder, llm] = space.shapes(family);
     let (of_encoder, of_llm) = (&space.encoder.times[encoder.times], &space.llm.times[llm.times]);
-    let ranks = f64::from(family.llm_dp);
+    let [encoder_ranks, ranks] = [family.encoder_dp, family.llm_dp].map(f64::from);
     // Units of a rank, and of one microbatch of `few` and `many`.
     let tokens = space.workload.batch_tokens / ranks;
-    let tiles = space.workload.batch_tiles / f64::from(family.encoder_dp);
+    let tiles = space.workload.batch_tiles / encoder_ranks;
     let of_rank = |hull: &TimeTable, units: f64| hull.least_of_parts(units, units / many, units / few);
     let busy = [
-        (of_rank(&of_encoder.layer_hull, tiles), of_rank(&of_encoder.outside_hull, tiles)),
+        (
+            of_rank(&of_encoder.layer_hull, tiles) + of_encoder.samples_ns / encoder_ranks,
+            of_rank(&of_encoder.outside_hull, tiles),
+        ),
         (
             of_rank(&of_llm.layer_hull, tokens) + of_llm.samples_ns / ranks,
             of_rank(&of_llm.outside_hull, tokens),
         ),
     ];
     let one = [
-        (of_encoder.layer_hull.at(tiles / many), of_encoder.outside_hull.at(tiles / many)),
+        (
+            of_encoder.layer_hull.at(tiles / many) + of_encoder.samples_ns / (encoder_ranks * many),
+            of_encoder.outside_hull.at(tiles / many),
+        ),
         (
             of_llm.layer_hull.at(tokens / many) + of_llm.samples_ns / (ranks * many),
             of_llm.outside_hull.at(tokens / many),

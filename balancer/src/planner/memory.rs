@@ -61,7 +61,8 @@ pub(super) fn requirement(
             MemoryRequirement { encoder_bytes, llm_bytes: llm_bytes(shape.encoder_stages) }
         }
         Placement::Colocated => {
-            let phase = phase_bytes(space, family, space.workload.batch_tiles_max as f64);
+            let tiles = (space.workload.batch_tiles_max as f64 / f64::from(family.encoder_dp)).ceil();
+            let phase = phase_bytes(space, family, tiles);
             let all = llm_bytes(0) + phase;
             MemoryRequirement { encoder_bytes: all, llm_bytes: all }
         }
@@ -103,10 +104,9 @@ pub(super) fn llm_bytes(space: &SearchSpace<'_>, llm: usize, ranks: u32, few: u3
     fullest(shape, optimizer_ranks, in_flight, tokens, space.workload.tokens_max as f64)
 }
 
-/// Returns the encoder's memory for a batch of `batch_tiles` tiles that runs in one phase.
-pub(super) fn phase_bytes(space: &SearchSpace<'_>, family: &Family, batch_tiles: f64) -> f64 {
+/// Returns the encoder's memory where a rank takes `tiles` tiles in one phase.
+pub(super) fn phase_bytes(space: &SearchSpace<'_>, family: &Family, tiles: f64) -> f64 {
     let shape = &space.encoder.shapes[family.encoder];
-    let tiles = (batch_tiles / f64::from(family.encoder_dp)).ceil();
     let ranks = space.optimizer_ranks(family)[0];
     shape.memory.iter().map(|(_, bytes)| bytes.shared_by(ranks).at(tiles, tiles)).fold(0.0, f64::max)
 }

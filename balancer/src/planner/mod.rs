@@ -23,6 +23,7 @@ mod compare;
 mod costs;
 mod evaluate;
 mod explain;
+mod item_size;
 mod memory;
 mod parallelism_plan;
 mod plan;

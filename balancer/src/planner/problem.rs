@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// Planning problem: modules, workload, cluster and options.
 #[derive(Clone, Copy)]
 pub struct PlanProblem<'a> {
-    /// Costs of the encoder, whose units are tiles.
+    /// Costs of the encoder, whose units are tiles, or patches of media in native resolution.
     pub encoder: &'a dyn ModuleCosts,
     /// Costs of the LLM, whose units are tokens.
     pub llm: &'a dyn ModuleCosts,
@@ -34,6 +34,10 @@ impl<'a> PlanProblem<'a> {
         if !(self.memory_margin >= 1.0 && self.memory_margin.is_finite()) {
             let reason = format!("must be a finite number of at least 1, got {}", self.memory_margin);
             return Err(Error::Config { setting: "memory_margin", reason });
+        }
+        if self.workload.is_native() && self.encoder_split == EncoderSplit::Tile {
+            let reason = "media in native resolution have no tiles: encoder ranks share whole samples";
+            return Err(Error::Config { setting: "encoder_split", reason: reason.to_owned() });
         }
         let mut space = SearchSpace::new(self.encoder, self.llm, self.workload, self.cluster, self.options);
         space.encoder_split = self.encoder_split;

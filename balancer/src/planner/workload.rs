@@ -1,16 +1,8 @@
 //! Samples global batches, on which all plans are judged.
 
+pub use super::item_size::ItemSize;
 use crate::error::{Error, Result};
 use crate::rng::{SplitMix64, seed_from};
-
-/// Size of a sample in both modules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ItemSize {
-    /// Tiles, or windows of audio, that the encoder takes; 0 for text alone.
-    pub tiles: u32,
-    /// Tokens in the LLM, at least 1.
-    pub tokens: u32,
-}
 
 /// Sampled global batches; every plan is judged on the same ones.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,13 +22,16 @@ pub struct Workload {
     pub(super) batch_tokens: f64,
     /// Tiles of a batch, mean over batches.
     pub(super) batch_tiles: f64,
+    /// Query-key pairs of a batch's media, mean over batches.
+    pub(super) batch_pairs: f64,
 }
 
 impl Workload {
     /// Draws `batches` global batches of `global_batch` samples: the sizes in random order, repeatedly.
     ///
     /// # Errors
-    /// [`Error::Config`] if there are no sizes or no batches, or a sample has no tokens.
+    /// [`Error::Config`] if there are no sizes or no batches, a sample has no tokens, or more query-key pairs
+    /// than its patches make.
     pub fn draw(sizes: &[ItemSize], global_batch: u32, batches: usize, seed: u64) -> Result<Self> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         if sizes.is_empty() {
@@ -44,6 +39,9 @@ impl Workload {
         }
         if let Some(at) = sizes.iter().position(|size| size.tokens == 0) {
             return invalid("shapes", format!("sample {at} has no tokens"));
+        }
+        if let Some(at) = sizes.iter().position(|size| size.pairs > u64::from(size.tiles).pow(2)) {
+            return invalid("shapes", format!("sample {at} has more query-key pairs than its patches make"));
         }
         if global_batch == 0 || batches == 0 {
             return invalid("global_batch", "a batch has at least one sample".to_owned());
@@ -63,7 +61,7 @@ impl Workload {
         let mut batch = || {
             let mut batch: Vec<ItemSize> = (0..global_batch).map(|_| draw()).collect();
             // Largest first: greedy balancing is LPT in this order.
-            batch.sort_unstable_by_key(|size| std::cmp::Reverse((size.tokens, size.tiles)));
+            batch.sort_unstable_by_key(|size| std::cmp::Reverse((size.tokens, size.tiles, size.pairs)));
             batch
         };
         let drawn = (0..batches).map(|_| batch()).collect();
@@ -83,6 +81,7 @@ impl Workload {
             batch_tiles_max: batches.iter().map(tiles).max().unwrap_or(0),
             batch_tokens: batches.iter().map(tokens).sum::<u64>() as f64 / count,
             batch_tiles: batches.iter().map(tiles).sum::<u64>() as f64 / count,
+            batch_pairs: batches.iter().flatten().map(|item| item.pairs as f64).sum::<f64>() / count,
             batches,
         }
     }
@@ -91,6 +90,11 @@ impl Workload {
     #[must_use]
     pub fn batches(&self) -> &[Vec<ItemSize>] {
         &self.batches
+    }
+
+    /// Whether media come in native resolution, so that attention depends on each of them.
+    pub(super) fn is_native(&self) -> bool {
+        self.batch_pairs > 0.0
     }
 
     /// Returns the samples per batch.
@@ -105,7 +109,7 @@ mod tests {
 
     #[test]
     fn every_size_comes_as_often_as_every_other() {
-        let sizes: Vec<ItemSize> = (1..=10).map(|tokens| ItemSize { tiles: tokens % 3, tokens }).collect();
+        let sizes: Vec<ItemSize> = (1..=10).map(|tokens| ItemSize::of_tiles(tokens % 3, tokens)).collect();
         let workload = Workload::draw(&sizes, 4, 5, 7).unwrap();
         let mut seen: Vec<u32> = workload.batches().concat().iter().map(|item| item.tokens).collect();
         seen.sort_unstable();
@@ -118,10 +122,14 @@ mod tests {
 
     #[test]
     fn sizes_that_make_no_sense_are_refused() {
-        let size = ItemSize { tiles: 1, tokens: 0 };
+        let size = ItemSize::of_tiles(1, 0);
         assert!(Workload::draw(&[], 4, 5, 0).is_err());
-        let error = Workload::draw(&[ItemSize { tiles: 1, tokens: 3 }, size], 4, 5, 0).unwrap_err();
+        let error = Workload::draw(&[ItemSize::of_tiles(1, 3), size], 4, 5, 0).unwrap_err();
         assert_eq!(error.to_string(), "invalid `shapes`: sample 1 has no tokens");
-        assert!(Workload::draw(&[ItemSize { tiles: 1, tokens: 3 }], 0, 5, 0).is_err());
+        assert!(Workload::draw(&[ItemSize::of_tiles(1, 3)], 0, 5, 0).is_err());
+        let native = |pairs| Workload::draw(&[ItemSize { tiles: 8, tokens: 3, pairs }], 1, 1, 0);
+        assert!(native(64).is_ok_and(|workload| workload.is_native()));
+        let error = native(65).unwrap_err().to_string();
+        assert_eq!(error, "invalid `shapes`: sample 0 has more query-key pairs than its patches make");
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::module::Module;
 use crate::tokens::audio::AudioRule;
-use crate::tokens::{MediaRule, VisionRule};
+use crate::tokens::{EncoderWork, MediaRule, VisionRule};
 
 /// Multimodal LLM: encoders, if any, and the LLM that reads their tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -31,6 +31,13 @@ impl ModelSpec {
         let vision = self.vision.map(|seen| (Module::Vision, seen.encoder, MediaRule::Vision(seen.rule)));
         let audio = self.audio.map(|heard| (Module::Audio, heard.encoder, MediaRule::Audio(heard.rule)));
         [vision, audio].into_iter().flatten()
+    }
+
+    /// Whether a module is an encoder of media in native resolution, whose sequences differ in length.
+    #[must_use]
+    pub fn is_native(&self, module: Module) -> bool {
+        let is_native = |vision: &VisionSpec| matches!(vision.rule, VisionRule::Native(_));
+        module == Module::Vision && self.vision.as_ref().is_some_and(is_native)
     }
 }
 
@@ -76,6 +83,19 @@ pub struct EncoderSpec {
     /// Details beyond the sizes above; none by default.
     #[serde(default)]
     pub details: EncoderDetails,
+}
+
+impl EncoderSpec {
+    /// Returns the query-key pairs of a mean layer over those with full attention and with windows, to the
+    /// nearest integer.
+    #[must_use]
+    pub fn mean_layer_pairs(&self, work: &EncoderWork) -> u64 {
+        let windowed = u128::from(self.windowed_layers.min(self.layers));
+        let layers = u128::from(self.layers.max(1));
+        let full = layers - windowed;
+        let all = full * u128::from(work.attention_pairs) + windowed * u128::from(work.window_pairs);
+        u64::try_from((all + layers / 2) / layers).unwrap_or(u64::MAX)
+    }
 }
 
 /// Rare parts of an encoder, and the parameters outside its matrices.

@@ -1,7 +1,7 @@
 //! Looks up the measured times of one layer, and of what is outside the layers, in one pass.
 
 use super::curve_query::CurveQuery;
-use super::layer_times::LayerFlops;
+use super::layer_flops::LayerFlops;
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;
 use crate::module::Module;
@@ -88,6 +88,11 @@ impl LayerPassTimes {
         self.whole.as_ref().map_or([0.0; 2], |whole| {
             [whole.one_layer.at(sequences, tokens), whole.no_layer.at(sequences, tokens)]
         })
+    }
+
+    /// Whether attention was measured separately.
+    pub(super) fn is_attention_separate(&self) -> bool {
+        self.attention.is_some()
     }
 
     pub(super) fn layer_ns(&self, sequences: f64, tokens: f64) -> f64 {

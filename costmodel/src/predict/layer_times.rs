@@ -7,15 +7,17 @@
 
 use super::device_preset::DevicePreset;
 use super::device_rate::DeviceRate;
+use super::layer_flops::{
+    LayerFlops, encoder_layer_flops, encoder_pair_flops, llm_layer_flops, llm_square_flops,
+    native_layer_flops,
+};
 use super::layer_matrices::{LayerMatrix, encoder_matrices, llm_matrices};
 use super::layer_pass_times::LayerPassTimes;
 use crate::curve::Estimate;
 use crate::error::Result;
-use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
-use crate::model::{EncoderDetails, EncoderSpec, LlmSpec, ModelSpec};
+use crate::model::{EncoderSpec, ModelSpec};
 use crate::module::Module;
 use crate::profile::{ModuleWidths, Phase, Profile};
-use crate::tokens::EncoderWork;
 
 /// FLOPs per weight and token: a multiplication and an addition, forward once and backward twice.
 const TRAINING_FLOPS_PER_WEIGHT: f64 = 6.0;
@@ -42,17 +44,11 @@ struct RateTimes {
     outside_per_token: f64,
 }
 
-/// FLOPs of one layer and of what is outside the layers, for one token or tile.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LayerFlops {
-    pub(super) layer: f64,
-    pub(super) outside: f64,
-}
-
 impl LayerTimes {
     /// Computes the times of a module from a stated rate, divided evenly over the ranks of a TP group.
     ///
-    /// - `sequence_tokens`: tokens of a tile, for an encoder; ignored for an LLM
+    /// - `sequence_tokens`: tokens of a tile, for an encoder; ignored for an LLM, and for an encoder of media
+    ///   in native resolution, whose layers are mean layers over those with and without windows
     #[must_use]
     pub fn from_rate(
         spec: &ModelSpec,
@@ -111,6 +107,7 @@ impl LayerTimes {
         let widths = ModuleWidths::from_spec(spec, module).unwrap_or_default();
         let selected = profile.select(module, &widths)?;
         let flops_split = match encoder_spec(spec, module) {
+            Some(encoder) if spec.is_native(module) => native_layer_flops(&encoder, spec.llm.hidden),
             Some(encoder) => encoder_layer_flops(&encoder, spec.llm.hidden, sequence_tokens),
             None => llm_layer_flops(&spec.llm),
         };
@@ -132,6 +129,16 @@ impl LayerTimes {
         degrees.sort_unstable();
         degrees.dedup();
         degrees
+    }
+
+    /// Whether [`LayerTimes::attention_ns`] returns the time of attention, so that sequences may differ in
+    /// length.
+    #[must_use]
+    pub fn is_attention_separate(&self) -> bool {
+        match &self.source {
+            TimeSource::Rate(rates) => rates.layer_per_square > 0.0,
+            TimeSource::Measured(passes) => passes.iter().all(LayerPassTimes::is_attention_separate),
+        }
     }
 
     /// Returns the nanoseconds of one layer without the attention that [`LayerTimes::attention_ns`] returns.
@@ -192,7 +199,15 @@ impl RateTimes {
     fn new(spec: &ModelSpec, module: Module, tp: u32, rate: &DeviceRate, sequence_tokens: u32) -> Self {
         let ns =
             |flops: f64| flops * 1000.0 / (rate.flops_per_us(module).get() as f64 * f64::from(tp.max(1)));
-        if let Some(encoder) = encoder_spec(spec, module) {
+        let native = encoder_spec(spec, module).filter(|_| spec.is_native(module));
+        if let Some(encoder) = native {
+            let patch = native_layer_flops(&encoder, spec.llm.hidden);
+            Self {
+                layer_per_token: ns(patch.layer),
+                layer_per_square: ns(encoder_pair_flops(&encoder, spec.llm.hidden)),
+                outside_per_token: ns(patch.outside),
+            }
+        } else if let Some(encoder) = encoder_spec(spec, module) {
             let tokens = f64::from(sequence_tokens.max(1));
             let tile = encoder_layer_flops(&encoder, spec.llm.hidden, sequence_tokens);
             Self {
@@ -225,56 +240,14 @@ fn encoder_spec(spec: &ModelSpec, module: Module) -> Option<EncoderSpec> {
     }
 }
 
-/// Counts FLOPs of one tile, forward and backward.
-fn encoder_layer_flops(spec: &EncoderSpec, llm_hidden: u32, tile_tokens: u32) -> LayerFlops {
-    let work = tile_work(1, tile_tokens);
-    let flops = |spec: &EncoderSpec| {
-        EncoderFlops::new(spec, llm_hidden).training(&work, Recomputation::None).total() as f64
-    };
-    let details = EncoderDetails { unused_layers: 0, ..spec.details };
-    let outside = flops(&EncoderSpec { layers: 0, windowed_layers: 0, details, ..*spec });
-    LayerFlops { layer: (flops(spec) - outside).max(0.0) / f64::from(spec.layers.max(1)), outside }
-}
-
-fn tile_work(tiles: u64, tile_tokens: u32) -> EncoderWork {
-    let tokens = u64::from(tile_tokens);
-    let pairs = tokens * tokens;
-    let tile = EncoderWork {
-        items: 1,
-        encoder_tokens: tokens,
-        tokens: 0,
-        attention_pairs: pairs,
-        window_pairs: pairs,
-    };
-    tile.repeat(tiles)
-}
-
-/// Counts FLOPs of one token without attention, forward and backward.
-fn llm_layer_flops(spec: &LlmSpec) -> LayerFlops {
-    let [one, two] = one_layer_flops(spec);
-    let outside = 3.0 * LlmFlops::new(spec).head_forward(1) as f64;
-    // `2 (a + b) - (2a + 4b) / 2` is `a`; three passes, one forward and two backward.
-    LayerFlops { layer: 3.0 * (2.0 * one - two / 2.0), outside }
-}
-
-/// Counts FLOPs of causal attention in one layer, per squared token, forward and backward.
-fn llm_square_flops(spec: &LlmSpec) -> f64 {
-    let [one, two] = one_layer_flops(spec);
-    // `(2a + 4b) / 2 - (a + b)` is `b`.
-    3.0 * (two / 2.0 - one)
-}
-
-/// Counts forward FLOPs of one layer over sequences of one token and of two: `a + b` and `2a + 4b`.
-fn one_layer_flops(spec: &LlmSpec) -> [f64; 2] {
-    let layer = LlmFlops::new(&LlmSpec { layers: 1, ..*spec });
-    [1, 2].map(|tokens| layer.layers_forward(&[tokens], Attention::Causal) as f64)
-}
-
 #[cfg(test)]
 mod tests {
     use std::fmt::Write;
 
+    use super::super::layer_flops::tile_work;
     use super::*;
+    use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
+    use crate::shape::{ImageSize, SampleShape, VideoShape};
 
     fn spec() -> ModelSpec {
         ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap()
@@ -301,6 +274,35 @@ mod tests {
         let flops = EncoderFlops::new(&encoder, spec.llm.hidden);
         let flops = flops.training(&tile_work(5, 729), Recomputation::None).total();
         assert!(close(all, flops as f64 * 1000.0 / rate.vision_flops_per_us.get() as f64));
+    }
+
+    /// Linear work by patch and attention by pair give the FLOPs of several media, also with windows.
+    #[test]
+    fn a_rate_gives_the_flops_of_media_in_native_resolution() {
+        let shape = SampleShape {
+            images: [(640, 480), (1920, 1080), (56, 56)]
+                .map(|(width, height)| ImageSize { width, height })
+                .to_vec(),
+            videos: vec![VideoShape { frames: 7, width: 640, height: 360 }],
+            ..SampleShape::default()
+        };
+        let rate = DeviceRate::preset("a100").unwrap();
+        for name in ["qwen2-vl-7b", "qwen2.5-vl-7b"] {
+            let spec = ModelSpec::preset(name).unwrap();
+            let (_, encoder, rule) = spec.encoders().next().unwrap();
+            let work = rule.work(&shape).unwrap();
+            let times = LayerTimes::from_rate(&spec, Module::Vision, 2, &rate, 0);
+            assert!(times.is_attention_separate());
+            let pairs = encoder.mean_layer_pairs(&work) as f64;
+            let patches = work.encoder_tokens as f64;
+            let layer_ns = times.layer_ns(1.0, patches) + times.attention_ns(pairs, 1.0);
+            let all = f64::from(encoder.layers) * layer_ns + times.outside_layers_ns(1.0, patches);
+            let flops = EncoderFlops::new(&encoder, spec.llm.hidden).training(&work, Recomputation::None);
+            let expected = flops.total() as f64 * 1000.0 / (2.0 * rate.vision_flops_per_us.get() as f64);
+            assert!((all / expected - 1.0).abs() < 1e-6, "{name} {all} {expected}");
+        }
+        let tiles = LayerTimes::from_rate(&self::spec(), Module::Vision, 1, &rate, 729);
+        assert!(!tiles.is_attention_separate());
     }
 
     /// Milliseconds as in reference files: 4 layers of 7 FLOPs and a head of 14 take 42 in all.

@@ -17,6 +17,7 @@ mod device_preset;
 mod device_rate;
 mod held_out;
 mod layer_counts;
+mod layer_flops;
 mod layer_matrices;
 mod layer_pass_times;
 mod layer_times;

@@ -3,6 +3,7 @@
 use super::outcome::{self, Outcome};
 use crate::planner::cluster::Placement;
 use crate::planner::score::batch_balance::rng_of;
+use crate::planner::score::encoder_shares::MediaLoad;
 use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, EncoderSplit, Family, SearchSpace};
@@ -19,9 +20,10 @@ pub(super) fn run_one_job(
     let (ranks, slots) = (candidate.family.llm_dp as usize, candidate.microbatches as usize);
     let cell_of = |item: usize| cell(item, ranks, slots) as u32;
     let mut assignment = SlotAssignment::new(space, candidate, batch, cell_of, EncoderSplit::Tile);
-    // The GPUs of a joint rank share its own media, tile by tile.
-    if candidate.family.placement != Placement::Joint {
-        assignment.share_tiles = shares_in_turn(batch, ranks, slots, candidate.family.encoder_dp as usize);
+    // The GPUs of a joint rank share its own media, tile by tile; a colocated encoder those of the batch.
+    if candidate.family.placement == Placement::Disaggregated {
+        let shares = shares_in_turn(batch, ranks, slots, candidate.family.encoder_dp as usize);
+        assignment.set_shares(space, candidate, &shares);
     }
     outcome::run(space, candidate, &assignment, timeline)
 }
@@ -70,17 +72,21 @@ fn cell(item: usize, ranks: usize, slots: usize) -> usize {
     (item / ranks) % slots * ranks + item % ranks
 }
 
-/// Returns the tiles of the fullest encoder rank in each slot, whose samples with media go to the ranks in
-/// turn.
-fn shares_in_turn(batch: &[ItemSize], ranks: usize, slots: usize, encoder_ranks: usize) -> Vec<u64> {
-    let mut shares = vec![vec![0; encoder_ranks]; slots];
+/// Returns the media of each encoder rank in each slot, whose samples with media go to the ranks in turn.
+fn shares_in_turn(
+    batch: &[ItemSize],
+    ranks: usize,
+    slots: usize,
+    encoder_ranks: usize,
+) -> Vec<Vec<MediaLoad>> {
+    let mut shares = vec![vec![MediaLoad::default(); encoder_ranks]; slots];
     let mut next = vec![0; slots];
     for (item, size) in batch.iter().enumerate().filter(|(_, size)| size.tiles > 0) {
         let slot = cell(item, ranks, slots) / ranks;
-        shares[slot][next[slot] % encoder_ranks] += u64::from(size.tiles);
+        shares[slot][next[slot] % encoder_ranks].add(size);
         next[slot] += 1;
     }
-    shares.into_iter().map(|of_slot| of_slot.into_iter().max().unwrap_or(0)).collect()
+    shares
 }
 
 #[cfg(test)]
@@ -95,15 +101,17 @@ mod tests {
 
     #[test]
     fn encoder_ranks_take_samples_in_turn() {
-        let batch: Vec<ItemSize> = [9, 0, 1, 3, 2, 8].map(|tiles| ItemSize { tiles, tokens: 1 }).to_vec();
+        let batch: Vec<ItemSize> = [9, 0, 1, 3, 2, 8].map(|tiles| ItemSize::of_tiles(tiles, 1)).to_vec();
         // One rank, two slots: tiles 9, 1, 2 and 0, 3, 8.
-        assert_eq!(shares_in_turn(&batch, 1, 2, 2), [11, 8]);
-        assert_eq!(shares_in_turn(&batch, 1, 2, 9), [9, 8]);
+        let tiles = |of_slot: &Vec<MediaLoad>| of_slot.iter().map(|share| share.tiles).collect::<Vec<u64>>();
+        let shares = |ranks| shares_in_turn(&batch, 1, 2, ranks).iter().map(tiles).collect::<Vec<_>>();
+        assert_eq!(shares(2), [[11, 1], [3, 8]]);
+        assert_eq!(shares(4), [[9, 1, 2, 0], [3, 8, 0, 0]]);
     }
 
     #[test]
     fn a_batch_is_shuffled_alike_each_time_and_nothing_is_lost() {
-        let batch: Vec<ItemSize> = (1..=50).map(|tokens| ItemSize { tiles: 0, tokens }).collect();
+        let batch: Vec<ItemSize> = (1..=50).map(|tokens| ItemSize::of_tiles(0, tokens)).collect();
         let mut shuffled = in_random_order(&batch);
         assert_eq!(shuffled, in_random_order(&batch));
         assert_ne!(shuffled, batch);

@@ -156,10 +156,12 @@ pub(super) fn makespan_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64
 
 /// Returns the time of the slower module's stage for the mean microbatch; it falls with their number.
 fn duration_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
-    let Family { encoder, llm, llm_dp, .. } = candidate.family;
+    let Family { encoder, encoder_dp, llm, llm_dp, .. } = candidate.family;
     let shape = &space.encoder.shapes[encoder];
     let [tiles, _] = means(space, candidate);
-    let encoder_ns = stage_ns(shape, &space.encoder.times[shape.times], tiles, 0.0);
+    let times = &space.encoder.times[shape.times];
+    let attention_ns = times.samples_ns / f64::from(encoder_dp * candidate.microbatches);
+    let encoder_ns = stage_ns(shape, times, tiles, attention_ns);
     encoder_ns.max(llm_stage_ns(space, llm, llm_dp, candidate.microbatches))
 }
 
@@ -244,7 +246,7 @@ mod tests {
     fn sizes(seed: u32) -> Vec<ItemSize> {
         let size = |at: u32| {
             let tiles = (at * 7919 + seed) % 97 % (3 + seed % 9);
-            ItemSize { tiles, tokens: 20 + 196 * tiles + (at * 104_729 + seed) % (200 + 600 * (seed % 5)) }
+            ItemSize::of_tiles(tiles, 20 + 196 * tiles + (at * 104_729 + seed) % (200 + 600 * (seed % 5)))
         };
         (0..200).map(size).collect()
     }

@@ -1,7 +1,8 @@
 //! Costs of a module to the planner: time and memory of a pipeline stage.
 //!
-//! A *unit* counts a module's work: tiles of an encoder, tokens of an LLM. Units of one microbatch run
-//! together in a layer; attention of an LLM depends on the original samples and is a separate cost.
+//! A *unit* counts a module's work: tiles of an encoder, or its patches where media come in native
+//! resolution, and tokens of an LLM. Units of one microbatch run together in a layer. Attention of an LLM
+//! depends on the original samples, and attention over patches on each medium; both are separate costs.
 
 mod model;
 pub(super) mod time_table;
@@ -65,6 +66,16 @@ pub trait ModuleCosts {
 
     /// Returns the time that an original sample of this size adds to one layer, in any packing: attention.
     fn sample_ns(&self, tp: u32, units: u64) -> f64;
+
+    /// Returns the time that attention within the media of a sample adds to one layer, in any packing.
+    ///
+    /// 0 where units have one size. The planner takes the mean time per pair over all samples, in proportion
+    /// to pairs.
+    ///
+    /// - `units`, `pairs`: patches of the sample, and query-key pairs of its media in a mean layer
+    fn media_attention_ns(&self, _tp: u32, _units: u64, _pairs: u64) -> f64 {
+        0.0
+    }
 
     /// Returns the time outside the layers, which the last stage computes.
     fn outside_layers_ns(&self, tp: u32, units: u64) -> f64;

@@ -23,11 +23,22 @@ pub struct ModelCosts {
     layers: u32,
     degrees: Vec<Degree>,
     memory: ModuleMemory,
-    /// Tokens per unit inside the module: per tile, 1 in an LLM.
+    /// Tokens per unit inside the module: per tile; 1 of patches and in an LLM.
     unit_tokens: f64,
     border_bytes: f64,
     backward_ratios: [f64; 2],
-    is_llm: bool,
+    units: Units,
+}
+
+/// Units of a module's work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Units {
+    /// Tiles or windows of one size; attention is part of their time.
+    Tiles,
+    /// Patches of media that attend within themselves.
+    Patches,
+    /// Positions of an LLM, whose samples attend within themselves.
+    Tokens,
 }
 
 #[derive(Debug, Clone)]
@@ -127,9 +138,9 @@ impl<'a> ModelCostsBuilder<'a> {
     /// Builds the costs of the encoder and of the LLM.
     ///
     /// # Errors
-    /// [`Error::Config`] if the model does not have exactly one encoder, the encoder's tiles differ in size,
-    /// there is neither a rate nor a profile, the profile does not cover the model, or the model does not have
-    /// the frozen parts.
+    /// [`Error::Config`] if the model does not have exactly one encoder, there is neither a rate nor a
+    /// profile, the profile does not cover the model, or does not separate the attention of an encoder of
+    /// media in native resolution, or the model does not have the frozen parts.
     pub fn build(self) -> Result<[ModelCosts; 2]> {
         let invalid = |reason: String| Error::Config { setting: "freeze", reason };
         self.frozen.check(self.spec).map_err(|error| invalid(error.to_string()))?;
@@ -182,8 +193,16 @@ impl<'a> ModelCostsBuilder<'a> {
             unit_tokens,
             border_bytes: unit_tokens * f64::from(hidden) * BYTES,
             backward_ratios: self.frozen.backward_ratios(module),
-            is_llm: module == Module::Llm,
+            units: self.units(module),
         })
+    }
+
+    fn units(&self, module: Module) -> Units {
+        match module {
+            Module::Llm => Units::Tokens,
+            encoder if self.spec.is_native(encoder) => Units::Patches,
+            _ => Units::Tiles,
+        }
     }
 
     fn degree(&self, module: Module, tp: u32, tokens: u32) -> Result<Degree> {
@@ -202,11 +221,19 @@ impl<'a> ModelCostsBuilder<'a> {
             }
             (None, None) => return Err(invalid("times need a profile or a device".to_owned())),
         };
+        if self.units(module) == Units::Patches && !times.is_attention_separate() {
+            let reason = format!(
+                "`{}` sees images in their own resolution: expected times of linear work and of attention of \
+                 {module}, found times of both together",
+                self.spec.name
+            );
+            return Err(invalid(reason));
+        }
         Ok(Degree { tp, times, link })
     }
 }
 
-/// Returns the encoder of a model, and the tokens per unit.
+/// Returns the encoder of a model, and the tokens per unit: of a tile or window, 1 of a patch.
 fn encoder(spec: &ModelSpec) -> Result<(Module, u32)> {
     let invalid =
         |reason: &str| Err(Error::Config { setting: "model", reason: format!("`{}` {reason}", spec.name) });
@@ -217,9 +244,7 @@ fn encoder(spec: &ModelSpec) -> Result<(Module, u32)> {
             }
             VisionRule::DynamicTiles(rule) => Ok((Module::Vision, u32::from(rule.tile_patches))),
             VisionRule::Fixed(rule) => Ok((Module::Vision, rule.tile_patches)),
-            VisionRule::Native(_) => {
-                invalid("sees images in their own resolution: plans need tiles of one size")
-            }
+            VisionRule::Native(_) => Ok((Module::Vision, 1)),
         },
         (None, Some(audio)) => Ok((Module::Audio, audio.rule.window_tokens)),
         (Some(_), Some(_)) => invalid("has two encoders: plans are made for one encoder and the LLM"),
@@ -254,7 +279,7 @@ impl ModuleCosts for ModelCosts {
         let units = units as f64;
         let reduce = |link: &Link| REDUCES_PER_LAYER * link.all_reduce_ns(units * self.border_bytes, tp);
         let reduced_ns = degree.link.as_ref().map_or(0.0, reduce);
-        if self.is_llm {
+        if self.units != Units::Tiles {
             return degree.times.layer_ns(1.0, units) + reduced_ns;
         }
         let tile = self.unit_tokens;
@@ -262,15 +287,24 @@ impl ModuleCosts for ModelCosts {
     }
 
     fn sample_ns(&self, tp: u32, units: u64) -> f64 {
-        if self.is_llm { self.degree(tp).times.attention_ns(1.0, units as f64) } else { 0.0 }
+        if self.units == Units::Tokens { self.degree(tp).times.attention_ns(1.0, units as f64) } else { 0.0 }
+    }
+
+    fn media_attention_ns(&self, tp: u32, units: u64, pairs: u64) -> f64 {
+        if self.units != Units::Patches || pairs == 0 {
+            return 0.0;
+        }
+        // Equal sequences with the same patches and pairs, as predictions take them.
+        let length = pairs as f64 / units as f64;
+        self.degree(tp).times.attention_ns(units as f64 / length, length)
     }
 
     fn outside_layers_ns(&self, tp: u32, units: u64) -> f64 {
         let times = &self.degree(tp).times;
-        if self.is_llm {
-            times.outside_layers_ns(1.0, units as f64)
-        } else {
+        if self.units == Units::Tiles {
             times.outside_layers_ns(units as f64, self.unit_tokens)
+        } else {
+            times.outside_layers_ns(1.0, units as f64)
         }
     }
 
@@ -281,10 +315,10 @@ impl ModuleCosts for ModelCosts {
     fn relative_half_width(&self, tp: u32, units: f64, samples: [f64; 2]) -> f64 {
         let times = &self.degree(tp).times;
         let tile = self.unit_tokens;
-        let width = if self.is_llm {
-            times.relative_half_width(1.0, units, samples)
-        } else {
+        let width = if self.units == Units::Tiles {
             times.relative_half_width(units, tile, [units, tile])
+        } else {
+            times.relative_half_width(1.0, units, samples)
         };
         width.unwrap_or(0.0)
     }

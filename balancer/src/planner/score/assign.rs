@@ -80,29 +80,10 @@ fn even_order(sizes: &[u64]) -> Vec<u32> {
     order
 }
 
-/// Returns the largest sum when LPT assigns whole samples to `ranks` ranks.
-pub(super) fn largest_share(mut tiles: Vec<u64>, ranks: usize) -> u64 {
-    tiles.sort_unstable_by_key(|&tiles| Reverse(tiles));
-    let mut heap: BinaryHeap<Reverse<u64>> = vec![Reverse(0); ranks.min(tiles.len().max(1))].into();
-    for tiles in tiles {
-        if let Some(mut least) = heap.peek_mut() {
-            least.0 += tiles;
-        }
-    }
-    heap.into_iter().map(|Reverse(sum)| sum).max().unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn shares_by_sample_are_whole_samples() {
-        assert_eq!(largest_share(vec![5, 3, 3, 1], 2), 6);
-        assert_eq!(largest_share(vec![5, 1], 4), 5);
-        assert_eq!(largest_share(Vec::new(), 3), 0);
-    }
 
     #[test]
     fn large_and_small_sizes_take_turns() {

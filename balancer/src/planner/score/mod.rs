@@ -2,15 +2,16 @@
 
 mod assign;
 pub(super) mod batch_balance;
+pub(super) mod encoder_shares;
 mod link_times;
 mod pipelines;
 pub(super) mod slot_assignment;
 pub(super) mod step_timeline;
+mod unit_times;
 
 use super::cluster::Placement;
-use super::costs::time_table::TimeTable;
 use super::memory::MemoryRequirement;
-use super::space::{Candidate, Family, SearchSpace};
+use super::space::{Candidate, SearchSpace};
 use super::workload::ItemSize;
 use crate::budget::Budget;
 use crate::caps::Caps;
@@ -22,6 +23,7 @@ use batch_balance::balance_batch;
 use slot_assignment::SlotAssignment;
 use std::ops::Range;
 use step_timeline::StepTimeline;
+use unit_times::{StageLoad, UnitTimes};
 
 /// Work units of balancing one batch of a finalist.
 const SEARCH_WORK: u64 = 400;
@@ -276,81 +278,25 @@ pub(super) fn item_sizes_ns(
         let stages = units.stages_of_joint(space, family);
         let busiest = joint_stages(space, candidate, &stages);
         let size =
-            |item: &ItemSize| busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], *item)));
+            |item: &ItemSize| busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], item)));
         return batch.iter().map(size).collect();
     }
-    let llm_stage = StageLoad { tiles: 0.0, layers: llm.inner.max(llm.last), tokens: 0.0 };
-    let tile_ns = match family.placement {
+    let llm_stage = StageLoad { tiles: 0.0, pairs: 0.0, layers: llm.inner.max(llm.last), tokens: 0.0 };
+    let (tile_ns, pair_ns) = match family.placement {
         Placement::Disaggregated => {
             let [encoder, _] = space.shapes(family);
             // A group belongs to one LLM rank, but all encoder ranks share its tiles.
             let ranks = f64::from(family.llm_dp) / f64::from(family.encoder_dp);
-            encoder.inner.max(encoder.last) * units.tile_ns * ranks
+            let layers = encoder.inner.max(encoder.last);
+            (layers * units.tile_ns * ranks, layers * units.pair_ns * ranks)
         }
-        _ => 0.0,
+        _ => (0.0, 0.0),
     };
-    let size = |item: &ItemSize| [(f64::from(item.tiles) * tile_ns) as u64, units.of(&llm_stage, *item)];
+    let size = |item: &ItemSize| {
+        let encoder_ns = f64::from(item.tiles) * tile_ns + item.pairs as f64 * pair_ns;
+        [encoder_ns as u64, units.of(&llm_stage, item)]
+    };
     batch.iter().map(size).collect()
-}
-
-/// Work of a stage: of a tile, of a token in layer times, and of a token outside the layers, nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct StageLoad {
-    pub(super) tiles: f64,
-    pub(super) layers: f64,
-    pub(super) tokens: f64,
-}
-
-/// Times of units at the mean microbatch: the time per unit depends on its size.
-pub(super) struct UnitTimes<'a> {
-    /// Time of a tile in one layer.
-    tile_ns: f64,
-    /// Time of a tile outside the layers.
-    tile_end_ns: f64,
-    token_ns: f64,
-    token_end_ns: f64,
-    samples: &'a TimeTable,
-}
-
-impl<'a> UnitTimes<'a> {
-    pub(super) fn new(space: &'a SearchSpace<'_>, candidate: &Candidate) -> Self {
-        let family = &candidate.family;
-        let [encoder, llm] = space.shapes(family);
-        let (encoder, llm) = (&space.encoder.times[encoder.times], &space.llm.times[llm.times]);
-        let tokens = space.workload.batch_tokens / candidate.groups() as f64;
-        let slots = f64::from(candidate.microbatches) * f64::from(family.encoder_dp);
-        let share = (space.workload.batch_tiles / slots).max(1.0);
-        Self {
-            tile_ns: encoder.layer.at(share) / share,
-            tile_end_ns: encoder.outside.at(share) / share,
-            token_ns: llm.layer.at(tokens) / tokens,
-            token_end_ns: llm.outside.at(tokens) / tokens,
-            samples: &llm.sample,
-        }
-    }
-
-    /// Returns the time that a sample adds to a stage.
-    pub(super) fn of(&self, stage: &StageLoad, item: ItemSize) -> u64 {
-        let tokens = f64::from(item.tokens);
-        let layers = stage.layers * (tokens * self.token_ns + self.samples.at(tokens));
-        (f64::from(item.tiles) * stage.tiles + layers + tokens * stage.tokens) as u64
-    }
-
-    /// Lists the work of the stages of a joint plan; a rank's GPUs share its tiles.
-    pub(super) fn stages_of_joint(&self, space: &SearchSpace<'_>, family: &Family) -> Vec<StageLoad> {
-        let [encoder, llm] = space.shapes(family);
-        let end = |is_end: bool, ns: f64| if is_end { ns } else { 0.0 };
-        let of = |stage: usize| {
-            let tiles =
-                encoder.layer_times(stage) * self.tile_ns + end(stage == encoder.end(), self.tile_end_ns);
-            StageLoad {
-                tiles: tiles / f64::from(llm.tp),
-                layers: llm.layer_times(stage),
-                tokens: end(stage == llm.end(), self.token_end_ns),
-            }
-        };
-        (0..llm.layers.len()).map(of).collect()
-    }
 }
 
 /// Returns the stage with the most work of tiles and the one with the most work of the mean batch, the first
@@ -363,7 +309,8 @@ fn joint_stages(space: &SearchSpace<'_>, candidate: &Candidate, stages: &[StageL
         * candidate.groups() as f64
         + times.samples_ns;
     let all = |stage: &StageLoad| {
-        stage.tiles * workload.batch_tiles + stage.layers * layer_ns + stage.tokens * workload.batch_tokens
+        let media = stage.tiles * workload.batch_tiles + stage.pairs * workload.batch_pairs;
+        media + stage.layers * layer_ns + stage.tokens * workload.batch_tokens
     };
     let most = |of: &dyn Fn(&StageLoad) -> f64| {
         (0..stages.len())

@@ -73,7 +73,7 @@ fn joint(
     let loads = units.stages_of_joint(space, family);
     let modules: Vec<&[StageLoad]> = loads.chunk_by(|one, other| one == other).collect();
     let times =
-        |item: &ItemSize| modules.iter().map(|stages| units.of(&stages[0], *item)).collect::<Vec<u64>>();
+        |item: &ItemSize| modules.iter().map(|stages| units.of(&stages[0], item)).collect::<Vec<u64>>();
     let times_ns = batch.iter().flat_map(times).collect();
     let instance = Instance::new(candidate.groups(), modules.len(), times_ns)?;
     let stages = modules.iter().map(|stages| stages.len()).collect();

@@ -1,11 +1,10 @@
 //! Slot assignment of one batch: the times of every pass and the memory that follow from it.
 
-use super::assign::largest_share;
+use super::encoder_shares::{LargestShares, MediaLoad, MediaPools};
 use super::link_times;
 use super::step_timeline::StepTimes;
 use crate::planner::cluster::Placement;
 use crate::planner::costs::StageBytes;
-use crate::planner::costs::time_table::TimeTable;
 use crate::planner::memory::{self, MemoryRequirement};
 use crate::planner::space::shape::{StageShape, TpTimes};
 use crate::planner::space::{Candidate, EncoderSplit, SearchSpace};
@@ -19,10 +18,11 @@ pub(in crate::planner) struct SlotAssignment {
     pub(in crate::planner) tokens: Vec<u64>,
     /// Attention time of each cell's samples in one layer.
     samples_ns: Vec<f64>,
-    /// Tiles of the largest share of an encoder rank, `[slots]`; of a joint plan `[slots * ranks]`.
+    /// Most tiles of an encoder rank, `[slots]`; of a joint plan `[slots * ranks]`; of a colocated encoder in
+    /// the whole batch, `[1]`.
     pub(in crate::planner) share_tiles: Vec<u64>,
-    /// Tiles of the whole batch.
-    pub(in crate::planner) batch_tiles: u64,
+    /// Time of the slowest of these ranks in one layer.
+    share_layer_ns: Vec<f64>,
 }
 
 impl SlotAssignment {
@@ -38,40 +38,40 @@ impl SlotAssignment {
         let (ranks, slots) = (family.llm_dp as usize, candidate.microbatches as usize);
         let [_, shape] = space.shapes(family);
         let llm = &space.llm.times[shape.times];
-        // Media are shared by all ranks in a slot, or by the GPUs of one rank in a cell.
-        let (cells_per_pool, sharers) = match family.placement {
-            Placement::Joint => (1, shape.tp),
-            Placement::Disaggregated | Placement::Colocated => (ranks, family.encoder_dp),
-        };
-        let pools = ranks * slots / cells_per_pool;
+        let mut pools = MediaPools::new(space, candidate, split);
         let mut cells = Self {
             ranks,
             tokens: vec![0; ranks * slots],
             samples_ns: vec![0.0; ranks * slots],
-            share_tiles: Vec::new(),
-            batch_tiles: 0,
+            ..Self::default()
         };
-        let mut pool_tiles = vec![0_u64; pools];
-        let mut by_pool = vec![Vec::new(); if split == EncoderSplit::Sample { pools } else { 0 }];
         for (item, size) in batch.iter().enumerate() {
             let cell = cell_of(item) as usize;
-            let tiles = u64::from(size.tiles);
             cells.tokens[cell] += u64::from(size.tokens);
             cells.samples_ns[cell] += llm.sample.at(f64::from(size.tokens));
-            pool_tiles[cell / cells_per_pool] += tiles;
-            cells.batch_tiles += tiles;
-            // Only a split by sample needs the tiles of every sample.
-            if let Some(of_pool) = by_pool.get_mut(cell / cells_per_pool) {
-                of_pool.push(tiles);
-            }
+            pools.add(cell, size);
         }
-        cells.share_tiles = match split {
-            EncoderSplit::Tile => pool_tiles.iter().map(|tiles| tiles.div_ceil(u64::from(sharers))).collect(),
-            EncoderSplit::Sample => {
-                by_pool.into_iter().map(|tiles| largest_share(tiles, sharers as usize)).collect()
-            }
-        };
+        cells.take_shares(pools.largest());
         cells
+    }
+
+    /// Replaces the media of encoder ranks by these shares, `[slots][ranks]`.
+    pub(in crate::planner) fn set_shares(
+        &mut self,
+        space: &SearchSpace<'_>,
+        candidate: &Candidate,
+        shares: &[Vec<MediaLoad>],
+    ) {
+        let [encoder, _] = space.shapes(&candidate.family);
+        let mut largest = LargestShares::default();
+        for of_slot in shares {
+            largest.push(of_slot, &space.encoder.times[encoder.times]);
+        }
+        self.take_shares(largest);
+    }
+
+    fn take_shares(&mut self, largest: LargestShares) {
+        (self.share_tiles, self.share_layer_ns) = (largest.tiles, largest.layer_ns);
     }
 
     /// Returns the times of all passes.
@@ -104,16 +104,17 @@ impl SlotAssignment {
     }
 
     fn encoder_times(&self, times: &TpTimes) -> CellTimes {
-        let of = |table: &TimeTable| self.share_tiles.iter().map(|tiles| table.at(*tiles as f64)).collect();
-        CellTimes { layer_ns: of(&times.layer), outside_ns: of(&times.outside) }
+        let outside_ns = self.share_tiles.iter().map(|tiles| times.outside.at(*tiles as f64)).collect();
+        CellTimes { layer_ns: self.share_layer_ns.clone(), outside_ns }
     }
 
     /// Returns the time of all media, forward and backward, on colocated encoder ranks, nanoseconds.
     pub(in crate::planner) fn phase_ns(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
         let [shape, _] = space.shapes(&candidate.family);
         let times = &space.encoder.times[shape.times];
-        let share = self.batch_tiles.div_ceil(u64::from(candidate.family.encoder_dp)) as f64;
-        (shape.all * times.layer.at(share) + times.outside.at(share)).ceil() as u64
+        let phase = self.share_tiles.iter().zip(&self.share_layer_ns);
+        let ns = phase.map(|(tiles, layer_ns)| shape.all * layer_ns + times.outside.at(*tiles as f64));
+        ns.sum::<f64>().ceil() as u64
     }
 
     /// Returns the memory of each module's fullest GPU.
@@ -161,7 +162,8 @@ impl SlotAssignment {
         let of_rank = |rank| fullest(llm, llm_ranks, in_flight, &of_rank(&self.tokens, rank));
         let llm_bytes = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
         if family.placement == Placement::Colocated {
-            let all = llm_bytes + memory::phase_bytes(space, family, self.batch_tiles as f64);
+            let largest_share = self.share_tiles.iter().copied().max().unwrap_or(0) as f64;
+            let all = llm_bytes + memory::phase_bytes(space, family, largest_share);
             return MemoryRequirement { encoder_bytes: all, llm_bytes: all };
         }
         let in_flight = |stage: u32| shape.in_flight(stage as usize);

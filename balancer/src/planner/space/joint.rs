@@ -109,10 +109,11 @@ impl JointModules<'_> {
             let ratio = costs.backward_ratios()[0];
             (1.0 + ratio + if again && ratio > 0.0 { 1.0 } else { 0.0 }) / 3.0
         };
+        let encoder_layer_ns = encoder.layer.at(share) + encoder.samples_ns / (groups * f64::from(llm.tp));
         let llm_layer_ns = llm.layer.at(tokens) + llm.samples_ns / groups;
         ChainWork {
             layer_ns: [
-                factor(self.encoder.0, again[0]) * encoder.layer.at(share),
+                factor(self.encoder.0, again[0]) * encoder_layer_ns,
                 factor(self.llm.0, again[1]) * llm_layer_ns,
             ],
             end_ns: [encoder.outside.at(share), llm.outside.at(tokens)],

@@ -76,15 +76,22 @@ pub(super) struct SearchSpace<'a> {
     pub(super) workload: &'a Workload,
 }
 
+/// Mean sample of a module: its units, and query-key pairs of media in native resolution.
+#[derive(Clone, Copy)]
+struct ItemMean {
+    units: f64,
+    pairs: f64,
+}
+
 impl ModuleSpace {
     fn new(
         costs: &dyn ModuleCosts,
         times: Vec<TpTimes>,
-        item_units: f64,
+        item: ItemMean,
         gpus: u32,
         options: SearchSpaceOptions,
     ) -> Self {
-        let shapes = shapes(costs, &times, item_units, gpus, options);
+        let shapes = shapes(costs, &times, item, gpus, options);
         Self { gradient_bytes: gradients(costs, &shapes), border_bytes: costs.border_bytes(), times, shapes }
     }
 }
@@ -106,7 +113,8 @@ impl<'a> SearchSpace<'a> {
             degrees(encoder).into_iter().map(|tp| TpTimes::of_encoder(encoder, tp, workload)).collect();
         let llm_times = degrees(llm).into_iter().map(|tp| TpTimes::of_llm(llm, tp, workload)).collect();
         let items = f64::from(workload.global_batch());
-        let (item_tiles, item_tokens) = (workload.batch_tiles / items, workload.batch_tokens / items);
+        let media = ItemMean { units: workload.batch_tiles / items, pairs: workload.batch_pairs / items };
+        let text = ItemMean { units: workload.batch_tokens / items, pairs: 0.0 };
         let (encoder_times, llm_times): (Vec<TpTimes>, Vec<TpTimes>) = (encoder_times, llm_times);
         let modules = JointModules { encoder: (encoder, &encoder_times), llm: (llm, &llm_times) };
         let joint = if options.is_joint {
@@ -116,8 +124,8 @@ impl<'a> SearchSpace<'a> {
         };
         Self {
             joint,
-            encoder: ModuleSpace::new(encoder, encoder_times, item_tiles, cluster.gpus, options),
-            llm: ModuleSpace::new(llm, llm_times, item_tokens, cluster.gpus, options),
+            encoder: ModuleSpace::new(encoder, encoder_times, media, cluster.gpus, options),
+            llm: ModuleSpace::new(llm, llm_times, text, cluster.gpus, options),
             cluster,
             budget_bytes: cluster.memory_bytes as f64,
             options,
@@ -286,7 +294,7 @@ impl<'a> SearchSpace<'a> {
 fn shapes(
     costs: &dyn ModuleCosts,
     times: &[TpTimes],
-    units: f64,
+    ItemMean { units, pairs }: ItemMean,
     gpus: u32,
     options: SearchSpaceOptions,
 ) -> Vec<StageShape> {
@@ -298,7 +306,8 @@ fn shapes(
                 let cut = (index, of_degree.tp, pp);
                 shapes.extend(StageShape::new(costs, cut, is_recomputed, None));
                 if options.has_uneven_layers {
-                    let layer = of_degree.layer.at(units) + of_degree.sample.at(units);
+                    let attention = of_degree.sample.at(units) + of_degree.pair_ns * pairs;
+                    let layer = of_degree.layer.at(units) + attention;
                     // Recomputed layers take longer, so the work outside them is worth fewer layers.
                     let factor = if is_recomputed { 4.0 / 3.0 } else { 1.0 };
                     let outside_as_layers =

@@ -2,7 +2,7 @@
 
 use crate::planner::costs::time_table::TimeTable;
 use crate::planner::costs::{ModuleCosts, StageBytes, StagePart};
-use crate::planner::workload::Workload;
+use crate::planner::workload::{ItemSize, Workload};
 use dflop_costmodel::memory::split_layers;
 
 /// Times of the passes over the time of both where everything is trained: a forward pass is a third of it.
@@ -37,7 +37,9 @@ pub(in crate::planner) struct TpTimes {
     pub(in crate::planner) outside_hull: TimeTable,
     /// Time of an original sample in one layer.
     pub(in crate::planner) sample: TimeTable,
-    /// Time of all samples of a batch in one layer, mean over batches.
+    /// Time of a query-key pair of an encoder's media in one layer; 0 for tiles and for an LLM.
+    pub(in crate::planner) pair_ns: f64,
+    /// Time of attention over all samples, or all media, of a batch in one layer, mean over batches.
     pub(in crate::planner) samples_ns: f64,
     /// Times of the longest sample alone, mean over batches: one layer, and outside the layers.
     pub(in crate::planner) longest_ns: [f64; 2],
@@ -87,7 +89,15 @@ impl TpTimes {
 
     /// Tabulates an encoder, whose shares of a microbatch may be empty.
     pub(in crate::planner) fn of_encoder(costs: &dyn ModuleCosts, tp: u32, workload: &Workload) -> Self {
-        Self::new(costs, tp, (0, workload.batch_tiles_max), 1.0)
+        let mut times = Self::new(costs, tp, (0, workload.batch_tiles_max), 1.0);
+        if workload.is_native() {
+            let attention_ns =
+                |item: &ItemSize| costs.media_attention_ns(tp, u64::from(item.tiles), item.pairs);
+            let all_ns: f64 = workload.batches().iter().flatten().map(attention_ns).sum();
+            times.samples_ns = all_ns / workload.batches().len() as f64;
+            times.pair_ns = times.samples_ns / workload.batch_pairs;
+        }
+        times
     }
 
     fn new(costs: &dyn ModuleCosts, tp: u32, (units_min, units_max): (u64, u64), sample: f64) -> Self {
@@ -105,6 +115,7 @@ impl TpTimes {
             layer,
             outside,
             sample: TimeTable::new(units_max, |units| costs.sample_ns(tp, units)),
+            pair_ns: 0.0,
             samples_ns: 0.0,
             longest_ns: [0.0; 2],
             half_widths: (0..=units_max.max(1).ilog2()).map(half_width).collect(),

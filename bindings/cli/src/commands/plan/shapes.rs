@@ -38,7 +38,7 @@ fn parse(text: &str) -> Result<Vec<ItemSize>, String> {
         if row.seq_len == 0 {
             return Err(format!("line {line}: `seq_len` must be at least 1"));
         }
-        sizes.push(ItemSize { tiles: row.tiles, tokens: row.seq_len });
+        sizes.push(ItemSize::of_tiles(row.tiles, row.seq_len));
     }
     if sizes.is_empty() {
         return Err("there is no sample".to_owned());
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn columns_go_by_name() {
         let found = parse("dataset, seq_len,tiles\ncoco,2146,5\n\ntext,30,0\n").unwrap();
-        assert_eq!(found, [ItemSize { tiles: 5, tokens: 2146 }, ItemSize { tiles: 0, tokens: 30 }]);
+        assert_eq!(found, [ItemSize::of_tiles(5, 2146), ItemSize::of_tiles(0, 30)]);
     }
 
     #[test]

@@ -1,0 +1,167 @@
+//! Shares the media that run at the same time between encoder ranks.
+//!
+//! A *pool* holds the media of a slot, of a cell where placement is joint, or of the whole batch where the
+//! encoder is colocated. Tiles are divided evenly, or samples are assigned whole by LPT. Media in native
+//! resolution are always assigned with their whole sample, as the executor assigns them, by their time in a
+//! layer.
+
+use crate::planner::cluster::Placement;
+use crate::planner::score::UnitTimes;
+use crate::planner::space::shape::TpTimes;
+use crate::planner::space::{Candidate, EncoderSplit, SearchSpace};
+use crate::planner::workload::ItemSize;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Media of some samples: tiles or patches, and query-key pairs of native resolution.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::planner) struct MediaLoad {
+    pub(in crate::planner) tiles: u64,
+    pub(in crate::planner) pairs: u64,
+}
+
+/// Largest shares of each pool.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LargestShares {
+    /// Most tiles of a rank.
+    pub(super) tiles: Vec<u64>,
+    /// Time of the slowest rank in one layer.
+    pub(super) layer_ns: Vec<f64>,
+}
+
+/// Media of each pool.
+pub(super) struct MediaPools<'a> {
+    times: &'a TpTimes,
+    cells_per_pool: usize,
+    sharers: u32,
+    pools: Vec<MediaLoad>,
+    /// Media of every sample by pool; empty if tiles are divided.
+    samples: Vec<Vec<MediaLoad>>,
+    /// Time of a tile in a layer, by which samples are compared.
+    tile_ns: f64,
+}
+
+impl MediaLoad {
+    /// Adds the media of a sample.
+    pub(in crate::planner) fn add(&mut self, item: &ItemSize) {
+        self.tiles += u64::from(item.tiles);
+        self.pairs = self.pairs.saturating_add(item.pairs);
+    }
+
+    fn layer_ns(self, times: &TpTimes) -> f64 {
+        times.layer.at(self.tiles as f64) + self.pairs as f64 * times.pair_ns
+    }
+}
+
+impl LargestShares {
+    /// Adds a pool whose ranks have these shares.
+    pub(super) fn push(&mut self, shares: &[MediaLoad], times: &TpTimes) {
+        self.tiles.push(shares.iter().map(|share| share.tiles).max().unwrap_or(0));
+        self.layer_ns.push(shares.iter().map(|share| share.layer_ns(times)).fold(0.0, f64::max));
+    }
+}
+
+impl<'a> MediaPools<'a> {
+    pub(super) fn new(space: &'a SearchSpace<'_>, candidate: &Candidate, split: EncoderSplit) -> Self {
+        let family = &candidate.family;
+        let [encoder, llm] = space.shapes(family);
+        let times = &space.encoder.times[encoder.times];
+        let (ranks, groups) = (family.llm_dp as usize, candidate.groups());
+        let (cells_per_pool, sharers) = match family.placement {
+            Placement::Joint => (1, llm.tp),
+            Placement::Disaggregated => (ranks, family.encoder_dp),
+            Placement::Colocated => (groups, family.encoder_dp),
+        };
+        let count = groups / cells_per_pool;
+        let is_native = space.workload.is_native();
+        // Over a whole batch, samples with tiles are about as even as tiles.
+        let is_even = split == EncoderSplit::Tile || (family.placement == Placement::Colocated && !is_native);
+        Self {
+            times,
+            cells_per_pool,
+            sharers,
+            pools: vec![MediaLoad::default(); count],
+            samples: vec![Vec::new(); if is_even { 0 } else { count }],
+            tile_ns: if is_native { UnitTimes::new(space, candidate).tile_ns } else { 1.0 },
+        }
+    }
+
+    /// Adds the media of a sample in a cell.
+    pub(super) fn add(&mut self, cell: usize, item: &ItemSize) {
+        let pool = cell / self.cells_per_pool;
+        self.pools[pool].add(item);
+        if let Some(samples) = self.samples.get_mut(pool) {
+            samples.push(MediaLoad { tiles: u64::from(item.tiles), pairs: item.pairs });
+        }
+    }
+
+    /// Returns the largest shares of the ranks.
+    pub(super) fn largest(self) -> LargestShares {
+        let mut largest = LargestShares::default();
+        if self.samples.is_empty() {
+            for MediaLoad { tiles, pairs } in self.pools {
+                let tiles = tiles.div_ceil(u64::from(self.sharers));
+                let attention_ns = pairs as f64 / f64::from(self.sharers) * self.times.pair_ns;
+                largest.tiles.push(tiles);
+                largest.layer_ns.push(self.times.layer.at(tiles as f64) + attention_ns);
+            }
+            return largest;
+        }
+        let weight = |media: &MediaLoad| {
+            (media.tiles as f64 * self.tile_ns + media.pairs as f64 * self.times.pair_ns) as u64
+        };
+        for samples in self.samples {
+            largest.push(&lpt_shares(samples, self.sharers as usize, weight), self.times);
+        }
+        largest
+    }
+}
+
+/// Assigns whole samples to `ranks` ranks by LPT; returns the shares of ranks, fewer if there are fewer
+/// samples.
+fn lpt_shares(
+    mut samples: Vec<MediaLoad>,
+    ranks: usize,
+    weight: impl Fn(&MediaLoad) -> u64,
+) -> Vec<MediaLoad> {
+    samples.sort_unstable_by_key(|media| Reverse((weight(media), *media)));
+    let idle = Reverse((0, MediaLoad::default()));
+    let mut heap: BinaryHeap<Reverse<(u64, MediaLoad)>> = vec![idle; ranks.min(samples.len())].into();
+    for media in &samples {
+        if let Some(mut least) = heap.peek_mut() {
+            let (load, share) = &mut least.0;
+            *load += weight(media);
+            share.tiles += media.tiles;
+            share.pairs = share.pairs.saturating_add(media.pairs);
+        }
+    }
+    heap.into_iter().map(|Reverse((_, share))| share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn largest_share(tiles: &[u64], ranks: usize) -> u64 {
+        let samples = tiles.iter().map(|&tiles| MediaLoad { tiles, pairs: 0 }).collect();
+        let shares = lpt_shares(samples, ranks, |media| media.tiles);
+        shares.iter().map(|share| share.tiles).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn shares_by_sample_are_whole_samples() {
+        assert_eq!(largest_share(&[5, 3, 3, 1], 2), 6);
+        assert_eq!(largest_share(&[5, 1], 4), 5);
+        assert_eq!(largest_share(&[], 3), 0);
+    }
+
+    /// One image of 40 patches takes as long as four of 20, whose attention is a fourth each.
+    #[test]
+    fn samples_are_shared_by_their_time() {
+        let media = |patches: u64| MediaLoad { tiles: patches, pairs: patches * patches };
+        let samples = vec![media(20), media(40), media(20), media(20), media(20)];
+        let mut shares = lpt_shares(samples, 2, |media| media.pairs);
+        shares.sort_unstable();
+        assert_eq!(shares, [MediaLoad { tiles: 40, pairs: 1600 }, MediaLoad { tiles: 80, pairs: 1600 }]);
+    }
+}

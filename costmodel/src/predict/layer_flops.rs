@@ -1,0 +1,75 @@
+//! Counts the FLOPs of one layer and of what is outside the layers.
+
+use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
+use crate::model::{EncoderDetails, EncoderSpec, LlmSpec};
+use crate::tokens::EncoderWork;
+
+/// FLOPs of one layer and of what is outside the layers, for one token or tile.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LayerFlops {
+    pub(super) layer: f64,
+    pub(super) outside: f64,
+}
+
+/// Counts FLOPs of one tile, forward and backward.
+pub(super) fn encoder_layer_flops(spec: &EncoderSpec, llm_hidden: u32, tile_tokens: u32) -> LayerFlops {
+    work_layer_flops(spec, llm_hidden, &tile_work(1, tile_tokens))
+}
+
+/// Counts FLOPs of one patch of a medium in native resolution without attention, forward and backward.
+pub(super) fn native_layer_flops(spec: &EncoderSpec, llm_hidden: u32) -> LayerFlops {
+    // This many patches make one row of the projector.
+    let patches = u64::from(spec.projector.merged_tokens.get());
+    let work = EncoderWork { encoder_tokens: patches, ..EncoderWork::default() };
+    let LayerFlops { layer, outside } = work_layer_flops(spec, llm_hidden, &work);
+    LayerFlops { layer: layer / patches as f64, outside: outside / patches as f64 }
+}
+
+/// Counts FLOPs of a query-key pair in one layer, forward and backward.
+pub(super) fn encoder_pair_flops(spec: &EncoderSpec, llm_hidden: u32) -> f64 {
+    let pair = EncoderWork { attention_pairs: 1, window_pairs: 1, ..EncoderWork::default() };
+    work_layer_flops(spec, llm_hidden, &pair).layer
+}
+
+fn work_layer_flops(spec: &EncoderSpec, llm_hidden: u32, work: &EncoderWork) -> LayerFlops {
+    let flops = |spec: &EncoderSpec| {
+        EncoderFlops::new(spec, llm_hidden).training(work, Recomputation::None).total() as f64
+    };
+    let details = EncoderDetails { unused_layers: 0, ..spec.details };
+    let outside = flops(&EncoderSpec { layers: 0, windowed_layers: 0, details, ..*spec });
+    LayerFlops { layer: (flops(spec) - outside).max(0.0) / f64::from(spec.layers.max(1)), outside }
+}
+
+pub(super) fn tile_work(tiles: u64, tile_tokens: u32) -> EncoderWork {
+    let tokens = u64::from(tile_tokens);
+    let pairs = tokens * tokens;
+    let tile = EncoderWork {
+        items: 1,
+        encoder_tokens: tokens,
+        tokens: 0,
+        attention_pairs: pairs,
+        window_pairs: pairs,
+    };
+    tile.repeat(tiles)
+}
+
+/// Counts FLOPs of one token without attention, forward and backward.
+pub(super) fn llm_layer_flops(spec: &LlmSpec) -> LayerFlops {
+    let [one, two] = one_layer_flops(spec);
+    let outside = 3.0 * LlmFlops::new(spec).head_forward(1) as f64;
+    // `2 (a + b) - (2a + 4b) / 2` is `a`; three passes, one forward and two backward.
+    LayerFlops { layer: 3.0 * (2.0 * one - two / 2.0), outside }
+}
+
+/// Counts FLOPs of causal attention in one layer, per squared token, forward and backward.
+pub(super) fn llm_square_flops(spec: &LlmSpec) -> f64 {
+    let [one, two] = one_layer_flops(spec);
+    // `(2a + 4b) / 2 - (a + b)` is `b`.
+    3.0 * (two / 2.0 - one)
+}
+
+/// Counts forward FLOPs of one layer over sequences of one token and of two: `a + b` and `2a + 4b`.
+fn one_layer_flops(spec: &LlmSpec) -> [f64; 2] {
+    let layer = LlmFlops::new(&LlmSpec { layers: 1, ..*spec });
+    [1, 2].map(|tokens| layer.layers_forward(&[tokens], Attention::Causal) as f64)
+}
