@@ -160,6 +160,8 @@ fn of_stage(job: &Job, part: Part, module: &ModulePasses) -> [u64; 2] {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write;
+
     use dflop_balancer::schedule::ScheduleKind;
     use dflop_costmodel::ImageSize;
 
@@ -177,7 +179,7 @@ mod tests {
             for module in ["vision", "audio", "llm"] {
                 for (phase, share) in [("forward", 1), ("backward", 2)] {
                     let time = share * forward * tokens;
-                    text += &format!("{module},{part},{phase},1,{layers},1,{tokens},{time}\n");
+                    writeln!(text, "{module},{part},{phase},1,{layers},1,{tokens},{time}").unwrap();
                 }
             }
         };
