@@ -10,6 +10,9 @@ use crate::command::text;
 /// One end of a message: sending and receiving rank, direction, and its position among them.
 type Message = (u64, u64, bool, usize);
 
+/// Microbatch and stage of one end of a message, its rank, and its place in the rank's list.
+type End = (u64, u64, u64, usize);
+
 /// Actions of every rank, in order.
 type Lists = BTreeMap<u64, Vec<Value>>;
 
@@ -79,7 +82,7 @@ fn longest_path_ns(lists: &Lists) -> u64 {
 /// Names both ends of every message alike: sorted by their microbatch and stage, the messages from one rank
 /// to another are in the order of those that the other receives.
 fn messages(lists: &Lists) -> BTreeMap<(u64, usize), Message> {
-    let mut ends: BTreeMap<(u64, u64, bool, bool), Vec<(u64, u64, u64, usize)>> = BTreeMap::new();
+    let mut ends = BTreeMap::<(u64, u64, bool, bool), Vec<End>>::new();
     for (&rank, list) in lists {
         for (place, action) in list.iter().enumerate().filter(|(_, action)| action["cat"] == "message") {
             let name = action["name"].as_str().expect("a name");
