@@ -1,5 +1,7 @@
 //! Sizes samples by the work of both modules.
 
+use dflop_costmodel::model::VisionSpec;
+use dflop_costmodel::tokens::{EncoderWork, VisionRule};
 use dflop_costmodel::{ModelSpec, SampleShape};
 
 /// Size of a sample in both modules.
@@ -21,6 +23,30 @@ impl ItemSize {
     #[must_use]
     pub const fn of_tiles(tiles: u32, tokens: u32) -> Self {
         Self { tiles, tokens, pairs: 0 }
+    }
+
+    /// Returns the size of a sample whose media come in native resolution, for a model that sees them so.
+    ///
+    /// - `squares`: sum over its media of their squared patches
+    /// - `window_squares`: sum over attention windows of their squared patches; `None` takes all windows as
+    ///   full, which is a little too much, as windows at the edges are smaller
+    #[must_use]
+    pub fn of_patches(
+        spec: &ModelSpec,
+        patches: u32,
+        tokens: u32,
+        squares: u64,
+        window_squares: Option<u64>,
+    ) -> Self {
+        let mut size = Self::of_tiles(patches, tokens);
+        let Some(VisionSpec { encoder, rule: VisionRule::Native(rule) }) = &spec.vision else { return size };
+        let full_windows = rule.window_patches.map_or(squares, |side| {
+            u64::from(side.get()).pow(2).saturating_mul(u64::from(patches)).min(squares)
+        });
+        let window_pairs = window_squares.unwrap_or(full_windows);
+        let work = EncoderWork { attention_pairs: squares, window_pairs, ..EncoderWork::default() };
+        size.pairs = encoder.mean_layer_pairs(&work);
+        size
     }
 
     /// Computes the size of a sample by the token rules of a model with at most one encoder; saturating.
@@ -76,6 +102,19 @@ mod tests {
         let windows = 92_560 + 65_536 + 2 * 2880 * 64;
         let size = ItemSize::of_sample(&spec, &shape()).unwrap();
         assert_eq!((size.tiles, size.pairs), (8348, (4 * pairs + 28 * windows + 16) / 32));
+    }
+
+    #[test]
+    fn patches_of_a_table_are_those_of_a_sample() {
+        let pairs = 1564 * 1564 + 1024 * 1024 + 2 * 2880 * 2880;
+        let windows = 92_560 + 65_536 + 2 * 2880 * 64;
+        for name in ["qwen2-vl-7b", "qwen2.5-vl-7b"] {
+            let spec = ModelSpec::preset(name).unwrap();
+            let size = ItemSize::of_sample(&spec, &shape()).unwrap();
+            let windows = Some(if name == "qwen2-vl-7b" { pairs } else { windows });
+            assert_eq!(ItemSize::of_patches(&spec, 8348, size.tokens, pairs, windows), size);
+            assert!(ItemSize::of_patches(&spec, 8348, size.tokens, pairs, None).pairs >= size.pairs);
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod packing;
 mod pipes;
 mod plan;
 mod plan_grid;
+mod plan_samples;
 mod profiles;
 mod real_input;
 mod remote;

@@ -30,7 +30,8 @@ def plan(
     """Finds the parallelism of encoder and LLM for a cluster and the shapes of a dataset.
 
     Args:
-        shapes: CSV file of samples, ``tiles,seq_len``.
+        shapes: CSV file of samples, ``tiles,seq_len``, or ``patches,seq_len`` for models that see images in
+            their own resolution.
         gpus: number of GPUs in the cluster, ``gpus_per_node`` per node, with ``memory_gib`` GiB each.
         global_batch: samples of a step, over all ranks.
         profile: directory of a measured profile; alternatively a ``model`` and a ``device`` with a stated

@@ -2,6 +2,7 @@
 
 pub(crate) mod links;
 mod report;
+mod samples;
 pub(crate) mod shapes;
 mod space;
 
@@ -14,7 +15,7 @@ use dflop_balancer::planner::{
 };
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::profile::{Profile, reference_model};
-use dflop_costmodel::{DevicePreset, FrozenParts, ModelSpec};
+use dflop_costmodel::{DevicePreset, FrozenParts, ModelSpec, Module};
 
 use crate::args::model::spec_of;
 use crate::failure::Failure;
@@ -22,6 +23,7 @@ use crate::output::{Output, write_json};
 use dflop_loader::model::read_profile;
 pub(crate) use report::DegreesJson;
 use report::PlanJson;
+use samples::{SampleArgs, Samples};
 use space::PlacementArg;
 pub(crate) use space::SpaceArgs;
 
@@ -29,8 +31,8 @@ const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 
 /// Find the fastest parallelism: degrees of encoder and LLM, split of the GPUs, number of microbatches.
 ///
-/// Plans are judged by simulating balanced global batches that are drawn from the shapes. Models have one
-/// encoder, with tiles (or windows) of equal size, and an LLM. The lower bound is one of the plans searched,
+/// Plans are judged by simulating balanced global batches that are drawn from the samples of a dataset, or
+/// from a table of shapes. Models have one encoder and an LLM. The lower bound is one of the plans searched,
 /// which are printed with it.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
@@ -44,9 +46,8 @@ pub(crate) struct PlanArgs {
     /// Device preset in place of a profile: a stated FLOP rate, not a measurement.
     #[arg(long, value_name = "NAME", default_value = "a100", conflicts_with = "profile")]
     device: String,
-    /// Shapes of the dataset: CSV with columns `tiles` and `seq_len`, one sample per line.
-    #[arg(long, value_name = "FILE")]
-    shapes: PathBuf,
+    #[command(flatten)]
+    samples: SampleArgs,
     /// Number of GPUs in the cluster.
     #[arg(long, value_name = "N")]
     gpus: u32,
@@ -68,8 +69,9 @@ pub(crate) struct PlanArgs {
     /// Seed of the drawn batches.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Unit in which encoder ranks share the media of microbatches that run at the same time [default:
-    /// tile]; a colocated encoder takes the media of the whole batch at once.
+    /// Unit in which encoder ranks share the media of microbatches that run at the same time [default: tile;
+    /// sample for images in their own resolution]; a colocated encoder takes the media of the whole batch at
+    /// once.
     #[arg(long, value_enum)]
     encoder_share: Option<ShareArg>,
     /// Allow more activation checkpointing than was profiled; allowed in the full space.
@@ -101,9 +103,10 @@ enum ShareArg {
 }
 
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
-    let encoder_split = args.encoder_split()?;
+    args.check_encoder_share()?;
     let profile = args.profile.as_deref().map(read_profile).transpose()?;
     let spec = args.spec(profile.as_ref())?;
+    let encoder_split = args.encoder_split(&spec)?;
     let is_full = args.space.is_full(profile.is_some());
     let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
     let preset = device.filter(|_| is_full);
@@ -111,7 +114,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let builder = ModelCostsBuilder::new(&spec).frozen(args.freeze.unwrap_or_default());
     let builder = builder.sequence_parallel(args.space.sequence_parallel);
     let [encoder, llm] = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
-    let sizes = shapes::read(&args.shapes)?;
+    let Samples { sizes, account } = args.samples.read(&spec)?;
     let workload = Workload::draw(&sizes, args.global_batch, args.batches, args.seed)?;
     let problem = PlanProblem {
         encoder: &encoder,
@@ -125,7 +128,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let started = Instant::now();
     let found = plan(&problem)?;
     let search_seconds = started.elapsed().as_secs_f64();
-    let report = PlanJson::new(&spec, &problem, &found, args.times_from(), search_seconds);
+    let report = PlanJson::new(&spec, &problem, &found, account, args.times_from(), search_seconds);
     if args.json { write_json(out, &report) } else { report.print(out) }
 }
 
@@ -141,19 +144,32 @@ impl PlanArgs {
         }
     }
 
-    /// Returns the unit in which encoder ranks share media.
-    ///
     /// # Errors
-    /// [`Failure::Misuse`] if one is given for plans that have no such share.
-    fn encoder_split(&self) -> Result<EncoderSplit, Failure> {
+    /// [`Failure::Misuse`] if a unit of encoder shares is given for plans that have no such share.
+    fn check_encoder_share(&self) -> Result<(), Failure> {
         if self.encoder_share.is_some() && self.space.placement == PlacementArg::Colocated {
             let reason = "`--encoder-share` has no effect with `--placement colocated`; leave it out";
             return Err(Failure::Misuse(reason.into()));
         }
-        Ok(match self.encoder_share {
-            None | Some(ShareArg::Tile) => EncoderSplit::Tile,
-            Some(ShareArg::Sample) => EncoderSplit::Sample,
-        })
+        Ok(())
+    }
+
+    /// Returns the unit in which encoder ranks share media.
+    ///
+    /// # Errors
+    /// [`Failure::Misuse`] if tiles are wanted of a model that has none.
+    fn encoder_split(&self, spec: &ModelSpec) -> Result<EncoderSplit, Failure> {
+        let default = encoder_split_of(spec);
+        match self.encoder_share {
+            None => Ok(default),
+            Some(ShareArg::Sample) => Ok(EncoderSplit::Sample),
+            Some(ShareArg::Tile) if default == EncoderSplit::Tile => Ok(EncoderSplit::Tile),
+            Some(ShareArg::Tile) => Err(Failure::Misuse(format!(
+                "invalid `--encoder-share tile`: `{}` sees images in their own resolution, without tiles; \
+                 give `sample` or leave it out",
+                spec.name
+            ))),
+        }
     }
 
     /// Describes the source of the times, for people.
@@ -163,6 +179,11 @@ impl PlanArgs {
             None => format!("{} (a stated rate)", self.device),
         }
     }
+}
+
+/// Returns the unit in which encoder ranks share media by default: media without tiles are not split.
+pub(super) fn encoder_split_of(spec: &ModelSpec) -> EncoderSplit {
+    if spec.is_native(Module::Vision) { EncoderSplit::Sample } else { EncoderSplit::Tile }
 }
 
 /// Builds a cluster from the number of GPUs in all and per node, the memory of each, and a file of links or

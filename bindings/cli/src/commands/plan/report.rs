@@ -9,6 +9,7 @@ use dflop_costmodel::ModelSpec;
 use serde::Serialize;
 
 use super::BYTES_PER_GIB;
+use super::samples::{RefusedJson, SamplesJson};
 use crate::failure::Failure;
 
 #[derive(Debug, Serialize)]
@@ -32,6 +33,7 @@ pub(super) struct PlanJson {
     plans_simulated: u64,
     is_exhaustive: bool,
     batches: usize,
+    samples: SamplesJson,
     model: String,
     times_from: String,
 }
@@ -115,6 +117,7 @@ impl PlanJson {
         spec: &ModelSpec,
         problem: &PlanProblem<'_>,
         found: &PlanReport,
+        samples: SamplesJson,
         times_from: String,
         search_seconds: f64,
     ) -> Self {
@@ -150,6 +153,7 @@ impl PlanJson {
             plans_simulated: found.plans_simulated,
             is_exhaustive: found.is_exhaustive,
             batches: found.batches,
+            samples,
             model: spec.name.clone(),
             times_from,
         }
@@ -171,6 +175,7 @@ impl PlanJson {
             let layers = format_layers(layers);
             writeln!(out, "{name:<9} {tp:>3} {pp:>4} {dp:>5} {gib:>10.1} {headroom_gib:>12.1}  {layers}")?;
         }
+        self.print_samples(out)?;
         let Self { step_seconds, step_seconds_p95, lower_bound_seconds, searched, batches, .. } = self;
         writeln!(
             out,
@@ -205,6 +210,18 @@ impl PlanJson {
             out,
             "{plans_bounded} plans bounded, {plans_simulated} simulated, {how}, in {search_seconds:.3} s"
         )?;
+        Ok(())
+    }
+
+    /// Prints the samples that are not looked at.
+    fn print_samples(&self, out: &mut impl Write) -> Result<(), Failure> {
+        let SamplesJson { samples, read, refused, first_refused } = &self.samples;
+        if read < samples {
+            writeln!(out, "shapes of {read} of {samples} samples, at even distances")?;
+        }
+        if let Some(RefusedJson { key, reason }) = first_refused {
+            writeln!(out, "left out: {refused} samples that the model refuses, the first: {key}: {reason}")?;
+        }
         Ok(())
     }
 }

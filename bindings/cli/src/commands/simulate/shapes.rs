@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_balancer::planner::{
-    EncoderSplit, MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, Workload, compare, plan,
+    MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, Workload, compare, plan,
 };
 use dflop_costmodel::DevicePreset;
 use serde::Serialize;
 
-use super::super::plan::{DegreesJson, SpaceArgs, cluster, costs, shapes};
+use super::super::plan::{DegreesJson, SpaceArgs, cluster, costs, encoder_split_of, shapes};
 use super::SimulateArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
@@ -23,7 +23,8 @@ const MEMORY_MARGIN: f64 = 1.1;
 /// Table of shapes and a cluster.
 #[derive(Debug, Args)]
 pub(super) struct ShapesArgs {
-    /// Shapes of a dataset, in place of shards: CSV with columns `tiles` and `seq_len`.
+    /// Shapes of a dataset, in place of shards: CSV with columns `tiles,seq_len`; for models that see images in
+    /// their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`.
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
     /// Number of GPUs in the cluster.
@@ -99,14 +100,14 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
     let global_batch = u32::try_from(planned.global_batch).map_err(|_| too_large("global-batch"))?;
     let batches = usize::try_from(args.steps.unwrap_or(BATCHES)).map_err(|_| too_large("steps"))?;
-    let workload = Workload::draw(&shapes::read(path)?, global_batch, batches, planned.seed)?;
+    let workload = Workload::draw(&shapes::read(path, &spec)?, global_batch, batches, planned.seed)?;
     let problem = PlanProblem {
         encoder: &encoder,
         llm: &llm,
         workload: &workload,
         cluster,
         options: args.shapes.space.options(is_full, args.schedule, args.shapes.allow_recompute),
-        encoder_split: EncoderSplit::Tile,
+        encoder_split: encoder_split_of(&spec),
         memory_margin: MEMORY_MARGIN,
     };
     let compared = compare(&problem, &plan(&problem)?)?;

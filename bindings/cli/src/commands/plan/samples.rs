@@ -1,0 +1,151 @@
+//! Arguments for the samples that plans are judged on: a dataset with its index, or a table of shapes.
+
+use std::path::PathBuf;
+
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+use dflop_balancer::planner::ItemSize;
+use dflop_costmodel::{ModelSpec, SampleShape};
+use dflop_loader::dataset::Dataset;
+use serde::Serialize;
+
+use super::shapes;
+use crate::args::dataset::IndexLocationArgs;
+use crate::args::tokenizer::TokenizerArgs;
+use crate::failure::Failure;
+
+/// Most samples of a dataset that are read; of a larger one, this many at even distances.
+const SAMPLES_MAX: u64 = 1_000_000;
+
+/// A dataset, or a table of shapes.
+#[derive(Debug)]
+pub(super) struct SampleArgs(SampleFields);
+
+#[derive(Debug, Args)]
+struct SampleFields {
+    /// Dataset whose samples plans are judged on: a directory of shards, files, patterns such as
+    /// `shards/{000..019}.tar`, or URLs; shapes come from its index, through the model's token rules.
+    #[arg(value_name = "DATASET", required_unless_present = "shapes", conflicts_with = "shapes")]
+    shards: Vec<String>,
+    /// Shapes in place of a dataset: CSV with columns `tiles,seq_len`, one sample per line; for models that
+    /// see images in their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`.
+    #[arg(long, value_name = "FILE")]
+    shapes: Option<PathBuf>,
+    #[command(flatten)]
+    place: IndexLocationArgs,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+}
+
+/// Sizes of samples, and an account of those that are left out.
+#[derive(Debug)]
+pub(super) struct Samples {
+    pub(super) sizes: Vec<ItemSize>,
+    pub(super) account: SamplesJson,
+}
+
+/// Account of the samples that plans are judged on.
+#[derive(Debug, Serialize)]
+pub(super) struct SamplesJson {
+    /// Samples of the dataset, or lines of the table.
+    pub(super) samples: u64,
+    /// Samples that were read: all, or as many at even distances.
+    pub(super) read: u64,
+    /// Samples among them that the model cannot take, which are left out.
+    pub(super) refused: u64,
+    /// The first of these.
+    pub(super) first_refused: Option<RefusedJson>,
+}
+
+/// A sample that the model cannot take.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct RefusedJson {
+    pub(super) key: String,
+    pub(super) reason: String,
+}
+
+impl Args for SampleArgs {
+    /// Lets the options of a dataset conflict with a table of shapes, where they would have no effect.
+    fn augment_args(command: Command) -> Command {
+        let options = TokenizerArgs::augment_args(IndexLocationArgs::augment_args(Command::default()));
+        let ids: Vec<String> = options.get_arguments().map(|arg| arg.get_id().to_string()).collect();
+        ids.into_iter().fold(SampleFields::augment_args(command), |command, id| {
+            command.mut_arg(id, |arg| arg.conflicts_with("shapes"))
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SampleArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        SampleFields::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+impl SampleArgs {
+    /// Reads the table of shapes, or the shapes of the dataset from its index, which is built if it is
+    /// missing.
+    pub(super) fn read(&self, spec: &ModelSpec) -> Result<Samples, Failure> {
+        let SampleFields { shards, shapes, place, tokenizer } = &self.0;
+        if let Some(path) = shapes {
+            let sizes = shapes::read(path, spec)?;
+            let samples = sizes.len() as u64;
+            let account = SamplesJson { samples, read: samples, refused: 0, first_refused: None };
+            return Ok(Samples { sizes, account });
+        }
+        let dataset = place.open(shards, &place.stores()?, tokenizer.token_counts(Some(spec))?)?;
+        read_dataset(&dataset, spec)
+    }
+}
+
+fn read_dataset(dataset: &Dataset, spec: &ModelSpec) -> Result<Samples, Failure> {
+    let read = dataset.len().min(SAMPLES_MAX);
+    let mut account = SamplesJson { samples: dataset.len(), read, refused: 0, first_refused: None };
+    let (mut sizes, mut shape) = (Vec::new(), SampleShape::default());
+    for place in places(dataset.len(), read) {
+        let row = dataset.index().sample(dataset.sample_number(place));
+        row.read_shape(&mut shape);
+        let reason = match ItemSize::of_sample(spec, &shape) {
+            Ok(size) if size.tokens > 0 => {
+                sizes.push(size);
+                continue;
+            }
+            Ok(_) => "has no tokens".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        account.refused += 1;
+        account.first_refused.get_or_insert_with(|| RefusedJson { key: row.key().to_owned(), reason });
+    }
+    match &account.first_refused {
+        Some(RefusedJson { key, reason }) if sizes.is_empty() => Err(Failure::Failed(format!(
+            "`{}` takes no sample of the dataset; the first one, `{key}`: {reason}",
+            spec.name
+        ))),
+        None if sizes.is_empty() => Err(Failure::Failed("the dataset has no sample".into())),
+        _ => Ok(Samples { sizes, account }),
+    }
+}
+
+/// Yields `read` places at even distances.
+fn places(samples: u64, read: u64) -> impl Iterator<Item = u64> {
+    (0..read).map(move |at| (u128::from(at) * u128::from(samples) / u128::from(read)) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_all_or_at_even_distances() {
+        assert_eq!(places(4, 4).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert_eq!(places(10, 4).collect::<Vec<_>>(), [0, 2, 5, 7]);
+        assert_eq!(places(0, 0).count(), 0);
+        assert_eq!(places(u64::MAX, SAMPLES_MAX).last(), Some(18_446_725_626_965_477_905));
+    }
+}
