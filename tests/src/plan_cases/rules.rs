@@ -226,6 +226,7 @@ fn plan(prepared: &Prepared, found: Configuration, microbatches: u32) -> Paralle
         llm: found.llm,
         microbatches,
         placement: Placement::Disaggregated,
+        rounds_ahead: 0,
         encoder_layers: split(&prepared.costs[0], found.encoder.pp),
         llm_layers: split(&prepared.costs[1], found.llm.pp),
         is_encoder_recomputed: false,
