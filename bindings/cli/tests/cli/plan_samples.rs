@@ -136,6 +136,6 @@ fn what_gives_no_samples_says_why() {
     let needs = "sees images in their own resolution: columns `patches,seq_len[,patch_squares";
     refuse(native, &["--shapes", text(&tiles)], 1, needs);
     refuse("internvl3-8b", &["--shapes", text(&patches)], 1, "columns `tiles,seq_len`");
-    refuse(native, &[text(&empty)], 1, "the dataset has no sample");
+    refuse(native, &[text(&empty)], 1, "has no samples");
     refuse("omni-7b", &[&data.pattern()], 2, "two encoders");
 }

@@ -46,8 +46,6 @@ pub(crate) struct PlanArgs {
     /// Device preset in place of a profile: a stated FLOP rate, not a measurement.
     #[arg(long, value_name = "NAME", default_value = "a100", conflicts_with = "profile")]
     device: String,
-    #[command(flatten)]
-    samples: SampleArgs,
     /// Number of GPUs in the cluster.
     #[arg(long, value_name = "N")]
     gpus: u32,
@@ -92,6 +90,8 @@ pub(crate) struct PlanArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    samples: SampleArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -31,9 +31,9 @@ struct SampleFields {
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
     #[command(flatten)]
-    place: IndexLocationArgs,
-    #[command(flatten)]
     tokenizer: TokenizerArgs,
+    #[command(flatten)]
+    place: IndexLocationArgs,
 }
 
 /// Sizes of samples, and an account of those that are left out.
@@ -127,7 +127,7 @@ fn read_dataset(dataset: &Dataset, spec: &ModelSpec) -> Result<Samples, Failure>
             "`{}` takes no sample of the dataset; the first one, `{key}`: {reason}",
             spec.name
         ))),
-        None if sizes.is_empty() => Err(Failure::Failed("the dataset has no sample".into())),
+        None if sizes.is_empty() => Err(Failure::Failed("the dataset has no samples".into())),
         _ => Ok(Samples { sizes, account }),
     }
 }
