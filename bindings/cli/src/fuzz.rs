@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use dflop_balancer::planner::ItemSize;
+use dflop_costmodel::ModelSpec;
+
 use crate::args::mixture::MixtureFile;
 use crate::commands::plan;
 use crate::commands::train::config::TrainConfig;
@@ -32,8 +35,13 @@ fn mixture(bytes: &[u8]) {
 }
 
 fn shapes(bytes: &[u8]) {
-    if let Ok(sizes) = plan::shapes::read(&file_of(bytes)) {
-        assert!(!sizes.is_empty() && sizes.iter().all(|size| size.tokens > 0));
+    let path = file_of(bytes);
+    for model in ["internvl3-8b", "qwen2.5-vl-7b"] {
+        let spec = ModelSpec::preset(model).expect("a preset");
+        if let Ok(sizes) = plan::shapes::read(&path, &spec) {
+            let is_size = |size: &ItemSize| size.tokens > 0 && size.pairs <= u64::from(size.tiles).pow(2);
+            assert!(!sizes.is_empty() && sizes.iter().all(is_size));
+        }
     }
 }
 
