@@ -23,8 +23,8 @@ const MEMORY_MARGIN: f64 = 1.1;
 /// Table of shapes and a cluster.
 #[derive(Debug, Args)]
 pub(super) struct ShapesArgs {
-    /// Shapes of a dataset, in place of shards: CSV with columns `tiles,seq_len`; for models that see images in
-    /// their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`.
+    /// Shapes of a dataset, in place of shards: CSV with columns `tiles,seq_len`; for models that see images
+    /// in their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`.
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
     /// Number of GPUs in the cluster.
