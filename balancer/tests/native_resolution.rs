@@ -9,10 +9,34 @@ use dflop_balancer::planner::{
 };
 use dflop_costmodel::flops::{EncoderFlops, Recomputation};
 use dflop_costmodel::profile::Profile;
-use dflop_costmodel::{DeviceRate, ImageSize, ModelSpec, SampleShape, VideoShape};
+use dflop_costmodel::{DeviceRate, ImageSize, ModelSpec, SampleShape, SampleUnits, VideoShape};
 use proptest::prelude::*;
 
 const MODELS: [&str; 2] = ["qwen2-vl-7b", "qwen2.5-vl-7b"];
+
+fn size_of(spec: &ModelSpec, shape: &SampleShape) -> ItemSize {
+    SampleUnits::new(spec, shape).unwrap().into()
+}
+
+/// Images of 46 x 34 and 32 x 32 patches, and two pairs of frames of 72 x 40.
+#[test]
+fn patches_of_a_table_are_those_of_a_sample() {
+    let shape = SampleShape {
+        text_tokens: 100,
+        images: vec![ImageSize { width: 640, height: 480 }, ImageSize { width: 448, height: 448 }],
+        videos: vec![VideoShape { frames: 3, width: 1920, height: 1080 }],
+        ..SampleShape::default()
+    };
+    let pairs = 1564 * 1564 + 1024 * 1024 + 2 * 2880 * 2880;
+    let windows = 92_560 + 65_536 + 2 * 2880 * 64;
+    for name in ["qwen2-vl-7b", "qwen2.5-vl-7b"] {
+        let spec = ModelSpec::preset(name).unwrap();
+        let size = size_of(&spec, &shape);
+        let windows = Some(if name == "qwen2-vl-7b" { pairs } else { windows });
+        assert_eq!(ItemSize::of_patches(&spec, 8348, size.tokens, pairs, windows), size);
+        assert!(ItemSize::of_patches(&spec, 8348, size.tokens, pairs, None).pairs >= size.pairs);
+    }
+}
 
 fn spec(name: &str) -> ModelSpec {
     ModelSpec::preset(name).unwrap()
@@ -90,8 +114,7 @@ fn the_encoder_takes_the_flops_of_all_media() {
         let costs = costs(&spec);
         let (_, encoder, rule) = spec.encoders().next().unwrap();
         let shapes: Vec<SampleShape> = (0..24).map(shape).collect();
-        let sizes: Vec<ItemSize> =
-            shapes.iter().map(|shape| ItemSize::of_sample(&spec, shape).unwrap()).collect();
+        let sizes: Vec<ItemSize> = shapes.iter().map(|shape| size_of(&spec, shape)).collect();
         let text: Vec<ItemSize> = sizes.iter().map(|size| ItemSize::of_tiles(0, size.tokens)).collect();
         let seconds = one_microbatch_seconds(&costs, &sizes) - one_microbatch_seconds(&costs, &text);
         let flops = EncoderFlops::new(&encoder, spec.llm.hidden);
@@ -130,7 +153,7 @@ fn patches_are_not_shared_as_tiles_are() {
 fn every_placement_and_method_stays_above_the_bound() {
     let spec = spec("qwen2.5-vl-7b");
     let costs = costs(&spec);
-    let sizes: Vec<ItemSize> = (0..60).map(|at| ItemSize::of_sample(&spec, &shape(at)).unwrap()).collect();
+    let sizes: Vec<ItemSize> = (0..60).map(|at| size_of(&spec, &shape(at))).collect();
     let workload = Workload::draw(&sizes, 32, 3, 5).unwrap();
     let mut problem = problem(&costs, &workload, 8);
     let separate = plan(&problem).unwrap();
@@ -206,7 +229,7 @@ proptest! {
         let of_llm = Degrees { tp: [1, 2, 4][tp], pp, dp };
         let of_encoder = Degrees { tp: 1 + tp as u32 % 2, pp: encoder_pp, dp: encoder_dp };
         let sizes: Vec<ItemSize> =
-            (seed..seed + 40).map(|at| ItemSize::of_sample(&spec, &shape(at)).unwrap()).collect();
+            (seed..seed + 40).map(|at| size_of(&spec, &shape(at))).collect();
         let workload = Workload::draw(&sizes, 24, 3, u64::from(seed)).unwrap();
         let problem = problem(&costs, &workload, 256);
         prop_assume!(dp * microbatches <= 24);

@@ -84,9 +84,9 @@ impl FrozenParts {
         }
     }
 
-    /// Returns the time of a module's backward pass over that of its forward pass, of the layers and of what is
-    /// outside them (an encoder's projector, the LM head): 2 for gradients of inputs and weights, 1 for one of
-    /// them, 0 for none.
+    /// Returns the time of a module's backward pass over that of its forward pass, of the layers and of what
+    /// is outside them (an encoder's projector, the LM head): 2 for gradients of inputs and weights, 1 for
+    /// one of them, 0 for none.
     #[must_use]
     pub const fn backward_ratios(self, module: Module) -> [f64; 2] {
         if matches!(module, Module::Llm) {

@@ -45,6 +45,7 @@ mod module;
 mod predict;
 pub mod profile;
 mod quantiles;
+mod sample_units;
 mod shape;
 pub mod tokens;
 
@@ -61,4 +62,5 @@ pub use predict::{
 };
 pub use profile::Profile;
 pub use quantiles::{Histogram, QuantileSketch, Quantiles, SKETCH_ERROR};
+pub use sample_units::SampleUnits;
 pub use shape::{AudioLength, ImageSize, SampleShape, VideoShape};

@@ -178,8 +178,8 @@ impl<'a> Ranks<'a> {
         sorted
     }
 
-    /// Looks for a better swap of one group of the slowest rank for one of another rank; of equal ones for the
-    /// first position.
+    /// Looks for a better swap of one group of the slowest rank for one of another rank; of equal ones for
+    /// the first position.
     fn find_swap(&self, [slow, other]: [usize; 2], module: usize, gives: usize, best: &mut Swap) {
         let given = self.groups[slow][gives];
         // Both ranks stay below the best value in the module, which leaves a range of loads.

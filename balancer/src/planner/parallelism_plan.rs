@@ -24,7 +24,8 @@ impl Degrees {
 /// Degrees, stages, placement and microbatches of both modules.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ParallelismPlan {
-    /// Degrees of the encoder. If placement is joint: every GPU of a stage is a data-parallel rank of its own.
+    /// Degrees of the encoder. If placement is joint: every GPU of a stage is a data-parallel rank of its
+    /// own.
     pub encoder: Degrees,
     /// Degrees of the LLM.
     pub llm: Degrees,

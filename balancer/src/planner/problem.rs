@@ -5,6 +5,7 @@ use super::costs::ModuleCosts;
 use super::space::{EncoderSplit, SearchSpace, SearchSpaceOptions};
 use super::workload::Workload;
 use crate::error::{Error, Result};
+use crate::schedule::StepShape;
 
 /// Planning problem: modules, workload, cluster and options.
 #[derive(Clone, Copy)]
@@ -28,6 +29,7 @@ pub struct PlanProblem<'a> {
 impl<'a> PlanProblem<'a> {
     pub(super) fn space(&self) -> Result<SearchSpace<'a>> {
         self.cluster.check()?;
+        StepShape::check_kind(self.options.schedule)?;
         if self.encoder.layers() == 0 || self.llm.layers() == 0 {
             return Err(Error::Config { setting: "layers", reason: "a module has at least one".to_owned() });
         }

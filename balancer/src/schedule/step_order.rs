@@ -1,8 +1,8 @@
 //! Passes of a chain of stages in an order in which each pass comes after its inputs.
 //!
-//! All ranks that hold a stage run its passes in the same order, so one order of `(stage, slot)` serves a step
-//! with any number of ranks. Makespans by one walk, the graph of a search and the microbatches in flight are
-//! read from it; what a schedule is, its file says by its lags.
+//! All ranks that hold a stage run its passes in the same order, so one order of `(stage, slot)` serves a
+//! step with any number of ranks. Makespans by one walk, the graph of a search and the microbatches in flight
+//! are read from it; what a schedule is, its file says by its lags.
 //!
 //! In time slots as long as a pass, a pass with lag `l`, the `j`-th of `n` kinds, runs in stage `s` in slot
 //! `n (k + l) + j + s` for microbatch `k`. A forward pass is so one slot after its input; so is a backward

@@ -45,8 +45,8 @@ pub enum Method {
     DataBlindJoint,
     /// One TP and one DP degree for both modules, samples dealt round robin.
     DataBlindUniform,
-    /// The least TP, then the fewest stages that fit, the encoder in the first; samples dealt round robin, one
-    /// a microbatch.
+    /// The least TP, then the fewest stages that fit, the encoder in the first; samples dealt round robin,
+    /// one a microbatch.
     ByHand,
     /// Our plan, samples dealt round robin.
     DataBlind,

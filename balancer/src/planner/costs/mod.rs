@@ -86,8 +86,8 @@ pub trait ModuleCosts {
         [2.0; 2]
     }
 
-    /// Returns the half width of the 90 % interval around the time of a layer, as a fraction of that time; 0 where
-    /// it is unknown.
+    /// Returns the half width of the 90 % interval around the time of a layer, as a fraction of that time; 0
+    /// where it is unknown.
     ///
     /// - `samples`: number of original samples in the microbatch, and units of each
     fn relative_half_width(&self, _tp: u32, _units: f64, _samples: [f64; 2]) -> f64 {

@@ -2,9 +2,9 @@
 //!
 //! Activations go forward and gradients of the same size back. From the encoder to the LLM goes at most the
 //! whole sequence of the fullest rank, text included: the planner does not know which of its tokens are
-//! media. Messages travel while stages compute; a pass waits for its whole message. Gradients are summed layer
-//! by layer, while earlier layers of the last microbatch run backward. Tensor-parallel all-reduces are part of
-//! a layer's time.
+//! media. Messages travel while stages compute; a pass waits for its whole message. Gradients are summed
+//! layer by layer, while earlier layers of the last microbatch run backward. Tensor-parallel all-reduces are
+//! part of a layer's time.
 
 use super::slot_assignment::SlotAssignment;
 use super::step_timeline::StepTimes;

@@ -97,7 +97,8 @@ pub(super) struct ScoredPlan {
     pub(super) score: Score,
 }
 
-/// Scores a plan on some batches, balanced greedily; `None` if a batch of them is far from fitting into memory.
+/// Scores a plan on some batches, balanced greedily; `None` if a batch of them is far from fitting into
+/// memory.
 ///
 /// A batch that nearly fits has the least memory of all orders: a search may make it fit.
 pub(super) fn score(

@@ -25,8 +25,8 @@ pub(in crate::planner) struct JointShape {
     pub(in crate::planner) llm: StageShape,
     /// Bytes of gradients of both modules, by stage.
     pub(in crate::planner) gradient_bytes: [Vec<f64>; 2],
-    /// Whether the first stage holds the whole encoder and all stages even shares of the LLM, as plans made by
-    /// hand do.
+    /// Whether the first stage holds the whole encoder and all stages even shares of the LLM, as plans made
+    /// by hand do.
     pub(in crate::planner) is_by_hand: bool,
 }
 
@@ -38,8 +38,8 @@ pub(super) struct JointModules<'a> {
 }
 
 impl JointModules<'_> {
-    /// Lists the shapes for every degree of the LLM, number of stages and choice of recomputation; none if the
-    /// encoder has no times on a single GPU.
+    /// Lists the shapes for every degree of the LLM, number of stages and choice of recomputation; none if
+    /// the encoder has no times on a single GPU.
     pub(super) fn shapes(&self, workload: &Workload, gpus: u32, has_recomputation: bool) -> Vec<JointShape> {
         let Some(single) = self.encoder.1.iter().position(|times| times.tp == 1) else { return Vec::new() };
         let recomputed: &[[bool; 2]] = if has_recomputation {

@@ -102,8 +102,14 @@ fn flags_switch_freedoms_on() {
     assert_eq!(by_sample["encoder_share"], "sample");
     assert_eq!(
         any["searched"],
-        "1F1B, even or uneven layers, encoder on separate GPUs or on those of the LLM"
+        "1F1B, even or uneven layers, encoder on separate GPUs or on the GPUs of the LLM or in the LLM's stages"
     );
+    let joint = object(&inputs.args(&["--placement", "joint", "--zero1", "--json"]));
+    assert_eq!((&joint["placement"], &joint["is_run"]), (&"joint".into(), &false.into()));
+    assert_eq!(joint["modules"][1]["dp"], joint["llm"]["dp"]);
+    let full = object(&inputs.args(&["--space", "full", "--json"]));
+    assert!(number(&full, "/step_seconds") <= plain * 1.01);
+    assert!(full["searched"].as_str().expect("a text").contains("with or without running ahead"));
     let table = dflop(&inputs.args(&[]));
     assert_eq!(table.status, Some(0), "{}", table.stderr);
     let searched = "s, of the plans searched: 1F1B, even layers, encoder on separate GPUs\n";

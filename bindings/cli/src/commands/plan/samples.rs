@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use dflop_balancer::planner::ItemSize;
-use dflop_costmodel::{ModelSpec, SampleShape};
+use dflop_costmodel::{ModelSpec, SampleShape, SampleUnits};
 use dflop_loader::dataset::Dataset;
 use serde::Serialize;
 
@@ -111,7 +111,7 @@ fn read_dataset(dataset: &Dataset, spec: &ModelSpec) -> Result<Samples, Failure>
     for place in places(dataset.len(), read) {
         let row = dataset.index().sample(dataset.sample_number(place));
         row.read_shape(&mut shape);
-        let reason = match ItemSize::of_sample(spec, &shape) {
+        let reason = match SampleUnits::new(spec, &shape).map(ItemSize::from) {
             Ok(size) if size.tokens > 0 => {
                 sizes.push(size);
                 continue;

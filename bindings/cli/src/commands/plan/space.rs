@@ -17,14 +17,15 @@ pub(crate) struct SpaceArgs {
     /// Allow fewer layers in the stage with the LM head.
     #[arg(long)]
     uneven_layers: bool,
-    /// Allow an encoder on separate GPUs to run some rounds ahead, so that LLM ranks wait less for each other.
+    /// Allow an encoder on separate GPUs to run some rounds ahead, so that LLM ranks wait less for each
+    /// other.
     #[arg(long)]
     encoder_ahead: bool,
     /// Share optimizer state over the data-parallel ranks of a module (ZeRO stage 1).
     #[arg(long)]
     zero1: bool,
-    /// Split norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured memory
-    /// stays as it is.
+    /// Split norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured
+    /// memory stays as it is.
     #[arg(long)]
     pub(crate) sequence_parallel: bool,
 }
