@@ -45,7 +45,6 @@ mod module;
 mod predict;
 pub mod profile;
 mod quantiles;
-mod sample_units;
 mod shape;
 pub mod tokens;
 
@@ -53,7 +52,7 @@ pub use correction::{CorrectionTable, FACTOR_ONE};
 pub use dataset_statistics::{DatasetStatistics, Outlier};
 pub use error::{Error, Result};
 pub use frozen::FrozenParts;
-pub use model::{EncoderParameters, LlmParameters, ModelSpec, config};
+pub use model::{EncoderParameters, LlmParameters, ModelSpec, SampleUnits, config};
 pub use module::{Module, ModuleTimes};
 pub use predict::{
     AccuracyReport, BinAccuracy, CostModel, DeviceLink, DeviceLinks, DevicePreset, DeviceRate, ErrorSummary,
@@ -62,5 +61,4 @@ pub use predict::{
 };
 pub use profile::Profile;
 pub use quantiles::{Histogram, QuantileSketch, Quantiles, SKETCH_ERROR};
-pub use sample_units::SampleUnits;
 pub use shape::{AudioLength, ImageSize, SampleShape, VideoShape};

@@ -1,7 +1,7 @@
 //! Scores the finalists of a search with the best balancing, and the plans of other methods beside them.
 
 use super::cluster::Placement;
-use super::compare::{paper, uniform};
+use super::compare::{joint, paper, uniform};
 use super::memory;
 use super::score::step_timeline::StepTimeline;
 use super::score::{Score, ScoredPlan, refined};
@@ -42,6 +42,7 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     if search.is_tight {
         // Where few plans fit, those are the ones that the search knows least of.
         others.extend(uniform::promising(space));
+        others.extend(joint::promising(space));
     }
     for candidate in others {
         if space.contains(&candidate) && !seeds.contains(&candidate) {

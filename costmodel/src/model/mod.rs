@@ -6,10 +6,12 @@
 pub mod config;
 mod parameters;
 mod presets;
+mod sample_units;
 mod spec;
 pub(crate) mod towers;
 
 pub use parameters::{EncoderParameters, LlmParameters};
+pub use sample_units::SampleUnits;
 pub use spec::{
     AttentionBias, AudioSpec, EncoderDetails, EncoderSpec, LlmDetails, LlmSpec, Mlp, ModelSpec, Projector,
     VisionSpec,

@@ -22,7 +22,6 @@ pub(super) const FLOORS: [(&str, &[&str]); 6] = [
             "curve",
             "tokens",
             "model",
-            "sample_units",
             "flops",
             "frozen",
             "profile",

@@ -18,6 +18,11 @@ const BATCHES: usize = 8;
 /// The promising plans by their estimates are simulated on the data-blind batches themselves, like a plan
 /// tuned by hand would be.
 pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
+    fastest(space, promising(space).into_iter())
+}
+
+/// Lists the plans of joint placement that may fit, the shortest by estimate first.
+pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
     for family in space.joint_families() {
         for microbatches in super::uniform::counts(space.microbatches_max(&family)) {
@@ -28,7 +33,7 @@ pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
         }
     }
     found.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    fastest(space, found.into_iter().take(TRIED).map(|(_, candidate)| candidate))
+    found.into_iter().take(TRIED).map(|(_, candidate)| candidate).collect()
 }
 
 /// Finds the plan that is made by hand: the encoder before even shares of the LLM, the least tensor-parallel

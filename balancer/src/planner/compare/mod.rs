@@ -20,7 +20,7 @@
 
 mod by_makespan;
 mod data_blind;
-mod joint;
+pub(super) mod joint;
 mod outcome;
 pub(super) mod paper;
 pub(super) mod uniform;

@@ -1,7 +1,7 @@
 //! Counts the work of a sample in the units of a planner.
 
+use super::spec::ModelSpec;
 use crate::error::Result;
-use crate::model::ModelSpec;
 use crate::shape::SampleShape;
 
 /// Units of a sample in the encoder and in the LLM, saturating.
