@@ -75,8 +75,12 @@ pub(super) fn requirement(
                 // The longest sample need not be the one with most tiles; either is met alone.
                 let with = |tokens_once: f64, tiles_once: f64| {
                     let held = |mean: f64, once: f64| once + (in_flight - 1.0) * mean;
-                    encoder.shared_by(encoder_ranks).at(held(tiles, tiles_once), tiles_once)
-                        + llm.shared_by(llm_ranks).at(held(tokens, tokens_once), tokens_once)
+                    // Layers of both modules are not computed at the same time.
+                    let working =
+                        (encoder.working_per_unit * tiles_once).max(llm.working_per_unit * tokens_once);
+                    encoder.shared_by(encoder_ranks).at(held(tiles, tiles_once), 0.0)
+                        + llm.shared_by(llm_ranks).at(held(tokens, tokens_once), 0.0)
+                        + working
                 };
                 with(tokens.max(longest), tiles).max(with(tokens, tiles.max(most_tiles)))
             };

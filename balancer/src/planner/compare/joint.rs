@@ -2,7 +2,6 @@
 
 use super::data_blind;
 use crate::planner::bound;
-use crate::planner::cluster::Placement;
 use crate::planner::memory;
 use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, SearchSpace};
@@ -48,7 +47,6 @@ pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
         |candidate: &Candidate| !space.shapes(&candidate.family).iter().any(|shape| shape.is_recomputed);
     let plans = space
         .joint_families()
-        .filter(|family| family.placement == Placement::Joint)
         .map(|family| Candidate { family, microbatches: space.microbatches_max(&family) });
     let mut plans: Vec<Candidate> = plans.filter(|plan| by_hand(plan) && plain(plan)).collect();
     plans.sort_by_key(|plan| {
