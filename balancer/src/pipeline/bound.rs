@@ -42,7 +42,7 @@ pub(crate) fn pipeline_lower_bound(
             offer(fill_and_drain(instance, config, module), BoundKind::FillAndDrain);
         }
     }
-    let path = |row: &[u64]| row.iter().zip(&config.stages).map(|(time, count)| time * *count as u64).sum();
+    let path = |row: &[u64]| longest_path(row.iter().copied(), &config.stages, config);
     let paths = instance.rows_ns().chunks_exact(instance.modules()).map(path);
     offer(paths.max().unwrap_or(0), BoundKind::LongestPath);
     offer(relaxation.bound_ns, BoundKind::Relaxation);
@@ -69,10 +69,12 @@ fn own_modules_bound(instance: &Instance, config: &PipelineConfig) -> Result<Low
 fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -> u64 {
     let mut stages_before = config.stages[..=module].to_vec();
     stages_before[module] -= 1;
+    let last = instance.modules() - 1;
+    if config.has_parallel_encoders && module < last {
+        stages_before[..module].fill(0);
+    }
     let cheapest = |part: fn(u64) -> u64| -> u128 {
-        let way = |row: &[u64]| {
-            row.iter().zip(&stages_before).map(|(time, count)| part(*time) * *count as u64).sum()
-        };
+        let way = |row: &[u64]| longest_path(row.iter().map(|time| part(*time)), &stages_before, config);
         let mut ways: Vec<u64> = instance.rows_ns().chunks_exact(instance.modules()).map(way).collect();
         ways.sort_unstable();
         ways[..config.dp_size].iter().copied().map(u128::from).sum()
@@ -82,4 +84,18 @@ fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -
     // Mean over the ranks of total / E plus one path each, rounded up once.
     let (ranks, module_ranks) = (config.dp_size as u128, config.module_dp_size(module) as u128);
     (total * ranks + ways * module_ranks).div_ceil(ranks * module_ranks) as u64
+}
+
+/// Returns the time of the longest path through these many stages of the modules, the first ones or all.
+fn longest_path(times_ns: impl Iterator<Item = u64>, stages: &[usize], config: &PipelineConfig) -> u64 {
+    let last = config.stages.len() - 1;
+    let (mut before_ns, mut after_ns) = (0, 0);
+    for (module, (time_ns, count)) in times_ns.zip(stages).enumerate() {
+        let all_ns = time_ns * *count as u64;
+        match config.has_parallel_encoders {
+            true if module < last => before_ns = all_ns.max(before_ns),
+            _ => after_ns += all_ns,
+        }
+    }
+    before_ns + after_ns
 }

@@ -3,7 +3,7 @@
 use super::memory_limits::PipelineMemoryLimits;
 use crate::error::{Error, Result};
 use crate::instance::Instance;
-use crate::schedule::{ScheduleKind, StepShape};
+use crate::schedule::{ENCODERS_MAX, EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use crate::simulate::StageTimes;
 
 /// Most stages of one pipeline; the time of a simulation is proportional to them.
@@ -36,6 +36,9 @@ pub struct PipelineConfig {
     pub module_dp_sizes: Vec<usize>,
     /// Objective of [`Strategy::Search`](crate::Strategy::Search).
     pub objective: PipelineObjective,
+    /// Whether all modules before the last feed the last one side by side, as several encoders do; otherwise
+    /// each module feeds the next one.
+    pub has_parallel_encoders: bool,
     /// Schedule that runs the microbatches: `gpipe`, `1f1b` or `1f1b-ahead`, whose encoders are all modules
     /// before the last.
     pub schedule: ScheduleKind,
@@ -62,7 +65,23 @@ impl PipelineConfig {
     pub fn new(dp_size: usize, stages: Vec<usize>) -> Self {
         let objective = PipelineObjective::default();
         let schedule = ScheduleKind::OneForwardOneBackward;
-        Self { dp_size, stages, module_dp_sizes: Vec::new(), objective, schedule, memory: None }
+        Self {
+            dp_size,
+            stages,
+            module_dp_sizes: Vec::new(),
+            has_parallel_encoders: false,
+            objective,
+            schedule,
+            memory: None,
+        }
+    }
+
+    /// Lets all modules before the last feed the last one side by side, as several encoders do: the last one
+    /// waits for all of them. Default: each module feeds the next one.
+    #[must_use]
+    pub fn parallel_encoders(mut self) -> Self {
+        self.has_parallel_encoders = true;
+        self
     }
 
     /// Sets the DP size of every module. Default: the DP size of the pipelines.
@@ -108,13 +127,21 @@ impl PipelineConfig {
     /// If there is no such stage.
     #[must_use]
     pub fn in_flight(&self, stage: usize, microbatches: usize) -> usize {
-        let stages: usize = self.stages.iter().sum();
-        assert!(stage < stages, "stage {stage} of {stages}");
-        let encoder_stages = stages - self.stages.last().copied().unwrap_or(0);
-        let kind = self.schedule;
-        let shape =
-            StepShape { kind, encoder_stages, stages, slots: microbatches, has_encoder_backward: true };
+        let shape = self.step_shape(microbatches);
+        assert!(stage < shape.stages, "stage {stage} of {}", shape.stages);
         shape.in_flight(stage)
+    }
+
+    /// Returns the stages of a step with this many microbatches of each DP rank.
+    pub(crate) fn step_shape(&self, microbatches: usize) -> StepShape {
+        let before = &self.stages[..self.stages.len().saturating_sub(1)];
+        let chain = |stages: usize| EncoderChain { stages: stages as u16, has_backward: true };
+        let encoders = if self.has_parallel_encoders {
+            EncoderChains::new(before.iter().map(|stages| chain(*stages)))
+        } else {
+            EncoderChains::one(before.iter().sum())
+        };
+        StepShape { kind: self.schedule, encoders, stages: self.stages.iter().sum(), slots: microbatches }
     }
 
     /// Returns the times of one rank's microbatches in every stage, ready to simulate.
@@ -205,6 +232,11 @@ impl PipelineConfig {
         if self.stages.len() != modules || self.stages.contains(&0) {
             let reason =
                 format!("expected {modules} numbers of at least 1, one per module, got {:?}", self.stages);
+            return invalid("stages", reason);
+        }
+        if self.has_parallel_encoders && modules > ENCODERS_MAX + 1 {
+            let reason =
+                format!("expected at most {ENCODERS_MAX} encoders side by side, got {}", modules - 1);
             return invalid("stages", reason);
         }
         let sizes = &self.module_dp_sizes;

@@ -1,10 +1,11 @@
 //! The graph of passes of a step: of one pipeline, or of several that a shared module couples.
 //!
 //! A stage of a *shared* module runs once for each slot, for all pipelines: its forward pass sends to the
-//! next stage of every rank, and its backward pass waits for all of them. So that every pass has two inputs
-//! and two receivers, fans are chains of passes that take no time. The schedule orders the passes.
+//! next stage of every rank, and its backward pass waits for all of them. The first stage of the last module
+//! takes the outputs of all encoders side by side. So that every pass has two inputs and two receivers, fans
+//! are chains of passes that take no time. The schedule orders the passes.
 
-use crate::schedule::{ScheduleKind, StepOrder, StepShape};
+use crate::schedule::{StepOrder, StepShape};
 
 /// A pass, in an order in which every pass comes after its inputs.
 #[derive(Debug, Clone, Copy)]
@@ -24,49 +25,50 @@ pub(super) struct Pass {
 /// Stages, ranks and microbatches of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PassShape<'a> {
+    /// Stages, encoders first, the microbatches of each rank, and the schedule.
+    pub(crate) step: StepShape,
     /// Module of every stage.
     pub(crate) rows: &'a [usize],
     /// Whether a module is shared by all ranks.
     pub(crate) is_shared: &'a [bool],
     pub(crate) ranks: usize,
-    /// Microbatches of each rank.
-    pub(crate) microbatches: usize,
-    /// Schedule that runs them.
-    pub(crate) kind: ScheduleKind,
 }
 
 impl PassShape<'_> {
     /// Returns the number of times; one more is 0, for fans.
     pub(crate) fn cells(&self) -> usize {
-        2 * self.is_shared.len() * self.ranks * self.microbatches
+        2 * self.is_shared.len() * self.ranks * self.step.slots
     }
 
     /// Returns the index of a microbatch's forward time; the backward time follows. Shared modules have times
     /// at rank 0 only.
     pub(crate) fn cell(&self, rank: usize, microbatch: usize, module: usize) -> usize {
         let rank = if self.is_shared[module] { 0 } else { rank };
-        2 * ((rank * self.microbatches + microbatch) * self.is_shared.len() + module)
-    }
-
-    fn is_shared_stage(&self, stage: usize) -> bool {
-        self.is_shared[self.rows[stage]]
-    }
-
-    /// Orders the passes of the stages.
-    fn order(&self) -> StepOrder {
-        let last = self.rows.last();
-        StepOrder::new(&StepShape {
-            kind: self.kind,
-            encoder_stages: self.rows.iter().take_while(|module| Some(*module) != last).count(),
-            stages: self.rows.len(),
-            slots: self.microbatches,
-            has_encoder_backward: true,
-        })
+        2 * ((rank * self.step.slots + microbatch) * self.is_shared.len() + module)
     }
 
     /// Returns the ranks that run a stage for themselves; one if it is shared.
     fn lanes_of(&self, stage: usize) -> usize {
-        if self.is_shared_stage(stage) { 1 } else { self.ranks }
+        if self.is_shared[self.rows[stage]] { 1 } else { self.ranks }
+    }
+
+    /// Returns the number of passes of another stage that take the output of one pass of a stage.
+    fn takers(&self, stage: usize, receiver: usize) -> usize {
+        if self.lanes_of(stage) == 1 { self.lanes_of(receiver) } else { 1 }
+    }
+
+    /// Lists the stages that send the input of a pass.
+    fn senders(&self, stage: usize, direction: usize) -> Vec<usize> {
+        if direction == 0 {
+            self.step.senders(stage).collect()
+        } else {
+            self.step.receiver(stage).into_iter().collect()
+        }
+    }
+
+    /// Lists the stages that take the output of a pass.
+    fn receivers(&self, stage: usize, direction: usize) -> Vec<usize> {
+        self.senders(stage, 1 - direction)
     }
 }
 
@@ -88,10 +90,8 @@ struct Builder<'a> {
     first_lane: Vec<usize>,
     /// Last pass of every lane that takes time.
     last: Vec<u32>,
-    /// Passes that sent the outputs of every lane, forward and backward, `[lanes * microbatches]`.
-    sent: [Vec<u32>; 2],
-    /// Passes from which each rank takes the outputs of a shared stage, `[stages * microbatches]`.
-    fanned: [Vec<Vec<u32>>; 2],
+    /// Passes from which the takers of an output take it, forward and backward, `[lanes * microbatches]`.
+    outlets: [Vec<Vec<u32>>; 2],
     lanes: Vec<Vec<u32>>,
 }
 
@@ -112,18 +112,16 @@ impl PassGraph {
             (0..stages).map(lane).collect()
         };
         let lanes_of_rank = (0..shape.ranks).map(lanes_of_rank).collect();
-        let sent = || vec![NONE; lanes * shape.microbatches];
-        let fanned = || vec![Vec::new(); stages * shape.microbatches];
+        let outlets = || vec![Vec::new(); lanes * shape.step.slots];
         let mut builder = Builder {
             shape,
             passes: Vec::new(),
             last: vec![NONE; lanes],
-            sent: [sent(), sent()],
-            fanned: [fanned(), fanned()],
+            outlets: [outlets(), outlets()],
             lanes: vec![Vec::new(); lanes],
             first_lane,
         };
-        for pass in shape.order().passes {
+        for pass in StepOrder::new(&shape.step).passes {
             builder.run(pass.stage as usize, pass.slot as usize, !pass.is_forward);
         }
         let Builder { mut passes, lanes, .. } = builder;
@@ -139,52 +137,45 @@ impl Builder<'_> {
     /// Adds a pass of a stage on all of its lanes, with the fans around it.
     fn run(&mut self, stage: usize, microbatch: usize, is_backward: bool) {
         let direction = usize::from(is_backward);
-        let sender = if is_backward { stage.checked_add(1) } else { stage.checked_sub(1) };
-        let sender = sender.filter(|sender| *sender < self.shape.rows.len());
+        let module = self.shape.rows[stage];
         for rank in 0..self.shape.lanes_of(stage) {
-            let input = sender.map_or(NONE, |sender| self.input(stage, rank, sender, microbatch, direction));
             let lane = self.first_lane[stage] + rank;
-            let module = self.shape.rows[stage];
+            let input = self.input(stage, rank, microbatch, direction);
             let time = (self.shape.cell(rank, microbatch, module) + direction) as u32;
             let before = [self.last[lane], input];
             let at = self.push(Pass { lane, microbatch, time, before, after: [NONE; 2] });
             self.connect(before[0], at, 0);
             self.connect(input, at, 1);
             self.last[lane] = at;
-            self.sent[direction][lane * self.shape.microbatches + microbatch] = at;
+            self.outlets[direction][lane * self.shape.step.slots + microbatch] = vec![at];
         }
-        let receiver = if is_backward { stage.checked_sub(1) } else { stage.checked_add(1) };
-        let receiver = receiver.filter(|receiver| *receiver < self.shape.rows.len());
-        if receiver.is_some_and(|receiver| self.fans(stage, receiver)) {
-            self.fan_out(stage, microbatch, direction);
+        let receivers = self.shape.receivers(stage, direction);
+        let takers = receivers.iter().map(|receiver| self.shape.takers(stage, *receiver)).sum();
+        for rank in 0..self.shape.lanes_of(stage) {
+            self.fan_out(self.first_lane[stage] + rank, microbatch, direction, takers);
         }
     }
 
-    /// Whether a shared stage sends to the stages of several ranks.
-    fn fans(&self, shared: usize, ranked: usize) -> bool {
-        self.shape.lanes_of(shared) == 1 && self.shape.lanes_of(ranked) > 1
-    }
-
-    /// Returns the pass that sends the input of a stage's pass.
-    fn input(
-        &mut self,
-        stage: usize,
-        rank: usize,
-        sender: usize,
-        microbatch: usize,
-        direction: usize,
-    ) -> u32 {
-        if self.fans(sender, stage) {
-            return self.fanned[direction][sender * self.shape.microbatches + microbatch][rank];
+    /// Returns the pass that sends the last input of a stage's pass; several inputs are joined.
+    fn input(&mut self, stage: usize, rank: usize, microbatch: usize, direction: usize) -> u32 {
+        let mut inputs = Vec::new();
+        for sender in self.shape.senders(stage, direction) {
+            let lanes = if self.shape.lanes_of(stage) == 1 {
+                0..self.shape.lanes_of(sender)
+            } else {
+                let lane = rank.min(self.shape.lanes_of(sender) - 1);
+                lane..lane + 1
+            };
+            let taker = self.taker(sender, stage, rank, direction);
+            let outlets = &self.outlets[direction];
+            let slots = self.shape.step.slots;
+            let lanes = lanes.map(|lane| (self.first_lane[sender] + lane) * slots + microbatch);
+            inputs.extend(lanes.map(|output| outlets[output][taker]));
         }
-        if !self.fans(stage, sender) {
-            return self.sent(sender, rank, microbatch, direction);
-        }
-        // The shared stage waits for the output of all ranks.
-        let mut joined = self.sent(sender, 0, microbatch, direction);
-        for other in 1..self.shape.lanes_of(sender) {
-            let before = [joined, self.sent(sender, other, microbatch, direction)];
-            let at = self.push_fan(stage, microbatch, before);
+        let mut joined = inputs.first().copied().unwrap_or(NONE);
+        for &other in inputs.iter().skip(1) {
+            let before = [joined, other];
+            let at = self.push_fan(self.first_lane[stage] + rank, microbatch, before);
             for from in before {
                 self.connect(from, at, 1);
             }
@@ -193,28 +184,32 @@ impl Builder<'_> {
         joined
     }
 
-    /// Returns the pass of a stage that sent the output of a microbatch.
-    fn sent(&self, stage: usize, rank: usize, microbatch: usize, direction: usize) -> u32 {
-        self.sent[direction][(self.first_lane[stage] + rank) * self.shape.microbatches + microbatch]
+    /// Returns which of the takers of a stage's output a rank of a receiver is.
+    fn taker(&self, sender: usize, stage: usize, rank: usize, direction: usize) -> usize {
+        let receivers = self.shape.receivers(sender, direction);
+        let others = receivers.iter().take_while(|receiver| **receiver != stage);
+        let before: usize = others.map(|receiver| self.shape.takers(sender, *receiver)).sum();
+        before + if self.shape.takers(sender, stage) > 1 { rank } else { 0 }
     }
 
-    /// Adds passes from which each rank takes the output of a shared stage.
-    fn fan_out(&mut self, stage: usize, microbatch: usize, direction: usize) {
-        let mut from = self.sent(stage, 0, microbatch, direction);
-        let mut outputs = Vec::with_capacity(self.shape.ranks);
-        for _ in 1..self.shape.ranks {
-            let at = self.push_fan(stage, microbatch, [NONE, from]);
+    /// Adds passes from which the takers of a pass's output take it.
+    fn fan_out(&mut self, lane: usize, microbatch: usize, direction: usize, takers: usize) {
+        let output = lane * self.shape.step.slots + microbatch;
+        let mut from = self.outlets[direction][output][0];
+        let mut outlets = Vec::with_capacity(takers.max(1));
+        for _ in 1..takers {
+            let at = self.push_fan(lane, microbatch, [NONE, from]);
             self.connect(from, at, 1);
-            outputs.push(at);
+            outlets.push(at);
             from = at;
         }
-        // The last fan has two ranks as receivers.
-        outputs.push(from);
-        self.fanned[direction][stage * self.shape.microbatches + microbatch] = outputs;
+        // The last fan has two takers.
+        outlets.push(from);
+        self.outlets[direction][output] = outlets;
     }
 
-    fn push_fan(&mut self, stage: usize, microbatch: usize, before: [u32; 2]) -> u32 {
-        let (lane, time) = (self.first_lane[stage], self.shape.cells() as u32);
+    fn push_fan(&mut self, lane: usize, microbatch: usize, before: [u32; 2]) -> u32 {
+        let time = self.shape.cells() as u32;
         self.push(Pass { lane, microbatch, time, before, after: [NONE; 2] })
     }
 

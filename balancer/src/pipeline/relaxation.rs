@@ -56,8 +56,8 @@ impl Relaxation {
     pub(crate) fn new(instance: &Instance, config: &PipelineConfig, passes_max: u64) -> Self {
         let (modules, microbatches) = (instance.modules(), instance.groups() / config.dp_size);
         let (rows, is_shared) = (config.rows(), vec![false; modules]);
-        let kind = config.schedule;
-        let shape = PassShape { rows: &rows, is_shared: &is_shared, ranks: 1, microbatches, kind };
+        let step = config.step_shape(microbatches);
+        let shape = PassShape { step, rows: &rows, is_shared: &is_shared, ranks: 1 };
         let timeline = Timeline::new(shape);
         let mut rank = timeline.times();
         let mut cuts: Vec<Cut> = (0..modules).map(|module| Cut::new(instance, config, module)).collect();

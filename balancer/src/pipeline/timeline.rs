@@ -72,7 +72,7 @@ impl Timeline {
     /// Sorts the passes of a step.
     pub(crate) fn new(shape: PassShape<'_>) -> Self {
         let PassGraph { passes, lanes, lanes_of_rank } = PassGraph::new(shape);
-        let (microbatches, cells) = (shape.microbatches, shape.cells());
+        let (microbatches, cells) = (shape.step.slots, shape.cells());
         let mut places = vec![(usize::MAX, 0); lanes.len() * microbatches];
         let mut spans = vec![(usize::MAX, 0); microbatches];
         for (lane, own) in lanes.iter().enumerate() {
@@ -248,6 +248,7 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pipeline::PipelineConfig;
     use crate::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
     use crate::simulate::{Communication, CompiledSchedule, StageTimes};
     use proptest::prelude::*;
@@ -288,7 +289,9 @@ mod tests {
         let rows: Vec<usize> =
             stages.iter().enumerate().flat_map(|(module, count)| vec![module; *count]).collect();
         let modules = stages.len();
-        let shape = PassShape { rows: &rows, is_shared: &vec![false; modules], ranks: 1, microbatches, kind };
+        let config = PipelineConfig::new(1, stages.to_vec()).schedule(kind);
+        let step = config.step_shape(microbatches);
+        let shape = PassShape { step, rows: &rows, is_shared: &vec![false; modules], ranks: 1 };
         let mut timeline = Timeline::new(shape);
         let mut rank = timeline.times();
         let cells = shape.cells();

@@ -4,6 +4,7 @@ use super::cluster::Placement;
 use super::memory;
 use super::parallelism_plan::ParallelismPlan;
 use super::report::{Bottleneck, Explanation, ModuleBytes, RunnerUp};
+use super::score::step_timeline::ChainTimes;
 use super::score::{self, ScoredPlan};
 use super::space::{Candidate, SearchSpace};
 
@@ -68,22 +69,13 @@ fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> [V
     for batch in &space.workload.batches()[..batches] {
         let assignment = score::balance_greedily(space, candidate, batch);
         let step = assignment.times(space, candidate);
-        let sum = |row: &[Vec<u64>; 2], rank: usize, ranks: usize| {
-            row.iter().flat_map(|pass| pass.iter().skip(rank).step_by(ranks)).sum::<u64>() as f64
-        };
         let encoder = match candidate.family.placement {
-            Placement::Disaggregated => {
-                step.encoder_stages.iter().map(|row| sum(&step.encoder_ns[*row], 0, 1)).collect()
-            }
+            Placement::Disaggregated => step.encoders.iter().flat_map(ChainTimes::slowest_ns).collect(),
             Placement::Colocated => vec![assignment.phase_ns(space, candidate) as f64],
             // Its layers are part of the LLM's stages.
             Placement::Joint => Vec::new(),
         };
-        let slowest = |row: &usize| {
-            let rows = &step.llm_ns[*row];
-            (0..step.ranks).map(|rank| sum(rows, rank, step.ranks)).fold(0.0, f64::max)
-        };
-        let llm: Vec<f64> = step.llm_stages.iter().map(slowest).collect();
+        let llm: Vec<f64> = step.llm.slowest_ns().collect();
         for (all, of_batch) in busy.iter_mut().zip([encoder, llm]) {
             all.resize(of_batch.len(), 0.0);
             all.iter_mut().zip(of_batch).for_each(|(all, ns)| *all += ns / batches as f64);

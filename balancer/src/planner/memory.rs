@@ -7,7 +7,7 @@ use super::cluster::Placement;
 use super::costs::StageBytes;
 use super::space::shape::StageShape;
 use super::space::{Family, SearchSpace};
-use crate::schedule::StepShape;
+use crate::schedule::{EncoderChains, StepShape};
 
 /// Memory of each module's fullest GPU in bytes; of the same GPU where modules are colocated.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -49,7 +49,9 @@ pub(super) fn requirement(
     let longest = space.workload.tokens_max as f64;
     let batch_tiles = space.slack * space.workload.batch_tiles_max as f64;
     let tiles = batch_tiles / (f64::from(many) * f64::from(family.encoder_dp));
-    let most_tiles = (space.workload.tiles_max as f64 / f64::from(family.encoder_dp)).ceil();
+    // A rank that shares no media takes all tiles of a sample.
+    let sharers = if space.is_shared(family) { family.encoder_dp } else { 1 };
+    let most_tiles = (space.workload.tiles_max as f64 / f64::from(sharers)).ceil();
     let llm_bytes = |first_stage: usize| {
         let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize) as f64;
         fullest(llm, llm_ranks, in_flight, tokens, longest)
@@ -58,7 +60,7 @@ pub(super) fn requirement(
         Placement::Disaggregated => {
             let in_flight = |stage: u32| shape.in_flight(stage as usize) as f64;
             let encoder_bytes = fullest(encoder, encoder_ranks, in_flight, tiles, most_tiles);
-            MemoryRequirement { encoder_bytes, llm_bytes: llm_bytes(shape.encoder_stages) }
+            MemoryRequirement { encoder_bytes, llm_bytes: llm_bytes(shape.encoder_stages()) }
         }
         Placement::Colocated => {
             let tiles = (space.workload.batch_tiles_max as f64 / f64::from(family.encoder_dp)).ceil();
@@ -98,10 +100,9 @@ pub(super) fn llm_bytes(space: &SearchSpace<'_>, llm: usize, ranks: u32, few: u3
     let tokens = batch_tokens / (f64::from(many) * f64::from(ranks));
     let step = StepShape {
         kind: space.options.schedule,
-        encoder_stages: 0,
+        encoders: EncoderChains::default(),
         stages: shape.pp as usize,
         slots: few as usize,
-        has_encoder_backward: true,
     };
     let optimizer_ranks = if space.options.has_sharded_optimizer { ranks } else { 1 };
     let in_flight = |stage: u32| step.in_flight(stage as usize) as f64;

@@ -37,7 +37,7 @@ mod space;
 mod workload;
 
 pub use cluster::{Cluster, Link, Links, Placement};
-pub use compare::{Method, MethodComparison, MethodScore, compare};
+pub use compare::{Method, MethodComparison, MethodScore, StepWaits, compare};
 pub use costs::{ModelCosts, ModelCostsBuilder, ModuleCosts, StageBytes, StagePart};
 pub use evaluate::{Evaluation, evaluate};
 pub use parallelism_plan::{Degrees, ParallelismPlan};

@@ -20,6 +20,7 @@ mod messages;
 mod module_stages;
 mod one_forward_one_backward;
 mod step_order;
+mod step_shape;
 mod zero_bubble;
 
 pub use action::{Action, Message, Part, Pass, PassKind};
@@ -27,7 +28,8 @@ pub(crate) use graph::PassGraph;
 pub use kind::ScheduleKind;
 pub use layout::PipelineLayout;
 pub use module_stages::ModuleStages;
-pub(crate) use step_order::{StepOrder, StepShape};
+pub(crate) use step_order::StepOrder;
+pub(crate) use step_shape::{ENCODERS_MAX, EncoderChain, EncoderChains, StepShape};
 
 use crate::error::{Error, Result};
 use lagged::{Lags, RankWork, StagePlace, lagged_passes};

@@ -8,6 +8,8 @@ use dflop_balancer::{Instance, PipelineConfig, StageTimes};
 pub(crate) struct StepPasses {
     pub(crate) times_ns: Vec<Vec<Vec<(u64, u64)>>>,
     is_shared: Vec<bool>,
+    /// First stage of each encoder, where encoders run side by side, and of the last module.
+    firsts: Vec<usize>,
 }
 
 /// Passes of a stage on a rank, run one after the other.
@@ -39,7 +41,29 @@ impl StepPasses {
             };
             (0..stages).map(of_stage).collect()
         };
-        Self { times_ns: times.iter().map(of_rank).collect(), is_shared }
+        let modules = if config.has_parallel_encoders { 0 } else { config.stages.len() - 1 };
+        let first = |module: usize| config.stages[..module].iter().sum();
+        // A chain of modules is one encoder.
+        let firsts = (0..config.stages.len()).filter(|module| *module == 0 || *module >= modules).map(first);
+        Self { times_ns: times.iter().map(of_rank).collect(), is_shared, firsts: firsts.collect() }
+    }
+
+    /// Lists the stages that send a stage's input, or its gradient.
+    fn senders(&self, stage: usize, is_backward: bool) -> Vec<usize> {
+        let last = *self.firsts.last().unwrap();
+        let ends = || self.firsts[1..].iter().map(|first| first - 1);
+        match is_backward {
+            true if ends().any(|end| end == stage) => vec![last],
+            true => (stage + 1..self.is_shared.len()).take(1).collect(),
+            false if stage == last => ends().collect(),
+            false if self.firsts.contains(&stage) => Vec::new(),
+            false => vec![stage - 1],
+        }
+    }
+
+    /// Returns the stages from this one to the loss.
+    fn stages_left(&self, stage: usize) -> usize {
+        1 + self.senders(stage, true).first().map_or(0, |next| self.stages_left(*next))
     }
 
     /// Runs every pass as soon as its inputs have ended, in 1F1B's order on each stage of each rank; returns
@@ -51,28 +75,26 @@ impl StepPasses {
         let mut lanes = Vec::new();
         for stage in 0..stages {
             for rank in 0..if self.is_shared[stage] { 1 } else { ranks } {
-                let order = one_forward_one_backward(stages - stage, microbatches);
+                let order = one_forward_one_backward(self.stages_left(stage), microbatches);
                 lanes.push(Lane { stage, rank, order, next: 0, free_ns: 0 });
             }
         }
         while ends.len() < lanes.iter().map(|lane| lane.order.len()).sum() {
             for Lane { stage, rank, order, next, free_ns } in &mut lanes {
                 let Some(&(microbatch, is_backward)) = order.get(*next) else { continue };
-                let sender = if is_backward { stage.checked_add(1) } else { stage.checked_sub(1) };
-                let senders = sender.filter(|sender| *sender < stages).map(|sender| {
-                    let all = if self.is_shared[sender] {
-                        0..1
-                    } else if self.is_shared[*stage] {
-                        0..ranks
-                    } else {
-                        *rank..*rank + 1
-                    };
-                    all.map(|rank| ends.get(&(sender, rank, microbatch, is_backward)).copied()).collect()
-                });
-                let inputs: Option<Vec<u64>> = senders.unwrap_or_else(|| Some(vec![0]));
+                let ranks_of = |sender: usize| match (self.is_shared[sender], self.is_shared[*stage]) {
+                    (true, _) => 0..1,
+                    (false, true) => 0..ranks,
+                    (false, false) => *rank..*rank + 1,
+                };
+                let end = |(sender, rank)| ends.get(&(sender, rank, microbatch, is_backward)).copied();
+                let senders = self.senders(*stage, is_backward);
+                let lanes =
+                    senders.into_iter().flat_map(|sender| ranks_of(sender).map(move |rank| (sender, rank)));
+                let inputs: Option<Vec<u64>> = lanes.map(end).collect();
                 let Some(inputs) = inputs else { continue };
                 let (forward_ns, backward_ns) = self.times_ns[*rank][*stage][microbatch];
-                let begin_ns = inputs.into_iter().max().unwrap().max(*free_ns);
+                let begin_ns = inputs.into_iter().max().unwrap_or(0).max(*free_ns);
                 *free_ns = begin_ns + if is_backward { backward_ns } else { forward_ns };
                 ends.insert((*stage, *rank, microbatch, is_backward), *free_ns);
                 *next += 1;

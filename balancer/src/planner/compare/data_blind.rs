@@ -1,7 +1,6 @@
 //! Runs a batch with samples dealt round robin, independent of their costs.
 
 use super::outcome::{self, Outcome};
-use crate::planner::cluster::Placement;
 use crate::planner::score::batch_balance::rng_of;
 use crate::planner::score::encoder_shares::MediaLoad;
 use crate::planner::score::slot_assignment::SlotAssignment;
@@ -9,45 +8,56 @@ use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, EncoderSplit, Family, SearchSpace};
 use crate::planner::workload::ItemSize;
 
-/// Runs one job whose encoder ranks take whole samples in turn.
-pub(super) fn run_one_job(
-    space: &SearchSpace<'_>,
-    candidate: &Candidate,
-    batch: &[ItemSize],
-    timeline: &mut StepTimeline,
-) -> Outcome {
+/// Assigns a batch to one job whose encoder ranks take whole samples in turn.
+pub(super) fn one_job(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[ItemSize]) -> SlotAssignment {
     let batch = &in_random_order(batch);
     let (ranks, slots) = (candidate.family.llm_dp as usize, candidate.microbatches as usize);
     let cell_of = |item: usize| cell(item, ranks, slots) as u32;
     let mut assignment = SlotAssignment::new(space, candidate, batch, cell_of, EncoderSplit::Tile);
-    // The GPUs of a joint rank share its own media, tile by tile; a colocated encoder those of the batch.
-    if candidate.family.placement == Placement::Disaggregated {
+    // Media may stay in their LLM rank; a colocated encoder takes those of the batch, tile by tile.
+    if space.is_shared(&candidate.family) {
         let shares = shares_in_turn(batch, ranks, slots, candidate.family.encoder_dp as usize);
         assignment.set_shares(space, candidate, &shares);
     }
-    outcome::run(space, candidate, &assignment, timeline)
+    assignment
 }
 
-/// Runs one pipeline per DP rank, each with its encoder and LLM: the slowest one determines the step.
-pub(super) fn run_pipelines(
+/// Returns the plan of one DP rank that is a pipeline by itself.
+pub(super) fn alone(candidate: &Candidate) -> Candidate {
+    Candidate { family: Family { encoder_dp: 1, llm_dp: 1, ..candidate.family }, ..*candidate }
+}
+
+/// Assigns a batch to one pipeline per DP rank, each with its encoder and LLM.
+pub(super) fn pipelines(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batch: &[ItemSize],
-    timeline: &mut StepTimeline,
-) -> Outcome {
+) -> Vec<SlotAssignment> {
     let batch = &in_random_order(batch);
     let (ranks, slots) = (candidate.family.llm_dp as usize, candidate.microbatches as usize);
-    let alone = Candidate { family: Family { encoder_dp: 1, llm_dp: 1, ..candidate.family }, ..*candidate };
-    let mut all = Outcome { makespan_ns: 0, busy_ns: 0.0, bytes: 0.0 };
-    for rank in 0..ranks {
+    let alone = alone(candidate);
+    let of_rank = |rank: usize| {
         let own: Vec<ItemSize> = batch.iter().skip(rank).step_by(ranks).copied().collect();
-        let cell_of = |item: usize| (item % slots) as u32;
-        let assignment = SlotAssignment::new(space, &alone, &own, cell_of, EncoderSplit::Tile);
-        let outcome = outcome::run(space, &alone, &assignment, timeline);
+        SlotAssignment::new(space, &alone, &own, |item| (item % slots) as u32, EncoderSplit::Tile)
+    };
+    (0..ranks).map(of_rank).collect()
+}
+
+/// Runs [`pipelines`]: the slowest one determines the step.
+pub(super) fn run_pipelines(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    pipelines: &[SlotAssignment],
+    timeline: &mut StepTimeline,
+) -> Outcome {
+    let alone = alone(candidate);
+    let optimizer_ranks = space.optimizer_ranks(&candidate.family);
+    let mut all = Outcome { makespan_ns: 0, busy_ns: 0.0, bytes: 0.0 };
+    for assignment in pipelines {
+        let outcome = outcome::run(space, &alone, assignment, timeline);
         all.makespan_ns = all.makespan_ns.max(outcome.makespan_ns);
         all.busy_ns += outcome.busy_ns;
-        let ranks = space.optimizer_ranks(&candidate.family);
-        all.bytes = all.bytes.max(assignment.requirement_of(space, &alone, ranks).most());
+        all.bytes = all.bytes.max(assignment.requirement_of(space, &alone, optimizer_ranks).most());
     }
     // The pipelines run independently and meet in the all-reduce at the end.
     all.makespan_ns += reduce_of_ranks_ns(space, candidate);

@@ -56,8 +56,10 @@ pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
     let mut timeline = StepTimeline::default();
     let fits = |plan: &&Candidate| {
         let batches = space.workload.batches().iter().take(BATCHES);
-        let mut bytes =
-            batches.map(|batch| data_blind::run_pipelines(space, plan, batch, &mut timeline).bytes);
+        let mut bytes = batches.map(|batch| {
+            let pipelines = data_blind::pipelines(space, plan, batch);
+            data_blind::run_pipelines(space, plan, &pipelines, &mut timeline).bytes
+        });
         bytes.all(|bytes| bytes <= space.budget_bytes)
     };
     plans.iter().find(fits).copied()
@@ -73,7 +75,8 @@ pub(super) fn fastest(
     for candidate in candidates {
         let (mut sum_ns, mut bytes) = (0_u128, 0.0_f64);
         for batch in space.workload.batches().iter().take(BATCHES) {
-            let outcome = data_blind::run_pipelines(space, &candidate, batch, &mut timeline);
+            let pipelines = data_blind::pipelines(space, &candidate, batch);
+            let outcome = data_blind::run_pipelines(space, &candidate, &pipelines, &mut timeline);
             sum_ns += u128::from(outcome.makespan_ns);
             bytes = bytes.max(outcome.bytes);
         }

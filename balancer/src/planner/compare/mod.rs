@@ -16,6 +16,8 @@
 //! and, as methods of their own, sorted by size. Sorted microbatches of all ranks are alike in each slot, so
 //! that ranks that share an encoder wait less for each other.
 //!
+//! The idle time of a method is divided by what its GPUs wait for ([`StepWaits`]), from the same batches.
+//!
 //! The *ideal* is a lower bound of every plan of the search space on these batches, for any balancing.
 
 mod by_makespan;
@@ -23,7 +25,11 @@ mod data_blind;
 pub(super) mod joint;
 mod outcome;
 pub(super) mod paper;
+mod step_waits;
 pub(super) mod uniform;
+mod waits;
+
+pub use step_waits::StepWaits;
 
 use super::parallelism_plan::ParallelismPlan;
 use super::problem::PlanProblem;
@@ -36,6 +42,7 @@ use super::workload::ItemSize;
 use crate::error::{Error, Result};
 use crate::partition::Strategy;
 use outcome::Outcome;
+use waits::WaitTimes;
 
 /// Method of planning and balancing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +113,8 @@ pub struct MethodScore {
     pub step_seconds_p95: f64,
     /// Share of the plan's GPU time without computation, in `0..=1`.
     pub idle_fraction: f64,
+    /// The idle fraction by what is waited for.
+    pub waits: StepWaits,
     /// Whether every batch fits into memory; data-blind microbatches may not.
     pub fits: bool,
 }
@@ -158,19 +167,23 @@ fn judge(space: &SearchSpace<'_>, method: Method, candidate: &Candidate) -> Resu
     let batches = space.workload.batches();
     let mut timeline = StepTimeline::default();
     let (mut score, mut busy_ns, mut bytes) = (Score::default(), 0.0, 0.0_f64);
+    let mut waits = WaitTimes::default();
     for batch in batches {
-        let outcome = run_batch(space, method, candidate, batch, &mut timeline)?;
+        let (outcome, of_batch) = run_batch(space, method, candidate, batch, &mut timeline)?;
         score.makespans_ns.push(outcome.makespan_ns);
         busy_ns += outcome.busy_ns;
         bytes = bytes.max(outcome.bytes);
+        waits += of_batch;
     }
-    let all_ns = score.mean_ns() * batches.len() as f64 * f64::from(space.gpus(&candidate.family));
+    let steps_ns = score.mean_ns() * batches.len() as f64;
+    let all_ns = steps_ns * f64::from(space.gpus(&candidate.family));
     Ok(MethodScore {
         method,
         plan: ParallelismPlan::new(space, candidate),
         step_seconds: score.mean_ns() / 1e9,
         step_seconds_p95: score.p95_ns() as f64 / 1e9,
         idle_fraction: if all_ns > 0.0 { (1.0 - busy_ns / all_ns).clamp(0.0, 1.0) } else { 0.0 },
+        waits: waits.over(steps_ns),
         fits: bytes <= space.budget_bytes,
     })
 }
@@ -181,17 +194,21 @@ fn run_batch(
     candidate: &Candidate,
     batch: &[ItemSize],
     timeline: &mut StepTimeline,
-) -> Result<Outcome> {
-    let partition = match method {
+) -> Result<(Outcome, WaitTimes)> {
+    let partition = |strategy, order| outcome::partitioned(space, candidate, batch, (strategy, order));
+    let assignment = match method {
         Method::DataBlindUniform | Method::DataBlindJoint | Method::ByHand => {
-            return Ok(data_blind::run_pipelines(space, candidate, batch, timeline));
+            let pipelines = data_blind::pipelines(space, candidate, batch);
+            let outcome = data_blind::run_pipelines(space, candidate, &pipelines, timeline);
+            return Ok((outcome, waits::of_pipelines(space, candidate, &pipelines, &outcome, timeline)));
         }
-        Method::DataBlind => return Ok(data_blind::run_one_job(space, candidate, batch, timeline)),
-        Method::Ours => return by_makespan::run_best(space, candidate, batch, timeline),
-        Method::Lpt => (Strategy::Lpt, GroupOrder::Arbitrary),
-        Method::LptSorted => (Strategy::Lpt, GroupOrder::Sorted),
-        Method::Paper => (Strategy::Search, GroupOrder::Arbitrary),
-        Method::PaperSorted => (Strategy::Search, GroupOrder::Sorted),
+        Method::DataBlind => data_blind::one_job(space, candidate, batch),
+        Method::Ours => by_makespan::best(space, candidate, batch, timeline)?,
+        Method::Lpt => partition(Strategy::Lpt, GroupOrder::Arbitrary)?,
+        Method::LptSorted => partition(Strategy::Lpt, GroupOrder::Sorted)?,
+        Method::Paper => partition(Strategy::Search, GroupOrder::Arbitrary)?,
+        Method::PaperSorted => partition(Strategy::Search, GroupOrder::Sorted)?,
     };
-    outcome::run_partitioned(space, candidate, batch, partition, timeline)
+    let outcome = outcome::run(space, candidate, &assignment, timeline);
+    Ok((outcome, waits::of_job(space, candidate, &assignment, &outcome, timeline)))
 }

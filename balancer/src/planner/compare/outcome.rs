@@ -1,4 +1,4 @@
-//! Simulates one batch of one method.
+//! Assigns one batch by a partition, and simulates one batch of any method.
 
 use crate::budget::Budget;
 use crate::caps::Caps;
@@ -9,7 +9,7 @@ use crate::planner::cluster::Placement;
 use crate::planner::score;
 use crate::planner::score::batch_balance::{GroupOrder, WORK, cells};
 use crate::planner::score::slot_assignment::SlotAssignment;
-use crate::planner::score::step_timeline::{StepTimeline, StepTimes};
+use crate::planner::score::step_timeline::{ChainTimes, StepTimeline, StepTimes};
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
 
@@ -23,20 +23,18 @@ pub(super) struct Outcome {
     pub(super) bytes: f64,
 }
 
-/// Runs the microbatches of a strategy in an order that does not depend on their times.
-pub(super) fn run_partitioned(
+/// Assigns the microbatches of a strategy to slots in an order that does not depend on their times.
+pub(super) fn partitioned(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batch: &[ItemSize],
     (strategy, order): (Strategy, GroupOrder),
-    timeline: &mut StepTimeline,
-) -> Result<Outcome> {
+) -> Result<SlotAssignment> {
     let instance =
         Instance::new(candidate.groups(), 2, score::item_sizes_ns(space, candidate, batch).concat())?;
     let groups = balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?.groups;
     let cell_of = cells(groups, batch, order);
-    let assignment = SlotAssignment::new(space, candidate, batch, |item| cell_of[item], space.encoder_split);
-    Ok(run(space, candidate, &assignment, timeline))
+    Ok(SlotAssignment::new(space, candidate, batch, |item| cell_of[item], space.encoder_split))
 }
 
 /// Runs a slot assignment.
@@ -58,15 +56,15 @@ fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &Slot
     let family = &candidate.family;
     let [encoder, llm] = space.shapes(family);
     let step: StepTimes = assignment.times(space, candidate);
-    let sum = |stages: &[usize], rows: &[[Vec<u64>; 2]]| -> f64 {
-        stages.iter().map(|row| rows[*row].iter().flatten().sum::<u64>() as f64).sum()
-    };
     let of_encoder = match family.placement {
-        Placement::Disaggregated => sum(&step.encoder_stages, &step.encoder_ns),
-        Placement::Colocated => assignment.phase_ns(space, candidate) as f64,
+        // A shared encoder has one time for all of its ranks.
+        Placement::Disaggregated => {
+            let of = |chain: &ChainTimes| chain.busy_ns() * f64::from(family.encoder_dp) / chain.lanes as f64;
+            step.encoders.iter().map(of).sum()
+        }
+        Placement::Colocated => assignment.phase_ns(space, candidate) as f64 * f64::from(family.encoder_dp),
         Placement::Joint => 0.0,
     };
     // Each encoder rank is charged the busiest one's time.
-    of_encoder * f64::from(family.encoder_dp * encoder.tp)
-        + sum(&step.llm_stages, &step.llm_ns) * f64::from(llm.tp)
+    of_encoder * f64::from(encoder.tp) + step.llm.busy_ns() * f64::from(llm.tp)
 }

@@ -205,7 +205,7 @@ fn bytes(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
     };
     let [encoder_ranks, llm_ranks] = space.optimizer_ranks(&candidate.family);
     let of_encoder = fullest(encoder, encoder_ranks, 0, tiles);
-    of_encoder.max(fullest(llm, llm_ranks, step.encoder_stages, tokens))
+    of_encoder.max(fullest(llm, llm_ranks, step.encoder_stages(), tokens))
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Shares the media that run at the same time between encoder ranks.
 //!
-//! A *pool* holds the media of a slot, of a cell where placement is joint, or of the whole batch where the
-//! encoder is colocated. Tiles are divided evenly, or samples are assigned whole by LPT. Media in native
-//! resolution are always assigned with their whole sample, as the executor assigns them, by their time in a
-//! layer.
+//! A *pool* holds the media of a slot, of a cell where these stay in their LLM rank, or of the whole batch
+//! where the encoder is colocated. Tiles are divided evenly, or samples are assigned whole by LPT. Media in
+//! native resolution are always assigned with their whole sample, as the executor assigns them, by their time
+//! in a layer.
 
 use crate::planner::cluster::Placement;
 use crate::planner::score::UnitTimes;
@@ -69,7 +69,8 @@ impl<'a> MediaPools<'a> {
         let (ranks, groups) = (family.llm_dp as usize, candidate.groups());
         let (cells_per_pool, sharers) = match family.placement {
             Placement::Joint => (1, llm.tp),
-            Placement::Disaggregated => (ranks, family.encoder_dp),
+            Placement::Disaggregated if space.is_shared(family) => (ranks, family.encoder_dp),
+            Placement::Disaggregated => (1, 1),
             Placement::Colocated => (groups, family.encoder_dp),
         };
         let count = groups / cells_per_pool;

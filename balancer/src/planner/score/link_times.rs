@@ -25,7 +25,7 @@ pub(super) fn add_links(
     let send = |link: &Link, units: u64, bytes: f64| link.send_ns(units as f64 * bytes).ceil() as u64;
     let llm_link = links.spanning(llm.gpus(), space.cluster.gpus_per_node);
     let llm_bytes = space.llm.border_bytes;
-    step.llm_hop_ns = tokens.iter().map(|tokens| send(llm_link, *tokens, llm_bytes)).collect();
+    step.llm.hop_ns = tokens.iter().map(|tokens| send(llm_link, *tokens, llm_bytes)).collect();
     match family.placement {
         Placement::Joint => {
             gather_rows(space, links, family, share_tiles, step);
@@ -41,15 +41,13 @@ pub(super) fn add_links(
         Placement::Disaggregated => {
             let link = links.spanning(encoder.gpus(), space.cluster.gpus_per_node);
             let bytes = space.encoder.border_bytes;
-            step.encoder_hop_ns = share_tiles.iter().map(|tiles| send(link, *tiles, bytes)).collect();
             // Encoder and LLM lie anywhere in the plan's GPUs, so that their link may span all of them.
             let widest = links.spanning(space.gpus(family), space.cluster.gpus_per_node);
-            let fullest = |slot: usize| {
-                let of_slot = &tokens[slot * step.ranks..(slot + 1) * step.ranks];
-                of_slot.iter().copied().max().unwrap_or(0)
-            };
-            let between = |slot: usize| send(widest, fullest(slot), llm_bytes);
-            step.between_hop_ns = (0..step.shape.slots).map(between).collect();
+            let chain = &mut step.encoders[0];
+            chain.hop_ns = share_tiles.iter().map(|tiles| send(link, *tiles, bytes)).collect();
+            let fullest = |of_lane: &[u64]| of_lane.iter().copied().max().unwrap_or(0);
+            let sent = tokens.chunks(step.ranks / chain.lanes).map(fullest);
+            chain.out_hop_ns = sent.map(|tokens| send(widest, tokens, llm_bytes)).collect();
             let gradients = &space.encoder.gradient_bytes[family.encoder];
             step.reduce_ns = reduce_ns(space, links, encoder.gpus(), family.encoder_dp, gradients);
             step.layers.clone_from(&encoder.layers);
@@ -74,9 +72,9 @@ fn gather_rows(
     if llm.tp < 2 {
         return;
     }
-    let row = step.llm_stages[encoder.end()];
+    let row = step.llm.stages[encoder.end()];
     // A stage in which a module ends has a row of its own.
-    for pass_ns in &mut step.llm_ns[row] {
+    for pass_ns in &mut step.llm.rows_ns[row] {
         for (ns, tiles) in pass_ns.iter_mut().zip(share_tiles) {
             let bytes = *tiles as f64 * space.encoder.border_bytes;
             *ns += (f64::from(llm.tp - 1) * links.nvlink.send_ns(bytes)).ceil() as u64;

@@ -48,7 +48,7 @@ fn shared_encoder(
     let step = space.step_shape(family, candidate.microbatches);
     let sharers = space.optimizer_ranks(family);
     let mut stages = Vec::new();
-    for (module, shape, first) in [(0, encoder, 0), (1, llm, step.encoder_stages)] {
+    for (module, shape, first) in [(0, encoder, 0), (1, llm, step.encoder_stages())] {
         stages.extend(shape.memory.iter().map(|(stage, bytes)| {
             let mut parts = [StageBytes::default(); 2];
             parts[module] = bytes.shared_by(sharers[module]);

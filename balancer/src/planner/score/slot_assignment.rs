@@ -2,7 +2,7 @@
 
 use super::encoder_shares::{LargestShares, MediaLoad, MediaPools};
 use super::link_times;
-use super::step_timeline::StepTimes;
+use super::step_timeline::{ChainTimes, StepTimes};
 use crate::planner::cluster::Placement;
 use crate::planner::costs::StageBytes;
 use crate::planner::memory::{self, MemoryRequirement};
@@ -18,8 +18,8 @@ pub(in crate::planner) struct SlotAssignment {
     pub(in crate::planner) tokens: Vec<u64>,
     /// Attention time of each cell's samples in one layer.
     samples_ns: Vec<f64>,
-    /// Most tiles of an encoder rank, `[slots]`; of a joint plan `[slots * ranks]`; of a colocated encoder in
-    /// the whole batch, `[1]`.
+    /// Most tiles of an encoder rank, `[slots]`; `[slots * ranks]` where media stay in their rank; of a
+    /// colocated encoder in the whole batch, `[1]`.
     pub(in crate::planner) share_tiles: Vec<u64>,
     /// Time of the slowest of these ranks in one layer.
     share_layer_ns: Vec<f64>,
@@ -83,12 +83,14 @@ impl SlotAssignment {
         let encoder_times = self.encoder_times(&space.encoder.times[encoder.times]);
         match family.placement {
             Placement::Disaggregated => {
-                (step.encoder_stages, step.encoder_ns) = rows(&[(encoder, &encoder_times)]);
-                (step.llm_stages, step.llm_ns) = rows(&[(llm, &llm_times)]);
+                let lanes = if space.is_shared(family) { 1 } else { self.ranks };
+                step.encoders.push(ChainTimes::new(lanes, rows(&[(encoder, &encoder_times)])));
+                step.llm = ChainTimes::new(self.ranks, rows(&[(llm, &llm_times)]));
             }
-            Placement::Colocated => (step.llm_stages, step.llm_ns) = rows(&[(llm, &llm_times)]),
+            Placement::Colocated => step.llm = ChainTimes::new(self.ranks, rows(&[(llm, &llm_times)])),
             Placement::Joint => {
-                (step.llm_stages, step.llm_ns) = rows(&[(encoder, &encoder_times), (llm, &llm_times)]);
+                let both = rows(&[(encoder, &encoder_times), (llm, &llm_times)]);
+                step.llm = ChainTimes::new(self.ranks, both);
             }
         }
         link_times::add_links(space, candidate, self, &mut step);
@@ -158,7 +160,7 @@ impl SlotAssignment {
             let all = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
             return MemoryRequirement { encoder_bytes: all, llm_bytes: all };
         }
-        let in_flight = |stage: u32| shape.in_flight(shape.encoder_stages + stage as usize);
+        let in_flight = |stage: u32| shape.in_flight(shape.encoder_stages() + stage as usize);
         let of_rank = |rank| fullest(llm, llm_ranks, in_flight, &of_rank(&self.tokens, rank));
         let llm_bytes = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
         if family.placement == Placement::Colocated {
@@ -167,7 +169,12 @@ impl SlotAssignment {
             return MemoryRequirement { encoder_bytes: all, llm_bytes: all };
         }
         let in_flight = |stage: u32| shape.in_flight(stage as usize);
-        let encoder_bytes = fullest(encoder, encoder_ranks, in_flight, &self.share_tiles);
+        let lanes = self.share_tiles.len() / shape.slots;
+        let of_lane = |lane: usize| -> Vec<u64> {
+            self.share_tiles.iter().skip(lane).step_by(lanes).copied().collect()
+        };
+        let of_lane = |lane| fullest(encoder, encoder_ranks, in_flight, &of_lane(lane));
+        let encoder_bytes = (0..lanes).map(of_lane).fold(0.0, f64::max);
         MemoryRequirement { encoder_bytes, llm_bytes }
     }
 }

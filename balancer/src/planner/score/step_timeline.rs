@@ -1,14 +1,30 @@
-//! Simulates a step of a pipeline whose encoder and LLM differ in stages and DP degree.
+//! Simulates a step of pipelines whose encoders and LLM differ in stages and DP degree.
 //!
-//! The encoder's ranks share the media of all LLM ranks' microbatches of a *slot* (the k-th microbatch of
-//! each LLM rank) and send them on together, so the encoder is one chain with a time for each slot, followed
-//! by one chain per LLM rank. A slot's gradient returns to the encoder when the last LLM rank has sent it.
-//! Stages are numbered from the encoder's first to the LLM's last; the schedule orders their passes.
+//! Each encoder is a chain of stages, side by side with others; the LLM's first stage takes the outputs of
+//! all. The ranks of a *shared* encoder take the media of all LLM ranks' microbatches of a *slot* (the k-th
+//! microbatch of each LLM rank) and send them on together, so that it has one time for each slot, and a
+//! slot's gradient returns when the last LLM rank has sent it. An encoder with the LLM's DP degree belongs to
+//! its rank instead. Stages are numbered encoder by encoder, then those of the LLM; the schedule orders their
+//! passes.
 //!
 //! With one LLM rank this is the pipeline of [`crate::simulate`]; a test compares them.
 
 use crate::schedule::{StepOrder, StepShape};
-use std::cmp::Ordering;
+
+/// Times of the stages of a module.
+#[derive(Debug, Clone, Default)]
+pub(in crate::planner) struct ChainTimes {
+    /// Ranks with times of their own: 1 of a shared encoder, else the LLM's.
+    pub(in crate::planner) lanes: usize,
+    /// Row of [`ChainTimes::rows_ns`] of each stage.
+    pub(in crate::planner) stages: Vec<usize>,
+    /// Forward and backward times by row, `[slots * lanes]`, slot by slot.
+    pub(in crate::planner) rows_ns: Vec<[Vec<u64>; 2]>,
+    /// Times of messages between its stages, `[slots * lanes]`; empty if links are free.
+    pub(in crate::planner) hop_ns: Vec<u64>,
+    /// Times of messages from its last stage to the LLM, `[slots * lanes]`; empty if links are free.
+    pub(in crate::planner) out_hop_ns: Vec<u64>,
+}
 
 /// Times of every pass of one step, nanoseconds.
 #[derive(Debug, Clone)]
@@ -17,41 +33,47 @@ pub(in crate::planner) struct StepTimes {
     pub(in crate::planner) shape: StepShape,
     /// LLM ranks.
     pub(in crate::planner) ranks: usize,
-    /// Row of [`StepTimes::encoder_ns`] of each encoder stage; empty if the encoder is not a pipeline stage.
-    pub(in crate::planner) encoder_stages: Vec<usize>,
-    /// Row of [`StepTimes::llm_ns`] of each LLM stage.
-    pub(in crate::planner) llm_stages: Vec<usize>,
-    /// Forward and backward times by row, `[slots]`.
-    pub(in crate::planner) encoder_ns: Vec<[Vec<u64>; 2]>,
-    /// Forward and backward times by row, `[slots * ranks]`, slot by slot.
-    pub(in crate::planner) llm_ns: Vec<[Vec<u64>; 2]>,
-    /// Times of messages between stages of the encoder, `[slots]`, from the encoder to the LLM, `[slots]`,
-    /// and between stages of the LLM, `[slots * ranks]`; empty if links are free.
-    pub(in crate::planner) encoder_hop_ns: Vec<u64>,
-    pub(in crate::planner) between_hop_ns: Vec<u64>,
-    pub(in crate::planner) llm_hop_ns: Vec<u64>,
-    /// All-reduce of each stage's gradients, the encoder's first; empty if links are free.
+    /// Encoders that are pipeline stages, in the order of the shape.
+    pub(in crate::planner) encoders: Vec<ChainTimes>,
+    pub(in crate::planner) llm: ChainTimes,
+    /// All-reduce of each stage's gradients, the encoders' first; empty if links are free.
     pub(in crate::planner) reduce_ns: Vec<u64>,
     /// Layers of each stage, whose gradients are summed one after another; empty if links are free.
     pub(in crate::planner) layers: Vec<u32>,
 }
 
+impl ChainTimes {
+    /// Takes rows of times of the stages.
+    pub(in crate::planner) fn new(lanes: usize, (stages, rows_ns): (Vec<usize>, Vec<[Vec<u64>; 2]>)) -> Self {
+        Self { lanes, stages, rows_ns, ..Self::default() }
+    }
+
+    /// Returns the passes of a stage in one direction, `[slots * lanes]`.
+    fn passes_ns(&self, stage: usize, direction: usize) -> &[u64] {
+        &self.rows_ns[self.stages[stage]][direction]
+    }
+
+    /// Returns the computing time of all passes of all stages, summed over lanes.
+    pub(in crate::planner) fn busy_ns(&self) -> f64 {
+        self.stages.iter().map(|row| self.rows_ns[*row].iter().flatten().sum::<u64>() as f64).sum()
+    }
+
+    /// Returns the computing time of each stage on its slowest rank.
+    pub(in crate::planner) fn slowest_ns(&self) -> impl Iterator<Item = f64> {
+        let of_lane = |row: &[Vec<u64>; 2], lane: usize| {
+            row.iter().flat_map(|passes| passes.iter().skip(lane).step_by(self.lanes)).sum::<u64>() as f64
+        };
+        self.stages.iter().map(move |row| {
+            (0..self.lanes).map(|lane| of_lane(&self.rows_ns[*row], lane)).fold(0.0, f64::max)
+        })
+    }
+}
+
 impl StepTimes {
     /// Starts a step without times.
     pub(in crate::planner) fn new(shape: StepShape, ranks: usize) -> Self {
-        Self {
-            shape,
-            ranks,
-            encoder_stages: Vec::new(),
-            llm_stages: Vec::new(),
-            encoder_ns: Vec::new(),
-            llm_ns: Vec::new(),
-            encoder_hop_ns: Vec::new(),
-            between_hop_ns: Vec::new(),
-            llm_hop_ns: Vec::new(),
-            reduce_ns: Vec::new(),
-            layers: Vec::new(),
-        }
+        let (encoders, llm) = (Vec::new(), ChainTimes { lanes: ranks, ..ChainTimes::default() });
+        Self { shape, ranks, encoders, llm, reduce_ns: Vec::new(), layers: Vec::new() }
     }
 
     /// Returns the time between the end of a stage's last backward pass, of `backward_ns`, and the end of the
@@ -64,15 +86,25 @@ impl StepTimes {
     }
 }
 
+/// Stage of a step.
+#[derive(Clone, Copy)]
+struct StagePlace<'a> {
+    chain: &'a ChainTimes,
+    /// Index in the chain, and in the step.
+    inner: usize,
+    stage: usize,
+    is_llm: bool,
+}
+
 /// Ends of passes; reused between steps to avoid allocation.
 #[derive(Debug, Clone, Default)]
 pub(in crate::planner) struct StepTimeline {
-    /// Ends by stage and rank; the encoder has one rank.
+    /// Ends by stage and rank; a shared encoder has one rank.
     end_ns: Vec<u64>,
     /// Outputs of each stage's last pass: the next stage's pass of the slot comes before another.
     forward_out_ns: Vec<u64>,
     backward_out_ns: Vec<u64>,
-    /// Gradients of all LLM ranks to the encoder, by slot: an encoder that runs ahead takes them later.
+    /// Gradients of the LLM's first stage, by slot and rank: an encoder that runs ahead takes them later.
     returned_ns: Vec<u64>,
     /// Order of the last step's passes: steps of one plan have the same.
     order: Option<(StepShape, StepOrder)>,
@@ -81,68 +113,115 @@ pub(in crate::planner) struct StepTimeline {
 impl StepTimeline {
     /// Returns the end of the step.
     pub(in crate::planner) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
-        self.returned_ns.clear();
-        self.returned_ns.resize(step.shape.slots, 0);
         let known = self.order.take().filter(|(shape, _)| *shape == step.shape);
         let (shape, order) = known.unwrap_or_else(|| (step.shape, StepOrder::new(&step.shape)));
-        let makespan_ns = if step.ranks == 1 { self.chain_ns(step, &order) } else { self.run(step, &order) };
+        let makespan_ns = if step.ranks == 1 && step.encoders.len() < 2 {
+            self.chain_ns(step, &order)
+        } else {
+            self.run(step, &order)
+        };
         self.order = Some((shape, order));
         makespan_ns
     }
 
-    fn run(&mut self, step: &StepTimes, order: &StepOrder) -> u64 {
-        let encoder_stages = step.encoder_stages.len();
-        let stages = encoder_stages + step.llm_stages.len();
-        for cells in [&mut self.end_ns, &mut self.forward_out_ns, &mut self.backward_out_ns] {
-            cells.clear();
-            cells.resize(stages * step.ranks, 0);
+    /// Clears the ends of this many cells.
+    fn clear(&mut self, cells: usize, returned: usize) {
+        for (ends, cells) in [
+            (&mut self.end_ns, cells),
+            (&mut self.forward_out_ns, cells),
+            (&mut self.backward_out_ns, cells),
+            (&mut self.returned_ns, returned),
+        ] {
+            ends.clear();
+            ends.resize(cells, 0);
         }
-        for pass in &order.passes {
-            let (stage, slot) = (pass.stage as usize, pass.slot as usize);
-            match (pass.is_forward, stage < encoder_stages) {
-                (true, true) => self.encoder_forward(step, stage, slot),
-                (true, false) => self.llm_forward(step, stage, slot),
-                (false, true) => self.encoder_backward(step, stage, slot),
-                (false, false) => self.llm_backward(step, stage, slot),
-            }
-        }
-        let last_slot = step.shape.slots - 1;
-        let end = |stage: usize| {
-            let ends = &self.end_ns[stage * step.ranks..(stage + 1) * step.ranks];
-            if stage < encoder_stages {
-                let backward_ns = step.encoder_ns[step.encoder_stages[stage]][1][last_slot];
-                return ends[0] + step.exposed_reduce_ns(stage, backward_ns);
-            }
-            let backward_ns =
-                &step.llm_ns[step.llm_stages[stage - encoder_stages]][1][last_slot * step.ranks..];
-            let ended = ends.iter().zip(backward_ns);
-            ended.map(|(end, last_ns)| end + step.exposed_reduce_ns(stage, *last_ns)).max().unwrap_or(0)
-        };
-        (0..stages).map(end).max().unwrap_or(0)
     }
 
-    /// Returns the end of a step with one LLM rank, where every stage has one time for each slot and one
-    /// neighbor on each side.
-    fn chain_ns(&mut self, step: &StepTimes, order: &StepOrder) -> u64 {
-        let encoder = step.encoder_stages.iter().map(|row| &step.encoder_ns[*row]);
-        let rows: Vec<&[Vec<u64>; 2]> =
-            encoder.chain(step.llm_stages.iter().map(|row| &step.llm_ns[*row])).collect();
-        let encoder_stages = step.encoder_stages.len();
+    fn run(&mut self, step: &StepTimes, order: &StepOrder) -> u64 {
+        let places = places(step);
+        self.clear(places.len() * step.ranks, step.shape.slots * step.ranks);
+        for pass in &order.passes {
+            let (place, slot) = (places[pass.stage as usize], pass.slot as usize);
+            if pass.is_forward { self.forward(step, place, slot) } else { self.backward(step, place, slot) }
+        }
+        let last_slot = step.shape.slots - 1;
+        let end = |place: &StagePlace<'_>| {
+            let (first, lanes) = (place.stage * step.ranks, place.chain.lanes);
+            let passes_ns = &place.chain.passes_ns(place.inner, 1)[last_slot * lanes..];
+            let ended = self.end_ns[first..first + lanes].iter().zip(passes_ns);
+            ended.map(|(end, last_ns)| end + step.exposed_reduce_ns(place.stage, *last_ns)).max().unwrap_or(0)
+        };
+        places.iter().map(end).max().unwrap_or(0)
+    }
+
+    fn forward(&mut self, step: &StepTimes, place: StagePlace<'_>, slot: usize) {
+        let StagePlace { chain, inner, stage, is_llm } = place;
+        let cell = stage * step.ranks;
+        let cells = slot * chain.lanes..(slot + 1) * chain.lanes;
+        let times = &chain.passes_ns(inner, 0)[cells.clone()];
+        let (before, here) = self.forward_out_ns.split_at_mut(cell);
+        let (ends, outs) = (&mut self.end_ns[cell..cell + chain.lanes], &mut here[..chain.lanes]);
+        if inner > 0 {
+            pass_all(ends, outs, times, arrivals(&before[cell - step.ranks..], chain.hop_ns.get(cells)));
+        } else if is_llm {
+            let ends_of_encoders = || step.encoders.iter().zip(step.shape.encoders.ends());
+            let arrival = |rank: usize| {
+                let sent = ends_of_encoders().map(|(encoder, end)| {
+                    let lane = rank.min(encoder.lanes - 1);
+                    before[end * step.ranks + lane] + hop(&encoder.out_hop_ns, slot * encoder.lanes + lane)
+                });
+                sent.max().unwrap_or(0)
+            };
+            pass_all(ends, outs, times, arrival);
+        } else {
+            pass_all(ends, outs, times, |_| 0);
+        }
+    }
+
+    fn backward(&mut self, step: &StepTimes, place: StagePlace<'_>, slot: usize) {
+        let StagePlace { chain, inner, stage, is_llm } = place;
+        let cell = stage * step.ranks;
+        let cells = slot * chain.lanes..(slot + 1) * chain.lanes;
+        let times = &chain.passes_ns(inner, 1)[cells.clone()];
+        let (before, after) = self.backward_out_ns.split_at_mut(cell + step.ranks);
+        let ends = &mut self.end_ns[cell..cell + chain.lanes];
+        let outs = &mut before[cell..cell + chain.lanes];
+        if inner + 1 < chain.stages.len() {
+            pass_all(ends, outs, times, arrivals(after, chain.hop_ns.get(cells)));
+        } else if is_llm {
+            pass_all(ends, outs, times, |_| 0);
+        } else {
+            let returned = &self.returned_ns[slot * step.ranks..(slot + 1) * step.ranks];
+            // A shared encoder waits for all ranks.
+            let all = if chain.lanes == 1 { returned.iter().copied().max() } else { None };
+            let sent = |lane: usize| all.unwrap_or(returned[lane]);
+            let arrival = |lane: usize| sent(lane) + hop(&chain.out_hop_ns, slot * chain.lanes + lane);
+            pass_all(ends, outs, times, arrival);
+        }
+        if is_llm && inner == 0 {
+            self.returned_ns[slot * step.ranks..(slot + 1) * step.ranks].copy_from_slice(outs);
+        }
+    }
+
+    /// Returns the end of a step with one LLM rank and at most one encoder, where every stage has one time
+    /// for each slot and one neighbor on each side.
+    fn chain_ns<'a>(&mut self, step: &'a StepTimes, order: &StepOrder) -> u64 {
+        let places = places(step);
+        let encoder_stages = places.iter().filter(|place| !place.is_llm).count();
+        let rows: Vec<[&[u64]; 2]> =
+            places.iter().map(|place| [0, 1].map(|way| place.chain.passes_ns(place.inner, way))).collect();
         // Message between a stage and the previous one.
-        let hops: Vec<&[u64]> = (0..rows.len())
-            .map(|stage| match stage.cmp(&encoder_stages) {
-                _ if stage == 0 => &[][..],
-                Ordering::Less => &step.encoder_hop_ns,
-                Ordering::Equal => &step.between_hop_ns,
-                Ordering::Greater => &step.llm_hop_ns,
-            })
-            .collect();
+        let hop_before = |place: StagePlace<'a>| -> &'a [u64] {
+            match (place.inner, step.encoders.first()) {
+                (0, Some(encoder)) if place.is_llm => &encoder.out_hop_ns,
+                (0, _) => &[],
+                _ => &place.chain.hop_ns,
+            }
+        };
+        let hops: Vec<&[u64]> = places.iter().copied().map(hop_before).collect();
         let stages = rows.len();
         // One more stage on each side, whose end stays 0.
-        for cells in [&mut self.end_ns, &mut self.forward_out_ns, &mut self.backward_out_ns] {
-            cells.clear();
-            cells.resize(stages + 2, 0);
-        }
+        self.clear(stages + 2, step.shape.slots);
         for pass in &order.passes {
             let (stage, slot) = (pass.stage as usize, pass.slot as usize);
             let cell = stage + 1;
@@ -167,62 +246,16 @@ impl StepTimeline {
         };
         (0..stages).map(reduced).max().unwrap_or(0)
     }
+}
 
-    fn encoder_forward(&mut self, step: &StepTimes, stage: usize, slot: usize) {
-        let cell = stage * step.ranks;
-        let input = if stage == 0 {
-            0
-        } else {
-            self.forward_out_ns[cell - step.ranks] + hop(&step.encoder_hop_ns, slot)
-        };
-        let time = step.encoder_ns[step.encoder_stages[stage]][0][slot];
-        let end = self.end_ns[cell].max(input) + time;
-        self.end_ns[cell] = end;
-        self.forward_out_ns[cell] = end;
-    }
-
-    fn encoder_backward(&mut self, step: &StepTimes, stage: usize, slot: usize) {
-        let (cell, next) = (stage * step.ranks, (stage + 1) * step.ranks);
-        let input = if stage + 1 == step.encoder_stages.len() {
-            self.returned_ns[slot] + hop(&step.between_hop_ns, slot)
-        } else {
-            self.backward_out_ns[next] + hop(&step.encoder_hop_ns, slot)
-        };
-        let time = step.encoder_ns[step.encoder_stages[stage]][1][slot];
-        let end = self.end_ns[cell].max(input) + time;
-        self.end_ns[cell] = end;
-        self.backward_out_ns[cell] = end;
-    }
-
-    fn llm_forward(&mut self, step: &StepTimes, stage: usize, slot: usize) {
-        let (ranks, encoder_stages) = (step.ranks, step.encoder_stages.len());
-        let (cell, cells) = (stage * ranks, slot * ranks..(slot + 1) * ranks);
-        let times = &step.llm_ns[step.llm_stages[stage - encoder_stages]][0][cells.clone()];
-        let (before, here) = self.forward_out_ns.split_at_mut(cell);
-        let (ends, outs) = (&mut self.end_ns[cell..cell + ranks], &mut here[..ranks]);
-        if stage == encoder_stages {
-            let sent = if stage == 0 { 0 } else { before[cell - ranks] + hop(&step.between_hop_ns, slot) };
-            pass_all(ends, outs, times, |_| sent);
-        } else {
-            pass_all(ends, outs, times, arrivals(&before[cell - ranks..], step.llm_hop_ns.get(cells)));
-        }
-    }
-
-    fn llm_backward(&mut self, step: &StepTimes, stage: usize, slot: usize) {
-        let (ranks, encoder_stages) = (step.ranks, step.encoder_stages.len());
-        let (cell, cells) = (stage * ranks, slot * ranks..(slot + 1) * ranks);
-        let times = &step.llm_ns[step.llm_stages[stage - encoder_stages]][1][cells.clone()];
-        let (before, after) = self.backward_out_ns.split_at_mut(cell + ranks);
-        let (ends, outs) = (&mut self.end_ns[cell..cell + ranks], &mut before[cell..]);
-        if stage + 1 == encoder_stages + step.llm_stages.len() {
-            pass_all(ends, outs, times, |_| 0);
-        } else {
-            pass_all(ends, outs, times, arrivals(&after[..ranks], step.llm_hop_ns.get(cells)));
-        }
-        if stage == encoder_stages {
-            self.returned_ns[slot] = outs.iter().copied().max().unwrap_or(0);
-        }
-    }
+/// Lists the stages of a step, encoder by encoder, then those of the LLM.
+fn places(step: &StepTimes) -> Vec<StagePlace<'_>> {
+    let chains = step.encoders.iter().chain([&step.llm]);
+    let inside = chains.enumerate().flat_map(|(index, chain)| {
+        let is_llm = index == step.encoders.len();
+        (0..chain.stages.len()).map(move |inner| StagePlace { chain, inner, stage: 0, is_llm })
+    });
+    inside.enumerate().map(|(stage, place)| StagePlace { stage, ..place }).collect()
 }
 
 /// Returns the arrival of each rank's input: the time sent plus the message, if links are not free.
@@ -245,7 +278,7 @@ fn hop(hops_ns: &[u64], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
+    use crate::schedule::{EncoderChain, EncoderChains, ModuleStages, PipelineLayout, ScheduleKind};
     use crate::simulate::{Communication, StageTimes};
     use proptest::prelude::*;
 
@@ -256,42 +289,56 @@ mod tests {
         ScheduleKind::EncoderAhead { rounds: 3 },
     ];
 
-    fn rows(times: &[u64], cells: usize) -> Vec<[Vec<u64>; 2]> {
-        let split = |row: &[u64]| [row[..cells].to_vec(), row[cells..].to_vec()];
-        times.chunks_exact(2 * cells).map(split).collect()
+    /// A chain whose passes take the next of these times.
+    fn chain(stages: usize, slots: usize, lanes: usize, times: &mut impl Iterator<Item = u64>) -> ChainTimes {
+        let mut take = || times.by_ref().take(slots * lanes).collect::<Vec<u64>>();
+        let rows_ns = (0..stages).map(|_| [take(), take()]).collect();
+        ChainTimes::new(lanes, ((0..stages).collect(), rows_ns))
     }
 
+    /// A step of encoders with these stages, shared or not, and an LLM.
     fn step(
         kind: ScheduleKind,
-        encoder_stages: usize,
+        encoders: &[(usize, bool)],
         llm_stages: usize,
-        slots: usize,
-        ranks: usize,
+        [slots, ranks]: [usize; 2],
+        times: &mut impl Iterator<Item = u64>,
     ) -> StepTimes {
-        let stages = encoder_stages + llm_stages;
-        let shape = StepShape { kind, encoder_stages, stages, slots, has_encoder_backward: true };
-        StepTimes {
-            encoder_stages: (0..encoder_stages).collect(),
-            llm_stages: (0..llm_stages).collect(),
-            ..StepTimes::new(shape, ranks)
-        }
+        let stages = encoders.iter().map(|(stages, _)| stages).sum::<usize>() + llm_stages;
+        let chains =
+            encoders.iter().map(|(stages, _)| EncoderChain { stages: *stages as u16, has_backward: true });
+        let shape = StepShape { kind, encoders: EncoderChains::new(chains), stages, slots };
+        let lanes = |is_shared: bool| if is_shared { 1 } else { ranks };
+        let encoders =
+            encoders.iter().map(|(stages, is_shared)| chain(*stages, slots, lanes(*is_shared), times));
+        let encoders = encoders.collect();
+        StepTimes { encoders, llm: chain(llm_stages, slots, ranks, times), ..StepTimes::new(shape, ranks) }
     }
 
-    /// Simulates a step by the executor's lists of actions: an encoder rank that shares every round of all
-    /// LLM ranks, and the LLM ranks.
+    /// Simulates a step by the executor's lists of actions: encoder ranks that share every round of all LLM
+    /// ranks, or that belong to one, and the LLM ranks.
     fn by_events(step: &StepTimes) -> u64 {
-        let (kind, slots, ranks) = (step.shape.kind, step.shape.slots, step.ranks);
-        let encoder = ModuleStages::new(step.encoder_stages.len(), 1).share_rounds();
-        let llm = ModuleStages::new(step.llm_stages.len(), ranks);
-        let modules = if step.encoder_stages.is_empty() { vec![llm] } else { vec![encoder, llm] };
+        let (kind, slots) = (step.shape.kind, step.shape.slots);
+        let last = step.encoders.len();
+        let module = |chain: &ChainTimes| ModuleStages::new(chain.stages.len(), chain.lanes).feeds(last);
+        let encoder = |chain: &ChainTimes| {
+            if chain.lanes == step.ranks && step.ranks > 1 {
+                module(chain)
+            } else {
+                module(chain).share_rounds()
+            }
+        };
+        let mut modules: Vec<ModuleStages> = step.encoders.iter().map(encoder).collect();
+        modules.push(ModuleStages::new(step.llm.stages.len(), step.ranks));
         let layout = PipelineLayout::of_modules(&modules, slots).unwrap();
         let mut passes_ns = [Vec::new(), Vec::new()];
         for (way, ns) in passes_ns.iter_mut().enumerate() {
-            for row in &step.encoder_ns {
-                ns.extend(&row[way]);
-                ns.extend(vec![0; layout.microbatches() - slots]);
+            for chain in step.encoders.iter().chain([&step.llm]) {
+                for row in &chain.rows_ns {
+                    ns.extend(&row[way]);
+                    ns.extend(vec![0; layout.microbatches() - slots * chain.lanes]);
+                }
             }
-            step.llm_ns.iter().for_each(|row| ns.extend(&row[way]));
         }
         let [forward, backward] = passes_ns;
         let times = StageTimes::new(layout.stages(), layout.microbatches(), forward, backward).unwrap();
@@ -303,14 +350,11 @@ mod tests {
         #[test]
         fn a_step_takes_what_the_simulator_says(
             kind in prop::sample::select(KINDS.to_vec()), ranks in 1usize..4,
-            encoder_stages in 0usize..4, llm_stages in 1usize..5, slots in 1usize..9,
-            times in prop::collection::vec(0u64..100, 2 * 3 * 8 + 2 * 4 * 3 * 8),
+            encoders in prop::collection::vec((1usize..4, any::<bool>()), 0..3),
+            llm_stages in 1usize..5, slots in 1usize..9,
+            times in prop::collection::vec(0u64..100, 2 * 10 * 3 * 8),
         ) {
-            let step = StepTimes {
-                encoder_ns: rows(&times[..2 * encoder_stages * slots], slots),
-                llm_ns: rows(&times[48..48 + 2 * llm_stages * slots * ranks], slots * ranks),
-                ..step(kind, encoder_stages, llm_stages, slots, ranks)
-            };
+            let step = step(kind, &encoders, llm_stages, [slots, ranks], &mut times.into_iter());
             prop_assert_eq!(StepTimeline::default().makespan_ns(&step), by_events(&step));
         }
     }
@@ -320,27 +364,32 @@ mod tests {
         #[test]
         fn equal_ranks_take_what_one_takes(
             kind in prop::sample::select(KINDS.to_vec()),
-            encoder_stages in 0usize..4, llm_stages in 1usize..5, slots in 1usize..9,
-            times in prop::collection::vec(0u64..100, 2 * 7 * 8),
-            hops in prop::collection::vec(0u64..50, 24), reduce in prop::collection::vec(0u64..300, 7),
+            encoders in prop::collection::vec((1usize..4, any::<bool>()), 0..3),
+            llm_stages in 1usize..5, slots in 1usize..9,
+            times in prop::collection::vec(0u64..100, 2 * 10 * 8),
+            hops in prop::collection::vec(0u64..50, 24), reduce in prop::collection::vec(0u64..300, 10),
         ) {
-            let stages = encoder_stages + llm_stages;
-            let all = rows(&times[..2 * stages * slots], slots);
-            let one = StepTimes {
-                encoder_ns: all[..encoder_stages].to_vec(),
-                llm_ns: all[encoder_stages..].to_vec(),
-                encoder_hop_ns: hops[..slots].to_vec(),
-                between_hop_ns: hops[8..8 + slots].to_vec(),
-                llm_hop_ns: hops[16..16 + slots].to_vec(),
-                reduce_ns: reduce[..stages].to_vec(),
-                layers: (1..=stages as u32).collect(),
-                ..step(kind, encoder_stages, llm_stages, slots, 1)
-            };
+            let mut one = step(kind, &encoders, llm_stages, [slots, 1], &mut times.into_iter());
+            for encoder in &mut one.encoders {
+                (encoder.hop_ns, encoder.out_hop_ns) = (hops[..slots].to_vec(), hops[8..8 + slots].to_vec());
+            }
+            one.llm.hop_ns = hops[16..16 + slots].to_vec();
+            (one.reduce_ns, one.layers) = (reduce, (1..=10).collect());
             let twice = |row: &Vec<u64>| row.iter().flat_map(|ns| [*ns, *ns]).collect::<Vec<u64>>();
+            let doubled = |chain: &ChainTimes| ChainTimes {
+                lanes: 2,
+                stages: chain.stages.clone(),
+                rows_ns: chain.rows_ns.iter().map(|row| [twice(&row[0]), twice(&row[1])]).collect(),
+                hop_ns: twice(&chain.hop_ns),
+                out_hop_ns: twice(&chain.out_hop_ns),
+            };
+            let encoder = |(chain, (_, is_shared)): (&ChainTimes, &(usize, bool))| {
+                if *is_shared { chain.clone() } else { doubled(chain) }
+            };
             let two = StepTimes {
                 ranks: 2,
-                llm_ns: one.llm_ns.iter().map(|[forward, backward]| [twice(forward), twice(backward)]).collect(),
-                llm_hop_ns: twice(&one.llm_hop_ns),
+                encoders: one.encoders.iter().zip(&encoders).map(encoder).collect(),
+                llm: doubled(&one.llm),
                 ..one.clone()
             };
             let mut timeline = StepTimeline::default();
@@ -352,26 +401,34 @@ mod tests {
     /// waits for the slower rank.
     #[test]
     fn the_encoder_waits_for_the_slowest_rank() {
-        let mut step = StepTimes {
-            encoder_ns: vec![[vec![1], vec![1]]],
-            llm_ns: vec![[vec![1, 4], vec![1, 4]]],
-            ..step(ScheduleKind::OneForwardOneBackward, 1, 1, 1, 2)
+        let mut times = [1, 1, 1, 4, 1, 4].into_iter();
+        let kind = ScheduleKind::OneForwardOneBackward;
+        let mut shared = step(kind, &[(1, true)], 1, [1, 2], &mut times);
+        assert_eq!(StepTimeline::default().makespan_ns(&shared), 1 + 4 + 4 + 1);
+        (shared.encoders[0].out_hop_ns, shared.reduce_ns) = (vec![10], vec![5, 0]);
+        assert_eq!(StepTimeline::default().makespan_ns(&shared), 1 + 10 + 4 + 4 + 10 + 1 + 5);
+    }
+
+    /// Encoders of 3 on both ranks that need not wait for the other rank.
+    #[test]
+    fn ranks_with_encoders_of_their_own_do_not_wait_for_each_other() {
+        let kind = ScheduleKind::OneForwardOneBackward;
+        let llm = [9, 1, 9, 1, 1, 9, 1, 9];
+        let run = |is_shared: bool| {
+            let encoder = vec![3; if is_shared { 8 } else { 16 }];
+            let mut times = encoder.into_iter().chain(llm).chain(llm);
+            StepTimeline::default().makespan_ns(&step(kind, &[(1, is_shared)], 1, [4, 2], &mut times))
         };
-        assert_eq!(StepTimeline::default().makespan_ns(&step), 1 + 4 + 4 + 1);
-        (step.between_hop_ns, step.reduce_ns) = (vec![10], vec![5, 0]);
-        assert_eq!(StepTimeline::default().makespan_ns(&step), 1 + 10 + 4 + 4 + 10 + 1 + 5);
+        assert!(run(false) < run(true), "{} {}", run(false), run(true));
     }
 
     /// Four layers of 10 backward: a sum of 5 each is hidden but for the last one; of 20 each, three of the
     /// four run after the first layer is done.
     #[test]
     fn sums_of_gradients_run_beside_the_last_backward_pass() {
-        let mut step = StepTimes {
-            llm_ns: vec![[vec![20], vec![40]]],
-            reduce_ns: vec![20],
-            layers: vec![4],
-            ..step(ScheduleKind::OneForwardOneBackward, 0, 1, 1, 1)
-        };
+        let kind = ScheduleKind::OneForwardOneBackward;
+        let mut step = step(kind, &[], 1, [1, 1], &mut [20, 40].into_iter());
+        (step.reduce_ns, step.layers) = (vec![20], vec![4]);
         assert_eq!(StepTimeline::default().makespan_ns(&step), 20 + 40 + 5);
         step.reduce_ns = vec![80];
         assert_eq!(StepTimeline::default().makespan_ns(&step), 20 + 10 + 80);
@@ -380,11 +437,10 @@ mod tests {
     /// One rank is slow first, the other last: an encoder ahead lets the fast one go on.
     #[test]
     fn an_encoder_ahead_lets_ranks_drift() {
-        let llm_ns = vec![9, 1, 9, 1, 1, 9, 1, 9];
-        let of = |kind| StepTimes {
-            encoder_ns: vec![[vec![1; 4], vec![1; 4]]],
-            llm_ns: vec![[llm_ns.clone(), llm_ns.clone()]],
-            ..step(kind, 1, 1, 4, 2)
+        let llm = [9, 1, 9, 1, 1, 9, 1, 9];
+        let of = |kind| {
+            let mut times = [1; 8].into_iter().chain(llm).chain(llm);
+            step(kind, &[(1, true)], 1, [4, 2], &mut times)
         };
         let makespan = |kind| StepTimeline::default().makespan_ns(&of(kind));
         let ahead = makespan(ScheduleKind::EncoderAhead { rounds: 2 });

@@ -11,7 +11,7 @@ pub(super) mod shape;
 use super::cluster::{Cluster, Placement};
 use super::costs::ModuleCosts;
 use super::workload::Workload;
-use crate::schedule::{ScheduleKind, StepShape};
+use crate::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use joint::{JointModules, JointShape};
 use shape::{StageShape, TpTimes};
 
@@ -171,21 +171,25 @@ impl<'a> SearchSpace<'a> {
     /// Returns the stages of a step with this many microbatches per rank, and the schedule that runs them.
     pub(super) fn step_shape(&self, family: &Family, slots: u32) -> StepShape {
         let [encoder, llm] = self.shapes(family);
-        let encoder_stages = match family.placement {
-            Placement::Disaggregated => encoder.pp as usize,
-            Placement::Colocated | Placement::Joint => 0,
+        let encoders = match family.placement {
+            Placement::Disaggregated => EncoderChains::new([EncoderChain {
+                stages: encoder.pp as u16,
+                has_backward: encoder.has_backward(),
+            }]),
+            Placement::Colocated | Placement::Joint => EncoderChains::default(),
         };
         let kind = match family.ahead {
             0 => self.options.schedule,
             rounds => ScheduleKind::EncoderAhead { rounds },
         };
-        StepShape {
-            kind,
-            encoder_stages,
-            stages: encoder_stages + llm.pp as usize,
-            slots: slots as usize,
-            has_encoder_backward: encoder.has_backward(),
-        }
+        let stages = encoders.stages() + llm.pp as usize;
+        StepShape { kind, encoders, stages, slots: slots as usize }
+    }
+
+    /// Whether the ranks of an encoder that is a pipeline stage share the media of all LLM ranks; with the
+    /// LLM's DP degree each belongs to an LLM rank.
+    pub(super) fn is_shared(&self, family: &Family) -> bool {
+        family.placement == Placement::Disaggregated && family.encoder_dp != family.llm_dp
     }
 
     /// Calls `visit` with every LLM: the index of its shape, and its ranks in descending order.

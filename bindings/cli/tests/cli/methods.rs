@@ -62,11 +62,17 @@ fn methods_are_compared_from_data_blind_to_ours() {
         assert!((0.0..1.0).contains(&method["bubble_fraction"].as_f64().expect("a fraction")));
         assert!(method["step_seconds"].as_f64() <= method["step_seconds_p95"].as_f64());
         assert!(method["plan"]["encoder"]["dp"].as_u64() >= Some(1));
+        let waits = method["waits"].as_object().expect("an object").values();
+        let waits: Vec<f64> = waits.map(|fraction| fraction.as_f64().expect("a fraction")).collect();
+        assert!(waits.len() == 7 && waits.iter().all(|fraction| *fraction >= 0.0), "{method}");
+        let idle = method["bubble_fraction"].as_f64().expect("a fraction");
+        assert!((waits.iter().sum::<f64>() - idle).abs() < 1e-9, "{method}");
     }
     assert_eq!(methods[3]["plan"], ours["plan"], "ours, without its balancing");
     let table = dflop(&args);
     assert_eq!(table.status, Some(0), "{}", table.stderr);
     assert!(table.stdout.contains("lower bound"), "{}", table.stdout);
+    assert_eq!(table.stdout.matches("\n    waits for: ").count(), all.len(), "{}", table.stdout);
 }
 
 #[test]

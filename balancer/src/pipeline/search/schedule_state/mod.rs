@@ -49,8 +49,8 @@ impl<'a> ScheduleState<'a> {
         let is_shared: Vec<bool> =
             (0..problem.modules).map(|module| is_coupled && shared.is_shared(module)).collect();
         let (rows, ranks) = (config.rows(), if is_coupled { dp_size } else { 1 });
-        let kind = config.schedule;
-        let shape = PassShape { rows: &rows, is_shared: &is_shared, ranks, microbatches, kind };
+        let step = config.step_shape(microbatches);
+        let shape = PassShape { step, rows: &rows, is_shared: &is_shared, ranks };
         let timeline = Timeline::new(shape);
         let timelines = vec![timeline.times(); if is_coupled { 1 } else { dp_size }];
         let trial = Trial { after: [(); 2].map(|()| vec![0; problem.width()]), ..Trial::default() };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_balancer::planner::{
-    MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, Workload, compare, plan,
+    MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, StepWaits, Workload, compare, plan,
 };
 use dflop_costmodel::DevicePreset;
 use serde::Serialize;
@@ -19,6 +19,9 @@ use dflop_loader::model::read_profile;
 const BATCHES: u64 = 50;
 /// Factor from counted to allocated memory, the default of `dflop plan`.
 const MEMORY_MARGIN: f64 = 1.1;
+/// Most waits of a method that are printed, and the fraction of the GPUs' time below which none is.
+const PRINTED_WAITS: usize = 3;
+const PRINTED_FRACTION_MIN: f64 = 0.0005;
 
 /// Table of shapes and a cluster.
 #[derive(Debug, Args)]
@@ -71,6 +74,8 @@ struct MethodReport {
     step_seconds_p95: f64,
     /// Fraction of the GPUs' time that they wait.
     bubble_fraction: f64,
+    /// The same by what the GPUs wait for.
+    waits: StepWaits,
     /// The first method's seconds over this method's seconds.
     speedup: f64,
     /// Whether every step fits into memory.
@@ -132,6 +137,7 @@ fn reports(compared: &MethodComparison) -> Vec<MethodReport> {
         step_seconds: score.step_seconds,
         step_seconds_p95: score.step_seconds_p95,
         bubble_fraction: score.idle_fraction,
+        waits: score.waits,
         speedup: if score.step_seconds > 0.0 { first / score.step_seconds } else { 1.0 },
         fits: score.fits,
         plan: DegreesJson::from(&score.plan),
@@ -156,7 +162,17 @@ fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
             method.plan
         )?;
         writeln!(out, "{}", if method.fits { "" } else { "; does not fit into memory" })?;
+        writeln!(out, "    waits for: {}", waits_text(&method.waits))?;
     }
     writeln!(out, "{:<20} {:>9.4} of plans with {}", "lower bound", report.ideal_seconds, report.searched)?;
     Ok(())
+}
+
+/// Names the largest waits with their share of the GPUs' time.
+fn waits_text(waits: &StepWaits) -> String {
+    let largest = waits.largest_first().into_iter().take(PRINTED_WAITS);
+    let printed = largest.filter(|(_, fraction)| *fraction >= PRINTED_FRACTION_MIN);
+    let parts: Vec<String> =
+        printed.map(|(name, fraction)| format!("{name} {:.1} %", fraction * 100.0)).collect();
+    if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }
 }

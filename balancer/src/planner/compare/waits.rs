@@ -1,0 +1,391 @@
+//! Divides the GPU time of a method's steps into computing and what the GPUs wait for.
+//!
+//! The parts are differences between the makespan and ever weaker lower bounds of it, in this order:
+//!
+//! | bound | made from the one before | the difference is the wait for |
+//! | --- | --- | --- |
+//! | makespan | | |
+//! | free links | no messages and no sums of gradients | messages |
+//! | equal ranks | every rank takes the mean of all ranks, slot by slot | the slowest rank |
+//! | equal slots | every slot takes the mean of its stage, where that is shorter | unequal microbatches |
+//! | slowest stage | nothing but the passes of the stage with the most work | fill and drain |
+//! | slower module | the mean of the stages of the module with the most work | the slowest stage |
+//! | computing | the mean of all GPUs of the plan | the LLM or the encoder, by GPUs of the other |
+//!
+//! Every bound is at most the one before, so no part is negative, and computing and all parts add up to the
+//! makespan. Equal ranks are no slower because a makespan is a maximum of sums of times, so convex, and no
+//! numbering of the ranks changes it. Equal slots may be slower: short microbatches at both ends of a step
+//! shorten fill and drain. An encoder rank computes as long as the busiest one of its slot, and transfers
+//! inside a tensor-parallel group are part of computing, as in the idle fraction.
+
+use super::data_blind::alone;
+use super::outcome::Outcome;
+use super::step_waits::StepWaits;
+use crate::planner::cluster::Placement;
+use crate::planner::score::slot_assignment::SlotAssignment;
+use crate::planner::score::step_timeline::{ChainTimes, StepTimeline, StepTimes};
+use crate::planner::space::{Candidate, SearchSpace};
+use std::ops::AddAssign;
+
+/// Waits of some batches, nanoseconds of their makespans.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct WaitTimes([f64; 7]);
+
+impl AddAssign for WaitTimes {
+    fn add_assign(&mut self, other: Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(sum, ns)| *sum += ns);
+    }
+}
+
+impl WaitTimes {
+    /// Returns the waits as fractions of the makespans of the same batches.
+    pub(super) fn over(self, makespans_ns: f64) -> StepWaits {
+        let fraction = |ns: f64| if makespans_ns > 0.0 { ns / makespans_ns } else { 0.0 };
+        let [messages, rank, microbatches, fill, stage, llm, encoder] = self.0.map(fraction);
+        StepWaits {
+            messages_fraction: messages,
+            slowest_rank_fraction: rank,
+            unequal_microbatches_fraction: microbatches,
+            fill_and_drain_fraction: fill,
+            slowest_stage_fraction: stage,
+            llm_fraction: llm,
+            encoder_fraction: encoder,
+        }
+    }
+}
+
+/// Returns the waits of a batch whose LLM ranks are one job.
+pub(super) fn of_job(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    assignment: &SlotAssignment,
+    outcome: &Outcome,
+    timeline: &mut StepTimeline,
+) -> WaitTimes {
+    let phase_ns = match candidate.family.placement {
+        Placement::Colocated => assignment.phase_ns(space, candidate),
+        Placement::Disaggregated | Placement::Joint => 0,
+    };
+    let step = RunStep {
+        jobs: vec![assignment.times(space, candidate)],
+        phase_ns,
+        makespan_ns: outcome.makespan_ns,
+        computing_ns: outcome.busy_ns / f64::from(space.gpus(&candidate.family)),
+    };
+    step.waits(timeline)
+}
+
+/// Returns the waits of a batch whose DP ranks are pipelines by themselves.
+pub(super) fn of_pipelines(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    pipelines: &[SlotAssignment],
+    outcome: &Outcome,
+    timeline: &mut StepTimeline,
+) -> WaitTimes {
+    let alone = alone(candidate);
+    let step = RunStep {
+        jobs: pipelines.iter().map(|assignment| assignment.times(space, &alone)).collect(),
+        phase_ns: 0,
+        makespan_ns: outcome.makespan_ns,
+        computing_ns: outcome.busy_ns / f64::from(space.gpus(&candidate.family)),
+    };
+    step.waits(timeline)
+}
+
+/// A step that was run.
+struct RunStep {
+    /// Times of jobs that run beside each other, of the same stages, slots and ranks.
+    jobs: Vec<StepTimes>,
+    /// Time of a colocated encoder before and after the pipeline.
+    phase_ns: u64,
+    makespan_ns: u64,
+    /// Computing time, mean over the GPUs of the plan.
+    computing_ns: f64,
+}
+
+impl RunStep {
+    fn waits(mut self, timeline: &mut StepTimeline) -> WaitTimes {
+        let phase_ns = self.phase_ns as f64;
+        let mut free_ns = 0;
+        for job in &mut self.jobs {
+            free_links(job);
+            free_ns = free_ns.max(timeline.makespan_ns(job));
+        }
+        let free_ns = free_ns as f64 + phase_ns;
+        let MeanChain { mut chain, stage_ns } = MeanChain::new(&self.jobs);
+        let (encoder_ns, llm_ns) = stage_ns.split_at(chain.shape.encoder_stages());
+        let slowest_ns = stage_ns.iter().copied().fold(0.0, f64::max) + phase_ns;
+        // Means are rounded down; the work of the slowest stage is not.
+        let mut run = |chain: &StepTimes| (timeline.makespan_ns(chain) as f64 + phase_ns).max(slowest_ns);
+        let equal_ranks_ns = run(&chain).min(free_ns);
+        equalize_slots(&mut chain);
+        let equal_slots_ns = run(&chain).min(equal_ranks_ns);
+        let [encoder_ns, llm_ns] = [mean(encoder_ns), mean(llm_ns)];
+        let module_ns = encoder_ns.max(llm_ns) + phase_ns;
+        let other_ns = (module_ns - self.computing_ns).max(0.0);
+        let is_for_encoder = self.phase_ns > 0 || encoder_ns > llm_ns;
+        WaitTimes([
+            self.makespan_ns as f64 - free_ns,
+            free_ns - equal_ranks_ns,
+            equal_ranks_ns - equal_slots_ns,
+            equal_slots_ns - slowest_ns,
+            (slowest_ns - module_ns).max(0.0),
+            if is_for_encoder { 0.0 } else { other_ns },
+            if is_for_encoder { other_ns } else { 0.0 },
+        ])
+    }
+}
+
+/// Removes messages and sums of gradients.
+fn free_links(step: &mut StepTimes) {
+    for chain in step.encoders.iter_mut().chain([&mut step.llm]) {
+        chain.hop_ns.clear();
+        chain.out_hop_ns.clear();
+    }
+    step.reduce_ns.clear();
+}
+
+/// The step of one LLM rank that is the mean of all ranks of all jobs.
+struct MeanChain {
+    chain: StepTimes,
+    /// Work of each stage over all slots, mean of the ranks.
+    stage_ns: Vec<f64>,
+}
+
+impl MeanChain {
+    fn new(jobs: &[StepTimes]) -> Self {
+        let first = &jobs[0];
+        let mut stage_ns = Vec::new();
+        let mut of_module = |chains: Vec<&ChainTimes>| {
+            let (mean, own_ns) = mean_chain(&chains);
+            stage_ns.extend(own_ns);
+            mean
+        };
+        let encoder = |at: usize| of_module(jobs.iter().map(|job| &job.encoders[at]).collect());
+        let encoders = (0..first.encoders.len()).map(encoder).collect();
+        let llm = of_module(jobs.iter().map(|job| &job.llm).collect());
+        Self { chain: StepTimes { encoders, llm, ..StepTimes::new(first.shape, 1) }, stage_ns }
+    }
+}
+
+/// Returns the mean of a module over the ranks of all jobs, rounded down, and the exact work of each stage.
+fn mean_chain(chains: &[&ChainTimes]) -> (ChainTimes, Vec<f64>) {
+    let (first, lanes) = (chains[0], chains[0].lanes);
+    let count = (chains.len() * lanes) as u64;
+    let sums: Vec<[Vec<u64>; 2]> = (0..first.rows_ns.len())
+        .map(|row| [0, 1].map(|way| sum_ranks(chains.iter().map(|chain| &chain.rows_ns[row][way]), lanes)))
+        .collect();
+    let row_ns: Vec<f64> =
+        sums.iter().map(|row| row.iter().flatten().sum::<u64>() as f64 / count as f64).collect();
+    let stage_ns = first.stages.iter().map(|row| row_ns[*row]).collect();
+    let means = sums.into_iter().map(|row| row.map(|ns| ns.iter().map(|ns| ns / count).collect())).collect();
+    (ChainTimes::new(1, (first.stages.clone(), means)), stage_ns)
+}
+
+/// Adds the times of all ranks of all jobs, slot by slot.
+fn sum_ranks<'a>(jobs_ns: impl Iterator<Item = &'a Vec<u64>>, ranks: usize) -> Vec<u64> {
+    let mut sums = Vec::new();
+    for job_ns in jobs_ns {
+        sums.resize(job_ns.len() / ranks, 0);
+        for (sum, of_slot) in sums.iter_mut().zip(job_ns.chunks_exact(ranks)) {
+            *sum += of_slot.iter().sum::<u64>();
+        }
+    }
+    sums
+}
+
+/// Replaces all times of a stage's forward passes by their mean, and those of its backward passes.
+fn equalize_slots(chain: &mut StepTimes) {
+    let modules = chain.encoders.iter_mut().chain([&mut chain.llm]);
+    for pass_ns in modules.flat_map(|module| &mut module.rows_ns).flatten() {
+        let mean_ns = pass_ns.iter().sum::<u64>() / pass_ns.len().max(1) as u64;
+        pass_ns.fill(mean_ns);
+    }
+}
+
+fn mean(stage_ns: &[f64]) -> f64 {
+    stage_ns.iter().sum::<f64>() / stage_ns.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{EncoderChains, ScheduleKind, StepShape};
+    use proptest::prelude::*;
+
+    const KINDS: [ScheduleKind; 3] =
+        [ScheduleKind::OneForwardOneBackward, ScheduleKind::GPipe, ScheduleKind::EncoderAhead { rounds: 1 }];
+
+    /// Jobs of stages that all have rows of their own, with times drawn from `times` in turn; the encoder has
+    /// one lane or those of the LLM.
+    fn jobs(
+        kind: ScheduleKind,
+        [encoder, lanes, llm, slots, ranks, jobs]: [usize; 6],
+        times: &[u64],
+    ) -> Vec<StepTimes> {
+        let mut drawn = times.iter().copied().cycle();
+        let mut draw = |count: usize| -> Vec<u64> { drawn.by_ref().take(count).collect() };
+        let stages = encoder + llm;
+        let shape = StepShape { kind, encoders: EncoderChains::one(encoder), stages, slots };
+        let mut chain = |stages: usize, lanes: usize| {
+            let rows_ns = (0..stages).map(|_| [draw(slots * lanes), draw(slots * lanes)]).collect();
+            let chain = ChainTimes::new(lanes, ((0..stages).collect(), rows_ns));
+            ChainTimes { hop_ns: draw(slots * lanes), out_hop_ns: draw(slots * lanes), ..chain }
+        };
+        let mut job = || StepTimes {
+            encoders: (0..encoder.min(1)).map(|_| chain(encoder, lanes)).collect(),
+            llm: chain(llm, ranks),
+            reduce_ns: times[..stages].to_vec(),
+            layers: vec![2; stages],
+            ..StepTimes::new(shape, ranks)
+        };
+        (0..jobs).map(|_| job()).collect()
+    }
+
+    /// Runs jobs whose encoder and LLM stages have these GPUs on each of their ranks.
+    fn run(jobs: Vec<StepTimes>, [encoder_gpus, llm_gpus]: [f64; 2]) -> RunStep {
+        let mut timeline = StepTimeline::default();
+        let makespan_ns = jobs.iter().map(|job| timeline.makespan_ns(job)).max().unwrap();
+        let (mut busy_ns, mut gpus) = (0.0, 0.0);
+        for job in &jobs {
+            let modules =
+                job.encoders.iter().map(|chain| (chain, encoder_gpus)).chain([(&job.llm, llm_gpus)]);
+            for (chain, own) in modules {
+                busy_ns += chain.busy_ns() * own;
+                gpus += (chain.stages.len() * chain.lanes) as f64 * own;
+            }
+        }
+        RunStep { jobs, phase_ns: 0, makespan_ns, computing_ns: busy_ns / gpus }
+    }
+
+    fn waits(step: RunStep) -> StepWaits {
+        let makespan_ns = step.makespan_ns as f64;
+        step.waits(&mut StepTimeline::default()).over(makespan_ns)
+    }
+
+    /// One job of one encoder stage and one or more LLM stages without links.
+    fn plain(encoder_ns: &[u64], llm_ns: &[&[u64]], ranks: usize) -> StepTimes {
+        let slots = llm_ns[0].len() / ranks;
+        let encoder = usize::from(!encoder_ns.is_empty());
+        let mut job =
+            jobs(ScheduleKind::OneForwardOneBackward, [encoder, 1, llm_ns.len(), slots, ranks, 1], &[0; 9])
+                .pop()
+                .unwrap();
+        free_links(&mut job);
+        if let Some(encoder) = job.encoders.first_mut() {
+            encoder.rows_ns = vec![[encoder_ns.to_vec(), encoder_ns.to_vec()]];
+        }
+        job.llm.rows_ns = llm_ns.iter().map(|ns| [ns.to_vec(), ns.to_vec()]).collect();
+        job
+    }
+
+    fn assert_only(found: &StepWaits, name: &str, fraction: f64) {
+        let [largest, rest @ ..] = found.largest_first();
+        assert_eq!(largest.0, name, "{found:?}");
+        assert!((largest.1 - fraction).abs() < 1e-9, "{found:?}");
+        assert!(rest.iter().all(|(_, other)| other.abs() < 1e-9), "{found:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn computing_and_waits_are_the_whole_step(
+            kind in prop::sample::select(KINDS.to_vec()), encoder in 0usize..3, llm in 1usize..4,
+            slots in 1usize..7, ranks in 1usize..4, is_shared in any::<bool>(), count in 1usize..4, phase_ns in 0u64..500,
+            times in prop::collection::vec(0u64..1000, 200), gpus in (1u32..9, 1u32..9),
+        ) {
+            let lanes = if is_shared { 1 } else { ranks };
+            let jobs = jobs(kind, [encoder, lanes, llm, slots, ranks, count], &times);
+            let mut step = run(jobs, [f64::from(gpus.0), f64::from(gpus.1)]);
+            // A colocated encoder is no stage; half of the GPUs have a rank of it.
+            if encoder == 0 {
+                step.phase_ns = phase_ns;
+                step.makespan_ns += phase_ns;
+                step.computing_ns += phase_ns as f64 / 2.0;
+            }
+            let (makespan_ns, computing_ns) = (step.makespan_ns as f64, step.computing_ns);
+            prop_assume!(makespan_ns > 0.0);
+            let found = waits(step);
+            let all = found.largest_first();
+            prop_assert!(all.iter().all(|(_, fraction)| (0.0..=1.0).contains(fraction)), "{found:?}");
+            let sum: f64 = all.iter().map(|(_, fraction)| fraction).sum();
+            prop_assert!((sum + computing_ns / makespan_ns - 1.0).abs() < 1e-9, "{found:?}");
+        }
+
+        #[test]
+        fn free_links_leave_no_wait_for_messages(
+            kind in prop::sample::select(KINDS.to_vec()), times in prop::collection::vec(1u64..1000, 50),
+        ) {
+            let mut jobs = jobs(kind, [1, 1, 2, 4, 2, 2], &times);
+            prop_assert!(waits(run(jobs.clone(), [1.0, 1.0])).messages_fraction > 0.0);
+            jobs.iter_mut().for_each(free_links);
+            prop_assert!(waits(run(jobs, [1.0, 1.0])).messages_fraction.abs() < f64::EPSILON);
+        }
+    }
+
+    /// One stage of forward 30 and backward 30, and a sum of gradients of 40 after it.
+    #[test]
+    fn sums_of_gradients_are_messages() {
+        let mut step = plain(&[], &[&[30]], 1);
+        (step.reduce_ns, step.layers) = (vec![40], vec![1]);
+        assert_only(&waits(run(vec![step], [1.0, 1.0])), "messages", 0.4);
+    }
+
+    /// Of four ranks one takes 40 and the others 20: the mean is 25.
+    #[test]
+    fn one_slow_rank_makes_the_others_wait() {
+        let step = plain(&[], &[&[40, 20, 20, 20]], 4);
+        assert_only(&waits(run(vec![step], [1.0, 1.0])), "the slowest rank", 15.0 / 40.0);
+        let alone = [40, 20, 20, 20].map(|ns| plain(&[], &[&[ns]], 1));
+        assert_only(&waits(run(alone.to_vec(), [1.0, 1.0])), "the slowest rank", 15.0 / 40.0);
+    }
+
+    /// Two stages and four microbatches of 10 each way: 2 (4 + 1) passes of 10, of which each stage runs 8.
+    #[test]
+    fn equal_microbatches_wait_for_fill_and_drain() {
+        let step = plain(&[], &[&[10; 4], &[10; 4]], 1);
+        assert_only(&waits(run(vec![step], [1.0, 1.0])), "fill and drain", 0.2);
+    }
+
+    /// The long microbatch is first: both stages wait for it, one before and one after it.
+    #[test]
+    fn a_long_microbatch_at_the_start_is_waited_for() {
+        let unequal = waits(run(vec![plain(&[], &[&[40, 10, 10, 10], &[40, 10, 10, 10]], 1)], [1.0, 1.0]));
+        assert!(unequal.unequal_microbatches_fraction > 0.1, "{unequal:?}");
+        let middle = waits(run(vec![plain(&[], &[&[10, 40, 10, 10], &[10, 40, 10, 10]], 1)], [1.0, 1.0]));
+        assert!(middle.unequal_microbatches_fraction < unequal.unequal_microbatches_fraction, "{middle:?}");
+    }
+
+    /// A stage of 10 before one of 30: 60 a round, where both have 40 in the mean.
+    #[test]
+    fn a_slow_stage_makes_the_others_wait() {
+        let found = waits(run(vec![plain(&[], &[&[10; 8], &[30; 8]], 1)], [1.0, 1.0]));
+        assert_eq!(found.largest_first()[0].0, "the slowest stage");
+        // A makespan of 500: eight rounds of 60, and the first and the last pass of the other stage.
+        assert!((found.slowest_stage_fraction - (480.0 - 320.0) / 500.0).abs() < 1e-9, "{found:?}");
+        assert!((found.fill_and_drain_fraction - 20.0 / 500.0).abs() < 1e-9, "{found:?}");
+    }
+
+    /// An encoder on one GPU next to an LLM on three, one of them with passes of 10, the other of 30.
+    #[test]
+    fn the_module_with_less_work_waits_for_the_other() {
+        let [for_llm, for_encoder] = [(10, 30), (30, 10)].map(|(encoder_ns, llm_ns)| {
+            waits(run(vec![plain(&[encoder_ns; 20], &[&[llm_ns; 20]], 1)], [1.0, 3.0]))
+        });
+        // The mean GPU computes 50 of 60 a round. The encoder's first and last pass come besides.
+        let expected = 20.0 * (60.0 - 50.0) / (20.0 * 60.0 + 20.0);
+        assert!((for_llm.llm_fraction - expected).abs() < 1e-9, "{for_llm:?}");
+        assert!(for_llm.encoder_fraction.abs() + for_llm.slowest_stage_fraction.abs() < 1e-9, "{for_llm:?}");
+        // It computes 30 of 60. The LLM's last passes run beside one of the encoder.
+        assert_only(&for_encoder, "the encoder", 20.0 * (60.0 - 30.0) / (20.0 * 60.0));
+    }
+
+    /// A colocated encoder of 100 on half of the GPUs: the other half waits.
+    #[test]
+    fn gpus_without_an_encoder_rank_wait_for_it() {
+        let mut step = run(vec![plain(&[], &[&[50]], 1)], [1.0, 1.0]);
+        (step.phase_ns, step.makespan_ns) = (100, step.makespan_ns + 100);
+        step.computing_ns += 50.0;
+        assert_only(&waits(step), "the encoder", 50.0 / 200.0);
+    }
+}

@@ -1,0 +1,170 @@
+//! Stages of a step: chains of encoder stages side by side, each of which feeds the last module's stages.
+//!
+//! Stages are numbered encoder by encoder, then those of the last module. All chains end where the last
+//! module begins, so that the *depth* of a stage, its place on the longest path, is counted from there.
+
+use super::ScheduleKind;
+use super::lagged::{Lags, StagePlace};
+use crate::error::{Error, Result};
+
+/// Most encoders side by side.
+pub(crate) const ENCODERS_MAX: usize = 8;
+
+/// Stages of one encoder, or of several one after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct EncoderChain {
+    pub(crate) stages: u16,
+    /// Whether they run backward; without trained parameters they do not.
+    pub(crate) has_backward: bool,
+}
+
+/// Encoders of a step, side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct EncoderChains {
+    chains: [EncoderChain; ENCODERS_MAX],
+    count: u8,
+}
+
+/// Stages of a step and the schedule that runs them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StepShape {
+    pub(crate) kind: ScheduleKind,
+    /// Encoders, whose stages come first.
+    pub(crate) encoders: EncoderChains,
+    /// Stages in all.
+    pub(crate) stages: usize,
+    /// Microbatches of each rank.
+    pub(crate) slots: usize,
+}
+
+impl EncoderChains {
+    /// Takes encoders side by side; those without a stage are left out. There are at most [`ENCODERS_MAX`].
+    pub(crate) fn new(chains: impl IntoIterator<Item = EncoderChain>) -> Self {
+        let mut all = Self::default();
+        for (own, chain) in all.chains.iter_mut().zip(chains.into_iter().filter(|chain| chain.stages > 0)) {
+            *own = chain;
+            all.count += 1;
+        }
+        all
+    }
+
+    /// Takes one encoder that is trained; none if it has no stage.
+    pub(crate) fn one(stages: usize) -> Self {
+        Self::new([EncoderChain { stages: stages as u16, has_backward: true }])
+    }
+
+    /// Lists each encoder with its first stage.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (usize, EncoderChain)> + '_ {
+        let mut next = 0;
+        self.chains[..usize::from(self.count)].iter().map(move |chain| {
+            let first = next;
+            next += usize::from(chain.stages);
+            (first, *chain)
+        })
+    }
+
+    /// Lists the last stage of each encoder.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = usize> + '_ {
+        self.each().map(|(first, chain)| first + usize::from(chain.stages) - 1)
+    }
+
+    /// Returns the number of stages.
+    pub(crate) fn stages(&self) -> usize {
+        self.each().map(|(_, chain)| usize::from(chain.stages)).sum()
+    }
+
+    /// Returns the number of stages of the longest one.
+    fn longest(&self) -> usize {
+        self.each().map(|(_, chain)| usize::from(chain.stages)).max().unwrap_or(0)
+    }
+
+    /// Returns the encoder of a stage with its first stage; `None` for a stage of the last module.
+    fn of_stage(&self, stage: usize) -> Option<(usize, EncoderChain)> {
+        self.each().find(|(first, chain)| (*first..first + usize::from(chain.stages)).contains(&stage))
+    }
+}
+
+impl StepShape {
+    /// Checks that plans are made for the kind: one stage per rank, one backward pass per microbatch.
+    ///
+    /// # Errors
+    /// [`Error::Config`] otherwise.
+    pub(crate) fn check_kind(kind: ScheduleKind) -> Result<()> {
+        if matches!(kind, ScheduleKind::Interleaved { .. } | ScheduleKind::ZeroBubble) {
+            let reason = format!("plans are made for gpipe, 1f1b and 1f1b-ahead, not for {kind}");
+            return Err(Error::Config { setting: "schedule", reason });
+        }
+        Ok(())
+    }
+
+    /// Returns the number of stages of all encoders, the first ones.
+    pub(crate) fn encoder_stages(&self) -> usize {
+        self.encoders.stages()
+    }
+
+    /// Returns the place of a stage on the longest path.
+    pub(crate) fn depth(&self, stage: usize) -> usize {
+        let longest = self.encoders.longest();
+        match self.encoders.of_stage(stage) {
+            Some((first, chain)) => longest - usize::from(chain.stages) + stage - first,
+            None => longest + stage - self.encoder_stages(),
+        }
+    }
+
+    /// Returns the stage that receives the output; `None` for the last one.
+    pub(crate) fn receiver(&self, stage: usize) -> Option<usize> {
+        let first = self.encoder_stages();
+        if self.encoders.ends().any(|end| end == stage) {
+            return Some(first);
+        }
+        (stage + 1 < self.stages).then_some(stage + 1)
+    }
+
+    /// Lists the stages that send the input: of the last module's first stage the last one of each encoder.
+    pub(crate) fn senders(&self, stage: usize) -> impl Iterator<Item = usize> + '_ {
+        let is_first = self.encoders.each().any(|(first, _)| first == stage);
+        let is_border = stage == self.encoder_stages();
+        let before = stage.checked_sub(1).filter(|_| !is_first && !is_border);
+        let ends = self.encoders.ends().filter(move |_| is_border);
+        before.into_iter().chain(ends)
+    }
+
+    pub(super) fn lags(&self, stage: usize) -> Lags {
+        let stages_in_all = self.encoders.longest() + self.stages - self.encoder_stages();
+        let encoder = self.encoders.of_stage(stage);
+        let place = StagePlace {
+            stages_after: stages_in_all - self.depth(stage) - 1,
+            stages_in_all,
+            rounds: self.slots,
+            is_encoder: encoder.is_some(),
+        };
+        let lags = self.kind.lags(&place);
+        if encoder.is_some_and(|(_, chain)| !chain.has_backward) { lags.forward_only() } else { lags }
+    }
+
+    /// Returns the most microbatches whose activations a stage holds at once.
+    pub(crate) fn in_flight(&self, stage: usize) -> usize {
+        let last = self.lags(stage).last().map_or(0, |(_, lag)| *lag);
+        (last + 1).min(self.slots).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoders_of_any_length_end_where_the_last_module_begins() {
+        let chain = |stages| EncoderChain { stages, has_backward: true };
+        let encoders = EncoderChains::new([chain(1), chain(0), chain(3)]);
+        let kind = ScheduleKind::OneForwardOneBackward;
+        let shape = StepShape { kind, encoders, stages: 6, slots: 9 };
+        assert_eq!((encoders.each().count(), shape.encoder_stages()), (2, 4));
+        assert_eq!((0..6).map(|stage| shape.depth(stage)).collect::<Vec<_>>(), [2, 0, 1, 2, 3, 4]);
+        let receivers: Vec<_> = (0..6).map(|stage| shape.receiver(stage)).collect();
+        assert_eq!(receivers, [Some(4), Some(2), Some(3), Some(4), Some(5), None]);
+        let senders = |stage| shape.senders(stage).collect::<Vec<_>>();
+        assert_eq!([0, 1, 4, 5].map(senders), [vec![], vec![], vec![0, 3], vec![4]]);
+        assert_eq!((0..6).map(|stage| shape.in_flight(stage)).collect::<Vec<_>>(), [3, 5, 4, 3, 2, 1]);
+    }
+}
