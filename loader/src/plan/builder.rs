@@ -52,6 +52,7 @@ impl StepPlannerBuilder {
             dp_size: 1,
             microbatches: 1,
             stages: Vec::new(),
+            module_dp_sizes: Vec::new(),
             synchronization: None,
             strategy: Strategy::Search,
             caps: Caps::default(),
@@ -103,6 +104,15 @@ impl StepPlannerBuilder {
     #[must_use]
     pub fn stages(mut self, stages: Vec<usize>) -> Self {
         self.stages = Some(stages);
+        self
+    }
+
+    /// Sets the DP ranks of every module, in the order of [`CostModel::modules`], the LLM's last. The ranks
+    /// of an encoder with another DP size share the media of all LLM ranks' microbatches of a round.
+    /// Default: all have [`Self::dp_size`].
+    #[must_use]
+    pub fn module_dp_sizes(mut self, dp_sizes: Vec<usize>) -> Self {
+        self.config.module_dp_sizes = dp_sizes;
         self
     }
 
@@ -258,6 +268,7 @@ impl StepPlannerBuilder {
         let free = self.model.predict(&SampleShape::default());
         let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
         let stages = self.checked_stages()?;
+        self.check_module_dp_sizes()?;
         let global_batch = self.checked_batch()?.get();
         let (seed, tail, shuffle) = (self.seed, self.tail, self.shuffle);
         let (datasets, rules) = self.mixture.check()?;
@@ -338,6 +349,25 @@ impl StepPlannerBuilder {
             return invalid("global_batch", reason);
         }
         Ok(global_batch)
+    }
+
+    fn check_module_dp_sizes(&self) -> Result<()> {
+        let (sizes, modules) = (&self.config.module_dp_sizes, self.model.modules());
+        let is_right = sizes.len() == modules.len()
+            && sizes.last() == Some(&self.config.dp_size)
+            && !sizes.contains(&0)
+            && self.config.synchronization.is_none();
+        if sizes.is_empty() || is_right {
+            return Ok(());
+        }
+        let names: Vec<_> = modules.iter().map(|module| module.name()).collect();
+        let reason = format!(
+            "expected one DP size of at least 1 for each of {}, {} for the last, of modules on devices of their \
+             own; got {sizes:?}",
+            names.join(", "),
+            self.config.dp_size
+        );
+        Err(Error::Config { setting: "module_dp_sizes", reason })
     }
 
     fn checked_stages(&self) -> Result<Vec<usize>> {

@@ -3,8 +3,8 @@
 //! Simulated seconds are the cost model's predictions summed by a schedule, nothing else: no
 //! communication, no jitter.
 
-use dflop_balancer::schedule::{PipelineLayout, ScheduleKind};
-use dflop_balancer::{Simulation, Strategy, simulate};
+use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
+use dflop_balancer::{Communication, Simulation, Strategy};
 
 use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
@@ -75,12 +75,15 @@ fn summarize(
     Ok(StrategySummary { strategy, step_seconds, bubble_fraction })
 }
 
-/// Simulates every DP rank of a planned step, `[dp_size]`, all stages of all modules in one pipeline.
+/// Simulates every DP rank of a planned step, `[dp_size]`: a pipeline with the stages of all modules,
+/// encoders side by side.
 ///
-/// - `schedule`: with several chunks, `chunks` stages share a pipeline rank, assigned round robin
+/// - `schedule`: with several chunks, all stages are one chain, and `chunks` of them share a pipeline rank,
+///   assigned round robin
 ///
 /// # Errors
-/// [`Error::Plan`] if the plan was made with other settings, or the stages are no multiple of the chunks.
+/// [`Error::Plan`] if the plan was made with other settings, the stages are no multiple of the chunks, or
+/// modules have DP sizes of their own: no rank can be simulated alone then.
 pub fn simulate_plan(
     planner: &StepPlanner,
     plan: &StepPlan,
@@ -96,9 +99,17 @@ pub fn simulate_plan(
     }
     let simulate_rank = |microbatches: &Vec<Vec<u32>>| {
         let times = pipeline.stage_times(&instance, microbatches)?;
-        let chunks = schedule.chunks();
-        let lists = PipelineLayout::chain(stages / chunks, chunks, microbatches.len())?.schedule(schedule)?;
-        simulate(&lists, &times)
+        let layout = match schedule.chunks() {
+            1 => {
+                let last = pipeline.stages.len() - 1;
+                let module = |stages: &usize| ModuleStages::new(*stages, 1).feeds(last);
+                let modules: Vec<ModuleStages> = pipeline.stages.iter().map(module).collect();
+                PipelineLayout::of_modules(&modules, microbatches.len())?
+            }
+            chunks => PipelineLayout::chain(stages / chunks, chunks, microbatches.len())?,
+        };
+        let free = Communication::free(layout.stages(), layout.microbatches());
+        layout.simulate(&layout.schedule(schedule)?, &times, &free)
     };
     ranks.iter().map(simulate_rank).collect::<Result<_, _>>().map_err(plan_error)
 }

@@ -26,6 +26,8 @@ pub(super) struct PlanConfig {
     pub(super) microbatches: usize,
     /// Pipeline stages of every module, in the model's order; one of all modules where they share a device.
     pub(super) stages: Vec<usize>,
+    /// DP ranks of every module, in the same order; empty if all have `dp_size`.
+    pub(super) module_dp_sizes: Vec<usize>,
     /// Point at which ranks wait for each other, where the modules share a device.
     pub(super) synchronization: Option<Synchronization>,
     pub(super) strategy: Strategy,
@@ -302,14 +304,17 @@ impl StepPlanner {
         self
     }
 
-    /// Returns the pipeline that one DP rank runs.
+    /// Returns the pipelines that the DP ranks run: encoders side by side, then the LLM.
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {
         let objective = match self.config.synchronization {
             Some(Synchronization::PerMicrobatch) => PipelineObjective::MinMax,
             Some(Synchronization::PerStep) | None => PipelineObjective::Makespan,
         };
-        PipelineConfig::new(self.config.dp_size, self.config.stages.clone()).objective(objective)
+        PipelineConfig::new(self.config.dp_size, self.config.stages.clone())
+            .module_dp_sizes(self.config.module_dp_sizes.clone())
+            .parallel_encoders()
+            .objective(objective)
     }
 
     /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because

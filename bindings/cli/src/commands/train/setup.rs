@@ -114,6 +114,7 @@ impl Setup {
             .dp_size(llm)
             .microbatches(config.parallel.microbatches)
             .stages(stages.collect())
+            .module_dp_sizes(self.job.modules().iter().map(|module| module.dp_size).collect())
             .strategy(config.parallel.strategy.strategy())
             .work(config.parallel.work)
             .seed(config.seed);

@@ -1,0 +1,141 @@
+//! Shares the media of a microbatch between the ranks of a tensor-parallel group.
+//!
+//! In joint placement each GPU of a group holds the whole encoder and encodes a share of its microbatch's
+//! media, whose rows the group then exchanges. Media are whole: the tiles of one image stay together.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use dflop_costmodel::{Module, SampleShape};
+
+use super::planner::StepPlanner;
+use super::step_plan::StepPlan;
+
+/// Medium of a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SampleMedium {
+    /// Index of the sample in [`StepPlan::samples`].
+    pub place: u32,
+    /// Kind of the medium.
+    pub kind: MediumKind,
+    /// Index among the sample's media of this kind, in the order in which they occur.
+    pub index: u32,
+    /// Predicted time in the whole encoder, forward and backward, nanoseconds.
+    pub cost_ns: u64,
+}
+
+/// Kind of a medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names are their meaning")]
+pub enum MediumKind {
+    Image,
+    Video,
+    Audio,
+}
+
+impl StepPlanner {
+    /// Shares the media of a planned microbatch between `ranks` ranks by LPT: the longest medium first, to
+    /// the rank with the least predicted time. The same on all ranks, without communication; no rank exceeds
+    /// the mean by more than the longest medium.
+    ///
+    /// - returns the media of each rank, in the order of the microbatch; media that the model has no encoder
+    ///   for, and those of refused samples, are left out
+    ///
+    /// # Panics
+    /// If the plan has no such rank or microbatch, it is not of this planner's run, or `ranks` is 0.
+    #[must_use]
+    pub fn media_shares(
+        &self,
+        plan: &StepPlan,
+        [rank, microbatch]: [usize; 2],
+        ranks: usize,
+    ) -> Vec<Vec<SampleMedium>> {
+        assert!(ranks > 0, "media are shared between at least one rank");
+        let model = self.model_of(plan.step);
+        let mut shape = SampleShape::default();
+        let mut media = Vec::new();
+        for &place in plan.ranks[rank][microbatch].iter().filter(|place| !plan.is_refused(**place)) {
+            self.row(plan.samples[place as usize]).read_shape(&mut shape);
+            for (kind, index, alone) in single_media(&shape) {
+                let module = if kind == MediumKind::Audio { Module::Audio } else { Module::Vision };
+                let Some(at) = model.modules().iter().position(|own| *own == module) else { continue };
+                // The sample was predicted with all of its media, so each of them can be.
+                let cost_ns = model.predict(&alone).map_or(0, |cost| cost.module_ns.as_slice()[at]);
+                media.push(SampleMedium { place, kind, index, cost_ns });
+            }
+        }
+        let costs_ns: Vec<u64> = media.iter().map(|medium| medium.cost_ns).collect();
+        let mut shares = vec![Vec::new(); ranks];
+        for (medium, rank) in media.into_iter().zip(longest_first(&costs_ns, ranks)) {
+            shares[rank].push(medium);
+        }
+        shares
+    }
+}
+
+/// Lists each medium of a sample with its shape alone.
+fn single_media(shape: &SampleShape) -> impl Iterator<Item = (MediumKind, u32, SampleShape)> + '_ {
+    let images = shape
+        .images
+        .iter()
+        .map(|image| (MediumKind::Image, SampleShape { images: vec![*image], ..SampleShape::default() }));
+    let videos = shape
+        .videos
+        .iter()
+        .map(|video| (MediumKind::Video, SampleShape { videos: vec![*video], ..SampleShape::default() }));
+    let audio = shape
+        .audio
+        .iter()
+        .map(|clip| (MediumKind::Audio, SampleShape { audio: vec![*clip], ..SampleShape::default() }));
+    let mut next = [0; 3];
+    images.chain(videos).chain(audio).map(move |(kind, alone)| {
+        let index = &mut next[kind as usize];
+        *index += 1;
+        (kind, *index - 1, alone)
+    })
+}
+
+/// Returns the rank of each cost: the longest first, to the rank with the least sum; ties go to the lower
+/// index.
+fn longest_first(costs_ns: &[u64], ranks: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..costs_ns.len()).collect();
+    order.sort_by_key(|&at| Reverse(costs_ns[at]));
+    let mut loads: BinaryHeap<Reverse<(u64, usize)>> = (0..ranks).map(|rank| Reverse((0, rank))).collect();
+    let mut rank_of = vec![0; costs_ns.len()];
+    for at in order {
+        if let Some(mut least) = loads.peek_mut() {
+            rank_of[at] = least.0.1;
+            least.0.0 = least.0.0.saturating_add(costs_ns[at]);
+        }
+    }
+    rank_of
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_longest_goes_first_and_ties_to_the_lower_index() {
+        assert_eq!(longest_first(&[1, 5, 3, 3], 2), [0, 0, 1, 1]);
+        assert_eq!(longest_first(&[2, 2, 2], 2), [0, 1, 0]);
+        assert!(longest_first(&[], 3).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_rank_exceeds_the_mean_by_more_than_the_longest(
+            costs_ns in prop::collection::vec(0..1_000_u64, 0..40), ranks in 1..9_usize,
+        ) {
+            let mut loads = vec![0; ranks];
+            for (cost_ns, rank) in costs_ns.iter().zip(longest_first(&costs_ns, ranks)) {
+                loads[rank] += cost_ns;
+            }
+            let longest = costs_ns.iter().copied().max().unwrap_or(0);
+            let mean = costs_ns.iter().sum::<u64>() / ranks as u64;
+            prop_assert!(loads.iter().all(|load| *load <= mean + longest), "{loads:?}");
+        }
+    }
+}
