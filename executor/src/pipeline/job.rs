@@ -132,6 +132,13 @@ impl Job {
         self.schedule
     }
 
+    /// Whether the replicas of an encoder share the media of all replicas of the LLM; with equally many, each
+    /// encodes the media of its own.
+    #[must_use]
+    pub fn shares_media(&self, module: usize) -> bool {
+        self.modules[module].dp_size != self.llm().dp_size
+    }
+
     /// Returns the modules that run, the LLM last.
     #[must_use]
     pub fn modules(&self) -> &[ModuleParallelism] {

@@ -53,8 +53,8 @@ pub(crate) fn name(module: ModuleKind) -> &'static str {
 }
 
 impl PipelineStepPlan {
-    /// Assigns the media of every round to replicas of their encoders ([`assign_media`]) and routes their
-    /// tokens.
+    /// Assigns media to replicas of their encoders and routes their tokens. Encoder replicas share the media
+    /// of a round ([`assign_media`]); with the LLM's DP size, each takes those of its LLM replica.
     ///
     /// - `target_tokens`: of all microbatches together
     /// - `microbatches`: `[rounds * D]`, microbatch `k` of DP rank `d` of the LLM at `k * D + d`
@@ -199,7 +199,7 @@ fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Res
 /// Routes the media of one encoder.
 fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<RoutePlan> {
     let (kind, replicas) = (job.modules[module].module, job.modules[module].dp_size);
-    let dp_size = job.llm().dp_size;
+    let (dp_size, is_shared) = (job.llm().dp_size, job.shares_media(module));
     let (mut rows, mut costs_ns) = (Vec::new(), vec![Vec::new(); microbatches.len() / dp_size]);
     for (destination, microbatch) in microbatches.iter().enumerate() {
         let round = destination / dp_size;
@@ -209,8 +209,8 @@ fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<Ro
                 rows.push(RoutedMedium {
                     medium: index,
                     tokens: medium.tokens,
-                    // Replica 0 for now; the assignment below adds the replica.
-                    source: (round * replicas) as u32,
+                    // With equally many replicas this is final; shared media are assigned below.
+                    source: (round * replicas + if is_shared { 0 } else { destination % dp_size }) as u32,
                     source_offset: 0,
                     destination: destination as u32,
                     destination_offset,
@@ -220,8 +220,10 @@ fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<Ro
             destination_offset += medium.tokens;
         }
     }
-    for (row, replica) in rows.iter_mut().zip(assign_media(&costs_ns, replicas)?.concat()) {
-        row.source += replica as u32;
+    if is_shared {
+        for (row, replica) in rows.iter_mut().zip(assign_media(&costs_ns, replicas)?.concat()) {
+            row.source += replica as u32;
+        }
     }
     Ok(RoutePlan::new(rows))
 }

@@ -29,11 +29,16 @@ impl Topology {
             let layout = PipelineLayout::chain(llm.stages.len() / chunks, chunks, microbatches)?;
             return Ok(Self { layout, replicas: llm.dp_size, schedule });
         }
-        // Each encoder feeds the LLM, the last module; its replicas share the media of a round.
+        // Each encoder feeds the LLM, the last module; its replicas share the media of a round, unless each
+        // belongs to a replica of the LLM.
         let last = job.modules.len() - 1;
         let stages = |(index, module): (usize, &super::job::ModuleParallelism)| {
             let stages = ModuleStages::new(module.stages.len(), module.dp_size);
-            if index < last { stages.share_rounds().feeds(last) } else { stages }
+            match index {
+                index if index == last => stages,
+                index if job.shares_media(index) => stages.share_rounds().feeds(last),
+                _ => stages.feeds(last),
+            }
         };
         let modules: Vec<ModuleStages> = job.modules.iter().enumerate().map(stages).collect();
         Ok(Self { layout: PipelineLayout::of_modules(&modules, microbatches)?, replicas: 1, schedule })

@@ -192,19 +192,34 @@ fn encoders_deal_their_media_out_by_cost() {
     let samples = samples(&model);
     let cut: Cut = vec![vec![0, 2, 3], vec![6, 7]];
     let used: Vec<Sample> = cut.concat().iter().map(|&index| samples[index].clone()).collect();
-    let setting = Setting::new(&model, replicated(&apart(&model), 2, 2));
+    let setting = Setting::new(&model, replicated(&apart(&model), 2, 1));
     let job = setting.job().unwrap();
-    let plan = super::batch::plan_of(&used, &vec![vec![0, 1, 2], vec![3, 4]]);
+    let one = vec![vec![0, 1, 2, 3, 4]];
+    let plan = super::batch::plan_of(&used, &one);
     let plan = dflop_executor::pipeline::PipelineStepPlan::new(&job, 0, 1, plan).unwrap();
     let route = plan.route(&job, ModuleKind::Vision).unwrap();
     let mut of_replicas: Vec<Vec<usize>> =
         (0..2).map(|source| route.of_source(source).map(|row| row.tokens).collect()).collect();
     of_replicas.sort();
     assert_eq!(of_replicas, [vec![2, 8, 1, 6, 1, 1], vec![16]]);
-    let ran = run_job(&setting, &used, &vec![vec![0, 1, 2], vec![3, 4]]);
+    let ran = run_job(&setting, &used, &one);
     let forwards = |timeline: &[dflop_executor::pipeline::TimedAction]| {
         timeline.iter().filter(|timed| matches!(timed.action, Action::Forward(_)) && timed.cpu_ns > 0).count()
     };
     assert!(ran.timelines.iter().all(|timeline| forwards(timeline) == 1));
     assert_eq!(model.layers(ModuleKind::Llm), LLM_LAYERS);
+}
+
+/// With as many replicas of the encoder as of the LLM, no media leave their DP rank.
+#[test]
+fn equal_dp_sizes_keep_media_in_their_rank() {
+    let model = with_encoders(true, false);
+    let samples = samples(&model);
+    let setting = Setting::new(&model, replicated(&apart(&model), 2, 2));
+    let (job, cut) = (setting.job().unwrap(), round_robin(8, 4));
+    let plan = super::batch::plan_of(&samples, &cut);
+    let plan = dflop_executor::pipeline::PipelineStepPlan::new(&job, 0, 1, plan).unwrap();
+    let route = plan.route(&job, ModuleKind::Vision).unwrap();
+    assert!(!route.rows().is_empty());
+    assert!(route.rows().iter().all(|row| row.source == row.destination));
 }

@@ -3,6 +3,8 @@
 mod corrections;
 mod cost_function;
 mod lockstep;
+mod media_shares;
+mod module_dp_sizes;
 mod near_mean_cap;
 mod pad_to_tokens;
 mod parallelism;

@@ -134,6 +134,7 @@ fn of_rank(
         .microbatches(setting.microbatches)
         .strategy(setting.strategy)
         .stages(job.modules().iter().map(|module| module.stages.len()).collect())
+        .module_dp_sizes(job.modules().iter().map(|module| module.dp_size).collect())
         .build()?;
     let budget = ErrorBudget::new(1.0)?;
     let preparer = corpus.preparer();
