@@ -92,9 +92,10 @@ fn longest_path(times_ns: impl Iterator<Item = u64>, stages: &[usize], config: &
     let (mut before_ns, mut after_ns) = (0, 0);
     for (module, (time_ns, count)) in times_ns.zip(stages).enumerate() {
         let all_ns = time_ns * *count as u64;
-        match config.has_parallel_encoders {
-            true if module < last => before_ns = all_ns.max(before_ns),
-            _ => after_ns += all_ns,
+        if config.has_parallel_encoders && module < last {
+            before_ns = all_ns.max(before_ns);
+        } else {
+            after_ns += all_ns;
         }
     }
     before_ns + after_ns

@@ -50,7 +50,7 @@ pub(super) fn requirement(
     let batch_tiles = space.slack * space.workload.batch_tiles_max as f64;
     let tiles = batch_tiles / (f64::from(many) * f64::from(family.encoder_dp));
     // A rank that shares no media takes all tiles of a sample.
-    let sharers = if space.is_shared(family) { family.encoder_dp } else { 1 };
+    let sharers = if family.is_shared() { family.encoder_dp } else { 1 };
     let most_tiles = (space.workload.tiles_max as f64 / f64::from(sharers)).ceil();
     let llm_bytes = |first_stage: usize| {
         let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize) as f64;

@@ -145,6 +145,28 @@ class Balanced(WithExample):
         shards = [sample.shard for mb in next(iter(loader)).microbatches for sample in mb.samples]
         self.assertEqual(sum(shard.endswith("000.tar") for shard in shards), 30)
 
+    def test_the_ranks_of_a_group_share_the_media_of_a_microbatch(self) -> None:
+        loader = self.loader(microbatches=4)
+        step = next(iter(loader))
+        for microbatch in range(4):
+            shares = loader.media_shares(step, microbatch, 2)
+            self.assertEqual(shares, loader.media_shares(step, microbatch, 2))
+            self.assertEqual(len(shares), 2)
+            media = [medium for share in shares for medium in share]
+            self.assertEqual(len({(medium.key, medium.kind, medium.index) for medium in media}), len(media))
+            self.assertTrue(all(medium.seconds > 0 for medium in media))
+            sums = [sum(medium.seconds for medium in share) for share in shares]
+            longest = max((medium.seconds for medium in media), default=0.0)
+            self.assertLessEqual(max(sums), sum(sums) / 2 + longest)
+        for at, mb in enumerate(step.microbatches):
+            keys = {sample.key for sample in mb.samples}
+            [alone] = loader.media_shares(step, at, 1)
+            self.assertTrue(alone)
+            self.assertLessEqual({medium.key for medium in alone}, keys)
+        for microbatch, ranks in [(4, 2), (0, 0)]:
+            with self.assertRaises(dflop.errors.ConfigError):
+                loader.media_shares(step, microbatch, ranks)
+
     def test_stage_times_change_later_plans(self) -> None:
         loader = self.loader(microbatches=4, correction_interval=4)
         reports = []

@@ -15,7 +15,7 @@ pub(super) fn one_job(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[I
     let cell_of = |item: usize| cell(item, ranks, slots) as u32;
     let mut assignment = SlotAssignment::new(space, candidate, batch, cell_of, EncoderSplit::Tile);
     // Media may stay in their LLM rank; a colocated encoder takes those of the batch, tile by tile.
-    if space.is_shared(&candidate.family) {
+    if candidate.family.is_shared() {
         let shares = shares_in_turn(batch, ranks, slots, candidate.family.encoder_dp as usize);
         assignment.set_shares(space, candidate, &shares);
     }

@@ -69,7 +69,7 @@ impl<'a> MediaPools<'a> {
         let (ranks, groups) = (family.llm_dp as usize, candidate.groups());
         let (cells_per_pool, sharers) = match family.placement {
             Placement::Joint => (1, llm.tp),
-            Placement::Disaggregated if space.is_shared(family) => (ranks, family.encoder_dp),
+            Placement::Disaggregated if family.is_shared() => (ranks, family.encoder_dp),
             Placement::Disaggregated => (1, 1),
             Placement::Colocated => (groups, family.encoder_dp),
         };

@@ -83,7 +83,7 @@ impl SlotAssignment {
         let encoder_times = self.encoder_times(&space.encoder.times[encoder.times]);
         match family.placement {
             Placement::Disaggregated => {
-                let lanes = if space.is_shared(family) { 1 } else { self.ranks };
+                let lanes = if family.is_shared() { 1 } else { self.ranks };
                 step.encoders.push(ChainTimes::new(lanes, rows(&[(encoder, &encoder_times)])));
                 step.llm = ChainTimes::new(self.ranks, rows(&[(llm, &llm_times)]));
             }

@@ -39,6 +39,14 @@ pub(super) struct Candidate {
     pub(super) microbatches: u32,
 }
 
+impl Family {
+    /// Whether the ranks of an encoder that is a pipeline stage share the media of all LLM ranks; with the
+    /// LLM's DP degree each belongs to an LLM rank.
+    pub(super) fn is_shared(&self) -> bool {
+        self.placement == Placement::Disaggregated && self.encoder_dp != self.llm_dp
+    }
+}
+
 impl Candidate {
     /// Returns the microbatches of all LLM ranks.
     pub(super) fn groups(&self) -> usize {
@@ -184,12 +192,6 @@ impl<'a> SearchSpace<'a> {
         };
         let stages = encoders.stages() + llm.pp as usize;
         StepShape { kind, encoders, stages, slots: slots as usize }
-    }
-
-    /// Whether the ranks of an encoder that is a pipeline stage share the media of all LLM ranks; with the
-    /// LLM's DP degree each belongs to an LLM rank.
-    pub(super) fn is_shared(&self, family: &Family) -> bool {
-        family.placement == Placement::Disaggregated && family.encoder_dp != family.llm_dp
     }
 
     /// Calls `visit` with every LLM: the index of its shape, and its ranks in descending order.

@@ -35,7 +35,7 @@ from dflop._native import (
     balance,
     mix,
 )
-from dflop.batches import Audio, Batch, Microbatch, Sample, Step, Video
+from dflop.batches import Audio, Batch, Medium, Microbatch, Sample, Step, Video
 from dflop.custom import Custom
 from dflop.errors import (
     ConfigError,
@@ -76,6 +76,7 @@ __all__ = [
     "ForkError",
     "Image",
     "Loader",
+    "Medium",
     "Microbatch",
     "Mixture",
     "ModelError",

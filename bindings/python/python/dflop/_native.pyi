@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, final, overload
 
-from dflop.batches import Batch, Microbatch, Sample, Step
+from dflop.batches import Batch, Medium, Microbatch, Sample, Step
 from dflop.custom import Custom
 
 __all__ = [
@@ -351,6 +351,7 @@ class BalancedLoader:
     def report_stage_seconds(
         self, step: Step, seconds: Mapping[str, Sequence[Sequence[float]]]
     ) -> dict[str, Any] | None: ...
+    def media_shares(self, step: Step, microbatch: int, ranks: int) -> list[list[Medium]]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None: ...
     def set_epoch(self, epoch: int) -> None: ...

@@ -261,6 +261,23 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Medium:
+    """An image, a video or an audio clip of a sample, see `BalancedLoader.media_shares`.
+
+    Attributes:
+        key: key of the sample.
+        kind: ``"image"``, ``"video"`` or ``"audio"``.
+        index: index among the media of this kind of the sample, in the order in which they occur.
+        seconds: predicted time in the whole encoder, forward and backward.
+    """
+
+    key: str
+    kind: str
+    index: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Audio:
     """Decoded audio.
 

@@ -3,6 +3,7 @@
 mod buckets;
 mod correction;
 mod loader_config;
+mod media_shares;
 mod microbatch;
 mod settings;
 mod step_microbatches;
@@ -308,6 +309,29 @@ impl PyBalancedLoader {
         };
         let report = py.detach(|| learner.learn(&running, &plan, &seconds))?;
         report.map(|report| to_python(py, &report)).transpose()
+    }
+
+    /// Shares the media of one of this rank's microbatches between the ranks of a tensor-parallel group, where
+    /// each of them holds the encoder: the longest medium first, to the rank with the least predicted time.
+    /// The same on all ranks.
+    ///
+    /// Args: step: a delivered step. microbatch: its index in the step. ranks: of the group, at least 1.
+    ///
+    /// Returns:
+    ///     lists of `dflop.batches.Medium`, one for each rank of the group.
+    ///
+    /// Raises:
+    ///     ConfigError: the step has no such microbatch, or there is no rank.
+    fn media_shares<'py>(
+        &self,
+        py: Python<'py>,
+        step: &Bound<'py, PyAny>,
+        microbatch: usize,
+        ranks: usize,
+    ) -> PyResult<Vec<Vec<Bound<'py, PyAny>>>> {
+        let plan = step.getattr("plan")?.cast_into::<Plan>()?.get().plan.clone();
+        let running = self.running().clone();
+        media_shares::media_shares(py, &running, &plan, [self.config.dp_rank, microbatch], ranks)
     }
 
     /// Returns the state of the run: small, and equal on all ranks at the same step.

@@ -243,7 +243,8 @@ impl std::fmt::Display for DegreesJson {
         let Self { encoder, llm, microbatches, placement, rounds_ahead, is_run, .. } = self;
         write!(formatter, "encoder {encoder}, llm {llm}, {microbatches} microbatches, {placement}")?;
         if *rounds_ahead > 0 {
-            write!(formatter, ", encoder {rounds_ahead} rounds ahead")?;
+            let rounds = if *rounds_ahead == 1 { "round" } else { "rounds" };
+            write!(formatter, ", encoder {rounds_ahead} {rounds} ahead")?;
         }
         if *is_run { Ok(()) } else { write!(formatter, " (not run yet)") }
     }
