@@ -15,6 +15,8 @@ use crate::partition::{self, LowerBound, Partition, Problem, Strategy};
 
 /// Fewest and most passes that the lower bound may walk over.
 const BOUND_PASSES: std::ops::Range<u64> = 1 << 16..1 << 20;
+/// Passes that a relaxation walks over where it is a start alone.
+const START_PASSES: u64 = 1 << 13;
 /// Elementary steps of a search per step that its bound takes.
 const BOUND_SHARE: u64 = 16;
 /// Share of a search in which a start that exceeds memory may be relieved.
@@ -98,15 +100,7 @@ pub fn balance_pipeline(
     if strategy == Strategy::Search {
         // A small budget is charged its share only, although the bound takes a minimum of passes.
         budget.spend(passes_max.min(budget.steps_left() / BOUND_SHARE));
-        state = relax(&problem, config, state, &relaxation, budget);
-        if state.memory_excess() > 0 {
-            state = memory_start::improve(&problem, instance, caps, config, state, budget);
-        }
-        let moves = match config.objective {
-            PipelineObjective::Makespan => MoveSet::Contents,
-            PipelineObjective::MinMax => MoveSet::Order,
-        };
-        search::improve(&mut state, moves, bound.ns, budget);
+        improve(&problem, instance, caps, config, &mut state, (&relaxation, bound.ns), budget);
     }
     let memory_excess = state.memory_excess();
     let (groups, ranks_ns) = state.into_parts();
@@ -119,6 +113,50 @@ pub fn balance_pipeline(
         work_spent: budget.work_spent() - work_before,
         is_reproducible: budget.is_reproducible(),
     })
+}
+
+/// Searches for a planner, which judges many answers and needs no bound of each: like [`balance_pipeline`]
+/// without caps, from a relaxation of few rounds. Returns items by rank and microbatch.
+///
+/// # Errors
+/// The errors of [`balance_pipeline`].
+pub(crate) fn search_pipeline(
+    instance: &Instance,
+    config: &PipelineConfig,
+    budget: &mut Budget,
+) -> Result<Vec<Vec<Vec<u32>>>> {
+    config.check(instance)?;
+    let caps = Caps::default();
+    let problem = Problem::new(instance, &caps)?;
+    let partition = start(&problem, config, Strategy::Search, budget)?;
+    let slots = Partition::from_groups(&problem, assign_balanced(&problem, partition, config.dp_size));
+    let mut state = ScheduleState::new(&problem, slots, config);
+    let relaxation = Relaxation::new(instance, config, START_PASSES);
+    let goal_ns = relaxation.bound_ns;
+    improve(&problem, instance, &caps, config, &mut state, (&relaxation, goal_ns), budget);
+    let (groups, _) = state.into_parts();
+    Ok(groups.chunks(instance.groups() / config.dp_size).map(<[_]>::to_vec).collect())
+}
+
+/// Searches from the better one of two starts, until the makespan is at the goal, nanoseconds.
+fn improve(
+    problem: &Problem<'_>,
+    instance: &Instance,
+    caps: &Caps,
+    config: &PipelineConfig,
+    state: &mut ScheduleState<'_>,
+    (relaxation, goal_ns): (&Relaxation, u64),
+    budget: &mut Budget,
+) {
+    relax(problem, config, state, relaxation, budget);
+    if state.memory_excess() > 0 {
+        memory_start::improve(problem, instance, caps, config, state, budget);
+    }
+    let moves = match config.objective {
+        PipelineObjective::Makespan => MoveSet::Contents,
+        PipelineObjective::MinMax => MoveSet::Order,
+    };
+    search::improve(state, moves, goal_ns, budget);
 }
 
 /// Returns how many passes the bound may walk over: a share of a search, the minimum without one.
@@ -149,30 +187,30 @@ fn start(
     }
 }
 
-/// Returns a state, or one that follows the relaxation if items may move and that is better.
-fn relax<'a>(
-    problem: &'a Problem<'a>,
-    config: &'a PipelineConfig,
-    state: ScheduleState<'a>,
+/// Takes slots that follow the relaxation, if items may move and these slots are better.
+fn relax(
+    problem: &Problem<'_>,
+    config: &PipelineConfig,
+    state: &mut ScheduleState<'_>,
     relaxation: &Relaxation,
     budget: &mut Budget,
-) -> ScheduleState<'a> {
-    if config.objective == PipelineObjective::Makespan
-        && let Some(slots) = relaxation_start::assign(problem, relaxation, budget)
-    {
-        let mut other = ScheduleState::new(problem, slots, config);
-        if other.memory_excess() > 0 {
-            search::relieve(&mut other, budget.steps_left() / RELIEF_SHARE, budget);
-            // A search ends better from here than from the other start, whose makespan may be shorter.
-            if other.memory_excess() == 0 {
-                return other;
-            }
-        }
-        if other.value() < state.value() {
-            return other;
+) {
+    if config.objective != PipelineObjective::Makespan {
+        return;
+    }
+    let Some(slots) = relaxation_start::assign(problem, relaxation, budget) else { return };
+    let before = state.value();
+    let present = state.replace(slots);
+    if state.memory_excess() > 0 {
+        search::relieve(state, budget.steps_left() / RELIEF_SHARE, budget);
+        // A search ends better from here than from the other start, whose makespan may be shorter.
+        if state.memory_excess() == 0 {
+            return;
         }
     }
-    state
+    if state.value() >= before {
+        state.replace(present);
+    }
 }
 
 /// Assigns group `g` to rank `g mod ranks`; returns the groups rank by rank.

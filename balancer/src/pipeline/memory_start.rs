@@ -23,16 +23,16 @@ struct Limiting {
     width: usize,
 }
 
-/// Returns the state with the least excess, then makespan, of the given one and the starts made here.
-pub(super) fn improve<'a>(
-    problem: &'a Problem<'a>,
+/// Takes the slots with the least excess, then makespan, of the given ones and the starts made here.
+pub(super) fn improve(
+    problem: &Problem<'_>,
     instance: &Instance,
     caps: &Caps,
-    config: &'a PipelineConfig,
-    mut state: ScheduleState<'a>,
+    config: &PipelineConfig,
+    state: &mut ScheduleState<'_>,
     budget: &mut Budget,
-) -> ScheduleState<'a> {
-    let Some(limiting) = Limiting::new(instance, config, &state) else { return state };
+) {
+    let Some(limiting) = Limiting::new(instance, config, state) else { return };
     let partitions = [
         Some(state.slots().groups.clone()),
         limiting.partition(instance, caps, 0, budget),
@@ -43,13 +43,13 @@ pub(super) fn improve<'a>(
         for is_spread in [true, false] {
             budget.spend(passes);
             let slots = limiting.order(&groups, config.dp_size, is_spread);
-            let other = ScheduleState::new(problem, Partition::from_groups(problem, slots), config);
-            if other.value() < state.value() {
-                state = other;
+            let before = state.value();
+            let present = state.replace(Partition::from_groups(problem, slots));
+            if state.value() >= before {
+                state.replace(present);
             }
         }
     }
-    state
 }
 
 impl Limiting {

@@ -66,9 +66,21 @@ impl PassShape<'_> {
         }
     }
 
-    /// Lists the stages that take the output of a pass.
-    fn receivers(&self, stage: usize, direction: usize) -> Vec<usize> {
-        self.senders(stage, 1 - direction)
+    fn links(&self, stage: usize, direction: usize) -> Links {
+        let takers = |sender: usize, receivers: &[usize]| -> usize {
+            receivers.iter().map(|receiver| self.takers(sender, *receiver)).sum()
+        };
+        // What sends in one direction takes in the other.
+        let receivers = |stage: usize| self.senders(stage, 1 - direction);
+        let sender = |sender: usize| {
+            let receivers = receivers(sender);
+            let before = receivers.iter().take_while(|receiver| **receiver != stage).count();
+            (sender, takers(sender, &receivers[..before]))
+        };
+        Links {
+            senders: self.senders(stage, direction).into_iter().map(sender).collect(),
+            takers: takers(stage, &receivers(stage)),
+        }
     }
 }
 
@@ -82,6 +94,15 @@ pub(super) struct PassGraph {
     pub(super) lanes_of_rank: Vec<Vec<usize>>,
 }
 
+/// Stages that send to a stage or take from it, in one direction.
+#[derive(Default)]
+struct Links {
+    /// Senders of the input, each with the number of takers of its output before this stage's.
+    senders: Vec<(usize, usize)>,
+    /// Passes that take an output.
+    takers: usize,
+}
+
 /// Passes under construction.
 struct Builder<'a> {
     shape: PassShape<'a>,
@@ -90,8 +111,11 @@ struct Builder<'a> {
     first_lane: Vec<usize>,
     /// Last pass of every lane that takes time.
     last: Vec<u32>,
-    /// Passes from which the takers of an output take it, forward and backward, `[lanes * microbatches]`.
-    outlets: [Vec<Vec<u32>>; 2],
+    /// Links of every stage, forward and backward.
+    links: Vec<[Links; 2]>,
+    /// Pass from which the first taker of an output takes it, forward and backward, `[lanes * microbatches]`;
+    /// the next ones take it from the passes that follow, the last two from the same.
+    outlets: [Vec<u32>; 2],
     lanes: Vec<Vec<u32>>,
 }
 
@@ -112,11 +136,13 @@ impl PassGraph {
             (0..stages).map(lane).collect()
         };
         let lanes_of_rank = (0..shape.ranks).map(lanes_of_rank).collect();
-        let outlets = || vec![Vec::new(); lanes * shape.step.slots];
+        let outlets = || vec![NONE; lanes * shape.step.slots];
+        let links = (0..stages).map(|stage| [0, 1].map(|direction| shape.links(stage, direction))).collect();
         let mut builder = Builder {
             shape,
             passes: Vec::new(),
             last: vec![NONE; lanes],
+            links,
             outlets: [outlets(), outlets()],
             lanes: vec![Vec::new(); lanes],
             first_lane,
@@ -147,65 +173,55 @@ impl Builder<'_> {
             self.connect(before[0], at, 0);
             self.connect(input, at, 1);
             self.last[lane] = at;
-            self.outlets[direction][lane * self.shape.step.slots + microbatch] = vec![at];
+            self.outlets[direction][lane * self.shape.step.slots + microbatch] = at;
         }
-        let receivers = self.shape.receivers(stage, direction);
-        let takers = receivers.iter().map(|receiver| self.shape.takers(stage, *receiver)).sum();
         for rank in 0..self.shape.lanes_of(stage) {
-            self.fan_out(self.first_lane[stage] + rank, microbatch, direction, takers);
+            self.fan_out(stage, self.first_lane[stage] + rank, microbatch, direction);
         }
     }
 
     /// Returns the pass that sends the last input of a stage's pass; several inputs are joined.
     fn input(&mut self, stage: usize, rank: usize, microbatch: usize, direction: usize) -> u32 {
-        let mut inputs = Vec::new();
-        for sender in self.shape.senders(stage, direction) {
-            let lanes = if self.shape.lanes_of(stage) == 1 {
-                0..self.shape.lanes_of(sender)
-            } else {
-                let lane = rank.min(self.shape.lanes_of(sender) - 1);
-                lane..lane + 1
-            };
-            let taker = self.taker(sender, stage, rank, direction);
-            let outlets = &self.outlets[direction];
-            let slots = self.shape.step.slots;
-            let lanes = lanes.map(|lane| (self.first_lane[sender] + lane) * slots + microbatch);
-            inputs.extend(lanes.map(|output| outlets[output][taker]));
-        }
-        let mut joined = inputs.first().copied().unwrap_or(NONE);
-        for &other in inputs.iter().skip(1) {
-            let before = [joined, other];
-            let at = self.push_fan(self.first_lane[stage] + rank, microbatch, before);
-            for from in before {
-                self.connect(from, at, 1);
+        let lanes_here = self.shape.lanes_of(stage);
+        let mut joined = NONE;
+        for at in 0..self.links[stage][direction].senders.len() {
+            let (sender, takers_before) = self.links[stage][direction].senders[at];
+            let lanes = self.shape.lanes_of(sender);
+            let own = rank.min(lanes - 1);
+            let (first, count) = if lanes_here == 1 { (0, lanes) } else { (own, 1) };
+            let taker = takers_before + if self.shape.takers(sender, stage) > 1 { rank } else { 0 };
+            let last_fan = self.links[sender][direction].takers.saturating_sub(2);
+            for lane in first..first + count {
+                let output = (self.first_lane[sender] + lane) * self.shape.step.slots + microbatch;
+                let other = self.outlets[direction][output] + taker.min(last_fan) as u32;
+                joined =
+                    if joined == NONE { other } else { self.join(stage, rank, microbatch, [joined, other]) };
             }
-            joined = at;
         }
         joined
     }
 
-    /// Returns which of the takers of a stage's output a rank of a receiver is.
-    fn taker(&self, sender: usize, stage: usize, rank: usize, direction: usize) -> usize {
-        let receivers = self.shape.receivers(sender, direction);
-        let others = receivers.iter().take_while(|receiver| **receiver != stage);
-        let before: usize = others.map(|receiver| self.shape.takers(sender, *receiver)).sum();
-        before + if self.shape.takers(sender, stage) > 1 { rank } else { 0 }
+    /// Adds a pass that waits for two inputs of a stage's pass.
+    fn join(&mut self, stage: usize, rank: usize, microbatch: usize, before: [u32; 2]) -> u32 {
+        let at = self.push_fan(self.first_lane[stage] + rank, microbatch, before);
+        for from in before {
+            self.connect(from, at, 1);
+        }
+        at
     }
 
     /// Adds passes from which the takers of a pass's output take it.
-    fn fan_out(&mut self, lane: usize, microbatch: usize, direction: usize, takers: usize) {
+    fn fan_out(&mut self, stage: usize, lane: usize, microbatch: usize, direction: usize) {
         let output = lane * self.shape.step.slots + microbatch;
-        let mut from = self.outlets[direction][output][0];
-        let mut outlets = Vec::with_capacity(takers.max(1));
-        for _ in 1..takers {
+        let mut from = self.outlets[direction][output];
+        for fan in 1..self.links[stage][direction].takers {
             let at = self.push_fan(lane, microbatch, [NONE, from]);
             self.connect(from, at, 1);
-            outlets.push(at);
+            if fan == 1 {
+                self.outlets[direction][output] = at;
+            }
             from = at;
         }
-        // The last fan has two takers.
-        outlets.push(from);
-        self.outlets[direction][output] = outlets;
     }
 
     fn push_fan(&mut self, lane: usize, microbatch: usize, before: [u32; 2]) -> u32 {

@@ -17,8 +17,10 @@ const NEAR: f64 = 1.1;
 const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
 const KEEPS_UP: f64 = 1.005;
-/// Most plans that are scored on all batches.
+/// Most plans of which the best is chosen on more batches.
 const LEADERS: usize = 3;
+/// Batches on which it is chosen; it alone is scored on all.
+const LEADER_BATCHES: usize = 16;
 
 /// Rounds that an encoder may run ahead.
 const AHEAD: [u16; 4] = [1, 2, 4, 8];
@@ -26,8 +28,8 @@ const AHEAD: [u16; 4] = [1, 2, 4, 8];
 const AHEAD_PLANS: usize = 6;
 
 /// Scores finalists again, and the plans of other methods, with the balancing that a run has; returns the
-/// best and what is as fast on the first batches, the best first, then the best of another family, which may
-/// have the score of the first batches alone.
+/// best, then what is as fast on the first batches, then the best of another family; these may have the score
+/// of the first batches alone.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
@@ -63,24 +65,7 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
         trials.push((refined(space, &candidate, 0..trial, &mut timeline)?, candidate));
     }
     sort(&mut trials);
-    let keeps_up_ns = trials.first().map_or(0.0, |(best, _)| KEEPS_UP * best.mean_ns());
-    let (leaders, others) =
-        trials.split_at(trials.partition_point(|(score, _)| score.mean_ns() <= keeps_up_ns));
-    let mut scored: Vec<ScoredPlan> = Vec::new();
-    // Plans that do not fit on all batches leave the place to the next ones.
-    for (score, candidate) in leaders.iter().chain(others) {
-        let is_leader = score.mean_ns() <= keeps_up_ns && scored.len() < LEADERS;
-        if !is_leader && !scored.is_empty() {
-            break;
-        }
-        let mut score = score.clone();
-        score.append(refined(space, candidate, trial..batches, &mut timeline)?);
-        if fits(&score) {
-            scored.push(ScoredPlan { candidate: *candidate, score });
-        }
-    }
-    // Leaders differ by less than times are known: the one with the lower upper end is the safer choice.
-    scored.sort_by(|one, other| upper_ns(space, one).total_cmp(&upper_ns(space, other)));
+    let mut scored = choose(space, &trials, &mut timeline)?;
     let runner_up = scored.first().and_then(|best| {
         let is_other = |plan: &&(Score, Candidate)| plan.1.family != best.candidate.family;
         trials.iter().find(is_other).filter(|plan| scored.iter().all(|known| known.candidate != plan.1))
@@ -90,6 +75,53 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
         runner_up.map(|(score, candidate)| ScoredPlan { candidate: *candidate, score: score.clone() }),
     );
     Ok(scored)
+}
+
+/// Scores the best of these plans, shortest first on the first batches, on all batches. What is as fast follows
+/// it; none if no plan fits.
+fn choose(
+    space: &SearchSpace<'_>,
+    trials: &[(Score, Candidate)],
+    timeline: &mut StepTimeline,
+) -> Result<Vec<ScoredPlan>> {
+    let batches = space.workload.batches().len();
+    let fits = |plan: &ScoredPlan| plan.score.requirement().most() <= space.budget_bytes;
+    let mut more = |plan: &mut ScoredPlan, batches: usize| -> Result<()> {
+        let done = plan.score.makespans_ns.len();
+        plan.score.append(refined(space, &plan.candidate, done..batches, timeline)?);
+        Ok(())
+    };
+    let plan =
+        |(score, candidate): &(Score, Candidate)| ScoredPlan { candidate: *candidate, score: score.clone() };
+    let keeps_up_ns = trials.first().map_or(0.0, |(best, _)| KEEPS_UP * best.mean_ns());
+    let mut leaders: Vec<ScoredPlan> = Vec::new();
+    for trial in trials.iter().take_while(|(score, _)| score.mean_ns() <= keeps_up_ns) {
+        let mut plan = plan(trial);
+        let tried = trial.0.makespans_ns.len();
+        more(&mut plan, LEADER_BATCHES.clamp(tried, batches))?;
+        leaders.extend(Some(plan).filter(fits));
+        if leaders.len() == LEADERS {
+            break;
+        }
+    }
+    // Leaders differ by less than times are known: the one with the lower upper end is the safer choice.
+    leaders.sort_by(|one, other| upper_ns(space, one).total_cmp(&upper_ns(space, other)));
+    while let Some(best) = leaders.first_mut() {
+        more(best, batches)?;
+        if fits(best) {
+            return Ok(leaders);
+        }
+        leaders.remove(0);
+    }
+    // Plans that do not fit on all batches leave the place to the next ones.
+    for trial in trials {
+        let mut plan = plan(trial);
+        more(&mut plan, batches)?;
+        if fits(&plan) {
+            return Ok(vec![plan]);
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// Returns the mean step time at the upper end of the 90 % interval of the module that is known less well.

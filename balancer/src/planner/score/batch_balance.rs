@@ -21,7 +21,7 @@ use crate::caps::Caps;
 use crate::error::Result;
 use crate::instance::Instance;
 use crate::partition::{Strategy, balance};
-use crate::pipeline::balance_pipeline;
+use crate::pipeline::search_pipeline;
 use crate::planner::cluster::Placement;
 use crate::planner::memory::MemoryRequirement;
 use crate::planner::space::{Candidate, SearchSpace};
@@ -207,18 +207,12 @@ impl Balancer<'_> {
         Ok(balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?.groups)
     }
 
-    /// Assigns slots by [`balance_pipeline`], which supports encoders with another DP size.
+    /// Assigns slots by [`search_pipeline`], which supports encoders with another DP size.
     fn for_makespan(&self) -> Result<SlotAssignment> {
         let (instance, config) = pipelines::describe(self.space, self.candidate, self.batch, &self.sizes_ns)?;
-        let found = balance_pipeline(
-            &instance,
-            &config,
-            Strategy::Search,
-            &Caps::default(),
-            &mut Budget::work(WORK),
-        )?;
+        let ranks = search_pipeline(&instance, &config, &mut Budget::work(WORK))?;
         let by_cell: Vec<Vec<u32>> = (0..self.candidate.microbatches as usize)
-            .flat_map(|slot| found.ranks.iter().map(move |rank| rank[slot].clone()))
+            .flat_map(|slot| ranks.iter().map(move |rank| rank[slot].clone()))
             .collect();
         Ok(self.in_cells(&cells(by_cell, self.batch, GroupOrder::Sorted)))
     }

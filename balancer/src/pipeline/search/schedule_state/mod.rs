@@ -322,13 +322,18 @@ impl<'a> ScheduleState<'a> {
         }
     }
 
-    /// Starts anew from other slots; returns the present ones.
-    pub(super) fn restart(&mut self, slots: Partition, budget: &mut Budget) -> Partition {
-        budget.spend(self.timeline.passes() * self.timelines.len() as u64 + self.problem.items as u64);
+    /// Takes other slots as if there had been no search; returns the present ones.
+    pub(crate) fn replace(&mut self, slots: Partition) -> Partition {
         let present = std::mem::replace(&mut self.slots, slots);
         self.refresh();
         (self.best_ns, self.best) = (self.makespan_ns(), None);
         present
+    }
+
+    /// Starts anew from other slots; returns the present ones.
+    pub(super) fn restart(&mut self, slots: Partition, budget: &mut Budget) -> Partition {
+        budget.spend(self.timeline.passes() * self.timelines.len() as u64 + self.problem.items as u64);
+        self.replace(slots)
     }
 
     fn find_slowest(&mut self) {
