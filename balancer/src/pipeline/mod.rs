@@ -1,9 +1,10 @@
 //! Assigns items to the DP ranks of a pipeline, in ordered microbatches, judged by the simulated makespan.
 //!
-//! The model's modules form one chain of stages in their order, encoder first; every DP rank has such a chain
-//! and runs `groups / dp_size` microbatches per step on it, 1F1B. The makespan is the slowest rank's. An
-//! item's time in a module is the time of **one stage** of that module, forward and backward together; the
-//! forward pass takes a third ([`split_time`](crate::split_time)).
+//! The model's modules form one chain of stages in their order, encoder first, or encoders side by side feed
+//! the last module. Every DP rank has such stages, or shares those of a module with the others, and runs
+//! `groups / dp_size` microbatches per step on them. The makespan is the slowest rank's. An item's time in a
+//! module is the time of **one stage** of that module, forward and backward together; the forward pass takes
+//! a third ([`split_time`](crate::split_time)).
 //!
 //! Strategies that use costs take three steps: partition into microbatches, assign these to ranks, put them
 //! in peak order. [`Strategy::Search`](crate::Strategy::Search) then continues in `search`, with the

@@ -66,6 +66,7 @@ impl PassShape<'_> {
         }
     }
 
+    /// Returns what a stage is linked to in one direction.
     fn links(&self, stage: usize, direction: usize) -> Links {
         let takers = |sender: usize, receivers: &[usize]| -> usize {
             receivers.iter().map(|receiver| self.takers(sender, *receiver)).sum()
@@ -95,7 +96,6 @@ pub(super) struct PassGraph {
 }
 
 /// Stages that send to a stage or take from it, in one direction.
-#[derive(Default)]
 struct Links {
     /// Senders of the input, each with the number of takers of its output before this stage's.
     senders: Vec<(usize, usize)>,
