@@ -77,8 +77,8 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     Ok(scored)
 }
 
-/// Scores the best of these plans, shortest first on the first batches, on all batches. What is as fast follows
-/// it; none if no plan fits.
+/// Scores the best of these plans, shortest first on the first batches, on all batches. What is as fast
+/// follows it; none if no plan fits.
 fn choose(
     space: &SearchSpace<'_>,
     trials: &[(Score, Candidate)],

@@ -311,9 +311,9 @@ impl PyBalancedLoader {
         report.map(|report| to_python(py, &report)).transpose()
     }
 
-    /// Shares the media of one of this rank's microbatches between the ranks of a tensor-parallel group, where
-    /// each of them holds the encoder: the longest medium first, to the rank with the least predicted time.
-    /// The same on all ranks.
+    /// Shares the media of one of this rank's microbatches between the ranks of a tensor-parallel group,
+    /// where each of them holds the encoder: the longest medium first, to the rank with the least predicted
+    /// time. The same on all ranks.
     ///
     /// Args: step: a delivered step. microbatch: its index in the step. ranks: of the group, at least 1.
     ///
