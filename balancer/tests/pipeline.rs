@@ -161,6 +161,7 @@ proptest! {
             let caps = Caps::default();
             let found = balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(300)).unwrap();
             prop_assert_eq!(laid_out(&instance, &config, &found.ranks), found.makespan_ns);
+            prop_assert_eq!(config.makespan_ns(&instance, &found.ranks).unwrap(), found.makespan_ns);
             prop_assert_eq!(found.ranks_ns.iter().copied().max(), Some(found.makespan_ns));
         }
     }

@@ -1,8 +1,11 @@
 //! Describes the pipelines of a step: stages, DP sizes and objective of a search.
 
 use super::memory_limits::PipelineMemoryLimits;
+use super::search::ScheduleState;
+use crate::caps::Caps;
 use crate::error::{Error, Result};
 use crate::instance::Instance;
+use crate::partition::{Partition, Problem};
 use crate::schedule::{ENCODERS_MAX, EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use crate::simulate::StageTimes;
 
@@ -177,15 +180,7 @@ impl PipelineConfig {
     /// # Panics
     /// If a microbatch names an item that the instance does not have.
     pub fn ranks_times(&self, instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Result<Vec<StageTimes>> {
-        self.check(instance)?;
-        let microbatches = instance.groups() / self.dp_size;
-        for (field, found, expected) in std::iter::once(("ranks", ranks.len(), self.dp_size))
-            .chain(ranks.iter().map(|rank| ("microbatches", rank.len(), microbatches)))
-        {
-            if found != expected {
-                return Err(Error::Length { field, found, expected });
-            }
-        }
+        let microbatches = self.check_ranks(instance, ranks)?;
         let mut loads: Vec<_> = ranks.iter().map(|rank| slot_loads(instance, rank)).collect();
         for module in (0..instance.modules()).filter(|&module| self.module_dp_size(module) != self.dp_size) {
             for slot in 0..microbatches {
@@ -200,6 +195,41 @@ impl PipelineConfig {
             }
         }
         loads.iter().map(|rank| self.split_loads(rank)).collect()
+    }
+
+    /// Returns the makespan of an assignment of items to ranks and microbatches, nanoseconds: that of the whole
+    /// job, without messages.
+    ///
+    /// - `ranks`: as in [`PipelineConfig::ranks_times`]
+    ///
+    /// # Errors
+    /// The errors of [`PipelineConfig::ranks_times`]; [`Error::Config`] if an item is missing or twice.
+    pub fn makespan_ns(&self, instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Result<u64> {
+        self.check_ranks(instance, ranks)?;
+        let mut items: Vec<u32> = ranks.iter().flatten().flatten().copied().collect();
+        items.sort_unstable();
+        if !items.into_iter().eq(0..instance.items() as u32) {
+            let reason = format!("expected each of {} items once", instance.items());
+            return Err(Error::Config { setting: "ranks", reason });
+        }
+        let caps = Caps::default();
+        let problem = Problem::new(instance, &caps)?;
+        let slots = Partition::from_groups(&problem, ranks.concat());
+        Ok(ScheduleState::new(&problem, slots, self).makespan_ns())
+    }
+
+    /// Checks the numbers of ranks and microbatches; returns the microbatches of each rank.
+    fn check_ranks(&self, instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Result<usize> {
+        self.check(instance)?;
+        let microbatches = instance.groups() / self.dp_size;
+        for (field, found, expected) in std::iter::once(("ranks", ranks.len(), self.dp_size))
+            .chain(ranks.iter().map(|rank| ("microbatches", rank.len(), microbatches)))
+        {
+            if found != expected {
+                return Err(Error::Length { field, found, expected });
+            }
+        }
+        Ok(microbatches)
     }
 
     fn split_loads(&self, loads: &[Vec<u64>]) -> Result<StageTimes> {

@@ -11,11 +11,9 @@
 //!
 //! With padded layouts every sample is a row of N tokens: its padding is part of its own cost.
 
-use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balance_pipeline};
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
-use super::compare_strategies::simulate_plan;
 use super::planner::{StepCut, StepPlanner, is_blind};
 use super::step_plan::StepPlan;
 use crate::error::{Error, Result};
@@ -281,8 +279,9 @@ impl StepPlanner {
 
     /// Returns the makespan of the slowest rank, padding included.
     pub(super) fn makespan_ns(&self, plan: &StepPlan) -> Result<u64> {
-        let simulations = simulate_plan(self, plan, ScheduleKind::OneForwardOneBackward)?;
-        Ok(simulations.iter().map(|simulation| simulation.makespan_ns).max().unwrap_or(0))
+        let run =
+            self.as_run(plan).and_then(|(instance, ranks)| self.pipeline().makespan_ns(&instance, &ranks));
+        run.map_err(|source| Error::Plan { step: plan.step, source })
     }
 
     /// Explains why a step does not fit, and names a sufficient length.

@@ -4,6 +4,7 @@ use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, StageTimes};
 use dflop_loader::Error;
 use dflop_loader::plan::{StepPlan, StepPlannerBuilder};
+use dflop_loader::sample::BatchLayout;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning;
 
@@ -59,6 +60,20 @@ fn a_step_is_planned_for_the_job_that_runs() {
     let default = builder(&data).build().unwrap().plan(0).unwrap();
     let equal = builder(&data).module_dp_sizes(vec![2; 3]).build().unwrap().plan(0).unwrap();
     assert_eq!(default.ranks, equal.ranks);
+}
+
+#[test]
+fn padding_is_work_of_the_job_as_well() {
+    let data = TempDataset::new(2, 30, Compression::Plain);
+    let planner = |dp_sizes: &[usize]| {
+        let builder = builder(&data).pad_to_tokens(4096, BatchLayout::Packed);
+        builder.module_dp_sizes(dp_sizes.to_vec()).build().unwrap()
+    };
+    for dp_sizes in [[1, 3, 2], [2, 2, 2]] {
+        let padded = planner(&dp_sizes).plan(0).unwrap();
+        assert!(!padded.padding_ns.is_empty());
+        assert!(padded.makespan_ns > simulated_ns(&padded, dp_sizes), "{dp_sizes:?}");
+    }
 }
 
 #[test]
