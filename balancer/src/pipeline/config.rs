@@ -197,8 +197,8 @@ impl PipelineConfig {
         loads.iter().map(|rank| self.split_loads(rank)).collect()
     }
 
-    /// Returns the makespan of an assignment of items to ranks and microbatches, nanoseconds: that of the whole
-    /// job, without messages.
+    /// Returns the makespan of an assignment of items to ranks and microbatches, nanoseconds: that of the
+    /// whole job, without messages.
     ///
     /// - `ranks`: as in [`PipelineConfig::ranks_times`]
     ///
