@@ -10,8 +10,8 @@
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use dflop_balancer::planner::{
-    Cluster, EncoderSplit, ItemSize, Link, Links, ModelCostsBuilder, ParallelismPlan, PlanProblem,
-    SearchSpaceOptions, Workload, compare, plan,
+    Cluster, Degrees, EncoderSplit, ItemSize, Link, Links, ModelCostsBuilder, ModulePlan, ParallelismPlan,
+    PlanProblem, SearchSpaceOptions, Workload, compare, plan,
 };
 use dflop_costmodel::{DeviceRate, ModelSpec};
 use rustix::time::{ClockId, clock_gettime};
@@ -40,8 +40,8 @@ fn main() -> Result<(), Error> {
     let workload = Workload::draw(&read(shapes)?, global_batch.parse()?, batches, number("seed", 0)?)?;
     let memory_bytes = number("gib", 80)? << 30;
     let problem = PlanProblem {
-        encoder: &costs[0],
-        llm: &costs[1],
+        encoders: costs.encoder_costs(),
+        llm: &costs.llm,
         workload: &workload,
         cluster: Cluster { gpus: gpus.parse()?, gpus_per_node: 8, memory_bytes, links },
         options: SearchSpaceOptions {
@@ -74,22 +74,14 @@ fn main() -> Result<(), Error> {
 }
 
 fn show(plan: &ParallelismPlan) -> String {
-    let ParallelismPlan { encoder, llm, microbatches, placement, rounds_ahead, .. } = plan;
-    let again = |is: bool| if is { "r" } else { "" };
-    format!(
-        "{} E({},{},{}){} L({},{},{}){} m{microbatches} a{rounds_ahead} {:?} {:?}",
-        placement.name(),
-        encoder.tp,
-        encoder.pp,
-        encoder.dp,
-        again(plan.is_encoder_recomputed),
-        llm.tp,
-        llm.pp,
-        llm.dp,
-        again(plan.is_llm_recomputed),
-        plan.encoder_layers,
-        plan.llm_layers,
-    )
+    let module = |name: &str, ModulePlan { degrees, layers, is_recomputed }: &ModulePlan| {
+        let Degrees { tp, pp, dp } = degrees;
+        format!("{name}({tp},{pp},{dp}){} {layers:?}", if *is_recomputed { "r" } else { "" })
+    };
+    let encoders: Vec<String> = plan.encoders.iter().map(|encoder| module("E", encoder)).collect();
+    let ParallelismPlan { llm, microbatches, placement, rounds_ahead, .. } = plan;
+    let (encoders, llm) = (encoders.join(" "), module("L", llm));
+    format!("{} m{microbatches} a{rounds_ahead} {encoders} {llm}", placement.name())
 }
 
 fn read(path: &str) -> Result<Vec<ItemSize>, Error> {

@@ -4,18 +4,18 @@
 use std::fmt::Write;
 
 use dflop_balancer::planner::{
-    Cluster, Degrees, EncoderSplit, ItemSize, ModelCosts, ModelCostsBuilder, ModuleCosts, ParallelismPlan,
-    Placement, PlanProblem, SearchSpaceOptions, Workload, compare, evaluate, plan,
+    Cluster, Degrees, EncoderSplit, ItemSize, ModelCostsBuilder, ModuleCosts, ModulePlan, ParallelismPlan,
+    Placement, PlanProblem, PlannedModel, SearchSpaceOptions, Workload, compare, evaluate, plan,
 };
 use dflop_costmodel::flops::{EncoderFlops, Recomputation};
 use dflop_costmodel::profile::Profile;
-use dflop_costmodel::{DeviceRate, ImageSize, ModelSpec, SampleShape, SampleUnits, VideoShape};
+use dflop_costmodel::{DeviceRate, ImageSize, MediaUnits, ModelSpec, SampleShape, SampleUnits, VideoShape};
 use proptest::prelude::*;
 
 const MODELS: [&str; 2] = ["qwen2-vl-7b", "qwen2.5-vl-7b"];
 
 fn size_of(spec: &ModelSpec, shape: &SampleShape) -> ItemSize {
-    SampleUnits::new(spec, shape).unwrap().into()
+    SampleUnits::new(spec, shape).unwrap().try_into().unwrap()
 }
 
 /// Images of 46 x 34 and 32 x 32 patches, and two pairs of frames of 72 x 40.
@@ -33,8 +33,8 @@ fn patches_of_a_table_are_those_of_a_sample() {
         let spec = ModelSpec::preset(name).unwrap();
         let size = size_of(&spec, &shape);
         let windows = Some(if name == "qwen2-vl-7b" { pairs } else { windows });
-        assert_eq!(ItemSize::of_patches(&spec, 8348, size.tokens, pairs, windows), size);
-        assert!(ItemSize::of_patches(&spec, 8348, size.tokens, pairs, None).pairs >= size.pairs);
+        assert_eq!(MediaUnits::of_patches(&spec, 8348, pairs, windows), size.media(0));
+        assert!(MediaUnits::of_patches(&spec, 8348, pairs, None).pairs >= size.media(0).pairs);
     }
 }
 
@@ -42,7 +42,12 @@ fn spec(name: &str) -> ModelSpec {
     ModelSpec::preset(name).unwrap()
 }
 
-fn costs(spec: &ModelSpec) -> [ModelCosts; 2] {
+/// A sample of media in the only encoder.
+fn patches(units: u32, pairs: u64, tokens: u32) -> ItemSize {
+    ItemSize::of_media(&[MediaUnits { units, pairs }], tokens).unwrap()
+}
+
+fn costs(spec: &ModelSpec) -> PlannedModel {
     ModelCostsBuilder::new(spec).rate(DeviceRate::preset("a100").unwrap()).build().unwrap()
 }
 
@@ -63,10 +68,10 @@ fn shape(at: u32) -> SampleShape {
     }
 }
 
-fn problem<'a>(costs: &'a [ModelCosts; 2], workload: &'a Workload, gpus: u32) -> PlanProblem<'a> {
+fn problem<'a>(costs: &'a PlannedModel, workload: &'a Workload, gpus: u32) -> PlanProblem<'a> {
     PlanProblem {
-        encoder: &costs[0],
-        llm: &costs[1],
+        encoders: costs.encoder_costs(),
+        llm: &costs.llm,
         workload,
         cluster: Cluster { gpus, gpus_per_node: 8, memory_bytes: 400 << 30, links: None },
         options: SearchSpaceOptions::default(),
@@ -75,31 +80,18 @@ fn problem<'a>(costs: &'a [ModelCosts; 2], workload: &'a Workload, gpus: u32) ->
     }
 }
 
-fn even(layers: u32, pp: u32) -> Vec<u32> {
-    (0..pp).map(|stage| layers / pp + u32::from(stage < layers % pp)).collect()
-}
-
-fn disaggregated(
-    costs: &[ModelCosts; 2],
-    encoder: Degrees,
-    llm: Degrees,
-    microbatches: u32,
-) -> ParallelismPlan {
+fn disaggregated(costs: &PlannedModel, encoder: Degrees, llm: Degrees, microbatches: u32) -> ParallelismPlan {
     ParallelismPlan {
-        encoder,
-        llm,
+        encoders: vec![ModulePlan::even(costs.encoders[0].layers(), encoder)],
+        llm: ModulePlan::even(costs.llm.layers(), llm),
         microbatches,
         placement: Placement::Disaggregated,
         rounds_ahead: 0,
-        encoder_layers: even(costs[0].layers(), encoder.pp),
-        llm_layers: even(costs[1].layers(), llm.pp),
-        is_encoder_recomputed: false,
-        is_llm_recomputed: false,
     }
 }
 
 /// Returns the seconds of a step with one microbatch on one GPU per module.
-fn one_microbatch_seconds(costs: &[ModelCosts; 2], sizes: &[ItemSize]) -> f64 {
+fn one_microbatch_seconds(costs: &PlannedModel, sizes: &[ItemSize]) -> f64 {
     let workload = Workload::draw(sizes, sizes.len() as u32, 1, 0).unwrap();
     let alone = Degrees { tp: 1, pp: 1, dp: 1 };
     let mut problem = problem(costs, &workload, 2);
@@ -129,7 +121,7 @@ fn the_encoder_takes_the_flops_of_all_media() {
 #[test]
 fn one_large_image_takes_longer_than_small_ones() {
     let costs = costs(&spec("qwen2-vl-7b"));
-    let size = |images: u64| ItemSize { tiles: 16_000, tokens: 4100, pairs: 16_000 * 16_000 / images };
+    let size = |images: u64| patches(16_000, 16_000 * 16_000 / images, 4100);
     let [large, small] = [1, 16].map(|images| one_microbatch_seconds(&costs, &[size(images)]));
     assert!(large > small * 1.1, "{large} {small}");
     // Two encoder ranks cannot share one sample.
@@ -143,7 +135,7 @@ fn one_large_image_takes_longer_than_small_ones() {
 #[test]
 fn patches_are_not_shared_as_tiles_are() {
     let costs = costs(&spec(MODELS[0]));
-    let workload = Workload::draw(&[ItemSize { tiles: 8, tokens: 9, pairs: 64 }], 1, 1, 0).unwrap();
+    let workload = Workload::draw(&[patches(8, 64, 9)], 1, 1, 0).unwrap();
     let problem = PlanProblem { encoder_split: EncoderSplit::Tile, ..problem(&costs, &workload, 2) };
     let error = plan(&problem).unwrap_err().to_string();
     assert!(error.contains("encoder ranks share whole samples"), "{error}");
@@ -203,7 +195,8 @@ fn profile(is_separate: bool) -> Profile {
 fn measured_attention_is_looked_up_per_medium() {
     let spec = spec("qwen2-vl-7b");
     let measured = profile(true);
-    let [encoder, _] = ModelCostsBuilder::new(&spec).profile(&measured).build().unwrap();
+    let model = ModelCostsBuilder::new(&spec).profile(&measured).build().unwrap();
+    let encoder = &model.encoders[0];
     // Four images of 1024 patches: forward and backward, in nanoseconds.
     let (units, pairs) = (4096, 4 * 1024 * 1024);
     assert!((encoder.layer_ns(1, units) / (3e3 * 0.05 * 4096.0) - 1.0).abs() < 1e-6);

@@ -191,8 +191,8 @@ fn bench_plan(c: &mut Criterion) {
     for (gpus, global_batch) in CLUSTERS {
         let workload = case.workload(global_batch, 50);
         let problem = PlanProblem {
-            encoder: &case.costs[0],
-            llm: &case.costs[1],
+            encoders: case.model.encoder_costs(),
+            llm: &case.model.llm,
             workload: &workload,
             cluster: Cluster { gpus, ..case.cluster },
             options: SearchSpaceOptions::default(),

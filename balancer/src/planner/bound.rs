@@ -14,7 +14,7 @@
 use super::cluster::Placement;
 use super::costs::time_table::TimeTable;
 use super::space::shape::{StageShape, TpTimes};
-use super::space::{Candidate, Family, SearchSpace};
+use super::space::{Candidate, EncoderPart, Family, SearchSpace};
 
 /// Relative margin for the rounding of the bound's own arithmetic.
 const ROUNDING: f64 = 1e-9;
@@ -67,7 +67,7 @@ pub(super) fn estimate_with(
     let typical_path_ns = own.path_ns + 0.5 * (longest_ns - own.path_ns).max(0.0);
     match family.placement {
         Placement::Disaggregated => {
-            let encoder = encoder_estimate(space, family, few, many);
+            let encoder = encoders_estimate(space, family, few, many);
             let path_ns = (own.path_ns + encoder.path_ns).max(*longest_ns);
             let busy_ns = own.busy_ns.max(encoder.busy_ns);
             let others_ns = typical_path_ns + encoder.path_ns - own.stage_ns.max(encoder.stage_ns);
@@ -75,7 +75,7 @@ pub(super) fn estimate_with(
         }
         Placement::Joint => joint_estimate(space, family, [few, many].map(f64::from)),
         Placement::Colocated => {
-            let phase_ns = encoder_phase_ns(space, family);
+            let phase_ns = phase_ns(space, family);
             let bound_ns = phase_ns + own.busy_ns.max(own.path_ns).max(*longest_ns);
             LowerEstimate::new(bound_ns, phase_ns + own.busy_ns + typical_path_ns - own.stage_ns)
         }
@@ -103,61 +103,97 @@ pub(super) fn lower_bound_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> 
     estimate(space, &candidate.family, candidate.microbatches, candidate.microbatches).bound_ns
 }
 
-fn encoder_estimate(space: &SearchSpace<'_>, family: &Family, few: u32, many: u32) -> ModuleEstimate {
-    let shape = &space.encoder.shapes[family.encoder];
-    let times = &space.encoder.times[shape.times];
-    let ranks = f64::from(family.encoder_dp);
-    module_estimate(shape, times, [few, many].map(f64::from), ranks, space.workload.batch_tiles)
+/// Estimates encoders side by side: the slowest of them, and the longest path.
+fn encoders_estimate(space: &SearchSpace<'_>, family: &Family, few: u32, many: u32) -> ModuleEstimate {
+    let counts = [few, many].map(f64::from);
+    let of = |(encoder, part)| encoder_estimate(space, encoder, part, counts);
+    let each = family.encoders.iter().copied().enumerate().map(of);
+    each.fold(ModuleEstimate { busy_ns: 0.0, stage_ns: 0.0, path_ns: 0.0 }, |all, own| ModuleEstimate {
+        busy_ns: all.busy_ns.max(own.busy_ns),
+        stage_ns: all.stage_ns.max(own.stage_ns),
+        path_ns: all.path_ns.max(own.path_ns),
+    })
 }
 
-/// Returns the least time of all media of a batch, forward and backward, on the encoder's ranks.
-fn encoder_phase_ns(space: &SearchSpace<'_>, family: &Family) -> f64 {
-    let shape = &space.encoder.shapes[family.encoder];
-    let times = &space.encoder.times[shape.times];
-    let share = space.workload.batch_tiles / f64::from(family.encoder_dp);
-    let layer_ns = times.layer_hull.at(share) + times.samples_ns / f64::from(family.encoder_dp);
-    shape.all * layer_ns + times.outside_hull.at(share)
+fn encoder_estimate(
+    space: &SearchSpace<'_>,
+    encoder: usize,
+    part: EncoderPart,
+    counts: [f64; 2],
+) -> ModuleEstimate {
+    let module = &space.encoders[encoder];
+    let shape = &module.shapes[part.shape as usize];
+    let units = space.workload.media(encoder).batch_units;
+    module_estimate(shape, &module.times[shape.times], counts, f64::from(part.dp), units)
 }
 
-/// Estimates the joint plans of a family, whose stages hold layers of both modules.
-fn joint_estimate(space: &SearchSpace<'_>, family: &Family, [few, many]: [f64; 2]) -> LowerEstimate {
-    let [encoder, llm] = space.shapes(family);
-    let (of_encoder, of_llm) = (&space.encoder.times[encoder.times], &space.llm.times[llm.times]);
-    let [encoder_ranks, ranks] = [family.encoder_dp, family.llm_dp].map(f64::from);
-    // Units of a rank, and of one microbatch of `few` and `many`.
-    let tokens = space.workload.batch_tokens / ranks;
-    let tiles = space.workload.batch_tiles / encoder_ranks;
-    let of_rank = |hull: &TimeTable, units: f64| hull.least_of_parts(units, units / many, units / few);
-    let busy = [
-        (
-            of_rank(&of_encoder.layer_hull, tiles) + of_encoder.samples_ns / encoder_ranks,
-            of_rank(&of_encoder.outside_hull, tiles),
-        ),
-        (
-            of_rank(&of_llm.layer_hull, tokens) + of_llm.samples_ns / ranks,
-            of_rank(&of_llm.outside_hull, tokens),
-        ),
-    ];
-    let one = [
-        (
-            of_encoder.layer_hull.at(tiles / many) + of_encoder.samples_ns / (encoder_ranks * many),
-            of_encoder.outside_hull.at(tiles / many),
-        ),
-        (
-            of_llm.layer_hull.at(tokens / many) + of_llm.samples_ns / (ranks * many),
-            of_llm.outside_hull.at(tokens / many),
-        ),
-    ];
-    let stage_ns = |times: &[(f64, f64); 2], stage: usize| {
-        let of = |shape: &StageShape, (layer_ns, outside_ns): (f64, f64)| {
-            shape.layer_times(stage) * layer_ns + if shape.end() == stage { outside_ns } else { 0.0 }
-        };
-        of(encoder, times[0]) + of(llm, times[1])
+/// Returns the time of an encoder's slowest stage for the mean microbatch.
+pub(super) fn encoder_slot_ns(
+    space: &SearchSpace<'_>,
+    encoder: usize,
+    part: EncoderPart,
+    microbatches: u32,
+) -> f64 {
+    encoder_estimate(space, encoder, part, [f64::from(microbatches); 2]).stage_ns
+}
+
+/// Returns the least time of all media of a batch, forward and backward, on the ranks of colocated encoders.
+fn phase_ns(space: &SearchSpace<'_>, family: &Family) -> f64 {
+    let of = |(encoder, shape): (usize, &StageShape)| {
+        let times = &space.encoders[encoder].times[shape.times];
+        let ranks = f64::from(family.encoders[encoder].dp);
+        let share = space.workload.media(encoder).batch_units / ranks;
+        let layer_ns = times.layer_hull.at(share) + times.samples_ns / ranks;
+        shape.all * layer_ns + times.outside_hull.at(share)
+    };
+    space.encoder_shapes(family).enumerate().map(of).sum()
+}
+
+/// Times of one layer of a module, and outside its layers: of all of a rank's work, and of one microbatch.
+struct JointTimes<'a> {
+    shape: &'a StageShape,
+    busy_ns: [f64; 2],
+    one_ns: [f64; 2],
+}
+
+impl<'a> JointTimes<'a> {
+    /// Takes the units and the ranks of a module in steps of `few` to `many` microbatches.
+    fn new(shape: &'a StageShape, times: &TpTimes, units: f64, ranks: f64, [few, many]: [f64; 2]) -> Self {
+        let units = units / ranks;
+        let of_rank = |hull: &TimeTable| hull.least_of_parts(units, units / many, units / few);
+        Self {
+            shape,
+            busy_ns: [of_rank(&times.layer_hull) + times.samples_ns / ranks, of_rank(&times.outside_hull)],
+            one_ns: [
+                times.layer_hull.at(units / many) + times.samples_ns / (ranks * many),
+                times.outside_hull.at(units / many),
+            ],
+        }
+    }
+
+    fn stage_ns(&self, stage: usize, [layer_ns, outside_ns]: [f64; 2]) -> f64 {
+        self.shape.layer_times(stage) * layer_ns + if self.shape.end() == stage { outside_ns } else { 0.0 }
+    }
+}
+
+/// Estimates the joint plans of a family, whose stages hold layers of all modules.
+fn joint_estimate(space: &SearchSpace<'_>, family: &Family, counts: [f64; 2]) -> LowerEstimate {
+    let (llm, of_llm) = (space.llm_shape(family), space.llm_times(family));
+    let mut modules = Vec::with_capacity(family.encoders.len() + 1);
+    for (encoder, part) in family.encoders.iter().enumerate() {
+        let (shape, times) = (space.encoder_shape(family, encoder), space.encoder_times(family, encoder));
+        let units = space.workload.media(encoder).batch_units;
+        modules.push(JointTimes::new(shape, times, units, f64::from(part.dp), counts));
+    }
+    let ranks = f64::from(family.llm_dp);
+    modules.push(JointTimes::new(llm, of_llm, space.workload.batch_tokens, ranks, counts));
+    let sum = |stage: usize, of: fn(&JointTimes<'_>) -> [f64; 2]| {
+        modules.iter().map(|module| module.stage_ns(stage, of(module))).sum::<f64>()
     };
     let stages = 0..llm.layers.len();
-    let busy_ns = stages.clone().map(|stage| stage_ns(&busy, stage)).fold(0.0, f64::max);
-    let slowest_ns = stages.clone().map(|stage| stage_ns(&one, stage)).fold(0.0, f64::max);
-    let path_ns: f64 = stages.map(|stage| stage_ns(&one, stage)).sum();
+    let busy_ns = stages.clone().map(|stage| sum(stage, |module| module.busy_ns)).fold(0.0, f64::max);
+    let slowest_ns = stages.clone().map(|stage| sum(stage, |module| module.one_ns)).fold(0.0, f64::max);
+    let path_ns: f64 = stages.map(|stage| sum(stage, |module| module.one_ns)).sum();
     let [layer_ns, outside_ns] = of_llm.longest_ns;
     let longest_ns = llm.all * layer_ns + outside_ns;
     let typical_ns = path_ns + 0.5 * (longest_ns - path_ns).max(0.0);

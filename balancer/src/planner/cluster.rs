@@ -150,13 +150,47 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns whether tensor-parallel groups of two modules fit into the nodes together, none across nodes.
+    /// Returns whether tensor-parallel groups of some modules fit into the nodes together, none across nodes.
     ///
-    /// - each module: GPUs per group, and groups
+    /// - `modules`: GPUs per group of each module, and its groups
     ///
-    /// The larger groups fill the nodes in order; the smaller ones take the remaining GPUs of each.
+    /// The largest groups fill the nodes in order; smaller ones take the remaining GPUs of each.
     #[must_use]
-    pub fn has_room(&self, one: (u32, u64), other: (u32, u64)) -> bool {
+    pub fn has_room(&self, modules: &[(u32, u64)]) -> bool {
+        if let [one, other] = modules {
+            return self.has_room_for_two(*one, *other);
+        }
+        let node = u64::from(self.gpus_per_node.min(self.gpus));
+        let (nodes, short) = (u64::from(self.gpus) / node, u64::from(self.gpus) % node);
+        let mut modules = modules.to_vec();
+        modules.sort_unstable_by(|one, other| other.cmp(one));
+        // Free GPUs of a node, and nodes that have as many.
+        let mut free = vec![(node, nodes), (short, 1)];
+        for (tp, mut groups) in modules {
+            let tp = u64::from(tp);
+            let mut after = Vec::with_capacity(free.len() + 2);
+            for (gpus, nodes) in free {
+                let per_node = gpus / tp;
+                let full = groups.checked_div(per_node).map_or(0, |full| full.min(nodes));
+                groups -= full * per_node;
+                after.push((gpus - per_node * tp, full));
+                // The node in which the groups end.
+                let here = if full < nodes { groups.min(per_node) } else { 0 };
+                groups -= here;
+                let ends = u64::from(here > 0);
+                after.extend([(gpus - here * tp, ends), (gpus, nodes - full - ends)]);
+            }
+            if groups > 0 {
+                return false;
+            }
+            free = after;
+            free.retain(|(gpus, nodes)| *gpus > 0 && *nodes > 0);
+        }
+        true
+    }
+
+    /// The same for two modules, without any list: a search asks this very often.
+    fn has_room_for_two(&self, one: (u32, u64), other: (u32, u64)) -> bool {
         let (large, small) = if one.0 >= other.0 { (one, other) } else { (other, one) };
         let node = u64::from(self.gpus_per_node.min(self.gpus));
         let (nodes, short) = (u64::from(self.gpus) / node, u64::from(self.gpus) % node);
@@ -182,6 +216,7 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn cluster(gpus: u32, gpus_per_node: u32) -> Cluster {
         Cluster { gpus, gpus_per_node, memory_bytes: 1, links: None }
@@ -189,13 +224,26 @@ mod tests {
 
     #[test]
     fn no_group_crosses_a_node() {
-        assert!(cluster(16, 8).has_room((8, 1), (1, 8)));
-        assert!(cluster(16, 8).has_room((1, 3), (4, 3)), "3 + 12, the larger first");
-        assert!(!cluster(12, 6).has_room((4, 2), (3, 1)), "4 + 2 in each node: no three are left");
-        assert!(cluster(12, 6).has_room((4, 2), (2, 2)));
-        assert!(!cluster(12, 8).has_room((8, 1), (8, 1)), "the second node is short");
-        assert!(cluster(12, 8).has_room((4, 2), (4, 1)));
-        assert!(cluster(4, 8).has_room((2, 1), (2, 1)), "less than a node");
+        assert!(cluster(16, 8).has_room(&[(8, 1), (1, 8)]));
+        assert!(cluster(16, 8).has_room(&[(1, 3), (4, 3)]), "3 + 12, the larger first");
+        assert!(!cluster(12, 6).has_room(&[(4, 2), (3, 1)]), "4 + 2 in each node: no three are left");
+        assert!(cluster(12, 6).has_room(&[(4, 2), (2, 2)]));
+        assert!(!cluster(12, 8).has_room(&[(8, 1), (8, 1)]), "the second node is short");
+        assert!(cluster(12, 8).has_room(&[(4, 2), (4, 1)]));
+        assert!(cluster(4, 8).has_room(&[(2, 1), (2, 1)]), "less than a node");
+        assert!(cluster(16, 8).has_room(&[(4, 2), (2, 3), (1, 2)]));
+        assert!(!cluster(16, 8).has_room(&[(4, 2), (2, 3), (1, 3)]));
+        assert!(!cluster(12, 6).has_room(&[(4, 2), (1, 3), (2, 1)]), "4 and 2 in a node, 4 and two of 1");
+    }
+
+    proptest! {
+        #[test]
+        fn a_module_without_groups_changes_nothing(
+            gpus in 1u32..40, node in 1u32..9, one in (1u32..9, 0u64..9), other in (1u32..9, 0u64..9),
+        ) {
+            let cluster = cluster(gpus, node);
+            prop_assert_eq!(cluster.has_room(&[one, other, (1, 0)]), cluster.has_room(&[one, other]));
+        }
     }
 
     #[test]

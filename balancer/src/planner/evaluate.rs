@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 pub struct Evaluation {
     /// Makespan of each batch, nanoseconds.
     pub makespans_ns: Vec<u64>,
-    /// Memory of the encoder's fullest GPU over all batches, bytes.
-    pub encoder_bytes: u64,
+    /// Memory of each encoder's fullest GPU over all batches, bytes.
+    pub encoder_bytes: Vec<u64>,
     /// Memory of the LLM's fullest GPU over all batches, bytes.
     pub llm_bytes: u64,
     /// Lower bound on the plan's makespan on these batches, nanoseconds.
@@ -48,7 +48,7 @@ pub fn evaluate(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<Eva
     let MemoryRequirement { encoder_bytes, llm_bytes } = score.requirement();
     Ok(Evaluation {
         makespans_ns: score.makespans_ns,
-        encoder_bytes: encoder_bytes as u64,
+        encoder_bytes: encoder_bytes[..problem.encoders.len()].iter().map(|bytes| *bytes as u64).collect(),
         llm_bytes: llm_bytes as u64,
         lower_bound_ns: bound::lower_bound_ns(&space, &candidate),
     })

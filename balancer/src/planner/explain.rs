@@ -4,7 +4,6 @@ use super::cluster::Placement;
 use super::memory;
 use super::parallelism_plan::ParallelismPlan;
 use super::report::{Bottleneck, Explanation, ModuleBytes, RunnerUp};
-use super::score::step_timeline::ChainTimes;
 use super::score::{self, ScoredPlan};
 use super::space::{Candidate, SearchSpace};
 
@@ -31,7 +30,7 @@ pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explana
     });
     Explanation {
         bottleneck,
-        encoder_memory: bytes(need.encoder_bytes),
+        encoder_memory: need.encoder_bytes[..space.encoders.len()].iter().copied().map(bytes).collect(),
         llm_memory: bytes(need.llm_bytes),
         runner_up,
     }
@@ -46,37 +45,43 @@ fn slowdown(best: &ScoredPlan, next: &ScoredPlan) -> f64 {
 /// Finds the busiest stage, by its slowest rank and the mean over the first batches.
 fn find_bottleneck(space: &SearchSpace<'_>, plan: &ScoredPlan) -> Bottleneck {
     let batches = BATCHES.min(plan.score.makespans_ns.len());
-    let [encoder, llm] = busy_ns(space, &plan.candidate, batches);
+    let busy = busy_ns(space, &plan.candidate, batches);
     let makespan_ns = plan.score.range(0..batches).mean_ns().max(1.0);
-    let busiest = |stages: &[f64]| {
+    let busiest = |stages: &Vec<f64>| {
         let stage = (0..stages.len()).max_by(|a, b| stages[*a].total_cmp(&stages[*b]).then(b.cmp(a)));
         // Batches are balanced greedily here, so that a stage may seem busier than it is.
         stage.map_or((0, 0.0), |stage| (stage, (stages[stage] / makespan_ns).min(1.0)))
     };
-    let (of_encoder, of_llm) = (busiest(&encoder), busiest(&llm));
-    let is_encoder = of_encoder.1 > of_llm.1;
-    let (module, stages, (stage, busy_fraction), other) = if is_encoder {
-        ("encoder", encoder.len(), of_encoder, of_llm)
-    } else {
-        ("llm", llm.len(), of_llm, of_encoder)
-    };
-    Bottleneck { module, stage, stages, busy_fraction, other_busy_fraction: other.1 }
+    let found: Vec<(usize, f64)> = busy.iter().map(busiest).collect();
+    // Of equal ones the LLM, which is the last.
+    let most = (0..found.len()).max_by(|a, b| found[*a].1.total_cmp(&found[*b].1)).unwrap_or(0);
+    let others = (0..found.len()).filter(|module| *module != most).map(|module| found[module].1);
+    let (stage, busy_fraction) = found[most];
+    Bottleneck {
+        module: space.encoders.get(most).map_or(space.llm.name, |module| module.name),
+        stage,
+        stages: busy[most].len(),
+        busy_fraction,
+        other_busy_fraction: others.fold(0.0, f64::max),
+    }
 }
 
-/// Returns the computing time of each stage of both modules, mean over the first batches, balanced greedily.
-fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> [Vec<f64>; 2] {
-    let mut busy = [Vec::new(), Vec::new()];
+/// Returns the computing time of each stage of each module, the LLM's last; mean over the first batches,
+/// balanced greedily.
+fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> Vec<Vec<f64>> {
+    let mut busy = vec![Vec::new(); space.encoders.len() + 1];
     for batch in &space.workload.batches()[..batches] {
         let assignment = score::balance_greedily(space, candidate, batch);
         let step = assignment.times(space, candidate);
-        let encoder = match candidate.family.placement {
-            Placement::Disaggregated => step.encoders.iter().flat_map(ChainTimes::slowest_ns).collect(),
-            Placement::Colocated => vec![assignment.phase_ns(space, candidate) as f64],
+        let of_encoder = |encoder: usize| match candidate.family.placement {
+            Placement::Disaggregated => step.encoders[encoder].slowest_ns().collect(),
+            Placement::Colocated => vec![assignment.phase_ns(space, candidate, encoder) as f64],
             // Its layers are part of the LLM's stages.
             Placement::Joint => Vec::new(),
         };
-        let llm: Vec<f64> = step.llm.slowest_ns().collect();
-        for (all, of_batch) in busy.iter_mut().zip([encoder, llm]) {
+        let encoders = (0..space.encoders.len()).map(of_encoder);
+        let modules = encoders.chain([step.llm.slowest_ns().collect::<Vec<f64>>()]);
+        for (all, of_batch) in busy.iter_mut().zip(modules) {
             all.resize(of_batch.len(), 0.0);
             all.iter_mut().zip(of_batch).for_each(|(all, ns)| *all += ns / batches as f64);
         }

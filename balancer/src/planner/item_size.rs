@@ -1,57 +1,73 @@
-//! Sizes samples by the work of both modules.
+//! Sizes samples by the work of all modules.
 
-use dflop_costmodel::model::VisionSpec;
-use dflop_costmodel::tokens::{EncoderWork, VisionRule};
-use dflop_costmodel::{ModelSpec, SampleUnits};
+use crate::error::{Error, Result};
+use dflop_costmodel::{MediaUnits, SampleUnits};
 
-/// Size of a sample in both modules.
+/// Most encoders of a planned model.
+pub(super) const ENCODERS_MAX: usize = 4;
+
+/// Size of a sample in all modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ItemSize {
-    /// Units of the encoder: tiles, windows of audio, or patches of media in native resolution; 0 for text
-    /// alone.
-    pub tiles: u32,
+    /// Media in each encoder of the model, in its order; 0 beyond its encoders.
+    media: [MediaUnits; ENCODERS_MAX],
     /// Tokens in the LLM, at least 1.
     pub tokens: u32,
-    /// Query-key pairs of the media in a mean encoder layer, for media in native resolution: each attends
-    /// within itself, so that the sample has at most `tiles²`. 0 where all units have one size, because their
-    /// attention is part of the time per unit.
-    pub pairs: u64,
 }
 
 impl ItemSize {
-    /// Returns the size of a sample whose tiles or windows have one size.
+    /// Returns the size of a sample without media.
     #[must_use]
-    pub const fn of_tiles(tiles: u32, tokens: u32) -> Self {
-        Self { tiles, tokens, pairs: 0 }
+    pub const fn of_text(tokens: u32) -> Self {
+        Self { media: [MediaUnits { units: 0, pairs: 0 }; ENCODERS_MAX], tokens }
     }
 
-    /// Returns the size of a sample whose media come in native resolution, for a model that sees them so.
-    ///
-    /// - `squares`: sum over its media of their squared patches
-    /// - `window_squares`: sum over attention windows of their squared patches; `None` takes all windows as
-    ///   full, which is a little too much, as windows at the edges are smaller
+    /// Returns the size of a sample for a model with one encoder, whose tiles or windows have one size.
     #[must_use]
-    pub fn of_patches(
-        spec: &ModelSpec,
-        patches: u32,
-        tokens: u32,
-        squares: u64,
-        window_squares: Option<u64>,
-    ) -> Self {
-        let mut size = Self::of_tiles(patches, tokens);
-        let Some(VisionSpec { encoder, rule: VisionRule::Native(rule) }) = &spec.vision else { return size };
-        let full_windows = rule.window_patches.map_or(squares, |side| {
-            u64::from(side.get()).pow(2).saturating_mul(u64::from(patches)).min(squares)
-        });
-        let window_pairs = window_squares.unwrap_or(full_windows);
-        let work = EncoderWork { attention_pairs: squares, window_pairs, ..EncoderWork::default() };
-        size.pairs = encoder.mean_layer_pairs(&work);
+    pub const fn of_tiles(tiles: u32, tokens: u32) -> Self {
+        let mut size = Self::of_text(tokens);
+        size.media[0].units = tiles;
         size
+    }
+
+    /// Returns the size of a sample with media in some encoders.
+    ///
+    /// - `media`: units in each encoder, in the order of the model's encoders
+    ///
+    /// # Errors
+    /// [`Error::Config`] for more encoders than plans are made for.
+    pub fn of_media(media: &[MediaUnits], tokens: u32) -> Result<Self> {
+        let mut size = Self::of_text(tokens);
+        let Some(own) = size.media.get_mut(..media.len()) else {
+            return Err(too_many_encoders(media.len()));
+        };
+        own.copy_from_slice(media);
+        Ok(size)
+    }
+
+    /// Returns the media in an encoder.
+    #[must_use]
+    pub fn media(&self, encoder: usize) -> MediaUnits {
+        self.media.get(encoder).copied().unwrap_or_default()
+    }
+
+    /// Returns the media in all encoders.
+    pub(super) fn all_media(&self) -> &[MediaUnits; ENCODERS_MAX] {
+        &self.media
     }
 }
 
-impl From<SampleUnits> for ItemSize {
-    fn from(SampleUnits { encoder_units, tokens, pairs }: SampleUnits) -> Self {
-        Self { tiles: encoder_units, tokens, pairs }
+impl TryFrom<SampleUnits> for ItemSize {
+    type Error = Error;
+
+    fn try_from(SampleUnits { encoders, tokens }: SampleUnits) -> Result<Self> {
+        Self::of_media(&encoders, tokens)
     }
+}
+
+/// Returns the error of a model with this many encoders.
+pub(super) fn too_many_encoders(encoders: usize) -> Error {
+    let reason =
+        format!("plans are made for 1 to {ENCODERS_MAX} encoders and an LLM, got {encoders} encoders");
+    Error::Config { setting: "encoders", reason }
 }

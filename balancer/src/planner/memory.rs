@@ -5,29 +5,40 @@
 
 use super::cluster::Placement;
 use super::costs::StageBytes;
+use super::item_size::ENCODERS_MAX;
 use super::space::shape::StageShape;
-use super::space::{Family, SearchSpace};
+use super::space::{EncoderPart, Family, SearchSpace};
 use crate::schedule::{EncoderChains, StepShape};
 
 /// Memory of each module's fullest GPU in bytes; of the same GPU where modules are colocated.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct MemoryRequirement {
-    pub(super) encoder_bytes: f64,
+    /// Memory of each encoder of the model; 0 beyond its encoders.
+    pub(super) encoder_bytes: [f64; ENCODERS_MAX],
     pub(super) llm_bytes: f64,
 }
 
 impl MemoryRequirement {
-    /// Returns the larger requirement of each module.
-    pub(super) fn max(self, other: Self) -> Self {
-        Self {
-            encoder_bytes: self.encoder_bytes.max(other.encoder_bytes),
-            llm_bytes: self.llm_bytes.max(other.llm_bytes),
-        }
+    /// Takes the memory of GPUs that all modules of a family share.
+    pub(super) fn of_all(family: &Family, bytes: f64) -> Self {
+        let mut all = Self { llm_bytes: bytes, ..Self::default() };
+        all.encoder_bytes[..family.encoders.len()].fill(bytes);
+        all
     }
 
-    /// Returns the requirement of the fuller module.
+    /// Returns the larger requirement of each module.
+    pub(super) fn max(self, other: Self) -> Self {
+        let mut all = self;
+        all.llm_bytes = all.llm_bytes.max(other.llm_bytes);
+        for (one, other) in all.encoder_bytes.iter_mut().zip(other.encoder_bytes) {
+            *one = one.max(other);
+        }
+        all
+    }
+
+    /// Returns the requirement of the fullest module.
     pub(super) fn most(&self) -> f64 {
-        self.encoder_bytes.max(self.llm_bytes)
+        self.encoder_bytes.iter().copied().fold(self.llm_bytes, f64::max)
     }
 }
 
@@ -41,55 +52,95 @@ pub(super) fn requirement(
     few: u32,
     many: u32,
 ) -> MemoryRequirement {
-    let [encoder, llm] = space.shapes(family);
-    let [encoder_ranks, llm_ranks] = space.optimizer_ranks(family);
+    let (workload, llm) = (space.workload, space.llm_shape(family));
+    let llm_ranks = space.optimizer_ranks(family.llm_dp);
     let shape = space.step_shape(family, few);
-    let batch_tokens = space.slack * space.workload.batch_tokens_max as f64;
+    let batch_tokens = space.slack * workload.batch_tokens_max as f64;
     let tokens = batch_tokens / (f64::from(many) * f64::from(family.llm_dp));
-    let longest = space.workload.tokens_max as f64;
-    let batch_tiles = space.slack * space.workload.batch_tiles_max as f64;
-    let tiles = batch_tiles / (f64::from(many) * f64::from(family.encoder_dp));
-    // A rank that shares no media takes all tiles of a sample.
-    let sharers = if family.is_shared() { family.encoder_dp } else { 1 };
-    let most_tiles = (space.workload.tiles_max as f64 / f64::from(sharers)).ceil();
+    let longest = workload.tokens_max as f64;
     let llm_bytes = |first_stage: usize| {
         let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize) as f64;
         fullest(llm, llm_ranks, in_flight, tokens, longest)
     };
     match family.placement {
         Placement::Disaggregated => {
-            let in_flight = |stage: u32| shape.in_flight(stage as usize) as f64;
-            let encoder_bytes = fullest(encoder, encoder_ranks, in_flight, tiles, most_tiles);
-            MemoryRequirement { encoder_bytes, llm_bytes: llm_bytes(shape.encoder_stages()) }
+            let mut all =
+                MemoryRequirement { llm_bytes: llm_bytes(shape.encoder_stages()), ..Default::default() };
+            for (encoder, (first_stage, _)) in shape.encoders.each().enumerate() {
+                let part = family.encoders[encoder];
+                // A rank that shares no media takes all tiles of a sample.
+                let sharers = if family.is_shared(encoder) { part.dp } else { 1 };
+                let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize) as f64;
+                all.encoder_bytes[encoder] = encoder_bytes(space, encoder, part, sharers, many, in_flight);
+            }
+            all
         }
         Placement::Colocated => {
-            let tiles = (space.workload.batch_tiles_max as f64 / f64::from(family.encoder_dp)).ceil();
-            let phase = phase_bytes(space, family, tiles);
-            let all = llm_bytes(0) + phase;
-            MemoryRequirement { encoder_bytes: all, llm_bytes: all }
+            let units = |encoder: usize| {
+                let dp = f64::from(family.encoders[encoder].dp);
+                (workload.media(encoder).batch_units_max as f64 / dp).ceil()
+            };
+            MemoryRequirement::of_all(family, llm_bytes(0) + phase_bytes(space, family, units))
         }
         Placement::Joint => {
-            let most_tiles = (space.workload.tiles_max as f64 / f64::from(llm.tp)).ceil();
             let joint = &space.joint[family.llm];
+            let media = joint_media(space, family, many);
             let of_stage = |stage: usize| {
-                let [encoder, llm] = joint.memory(stage);
+                let llm = joint.llm_memory(stage).shared_by(llm_ranks);
                 let in_flight = shape.in_flight(stage) as f64;
+                let held = |mean: f64, once: f64| once + (in_flight - 1.0) * mean;
                 // The longest sample need not be the one with most tiles; either is met alone.
-                let with = |tokens_once: f64, tiles_once: f64| {
-                    let held = |mean: f64, once: f64| once + (in_flight - 1.0) * mean;
-                    // Layers of both modules are not computed at the same time.
-                    let working =
-                        (encoder.working_per_unit * tiles_once).max(llm.working_per_unit * tokens_once);
-                    encoder.shared_by(encoder_ranks).at(held(tiles, tiles_once), 0.0)
-                        + llm.shared_by(llm_ranks).at(held(tokens, tokens_once), 0.0)
-                        + working
+                let with = |tokens_once: f64, is_most: bool| {
+                    let mut bytes = 0.0;
+                    let mut working = llm.working_per_unit * tokens_once;
+                    for (encoder, [mean, most]) in media.iter().enumerate() {
+                        let ranks = space.optimizer_ranks(family.encoders[encoder].dp);
+                        let part = joint.encoder_memory(encoder, stage).shared_by(ranks);
+                        let once = if is_most { mean.max(*most) } else { *mean };
+                        bytes += part.at(held(*mean, once), 0.0);
+                        // Layers of two modules are not computed at the same time.
+                        working = working.max(part.working_per_unit * once);
+                    }
+                    bytes + llm.at(held(tokens, tokens_once), 0.0) + working
                 };
-                with(tokens.max(longest), tiles).max(with(tokens, tiles.max(most_tiles)))
+                with(tokens.max(longest), false).max(with(tokens, true))
             };
             let all = (0..llm.layers.len()).map(of_stage).fold(0.0, f64::max);
-            MemoryRequirement { encoder_bytes: all, llm_bytes: all }
+            MemoryRequirement::of_all(family, all)
         }
     }
+}
+
+/// Returns the units of each encoder's mean microbatch on a GPU of a joint plan, and of its largest sample.
+fn joint_media(space: &SearchSpace<'_>, family: &Family, many: u32) -> Vec<[f64; 2]> {
+    let sharers = f64::from(space.llm_shape(family).tp);
+    let of = |encoder: usize| {
+        let media = space.workload.media(encoder);
+        let dp = f64::from(family.encoders[encoder].dp);
+        let mean = space.slack * media.batch_units_max as f64 / (f64::from(many) * dp);
+        [mean, (media.units_max as f64 / sharers).ceil()]
+    };
+    (0..family.encoders.len()).map(of).collect()
+}
+
+/// Returns the least memory of an encoder on GPUs of its own, with up to `many` microbatches.
+///
+/// - `sharers`: ranks that share the media of a sample
+/// - `in_flight`: microbatches that each of its stages holds
+pub(super) fn encoder_bytes(
+    space: &SearchSpace<'_>,
+    encoder: usize,
+    part: EncoderPart,
+    sharers: u32,
+    many: u32,
+    in_flight: impl Fn(u32) -> f64,
+) -> f64 {
+    let media = space.workload.media(encoder);
+    let batch_units = space.slack * media.batch_units_max as f64;
+    let mean = batch_units / (f64::from(many) * f64::from(part.dp));
+    let most = (media.units_max as f64 / f64::from(sharers)).ceil();
+    let shape = &space.encoders[encoder].shapes[part.shape as usize];
+    fullest(shape, space.optimizer_ranks(part.dp), in_flight, mean, most)
 }
 
 /// Returns the least memory of an LLM on GPUs of its own or with a colocated encoder, with `few` to `many`
@@ -104,16 +155,19 @@ pub(super) fn llm_bytes(space: &SearchSpace<'_>, llm: usize, ranks: u32, few: u3
         stages: shape.pp as usize,
         slots: few as usize,
     };
-    let optimizer_ranks = if space.options.has_sharded_optimizer { ranks } else { 1 };
+    let optimizer_ranks = space.optimizer_ranks(ranks);
     let in_flight = |stage: u32| step.in_flight(stage as usize) as f64;
     fullest(shape, optimizer_ranks, in_flight, tokens, space.workload.tokens_max as f64)
 }
 
-/// Returns the encoder's memory where a rank takes `tiles` tiles in one phase.
-pub(super) fn phase_bytes(space: &SearchSpace<'_>, family: &Family, tiles: f64) -> f64 {
-    let shape = &space.encoder.shapes[family.encoder];
-    let ranks = space.optimizer_ranks(family)[0];
-    shape.memory.iter().map(|(_, bytes)| bytes.shared_by(ranks).at(tiles, tiles)).fold(0.0, f64::max)
+/// Returns the memory of colocated encoders where a rank of each takes `units` units in one phase.
+pub(super) fn phase_bytes(space: &SearchSpace<'_>, family: &Family, units: impl Fn(usize) -> f64) -> f64 {
+    let of = |(encoder, shape): (usize, &StageShape)| {
+        let ranks = space.optimizer_ranks(family.encoders[encoder].dp);
+        let units = units(encoder);
+        shape.memory.iter().map(|(_, bytes)| bytes.shared_by(ranks).at(units, units)).fold(0.0, f64::max)
+    };
+    space.encoder_shapes(family).enumerate().map(of).sum()
 }
 
 /// Whether some plan of the range may fit.

@@ -1,8 +1,10 @@
-//! Parallelism plan: degrees, stages and microbatches of both modules.
+//! Parallelism plan: degrees, stages and microbatches of all modules.
 
 use super::cluster::Placement;
+use super::space::joint::JointShape;
 use super::space::shape::StageShape;
-use super::space::{Candidate, Family, SearchSpace};
+use super::space::{Candidate, EncoderPart, EncoderParts, Family, SearchSpace};
+use dflop_costmodel::memory::split_layers;
 
 /// Degrees of parallelism of one module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,84 +23,108 @@ impl Degrees {
     }
 }
 
-/// Degrees, stages, placement and microbatches of both modules.
+/// Degrees, layers and recomputation of one module.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ModulePlan {
+    /// Degrees. Of an encoder whose placement is joint: every GPU of a stage is a data-parallel rank of its
+    /// own.
+    pub degrees: Degrees,
+    /// Layers of each stage. If placement is joint, some of them may have none.
+    pub layers: Vec<u32>,
+    /// Whether the module recomputes its layers in the backward pass.
+    pub is_recomputed: bool,
+}
+
+/// Plans of all modules, their placement and microbatches.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ParallelismPlan {
-    /// Degrees of the encoder. If placement is joint: every GPU of a stage is a data-parallel rank of its
-    /// own.
-    pub encoder: Degrees,
-    /// Degrees of the LLM.
-    pub llm: Degrees,
+    /// Encoders, in the order of the problem.
+    pub encoders: Vec<ModulePlan>,
+    /// The LLM.
+    pub llm: ModulePlan,
     /// Microbatches of each LLM DP rank per step.
     pub microbatches: u32,
-    /// Placement of the encoder relative to the LLM.
+    /// Placement of the encoders relative to the LLM.
     pub placement: Placement,
-    /// Layers of each encoder stage; of each stage if placement is joint, some of which may have none.
-    pub encoder_layers: Vec<u32>,
-    /// Layers of each LLM stage.
-    pub llm_layers: Vec<u32>,
-    /// Whether the encoder recomputes its layers in the backward pass.
-    pub is_encoder_recomputed: bool,
-    /// Whether the LLM recomputes its layers in the backward pass.
-    pub is_llm_recomputed: bool,
-    /// Rounds that the encoder runs ahead of the schedule.
+    /// Rounds that the encoders run ahead of the schedule.
     pub rounds_ahead: u16,
+}
+
+impl ModulePlan {
+    /// Plans a module whose layers are split as equally as possible, larger shares first, and kept in memory.
+    ///
+    /// # Panics
+    /// If there are fewer layers than stages.
+    #[must_use]
+    pub fn even(layers: u32, degrees: Degrees) -> Self {
+        assert!(layers >= degrees.pp, "{layers} layers do not make {} stages", degrees.pp);
+        Self { degrees, layers: split_layers(layers, degrees.pp), is_recomputed: false }
+    }
+
+    fn new(shape: &StageShape, dp: u32) -> Self {
+        Self {
+            degrees: Degrees { tp: shape.tp, pp: shape.pp, dp },
+            layers: shape.layers.clone(),
+            is_recomputed: shape.is_recomputed,
+        }
+    }
+
+    /// Whether a shape is this plan's: the same degrees may exist with even and with uneven layers.
+    fn is_of(&self, shape: &StageShape) -> bool {
+        (shape.tp, shape.pp) == (self.degrees.tp, self.degrees.pp)
+            && shape.layers == self.layers
+            && shape.is_recomputed == self.is_recomputed
+    }
 }
 
 impl ParallelismPlan {
     /// Describes a candidate of the space.
     pub(super) fn new(space: &SearchSpace<'_>, candidate: &Candidate) -> Self {
-        let Family { placement, encoder_dp, llm_dp, ahead, .. } = candidate.family;
-        let [encoder, llm] = space.shapes(&candidate.family);
+        let family = &candidate.family;
+        let encoders = space.encoder_shapes(family).zip(family.encoders.iter());
         Self {
-            encoder: Degrees { tp: encoder.tp, pp: encoder.pp, dp: encoder_dp },
-            llm: Degrees { tp: llm.tp, pp: llm.pp, dp: llm_dp },
+            encoders: encoders.map(|(shape, part)| ModulePlan::new(shape, part.dp)).collect(),
+            llm: ModulePlan::new(space.llm_shape(family), family.llm_dp),
             microbatches: candidate.microbatches,
-            placement,
-            encoder_layers: encoder.layers.clone(),
-            llm_layers: llm.layers.clone(),
-            is_encoder_recomputed: encoder.is_recomputed,
-            is_llm_recomputed: llm.is_recomputed,
-            rounds_ahead: ahead,
+            placement: family.placement,
+            rounds_ahead: family.ahead,
         }
     }
 
     /// Finds the candidate of a plan; `None` if the space does not have its shapes.
     pub(super) fn candidate(&self, space: &SearchSpace<'_>) -> Option<Candidate> {
-        let is_shape = |shape: &StageShape, degrees: Degrees, layers: &[u32], again: bool| {
-            (shape.tp, shape.pp) == (degrees.tp, degrees.pp)
-                // The same degrees may exist with even and with uneven layers.
-                && shape.layers == layers
-                && shape.is_recomputed == again
-        };
-        let is_encoder = |shape: &StageShape| {
-            is_shape(shape, self.encoder, &self.encoder_layers, self.is_encoder_recomputed)
-        };
-        let is_llm = |shape: &StageShape| is_shape(shape, self.llm, &self.llm_layers, self.is_llm_recomputed);
-        let (encoder, llm) = if self.placement == Placement::Joint {
-            let found =
-                space.joint.iter().position(|shape| is_encoder(&shape.encoder) && is_llm(&shape.llm))?;
-            (found, found)
+        if self.encoders.len() != space.encoders.len() {
+            return None;
+        }
+        let dp = |encoder: usize| self.encoders[encoder].degrees.dp;
+        let (encoders, llm) = if self.placement == Placement::Joint {
+            let is_shape = |shape: &JointShape| {
+                let encoders = self.encoders.iter().zip(&shape.encoders);
+                encoders.clone().all(|(plan, shape)| plan.is_of(shape)) && self.llm.is_of(&shape.llm)
+            };
+            let found = space.joint.iter().position(is_shape)?;
+            let part = |encoder| EncoderPart { shape: found as u32, dp: dp(encoder) };
+            ((0..self.encoders.len()).map(part).collect(), found)
         } else {
-            (space.encoder.shapes.iter().position(is_encoder)?, space.llm.shapes.iter().position(is_llm)?)
+            let part = |(encoder, plan): (usize, &ModulePlan)| {
+                let shape = space.encoders[encoder].shapes.iter().position(|shape| plan.is_of(shape))?;
+                Some(EncoderPart { shape: shape as u32, dp: dp(encoder) })
+            };
+            let encoders = self.encoders.iter().enumerate().map(part).collect::<Option<EncoderParts>>()?;
+            (encoders, space.llm.shapes.iter().position(|shape| self.llm.is_of(shape))?)
         };
-        let family = Family {
-            placement: self.placement,
-            encoder,
-            encoder_dp: self.encoder.dp,
-            llm,
-            llm_dp: self.llm.dp,
-            ahead: self.rounds_ahead,
-        };
+        let (placement, llm_dp) = (self.placement, self.llm.degrees.dp);
+        let family = Family { placement, encoders, llm, llm_dp, ahead: self.rounds_ahead };
         Some(Candidate { family, microbatches: self.microbatches })
     }
 
     /// Returns the GPUs that the plan takes.
     #[must_use]
-    pub const fn gpus(&self) -> u32 {
+    pub fn gpus(&self) -> u32 {
+        let encoders = || self.encoders.iter().map(|encoder| encoder.degrees.gpus()).sum::<u32>();
         match self.placement {
-            Placement::Disaggregated => self.encoder.gpus() + self.llm.gpus(),
-            Placement::Colocated | Placement::Joint => self.llm.gpus(),
+            Placement::Disaggregated => encoders() + self.llm.degrees.gpus(),
+            Placement::Colocated | Placement::Joint => self.llm.degrees.gpus(),
         }
     }
 }

@@ -2,16 +2,18 @@
 
 use super::cluster::Cluster;
 use super::costs::ModuleCosts;
+use super::item_size::{ENCODERS_MAX, too_many_encoders};
 use super::space::{EncoderSplit, SearchSpace, SearchSpaceOptions};
 use super::workload::Workload;
 use crate::error::{Error, Result};
 use crate::schedule::StepShape;
 
 /// Planning problem: modules, workload, cluster and options.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct PlanProblem<'a> {
-    /// Costs of the encoder, whose units are tiles, or patches of media in native resolution.
-    pub encoder: &'a dyn ModuleCosts,
+    /// Costs of the encoders, whose units are tiles, or patches of media in native resolution; samples have
+    /// their sizes in the same order.
+    pub encoders: Vec<&'a dyn ModuleCosts>,
     /// Costs of the LLM, whose units are tokens.
     pub llm: &'a dyn ModuleCosts,
     /// Batches that plans are judged on.
@@ -27,10 +29,30 @@ pub struct PlanProblem<'a> {
 }
 
 impl<'a> PlanProblem<'a> {
+    /// Lists the names of the encoders, as reports call them: `encoder` if there is only one.
+    #[must_use]
+    pub fn encoder_names(&self) -> Vec<&'static str> {
+        match self.encoders[..] {
+            [_] => vec!["encoder"],
+            _ => self.encoders.iter().map(|encoder| encoder.name()).collect(),
+        }
+    }
+
+    /// Describes the plans that are searched, and that a lower bound is about.
+    #[must_use]
+    pub fn searched(&self) -> String {
+        let shared =
+            if self.encoders.len() > 1 { ", GPUs shared so that the slowest encoder is fastest" } else { "" };
+        format!("{}{shared}", self.options)
+    }
+
     pub(super) fn space(&self) -> Result<SearchSpace<'a>> {
         self.cluster.check()?;
         StepShape::check_kind(self.options.schedule)?;
-        if self.encoder.layers() == 0 || self.llm.layers() == 0 {
+        if self.encoders.is_empty() || self.encoders.len() > ENCODERS_MAX {
+            return Err(too_many_encoders(self.encoders.len()));
+        }
+        if self.encoders.iter().any(|encoder| encoder.layers() == 0) || self.llm.layers() == 0 {
             return Err(Error::Config { setting: "layers", reason: "a module has at least one".to_owned() });
         }
         if !(self.memory_margin >= 1.0 && self.memory_margin.is_finite()) {
@@ -41,9 +63,10 @@ impl<'a> PlanProblem<'a> {
             let reason = "media in native resolution have no tiles: encoder ranks share whole samples";
             return Err(Error::Config { setting: "encoder_split", reason: reason.to_owned() });
         }
-        let mut space = SearchSpace::new(self.encoder, self.llm, self.workload, self.cluster, self.options);
+        let mut space = SearchSpace::new(&self.encoders, self.llm, self.workload, self.cluster, self.options);
         space.encoder_split = self.encoder_split;
         space.budget_bytes = self.cluster.memory_bytes as f64 / self.memory_margin;
+        space.share_gpus();
         Ok(space)
     }
 }

@@ -6,6 +6,7 @@ use super::memory;
 use super::score::step_timeline::StepTimeline;
 use super::score::{Score, ScoredPlan, refined};
 use super::search::Search;
+use super::space::shape::StageShape;
 use super::space::{Candidate, Family, SearchSpace};
 use crate::error::Result;
 
@@ -124,23 +125,23 @@ fn choose(
     Ok(Vec::new())
 }
 
-/// Returns the mean step time at the upper end of the 90 % interval of the module that is known less well.
+/// Returns the mean step time at the upper end of the 90 % interval of the module that is known least.
 fn upper_ns(space: &SearchSpace<'_>, plan: &ScoredPlan) -> f64 {
-    let family = &plan.candidate.family;
-    let [encoder, llm] = space.shapes(family);
-    let microbatches = f64::from(plan.candidate.microbatches);
-    let tiles = space.workload.batch_tiles / (microbatches * f64::from(family.encoder_dp));
-    let tokens = space.workload.batch_tokens / (microbatches * f64::from(family.llm_dp));
-    let of_encoder = space.encoder.times[encoder.times].half_width(tiles);
-    let of_llm = space.llm.times[llm.times].half_width(tokens);
-    plan.score.mean_ns() * (1.0 + of_encoder.max(of_llm))
+    let (family, workload) = (&plan.candidate.family, space.workload);
+    let mean = |units: f64, dp: u32| units / (f64::from(plan.candidate.microbatches) * f64::from(dp));
+    let mut half_width = space.llm_times(family).half_width(mean(workload.batch_tokens, family.llm_dp));
+    for (encoder, part) in family.encoders.iter().enumerate() {
+        let units = mean(workload.media(encoder).batch_units, part.dp);
+        half_width = half_width.max(space.encoder_times(family, encoder).half_width(units));
+    }
+    plan.score.mean_ns() * (1.0 + half_width)
 }
 
 /// Lists the best plans with encoders that run ahead, where that is searched.
 fn ahead(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
     let best = trials.iter().map(|(_, candidate)| candidate);
     // Without gradients to wait for, an encoder is as far ahead as it can be.
-    let waits = |plan: &&Candidate| space.shapes(&plan.family)[0].has_backward();
+    let waits = |plan: &&Candidate| space.encoder_shapes(&plan.family).any(StageShape::has_backward);
     let disaggregated = best.filter(waits).filter(|plan| plan.family.placement == Placement::Disaggregated);
     let with = |plan: &Candidate| {
         let plan = *plan;

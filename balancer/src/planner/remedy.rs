@@ -3,6 +3,7 @@
 use super::cluster::Cluster;
 use super::memory;
 use super::problem::PlanProblem;
+use super::space::shape::StageShape;
 use super::space::{Family, SearchSpace, SearchSpaceOptions};
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
@@ -16,11 +17,13 @@ pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> Stri
     };
     let have = space.budget_bytes;
     let plan = {
-        let [encoder, llm] = space.shapes(&family);
-        format!(
-            "encoder tp {} pp {} dp {}, llm tp {} pp {} dp {}",
-            encoder.tp, encoder.pp, family.encoder_dp, llm.tp, llm.pp, family.llm_dp
-        )
+        let text = |name: &str, shape: &StageShape, dp: u32| {
+            format!("{name} tp {} pp {} dp {dp}", shape.tp, shape.pp)
+        };
+        let modules = space.encoders.iter().zip(space.encoder_shapes(&family)).zip(family.encoders.iter());
+        let encoders = modules.map(|((module, shape), part)| text(module.name, shape, part.dp));
+        let llm = text("llm", space.llm_shape(&family), family.llm_dp);
+        encoders.chain([llm]).collect::<Vec<String>>().join(", ")
     };
     let gib = |bytes: f64| (bytes / BYTES_PER_GIB * 10.0).ceil() / 10.0;
     let mut changes = Vec::new();
@@ -55,21 +58,22 @@ pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> Stri
 /// Explains why there is no plan at all, for any memory.
 fn no_plan(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
     let Cluster { gpus, gpus_per_node, .. } = problem.cluster;
-    for (module, shapes) in [("encoder", &space.encoder.shapes), ("llm", &space.llm.shapes)] {
-        if shapes.is_empty() {
-            let costs = if module == "llm" { problem.llm } else { problem.encoder };
-            let degrees = costs.tp_degrees();
+    let modules = space.encoders.iter().zip(problem.encoders.iter().copied());
+    for (module, costs) in modules.chain([(&space.llm, problem.llm)]) {
+        if module.shapes.is_empty() {
+            let (name, degrees) = (module.name, costs.tp_degrees());
             return format!(
-                "no tensor-parallel degree of the {module} divides a node of {gpus_per_node} GPUs and is at most \
+                "no tensor-parallel degree of the {name} divides a node of {gpus_per_node} GPUs and is at most \
                  {gpus}; its heads and the profile allow {degrees:?}"
             );
         }
     }
-    format!("{gpus} GPUs are too few for separate modules; use at least 2 GPUs, or colocated placement")
+    let least = space.encoders.len() + 1;
+    format!("{gpus} GPUs are too few for separate modules; use at least {least} GPUs, or colocated placement")
 }
 
 fn would_fit(problem: &PlanProblem<'_>, cluster: Cluster, options: SearchSpaceOptions) -> bool {
-    let other = PlanProblem { cluster, options, ..*problem };
+    let other = PlanProblem { cluster, options, ..problem.clone() };
     let least = other.space().ok().and_then(|space| least_requirement(&space));
     least.is_some_and(|(bytes, _)| bytes <= cluster.memory_bytes as f64 / problem.memory_margin)
 }

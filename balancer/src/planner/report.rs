@@ -28,7 +28,7 @@ pub struct PlanReport {
 /// Stage that limits the step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bottleneck {
-    /// `encoder` or `llm`.
+    /// `llm`, `encoder`, or the name of one of several encoders.
     pub module: &'static str,
     /// Index of its stage.
     pub stage: usize,
@@ -36,7 +36,7 @@ pub struct Bottleneck {
     pub stages: usize,
     /// Share of the step in which the stage's busiest rank computes, in `0..=1`.
     pub busy_fraction: f64,
-    /// Share of the step in which the other module's busiest stage computes.
+    /// Share of the step in which the busiest stage of the other modules computes.
     pub other_busy_fraction: f64,
 }
 
@@ -65,8 +65,8 @@ pub struct RunnerUp {
 pub struct Explanation {
     /// Stage that limits the step.
     pub bottleneck: Bottleneck,
-    /// Memory of the encoder's fullest GPU; of the LLM's where they are colocated.
-    pub encoder_memory: ModuleBytes,
+    /// Memory of each encoder's fullest GPU; of the LLM's where they are colocated.
+    pub encoder_memory: Vec<ModuleBytes>,
     /// Memory of the LLM's fullest GPU.
     pub llm_memory: ModuleBytes,
     /// The next plan, if another one with other degrees was scored.

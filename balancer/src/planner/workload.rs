@@ -1,5 +1,6 @@
 //! Samples global batches, on which all plans are judged.
 
+use super::item_size::ENCODERS_MAX;
 pub use super::item_size::ItemSize;
 use crate::error::{Error, Result};
 use crate::rng::{SplitMix64, seed_from};
@@ -12,18 +13,32 @@ pub struct Workload {
     pub(super) tokens_max: u64,
     /// Tokens of the smallest sample.
     pub(super) tokens_min: u64,
-    /// Most tiles of a sample.
-    pub(super) tiles_max: u64,
     /// Most tokens of a batch.
     pub(super) batch_tokens_max: u64,
-    /// Most tiles of a batch.
-    pub(super) batch_tiles_max: u64,
     /// Tokens of a batch, mean over batches.
     pub(super) batch_tokens: f64,
-    /// Tiles of a batch, mean over batches.
-    pub(super) batch_tiles: f64,
+    /// Media in each encoder.
+    media: [MediaTotals; ENCODERS_MAX],
+}
+
+/// Media of batches in one encoder.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct MediaTotals {
+    /// Most units of a sample.
+    pub(super) units_max: u64,
+    /// Most units of a batch.
+    pub(super) batch_units_max: u64,
+    /// Units of a batch, mean over batches.
+    pub(super) batch_units: f64,
     /// Query-key pairs of a batch's media, mean over batches.
     pub(super) batch_pairs: f64,
+}
+
+impl MediaTotals {
+    /// Whether media come in native resolution, so that attention depends on each of them.
+    pub(super) fn is_native(&self) -> bool {
+        self.batch_pairs > 0.0
+    }
 }
 
 impl Workload {
@@ -40,7 +55,10 @@ impl Workload {
         if let Some(at) = sizes.iter().position(|size| size.tokens == 0) {
             return invalid("shapes", format!("sample {at} has no tokens"));
         }
-        if let Some(at) = sizes.iter().position(|size| size.pairs > u64::from(size.tiles).pow(2)) {
+        let has_too_many_pairs = |size: &ItemSize| {
+            size.all_media().iter().any(|media| media.pairs > u64::from(media.units).pow(2))
+        };
+        if let Some(at) = sizes.iter().position(has_too_many_pairs) {
             return invalid("shapes", format!("sample {at} has more query-key pairs than its patches make"));
         }
         if global_batch == 0 || batches == 0 {
@@ -61,7 +79,7 @@ impl Workload {
         let mut batch = || {
             let mut batch: Vec<ItemSize> = (0..global_batch).map(|_| draw()).collect();
             // Largest first: greedy balancing is LPT in this order.
-            batch.sort_unstable_by_key(|size| std::cmp::Reverse((size.tokens, size.tiles, size.pairs)));
+            batch.sort_unstable_by_key(|size| std::cmp::Reverse((size.tokens, *size.all_media())));
             batch
         };
         let drawn = (0..batches).map(|_| batch()).collect();
@@ -70,18 +88,25 @@ impl Workload {
 
     fn of(batches: Vec<Vec<ItemSize>>, sizes: &[ItemSize]) -> Self {
         let tokens = |batch: &Vec<ItemSize>| batch.iter().map(|item| u64::from(item.tokens)).sum::<u64>();
-        let tiles = |batch: &Vec<ItemSize>| batch.iter().map(|item| u64::from(item.tiles)).sum::<u64>();
-        let most = |of: fn(&ItemSize) -> u32| u64::from(sizes.iter().map(of).max().unwrap_or(0));
         let count = batches.len() as f64;
+        let mut media = [MediaTotals::default(); ENCODERS_MAX];
+        for (encoder, totals) in media.iter_mut().enumerate() {
+            let units = |size: &ItemSize| u64::from(size.media(encoder).units);
+            let of_batches = || batches.iter().map(|batch| batch.iter().map(units).sum::<u64>());
+            let pairs = batches.iter().flatten().map(|item| item.media(encoder).pairs as f64);
+            *totals = MediaTotals {
+                units_max: sizes.iter().map(units).max().unwrap_or(0),
+                batch_units_max: of_batches().max().unwrap_or(0),
+                batch_units: of_batches().sum::<u64>() as f64 / count,
+                batch_pairs: pairs.sum::<f64>() / count,
+            };
+        }
         Self {
-            tokens_max: most(|size| size.tokens),
+            tokens_max: sizes.iter().map(|size| u64::from(size.tokens)).max().unwrap_or(0),
             tokens_min: u64::from(sizes.iter().map(|size| size.tokens).min().unwrap_or(1)),
-            tiles_max: most(|size| size.tiles),
             batch_tokens_max: batches.iter().map(tokens).max().unwrap_or(0),
-            batch_tiles_max: batches.iter().map(tiles).max().unwrap_or(0),
             batch_tokens: batches.iter().map(tokens).sum::<u64>() as f64 / count,
-            batch_tiles: batches.iter().map(tiles).sum::<u64>() as f64 / count,
-            batch_pairs: batches.iter().flatten().map(|item| item.pairs as f64).sum::<f64>() / count,
+            media,
             batches,
         }
     }
@@ -92,9 +117,14 @@ impl Workload {
         &self.batches
     }
 
-    /// Whether media come in native resolution, so that attention depends on each of them.
+    /// Returns the totals of the media in an encoder of the model.
+    pub(super) fn media(&self, encoder: usize) -> &MediaTotals {
+        &self.media[encoder]
+    }
+
+    /// Whether any media come in native resolution.
     pub(super) fn is_native(&self) -> bool {
-        self.batch_pairs > 0.0
+        self.media.iter().any(MediaTotals::is_native)
     }
 
     /// Returns the samples per batch.
@@ -106,6 +136,7 @@ impl Workload {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dflop_costmodel::MediaUnits;
 
     #[test]
     fn every_size_comes_as_often_as_every_other() {
@@ -115,7 +146,8 @@ mod tests {
         seen.sort_unstable();
         assert_eq!(seen, (1..=10).flat_map(|tokens| [tokens; 2]).collect::<Vec<u32>>());
         assert!((workload.batch_tokens - 22.0).abs() < 1e-12);
-        assert_eq!((workload.tokens_min, workload.tokens_max, workload.tiles_max), (1, 10, 2));
+        assert_eq!((workload.tokens_min, workload.tokens_max), (1, 10));
+        assert_eq!((workload.media(0).units_max, workload.media(1)), (2, &MediaTotals::default()));
         assert_eq!(workload, Workload::draw(&sizes, 4, 5, 7).unwrap());
         assert_ne!(workload, Workload::draw(&sizes, 4, 5, 8).unwrap());
     }
@@ -127,7 +159,8 @@ mod tests {
         let error = Workload::draw(&[ItemSize::of_tiles(1, 3), size], 4, 5, 0).unwrap_err();
         assert_eq!(error.to_string(), "invalid `shapes`: sample 1 has no tokens");
         assert!(Workload::draw(&[ItemSize::of_tiles(1, 3)], 0, 5, 0).is_err());
-        let native = |pairs| Workload::draw(&[ItemSize { tiles: 8, tokens: 3, pairs }], 1, 1, 0);
+        let size = |pairs| ItemSize::of_media(&[MediaUnits { units: 8, pairs }], 3).unwrap();
+        let native = |pairs| Workload::draw(&[size(pairs)], 1, 1, 0);
         assert!(native(64).is_ok_and(|workload| workload.is_native()));
         let error = native(65).unwrap_err().to_string();
         assert_eq!(error, "invalid `shapes`: sample 0 has more query-key pairs than its patches make");

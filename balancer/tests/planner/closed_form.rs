@@ -106,7 +106,7 @@ pub(crate) fn problem<'a>(
     cluster: Cluster,
 ) -> PlanProblem<'a> {
     PlanProblem {
-        encoder: &costs.0,
+        encoders: vec![&costs.0],
         llm: &costs.1,
         workload,
         cluster,

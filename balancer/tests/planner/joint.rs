@@ -2,8 +2,8 @@
 
 use crate::closed_form::{cluster, encoder, llm, problem, sizes};
 use dflop_balancer::planner::{
-    Degrees, Method, ParallelismPlan, Placement, PlanProblem, SearchSpaceOptions, Workload, compare,
-    evaluate, plan,
+    Degrees, Method, ModulePlan, ParallelismPlan, Placement, PlanProblem, SearchSpaceOptions, Workload,
+    compare, evaluate, plan,
 };
 
 #[test]
@@ -23,7 +23,7 @@ fn joint_plans_are_at_least_as_fast_as_all_methods() {
         }
         let by_hand = compared.methods.iter().find(|score| score.method == Method::ByHand).unwrap();
         assert_eq!(by_hand.plan.placement, Placement::Joint);
-        let stages = by_hand.plan.encoder_layers.iter().enumerate();
+        let stages = by_hand.plan.encoders[0].layers.iter().enumerate();
         assert!(stages.skip(1).all(|(_, layers)| *layers == 0), "{by_hand:?}");
     }
 }
@@ -42,7 +42,7 @@ fn joint_plans_hold_every_layer_once_and_fit() {
     let found = plan(&problem).unwrap();
     assert_eq!(found.plan.placement, Placement::Joint);
     assert_eq!(
-        [&found.plan.encoder_layers, &found.plan.llm_layers].map(|layers| layers.iter().sum::<u32>()),
+        [&found.plan.encoders[0], &found.plan.llm].map(|module| module.layers.iter().sum::<u32>()),
         [4, 6]
     );
     assert!(found.plan.gpus() <= 32 && found.lower_bound_seconds <= found.step_seconds);
@@ -67,12 +67,11 @@ fn no_joint_plan_of_a_small_cluster_is_better() {
         for microbatches in 1..=8 / dp {
             // Only layers as the space cuts them are its plans.
             for [encoder_layers, llm_layers] in cuts(pp as usize) {
+                let module = |degrees, layers| ModulePlan { degrees, layers, is_recomputed: false };
                 let plan = ParallelismPlan {
-                    encoder: Degrees { tp: 1, pp, dp: dp * tp },
-                    llm: Degrees { tp, pp, dp },
+                    encoders: vec![module(Degrees { tp: 1, pp, dp: dp * tp }, encoder_layers)],
+                    llm: module(Degrees { tp, pp, dp }, llm_layers),
                     placement: Placement::Joint,
-                    encoder_layers,
-                    llm_layers,
                     ..found.plan.clone()
                 };
                 let plan = ParallelismPlan { microbatches, ..plan };

@@ -2,32 +2,29 @@
 
 mod closed_form;
 mod joint;
+mod several_encoders;
 
 use closed_form::{ClosedForm, cluster, encoder, links, llm, problem, sizes};
 use dflop_balancer::Error;
 use dflop_balancer::planner::{
-    Degrees, EncoderSplit, ItemSize, Method, ParallelismPlan, Placement, SearchSpaceOptions, Workload,
-    compare, evaluate, plan,
+    Degrees, EncoderSplit, Evaluation, ItemSize, Method, ModulePlan, ParallelismPlan, Placement,
+    SearchSpaceOptions, Workload, compare, evaluate, plan,
 };
 use proptest::prelude::*;
-
-/// Splits layers as equally as possible, larger shares first.
-fn even(layers: u32, pp: u32) -> Vec<u32> {
-    (0..pp).map(|stage| layers / pp + u32::from(stage < layers % pp)).collect()
-}
 
 fn disaggregated(encoder: Degrees, llm: Degrees, microbatches: u32) -> ParallelismPlan {
     ParallelismPlan {
         rounds_ahead: 0,
-        encoder,
-        llm,
+        encoders: vec![ModulePlan::even(4, encoder)],
+        llm: ModulePlan::even(6, llm),
         microbatches,
         placement: Placement::Disaggregated,
-        encoder_layers: even(4, encoder.pp),
-        llm_layers: even(6, llm.pp),
-        is_encoder_recomputed: false,
-        is_llm_recomputed: false,
     }
+}
+
+/// Memory of the fullest GPU.
+fn most_bytes(score: &Evaluation) -> u64 {
+    score.encoder_bytes.iter().copied().fold(score.llm_bytes, u64::max)
 }
 
 /// Lists all degrees of a module on at most `gpus` GPUs.
@@ -59,7 +56,7 @@ fn a_small_cluster_gets_the_plan_of_brute_force() {
                         continue;
                     };
                     tried += 1;
-                    if score.encoder_bytes.max(score.llm_bytes) <= memory_bytes {
+                    if most_bytes(&score) <= memory_bytes {
                         best = best.min(score.mean_seconds());
                     }
                 }
@@ -104,10 +101,8 @@ fn methods_are_compared_on_the_same_batches() {
     assert!(ours.step_seconds <= found.step_seconds + 1e-12, "{} {}", ours.step_seconds, found.step_seconds);
     assert!(of(Method::DataBlind).step_seconds > 1.05 * ours.step_seconds);
     let uniform = of(Method::DataBlindUniform);
-    assert_eq!(
-        (uniform.plan.encoder.tp, uniform.plan.encoder.dp),
-        (uniform.plan.llm.tp, uniform.plan.llm.dp)
-    );
+    let [encoder, llm] = [&uniform.plan.encoders[0], &uniform.plan.llm].map(|module| module.degrees);
+    assert_eq!((encoder.tp, encoder.dp), (llm.tp, llm.dp));
     for (method, sorted) in [(Method::Lpt, Method::LptSorted), (Method::Paper, Method::PaperSorted)] {
         let changed = (of(method).step_seconds - of(sorted).step_seconds).abs();
         assert!(changed > 1e-9, "{method:?}: the order matters");
@@ -145,7 +140,7 @@ fn a_larger_search_keeps_its_promises() {
     assert!(found.step_seconds <= found.step_seconds_p95);
     assert!(found.lower_bound_seconds <= found.step_seconds);
     let explanation = &found.explanation;
-    for memory in [explanation.encoder_memory, explanation.llm_memory] {
+    for memory in [explanation.encoder_memory[0], explanation.llm_memory] {
         assert_eq!(memory.bytes as i64 + memory.headroom_bytes, 40_000_000);
         assert!(memory.headroom_bytes >= 0);
     }
@@ -160,7 +155,7 @@ fn a_larger_search_keeps_its_promises() {
             for microbatches in [1, 2, 4, 6, 8, 12] {
                 let plan = disaggregated(Degrees { tp: 1, pp: encoder_pp, dp }, of_llm, microbatches);
                 let Ok(score) = evaluate(&problem, &plan) else { continue };
-                if score.encoder_bytes.max(score.llm_bytes) <= 40_000_000 {
+                if most_bytes(&score) <= 40_000_000 {
                     assert!(score.mean_seconds() >= found.step_seconds, "{plan:?}");
                 }
             }
@@ -187,8 +182,8 @@ fn every_option_makes_plans_no_slower() {
     problem.options =
         SearchSpaceOptions { is_disaggregated: false, is_colocated: true, ..SearchSpaceOptions::default() };
     let colocated = plan(&problem).unwrap().plan;
-    assert_eq!((colocated.placement, colocated.encoder.pp), (Placement::Colocated, 1));
-    assert_eq!(colocated.encoder.gpus(), colocated.llm.gpus());
+    assert_eq!((colocated.placement, colocated.encoders[0].degrees.pp), (Placement::Colocated, 1));
+    assert_eq!(colocated.encoders[0].degrees.gpus(), colocated.llm.degrees.gpus());
     problem.options = SearchSpaceOptions::default();
     problem.cluster.links = Some(links());
     assert!(plan(&problem).unwrap().step_seconds > plain.step_seconds);
@@ -211,7 +206,7 @@ fn uneven_layers_relieve_the_stage_with_the_head() {
     problem.options.has_uneven_layers = true;
     let uneven = plan(&problem).unwrap();
     assert!(uneven.step_seconds < even.step_seconds * 0.97, "{uneven:?} {even:?}");
-    let layers = &uneven.plan.llm_layers;
+    let layers = &uneven.plan.llm.layers;
     assert!(layers[layers.len() - 1] < layers[0], "{layers:?}");
 }
 

@@ -39,7 +39,9 @@ fn shapes(bytes: &[u8]) {
     for model in ["internvl3-8b", "qwen2.5-vl-7b"] {
         let spec = ModelSpec::preset(model).expect("a preset");
         if let Ok(sizes) = plan::shapes::read(&path, &spec) {
-            let is_size = |size: &ItemSize| size.tokens > 0 && size.pairs <= u64::from(size.tiles).pow(2);
+            let is_size = |size: &ItemSize| {
+                size.tokens > 0 && size.media(0).pairs <= u64::from(size.media(0).units).pow(2)
+            };
             assert!(!sizes.is_empty() && sizes.iter().all(is_size));
         }
     }

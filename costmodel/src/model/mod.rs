@@ -11,7 +11,7 @@ mod spec;
 pub(crate) mod towers;
 
 pub use parameters::{EncoderParameters, LlmParameters};
-pub use sample_units::SampleUnits;
+pub use sample_units::{MediaUnits, SampleUnits};
 pub use spec::{
     AttentionBias, AudioSpec, EncoderDetails, EncoderSpec, LlmDetails, LlmSpec, Mlp, ModelSpec, Projector,
     VisionSpec,

@@ -1,36 +1,63 @@
 //! Counts the work of a sample in the units of a planner.
 
-use super::spec::ModelSpec;
+use super::spec::{ModelSpec, VisionSpec};
 use crate::error::Result;
 use crate::shape::SampleShape;
+use crate::tokens::{EncoderWork, VisionRule};
 
-/// Units of a sample in the encoder and in the LLM, saturating.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SampleUnits {
+/// Units of a sample's media in one encoder, saturating.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MediaUnits {
     /// Tiles, windows of audio, or patches of media in native resolution.
-    pub encoder_units: u32,
-    /// Tokens in the LLM.
-    pub tokens: u32,
-    /// Query-key pairs of media in native resolution in a mean encoder layer; 0 for units of one size.
+    pub units: u32,
+    /// Query-key pairs of media in native resolution in a mean encoder layer: each medium attends within
+    /// itself, so that there are at most `units²`. 0 for units of one size, whose attention is part of the
+    /// time per unit.
     pub pairs: u64,
 }
 
+/// Units of a sample in the encoders and in the LLM, saturating.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SampleUnits {
+    /// Units in each encoder, in the order of [`ModelSpec::encoders`].
+    pub encoders: Vec<MediaUnits>,
+    /// Tokens in the LLM.
+    pub tokens: u32,
+}
+
+impl MediaUnits {
+    /// Returns the units of a sample's images and videos for a model that sees them in native resolution.
+    ///
+    /// - `squares`: sum over its media of their squared patches
+    /// - `window_squares`: sum over attention windows of their squared patches; `None` takes all windows as
+    ///   full, which is a little too much, as windows at the edges are smaller
+    #[must_use]
+    pub fn of_patches(spec: &ModelSpec, patches: u32, squares: u64, window_squares: Option<u64>) -> Self {
+        let units = Self { units: patches, pairs: 0 };
+        let Some(VisionSpec { encoder, rule: VisionRule::Native(rule) }) = &spec.vision else { return units };
+        let full_windows = rule.window_patches.map_or(squares, |side| {
+            u64::from(side.get()).pow(2).saturating_mul(u64::from(patches)).min(squares)
+        });
+        let window_pairs = window_squares.unwrap_or(full_windows);
+        let work = EncoderWork { attention_pairs: squares, window_pairs, ..EncoderWork::default() };
+        Self { pairs: encoder.mean_layer_pairs(&work), ..units }
+    }
+}
+
 impl SampleUnits {
-    /// Counts the units of a sample by the token rules of a model; of several encoders, those of all.
+    /// Counts the units of a sample by the token rules of a model.
     ///
     /// # Errors
     /// [`crate::Error`] for a medium that a rule does not take.
     pub fn new(spec: &ModelSpec, shape: &SampleShape) -> Result<Self> {
-        let mut units = Self { encoder_units: 0, tokens: shape.text_tokens, pairs: 0 };
+        let mut units = Self { encoders: Vec::new(), tokens: shape.text_tokens };
         for (module, encoder, rule) in spec.encoders() {
             let work = rule.work(shape)?;
             let is_native = spec.is_native(module);
             let own = if is_native { work.encoder_tokens } else { work.items };
-            units.encoder_units = units.encoder_units.saturating_add(saturate(own));
+            let pairs = if is_native { encoder.mean_layer_pairs(&work) } else { 0 };
+            units.encoders.push(MediaUnits { units: saturate(own), pairs });
             units.tokens = units.tokens.saturating_add(saturate(work.tokens));
-            if is_native {
-                units.pairs = units.pairs.saturating_add(encoder.mean_layer_pairs(&work));
-            }
         }
         Ok(units)
     }
@@ -43,7 +70,7 @@ fn saturate(count: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ImageSize, VideoShape};
+    use crate::{AudioLength, ImageSize, VideoShape};
 
     fn shape() -> SampleShape {
         SampleShape {
@@ -61,12 +88,14 @@ mod tests {
         let pairs: u64 = patches.iter().map(|patches| patches * patches).sum();
         let spec = ModelSpec::preset("qwen2-vl-7b").unwrap();
         let units = SampleUnits::new(&spec, &shape()).unwrap();
-        assert_eq!(units, SampleUnits { encoder_units: 8348, tokens: 100 + 8348 / 4 + 3 * 2, pairs });
+        let encoders = vec![MediaUnits { units: 8348, pairs }];
+        assert_eq!(units, SampleUnits { encoders, tokens: 100 + 8348 / 4 + 3 * 2 });
         // 28 of 32 layers attend within windows of 8 x 8 patches; the ones at the edge are smaller.
         let spec = ModelSpec::preset("qwen2.5-vl-7b").unwrap();
         let windows = 92_560 + 65_536 + 2 * 2880 * 64;
         let units = SampleUnits::new(&spec, &shape()).unwrap();
-        assert_eq!((units.encoder_units, units.pairs), (8348, (4 * pairs + 28 * windows + 16) / 32));
+        let pairs = (4 * pairs + 28 * windows + 16) / 32;
+        assert_eq!(units.encoders, [MediaUnits { units: 8348, pairs }]);
     }
 
     #[test]
@@ -74,12 +103,25 @@ mod tests {
         let spec = ModelSpec::preset("internvl3-8b").unwrap();
         let image = SampleShape { videos: Vec::new(), ..shape() };
         let units = SampleUnits::new(&spec, &image).unwrap();
-        assert!(units.encoder_units > 2 && units.tokens >= 100 + units.encoder_units * 256, "{units:?}");
-        assert_eq!(units.pairs, 0);
+        let MediaUnits { units: tiles, pairs } = units.encoders[0];
+        assert!(tiles > 2 && units.tokens >= 100 + tiles * 256, "{units:?}");
+        assert_eq!(pairs, 0);
         let thin = SampleShape { images: vec![ImageSize { width: 0, height: 9 }], ..shape() };
         assert!(SampleUnits::new(&spec, &thin).is_err());
         let text = SampleShape { text_tokens: 7, ..SampleShape::default() };
-        let expected = SampleUnits { encoder_units: 0, tokens: 7, pairs: 0 };
+        let expected = SampleUnits { encoders: vec![MediaUnits::default()], tokens: 7 };
         assert_eq!(SampleUnits::new(&spec, &text), Ok(expected));
+    }
+
+    #[test]
+    fn each_encoder_has_units_of_its_own() {
+        let spec = ModelSpec::preset("omni-7b").unwrap();
+        let heard =
+            SampleShape { audio: vec![AudioLength { frames: 640_000, sample_rate_hz: 16_000 }], ..shape() };
+        let [of_both, of_seen] = [&heard, &shape()].map(|shape| SampleUnits::new(&spec, shape).unwrap());
+        assert_eq!(of_both.encoders.len(), 2);
+        assert_eq!(of_both.encoders[0], of_seen.encoders[0]);
+        assert_eq!((of_seen.encoders[1], of_both.encoders[1].units), (MediaUnits::default(), 2));
+        assert!(of_both.tokens > of_seen.tokens, "{of_both:?}");
     }
 }

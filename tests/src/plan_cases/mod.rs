@@ -8,7 +8,7 @@ pub mod rules;
 
 use std::path::PathBuf;
 
-use dflop_balancer::planner::{Cluster, ItemSize, ModelCosts, ModelCostsBuilder, Workload};
+use dflop_balancer::planner::{Cluster, ItemSize, ModelCosts, ModelCostsBuilder, PlannedModel, Workload};
 use dflop_costmodel::profile::{Profile, reference_model};
 
 pub use profile::files;
@@ -82,7 +82,7 @@ pub struct Prepared {
     /// Synthetic profile.
     pub profile: Profile,
     /// Costs of encoder and LLM.
-    pub costs: [ModelCosts; 2],
+    pub model: PlannedModel,
     /// All samples.
     pub sizes: Vec<ItemSize>,
     /// GPUs and their links.
@@ -100,14 +100,20 @@ impl Case {
         let profile =
             Profile::parse(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))).unwrap();
         let spec = reference_model(&profile).unwrap().unwrap();
-        let costs = ModelCostsBuilder::new(&spec).profile(&profile).build().unwrap();
+        let model = ModelCostsBuilder::new(&spec).profile(&profile).build().unwrap();
         let cluster =
             Cluster { gpus: self.gpus, gpus_per_node: NODE, memory_bytes: MEMORY_BYTES, links: None };
-        Prepared { costs, sizes: self.shapes.sizes(), cluster, profile }
+        Prepared { model, sizes: self.shapes.sizes(), cluster, profile }
     }
 }
 
 impl Prepared {
+    /// Returns the costs of the only encoder.
+    #[must_use]
+    pub fn encoder(&self) -> &ModelCosts {
+        &self.model.encoders[0]
+    }
+
     /// Draws the batches that plans are compared on.
     ///
     /// # Panics

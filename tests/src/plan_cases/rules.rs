@@ -8,7 +8,9 @@
 //! # Source
 //! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, Algorithm 1.
 
-use dflop_balancer::planner::{Degrees, ItemSize, ModuleCosts, ParallelismPlan, Placement, StagePart};
+use dflop_balancer::planner::{
+    Degrees, ItemSize, ModuleCosts, ModulePlan, ParallelismPlan, Placement, StagePart,
+};
 use dflop_costmodel::Module;
 use dflop_costmodel::memory::MeasuredMemory;
 use dflop_costmodel::profile::{Part, Phase, reference_model};
@@ -63,15 +65,15 @@ pub fn choose(rule: Rule, case: &Case, prepared: &Prepared) -> Option<Parallelis
     let sum = |of: fn(&ItemSize) -> u32| prepared.sizes.iter().map(|size| f64::from(of(size))).sum::<f64>();
     let most = |of: fn(&ItemSize) -> u32| f64::from(prepared.sizes.iter().map(of).max().unwrap_or(0));
     let means = Means {
-        tiles: sum(|size| size.tiles) / count,
+        tiles: sum(|size| size.media(0).units) / count,
         tokens: sum(|size| size.tokens) / count,
-        tiles_max: most(|size| size.tiles),
+        tiles_max: most(|size| size.media(0).units),
         tokens_max: most(|size| size.tokens),
         global_batch: f64::from(case.global_batch),
     };
     let rates = Rates::new(prepared);
     let mut best: Option<(f64, u32, Configuration)> = None;
-    for_each(case.gpus, &prepared.costs, |found| {
+    for_each(case.gpus, prepared, |found| {
         if rule == Rule::Reference && !fits(prepared, &means, found) {
             return;
         }
@@ -97,7 +99,7 @@ pub fn choose(rule: Rule, case: &Case, prepared: &Prepared) -> Option<Parallelis
 }
 
 /// Visits every split of the GPUs, with every degree of both modules that fills its share.
-fn for_each(gpus: u32, costs: &[impl ModuleCosts; 2], mut visit: impl FnMut(Configuration)) {
+fn for_each(gpus: u32, prepared: &Prepared, mut visit: impl FnMut(Configuration)) {
     let degrees = |costs: &dyn ModuleCosts, gpus: u32| {
         let mut all = Vec::new();
         for tp in costs.tp_degrees().into_iter().filter(|tp| *tp <= 8 && gpus.is_multiple_of(*tp)) {
@@ -108,8 +110,8 @@ fn for_each(gpus: u32, costs: &[impl ModuleCosts; 2], mut visit: impl FnMut(Conf
         all
     };
     for split in 1..gpus {
-        let llms = degrees(&costs[1], gpus - split);
-        for encoder in degrees(&costs[0], split) {
+        let llms = degrees(&prepared.model.llm, gpus - split);
+        for encoder in degrees(prepared.encoder(), split) {
             for &llm in &llms {
                 visit(Configuration { encoder, llm });
             }
@@ -135,8 +137,8 @@ fn first_count(means: &Means, found: Configuration) -> Option<u32> {
 fn fits(prepared: &Prepared, means: &Means, found: Configuration) -> bool {
     let Configuration { encoder, llm } = found;
     let tiles = means.tiles_max * f64::from(llm.dp) / f64::from(encoder.dp);
-    let of_encoder = bytes(&prepared.costs[0], encoder, f64::from(encoder.pp + llm.pp) * tiles);
-    let of_llm = bytes(&prepared.costs[1], llm, f64::from(llm.pp) * means.tokens_max);
+    let of_encoder = bytes(prepared.encoder(), encoder, f64::from(encoder.pp + llm.pp) * tiles);
+    let of_llm = bytes(&prepared.model.llm, llm, f64::from(llm.pp) * means.tokens_max);
     CUSHION * of_encoder.max(of_llm) <= MEMORY_BYTES as f64
 }
 
@@ -146,7 +148,7 @@ fn fits_paper(prepared: &Prepared, means: &Means, found: Configuration, m: u32) 
     let of = |mean: f64, dp: u32| mean * means.global_batch / (f64::from(m) * f64::from(dp));
     let tiles = f64::from(encoder.pp + llm.pp) * of(means.tiles, encoder.dp);
     let tokens = f64::from(llm.pp) * of(means.tokens, llm.dp);
-    let most = bytes(&prepared.costs[0], encoder, tiles).max(bytes(&prepared.costs[1], llm, tokens));
+    let most = bytes(prepared.encoder(), encoder, tiles).max(bytes(&prepared.model.llm, llm, tokens));
     most <= MEMORY_BYTES as f64
 }
 
@@ -158,7 +160,7 @@ fn bytes(costs: &dyn ModuleCosts, degrees: Degrees, units: f64) -> f64 {
 
 impl<'a> Rates<'a> {
     fn new(prepared: &'a Prepared) -> Self {
-        let costs = &prepared.costs[1];
+        let costs = &prepared.model.llm;
         let tokens: Vec<f64> = prepared.sizes.iter().map(|size| f64::from(size.tokens)).collect();
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let squares: Vec<f64> = tokens.iter().map(|tokens| tokens * tokens).collect();
@@ -181,7 +183,7 @@ impl<'a> Rates<'a> {
     }
 
     fn encoder_ns(&self, degrees: Degrees, tiles: f64) -> f64 {
-        let costs = &self.prepared.costs[0];
+        let costs = self.prepared.encoder();
         let at = |tiles: u64| {
             f64::from(costs.layers()) * costs.layer_ns(degrees.tp, tiles)
                 + costs.outside_layers_ns(degrees.tp, tiles)
@@ -190,7 +192,7 @@ impl<'a> Rates<'a> {
     }
 
     fn llm_ns(&self, rule: Rule, degrees: Degrees, tokens: f64) -> f64 {
-        let costs = &self.prepared.costs[1];
+        let costs = &self.prepared.model.llm;
         let (tp, layers) = (degrees.tp, f64::from(costs.layers()));
         let linear = |tokens: u64| layers * costs.layer_ns(tp, tokens) + costs.outside_layers_ns(tp, tokens);
         let places = [1024, 2048, 3072, 4096, 6144, 8192];
@@ -217,20 +219,12 @@ fn interpolated_by_rate(time_ns: &dyn Fn(u64) -> f64, units: f64, places: &[u64]
 }
 
 fn plan(prepared: &Prepared, found: Configuration, microbatches: u32) -> ParallelismPlan {
-    let split = |costs: &dyn ModuleCosts, pp: u32| {
-        let layers = costs.layers();
-        (0..pp).map(|stage| layers / pp + u32::from(stage < layers % pp)).collect::<Vec<u32>>()
-    };
     ParallelismPlan {
-        encoder: found.encoder,
-        llm: found.llm,
+        encoders: vec![ModulePlan::even(prepared.encoder().layers(), found.encoder)],
+        llm: ModulePlan::even(prepared.model.llm.layers(), found.llm),
         microbatches,
         placement: Placement::Disaggregated,
         rounds_ahead: 0,
-        encoder_layers: split(&prepared.costs[0], found.encoder.pp),
-        llm_layers: split(&prepared.costs[1], found.llm.pp),
-        is_encoder_recomputed: false,
-        is_llm_recomputed: false,
     }
 }
 

@@ -8,8 +8,8 @@ use dflop_tests::plan_cases::{CASES, Case, Prepared};
 
 fn problem<'a>(prepared: &'a Prepared, workload: &'a Workload) -> PlanProblem<'a> {
     PlanProblem {
-        encoder: &prepared.costs[0],
-        llm: &prepared.costs[1],
+        encoders: prepared.model.encoder_costs(),
+        llm: &prepared.model.llm,
         workload,
         cluster: prepared.cluster,
         options: SearchSpaceOptions::default(),

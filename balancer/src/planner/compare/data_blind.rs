@@ -7,6 +7,7 @@ use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, EncoderSplit, Family, SearchSpace};
 use crate::planner::workload::ItemSize;
+use dflop_costmodel::MediaUnits;
 
 /// Assigns a batch to one job whose encoder ranks take whole samples in turn.
 pub(super) fn one_job(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[ItemSize]) -> SlotAssignment {
@@ -15,16 +16,21 @@ pub(super) fn one_job(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[I
     let cell_of = |item: usize| cell(item, ranks, slots) as u32;
     let mut assignment = SlotAssignment::new(space, candidate, batch, cell_of, EncoderSplit::Tile);
     // Media may stay in their LLM rank; a colocated encoder takes those of the batch, tile by tile.
-    if candidate.family.is_shared() {
-        let shares = shares_in_turn(batch, ranks, slots, candidate.family.encoder_dp as usize);
-        assignment.set_shares(space, candidate, &shares);
+    for (encoder, part) in candidate.family.encoders.iter().enumerate() {
+        if candidate.family.is_shared(encoder) {
+            let media: Vec<MediaUnits> = batch.iter().map(|item| item.media(encoder)).collect();
+            let shares = shares_in_turn(&media, ranks, slots, part.dp as usize);
+            assignment.set_shares(space, candidate, encoder, &shares);
+        }
     }
     assignment
 }
 
 /// Returns the plan of one DP rank that is a pipeline by itself.
 pub(super) fn alone(candidate: &Candidate) -> Candidate {
-    Candidate { family: Family { encoder_dp: 1, llm_dp: 1, ..candidate.family }, ..*candidate }
+    let mut family = Family { llm_dp: 1, ..candidate.family };
+    family.encoders.iter_mut().for_each(|part| part.dp = 1);
+    Candidate { family, ..*candidate }
 }
 
 /// Assigns a batch to one pipeline per DP rank, each with its encoder and LLM.
@@ -51,13 +57,12 @@ pub(super) fn run_pipelines(
     timeline: &mut StepTimeline,
 ) -> Outcome {
     let alone = alone(candidate);
-    let optimizer_ranks = space.optimizer_ranks(&candidate.family);
     let mut all = Outcome { makespan_ns: 0, busy_ns: 0.0, bytes: 0.0 };
     for assignment in pipelines {
         let outcome = outcome::run(space, &alone, assignment, timeline);
         all.makespan_ns = all.makespan_ns.max(outcome.makespan_ns);
         all.busy_ns += outcome.busy_ns;
-        all.bytes = all.bytes.max(assignment.requirement_of(space, &alone, optimizer_ranks).most());
+        all.bytes = all.bytes.max(assignment.requirement_of(space, &alone, &candidate.family).most());
     }
     // The pipelines run independently and meet in the all-reduce at the end.
     all.makespan_ns += reduce_of_ranks_ns(space, candidate);
@@ -84,16 +89,16 @@ fn cell(item: usize, ranks: usize, slots: usize) -> usize {
 
 /// Returns the media of each encoder rank in each slot, whose samples with media go to the ranks in turn.
 fn shares_in_turn(
-    batch: &[ItemSize],
+    media: &[MediaUnits],
     ranks: usize,
     slots: usize,
     encoder_ranks: usize,
 ) -> Vec<Vec<MediaLoad>> {
     let mut shares = vec![vec![MediaLoad::default(); encoder_ranks]; slots];
     let mut next = vec![0; slots];
-    for (item, size) in batch.iter().enumerate().filter(|(_, size)| size.tiles > 0) {
+    for (item, media) in media.iter().enumerate().filter(|(_, media)| media.units > 0) {
         let slot = cell(item, ranks, slots) / ranks;
-        shares[slot][next[slot] % encoder_ranks].add(size);
+        shares[slot][next[slot] % encoder_ranks].add(*media);
         next[slot] += 1;
     }
     shares
@@ -111,10 +116,10 @@ mod tests {
 
     #[test]
     fn encoder_ranks_take_samples_in_turn() {
-        let batch: Vec<ItemSize> = [9, 0, 1, 3, 2, 8].map(|tiles| ItemSize::of_tiles(tiles, 1)).to_vec();
+        let media = [9, 0, 1, 3, 2, 8].map(|units| MediaUnits { units, pairs: 0 });
         // One rank, two slots: tiles 9, 1, 2 and 0, 3, 8.
         let tiles = |of_slot: &Vec<MediaLoad>| of_slot.iter().map(|share| share.tiles).collect::<Vec<u64>>();
-        let shares = |ranks| shares_in_turn(&batch, 1, 2, ranks).iter().map(tiles).collect::<Vec<_>>();
+        let shares = |ranks| shares_in_turn(&media, 1, 2, ranks).iter().map(tiles).collect::<Vec<_>>();
         assert_eq!(shares(2), [[11, 1], [3, 8]]);
         assert_eq!(shares(4), [[9, 1, 2, 0], [3, 8, 0, 0]]);
     }

@@ -43,14 +43,16 @@ pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
 /// as memory allows.
 pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
     let by_hand = |candidate: &Candidate| space.joint[candidate.family.llm].is_by_hand;
-    let plain =
-        |candidate: &Candidate| !space.shapes(&candidate.family).iter().any(|shape| shape.is_recomputed);
+    let plain = |candidate: &Candidate| {
+        let joint = &space.joint[candidate.family.llm];
+        !joint.encoders.iter().chain([&joint.llm]).any(|shape| shape.is_recomputed)
+    };
     let plans = space
         .joint_families()
         .map(|family| Candidate { family, microbatches: space.microbatches_max(&family) });
     let mut plans: Vec<Candidate> = plans.filter(|plan| by_hand(plan) && plain(plan)).collect();
     plans.sort_by_key(|plan| {
-        let [_, llm] = space.shapes(&plan.family);
+        let llm = space.llm_shape(&plan.family);
         (llm.gpus(), llm.pp)
     });
     let mut timeline = StepTimeline::default();

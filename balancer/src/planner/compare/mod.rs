@@ -140,7 +140,7 @@ pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodCo
     let ours = found.plan.candidate(&space).ok_or_else(outside)?;
     // The other methods have placements of their own, under the same rules of memory and links.
     let options = SearchSpaceOptions { is_disaggregated: true, is_joint: true, ..problem.options };
-    let others = PlanProblem { options, ..*problem }.space()?;
+    let others = PlanProblem { options, ..problem.clone() }.space()?;
     let papers = paper::plans(&others);
     let mut methods = Vec::new();
     for method in Method::ALL {

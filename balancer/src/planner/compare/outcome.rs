@@ -3,13 +3,13 @@
 use crate::budget::Budget;
 use crate::caps::Caps;
 use crate::error::Result;
-use crate::instance::Instance;
 use crate::partition::{Strategy, balance};
 use crate::planner::cluster::Placement;
 use crate::planner::score;
 use crate::planner::score::batch_balance::{GroupOrder, WORK, cells};
 use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::{ChainTimes, StepTimeline, StepTimes};
+use crate::planner::space::shape::StageShape;
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
 
@@ -30,8 +30,7 @@ pub(super) fn partitioned(
     batch: &[ItemSize],
     (strategy, order): (Strategy, GroupOrder),
 ) -> Result<SlotAssignment> {
-    let instance =
-        Instance::new(candidate.groups(), 2, score::item_sizes_ns(space, candidate, batch).concat())?;
+    let instance = score::item_times(space, candidate, batch).instance(candidate.groups())?;
     let groups = balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?.groups;
     let cell_of = cells(groups, batch, order);
     Ok(SlotAssignment::new(space, candidate, batch, |item| cell_of[item], space.encoder_split))
@@ -54,17 +53,21 @@ pub(super) fn run(
 /// Returns computing nanoseconds times the GPUs that take part; encoder ranks work as long as the busiest.
 fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &SlotAssignment) -> f64 {
     let family = &candidate.family;
-    let [encoder, llm] = space.shapes(family);
     let step: StepTimes = assignment.times(space, candidate);
-    let of_encoder = match family.placement {
-        // A shared encoder has one time for all of its ranks.
-        Placement::Disaggregated => {
-            let of = |chain: &ChainTimes| chain.busy_ns() * f64::from(family.encoder_dp) / chain.lanes as f64;
-            step.encoders.iter().map(of).sum()
-        }
-        Placement::Colocated => assignment.phase_ns(space, candidate) as f64 * f64::from(family.encoder_dp),
-        Placement::Joint => 0.0,
+    let of_encoder = |(encoder, shape): (usize, &StageShape)| {
+        let dp = f64::from(family.encoders[encoder].dp);
+        let ranks_ns = match family.placement {
+            // A shared encoder has one time for all of its ranks.
+            Placement::Disaggregated => {
+                let chain: &ChainTimes = &step.encoders[encoder];
+                chain.busy_ns() * dp / chain.lanes as f64
+            }
+            Placement::Colocated => assignment.phase_ns(space, candidate, encoder) as f64 * dp,
+            Placement::Joint => 0.0,
+        };
+        ranks_ns * f64::from(shape.tp)
     };
     // Each encoder rank is charged the busiest one's time.
-    of_encoder * f64::from(encoder.tp) + step.llm.busy_ns() * f64::from(llm.tp)
+    let encoders_ns: f64 = space.encoder_shapes(family).enumerate().map(of_encoder).sum();
+    encoders_ns + step.llm.busy_ns() * f64::from(space.llm_shape(family).tp)
 }

@@ -75,7 +75,8 @@ fn fill(
         }
         space.visit_encoders(llm, llm_dp, &mut |family| {
             // Algorithm 1 splits the GPUs between the modules.
-            if family.placement == Placement::Colocated || !stages(space.encoder.shapes[family.encoder].pp) {
+            let is_wanted = space.encoder_shapes(family).all(|shape| stages(shape.pp));
+            if family.placement == Placement::Colocated || !is_wanted {
                 return;
             }
             if is_first {
@@ -110,7 +111,7 @@ fn may_be_best(space: &SearchSpace<'_>, found: &Found, rule: usize, llm: usize, 
 
 /// Considers all numbers of microbatches of a family, in ascending order.
 fn consider_all(space: &SearchSpace<'_>, found: &mut Found, family: &Family) {
-    let slots = f64::from(space.encoder.shapes[family.encoder].pp + space.llm.shapes[family.llm].pp - 1);
+    let slots = f64::from(stages(space, family) - 1);
     let mut ranges = vec![(1, space.microbatches_max(family))];
     while let Some((few, many)) = ranges.pop() {
         let upper_end = Candidate { family: *family, microbatches: many };
@@ -132,10 +133,13 @@ fn consider_all(space: &SearchSpace<'_>, found: &mut Found, family: &Family) {
 /// largest sample.
 fn fewest(space: &SearchSpace<'_>, family: &Family) -> Option<u32> {
     let samples = f64::from(space.workload.global_batch());
-    let (tiles_max, tokens_max) = (space.workload.tiles_max as f64, space.workload.tokens_max as f64);
     let is_small = |microbatches: u32| {
-        let [tiles, tokens] = means(space, &Candidate { family: *family, microbatches });
-        tiles <= tiles_max && tokens <= tokens_max
+        let candidate = Candidate { family: *family, microbatches };
+        let is_small = |encoder: usize| {
+            mean_units(space, &candidate, encoder) <= space.workload.media(encoder).units_max as f64
+        };
+        (0..family.encoders.len()).all(is_small)
+            && mean_tokens(space, &candidate) <= space.workload.tokens_max as f64
     };
     // Means shrink with the number of microbatches.
     let (mut few, mut many) = (1, space.workload.global_batch());
@@ -143,26 +147,34 @@ fn fewest(space: &SearchSpace<'_>, family: &Family) -> Option<u32> {
         let middle = few + (many - few) / 2;
         if is_small(middle) { many = middle } else { few = middle + 1 }
     }
-    let ranks = f64::from(family.encoder_dp.max(family.llm_dp));
+    let ranks = family.encoders.iter().map(|part| part.dp).fold(family.llm_dp, u32::max);
+    let ranks = f64::from(ranks);
     (is_small(few) && samples >= f64::from(few) * ranks).then_some(few)
 }
 
 /// Computes `T` at the mean microbatch.
 pub(super) fn makespan_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
-    let Family { encoder, llm, .. } = candidate.family;
-    let (encoder, llm) = (&space.encoder.shapes[encoder], &space.llm.shapes[llm]);
-    f64::from(candidate.microbatches + encoder.pp + llm.pp - 1) * duration_ns(space, candidate)
+    let slots = candidate.microbatches + stages(space, &candidate.family) - 1;
+    f64::from(slots) * duration_ns(space, candidate)
 }
 
-/// Returns the time of the slower module's stage for the mean microbatch; it falls with their number.
+/// Returns the stages of the longest path: encoders are side by side.
+fn stages(space: &SearchSpace<'_>, family: &Family) -> u32 {
+    let encoders = space.encoder_shapes(family).map(|shape| shape.pp);
+    encoders.max().unwrap_or(0) + space.llm_shape(family).pp
+}
+
+/// Returns the time of the slowest module's stage for the mean microbatch; it falls with their number.
 fn duration_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
-    let Family { encoder, encoder_dp, llm, llm_dp, .. } = candidate.family;
-    let shape = &space.encoder.shapes[encoder];
-    let [tiles, _] = means(space, candidate);
-    let times = &space.encoder.times[shape.times];
-    let attention_ns = times.samples_ns / f64::from(encoder_dp * candidate.microbatches);
-    let encoder_ns = stage_ns(shape, times, tiles, attention_ns);
-    encoder_ns.max(llm_stage_ns(space, llm, llm_dp, candidate.microbatches))
+    let Family { encoders, llm, llm_dp, .. } = &candidate.family;
+    let encoder_ns = |encoder: usize| {
+        let times = space.encoder_times(&candidate.family, encoder);
+        let slots = f64::from(encoders[encoder].dp * candidate.microbatches);
+        let units = mean_units(space, candidate, encoder);
+        stage_ns(space.encoder_shape(&candidate.family, encoder), times, units, times.samples_ns / slots)
+    };
+    let llm_ns = llm_stage_ns(space, *llm, *llm_dp, candidate.microbatches);
+    (0..encoders.len()).map(encoder_ns).fold(llm_ns, f64::max)
 }
 
 fn llm_stage_ns(space: &SearchSpace<'_>, llm: usize, llm_dp: u32, microbatches: u32) -> f64 {
@@ -172,12 +184,16 @@ fn llm_stage_ns(space: &SearchSpace<'_>, llm: usize, llm_dp: u32, microbatches: 
     stage_ns(shape, times, tokens, times.samples_ns / f64::from(llm_dp * microbatches))
 }
 
-/// Returns tiles and tokens of the mean microbatch of an encoder rank and of an LLM rank.
-fn means(space: &SearchSpace<'_>, candidate: &Candidate) -> [f64; 2] {
-    let Family { encoder_dp, llm_dp, .. } = candidate.family;
-    let microbatches = f64::from(candidate.microbatches);
-    let tiles = space.workload.batch_tiles / (microbatches * f64::from(encoder_dp));
-    [tiles, space.workload.batch_tokens / (microbatches * f64::from(llm_dp))]
+/// Returns the units of the mean microbatch of an encoder's rank.
+fn mean_units(space: &SearchSpace<'_>, candidate: &Candidate, encoder: usize) -> f64 {
+    let slots = f64::from(candidate.microbatches) * f64::from(candidate.family.encoders[encoder].dp);
+    space.workload.media(encoder).batch_units / slots
+}
+
+/// Returns the tokens of the mean microbatch of an LLM rank.
+fn mean_tokens(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
+    let slots = f64::from(candidate.microbatches) * f64::from(candidate.family.llm_dp);
+    space.workload.batch_tokens / slots
 }
 
 /// Returns a stage's time with all work divided evenly: `E_FLOP / (E_thr E_tp E_pp)`.
@@ -192,20 +208,23 @@ pub(super) fn fits(space: &SearchSpace<'_>, candidate: &Candidate) -> bool {
 
 /// Returns the memory of the fullest GPU with mean microbatches; it never grows with their number.
 fn bytes(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
-    let Family { encoder, llm, .. } = candidate.family;
-    let (encoder, llm) = (&space.encoder.shapes[encoder], &space.llm.shapes[llm]);
-    let [tiles, tokens] = means(space, candidate);
-    let step = space.step_shape(&candidate.family, candidate.microbatches);
-    let fullest = |shape: &StageShape, ranks: u32, first_stage: usize, units: f64| {
+    let family = &candidate.family;
+    let step = space.step_shape(family, candidate.microbatches);
+    let fullest = |shape: &StageShape, dp: u32, first_stage: usize, units: f64| {
+        let ranks = space.optimizer_ranks(dp);
         let of = |(stage, bytes): &(u32, StageBytes)| {
             let in_flight = step.in_flight(first_stage + *stage as usize) as f64;
             bytes.shared_by(ranks).at(in_flight * units, units)
         };
         shape.memory.iter().map(of).fold(0.0, f64::max)
     };
-    let [encoder_ranks, llm_ranks] = space.optimizer_ranks(&candidate.family);
-    let of_encoder = fullest(encoder, encoder_ranks, 0, tiles);
-    of_encoder.max(fullest(llm, llm_ranks, step.encoder_stages(), tokens))
+    let tokens = mean_tokens(space, candidate);
+    let mut most = fullest(space.llm_shape(family), family.llm_dp, step.encoder_stages(), tokens);
+    for (encoder, (first, _)) in step.encoders.each().enumerate() {
+        let (shape, units) = (space.encoder_shape(family, encoder), mean_units(space, candidate, encoder));
+        most = most.max(fullest(shape, family.encoders[encoder].dp, first, units));
+    }
+    most
 }
 
 #[cfg(test)]
@@ -226,10 +245,10 @@ mod tests {
             }
             let samples = f64::from(space.workload.global_batch());
             let fewest = (1..=space.workload.global_batch()).find(|&microbatches| {
-                let [tiles, tokens] = means(space, &Candidate { family: *family, microbatches });
-                let ranks = f64::from(family.encoder_dp.max(family.llm_dp));
-                tiles <= space.workload.tiles_max as f64
-                    && tokens <= space.workload.tokens_max as f64
+                let candidate = Candidate { family: *family, microbatches };
+                let ranks = f64::from(family.encoders[0].dp.max(family.llm_dp));
+                mean_units(space, &candidate, 0) <= space.workload.media(0).units_max as f64
+                    && mean_tokens(space, &candidate) <= space.workload.tokens_max as f64
                     && samples >= f64::from(microbatches) * ranks
             });
             for microbatches in 1..=space.microbatches_max(family) {
@@ -262,8 +281,7 @@ mod tests {
             for (seed, gpus) in (0..12).zip([4, 8, 11, 16, 24, 32].into_iter().cycle()) {
                 let links = (seed % 2 == 1).then_some(links);
                 let builder = ModelCostsBuilder::new(&spec).rate(rate);
-                let [encoder, llm] =
-                    builder.tensor_parallel_link(links.map(|links| links.nvlink)).build().unwrap();
+                let costs = builder.tensor_parallel_link(links.map(|links| links.nvlink)).build().unwrap();
                 let workload = Workload::draw(&sizes(seed), gpus * (1 + seed % 4), 3, seed.into()).unwrap();
                 let memory_bytes = [12, 24, 80][seed as usize % 3] << 30;
                 let cluster = Cluster { gpus, gpus_per_node: 8.min(gpus), memory_bytes, links };
@@ -272,7 +290,7 @@ mod tests {
                     has_uneven_layers: seed % 4 == 1,
                     ..SearchSpaceOptions::default()
                 };
-                let space = SearchSpace::new(&encoder, &llm, &workload, cluster, options);
+                let space = SearchSpace::new(&costs.encoder_costs(), &costs.llm, &workload, cluster, options);
                 let plans = plans(&space);
                 assert_eq!(plans, exhaustive(&space), "{model} {gpus} {seed}");
                 found += plans.len();

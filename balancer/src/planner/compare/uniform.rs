@@ -1,11 +1,12 @@
-//! Finds the best plan with one TP and one DP degree for both modules, like trainers made for one model.
+//! Finds the best plan with one TP and one DP degree for all modules, like trainers made for one model.
 //!
 //! Every DP rank is a pipeline by itself, encoder stages first. The promising plans, by the mean microbatch,
 //! are simulated on the data-blind batches themselves, like a plan tuned by hand would be.
 
 use super::{joint, paper};
 use crate::planner::cluster::Placement;
-use crate::planner::space::{Candidate, Family, SearchSpace};
+use crate::planner::space::shape::StageShape;
+use crate::planner::space::{Candidate, EncoderPart, EncoderParts, Family, SearchSpace};
 
 /// Plans that are simulated.
 const TRIED: usize = 48;
@@ -18,15 +19,18 @@ pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
 /// Lists the plans whose mean microbatch fits, shortest first.
 pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
-    for (encoder, of_encoder) in space.encoder.shapes.iter().enumerate() {
+    for encoders in encoders_of_one_degree(space) {
+        let placement = Placement::Disaggregated;
+        let mut family = Family { placement, encoders, llm: 0, llm_dp: 1, ahead: 0 };
+        let gpus: u32 = space.encoder_shapes(&family).map(StageShape::gpus).sum();
+        let of_encoder = space.encoder_shape(&family, 0).clone();
         for (llm, of_llm) in space.llm.shapes.iter().enumerate().filter(|(_, llm)| llm.tp == of_encoder.tp) {
-            let ranks = space.cluster.gpus / (of_encoder.gpus() + of_llm.gpus());
-            let ranks = ranks.min(space.workload.global_batch());
+            let ranks = (space.cluster.gpus / (gpus + of_llm.gpus())).min(space.workload.global_batch());
             if ranks == 0 || of_encoder.is_recomputed != of_llm.is_recomputed {
                 continue;
             }
-            let placement = Placement::Disaggregated;
-            let family = Family { placement, encoder, encoder_dp: ranks, llm, llm_dp: ranks, ahead: 0 };
+            (family.llm, family.llm_dp) = (llm, ranks);
+            family.encoders.iter_mut().for_each(|part| part.dp = ranks);
             for microbatches in counts(space.workload.global_batch() / ranks) {
                 let candidate = Candidate { family, microbatches };
                 if paper::fits(space, &candidate) {
@@ -37,6 +41,29 @@ pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     }
     found.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     found.into_iter().take(TRIED).map(|(_, candidate)| candidate).collect()
+}
+
+/// Lists the shapes of all encoders with the same degree and recomputation; of several encoders, those with
+/// numbers of stages that are powers of two.
+fn encoders_of_one_degree(space: &SearchSpace<'_>) -> Vec<EncoderParts> {
+    let is_only = space.encoders.len() == 1;
+    let key = |shape: &StageShape| (shape.tp, shape.is_recomputed);
+    let mut all: Vec<(Option<(u32, bool)>, EncoderParts)> = vec![(None, EncoderParts::default())];
+    for module in &space.encoders {
+        let tried =
+            module.shapes.iter().enumerate().filter(|(_, shape)| is_only || shape.pp.is_power_of_two());
+        let tried: Vec<(usize, &StageShape)> = tried.collect();
+        let with = |(of_first, before): (Option<(u32, bool)>, EncoderParts)| {
+            let alike =
+                tried.iter().filter(move |(_, shape)| of_first.is_none_or(|first| first == key(shape)));
+            alike.map(move |(index, shape)| {
+                let part = EncoderPart { shape: *index as u32, dp: 1 };
+                (Some(key(shape)), before.iter().copied().chain([part]).collect())
+            })
+        };
+        all = all.into_iter().flat_map(with).collect();
+    }
+    all.into_iter().map(|(_, encoders)| encoders).collect()
 }
 
 /// Lists the powers of two up to the most, and the most.

@@ -9,7 +9,7 @@
 //! | equal ranks | every rank takes the mean of all ranks, slot by slot | the slowest rank |
 //! | equal slots | every slot takes the mean of its stage, where that is shorter | unequal microbatches |
 //! | slowest stage | nothing but the passes of the stage with the most work | fill and drain |
-//! | slower module | the mean of the stages of the module with the most work | the slowest stage |
+//! | slowest module | the mean of the stages of the module with the most work | the slowest stage |
 //! | computing | the mean of all GPUs of the plan | the LLM or the encoder, by GPUs of the other |
 //!
 //! Every bound is at most the one before, so no part is negative, and computing and all parts add up to the
@@ -25,6 +25,7 @@ use crate::planner::cluster::Placement;
 use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::{ChainTimes, StepTimeline, StepTimes};
 use crate::planner::space::{Candidate, SearchSpace};
+use crate::schedule::EncoderChain;
 use std::ops::AddAssign;
 
 /// Waits of some batches, nanoseconds of their makespans.
@@ -63,7 +64,7 @@ pub(super) fn of_job(
     timeline: &mut StepTimeline,
 ) -> WaitTimes {
     let phase_ns = match candidate.family.placement {
-        Placement::Colocated => assignment.phase_ns(space, candidate),
+        Placement::Colocated => assignment.phases_ns(space, candidate),
         Placement::Disaggregated | Placement::Joint => 0,
     };
     let step = RunStep {
@@ -114,14 +115,17 @@ impl RunStep {
         }
         let free_ns = free_ns as f64 + phase_ns;
         let MeanChain { mut chain, stage_ns } = MeanChain::new(&self.jobs);
-        let (encoder_ns, llm_ns) = stage_ns.split_at(chain.shape.encoder_stages());
+        let of_encoder = |(first, encoder): (usize, EncoderChain)| {
+            mean(&stage_ns[first..first + usize::from(encoder.stages)])
+        };
+        let encoder_ns = chain.shape.encoders.each().map(of_encoder).fold(0.0, f64::max);
+        let llm_ns = mean(&stage_ns[chain.shape.encoder_stages()..]);
         let slowest_ns = stage_ns.iter().copied().fold(0.0, f64::max) + phase_ns;
         // Means are rounded down; the work of the slowest stage is not.
         let mut run = |chain: &StepTimes| (timeline.makespan_ns(chain) as f64 + phase_ns).max(slowest_ns);
         let equal_ranks_ns = run(&chain).min(free_ns);
         equalize_slots(&mut chain);
         let equal_slots_ns = run(&chain).min(equal_ranks_ns);
-        let [encoder_ns, llm_ns] = [mean(encoder_ns), mean(llm_ns)];
         let module_ns = encoder_ns.max(llm_ns) + phase_ns;
         let other_ns = (module_ns - self.computing_ns).max(0.0);
         let is_for_encoder = self.phase_ns > 0 || encoder_ns > llm_ns;

@@ -7,7 +7,7 @@
 mod model;
 pub(super) mod time_table;
 
-pub use model::{ModelCosts, ModelCostsBuilder};
+pub use model::{ModelCosts, ModelCostsBuilder, PlannedModel};
 
 /// Part of a module that a stage holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,6 +55,11 @@ impl StageBytes {
 /// trained; they must be finite and non-decreasing in units. Only the degrees of
 /// [`ModuleCosts::tp_degrees`] are requested.
 pub trait ModuleCosts {
+    /// Returns the name of the module, which tells the encoders of a model apart.
+    fn name(&self) -> &'static str {
+        "encoder"
+    }
+
     /// Returns the number of layers, at least 1.
     fn layers(&self) -> u32;
 

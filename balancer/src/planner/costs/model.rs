@@ -4,8 +4,9 @@ use super::{ModuleCosts, StageBytes, StagePart};
 use crate::error::{Error, Result};
 use crate::planner::cluster::Link;
 use dflop_costmodel::memory::{MeasuredMemory, ModuleMemory, SavedActivations, StageLayers, StateBytes};
+use dflop_costmodel::model::EncoderSpec;
 use dflop_costmodel::profile::Profile;
-use dflop_costmodel::tokens::VisionRule;
+use dflop_costmodel::tokens::{MediaRule, VisionRule};
 use dflop_costmodel::{DevicePreset, DeviceRate, FrozenParts, LayerTimes, ModelSpec, Module};
 use std::num::NonZeroU32;
 
@@ -17,9 +18,27 @@ const BYTES: f64 = 2.0;
 /// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
 const REDUCES_PER_LAYER: f64 = 4.0;
 
+/// Costs of all modules of a model.
+#[derive(Debug, Clone)]
+pub struct PlannedModel {
+    /// Costs of the encoders, in the order of [`ModelSpec::encoders`].
+    pub encoders: Vec<ModelCosts>,
+    /// Costs of the LLM.
+    pub llm: ModelCosts,
+}
+
+impl PlannedModel {
+    /// Lists the costs of the encoders, as a problem takes them.
+    #[must_use]
+    pub fn encoder_costs(&self) -> Vec<&dyn ModuleCosts> {
+        self.encoders.iter().map(|encoder| encoder as &dyn ModuleCosts).collect()
+    }
+}
+
 /// Costs of one module of a model.
 #[derive(Debug, Clone)]
 pub struct ModelCosts {
+    module: Module,
     layers: u32,
     degrees: Vec<Degree>,
     memory: ModuleMemory,
@@ -135,17 +154,24 @@ impl<'a> ModelCostsBuilder<'a> {
         self
     }
 
-    /// Builds the costs of the encoder and of the LLM.
+    /// Builds the costs of the encoders and of the LLM.
     ///
     /// # Errors
-    /// [`Error::Config`] if the model does not have exactly one encoder, there is neither a rate nor a
-    /// profile, the profile does not cover the model, or does not separate the attention of an encoder of
-    /// media in native resolution, or the model does not have the frozen parts.
-    pub fn build(self) -> Result<[ModelCosts; 2]> {
+    /// [`Error::Config`] if the model has no encoder, there is neither a rate nor a profile, the profile does
+    /// not cover the model, or does not separate the attention of an encoder of media in native resolution,
+    /// or the model does not have the frozen parts.
+    pub fn build(self) -> Result<PlannedModel> {
         let invalid = |reason: String| Error::Config { setting: "freeze", reason };
         self.frozen.check(self.spec).map_err(|error| invalid(error.to_string()))?;
-        let (module, tile_tokens) = encoder(self.spec)?;
-        Ok([self.module(module, tile_tokens)?, self.module(Module::Llm, 1)?])
+        let encoder =
+            |(module, _, rule): (Module, EncoderSpec, MediaRule)| self.module(module, unit_tokens(&rule));
+        let encoders = self.spec.encoders().map(encoder).collect::<Result<Vec<ModelCosts>>>()?;
+        if encoders.is_empty() {
+            let reason =
+                format!("`{}` has no encoder: there is nothing to split the GPUs between", self.spec.name);
+            return Err(Error::Config { setting: "model", reason });
+        }
+        Ok(PlannedModel { encoders, llm: self.module(Module::Llm, 1)? })
     }
 
     fn module(&self, module: Module, unit_tokens: u32) -> Result<ModelCosts> {
@@ -187,6 +213,7 @@ impl<'a> ModelCostsBuilder<'a> {
         }
         let unit_tokens = f64::from(unit_tokens);
         Ok(ModelCosts {
+            module,
             layers,
             degrees,
             memory,
@@ -233,22 +260,16 @@ impl<'a> ModelCostsBuilder<'a> {
     }
 }
 
-/// Returns the encoder of a model, and the tokens per unit: of a tile or window, 1 of a patch.
-fn encoder(spec: &ModelSpec) -> Result<(Module, u32)> {
-    let invalid =
-        |reason: &str| Err(Error::Config { setting: "model", reason: format!("`{}` {reason}", spec.name) });
-    match (&spec.vision, &spec.audio) {
-        (Some(vision), None) => match vision.rule {
-            VisionRule::AnyRes(rule) => {
-                Ok((Module::Vision, u32::from(rule.patches_per_side) * u32::from(rule.patches_per_side)))
-            }
-            VisionRule::DynamicTiles(rule) => Ok((Module::Vision, u32::from(rule.tile_patches))),
-            VisionRule::Fixed(rule) => Ok((Module::Vision, rule.tile_patches)),
-            VisionRule::Native(_) => Ok((Module::Vision, 1)),
-        },
-        (None, Some(audio)) => Ok((Module::Audio, audio.rule.window_tokens)),
-        (Some(_), Some(_)) => invalid("has two encoders: plans are made for one encoder and the LLM"),
-        (None, None) => invalid("has no encoder: there is nothing to split the GPUs between"),
+/// Returns the tokens per unit of an encoder: of a tile or window, 1 of a patch.
+fn unit_tokens(rule: &MediaRule) -> u32 {
+    match rule {
+        MediaRule::Vision(VisionRule::AnyRes(rule)) => {
+            u32::from(rule.patches_per_side) * u32::from(rule.patches_per_side)
+        }
+        MediaRule::Vision(VisionRule::DynamicTiles(rule)) => u32::from(rule.tile_patches),
+        MediaRule::Vision(VisionRule::Fixed(rule)) => rule.tile_patches,
+        MediaRule::Vision(VisionRule::Native(_)) => 1,
+        MediaRule::Audio(rule) => rule.window_tokens,
     }
 }
 
@@ -266,6 +287,10 @@ impl ModelCosts {
 }
 
 impl ModuleCosts for ModelCosts {
+    fn name(&self) -> &'static str {
+        self.module.name()
+    }
+
     fn layers(&self) -> u32 {
         self.layers
     }

@@ -2,7 +2,7 @@
 //!
 //! | partition | order |
 //! | --- | --- |
-//! | greedy, on the sum of both modules' times | peaks in the middle, or even |
+//! | greedy, on the sum of all modules' times | peaks in the middle, or even |
 //! | min-max search | peaks, even, as numbered, arbitrary |
 //! | LPT | as numbered, arbitrary |
 //! | search for the makespan | its own |
@@ -15,11 +15,10 @@
 use super::assign::{Order, cells_of_groups, greedy_groups};
 use super::slot_assignment::SlotAssignment;
 use super::step_timeline::StepTimeline;
-use super::{item_sizes_ns, makespan_ns, pipelines, sums};
+use super::{ItemTimes, item_times, makespan_ns, pipelines};
 use crate::budget::Budget;
 use crate::caps::Caps;
 use crate::error::Result;
-use crate::instance::Instance;
 use crate::partition::{Strategy, balance};
 use crate::pipeline::search_pipeline;
 use crate::planner::cluster::Placement;
@@ -52,7 +51,7 @@ pub(in crate::planner) fn balance_batch(
     batch: &[ItemSize],
     timeline: &mut StepTimeline,
 ) -> Result<BalancedBatch> {
-    let balancer = Balancer { space, candidate, batch, sizes_ns: item_sizes_ns(space, candidate, batch) };
+    let balancer = Balancer { space, candidate, batch, sizes: item_times(space, candidate, batch) };
     let mut found = balancer.judge(balancer.greedy(Order::Peak), timeline);
     for assignment in balancer.searched()? {
         balancer.keep_better(&mut found, assignment, timeline);
@@ -95,7 +94,9 @@ pub(in crate::planner) fn cells(
 
 /// Returns a random number generator whose seed is the batch.
 pub(in crate::planner) fn rng_of(batch: &[ItemSize]) -> SplitMix64 {
-    SplitMix64::new(seed_from(batch.iter().flat_map(|item| [u64::from(item.tiles), u64::from(item.tokens)])))
+    SplitMix64::new(seed_from(
+        batch.iter().flat_map(|item| [u64::from(item.media(0).units), u64::from(item.tokens)]),
+    ))
 }
 
 /// A batch to balance for a plan.
@@ -103,7 +104,7 @@ struct Balancer<'a> {
     space: &'a SearchSpace<'a>,
     candidate: &'a Candidate,
     batch: &'a [ItemSize],
-    sizes_ns: Vec<[u64; 2]>,
+    sizes: ItemTimes,
 }
 
 impl Balancer<'_> {
@@ -139,15 +140,15 @@ impl Balancer<'_> {
     /// Assigns groups to ranks, so that these are even, in an order.
     fn in_order(&self, group_of: &[u32], order: Order) -> SlotAssignment {
         let mut group_ns = vec![0; self.candidate.groups()];
-        for (&group, sizes_ns) in group_of.iter().zip(&self.sizes_ns) {
-            group_ns[group as usize] += sizes_ns[0] + sizes_ns[1];
+        for (&group, size_ns) in group_of.iter().zip(self.sizes.sums_ns()) {
+            group_ns[group as usize] += size_ns;
         }
         let cell_of = cells_of_groups(&group_ns, self.candidate.family.llm_dp as usize, order);
         self.in_cells(&group_of.iter().map(|group| cell_of[*group as usize]).collect::<Vec<u32>>())
     }
 
     fn greedy(&self, order: Order) -> SlotAssignment {
-        self.in_order(&greedy_groups(&sums(&self.sizes_ns), self.candidate.groups()), order)
+        self.in_order(&greedy_groups(&self.sizes.sums_ns(), self.candidate.groups()), order)
     }
 
     /// Lists the partitions of searches and of LPT.
@@ -203,13 +204,13 @@ impl Balancer<'_> {
     }
 
     fn partition(&self, strategy: Strategy) -> Result<Vec<Vec<u32>>> {
-        let instance = Instance::new(self.candidate.groups(), 2, self.sizes_ns.concat())?;
+        let instance = self.sizes.instance(self.candidate.groups())?;
         Ok(balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?.groups)
     }
 
     /// Assigns slots by [`search_pipeline`], which supports encoders with another DP size.
     fn for_makespan(&self) -> Result<SlotAssignment> {
-        let (instance, config) = pipelines::describe(self.space, self.candidate, self.batch, &self.sizes_ns)?;
+        let (instance, config) = pipelines::describe(self.space, self.candidate, self.batch, &self.sizes)?;
         let ranks = search_pipeline(&instance, &config, &mut Budget::work(WORK))?;
         let by_cell: Vec<Vec<u32>> = (0..self.candidate.microbatches as usize)
             .flat_map(|slot| ranks.iter().map(move |rank| rank[slot].clone()))

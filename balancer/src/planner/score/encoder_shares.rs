@@ -10,6 +10,7 @@ use crate::planner::score::UnitTimes;
 use crate::planner::space::shape::TpTimes;
 use crate::planner::space::{Candidate, EncoderSplit, SearchSpace};
 use crate::planner::workload::ItemSize;
+use dflop_costmodel::MediaUnits;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -20,17 +21,18 @@ pub(in crate::planner) struct MediaLoad {
     pub(in crate::planner) pairs: u64,
 }
 
-/// Largest shares of each pool.
+/// Largest shares of an encoder's ranks in each pool.
 #[derive(Debug, Clone, Default)]
-pub(super) struct LargestShares {
+pub(in crate::planner) struct LargestShares {
     /// Most tiles of a rank.
-    pub(super) tiles: Vec<u64>,
+    pub(in crate::planner) tiles: Vec<u64>,
     /// Time of the slowest rank in one layer.
     pub(super) layer_ns: Vec<f64>,
 }
 
-/// Media of each pool.
+/// Media of each pool of an encoder.
 pub(super) struct MediaPools<'a> {
+    encoder: usize,
     times: &'a TpTimes,
     cells_per_pool: usize,
     sharers: u32,
@@ -42,10 +44,10 @@ pub(super) struct MediaPools<'a> {
 }
 
 impl MediaLoad {
-    /// Adds the media of a sample.
-    pub(in crate::planner) fn add(&mut self, item: &ItemSize) {
-        self.tiles += u64::from(item.tiles);
-        self.pairs = self.pairs.saturating_add(item.pairs);
+    /// Adds the media of a sample in an encoder.
+    pub(in crate::planner) fn add(&mut self, media: MediaUnits) {
+        self.tiles += u64::from(media.units);
+        self.pairs = self.pairs.saturating_add(media.pairs);
     }
 
     fn layer_ns(self, times: &TpTimes) -> f64 {
@@ -62,37 +64,43 @@ impl LargestShares {
 }
 
 impl<'a> MediaPools<'a> {
-    pub(super) fn new(space: &'a SearchSpace<'_>, candidate: &Candidate, split: EncoderSplit) -> Self {
+    pub(super) fn new(
+        space: &'a SearchSpace<'_>,
+        candidate: &Candidate,
+        encoder: usize,
+        split: EncoderSplit,
+    ) -> Self {
         let family = &candidate.family;
-        let [encoder, llm] = space.shapes(family);
-        let times = &space.encoder.times[encoder.times];
+        let times = space.encoder_times(family, encoder);
+        let dp = family.encoders[encoder].dp;
         let (ranks, groups) = (family.llm_dp as usize, candidate.groups());
         let (cells_per_pool, sharers) = match family.placement {
-            Placement::Joint => (1, llm.tp),
-            Placement::Disaggregated if family.is_shared() => (ranks, family.encoder_dp),
+            Placement::Joint => (1, space.llm_shape(family).tp),
+            Placement::Disaggregated if family.is_shared(encoder) => (ranks, dp),
             Placement::Disaggregated => (1, 1),
-            Placement::Colocated => (groups, family.encoder_dp),
+            Placement::Colocated => (groups, dp),
         };
         let count = groups / cells_per_pool;
-        let is_native = space.workload.is_native();
+        let is_native = space.workload.media(encoder).is_native();
         // Over a whole batch, samples with tiles are about as even as tiles.
         let is_even = split == EncoderSplit::Tile || (family.placement == Placement::Colocated && !is_native);
         Self {
+            encoder,
             times,
             cells_per_pool,
             sharers,
             pools: vec![MediaLoad::default(); count],
             samples: vec![Vec::new(); if is_even { 0 } else { count }],
-            tile_ns: if is_native { UnitTimes::new(space, candidate).tile_ns } else { 1.0 },
+            tile_ns: if is_native { UnitTimes::new(space, candidate).media[encoder].unit_ns } else { 1.0 },
         }
     }
 
     /// Adds the media of a sample in a cell.
     pub(super) fn add(&mut self, cell: usize, item: &ItemSize) {
-        let pool = cell / self.cells_per_pool;
-        self.pools[pool].add(item);
+        let (pool, media) = (cell / self.cells_per_pool, item.media(self.encoder));
+        self.pools[pool].add(media);
         if let Some(samples) = self.samples.get_mut(pool) {
-            samples.push(MediaLoad { tiles: u64::from(item.tiles), pairs: item.pairs });
+            samples.push(MediaLoad { tiles: u64::from(media.units), pairs: media.pairs });
         }
     }
 

@@ -9,7 +9,8 @@
 use super::slot_assignment::SlotAssignment;
 use super::step_timeline::StepTimes;
 use crate::planner::cluster::{Link, Links, Placement};
-use crate::planner::space::{Candidate, Family, SearchSpace};
+use crate::planner::space::{Candidate, EncoderPart, Family, ModuleSpace, SearchSpace};
+use std::ops::AddAssign;
 
 /// Adds hops and all-reduces to a step, if links are given.
 pub(super) fn add_links(
@@ -20,37 +21,45 @@ pub(super) fn add_links(
 ) {
     let Some(links) = &space.cluster.links else { return };
     let family = &candidate.family;
-    let [encoder, llm] = space.shapes(family);
-    let (tokens, share_tiles) = (&assignment.tokens, &assignment.share_tiles);
+    let (llm, tokens) = (space.llm_shape(family), &assignment.tokens);
+    let node = space.cluster.gpus_per_node;
     let send = |link: &Link, units: u64, bytes: f64| link.send_ns(units as f64 * bytes).ceil() as u64;
-    let llm_link = links.spanning(llm.gpus(), space.cluster.gpus_per_node);
+    let llm_link = links.spanning(llm.gpus(), node);
     let llm_bytes = space.llm.border_bytes;
     step.llm.hop_ns = tokens.iter().map(|tokens| send(llm_link, *tokens, llm_bytes)).collect();
     match family.placement {
         Placement::Joint => {
-            gather_rows(space, links, family, share_tiles, step);
-            let [of_encoder, of_llm] = &space.joint[family.llm].gradient_bytes;
-            // Every GPU of a tensor-parallel group has the encoder's gradients, and takes part in their sum.
-            let of_encoder = reduce_ns(space, links, encoder.pp, family.encoder_dp, of_encoder);
-            let of_llm = reduce_ns(space, links, llm.gpus(), family.llm_dp, of_llm);
-            step.reduce_ns = of_encoder.iter().zip(of_llm).map(|(encoder, llm)| encoder + llm).collect();
-            step.layers =
-                encoder.layers.iter().zip(&llm.layers).map(|(encoder, llm)| encoder + llm).collect();
+            step.reduce_ns = vec![0; llm.layers.len()];
+            step.layers.clone_from(&llm.layers);
+            let gradients = &space.joint[family.llm].gradient_bytes;
+            for (encoder, shape) in space.encoder_shapes(family).enumerate() {
+                gather_rows(space, links, family, encoder, &assignment.shares[encoder].tiles, step);
+                // Every GPU of a tensor-parallel group has the encoder's gradients, and takes part in their
+                // sum.
+                let own = reduce_ns(space, links, shape.pp, family.encoders[encoder].dp, &gradients[encoder]);
+                add(&mut step.reduce_ns, &own);
+                add(&mut step.layers, &shape.layers);
+            }
+            let of_llm = &gradients[family.encoders.len()];
+            add(&mut step.reduce_ns, &reduce_ns(space, links, llm.gpus(), family.llm_dp, of_llm));
             return;
         }
         Placement::Disaggregated => {
-            let link = links.spanning(encoder.gpus(), space.cluster.gpus_per_node);
-            let bytes = space.encoder.border_bytes;
-            // Encoder and LLM lie anywhere in the plan's GPUs, so that their link may span all of them.
-            let widest = links.spanning(space.gpus(family), space.cluster.gpus_per_node);
-            let chain = &mut step.encoders[0];
-            chain.hop_ns = share_tiles.iter().map(|tiles| send(link, *tiles, bytes)).collect();
+            // Encoders and LLM lie anywhere in the plan's GPUs, so that their link may span all of them.
+            let widest = links.spanning(space.gpus(family), node);
             let fullest = |of_lane: &[u64]| of_lane.iter().copied().max().unwrap_or(0);
-            let sent = tokens.chunks(step.ranks / chain.lanes).map(fullest);
-            chain.out_hop_ns = sent.map(|tokens| send(widest, tokens, llm_bytes)).collect();
-            let gradients = &space.encoder.gradient_bytes[family.encoder];
-            step.reduce_ns = reduce_ns(space, links, encoder.gpus(), family.encoder_dp, gradients);
-            step.layers.clone_from(&encoder.layers);
+            for (encoder, part) in family.encoders.iter().enumerate() {
+                let (module, shape) = (&space.encoders[encoder], space.encoder_shape(family, encoder));
+                let link = links.spanning(shape.gpus(), node);
+                let tiles = &assignment.shares[encoder].tiles;
+                let chain = &mut step.encoders[encoder];
+                chain.hop_ns = tiles.iter().map(|tiles| send(link, *tiles, module.border_bytes)).collect();
+                let sent = tokens.chunks(step.ranks / chain.lanes).map(fullest);
+                chain.out_hop_ns = sent.map(|tokens| send(widest, tokens, llm_bytes)).collect();
+                let gradients = &module.gradient_bytes[part.shape as usize];
+                step.reduce_ns.extend(reduce_ns(space, links, shape.gpus(), part.dp, gradients));
+                step.layers.extend(&shape.layers);
+            }
         }
         Placement::Colocated => {}
     }
@@ -59,36 +68,44 @@ pub(super) fn add_links(
     step.layers.extend(&llm.layers);
 }
 
+/// Adds values of stages.
+fn add<T: Copy + AddAssign>(all: &mut [T], own: &[T]) {
+    all.iter_mut().zip(own).for_each(|(all, own)| *all += *own);
+}
+
 /// Adds the time in which the GPUs of a tensor-parallel group exchange the rows of their shares of the media,
 /// after the encoder forward and before it backward.
 fn gather_rows(
     space: &SearchSpace<'_>,
     links: &Links,
     family: &Family,
+    encoder: usize,
     share_tiles: &[u64],
     step: &mut StepTimes,
 ) {
-    let [encoder, llm] = space.shapes(family);
+    let llm = space.llm_shape(family);
     if llm.tp < 2 {
         return;
     }
-    let row = step.llm.stages[encoder.end()];
+    let row = step.llm.stages[space.encoder_shape(family, encoder).end()];
     // A stage in which a module ends has a row of its own.
     for pass_ns in &mut step.llm.rows_ns[row] {
         for (ns, tiles) in pass_ns.iter_mut().zip(share_tiles) {
-            let bytes = *tiles as f64 * space.encoder.border_bytes;
+            let bytes = *tiles as f64 * space.encoders[encoder].border_bytes;
             *ns += (f64::from(llm.tp - 1) * links.nvlink.send_ns(bytes)).ceil() as u64;
         }
     }
 }
 
-/// Returns the all-reduce of a colocated encoder's gradients, nanoseconds.
+/// Returns the all-reduces of the gradients of colocated encoders, nanoseconds.
 pub(super) fn phase_reduce_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
     let Some(links) = &space.cluster.links else { return 0 };
-    let family = &candidate.family;
-    let gradients = &space.encoder.gradient_bytes[family.encoder];
-    let gpus = space.encoder.shapes[family.encoder].gpus();
-    reduce_ns(space, links, gpus, family.encoder_dp, gradients).into_iter().max().unwrap_or(0)
+    let of = |(module, part): (&ModuleSpace, &EncoderPart)| {
+        let gradients = &module.gradient_bytes[part.shape as usize];
+        let gpus = module.shapes[part.shape as usize].gpus();
+        reduce_ns(space, links, gpus, part.dp, gradients).into_iter().max().unwrap_or(0)
+    };
+    space.encoders.iter().zip(candidate.family.encoders.iter()).map(of).sum()
 }
 
 /// Returns the all-reduce of each stage's gradients over ranks of some GPUs each, nanoseconds.

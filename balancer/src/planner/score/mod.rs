@@ -11,6 +11,7 @@ mod unit_times;
 
 use super::cluster::Placement;
 use super::memory::MemoryRequirement;
+use super::space::shape::StageShape;
 use super::space::{Candidate, SearchSpace};
 use super::workload::ItemSize;
 use crate::budget::Budget;
@@ -23,7 +24,7 @@ use batch_balance::balance_batch;
 use slot_assignment::SlotAssignment;
 use std::ops::Range;
 use step_timeline::StepTimeline;
-use unit_times::{StageLoad, UnitTimes};
+use unit_times::{MediaTimes, StageLoad, UnitTimes};
 
 /// Work units of balancing one batch of a finalist.
 const SEARCH_WORK: u64 = 400;
@@ -124,7 +125,7 @@ fn greedy_that_fits(
     candidate: &Candidate,
     batch: &[ItemSize],
 ) -> (SlotAssignment, MemoryRequirement) {
-    let sizes_ns = sums(&item_sizes_ns(space, candidate, batch));
+    let sizes_ns = item_times(space, candidate, batch).sums_ns();
     let by = |sizes: &[u64], order| {
         let assignment = balance_by(space, candidate, batch, sizes, order);
         let required = assignment.requirement(space, candidate);
@@ -206,13 +207,13 @@ fn fitting(
     (required.most() <= space.budget_bytes).then_some((assignment, required))
 }
 
-/// Balances a batch greedily on the sum of both modules' times, the longest samples first.
+/// Balances a batch greedily on the sum of all modules' times, the longest samples first.
 pub(super) fn balance_greedily(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batch: &[ItemSize],
 ) -> SlotAssignment {
-    balance_by(space, candidate, batch, &sums(&item_sizes_ns(space, candidate, batch)), Order::Peak)
+    balance_by(space, candidate, batch, &item_times(space, candidate, batch).sums_ns(), Order::Peak)
 }
 
 fn balance_by(
@@ -235,9 +236,9 @@ pub(super) fn balance_by_search(
     if groups >= batch.len() || batch.len() * groups > SEARCH_CELLS_MAX {
         return Ok(None);
     }
-    let sizes_ns = item_sizes_ns(space, candidate, batch);
-    let sums_ns = sums(&sizes_ns);
-    let instance = Instance::new(groups, 2, sizes_ns.concat())?;
+    let sizes = item_times(space, candidate, batch);
+    let sums_ns = sizes.sums_ns();
+    let instance = sizes.instance(groups)?;
     let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(SEARCH_WORK))?;
     let mut group_of = vec![0; batch.len()];
     for (group, items) in found.groups.iter().enumerate() {
@@ -259,58 +260,85 @@ pub(super) fn makespan_ns(
         Placement::Disaggregated | Placement::Joint => pipeline_ns,
         Placement::Colocated => {
             pipeline_ns
-                + assignment.phase_ns(space, candidate)
+                + assignment.phases_ns(space, candidate)
                 + link_times::phase_reduce_ns(space, candidate)
         }
     }
 }
 
+/// Times of the samples of a batch in each module, nanoseconds.
+#[derive(Debug, Clone)]
+pub(super) struct ItemTimes {
+    /// Modules of a sample.
+    modules: usize,
+    /// Times by sample and module.
+    ns: Vec<u64>,
+}
+
+impl ItemTimes {
+    /// Returns the sum over all modules of each sample.
+    pub(super) fn sums_ns(&self) -> Vec<u64> {
+        self.ns.chunks(self.modules).map(|of_item| of_item.iter().sum()).collect()
+    }
+
+    /// Returns the problem of a partition into groups.
+    ///
+    /// # Errors
+    /// [`crate::Error`] if times overflow.
+    pub(super) fn instance(&self, groups: usize) -> Result<Instance> {
+        Instance::new(groups, self.modules, self.ns.clone())
+    }
+}
+
 /// Estimates the time that a sample adds to the slowest stage of each module; encoder ranks serve all LLM
-/// ranks. Joint plans: to the stage with most encoder layers, if it is not the slowest, and to the slowest.
-pub(super) fn item_sizes_ns(
-    space: &SearchSpace<'_>,
-    candidate: &Candidate,
-    batch: &[ItemSize],
-) -> Vec<[u64; 2]> {
+/// ranks. Joint plans: to the stage with most encoder work, if it is not the slowest, and to the slowest.
+pub(super) fn item_times(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[ItemSize]) -> ItemTimes {
     let family = &candidate.family;
-    let [_, llm] = space.shapes(family);
     let units = UnitTimes::new(space, candidate);
     if family.placement == Placement::Joint {
         let stages = units.stages_of_joint(space, family);
         let busiest = joint_stages(space, candidate, &stages);
-        let size =
+        let times =
             |item: &ItemSize| busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], item)));
-        return batch.iter().map(size).collect();
+        return ItemTimes { modules: 2, ns: batch.iter().flat_map(times).collect() };
     }
-    let llm_stage = StageLoad { tiles: 0.0, pairs: 0.0, layers: llm.inner.max(llm.last), tokens: 0.0 };
-    let (tile_ns, pair_ns) = match family.placement {
-        Placement::Disaggregated => {
-            let [encoder, _] = space.shapes(family);
-            // A group belongs to one LLM rank, but all encoder ranks share its tiles.
-            let ranks = f64::from(family.llm_dp) / f64::from(family.encoder_dp);
-            let layers = encoder.inner.max(encoder.last);
-            (layers * units.tile_ns * ranks, layers * units.pair_ns * ranks)
-        }
-        _ => (0.0, 0.0),
+    let llm = space.llm_shape(family);
+    let llm_stage = StageLoad { layers: llm.inner.max(llm.last), ..StageLoad::default() };
+    let is_stage = family.placement == Placement::Disaggregated;
+    let media = |(encoder, shape): (usize, &StageShape)| {
+        // A group belongs to one LLM rank, but all encoder ranks share its tiles.
+        let ranks = f64::from(family.llm_dp) / f64::from(family.encoders[encoder].dp);
+        let layers = if is_stage { shape.inner.max(shape.last) } else { 0.0 };
+        let MediaTimes { unit_ns, pair_ns } = units.media[encoder];
+        MediaTimes { unit_ns: layers * unit_ns * ranks, pair_ns: layers * pair_ns * ranks }
     };
-    let size = |item: &ItemSize| {
-        let encoder_ns = f64::from(item.tiles) * tile_ns + item.pairs as f64 * pair_ns;
-        [encoder_ns as u64, units.of(&llm_stage, item)]
-    };
-    batch.iter().map(size).collect()
+    let media: Vec<MediaTimes> = space.encoder_shapes(family).enumerate().map(media).collect();
+    let mut ns = Vec::with_capacity(batch.len() * (media.len() + 1));
+    for item in batch {
+        ns.extend(media.iter().zip(item.all_media()).map(|(times, media)| times.of(media) as u64));
+        ns.push(units.of(&llm_stage, item));
+    }
+    ItemTimes { modules: media.len() + 1, ns }
 }
 
-/// Returns the stage with the most work of tiles and the one with the most work of the mean batch, the first
+/// Returns the stage with the most work of media and the one with the most work of the mean batch, the first
 /// only if it is another one.
 fn joint_stages(space: &SearchSpace<'_>, candidate: &Candidate, stages: &[StageLoad]) -> [Option<usize>; 2] {
-    let workload = space.workload;
-    let [_, llm] = space.shapes(&candidate.family);
-    let times = &space.llm.times[llm.times];
+    let (workload, times) = (space.workload, space.llm_times(&candidate.family));
     let layer_ns = times.layer.at(workload.batch_tokens / candidate.groups() as f64)
         * candidate.groups() as f64
         + times.samples_ns;
+    let units_of = |stage: &StageLoad, encoder: usize| {
+        stage.media[encoder].unit_ns * workload.media(encoder).batch_units
+    };
+    let encoders = 0..candidate.family.encoders.len();
+    let units = |stage: &StageLoad| encoders.clone().map(|encoder| units_of(stage, encoder)).sum::<f64>();
     let all = |stage: &StageLoad| {
-        let media = stage.tiles * workload.batch_tiles + stage.pairs * workload.batch_pairs;
+        let media = |encoder: usize| {
+            let pairs_ns = stage.media[encoder].pair_ns * workload.media(encoder).batch_pairs;
+            units_of(stage, encoder) + pairs_ns
+        };
+        let media: f64 = encoders.clone().map(media).sum();
         media + stage.layers * layer_ns + stage.tokens * workload.batch_tokens
     };
     let most = |of: &dyn Fn(&StageLoad) -> f64| {
@@ -318,7 +346,7 @@ fn joint_stages(space: &SearchSpace<'_>, candidate: &Candidate, stages: &[StageL
             .max_by(|one, other| of(&stages[*one]).total_cmp(&of(&stages[*other])).then(other.cmp(one)))
     };
     let slowest = most(&all);
-    [most(&|stage| stage.tiles).filter(|stage| Some(*stage) != slowest), slowest]
+    [most(&units).filter(|stage| Some(*stage) != slowest), slowest]
 }
 
 fn assign_slots(
@@ -335,9 +363,4 @@ fn assign_slots(
     }
     let cell_of = cells_of_groups(&group_ns, candidate.family.llm_dp as usize, order);
     SlotAssignment::new(space, candidate, batch, |item| cell_of[group_of[item] as usize], space.encoder_split)
-}
-
-/// Adds both modules' times.
-fn sums(sizes_ns: &[[u64; 2]]) -> Vec<u64> {
-    sizes_ns.iter().map(|[encoder, llm]| encoder + llm).collect()
 }

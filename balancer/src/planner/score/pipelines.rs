@@ -1,17 +1,18 @@
 //! Describes the step of a plan to the search for pipelines: times of samples, stages, and limits of memory.
 
-use super::{StageLoad, UnitTimes};
+use super::{ItemTimes, StageLoad, UnitTimes};
 use crate::error::Result;
 use crate::instance::Instance;
 use crate::pipeline::{PipelineConfig, PipelineMemoryLimits, StageMemoryLimit};
 use crate::planner::cluster::Placement;
 use crate::planner::costs::StageBytes;
+use crate::planner::space::shape::StageShape;
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
 
 /// Describes a batch and the pipelines of a plan that is not colocated.
 ///
-/// - `sizes_ns`: times that each sample adds to the slowest stage of each module
+/// - `sizes`: times that each sample adds to the slowest stage of each module
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
@@ -19,47 +20,62 @@ pub(super) fn describe(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batch: &[ItemSize],
-    sizes_ns: &[[u64; 2]],
+    sizes: &ItemTimes,
 ) -> Result<(Instance, PipelineConfig)> {
     let kind = space.step_shape(&candidate.family, candidate.microbatches).kind;
     let (instance, config) = match candidate.family.placement {
         Placement::Joint => joint(space, candidate, batch)?,
-        _ => shared_encoder(space, candidate, batch, sizes_ns)?,
+        _ => beside_encoders(space, candidate, batch, sizes)?,
     };
     Ok((instance, config.schedule(kind)))
 }
 
-/// Describes a step whose encoder serves all LLM ranks.
-fn shared_encoder(
+/// Describes a step whose encoders have GPUs of their own.
+fn beside_encoders(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batch: &[ItemSize],
-    sizes_ns: &[[u64; 2]],
+    sizes: &ItemTimes,
 ) -> Result<(Instance, PipelineConfig)> {
     let family = &candidate.family;
-    let (ranks, encoder_ranks) = (family.llm_dp as usize, family.encoder_dp as usize);
-    let [encoder, llm] = space.shapes(family);
-    // A partition takes the encoder's time on its ranks; here it is the time on a single one.
-    let alone = |[encoder_ns, llm_ns]: &[u64; 2]| {
-        [encoder_ns.saturating_mul(encoder_ranks as u64) / ranks as u64, *llm_ns]
+    let ranks = family.llm_dp as usize;
+    let encoders = family.encoders.len();
+    let dp_sizes: Vec<usize> = family.encoders.iter().map(|part| part.dp as usize).chain([ranks]).collect();
+    // A partition takes an encoder's time on its ranks; here it is the time on a single one.
+    let alone = |(at, ns): (usize, &u64)| match at % (encoders + 1) {
+        module if module < encoders => ns.saturating_mul(dp_sizes[module] as u64) / ranks as u64,
+        _ => *ns,
     };
-    let sizes_ns: Vec<[u64; 2]> = sizes_ns.iter().map(alone).collect();
-    let instance = Instance::new(candidate.groups(), 2, sizes_ns.concat())?;
+    let times_ns = sizes.ns.iter().enumerate().map(alone).collect();
+    let instance = Instance::new(candidate.groups(), encoders + 1, times_ns)?;
     let step = space.step_shape(family, candidate.microbatches);
-    let sharers = space.optimizer_ranks(family);
     let mut stages = Vec::new();
-    for (module, shape, first) in [(0, encoder, 0), (1, llm, step.encoder_stages())] {
+    let mut add = |module: usize, shape: &StageShape, dp: u32, first: usize| {
+        let sharers = space.optimizer_ranks(dp);
         stages.extend(shape.memory.iter().map(|(stage, bytes)| {
-            let mut parts = [StageBytes::default(); 2];
-            parts[module] = bytes.shared_by(sharers[module]);
+            let mut parts = vec![StageBytes::default(); encoders + 1];
+            parts[module] = bytes.shared_by(sharers);
             limit(space, &parts, step.in_flight(first + *stage as usize))
         }));
+    };
+    for (encoder, (first, _)) in step.encoders.each().enumerate() {
+        add(encoder, space.encoder_shape(family, encoder), family.encoders[encoder].dp, first);
     }
-    let units = batch.iter().flat_map(|item| [u64::from(item.tiles), u64::from(item.tokens)]).collect();
-    let config = PipelineConfig::new(ranks, vec![encoder.pp as usize, llm.pp as usize])
-        .module_dp_sizes(vec![encoder_ranks, ranks])
+    let llm = space.llm_shape(family);
+    add(encoders, llm, family.llm_dp, step.encoder_stages());
+    let units = batch.iter().flat_map(|item| units_of(item, encoders)).collect();
+    let shapes = space.encoder_shapes(family).chain([llm]);
+    let config = PipelineConfig::new(ranks, shapes.map(|shape| shape.pp as usize).collect())
+        .module_dp_sizes(dp_sizes)
         .memory(PipelineMemoryLimits { units, stages });
+    let config = if encoders > 1 { config.parallel_encoders() } else { config };
     Ok((instance, config))
+}
+
+/// Lists the units of a sample in each encoder and in the LLM.
+fn units_of(item: &ItemSize, encoders: usize) -> impl Iterator<Item = u64> {
+    let media = (0..encoders).map(|encoder| u64::from(item.media(encoder).units));
+    media.chain([u64::from(item.tokens)])
 }
 
 /// Describes a step of joint stages: neighbors with the same work are one module.
@@ -76,57 +92,62 @@ fn joint(
         |item: &ItemSize| modules.iter().map(|stages| units.of(&stages[0], item)).collect::<Vec<u64>>();
     let times_ns = batch.iter().flat_map(times).collect();
     let instance = Instance::new(candidate.groups(), modules.len(), times_ns)?;
-    let stages = modules.iter().map(|stages| stages.len()).collect();
+    let stages: Vec<usize> = modules.iter().map(|stages| stages.len()).collect();
+    let firsts: Vec<usize> = (0..stages.len()).map(|module| stages[..module].iter().sum()).collect();
     let config = PipelineConfig::new(family.llm_dp as usize, stages);
-    Ok((instance, config.memory(joint_memory(space, candidate, batch, modules.len()))))
+    Ok((instance, config.memory(joint_memory(space, candidate, batch, &firsts))))
 }
 
-/// Limits the memory of joint stages, whose tiles and tokens are the units of the first two modules. A single
-/// module has one kind of units: the bytes of a sample in the first stage.
+/// Limits the memory of joint stages, whose media and tokens are the units of the first modules. Where there
+/// are fewer modules than kinds of units, each has one kind: the bytes of a sample in its first stage.
 fn joint_memory(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batch: &[ItemSize],
-    modules: usize,
+    modules: &[usize],
 ) -> PipelineMemoryLimits {
     let family = &candidate.family;
-    let [_, llm] = space.shapes(family);
+    let (llm, encoders) = (space.llm_shape(family), family.encoders.len());
+    let joint = &space.joint[family.llm];
     let step = space.step_shape(family, candidate.microbatches);
-    let [encoder_ranks, llm_ranks] = space.optimizer_ranks(family);
+    let llm_ranks = space.optimizer_ranks(family.llm_dp);
     let of_stage = |stage: usize| {
-        let [encoder, llm_bytes] = space.joint[family.llm].memory(stage);
         let share = 1.0 / f64::from(llm.tp);
-        let encoder = StageBytes {
-            kept_per_unit: encoder.kept_per_unit * share,
-            working_per_unit: encoder.working_per_unit * share,
-            ..encoder.shared_by(encoder_ranks)
+        let of_encoder = |encoder: usize| {
+            let bytes = joint.encoder_memory(encoder, stage);
+            StageBytes {
+                kept_per_unit: bytes.kept_per_unit * share,
+                working_per_unit: bytes.working_per_unit * share,
+                ..bytes.shared_by(space.optimizer_ranks(family.encoders[encoder].dp))
+            }
         };
-        limit(space, &[encoder, llm_bytes.shared_by(llm_ranks)], step.in_flight(stage))
+        let parts = (0..encoders).map(of_encoder).chain([joint.llm_memory(stage).shared_by(llm_ranks)]);
+        limit(space, &parts.collect::<Vec<StageBytes>>(), step.in_flight(stage))
     };
     let stages: Vec<StageMemoryLimit> = (0..step.stages).map(of_stage).collect();
-    if modules == 1 {
-        let StageMemoryLimit { in_flight, kept, working, bytes_max } = &stages[0];
-        let bytes = [0, 1].map(|module| kept[module] + working[module]);
-        let of = |item: &ItemSize| u64::from(item.tiles) * bytes[0] + u64::from(item.tokens) * bytes[1];
-        let limit = StageMemoryLimit {
-            in_flight: *in_flight,
-            kept: vec![1],
-            working: vec![0],
-            bytes_max: *bytes_max,
+    let kinds = encoders + 1;
+    if modules.len() < kinds {
+        let firsts: Vec<&StageMemoryLimit> = modules.iter().map(|first| &stages[*first]).collect();
+        let bytes = |item: &ItemSize, limit: &StageMemoryLimit| {
+            let factors = limit.kept.iter().zip(&limit.working).map(|(kept, working)| kept + working);
+            units_of(item, encoders).zip(factors).map(|(units, bytes)| units * bytes).sum::<u64>()
         };
-        return PipelineMemoryLimits { units: batch.iter().map(of).collect(), stages: vec![limit] };
+        let units = batch.iter().flat_map(|item| firsts.iter().map(|limit| bytes(item, limit))).collect();
+        let of = |(module, limit): (usize, &&StageMemoryLimit)| {
+            let mut kept = vec![0; firsts.len()];
+            kept[module] = 1;
+            StageMemoryLimit { kept, working: vec![0; firsts.len()], ..(*limit).clone() }
+        };
+        return PipelineMemoryLimits { units, stages: firsts.iter().enumerate().map(of).collect() };
     }
-    let of = |item: &ItemSize| {
-        let mut units = vec![0; modules];
-        (units[0], units[1]) = (u64::from(item.tiles), u64::from(item.tokens));
-        units
-    };
-    let pad = |factors: Vec<u64>| factors.into_iter().chain(std::iter::repeat(0)).take(modules).collect();
+    let rest = modules.len() - kinds;
+    let pad = |factors: Vec<u64>| factors.into_iter().chain(std::iter::repeat_n(0, rest)).collect();
     let widen = |limit: StageMemoryLimit| StageMemoryLimit {
         kept: pad(limit.kept),
         working: pad(limit.working),
         ..limit
     };
+    let of = |item| units_of(item, encoders).chain(std::iter::repeat_n(0, rest));
     PipelineMemoryLimits {
         units: batch.iter().flat_map(of).collect(),
         stages: stages.into_iter().map(widen).collect(),
@@ -134,7 +155,7 @@ fn joint_memory(
 }
 
 /// Limits the microbatches of a stage to the memory that its state leaves.
-fn limit(space: &SearchSpace<'_>, parts: &[StageBytes; 2], in_flight: usize) -> StageMemoryLimit {
+fn limit(space: &SearchSpace<'_>, parts: &[StageBytes], in_flight: usize) -> StageMemoryLimit {
     let fixed: f64 = parts.iter().map(|part| part.fixed + part.optimizer).sum();
     let factors = |of: fn(&StageBytes) -> f64| parts.iter().map(|part| of(part).ceil() as u64).collect();
     StageMemoryLimit {

@@ -7,7 +7,7 @@ use crate::planner::cluster::Placement;
 use crate::planner::costs::StageBytes;
 use crate::planner::memory::{self, MemoryRequirement};
 use crate::planner::space::shape::{StageShape, TpTimes};
-use crate::planner::space::{Candidate, EncoderSplit, SearchSpace};
+use crate::planner::space::{Candidate, EncoderSplit, Family, SearchSpace};
 use crate::planner::workload::ItemSize;
 
 /// Units in each cell and each slot of a step.
@@ -18,11 +18,9 @@ pub(in crate::planner) struct SlotAssignment {
     pub(in crate::planner) tokens: Vec<u64>,
     /// Attention time of each cell's samples in one layer.
     samples_ns: Vec<f64>,
-    /// Most tiles of an encoder rank, `[slots]`; `[slots * ranks]` where media stay in their rank; of a
-    /// colocated encoder in the whole batch, `[1]`.
-    pub(in crate::planner) share_tiles: Vec<u64>,
-    /// Time of the slowest of these ranks in one layer.
-    share_layer_ns: Vec<f64>,
+    /// Largest shares of each encoder's ranks, `[slots]`; `[slots * ranks]` where media stay in their rank;
+    /// of a colocated encoder in the whole batch, `[1]`.
+    pub(in crate::planner) shares: Vec<LargestShares>,
 }
 
 impl SlotAssignment {
@@ -36,9 +34,10 @@ impl SlotAssignment {
     ) -> Self {
         let family = &candidate.family;
         let (ranks, slots) = (family.llm_dp as usize, candidate.microbatches as usize);
-        let [_, shape] = space.shapes(family);
-        let llm = &space.llm.times[shape.times];
-        let mut pools = MediaPools::new(space, candidate, split);
+        let llm = space.llm_times(family);
+        let encoders = 0..family.encoders.len();
+        let mut pools: Vec<MediaPools<'_>> =
+            encoders.map(|encoder| MediaPools::new(space, candidate, encoder, split)).collect();
         let mut cells = Self {
             ranks,
             tokens: vec![0; ranks * slots],
@@ -49,48 +48,53 @@ impl SlotAssignment {
             let cell = cell_of(item) as usize;
             cells.tokens[cell] += u64::from(size.tokens);
             cells.samples_ns[cell] += llm.sample.at(f64::from(size.tokens));
-            pools.add(cell, size);
+            for pools in &mut pools {
+                pools.add(cell, size);
+            }
         }
-        cells.take_shares(pools.largest());
+        cells.shares = pools.into_iter().map(MediaPools::largest).collect();
         cells
     }
 
-    /// Replaces the media of encoder ranks by these shares, `[slots][ranks]`.
+    /// Replaces the media of an encoder's ranks by these shares, `[slots][ranks]`.
     pub(in crate::planner) fn set_shares(
         &mut self,
         space: &SearchSpace<'_>,
         candidate: &Candidate,
+        encoder: usize,
         shares: &[Vec<MediaLoad>],
     ) {
-        let [encoder, _] = space.shapes(&candidate.family);
+        let times = space.encoder_times(&candidate.family, encoder);
         let mut largest = LargestShares::default();
         for of_slot in shares {
-            largest.push(of_slot, &space.encoder.times[encoder.times]);
+            largest.push(of_slot, times);
         }
-        self.take_shares(largest);
-    }
-
-    fn take_shares(&mut self, largest: LargestShares) {
-        (self.share_tiles, self.share_layer_ns) = (largest.tiles, largest.layer_ns);
+        self.shares[encoder] = largest;
     }
 
     /// Returns the times of all passes.
     pub(in crate::planner) fn times(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> StepTimes {
         let family = &candidate.family;
-        let [encoder, llm] = space.shapes(family);
         let mut step = StepTimes::new(space.step_shape(family, candidate.microbatches), self.ranks);
-        let llm_times = self.llm_times(&space.llm.times[llm.times]);
-        let encoder_times = self.encoder_times(&space.encoder.times[encoder.times]);
+        let encoder_times: Vec<CellTimes> = match family.placement {
+            Placement::Colocated => Vec::new(),
+            _ => self.encoder_times(space, family).collect(),
+        };
+        let llm = (space.llm_shape(family), &self.llm_times(space.llm_times(family)));
+        let encoders = space.encoder_shapes(family).zip(&encoder_times);
         match family.placement {
             Placement::Disaggregated => {
-                let lanes = if family.is_shared() { 1 } else { self.ranks };
-                step.encoders.push(ChainTimes::new(lanes, rows(&[(encoder, &encoder_times)])));
-                step.llm = ChainTimes::new(self.ranks, rows(&[(llm, &llm_times)]));
+                let chain = |(encoder, module): (usize, (&StageShape, &CellTimes))| {
+                    let lanes = if family.is_shared(encoder) { 1 } else { self.ranks };
+                    ChainTimes::new(lanes, rows(&[module]))
+                };
+                step.encoders = encoders.enumerate().map(chain).collect();
+                step.llm = ChainTimes::new(self.ranks, rows(&[llm]));
             }
-            Placement::Colocated => step.llm = ChainTimes::new(self.ranks, rows(&[(llm, &llm_times)])),
+            Placement::Colocated => step.llm = ChainTimes::new(self.ranks, rows(&[llm])),
             Placement::Joint => {
-                let both = rows(&[(encoder, &encoder_times), (llm, &llm_times)]);
-                step.llm = ChainTimes::new(self.ranks, both);
+                let all: Vec<(&StageShape, &CellTimes)> = encoders.chain([llm]).collect();
+                step.llm = ChainTimes::new(self.ranks, rows(&all));
             }
         }
         link_times::add_links(space, candidate, self, &mut step);
@@ -105,18 +109,37 @@ impl SlotAssignment {
         }
     }
 
-    fn encoder_times(&self, times: &TpTimes) -> CellTimes {
-        let outside_ns = self.share_tiles.iter().map(|tiles| times.outside.at(*tiles as f64)).collect();
-        CellTimes { layer_ns: self.share_layer_ns.clone(), outside_ns }
+    fn encoder_times<'a>(
+        &'a self,
+        space: &'a SearchSpace<'_>,
+        family: &'a Family,
+    ) -> impl Iterator<Item = CellTimes> + 'a {
+        self.shares.iter().enumerate().map(|(encoder, shares)| {
+            let times = space.encoder_times(family, encoder);
+            let outside_ns = shares.tiles.iter().map(|tiles| times.outside.at(*tiles as f64)).collect();
+            CellTimes { layer_ns: shares.layer_ns.clone(), outside_ns }
+        })
     }
 
-    /// Returns the time of all media, forward and backward, on colocated encoder ranks, nanoseconds.
-    pub(in crate::planner) fn phase_ns(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
-        let [shape, _] = space.shapes(&candidate.family);
-        let times = &space.encoder.times[shape.times];
-        let phase = self.share_tiles.iter().zip(&self.share_layer_ns);
+    /// Returns the time of all media of an encoder, forward and backward, on its colocated ranks,
+    /// nanoseconds.
+    pub(in crate::planner) fn phase_ns(
+        &self,
+        space: &SearchSpace<'_>,
+        candidate: &Candidate,
+        encoder: usize,
+    ) -> u64 {
+        let shape = space.encoder_shape(&candidate.family, encoder);
+        let times = space.encoder_times(&candidate.family, encoder);
+        let shares = &self.shares[encoder];
+        let phase = shares.tiles.iter().zip(&shares.layer_ns);
         let ns = phase.map(|(tiles, layer_ns)| shape.all * layer_ns + times.outside.at(*tiles as f64));
         ns.sum::<f64>().ceil() as u64
+    }
+
+    /// Returns the time of all media on colocated encoders, one after another, nanoseconds.
+    pub(in crate::planner) fn phases_ns(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
+        (0..self.shares.len()).map(|encoder| self.phase_ns(space, candidate, encoder)).sum()
     }
 
     /// Returns the memory of each module's fullest GPU.
@@ -125,58 +148,70 @@ impl SlotAssignment {
         space: &SearchSpace<'_>,
         candidate: &Candidate,
     ) -> MemoryRequirement {
-        self.requirement_of(space, candidate, space.optimizer_ranks(&candidate.family))
+        self.requirement_of(space, candidate, &candidate.family)
     }
 
-    /// Returns the memory of each module's fullest GPU where this many ranks share the optimizer state of
-    /// encoder and LLM.
+    /// Returns the memory of each module's fullest GPU where the ranks of `sharers` share optimizer state.
     pub(in crate::planner) fn requirement_of(
         &self,
         space: &SearchSpace<'_>,
         candidate: &Candidate,
-        [encoder_ranks, llm_ranks]: [u32; 2],
+        sharers: &Family,
     ) -> MemoryRequirement {
         let family = &candidate.family;
-        let [encoder, llm] = space.shapes(family);
+        let llm = space.llm_shape(family);
+        let llm_ranks = space.optimizer_ranks(sharers.llm_dp);
+        let encoder_ranks = |encoder: usize| space.optimizer_ranks(sharers.encoders[encoder].dp);
         let shape = space.step_shape(family, candidate.microbatches);
-        let of_rank = |units: &[u64], rank: usize| -> Vec<u64> {
-            units.iter().skip(rank).step_by(self.ranks).copied().collect()
-        };
         if family.placement == Placement::Joint {
             let joint = &space.joint[family.llm];
-            let parts: Vec<[StageBytes; 2]> = (0..shape.stages)
-                .map(|stage| {
-                    let [encoder, llm] = joint.memory(stage);
-                    [encoder.shared_by(encoder_ranks), llm.shared_by(llm_ranks)]
-                })
-                .collect();
+            let parts = |stage: usize| -> Vec<StageBytes> {
+                let encoders = 0..family.encoders.len();
+                let encoders = encoders
+                    .map(|encoder| joint.encoder_memory(encoder, stage).shared_by(encoder_ranks(encoder)));
+                encoders.chain([joint.llm_memory(stage).shared_by(llm_ranks)]).collect()
+            };
+            let parts: Vec<Vec<StageBytes>> = (0..shape.stages).map(parts).collect();
             let of_rank = |rank| {
-                let units = [of_rank(&self.share_tiles, rank), of_rank(&self.tokens, rank)];
-                let of_stage = |(stage, parts): (usize, &[StageBytes; 2])| {
-                    held_by_both(parts, [&units[0], &units[1]], shape.in_flight(stage))
+                let media = self.shares.iter().map(|shares| of_lane(&shares.tiles, rank, self.ranks));
+                let units: Vec<Vec<u64>> = media.chain([of_lane(&self.tokens, rank, self.ranks)]).collect();
+                let of_stage = |(stage, parts): (usize, &Vec<StageBytes>)| {
+                    held_by_all(parts, &units, shape.in_flight(stage))
                 };
                 parts.iter().enumerate().map(of_stage).fold(0.0, f64::max)
             };
             let all = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
-            return MemoryRequirement { encoder_bytes: all, llm_bytes: all };
+            return MemoryRequirement::of_all(family, all);
         }
         let in_flight = |stage: u32| shape.in_flight(shape.encoder_stages() + stage as usize);
-        let of_rank = |rank| fullest(llm, llm_ranks, in_flight, &of_rank(&self.tokens, rank));
+        let of_rank = |rank| fullest(llm, llm_ranks, in_flight, &of_lane(&self.tokens, rank, self.ranks));
         let llm_bytes = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
         if family.placement == Placement::Colocated {
-            let largest_share = self.share_tiles.iter().copied().max().unwrap_or(0) as f64;
-            let all = llm_bytes + memory::phase_bytes(space, family, largest_share);
-            return MemoryRequirement { encoder_bytes: all, llm_bytes: all };
+            let largest =
+                |encoder: usize| self.shares[encoder].tiles.iter().copied().max().unwrap_or(0) as f64;
+            return MemoryRequirement::of_all(
+                family,
+                llm_bytes + memory::phase_bytes(space, family, largest),
+            );
         }
-        let in_flight = |stage: u32| shape.in_flight(stage as usize);
-        let lanes = self.share_tiles.len() / shape.slots;
-        let of_lane = |lane: usize| -> Vec<u64> {
-            self.share_tiles.iter().skip(lane).step_by(lanes).copied().collect()
-        };
-        let of_lane = |lane| fullest(encoder, encoder_ranks, in_flight, &of_lane(lane));
-        let encoder_bytes = (0..lanes).map(of_lane).fold(0.0, f64::max);
-        MemoryRequirement { encoder_bytes, llm_bytes }
+        let mut all = MemoryRequirement { llm_bytes, ..MemoryRequirement::default() };
+        for (encoder, (first_stage, _)) in shape.encoders.each().enumerate() {
+            let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize);
+            let tiles = &self.shares[encoder].tiles;
+            let lanes = tiles.len() / shape.slots;
+            let of_lane = |lane| {
+                let own = of_lane(tiles, lane, lanes);
+                fullest(space.encoder_shape(family, encoder), encoder_ranks(encoder), in_flight, &own)
+            };
+            all.encoder_bytes[encoder] = (0..lanes).map(of_lane).fold(0.0, f64::max);
+        }
+        all
     }
+}
+
+/// Returns the units of one lane of cells.
+fn of_lane(units: &[u64], lane: usize, lanes: usize) -> Vec<u64> {
+    units.iter().skip(lane).step_by(lanes).copied().collect()
 }
 
 /// Returns the memory of the fullest stage over consecutive microbatches, as many as are in flight.
@@ -190,15 +225,19 @@ fn fullest(shape: &StageShape, ranks: u32, in_flight: impl Fn(u32) -> usize, uni
     shape.memory.iter().map(of_stage).fold(0.0, f64::max)
 }
 
-/// Returns the memory of a stage with layers of both modules, whose units are held together.
-fn held_by_both(parts: &[StageBytes; 2], units: [&[u64]; 2], in_flight: usize) -> f64 {
-    let kept = |part: usize, units: u64| parts[part].kept_per_unit * units as f64;
-    let windows = Windows::new(units[0], in_flight).zip(Windows::new(units[1], in_flight));
-    let held = windows.map(|(tiles, tokens)| kept(0, tiles) + kept(1, tokens)).fold(0.0, f64::max);
-    // Layers of both modules are not computed at the same time.
-    let working = (0..2).map(|part| {
-        let largest = units[part].iter().copied().max().unwrap_or(0);
-        parts[part].working_per_unit * largest as f64
+/// Returns the memory of a stage with layers of all modules, whose units are held together.
+fn held_by_all(parts: &[StageBytes], units: &[Vec<u64>], in_flight: usize) -> f64 {
+    let modules = parts.iter().zip(units);
+    let mut windows: Vec<(f64, Windows<'_>)> =
+        modules.clone().map(|(part, units)| (part.kept_per_unit, Windows::new(units, in_flight))).collect();
+    let mut next = || -> Option<f64> {
+        windows.iter_mut().map(|(kept, units)| units.next().map(|units| *kept * units as f64)).sum()
+    };
+    let held = std::iter::from_fn(&mut next).fold(0.0, f64::max);
+    // Layers of two modules are not computed at the same time.
+    let working = modules.map(|(part, units)| {
+        let largest = units.iter().copied().max().unwrap_or(0);
+        part.working_per_unit * largest as f64
     });
     let fixed: f64 = parts.iter().map(|part| part.fixed + part.optimizer).sum();
     fixed + held + working.fold(0.0, f64::max)

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::planner::cluster::Placement;
 use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::score::{self, Score, ScoredPlan};
-use crate::planner::space::{Candidate, Family, SearchSpace};
+use crate::planner::space::{Candidate, EncoderParts, Family, SearchSpace};
 use crate::planner::{bound, memory};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -248,32 +248,35 @@ impl<'a> Halving<'a> {
         for other in [family.llm.wrapping_sub(1), family.llm + 1] {
             shapes.push(Family { llm: other, ..family });
         }
-        for other in [family.encoder.wrapping_sub(1), family.encoder + 1] {
-            shapes.push(Family { encoder: other, ..family });
+        let only = family.encoders.len() == 1;
+        if let [part] = family.encoders[..] {
+            for shape in [part.shape.wrapping_sub(1), part.shape + 1] {
+                shapes.push(Family { encoders: EncoderParts::one(shape as usize, part.dp), ..family });
+            }
         }
         for llm_dp in [family.llm_dp.saturating_sub(1), family.llm_dp, family.llm_dp + 1] {
             shapes.push(Family { llm_dp, ..family });
         }
         for shape in shapes {
-            if shape.llm >= self.space.llm.shapes.len() || shape.encoder >= self.space.encoder.shapes.len() {
-                continue;
-            }
-            if shape.llm_dp == 0 {
+            if shape.llm >= self.space.llm.shapes.len() || shape.llm_dp == 0 {
                 continue;
             }
             // As many microbatches per rank as before, and as many in total.
             let same = microbatches * family.llm_dp / shape.llm_dp;
             self.space.visit_encoders(shape.llm, shape.llm_dp, &mut |found| {
-                if found.encoder == shape.encoder && found.placement == shape.placement {
+                let is_like = !only || found.encoders[0].shape == shape.encoders[0].shape;
+                if is_like && found.placement == shape.placement {
                     around.push(Candidate { family: *found, microbatches });
                     around.push(Candidate { family: *found, microbatches: same });
                 }
             });
         }
-        around.push(Candidate {
-            family: Family { encoder_dp: family.encoder_dp.saturating_sub(1), ..family },
-            microbatches,
-        });
+        if family.placement == Placement::Disaggregated {
+            let similar = self.space.similar_encoders(&family).into_iter();
+            around.extend(
+                similar.map(|encoders| Candidate { family: Family { encoders, ..family }, microbatches }),
+            );
+        }
         around.retain(|plan| self.is_possible(plan));
         around
     }

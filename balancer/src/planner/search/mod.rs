@@ -39,10 +39,11 @@ impl Search {
         let mut search =
             Self { finals: Vec::new(), bounded: 0, simulated: 0, is_exhaustive: false, is_tight: true };
         for slack in SLACKS {
-            let with_slack = SearchSpace { slack, ..space.clone() };
+            let with_slack = space.with_slack(slack);
             let swept = sweep::sweep(&with_slack, length, (ALL_UNITS / (items * batches)) as usize);
             search.bounded = swept.plans;
-            search.is_exhaustive = swept.is_all;
+            // Several encoders have more shares of the GPUs than those that are searched.
+            search.is_exhaustive = swept.is_all && space.encoders.len() == 1;
             if swept.is_all {
                 search.finals = halving.run_all(swept.candidates)?;
                 break;

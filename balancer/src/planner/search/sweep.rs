@@ -78,7 +78,7 @@ fn fill(
             return;
         }
         space.visit_encoders(llm, llm_dp, &mut |family| {
-            if !stages(space.encoder.shapes[family.encoder].pp) {
+            if space.encoder_shapes(family).any(|shape| !stages(shape.pp)) {
                 return;
             }
             let estimate_ns = bound::estimate_with(space, &estimate, family, 1, many).estimate_ns;
@@ -86,8 +86,7 @@ fn fill(
         });
     });
     for family in space.joint_families() {
-        let [_, llm] = space.shapes(&family);
-        if stages(llm.pp) {
+        if stages(space.llm_shape(&family).pp) {
             let many = space.microbatches_max(&family);
             let estimate_ns = bound::estimate(space, &family, 1, many).estimate_ns;
             add_best(space, shortlist, &family, estimate_ns);

@@ -3,6 +3,7 @@
 use crate::planner::costs::time_table::TimeTable;
 use crate::planner::costs::{ModuleCosts, StageBytes, StagePart};
 use crate::planner::workload::{ItemSize, Workload};
+use dflop_costmodel::MediaUnits;
 use dflop_costmodel::memory::split_layers;
 
 /// Times of the passes over the time of both where everything is trained: a forward pass is a third of it.
@@ -87,15 +88,23 @@ impl TpTimes {
         times
     }
 
-    /// Tabulates an encoder, whose shares of a microbatch may be empty.
-    pub(in crate::planner) fn of_encoder(costs: &dyn ModuleCosts, tp: u32, workload: &Workload) -> Self {
-        let mut times = Self::new(costs, tp, (0, workload.batch_tiles_max), 1.0);
-        if workload.is_native() {
-            let attention_ns =
-                |item: &ItemSize| costs.media_attention_ns(tp, u64::from(item.tiles), item.pairs);
+    /// Tabulates an encoder of the model, whose shares of a microbatch may be empty.
+    pub(in crate::planner) fn of_encoder(
+        costs: &dyn ModuleCosts,
+        tp: u32,
+        workload: &Workload,
+        encoder: usize,
+    ) -> Self {
+        let media = workload.media(encoder);
+        let mut times = Self::new(costs, tp, (0, media.batch_units_max), 1.0);
+        if media.is_native() {
+            let attention_ns = |item: &ItemSize| {
+                let MediaUnits { units, pairs } = item.media(encoder);
+                costs.media_attention_ns(tp, u64::from(units), pairs)
+            };
             let all_ns: f64 = workload.batches().iter().flatten().map(attention_ns).sum();
             times.samples_ns = all_ns / workload.batches().len() as f64;
-            times.pair_ns = times.samples_ns / workload.batch_pairs;
+            times.pair_ns = times.samples_ns / media.batch_pairs;
         }
         times
     }

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::planner::{
-    Cluster, EncoderSplit, Links, ModelCosts, ModelCostsBuilder, PlanProblem, Workload, plan,
+    Cluster, EncoderSplit, Links, ModelCostsBuilder, PlanProblem, PlannedModel, Workload, plan,
 };
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::profile::{Profile, reference_model};
@@ -29,10 +29,10 @@ pub(crate) use space::SpaceArgs;
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 
-/// Find the fastest parallelism: degrees of encoder and LLM, split of the GPUs, number of microbatches.
+/// Find the fastest parallelism: degrees of encoders and LLM, split of the GPUs, number of microbatches.
 ///
 /// Plans are judged by simulating balanced global batches that are drawn from the samples of a dataset, or
-/// from a table of shapes. Models have one encoder and an LLM. The lower bound is one of the plans searched,
+/// from a table of shapes. Models have an LLM and one encoder or several side by side. The lower bound is one of the plans searched,
 /// which are printed with it.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
@@ -113,12 +113,12 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref(), preset)?;
     let builder = ModelCostsBuilder::new(&spec).frozen(args.freeze.unwrap_or_default());
     let builder = builder.sequence_parallel(args.space.sequence_parallel);
-    let [encoder, llm] = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
+    let model = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
     let Samples { sizes, account } = args.samples.read(&spec)?;
     let workload = Workload::draw(&sizes, args.global_batch, args.batches, args.seed)?;
     let problem = PlanProblem {
-        encoder: &encoder,
-        llm: &llm,
+        encoders: model.encoder_costs(),
+        llm: &model.llm,
         workload: &workload,
         cluster,
         options: args.space.options(is_full, args.schedule, args.recompute),
@@ -208,14 +208,14 @@ pub(super) fn cluster(
     })
 }
 
-/// Builds the costs of encoder and LLM from a measured profile or a device.
+/// Builds the costs of encoders and LLM from a measured profile or a device.
 pub(super) fn costs(
     builder: ModelCostsBuilder<'_>,
     cluster: &Cluster,
     profile: Option<&Profile>,
     device: Option<DevicePreset>,
     is_full: bool,
-) -> Result<[ModelCosts; 2], Failure> {
+) -> Result<PlannedModel, Failure> {
     // A profile has the collectives of tensor parallelism in its times; a stated rate does not.
     let builder = builder.tensor_parallel_link(cluster.links.map(|links| links.nvlink));
     let builder = match (profile, device) {

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use dflop_balancer::planner::{
-    Degrees, Explanation, ModuleBytes, ParallelismPlan, Placement, PlanProblem, PlanReport,
+    Degrees, Explanation, ModuleBytes, ModulePlan, ParallelismPlan, Placement, PlanProblem, PlanReport,
 };
 use dflop_costmodel::ModelSpec;
 use serde::Serialize;
@@ -40,10 +40,11 @@ pub(super) struct PlanJson {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct DegreesJson {
+    /// Degrees of the encoder, the first of several.
     encoder: ModuleJson,
     llm: ModuleJson,
-    /// Every module by name, in the order of the chain.
-    modules: [NamedModuleJson; 2],
+    /// Every module by name, the LLM last.
+    modules: Vec<NamedModuleJson>,
     microbatches: u32,
     placement: &'static str,
     /// Rounds that the encoder runs ahead of the schedule.
@@ -61,12 +62,15 @@ struct ModuleJson {
     dp: u32,
 }
 
-/// Degrees of a module with its name.
-#[derive(Debug, Clone, Copy, Serialize)]
+/// Plan of a module with its name.
+#[derive(Debug, Serialize)]
 struct NamedModuleJson {
     name: &'static str,
     #[serde(flatten)]
     degrees: ModuleJson,
+    /// Layers of each stage.
+    layers: Vec<u32>,
+    recompute: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -96,6 +100,8 @@ struct MemoryJson {
     margin: f64,
     encoder: ModuleMemoryJson,
     llm: ModuleMemoryJson,
+    /// Every module, in the order of the plan's modules.
+    modules: Vec<ModuleMemoryJson>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -122,12 +128,15 @@ impl PlanJson {
         search_seconds: f64,
     ) -> Self {
         let Explanation { bottleneck, encoder_memory, llm_memory, runner_up } = &found.explanation;
+        let names = problem.encoder_names();
+        let memory: Vec<ModuleMemoryJson> =
+            encoder_memory.iter().chain([llm_memory]).map(|bytes| (*bytes).into()).collect();
         Self {
-            plan: DegreesJson::from(&found.plan),
+            plan: DegreesJson::new(&found.plan, &names),
             step_seconds: found.step_seconds,
             step_seconds_p95: found.step_seconds_p95,
             lower_bound_seconds: found.lower_bound_seconds,
-            searched: problem.options.to_string(),
+            searched: problem.searched(),
             search_seconds,
             gpus_used: found.plan.gpus(),
             encoder_share: problem.encoder_split.name(),
@@ -141,11 +150,12 @@ impl PlanJson {
             memory: MemoryJson {
                 limit_gib: problem.cluster.memory_bytes as f64 / BYTES_PER_GIB,
                 margin: problem.memory_margin,
-                encoder: (*encoder_memory).into(),
+                encoder: memory[0],
                 llm: (*llm_memory).into(),
+                modules: memory,
             },
             runner_up: runner_up.as_ref().map(|next| RunnerUpJson {
-                plan: DegreesJson::from(&next.plan),
+                plan: DegreesJson::new(&next.plan, &names),
                 step_seconds: next.step_seconds,
                 reason: next.reason.clone(),
             }),
@@ -167,11 +177,9 @@ impl PlanJson {
             "{:<9} {:>3} {:>4} {:>5} {:>10} {:>12}  layers of stages",
             "", "tp", "pp", "dp", "GiB", "headroom"
         )?;
-        let modules = [
-            ("encoder", self.plan.encoder, &self.memory.encoder, &self.plan.layers.encoder),
-            ("llm", self.plan.llm, &self.memory.llm, &self.plan.layers.llm),
-        ];
-        for (name, ModuleJson { tp, pp, dp }, ModuleMemoryJson { gib, headroom_gib }, layers) in modules {
+        for (module, memory) in self.plan.modules.iter().zip(&self.memory.modules) {
+            let NamedModuleJson { name, degrees: ModuleJson { tp, pp, dp }, layers, .. } = module;
+            let ModuleMemoryJson { gib, headroom_gib } = memory;
             let layers = format_layers(layers);
             writeln!(out, "{name:<9} {tp:>3} {pp:>4} {dp:>5} {gib:>10.1} {headroom_gib:>12.1}  {layers}")?;
         }
@@ -240,8 +248,11 @@ impl std::fmt::Display for ModuleJson {
 
 impl std::fmt::Display for DegreesJson {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { encoder, llm, microbatches, placement, rounds_ahead, is_run, .. } = self;
-        write!(formatter, "encoder {encoder}, llm {llm}, {microbatches} microbatches, {placement}")?;
+        let Self { modules, microbatches, placement, rounds_ahead, is_run, .. } = self;
+        for NamedModuleJson { name, degrees, .. } in modules {
+            write!(formatter, "{name} {degrees}, ")?;
+        }
+        write!(formatter, "{microbatches} microbatches, {placement}")?;
         if *rounds_ahead > 0 {
             let rounds = if *rounds_ahead == 1 { "round" } else { "rounds" };
             write!(formatter, ", encoder {rounds_ahead} {rounds} ahead")?;
@@ -250,20 +261,32 @@ impl std::fmt::Display for DegreesJson {
     }
 }
 
-impl From<&ParallelismPlan> for DegreesJson {
-    fn from(plan: &ParallelismPlan) -> Self {
-        let module = |Degrees { tp, pp, dp }| ModuleJson { tp, pp, dp };
+impl DegreesJson {
+    /// Takes a plan and the names of its encoders.
+    pub(crate) fn new(plan: &ParallelismPlan, names: &[&'static str]) -> Self {
+        let degrees = |module: &ModulePlan| {
+            let Degrees { tp, pp, dp } = module.degrees;
+            ModuleJson { tp, pp, dp }
+        };
+        let named = |(name, module): (&'static str, &ModulePlan)| NamedModuleJson {
+            name,
+            degrees: degrees(module),
+            layers: module.layers.clone(),
+            recompute: module.is_recomputed,
+        };
+        // A plan has at least one encoder.
+        let (first, llm) = (&plan.encoders[0], &plan.llm);
+        let modules = names.iter().copied().zip(&plan.encoders).chain([("llm", llm)]);
         Self {
-            encoder: module(plan.encoder),
-            llm: module(plan.llm),
-            modules: [("encoder", plan.encoder), ("llm", plan.llm)]
-                .map(|(name, degrees)| NamedModuleJson { name, degrees: module(degrees) }),
+            encoder: degrees(first),
+            llm: degrees(llm),
+            modules: modules.map(named).collect(),
             microbatches: plan.microbatches,
             placement: plan.placement.name(),
             rounds_ahead: plan.rounds_ahead,
             is_run: plan.placement == Placement::Disaggregated,
-            layers: LayersJson { encoder: plan.encoder_layers.clone(), llm: plan.llm_layers.clone() },
-            recompute: RecomputeJson { encoder: plan.is_encoder_recomputed, llm: plan.is_llm_recomputed },
+            layers: LayersJson { encoder: first.layers.clone(), llm: llm.layers.clone() },
+            recompute: RecomputeJson { encoder: first.is_recomputed, llm: llm.is_recomputed },
         }
     }
 }

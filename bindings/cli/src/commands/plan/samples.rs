@@ -27,7 +27,8 @@ struct SampleFields {
     #[arg(value_name = "DATASET", required_unless_present = "shapes", conflicts_with = "shapes")]
     shards: Vec<String>,
     /// Shapes in place of a dataset: CSV with columns `tiles,seq_len`, one sample per line; for models that
-    /// see images in their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`.
+    /// see images in their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`;
+    /// for models with several encoders such as `vision_patches,audio_tiles,seq_len`.
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
     #[command(flatten)]
@@ -111,9 +112,9 @@ fn read_dataset(dataset: &Dataset, spec: &ModelSpec) -> Result<Samples, Failure>
     for place in places(dataset.len(), read) {
         let row = dataset.index().sample(dataset.sample_number(place));
         row.read_shape(&mut shape);
-        let reason = match SampleUnits::new(spec, &shape).map(ItemSize::from) {
-            Ok(size) if size.tokens > 0 => {
-                sizes.push(size);
+        let reason = match SampleUnits::new(spec, &shape) {
+            Ok(units) if units.tokens > 0 => {
+                sizes.push(ItemSize::try_from(units)?);
                 continue;
             }
             Ok(_) => "has no tokens".to_owned(),

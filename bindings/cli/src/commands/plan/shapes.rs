@@ -2,37 +2,38 @@
 //!
 //! | encoder | columns |
 //! | --- | --- |
-//! | tiles or windows of one size | `tiles,seq_len` |
-//! | images in their own resolution | `patches,seq_len`, optionally `patch_squares`, `window_squares` |
+//! | tiles or windows of one size | `tiles` |
+//! | images in their own resolution | `patches`, optionally `patch_squares`, `window_squares` |
 //!
-//! Further columns are ignored. `patch_squares` is the sum of squared patches over the media of a sample, and
-//! `window_squares` the same inside attention windows.
+//! Every sample has a column `seq_len` as well. The columns of several encoders start with the name of each,
+//! such as `vision_patches` and `audio_tiles`. Further columns are ignored. `patch_squares` is the sum of
+//! squared patches over the media of a sample, and `window_squares` the same inside attention windows.
 
 use std::path::Path;
 
 use csv::{ReaderBuilder, StringRecord, Trim};
 use dflop_balancer::planner::ItemSize;
-use dflop_costmodel::{ModelSpec, Module};
-use serde::Deserialize;
+use dflop_costmodel::{MediaUnits, ModelSpec, Module};
+use std::str::FromStr;
 
 use crate::failure::Failure;
 
-/// One sample of a model whose tiles have one size.
-#[derive(Debug, Deserialize)]
-struct TileRow {
-    tiles: u32,
-    seq_len: u32,
+/// Columns of a table, for a model.
+struct Columns<'a> {
+    spec: &'a ModelSpec,
+    header: StringRecord,
+    tokens: usize,
+    encoders: Vec<EncoderColumns>,
 }
 
-/// One sample of a model that sees images in their own resolution.
-#[derive(Debug, Deserialize)]
-struct PatchRow {
-    patches: u32,
-    seq_len: u32,
-    #[serde(default)]
-    patch_squares: Option<u64>,
-    #[serde(default)]
-    window_squares: Option<u64>,
+/// Columns of one encoder.
+struct EncoderColumns {
+    /// Start of the names: empty for the only encoder.
+    prefix: String,
+    is_native: bool,
+    units: usize,
+    squares: Option<usize>,
+    window_squares: Option<usize>,
 }
 
 /// Reads the sizes of all samples, in the columns that the model needs.
@@ -46,26 +47,12 @@ fn parse(text: &str, spec: &ModelSpec) -> Result<Vec<ItemSize>, String> {
     let text = text.trim_start_matches('\u{feff}');
     let mut reader = ReaderBuilder::new().trim(Trim::All).from_reader(text.as_bytes());
     let header = reader.headers().map_err(|error| error.to_string())?.clone();
-    let is_native = spec.is_native(Module::Vision);
-    let required = if is_native { ["patches", "seq_len"] } else { ["tiles", "seq_len"] };
-    if let Some(name) = required.iter().find(|name| !header.iter().any(|cell| cell == **name)) {
-        let found = header.iter().collect::<Vec<_>>().join(",");
-        let needs = if is_native {
-            "sees images in their own resolution: columns `patches,seq_len[,patch_squares[,window_squares]]`"
-        } else {
-            "takes tiles or windows of one size: columns `tiles,seq_len`"
-        };
-        return Err(format!("the header `{found}` has no column `{name}`; `{}` {needs}", spec.name));
-    }
+    let columns = Columns::new(spec, header)?;
     let mut sizes = Vec::new();
     for record in reader.records() {
         let record = record.map_err(|error| error.to_string())?;
         let line = record.position().map_or(0, csv::Position::line);
-        let size = if is_native { patch_size(&record, &header, spec) } else { tile_size(&record, &header) }?;
-        if size.tokens == 0 {
-            return Err(format!("line {line}: `seq_len` must be at least 1"));
-        }
-        sizes.push(size);
+        sizes.push(columns.size(&record).map_err(|problem| format!("line {line}: {problem}"))?);
     }
     if sizes.is_empty() {
         return Err("there is no sample".to_owned());
@@ -73,25 +60,105 @@ fn parse(text: &str, spec: &ModelSpec) -> Result<Vec<ItemSize>, String> {
     Ok(sizes)
 }
 
-fn tile_size(record: &StringRecord, header: &StringRecord) -> Result<ItemSize, String> {
-    let row: TileRow = record.deserialize(Some(header)).map_err(|error| error.to_string())?;
-    Ok(ItemSize::of_tiles(row.tiles, row.seq_len))
+impl<'a> Columns<'a> {
+    fn new(spec: &'a ModelSpec, header: StringRecord) -> Result<Self, String> {
+        let find = |name: &str| header.iter().position(|cell| cell == name);
+        let modules: Vec<Module> = spec.encoders().map(|(module, ..)| module).collect();
+        let require = |name: &str| {
+            find(name).ok_or_else(|| {
+                let found = header.iter().collect::<Vec<_>>().join(",");
+                format!("the header `{found}` has no column `{name}`; {}", needs(spec, &modules))
+            })
+        };
+        let mut encoders = Vec::with_capacity(modules.len());
+        for module in &modules {
+            let is_native = spec.is_native(*module);
+            let prefix = prefix(*module, modules.len());
+            let optional = |name: &str| find(&format!("{prefix}{name}")).filter(|_| is_native);
+            encoders.push(EncoderColumns {
+                is_native,
+                units: require(&format!("{prefix}{}", unit(spec, *module)))?,
+                squares: optional("patch_squares"),
+                window_squares: optional("window_squares"),
+                prefix,
+            });
+        }
+        let tokens = require("seq_len")?;
+        Ok(Self { spec, tokens, encoders, header })
+    }
+
+    /// Reads the size of a sample.
+    fn size(&self, record: &StringRecord) -> Result<ItemSize, String> {
+        let mut media = Vec::with_capacity(self.encoders.len());
+        for encoder in &self.encoders {
+            media.push(self.media(record, encoder)?);
+        }
+        let tokens = self.number(record, self.tokens)?;
+        if tokens == 0 {
+            return Err("`seq_len` must be at least 1".to_owned());
+        }
+        ItemSize::of_media(&media, tokens).map_err(|error| error.to_string())
+    }
+
+    fn media(&self, record: &StringRecord, encoder: &EncoderColumns) -> Result<MediaUnits, String> {
+        let units: u32 = self.number(record, encoder.units)?;
+        if !encoder.is_native {
+            return Ok(MediaUnits { units, pairs: 0 });
+        }
+        let optional = |column: Option<usize>| -> Result<Option<u64>, String> {
+            let filled = column.filter(|column| record.get(*column).is_some_and(|cell| !cell.is_empty()));
+            filled.map(|column| self.number(record, column)).transpose()
+        };
+        let prefix = &encoder.prefix;
+        let one_medium = u64::from(units).pow(2);
+        let squares = optional(encoder.squares)?.unwrap_or(one_medium);
+        if squares > one_medium || squares < u64::from(units) {
+            return Err(format!(
+                "`{prefix}patch_squares` of {units} patches must be {units} to {one_medium}"
+            ));
+        }
+        let window_squares = optional(encoder.window_squares)?;
+        if window_squares.is_some_and(|windows| windows > squares) {
+            return Err(format!(
+                "`{prefix}window_squares` must be at most `{prefix}patch_squares`, {squares}"
+            ));
+        }
+        Ok(MediaUnits::of_patches(self.spec, units, squares, window_squares))
+    }
+
+    fn number<T: FromStr>(&self, record: &StringRecord, column: usize) -> Result<T, String> {
+        // All records are as long as the header.
+        let (name, cell) = (&self.header[column], &record[column]);
+        cell.parse().map_err(|_| format!("`{name}` must be a whole number of at least 0, got `{cell}`"))
+    }
 }
 
-fn patch_size(record: &StringRecord, header: &StringRecord, spec: &ModelSpec) -> Result<ItemSize, String> {
-    let row: PatchRow = record.deserialize(Some(header)).map_err(|error| error.to_string())?;
-    let line = record.position().map_or(0, csv::Position::line);
-    let one_medium = u64::from(row.patches).pow(2);
-    let squares = row.patch_squares.unwrap_or(one_medium);
-    let refuse = |problem: String| Err(format!("line {line}: {problem}"));
-    if squares > one_medium || squares < u64::from(row.patches) {
-        let patches = row.patches;
-        return refuse(format!("`patch_squares` of {patches} patches must be {patches} to {one_medium}"));
-    }
-    if row.window_squares.is_some_and(|windows| windows > squares) {
-        return refuse(format!("`window_squares` must be at most `patch_squares`, {squares}"));
-    }
-    Ok(ItemSize::of_patches(spec, row.patches, row.seq_len, squares, row.window_squares))
+/// Returns the start of the names of an encoder's columns.
+fn prefix(module: Module, encoders: usize) -> String {
+    if encoders == 1 { String::new() } else { format!("{module}_") }
+}
+
+/// Returns the column that counts an encoder's media.
+fn unit(spec: &ModelSpec, module: Module) -> &'static str {
+    if spec.is_native(module) { "patches" } else { "tiles" }
+}
+
+/// Names the columns that a model needs.
+fn needs(spec: &ModelSpec, modules: &[Module]) -> String {
+    let of = |module: &Module| {
+        let prefix = prefix(*module, modules.len());
+        let unit = unit(spec, *module);
+        let squares = format!("[,{prefix}patch_squares[,{prefix}window_squares]]");
+        (format!("{prefix}{unit}"), if spec.is_native(*module) { squares } else { String::new() })
+    };
+    let (units, squares): (Vec<String>, Vec<String>) = modules.iter().map(of).unzip();
+    let columns = format!("columns `{},seq_len{}`", units.join(","), squares.concat());
+    let takes = match modules {
+        [module] if spec.is_native(*module) => "sees images in their own resolution",
+        [_] => "takes tiles or windows of one size",
+        _ => "has several encoders",
+    };
+    format!("`{}` {takes}: {columns}", spec.name)
 }
 
 #[cfg(test)]
@@ -111,8 +178,8 @@ mod tests {
         let text = "seq_len,patches,patch_squares\n500,1564,\n500,2588,3494672\n30,0,0\n";
         let pairs = [1564 * 1564, 3_494_672, 0];
         let found = parse(text, &native).unwrap();
-        assert_eq!(found.iter().map(|size| size.pairs).collect::<Vec<_>>(), pairs);
-        assert_eq!(found.iter().map(|size| size.tiles).collect::<Vec<_>>(), [1564, 2588, 0]);
+        assert_eq!(found.iter().map(|size| size.media(0).pairs).collect::<Vec<_>>(), pairs);
+        assert_eq!(found.iter().map(|size| size.media(0).units).collect::<Vec<_>>(), [1564, 2588, 0]);
     }
 
     /// 28 of 32 layers attend inside windows of 64 patches.
@@ -120,7 +187,7 @@ mod tests {
     fn windows_are_taken_as_full_where_no_column_has_them() {
         let native = spec("qwen2.5-vl-7b");
         let text = "patches,seq_len,patch_squares,window_squares\n1564,500,,92560\n1564,500,,\n16,9,,\n";
-        let found: Vec<u64> = parse(text, &native).unwrap().iter().map(|size| size.pairs).collect();
+        let found: Vec<u64> = parse(text, &native).unwrap().iter().map(|size| size.media(0).pairs).collect();
         let mean = |full: u64, windows: u64| (4 * full + 28 * windows + 16) / 32;
         assert_eq!(found, [mean(2_446_096, 92_560), mean(2_446_096, 100_096), 256]);
     }
@@ -136,7 +203,8 @@ mod tests {
         assert_eq!(message(&format!("{header}\n1,2\n")), expected);
         assert!(message("tiles,tokens\n").starts_with("the header `tiles,tokens` has no column `seq_len`; "));
         assert_eq!(message("tiles,seq_len\n"), "there is no sample");
-        assert!(message("tiles,seq_len\n1,2\n-1,3\n").contains("line: 3"));
+        let whole = "must be a whole number of at least 0";
+        assert_eq!(message("tiles,seq_len\n1,2\n-1,3\n"), format!("line 3: `tiles` {whole}, got `-1`"));
         assert!(message("tiles,seq_len\n1\n").contains("line: 2"));
         assert_eq!(message("tiles,seq_len\n1,0\n"), "line 2: `seq_len` must be at least 1");
 
@@ -153,5 +221,23 @@ mod tests {
         assert_eq!(row("8,9,7,"), "line 3: `patch_squares` of 8 patches must be 8 to 64");
         assert_eq!(row("8,9,32,33"), "line 3: `window_squares` must be at most `patch_squares`, 32");
         assert_eq!(row("8,0,64,"), "line 3: `seq_len` must be at least 1");
+    }
+
+    #[test]
+    fn columns_of_several_encoders_have_their_names() {
+        let omni = spec("omni-7b");
+        let text = "audio_tiles,vision_patches,seq_len,vision_patch_squares\n2,64,300,2048\n0,0,9,\n";
+        let found = parse(text, &omni).unwrap();
+        assert_eq!(found[0].media(0), MediaUnits::of_patches(&omni, 64, 2048, None));
+        assert_eq!(found[0].media(1), MediaUnits { units: 2, pairs: 0 });
+        assert_eq!(found[1], ItemSize::of_text(9));
+        let needs = "`omni-7b` has several encoders: columns `vision_patches,audio_tiles,seq_len\
+                     [,vision_patch_squares[,vision_window_squares]]`";
+        let header = "patches,seq_len";
+        let expected = format!("the header `{header}` has no column `vision_patches`; {needs}");
+        assert_eq!(parse(&format!("{header}\n1,2\n"), &omni).unwrap_err(), expected);
+        let text = "audio_tiles,vision_patches,seq_len,vision_patch_squares\n2,8,300,7\n";
+        let expected = "line 2: `vision_patch_squares` of 8 patches must be 8 to 64";
+        assert_eq!(parse(text, &omni).unwrap_err(), expected);
     }
 }

@@ -27,7 +27,8 @@ const PRINTED_FRACTION_MIN: f64 = 0.0005;
 #[derive(Debug, Args)]
 pub(super) struct ShapesArgs {
     /// Shapes of a dataset, in place of shards: CSV with columns `tiles,seq_len`; for models that see images
-    /// in their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`.
+    /// in their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`; for models
+    /// with several encoders such as `vision_patches,audio_tiles,seq_len`.
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
     /// Number of GPUs in the cluster.
@@ -101,14 +102,14 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let builder = ModelCostsBuilder::new(&spec)
         .frozen(model.training.freeze.unwrap_or_default())
         .sequence_parallel(args.shapes.space.sequence_parallel);
-    let [encoder, llm] = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
+    let costs = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
     let global_batch = u32::try_from(planned.global_batch).map_err(|_| too_large("global-batch"))?;
     let batches = usize::try_from(args.steps.unwrap_or(BATCHES)).map_err(|_| too_large("steps"))?;
     let workload = Workload::draw(&shapes::read(path, &spec)?, global_batch, batches, planned.seed)?;
     let problem = PlanProblem {
-        encoder: &encoder,
-        llm: &llm,
+        encoders: costs.encoder_costs(),
+        llm: &costs.llm,
         workload: &workload,
         cluster,
         options: args.shapes.space.options(is_full, args.schedule, args.shapes.allow_recompute),
@@ -124,13 +125,13 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         gpus: cluster.gpus,
         global_batch,
         ideal_seconds: compared.ideal_seconds,
-        searched: problem.options.to_string(),
-        strategies: reports(&compared),
+        searched: problem.searched(),
+        strategies: reports(&compared, &problem.encoder_names()),
     };
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
-fn reports(compared: &MethodComparison) -> Vec<MethodReport> {
+fn reports(compared: &MethodComparison, encoders: &[&'static str]) -> Vec<MethodReport> {
     let first = compared.methods.first().map_or(0.0, |method| method.step_seconds);
     let report = |score: &MethodScore| MethodReport {
         name: score.method.name(),
@@ -140,7 +141,7 @@ fn reports(compared: &MethodComparison) -> Vec<MethodReport> {
         waits: score.waits,
         speedup: if score.step_seconds > 0.0 { first / score.step_seconds } else { 1.0 },
         fits: score.fits,
-        plan: DegreesJson::from(&score.plan),
+        plan: DegreesJson::new(&score.plan, encoders),
     };
     compared.methods.iter().map(report).collect()
 }

@@ -1,0 +1,59 @@
+//! Shapes and ranks of the encoders of a plan.
+
+use crate::planner::item_size::ENCODERS_MAX;
+use std::ops::{Deref, DerefMut};
+
+/// Shape and ranks of one encoder.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(in crate::planner) struct EncoderPart {
+    /// Index of its shape; of the joint shape if placement is joint.
+    pub(in crate::planner) shape: u32,
+    /// Ranks that share its media; every GPU if placement is joint.
+    pub(in crate::planner) dp: u32,
+}
+
+/// Parts of all encoders, in the order of the model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(in crate::planner) struct EncoderParts {
+    parts: [EncoderPart; ENCODERS_MAX],
+    count: u8,
+}
+
+impl EncoderParts {
+    /// Takes the part of the only encoder.
+    pub(in crate::planner) const fn one(shape: usize, dp: u32) -> Self {
+        let mut parts = [EncoderPart { shape: 0, dp: 0 }; ENCODERS_MAX];
+        parts[0] = EncoderPart { shape: shape as u32, dp };
+        Self { parts, count: 1 }
+    }
+
+    /// Takes the same part for each of some encoders.
+    pub(in crate::planner) fn alike(part: EncoderPart, count: usize) -> Self {
+        (0..count).map(|_| part).collect()
+    }
+}
+
+impl FromIterator<EncoderPart> for EncoderParts {
+    fn from_iter<I: IntoIterator<Item = EncoderPart>>(iter: I) -> Self {
+        let mut all = Self::default();
+        for (own, part) in all.parts.iter_mut().zip(iter) {
+            *own = part;
+            all.count += 1;
+        }
+        all
+    }
+}
+
+impl Deref for EncoderParts {
+    type Target = [EncoderPart];
+
+    fn deref(&self) -> &[EncoderPart] {
+        &self.parts[..usize::from(self.count)]
+    }
+}
+
+impl DerefMut for EncoderParts {
+    fn deref_mut(&mut self) -> &mut [EncoderPart] {
+        &mut self.parts[..usize::from(self.count)]
+    }
+}
