@@ -34,6 +34,8 @@ MODELS = [
     "llava-ov-qwen2.5-7b", "llava-ov-llama3-8b", "llava-ov-qwen2.5-32b", "llava-ov-qwen2.5-72b", "internvl3-8b",
     "internvl2.5-qwen2.5-72b", "qwen2-audio-7b",
 ]
+# A model with a vision and an audio encoder, whose cells come on top.
+SEVERAL_ENCODERS = "omni-7b"
 GPUS = [8, 16, 32, 64, 256]
 # Samples of a global batch per GPU.
 BATCHES = [4, 8, 16]
@@ -71,7 +73,8 @@ class Cell:
 
     def command(self, arguments: argparse.Namespace, name: str) -> list[str]:
         """Returns the command line of `plan` or `simulate`."""
-        shapes = str(arguments.out / f"{self.table}.csv")
+        kind = ".several" if self.model == SEVERAL_ENCODERS else ""
+        shapes = str(arguments.out / f"{self.table}{kind}.csv")
         words = [str(arguments.dflop), name, "--model", self.model, "--device", "a100", "--shapes", shapes]
         words += ["--gpus", str(self.gpus), "--global-batch", str(self.gpus * self.batch), "--seed", str(self.seed())]
         words += ["--batches" if name == "plan" else "--steps", str(arguments.steps), "--json"]
@@ -112,12 +115,21 @@ def tables() -> dict[str, list[tuple[int, int]]]:
     }
 
 
+def with_audio(rows: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Returns tiles, windows of audio and tokens: some samples have speech as well."""
+    rng = random.Random(20_002)
+    windows = [whole(rng.lognormvariate(0.6, 0.8), 40) if rng.random() < 0.4 else 0 for _ in rows]
+    return [(tiles, own, tokens + 750 * own) for (tiles, tokens), own in zip(rows, windows)]
+
+
 def cells(count: int) -> list[Cell]:
-    """Chooses cells of the whole grid, the same ones every time."""
-    parts = itertools.product(MODELS, tables(), GPUS, BATCHES, SPACES)
-    grid = [Cell(*part) for part in parts]
-    random.Random(7).shuffle(grid)
-    return grid[:count]
+    """Chooses cells of the whole grid, the same ones every time, and a ninth as many with several encoders."""
+    def chosen(models: list[str], count: int) -> list[Cell]:
+        grid = [Cell(*part) for part in itertools.product(models, tables(), GPUS, BATCHES, SPACES)]
+        random.Random(7).shuffle(grid)
+        return grid[:count]
+
+    return chosen(MODELS, count) + chosen([SEVERAL_ENCODERS], count // 9)
 
 
 def run(command: list[str], seconds: float) -> tuple[dict | None, str | None]:
@@ -136,7 +148,7 @@ def run(command: list[str], seconds: float) -> tuple[dict | None, str | None]:
 
 def degrees(plan: dict) -> tuple:
     """Returns what distinguishes a plan."""
-    return tuple(json.dumps(plan[name], sort_keys=True) for name in ("encoder", "llm", "microbatches", "layers"))
+    return tuple(json.dumps(plan[name], sort_keys=True) for name in ("modules", "microbatches", "placement"))
 
 
 def judge(cell: Cell, arguments: argparse.Namespace) -> Answer:
@@ -216,7 +228,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dflop", type=pathlib.Path, default=pathlib.Path("target/release/dflop"))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("target/plan-grid"), help="directory of the shapes and links")
-    parser.add_argument("--runs", type=int, default=540, help="runs of commands, two for each cell of the grid")
+    parser.add_argument("--runs", type=int, default=540, help="runs of commands with one encoder, two for each cell of the grid")
     parser.add_argument("--steps", type=int, default=16, help="batches that plans are judged on")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=600, help="longest time of one run")
@@ -230,6 +242,8 @@ def main() -> int:
     for name, rows in tables().items():
         lines = "".join(f"{tiles},{tokens}\n" for tiles, tokens in rows)
         (arguments.out / f"{name}.csv").write_text("tiles,seq_len\n" + lines)
+        lines = "".join(f"{tiles},{windows},{tokens}\n" for tiles, windows, tokens in with_audio(rows))
+        (arguments.out / f"{name}.several.csv").write_text("vision_tiles,audio_tiles,seq_len\n" + lines)
     (arguments.out / "links.json").write_text(json.dumps(LINKS))
     chosen = cells(-(-arguments.runs // 2))
     started, answers = time.monotonic(), []
@@ -239,10 +253,12 @@ def main() -> int:
             if len(answers) % 20 == 0:
                 print(f"{len(answers)} of {len(chosen)} cells, {time.monotonic() - started:.0f} s", file=sys.stderr)
     print(f"{2 * len(answers)} runs, {time.monotonic() - started:.0f} s")
-    print_table("all", answers)
+    of_one = [answer for answer in answers if answer.cell.model != SEVERAL_ENCODERS]
+    print_table("all with one encoder", of_one)
     for space, words in SPACES.items():
         title = f"{space} ({' '.join(words)})" if words else space
-        print_table(title, [answer for answer in answers if answer.cell.space == space])
+        print_table(title, [answer for answer in of_one if answer.cell.space == space])
+    print_table("several encoders", [answer for answer in answers if answer.cell.model == SEVERAL_ENCODERS])
     return 1 if print_violations(answers, arguments) else 0
 
 

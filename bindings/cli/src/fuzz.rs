@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use dflop_balancer::planner::ItemSize;
-use dflop_costmodel::ModelSpec;
+use dflop_costmodel::{MediaUnits, ModelSpec};
 
 use crate::args::mixture::MixtureFile;
 use crate::commands::plan;
@@ -36,12 +36,12 @@ fn mixture(bytes: &[u8]) {
 
 fn shapes(bytes: &[u8]) {
     let path = file_of(bytes);
-    for model in ["internvl3-8b", "qwen2.5-vl-7b"] {
+    for model in ["internvl3-8b", "qwen2.5-vl-7b", "omni-7b"] {
         let spec = ModelSpec::preset(model).expect("a preset");
         if let Ok(sizes) = plan::shapes::read(&path, &spec) {
-            let is_size = |size: &ItemSize| {
-                size.tokens > 0 && size.media(0).pairs <= u64::from(size.media(0).units).pow(2)
-            };
+            let is_media = |media: MediaUnits| media.pairs <= u64::from(media.units).pow(2);
+            let is_size =
+                |size: &ItemSize| size.tokens > 0 && [0, 1].iter().all(|at| is_media(size.media(*at)));
             assert!(!sizes.is_empty() && sizes.iter().all(is_size));
         }
     }

@@ -70,6 +70,27 @@ fn encoders_and_llm_of_any_dp_sizes_agree() {
     }
 }
 
+/// An encoder with the LLM's DP size keeps the media of its rank, beside one whose ranks share those of all.
+#[test]
+fn encoders_may_differ_in_dp_size() {
+    let model = with_encoders(true, true);
+    let samples = samples(&model);
+    let truth = one_by_one(&model, FrozenModules::default(), &samples);
+    for (vision, audio, llm, microbatches) in [(2, 3, 2, 4), (1, 2, 2, 4), (3, 2, 4, 4), (4, 1, 4, 8)] {
+        let size = |module: ModuleKind| match module {
+            ModuleKind::Vision => vision,
+            ModuleKind::Audio => audio,
+            ModuleKind::Llm => llm,
+        };
+        let modules = apart(&model).into_iter().map(|layout| {
+            let dp_size = size(layout.module);
+            layout.dp_size(dp_size)
+        });
+        let setting = Setting::new(&model, modules.collect());
+        truth.assert_close(&run_job(&setting, &samples, &round_robin(8, microbatches)).truth);
+    }
+}
+
 #[test]
 fn stages_of_encoders_and_llm_give_the_same_bits() {
     for model in models() {

@@ -91,8 +91,6 @@ fn shapes_and_a_dataset_exclude_each_other_and_one_is_needed() {
         misuse(&["data", "--shapes", text(&shapes), "--gpus", "2", "--global-batch", "8"])
             .contains("cannot be used")
     );
-    let two = ["--shapes", text(&shapes), "--gpus", "8", "--global-batch", "8"];
-    assert!(misuse(&two).contains("has two encoders"));
 }
 
 /// Flags of a dataset's simulation, each with a value where it takes one.

@@ -141,8 +141,10 @@ fn a_preset_is_planned_without_a_profile() {
     let plan = object(&words.each_ref().map(String::as_str));
     assert_eq!(plan["times_from"], "a100 (a stated rate)");
     let refused = dflop(&args("omni-7b").each_ref().map(String::as_str));
-    assert_eq!(refused.status, Some(2));
-    assert!(refused.stderr.contains("two encoders"), "{}", refused.stderr);
+    assert_eq!(refused.status, Some(1));
+    let needs =
+        "has no column `vision_tiles`; `omni-7b` has several encoders: columns `vision_tiles,audio_tiles";
+    assert!(refused.stderr.contains(needs), "{}", refused.stderr);
 }
 
 #[test]

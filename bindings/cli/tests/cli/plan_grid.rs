@@ -18,7 +18,7 @@ const LINKS: &[&str] = &["--space", "basic", "--links", "LINKS"];
 const FULL: &[&str] = &[];
 const JOINT: &[&str] = &["--placement", "any", "--zero1", "--sequence-parallel"];
 
-const CELLS: [Cell; 9] = [
+const CELLS: [Cell; 11] = [
     ("llava-ov-qwen2.5-7b", 0.5, "8", "64", BASIC),
     ("llava-ov-qwen2.5-7b", 1.1, "16", "128", LINKS),
     ("llava-ov-llama3-8b", 0.9, "32", "256", LINKS),
@@ -28,17 +28,21 @@ const CELLS: [Cell; 9] = [
     ("llava-ov-qwen2.5-72b", 0.9, "8", "32", BASIC),
     ("llava-ov-qwen2.5-32b", 0.9, "16", "256", LINKS),
     ("llava-ov-qwen2.5-32b", 0.9, "16", "128", JOINT),
+    ("omni-7b", 0.9, "16", "128", LINKS),
+    ("omni-7b", 0.9, "16", "64", JOINT),
 ];
 
 /// Draws samples whose tiles have a heavy tail.
 fn shapes(exponent: f64) -> String {
-    let mut table = "tiles,seq_len\n".to_owned();
+    let mut table = "tiles,vision_tiles,audio_tiles,seq_len\n".to_owned();
     let mut state = 1_u64;
     for _ in 0..500 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let uniform = ((state >> 33) as f64 + 1.0) / f64::from(1_u32 << 31);
         let tiles = (uniform.powf(-exponent) as u32 - 1).min(36);
-        writeln!(table, "{tiles},{}", 40 + 196 * tiles + (state >> 40) as u32 % 700).expect("a string");
+        let windows = (state >> 20) as u32 % 3;
+        let tokens = 40 + 196 * tiles + (state >> 40) as u32 % 700;
+        writeln!(table, "{tiles},{tiles},{windows},{tokens}").expect("a string");
     }
     table
 }
@@ -72,7 +76,7 @@ fn judge(directory: &Path, (model, exponent, gpus, samples, space): Cell) -> boo
     let methods = compared["strategies"].as_array().expect("strategies");
     let seconds = |method: &Value| method["step_seconds"].as_f64().expect("seconds");
     let ours = methods.iter().find(|method| method["name"] == "dflop").expect("our method");
-    assert_eq!(ours["plan"]["llm"], planned["llm"]);
+    assert_eq!(ours["plan"]["modules"], planned["modules"]);
     // Both balance batches alike, so that a plan has one step time.
     let ratio = seconds(ours) / seconds(&planned);
     assert!((ratio - 1.0).abs() < 1e-3 && ours["fits"] == true, "{model} on {gpus} GPUs: {ratio}");

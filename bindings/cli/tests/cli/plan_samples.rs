@@ -19,24 +19,36 @@ fn plan(model: &str, samples: &[&str]) -> Value {
     plan
 }
 
-/// Writes the shapes of a dataset as a table, by the token rules of a model with one encoder.
+/// Writes the shapes of a dataset as a table, by the token rules of a model.
 fn table(data: &TempDataset, model: &str) -> String {
     let spec = ModelSpec::preset(model).expect("a preset");
-    let (.., rule) = spec.encoders().next().expect("an encoder");
-    let is_native = model.starts_with("qwen");
-    let columns = if is_native { "patches,seq_len,patch_squares,window_squares" } else { "tiles,seq_len" };
-    let mut table = format!("{columns}\n");
+    let encoders: Vec<_> = spec.encoders().collect();
+    let prefix = |module| if encoders.len() == 1 { String::new() } else { format!("{module}_") };
+    let mut table = "seq_len".to_owned();
+    for (module, ..) in &encoders {
+        let prefix = prefix(*module);
+        let columns = if spec.is_native(*module) {
+            format!(",{prefix}patches,{prefix}patch_squares,{prefix}window_squares")
+        } else {
+            format!(",{prefix}tiles")
+        };
+        table.push_str(&columns);
+    }
     let (index, mut shape) = (data.index(), SampleShape::default());
     for sample in 0..index.len() {
         index.sample(sample).read_shape(&mut shape);
-        let work = rule.work(&shape).expect("the model takes it");
-        let tokens = u64::from(shape.text_tokens) + work.tokens;
-        if is_native {
-            let (squares, windows) = (work.attention_pairs, work.window_pairs);
-            writeln!(table, "{},{tokens},{squares},{windows}", work.encoder_tokens).expect("a string");
-        } else {
-            writeln!(table, "{},{tokens}", work.items).expect("a string");
+        let (mut tokens, mut cells) = (u64::from(shape.text_tokens), String::new());
+        for (module, _, rule) in &encoders {
+            let work = rule.work(&shape).expect("the model takes it");
+            tokens += work.tokens;
+            let (patches, squares, windows) = (work.encoder_tokens, work.attention_pairs, work.window_pairs);
+            if spec.is_native(*module) {
+                write!(cells, ",{patches},{squares},{windows}").expect("a string");
+            } else {
+                write!(cells, ",{}", work.items).expect("a string");
+            }
         }
+        write!(table, "\n{tokens}{cells}").expect("a string");
     }
     table
 }
@@ -51,7 +63,7 @@ fn write(directory: &Path, name: &str, contents: impl AsRef<[u8]>) -> std::path:
 fn a_dataset_is_planned_as_the_table_of_its_shapes() {
     let data = TempDataset::new(2, 20, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
-    for model in ["qwen2.5-vl-7b", "qwen2-vl-7b", "llava-ov-qwen2.5-7b"] {
+    for model in ["qwen2.5-vl-7b", "qwen2-vl-7b", "llava-ov-qwen2.5-7b", "omni-7b"] {
         let shapes = write(directory.path(), "shapes.csv", table(&data, model));
         let of_dataset = plan(model, &[&data.pattern()]);
         assert_eq!(of_dataset, plan(model, &["--shapes", text(&shapes)]), "{model}");
@@ -60,6 +72,45 @@ fn a_dataset_is_planned_as_the_table_of_its_shapes() {
         let samples = &of_dataset["samples"];
         assert_eq!((&samples["samples"], &samples["refused"]), (&40.into(), &0.into()), "{model}");
     }
+}
+
+#[test]
+fn encoders_side_by_side_share_the_gpus() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let rows: String = (0..200)
+        .map(|at: u32| {
+            let (tiles, windows) = (at % 7, if at % 3 == 0 { at % 5 } else { 0 });
+            format!("{tiles},{windows},{}\n", 100 + 196 * tiles + 750 * windows)
+        })
+        .collect();
+    let shapes = write(directory.path(), "shapes.csv", format!("vision_tiles,audio_tiles,seq_len\n{rows}"));
+    let args = ["--model", "omni-7b", "--device", "a100", "--shapes", text(&shapes), "--gpus", "16"];
+    let args = [&args[..], &["--global-batch", "64"]].concat();
+    for space in [&["--space", "basic"][..], &[], &["--placement", "any", "--zero1"]] {
+        let plan = object(&[&["plan"], &args[..], space, &["--batches", "8", "--json"]].concat());
+        let modules = plan["modules"].as_array().unwrap();
+        let names: Vec<&str> = modules.iter().map(|module| module["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["vision", "audio", "llm"]);
+        assert_eq!(plan["memory"]["modules"].as_array().unwrap().len(), 3);
+        let gpus = |module: &Value| {
+            ["tp", "pp", "dp"].iter().map(|name| module[*name].as_u64().unwrap()).product::<u64>()
+        };
+        if plan["placement"] == "disaggregated" {
+            assert_eq!(modules.iter().map(gpus).sum::<u64>(), plan["gpus_used"].as_u64().unwrap());
+        }
+        let compared = object(&[&["simulate"], &args[..], space, &["--steps", "8", "--json"]].concat());
+        let methods = compared["strategies"].as_array().unwrap();
+        let ours = methods.last().unwrap();
+        assert_eq!(ours["plan"]["modules"], plan["modules"]);
+        assert_eq!(ours["step_seconds"], plan["step_seconds"]);
+    }
+    let printed = dflop(&[&["plan"], &args[..], &["--batches", "4"]].concat());
+    assert_eq!(printed.status, Some(0), "{}", printed.stderr);
+    assert!(
+        printed.stdout.contains("\nvision ") && printed.stdout.contains("\naudio "),
+        "{}",
+        printed.stdout
+    );
 }
 
 /// 16 images of 1024 patches attend to fewer pairs than one of as many patches.
@@ -137,5 +188,4 @@ fn what_gives_no_samples_says_why() {
     refuse(native, &["--shapes", text(&tiles)], 1, needs);
     refuse("internvl3-8b", &["--shapes", text(&patches)], 1, "columns `tiles,seq_len`");
     refuse(native, &[text(&empty)], 1, "has no samples");
-    refuse("omni-7b", &[&data.pattern()], 2, "two encoders");
 }

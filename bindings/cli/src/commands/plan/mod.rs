@@ -32,8 +32,8 @@ const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 /// Find the fastest parallelism: degrees of encoders and LLM, split of the GPUs, number of microbatches.
 ///
 /// Plans are judged by simulating balanced global batches that are drawn from the samples of a dataset, or
-/// from a table of shapes. Models have an LLM and one encoder or several side by side. The lower bound is one of the plans searched,
-/// which are printed with it.
+/// from a table of shapes. Models have an LLM and one encoder or several side by side. The lower bound is one
+/// of the plans searched, which are printed with it.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// Measured profile: a directory of CSV files, or one file. The reference's files name their model;

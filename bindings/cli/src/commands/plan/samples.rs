@@ -28,7 +28,7 @@ struct SampleFields {
     shards: Vec<String>,
     /// Shapes in place of a dataset: CSV with columns `tiles,seq_len`, one sample per line; for models that
     /// see images in their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`;
-    /// for models with several encoders such as `vision_patches,audio_tiles,seq_len`.
+    /// for models with several encoders such as `vision_tiles,audio_tiles,seq_len`.
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
     #[command(flatten)]

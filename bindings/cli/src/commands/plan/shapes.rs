@@ -225,7 +225,8 @@ mod tests {
 
     #[test]
     fn columns_of_several_encoders_have_their_names() {
-        let omni = spec("omni-7b");
+        let vision = spec("qwen2-vl-7b").vision;
+        let omni = ModelSpec { vision, ..spec("omni-7b") };
         let text = "audio_tiles,vision_patches,seq_len,vision_patch_squares\n2,64,300,2048\n0,0,9,\n";
         let found = parse(text, &omni).unwrap();
         assert_eq!(found[0].media(0), MediaUnits::of_patches(&omni, 64, 2048, None));

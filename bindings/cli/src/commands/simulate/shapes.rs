@@ -28,7 +28,7 @@ const PRINTED_FRACTION_MIN: f64 = 0.0005;
 pub(super) struct ShapesArgs {
     /// Shapes of a dataset, in place of shards: CSV with columns `tiles,seq_len`; for models that see images
     /// in their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`; for models
-    /// with several encoders such as `vision_patches,audio_tiles,seq_len`.
+    /// with several encoders such as `vision_tiles,audio_tiles,seq_len`.
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
     /// Number of GPUs in the cluster.
