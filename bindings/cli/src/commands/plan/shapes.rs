@@ -84,7 +84,7 @@ impl<'a> Columns<'a> {
             });
         }
         let tokens = require("seq_len")?;
-        Ok(Self { spec, tokens, encoders, header })
+        Ok(Self { spec, header, tokens, encoders })
     }
 
     /// Reads the size of a sample.
