@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let text = args.next().map_or(Ok(SMALL.to_owned()), std::fs::read_to_string)?;
     let work = args.next().map_or(Ok(20_000), |work| work.parse())?;
     let instance = Instance::from_json(&text)?;
-    for strategy in Strategy::ALL {
+    for &strategy in Strategy::ALL {
         let start = Instant::now();
         let found = match balance(&instance, strategy, &Caps::default(), &mut Budget::work(work)) {
             Err(error @ dflop_balancer::Error::TooLarge { .. }) => {

@@ -24,11 +24,11 @@ const WORK_PER_MS: u64 = 14_000;
 
 /// Compared settings, by column.
 const COLUMNS: [(&str, Strategy, PipelineObjective); 5] = [
-    ("blind", Strategy::RoundRobin, PipelineObjective::Makespan),
-    ("lpt", Strategy::Lpt, PipelineObjective::Makespan),
-    ("mlpt", Strategy::MultiLpt, PipelineObjective::Makespan),
-    ("minmax", Strategy::Search, PipelineObjective::MinMax),
-    ("search", Strategy::Search, PipelineObjective::Makespan),
+    ("blind", Strategy::ROUND_ROBIN, PipelineObjective::Makespan),
+    ("lpt", Strategy::LPT, PipelineObjective::Makespan),
+    ("mlpt", Strategy::MULTI_LPT, PipelineObjective::Makespan),
+    ("minmax", Strategy::SEARCH, PipelineObjective::MinMax),
+    ("search", Strategy::SEARCH, PipelineObjective::Makespan),
 ];
 
 /// Settings of the command line.
@@ -78,7 +78,7 @@ fn compare(settings: &Settings, case: &Case) -> Result<f64> {
         let found = match found {
             Ok(found) => found,
             // Data-blind assignments ignore caps.
-            Err(error) if strategy == Strategy::Search => return Err(error.into()),
+            Err(error) if strategy == Strategy::SEARCH => return Err(error.into()),
             Err(_) => {
                 ratios.push(f64::NAN);
                 continue;

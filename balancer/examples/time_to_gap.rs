@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for (column, &limit) in limits.iter().enumerate() {
             let start = cpu_ms();
             let mut budget = Budget::work(u64::MAX).deadline(move || cpu_ms() - start >= limit);
-            let found = balance(&instance, Strategy::Search, &Caps::default(), &mut budget)?;
+            let found = balance(&instance, Strategy::SEARCH, &Caps::default(), &mut budget)?;
             let taken = cpu_ms() - start;
             if column == 0 {
                 print!(" {:<12}", found.bound.kind);

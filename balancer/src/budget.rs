@@ -64,13 +64,14 @@ impl Budget {
         self.steps
     }
 
-    /// Counts elementary steps.
-    pub(crate) fn spend(&mut self, steps: u64) {
+    /// Counts elementary steps, 16 of a work unit.
+    pub fn spend(&mut self, steps: u64) {
         self.steps = self.steps.saturating_add(steps);
     }
 
     /// Returns the elementary steps left by work; nearly unlimited if only a deadline is set.
-    pub(crate) fn steps_left(&self) -> u64 {
+    #[must_use]
+    pub fn steps_left(&self) -> u64 {
         self.steps_max.saturating_sub(self.steps)
     }
 
@@ -84,8 +85,8 @@ impl Budget {
         answer
     }
 
-    /// Whether nothing is left, by work or by deadline.
-    pub(crate) fn is_spent(&mut self) -> bool {
+    /// Whether nothing is left, by work or by deadline: a search ends here with the best that it has.
+    pub fn is_spent(&mut self) -> bool {
         if self.steps >= self.steps_max || self.is_cut {
             return true;
         }

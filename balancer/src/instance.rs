@@ -6,7 +6,7 @@
 //! that.
 
 use crate::error::{Error, Result};
-use crate::rng;
+use dflop_costmodel::random;
 use serde::Deserialize;
 
 /// Largest sum of an instance, so that differences of loads fit `i64`.
@@ -208,7 +208,7 @@ impl Instance {
     pub(crate) fn seed(&self) -> u64 {
         // The name and the capped columns are left out: equal times draw equal numbers.
         let shape = [self.items as u64, self.groups as u64, self.modules as u64];
-        rng::seed_from(shape.into_iter().chain(self.times_ns.iter().copied()))
+        random::seed_from(shape.into_iter().chain(self.times_ns.iter().copied()))
     }
 
     fn check_column(&self, field: &'static str, column: &[u64]) -> Result<()> {

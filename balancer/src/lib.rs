@@ -11,7 +11,7 @@
 //! from the instance, and search effort is counted in work units ([`Budget`]). So every rank computes the
 //! same plan without communication; a [`PlanDigest`] lets ranks verify it.
 //!
-//! - problem: [`Instance`], [`Caps`], [`Budget`], [`Strategy`]
+//! - problem: [`Instance`], [`Caps`], [`Budget`], [`Strategy`], or a [`Partitioner`] of your own
 //! - answers: [`Assignment`], [`PipelineAssignment`], [`LowerBound`], [`PlanDigest`]
 //! - pipelines: [`schedule`](mod@schedule), [`simulate`], [`CompiledSchedule`], [`assign_ranks`],
 //!   [`peak_order`]
@@ -23,8 +23,8 @@
 //! // six samples for two microbatches: nanoseconds in the encoder and in the LLM
 //! let times_ns = vec![80, 40, 0, 10, 0, 30, 40, 20, 40, 30, 0, 30];
 //! let instance = Instance::new(2, 2, times_ns)?;
-//! let blind = balance(&instance, Strategy::RoundRobin, &Caps::default(), &mut Budget::work(0))?;
-//! let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(20_000))?;
+//! let blind = balance(&instance, Strategy::ROUND_ROBIN, &Caps::default(), &mut Budget::work(0))?;
+//! let found = balance(&instance, Strategy::SEARCH, &Caps::default(), &mut Budget::work(20_000))?;
 //! assert_eq!((blind.makespan_ns, found.makespan_ns), (120, 80));
 //! assert!(found.is_optimal());
 //! # Ok::<(), dflop_balancer::Error>(())
@@ -40,7 +40,6 @@ mod instance;
 mod partition;
 mod pipeline;
 pub mod planner;
-mod rng;
 pub mod schedule;
 mod simulate;
 
@@ -49,7 +48,9 @@ pub use caps::Caps;
 pub use digest::PlanDigest;
 pub use error::{Error, Result};
 pub use instance::Instance;
-pub use partition::{Assignment, BoundKind, LowerBound, Strategy, balance, lower_bound};
+pub use partition::{
+    Assignment, BoundKind, LowerBound, Partitioner, Problem, Solution, Strategy, balance, lower_bound,
+};
 pub use pipeline::{
     PipelineAssignment, PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit,
     assign_ranks, balance_pipeline, peak_order,

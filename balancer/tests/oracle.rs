@@ -47,10 +47,10 @@ proptest! {
         let instance = Instance::new(groups, modules, times_ns).unwrap();
         let optimum = optimum(&instance);
         prop_assert!(lower_bound(&instance).ns <= optimum);
-        for (strategy, work) in [(Strategy::Search, 20_000), (Strategy::Exact, 4_000_000)] {
+        for (strategy, work) in [(Strategy::SEARCH, 20_000), (Strategy::EXACT, 4_000_000)] {
             let found = balance(&instance, strategy, &Caps::default(), &mut Budget::work(work)).unwrap();
             prop_assert_eq!(found.makespan_ns, optimum, "{}", strategy);
-            prop_assert!(found.is_optimal() || strategy == Strategy::Search);
+            prop_assert!(found.is_optimal() || strategy == Strategy::SEARCH);
         }
     }
 }

@@ -45,7 +45,7 @@ proptest! {
     fn every_item_is_in_exactly_one_group_and_none_is_empty(times_ns in times(1..80), groups in 1..40_usize) {
         let items = times_ns.len() / MODULES;
         let instance = Instance::with_empty_groups(groups, MODULES, times_ns).unwrap();
-        for strategy in Strategy::OF_ANY_SIZE {
+        for strategy in Strategy::of_any_size() {
             let found = solve(&instance, strategy, Caps::default());
             prop_assert_eq!(found.groups.len(), groups);
             let filled = found.groups.iter().filter(|group| !group.is_empty()).count();
@@ -64,7 +64,7 @@ proptest! {
         let instance = Instance::new(groups.min(times_ns.len() / MODULES), MODULES, times_ns).unwrap();
         let optimum = brute_force(&instance);
         prop_assert!(lower_bound(&instance).ns <= optimum);
-        for strategy in Strategy::OF_ANY_SIZE {
+        for strategy in Strategy::of_any_size() {
             prop_assert!(solve(&instance, strategy, Caps::default()).makespan_ns >= optimum);
         }
     }
@@ -86,14 +86,14 @@ proptest! {
     #[test]
     fn search_finds_the_optimum_of_small_instances(times_ns in times(3..8), groups in 1..4_usize) {
         let instance = Instance::new(groups.min(times_ns.len() / MODULES), MODULES, times_ns).unwrap();
-        let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(20_000)).unwrap();
+        let found = balance(&instance, Strategy::SEARCH, &Caps::default(), &mut Budget::work(20_000)).unwrap();
         prop_assert_eq!(found.makespan_ns, brute_force(&instance));
     }
 
     #[test]
     fn exact_proves_the_optimum_of_small_instances(times_ns in times(3..10), groups in 1..4_usize) {
         let instance = Instance::new(groups.min(times_ns.len() / MODULES), MODULES, times_ns).unwrap();
-        let found = balance(&instance, Strategy::Exact, &Caps::default(), &mut Budget::work(4_000_000)).unwrap();
+        let found = balance(&instance, Strategy::EXACT, &Caps::default(), &mut Budget::work(4_000_000)).unwrap();
         prop_assert_eq!(found.makespan_ns, brute_force(&instance));
         prop_assert!(found.is_optimal());
     }
@@ -101,8 +101,8 @@ proptest! {
     #[test]
     fn search_is_never_worse_than_its_start(times_ns in times(20..60), groups in 2..16_usize) {
         let instance = Instance::new(groups, MODULES, times_ns).unwrap();
-        let start = solve(&instance, Strategy::MultiLpt, Caps::default());
-        let found = solve(&instance, Strategy::Search, Caps::default());
+        let start = solve(&instance, Strategy::MULTI_LPT, Caps::default());
+        let found = solve(&instance, Strategy::SEARCH, Caps::default());
         prop_assert!(found.makespan_ns <= start.makespan_ns);
     }
 
@@ -114,10 +114,10 @@ proptest! {
     ) {
         let instance = Instance::with_empty_groups(groups, 1, times_ns.clone()).unwrap();
         let (sum, longest) = (times_ns.iter().sum::<u64>(), *times_ns.iter().max().unwrap());
-        for strategy in [Strategy::Lpt, Strategy::MultiLpt, Strategy::Search] {
+        for strategy in [Strategy::LPT, Strategy::MULTI_LPT, Strategy::SEARCH] {
             let found = solve(&instance, strategy, Caps::default());
             // multi_lpt compares f32 loads: it may see groups as equal that differ by their rounding.
-            let rounding = if strategy == Strategy::Lpt { 0 } else { sum >> 18 };
+            let rounding = if strategy == Strategy::LPT { 0 } else { sum >> 18 };
             prop_assert!(found.makespan_ns <= sum / groups as u64 + longest + rounding);
         }
     }
@@ -127,14 +127,14 @@ proptest! {
     fn multi_lpt_makespan_is_at_most_mean_of_all_modules_plus_longest(times_ns in times(1..80), groups in 1..20_usize) {
         let instance = Instance::with_empty_groups(groups, MODULES, times_ns.clone()).unwrap();
         let (sum, longest) = (times_ns.iter().sum::<u64>(), *times_ns.iter().max().unwrap());
-        let found = solve(&instance, Strategy::MultiLpt, Caps::default());
+        let found = solve(&instance, Strategy::MULTI_LPT, Caps::default());
         prop_assert!(found.makespan_ns <= sum / groups as u64 + longest + (sum >> 18));
     }
 
     #[test]
     fn the_same_input_gives_the_same_answer(times_ns in times(10..60), groups in 1..10_usize) {
         let instance = Instance::new(groups, MODULES, times_ns).unwrap();
-        for strategy in Strategy::OF_ANY_SIZE {
+        for strategy in Strategy::of_any_size() {
             prop_assert_eq!(
                 solve(&instance, strategy, Caps::default()),
                 solve(&instance.clone(), strategy, Caps::default())
@@ -155,7 +155,7 @@ proptest! {
         let caps = Caps { tokens_max: cap(&tokens), bytes_max: cap(&bytes) };
         let instance = Instance::new(groups, MODULES, times_ns).unwrap();
         let instance = instance.tokens(tokens.clone()).unwrap().bytes(bytes.clone()).unwrap();
-        for strategy in Strategy::OF_ANY_SIZE {
+        for strategy in Strategy::of_any_size() {
             match balance(&instance, strategy, &caps, &mut Budget::work(500)) {
                 Ok(found) => for group in &found.groups {
                     let sum = |column: &[u64]| group.iter().map(|item| column[*item as usize]).sum::<u64>();
@@ -179,7 +179,7 @@ fn a_loose_cap_is_met_by_every_strategy() {
     let tokens: Vec<u64> = (0..200).map(|i| i * 31 % 89).collect();
     let tokens_max = Some(tokens.iter().sum::<u64>() * 102 / 100 / 20);
     let instance = Instance::new(20, 2, times_ns).unwrap().tokens(tokens).unwrap();
-    for strategy in Strategy::OF_ANY_SIZE {
+    for strategy in Strategy::of_any_size() {
         let caps = Caps { tokens_max, bytes_max: None };
         assert_eq!(balance(&instance, strategy, &caps, &mut Budget::work(500)).unwrap().groups.len(), 20);
     }
@@ -189,7 +189,7 @@ fn a_loose_cap_is_met_by_every_strategy() {
 fn a_deadline_marks_the_answer_only_if_it_cuts() {
     let times_ns: Vec<u64> = (0..2000).map(|i| i * 7919 % 99_991 + 1).collect();
     let instance = Instance::new(100, 2, times_ns).unwrap();
-    let solve = |budget: &mut Budget| balance(&instance, Strategy::Search, &Caps::default(), budget).unwrap();
+    let solve = |budget: &mut Budget| balance(&instance, Strategy::SEARCH, &Caps::default(), budget).unwrap();
     assert!(!solve(&mut Budget::work(u64::MAX).deadline(|| true)).is_reproducible);
     assert!(solve(&mut Budget::work(1000).deadline(|| false)).is_reproducible);
 }
@@ -200,7 +200,7 @@ fn work_spent_is_within_the_budget_and_repeats() {
     let instance = Instance::new(100, 2, times_ns).unwrap();
     let spent = |work| {
         let mut budget = Budget::work(work);
-        balance(&instance, Strategy::Search, &Caps::default(), &mut budget).unwrap().work_spent
+        balance(&instance, Strategy::SEARCH, &Caps::default(), &mut budget).unwrap().work_spent
     };
     assert_eq!(spent(0), 0);
     assert!((1000..2000).contains(&spent(1000)));
@@ -211,13 +211,13 @@ fn work_spent_is_within_the_budget_and_repeats() {
 fn a_nanosecond_above_the_bound_is_not_the_optimum() {
     let times_ns = vec![0, 611_140_681, 0, 858_530_072, 0, 563_176_059, 0, 0, 563_176_060, 1];
     let instance = Instance::new(2, 2, times_ns).unwrap();
-    assert_eq!(solve(&instance, Strategy::Search, Caps::default()).makespan_ns, brute_force(&instance));
+    assert_eq!(solve(&instance, Strategy::SEARCH, Caps::default()).makespan_ns, brute_force(&instance));
 }
 
 #[test]
 fn an_empty_batch_has_an_empty_answer() {
     let instance = Instance::with_empty_groups(3, 2, vec![]).unwrap();
-    for strategy in Strategy::OF_ANY_SIZE {
+    for strategy in Strategy::of_any_size() {
         let found = solve(&instance, strategy, Caps::default());
         assert_eq!((found.groups, found.makespan_ns), (vec![vec![]; 3], 0));
     }
@@ -227,6 +227,6 @@ fn an_empty_batch_has_an_empty_answer() {
 fn few_large_groups_do_not_overshoot_the_budget() {
     let times_ns: Vec<u64> = (0..8000).map(|i| i * 7919 % 99_991 + 1).collect();
     let instance = Instance::new(2, 1, times_ns).unwrap();
-    let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(10)).unwrap();
+    let found = balance(&instance, Strategy::SEARCH, &Caps::default(), &mut Budget::work(10)).unwrap();
     assert!(found.work_spent < 1000);
 }

@@ -92,7 +92,7 @@ fn batch(items: usize, groups: usize, weight: f64, seed: u64) -> Instance {
 }
 
 fn solve(instance: &Instance, config: &PipelineConfig, caps: &Caps, work: u64) -> PipelineAssignment {
-    balance_pipeline(instance, config, Strategy::Search, caps, &mut Budget::work(work)).unwrap()
+    balance_pipeline(instance, config, Strategy::SEARCH, caps, &mut Budget::work(work)).unwrap()
 }
 
 proptest! {
@@ -112,13 +112,13 @@ proptest! {
             config = config.module_dp_sizes(vec![encoder_dp, dp_size]);
         }
         let optimum = brute_force(&instance, &config);
-        for strategy in Strategy::OF_ANY_SIZE {
+        for strategy in Strategy::of_any_size() {
             let caps = Caps::default();
             let found =
                 balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(2_000)).unwrap();
             prop_assert!(found.bound.ns <= optimum, "{:?} above {}", found.bound, optimum);
             prop_assert!(found.makespan_ns >= optimum);
-            if strategy == Strategy::Search {
+            if strategy == Strategy::SEARCH {
                 prop_assert!(found.makespan_ns <= optimum * 21 / 20, "{} {optimum}", found.makespan_ns);
             }
         }
@@ -157,7 +157,7 @@ proptest! {
         let dp_sizes = [&encoder_dps[..modules - 1], &[dp_size]].concat();
         let config = PipelineConfig::new(dp_size, stages).module_dp_sizes(dp_sizes).parallel_encoders();
         let config = config.schedule(schedule.parse().unwrap());
-        for strategy in [Strategy::Lpt, Strategy::Search] {
+        for strategy in [Strategy::LPT, Strategy::SEARCH] {
             let caps = Caps::default();
             let found = balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(300)).unwrap();
             prop_assert_eq!(laid_out(&instance, &config, &found.ranks), found.makespan_ns);
@@ -177,7 +177,7 @@ proptest! {
         let instance = instance.tokens((0..30).map(|item| item % 5).collect()).unwrap();
         let config = PipelineConfig::new(dp_size, vec![1, 2, 1]).module_dp_sizes(vec![encoder_dp, dp_size, 2]);
         let caps = Caps { tokens_max: Some(60 * 3 / 2 / (dp_size * microbatches) as u64 + 4), bytes_max: None };
-        for (strategy, objective) in Strategy::OF_ANY_SIZE.into_iter().flat_map(|s| OBJECTIVES.map(|o| (s, o))) {
+        for (strategy, objective) in Strategy::of_any_size().flat_map(|s| OBJECTIVES.map(|o| (s, o))) {
             let config = config.clone().objective(objective);
             let run = || balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(500)).unwrap();
             let found = run();
@@ -205,7 +205,8 @@ fn each_step_towards_the_search_pays() {
             .unwrap()
             .makespan_ns
     };
-    let [blind, lpt, search] = [Strategy::RoundRobin, Strategy::MultiLpt, Strategy::Search].map(makespan_ns);
+    let [blind, lpt, search] =
+        [Strategy::ROUND_ROBIN, Strategy::MULTI_LPT, Strategy::SEARCH].map(makespan_ns);
     assert!(search < lpt && lpt < blind, "{search} {lpt} {blind}");
 }
 
@@ -282,7 +283,7 @@ fn an_item_above_a_cap_is_named() {
     let instance = Instance::new(2, 1, vec![1, 1, 1]).unwrap().bytes(vec![1, 9, 1]).unwrap();
     let caps = Caps { tokens_max: None, bytes_max: Some(8) };
     let config = PipelineConfig::new(1, vec![2]);
-    let found = balance_pipeline(&instance, &config, Strategy::Search, &caps, &mut Budget::work(10));
+    let found = balance_pipeline(&instance, &config, Strategy::SEARCH, &caps, &mut Budget::work(10));
     assert!(matches!(found, Err(Error::CapItem { item: 1, value: 9, max: 8, .. })));
 }
 
@@ -292,14 +293,14 @@ fn a_deadline_marks_what_it_cuts_and_nothing_gets_worse() {
     let run = |strategy, mut budget| {
         balance_pipeline(instance, config, strategy, &Caps::default(), &mut budget).unwrap()
     };
-    let start = run(Strategy::MultiLpt, Budget::work(0));
+    let start = run(Strategy::MULTI_LPT, Budget::work(0));
     for looks in [1, 10, 100, 1_000] {
         let mut left = looks;
         let deadline = move || {
             left -= 1;
             left == 0
         };
-        let found = run(Strategy::Search, Budget::work(u64::MAX).deadline(deadline));
+        let found = run(Strategy::SEARCH, Budget::work(u64::MAX).deadline(deadline));
         assert!(!found.is_reproducible && found.makespan_ns <= start.makespan_ns);
         assert_eq!(found.makespan_ns, *found.ranks_ns.iter().max().unwrap());
     }

@@ -55,7 +55,7 @@ fn excess(config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> u64 {
 }
 
 fn search(instance: &Instance, config: &PipelineConfig, work: u64) -> PipelineAssignment {
-    balance_pipeline(instance, config, Strategy::Search, &Caps::default(), &mut Budget::work(work)).unwrap()
+    balance_pipeline(instance, config, Strategy::SEARCH, &Caps::default(), &mut Budget::work(work)).unwrap()
 }
 
 /// A linear congruential generator.
@@ -168,7 +168,8 @@ fn alternating() -> (Instance, PipelineConfig) {
 fn an_even_order_fits_where_peak_order_does_not() {
     let (instance, config) = alternating();
     let caps = Caps::default();
-    let peak = balance_pipeline(&instance, &config, Strategy::MultiLpt, &caps, &mut Budget::work(0)).unwrap();
+    let peak =
+        balance_pipeline(&instance, &config, Strategy::MULTI_LPT, &caps, &mut Budget::work(0)).unwrap();
     assert_eq!(peak.memory_excess, 93 + 92 - 106);
     for objective in [PipelineObjective::Makespan, PipelineObjective::MinMax] {
         let found = search(&instance, &config.clone().objective(objective), 2_000);
@@ -209,7 +210,7 @@ proptest! {
         let config = PipelineConfig::new(dp_size, vec![1, 1]).module_dp_sizes(vec![encoder_dp, dp_size]);
         let config = config.objective(objective).memory(limits);
         let mut least = u64::MAX;
-        for strategy in Strategy::OF_ANY_SIZE {
+        for strategy in Strategy::of_any_size() {
             let run = || balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(1_000)).unwrap();
             let found = run();
             prop_assert_eq!(found.memory_excess, excess(&config, &found.ranks));
@@ -222,10 +223,10 @@ proptest! {
                 prop_assert!(group.iter().map(|item| u64::from(*item)).sum::<u64>() <= caps.tokens_max.unwrap());
             }
             prop_assert_eq!(&found, &run());
-            if strategy == Strategy::MultiLpt {
+            if strategy == Strategy::MULTI_LPT {
                 least = found.memory_excess;
             }
-            if strategy == Strategy::Search {
+            if strategy == Strategy::SEARCH {
                 prop_assert!(is_min_max || found.memory_excess <= least);
             }
         }

@@ -10,7 +10,7 @@ const SEEDS: std::ops::Range<u64> = 10..12;
 
 fn solve(family: Family, (items, groups): (usize, usize), seed: u64, work: u64) -> Assignment {
     let instance = family.instance(items, groups, seed);
-    balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(work)).unwrap()
+    balance(&instance, Strategy::SEARCH, &Caps::default(), &mut Budget::work(work)).unwrap()
 }
 
 fn assert_gap(family: Family, size: (usize, usize), work: u64, gap_max: f64) {
@@ -73,7 +73,7 @@ fn small_members_of_every_family_are_proven_optimal() {
             let budget = &mut Budget::work(strategy.work_default());
             balance(&instance, strategy, &Caps::default(), budget).unwrap()
         };
-        let (found, proven) = (solve(Strategy::Search), solve(Strategy::Exact));
+        let (found, proven) = (solve(Strategy::SEARCH), solve(Strategy::EXACT));
         assert!(proven.is_optimal(), "{family:?}");
         assert_eq!(found.makespan_ns, proven.makespan_ns, "{family:?}");
     }

@@ -37,13 +37,13 @@ fn bench_partition(group: &mut BenchmarkGroup<'_, WallTime>, strategy: Strategy)
 
 fn bench_multi_lpt(c: &mut Criterion) {
     let mut group = c.benchmark_group("balancer/multi_lpt");
-    bench_partition(&mut group, Strategy::MultiLpt);
+    bench_partition(&mut group, Strategy::MULTI_LPT);
     group.finish();
 }
 
 fn bench_search(c: &mut Criterion) {
     let mut group = c.benchmark_group("balancer/search_20k");
-    bench_partition(&mut group, Strategy::Search);
+    bench_partition(&mut group, Strategy::SEARCH);
     group.finish();
 }
 
@@ -57,7 +57,7 @@ fn bench_targets(c: &mut Criterion) {
         group.bench_function(name, |b| {
             b.iter(|| {
                 let budget = &mut Budget::work(work);
-                balance(&instance, Strategy::Search, &Caps::default(), budget).expect("no cap is set")
+                balance(&instance, Strategy::SEARCH, &Caps::default(), budget).expect("no cap is set")
             });
         });
     }
@@ -75,7 +75,7 @@ fn bench_bound(c: &mut Criterion) {
 
 fn bench_differencing(c: &mut Criterion) {
     let mut group = c.benchmark_group("balancer/kk");
-    bench_partition(&mut group, Strategy::KarmarkarKarp);
+    bench_partition(&mut group, Strategy::KARMARKAR_KARP);
     group.finish();
 }
 
@@ -90,10 +90,10 @@ fn bench_pipeline(c: &mut Criterion) {
     group.throughput(Throughput::Elements(GLOBAL_BATCH as u64));
     let (makespan, min_max) = (PipelineObjective::Makespan, PipelineObjective::MinMax);
     for (name, strategy, objective, work) in [
-        ("multi_lpt", Strategy::MultiLpt, makespan, 0),
-        ("min_max_20k", Strategy::Search, min_max, WORK),
-        ("search_20k", Strategy::Search, makespan, WORK),
-        ("search_1400k", Strategy::Search, makespan, 70 * WORK),
+        ("multi_lpt", Strategy::MULTI_LPT, makespan, 0),
+        ("min_max_20k", Strategy::SEARCH, min_max, WORK),
+        ("search_20k", Strategy::SEARCH, makespan, WORK),
+        ("search_1400k", Strategy::SEARCH, makespan, 70 * WORK),
     ] {
         let config = config.clone().objective(objective);
         group.bench_function(name, |b| {
@@ -109,7 +109,7 @@ fn bench_pipeline(c: &mut Criterion) {
 fn bench_simulator(c: &mut Criterion) {
     let (instance, config) = pipeline();
     let work = &mut Budget::work(0);
-    let found = balance_pipeline(&instance, &config, Strategy::MultiLpt, &Caps::default(), work);
+    let found = balance_pipeline(&instance, &config, Strategy::MULTI_LPT, &Caps::default(), work);
     let ranks = found.expect("the configuration fits").ranks;
     let times = config.stage_times(&instance, &ranks[0]).expect("the configuration fits");
     let kind = ScheduleKind::OneForwardOneBackward;

@@ -70,7 +70,7 @@ impl Target {
     pub fn reached(&self) -> Option<(Instance, u64)> {
         let instance = self.family.instance(self.items, self.groups, 0);
         let reaches = |work: &u64| {
-            let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(*work));
+            let found = balance(&instance, Strategy::SEARCH, &Caps::default(), &mut Budget::work(*work));
             found.is_ok_and(|found| found.gap() <= self.gap)
         };
         let work = std::iter::once(0).chain((8..22).map(|power| 1 << power)).find(reaches)?;
@@ -87,7 +87,7 @@ mod tests {
         for (items, groups) in [(512, 64), (2_048, 128), (8_192, 1_024)] {
             let found = balance(
                 &instance(items, groups),
-                Strategy::Search,
+                Strategy::SEARCH,
                 &Caps::default(),
                 &mut Budget::work(20_000),
             );

@@ -1,6 +1,6 @@
 //! Draws pseudo-random numbers from a fixed seed.
 
-use dflop_loader::permutation::mix64;
+use dflop_costmodel::random::mix64;
 
 /// Generator that hashes a counter.
 #[derive(Debug, Clone)]

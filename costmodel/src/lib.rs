@@ -45,6 +45,7 @@ mod module;
 mod predict;
 pub mod profile;
 mod quantiles;
+pub mod random;
 mod shape;
 pub mod tokens;
 
@@ -60,5 +61,5 @@ pub use predict::{
     ProfileWarning, SampleCost, TimeCurve, Unpredicted,
 };
 pub use profile::Profile;
-pub use quantiles::{Histogram, QuantileSketch, Quantiles, SKETCH_ERROR};
+pub use quantiles::{Histogram, QuantileSketch, Quantiles, SKETCH_ERROR, median, nearest_rank, percentile};
 pub use shape::{AudioLength, ImageSize, SampleShape, VideoShape};

@@ -217,6 +217,27 @@ impl QuantileSketch {
     }
 }
 
+/// Returns the median, the mean of the middle two of an even number; NaN without values.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    if values.is_empty() { f64::NAN } else { median_of_sorted(&values) }
+}
+
+/// Returns the smallest of sorted values that `percent` of 100 do not exceed; `None` without values.
+#[must_use]
+pub fn nearest_rank<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+/// Returns the smallest value that `percent` of 100 do not exceed; NaN without values.
+#[must_use]
+pub fn percentile(mut values: Vec<f64>, percent: usize) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    nearest_rank(&values, percent).unwrap_or(f64::NAN)
+}
+
 /// Returns the middle value of sorted values, or the mean of the two in the middle.
 ///
 /// # Panics
@@ -230,6 +251,15 @@ pub(crate) fn median_of_sorted(sorted: &[f64]) -> f64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn percentiles_are_values_of_the_list() {
+        let values: Vec<f64> = (1..=60).rev().map(f64::from).collect();
+        assert_eq!((percentile(values.clone(), 95), percentile(values.clone(), 50)), (57.0, 30.0));
+        assert_eq!((median(values), median(vec![3.0, 1.0, 2.0])), (30.5, 2.0));
+        assert_eq!((nearest_rank(&[4_u64], 1), nearest_rank::<u64>(&[], 95)), (Some(4), None));
+        assert!(median(Vec::new()).is_nan() && percentile(Vec::new(), 95).is_nan());
+    }
 
     fn sketch(values: &[f64]) -> QuantileSketch {
         let mut sketch = QuantileSketch::default();

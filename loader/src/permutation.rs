@@ -6,7 +6,9 @@
 //!
 //! # Source
 //! Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 3 (cycle walking) and
-//! section 4 (Feistel). The round function is the finalizer of `SplitMix64`.
+//! section 4 (Feistel). The round function is [`mix64`].
+
+use dflop_costmodel::random::mix64;
 
 /// Rounds; four already give a pseudorandom permutation for a random round function (Luby and Rackoff, 1988),
 /// the others make up for a round function that is only a good mixer.
@@ -53,18 +55,6 @@ impl Permutation {
         }
         (left << self.half_bits) | right
     }
-}
-
-/// Mixes 64 bits so that every input bit changes every output bit half of the time.
-///
-/// # Source
-/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-#[must_use]
-pub fn mix64(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -17,6 +17,6 @@ pub use balance::balance;
 pub(crate) use bound::lower_bound_for;
 pub use bound::{BoundKind, LowerBound, lower_bound};
 pub(crate) use groups::Partition;
-pub(crate) use problem::Problem;
-pub use strategy::Strategy;
+pub use problem::Problem;
 pub(crate) use strategy::assign;
+pub use strategy::{Partitioner, Solution, Strategy};

@@ -13,9 +13,9 @@ use std::borrow::Cow;
 /// Fixed-point one, for caps that are compared with one another.
 const ONE: u64 = 1 << 32;
 
-/// A partition problem as rows of columns, with limits and lower bound.
+/// A partition problem as rows of columns, with limits and lower bound: what a strategy solves.
 #[derive(Debug)]
-pub(crate) struct Problem<'a> {
+pub struct Problem<'a> {
     pub(crate) items: usize,
     pub(crate) groups: usize,
     /// Number of columns that are modules; they come first, capped columns follow.
@@ -46,6 +46,48 @@ impl<'a> Problem<'a> {
             seed: instance.seed(),
             rows: join_columns(instance, &capped),
         })
+    }
+
+    /// Returns the number of items.
+    #[must_use]
+    pub fn items(&self) -> usize {
+        self.items
+    }
+
+    /// Returns the number of groups.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// Returns the seed for random choices.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Returns the time of an item in each module, nanoseconds.
+    ///
+    /// # Panics
+    /// If there is no such item.
+    #[must_use]
+    pub fn times_ns(&self, item: u32) -> &[u64] {
+        &self.row(item)[..self.modules]
+    }
+
+    /// Lists the caps: the share of an item in each, and the limit of a group.
+    ///
+    /// # Panics
+    /// If there is no such item.
+    pub fn shares(&self, item: u32) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let columns = self.modules..self.width();
+        columns.map(move |column| (self.row(item)[column], self.limits[column]))
+    }
+
+    /// Returns the lower bound on the makespan of any partition, nanoseconds.
+    #[must_use]
+    pub fn bound_ns(&self) -> u64 {
+        self.bound.ns
     }
 
     /// Builds the problem of meeting the caps alone: an answer with a value of at most `bound.ns` meets them.

@@ -56,8 +56,8 @@ impl PipelineAssignment {
 
 /// Partitions an instance into ordered microbatches of every DP rank.
 ///
-/// [`Strategy::RoundRobin`] is *data-blind*: item `i` goes to rank `i mod D`, microbatch `(i / D) mod K`, and
-/// nothing is reordered. [`Strategy::Random`] keeps its random order as well. Pure and deterministic like
+/// [`Strategy::ROUND_ROBIN`] is *data-blind*: item `i` goes to rank `i mod D`, microbatch `(i / D) mod K`,
+/// and nothing is reordered, as with all blind strategies. Pure and deterministic like
 /// [`balance`](crate::balance); caps hold for every microbatch, and a search keeps the limits of
 /// [`PipelineConfig::memory`] if it finds how. A sixteenth of a search's budget goes into
 /// the bound, and the answer that the search starts from is counted as well.
@@ -73,7 +73,7 @@ impl PipelineAssignment {
 /// let instance = Instance::new(4, 2, vec![9, 1, 9, 1, 1, 9, 1, 9])?;
 /// let config = PipelineConfig::new(2, vec![1, 1]);
 /// let blind = balance_pipeline(
-///     &instance, &config, Strategy::RoundRobin, &Caps::default(), &mut Budget::work(0),
+///     &instance, &config, Strategy::ROUND_ROBIN, &Caps::default(), &mut Budget::work(0),
 /// )?;
 /// assert_eq!(blind.ranks, [[[0], [2]], [[1], [3]]]);
 /// # Ok::<(), dflop_balancer::Error>(())
@@ -89,15 +89,16 @@ pub fn balance_pipeline(
     let problem = Problem::new(instance, caps)?;
     let work_before = budget.work_spent();
     let partition = start(&problem, config, strategy, budget)?;
-    let slots = match strategy {
-        Strategy::RoundRobin | Strategy::Random => assign_round_robin(partition.groups, config.dp_size),
-        _ => assign_balanced(&problem, partition, config.dp_size),
+    let slots = if strategy.is_blind() {
+        assign_round_robin(partition.groups, config.dp_size)
+    } else {
+        assign_balanced(&problem, partition, config.dp_size)
     };
     let mut state = ScheduleState::new(&problem, Partition::from_groups(&problem, slots), config);
     let passes_max = bound_passes(strategy, budget);
     let relaxation = Relaxation::new(instance, config, passes_max);
     let bound = pipeline_lower_bound(instance, config, &relaxation)?;
-    if strategy == Strategy::Search {
+    if strategy.searches_pipelines() {
         // A small budget is charged its share only, although the bound takes a minimum of passes.
         budget.spend(passes_max.min(budget.steps_left() / BOUND_SHARE));
         improve(&problem, instance, caps, config, &mut state, (&relaxation, bound.ns), budget);
@@ -128,7 +129,7 @@ pub(crate) fn search_pipeline(
     config.check(instance)?;
     let caps = Caps::default();
     let problem = Problem::new(instance, &caps)?;
-    let partition = start(&problem, config, Strategy::Search, budget)?;
+    let partition = start(&problem, config, Strategy::SEARCH, budget)?;
     let slots = Partition::from_groups(&problem, assign_balanced(&problem, partition, config.dp_size));
     let mut state = ScheduleState::new(&problem, slots, config);
     let relaxation = Relaxation::new(instance, config, START_PASSES);
@@ -161,7 +162,7 @@ fn improve(
 
 /// Returns how many passes the bound may walk over: a share of a search, the minimum without one.
 fn bound_passes(strategy: Strategy, budget: &Budget) -> u64 {
-    if strategy != Strategy::Search {
+    if !strategy.searches_pipelines() {
         return BOUND_PASSES.start;
     }
     (budget.steps_left() / BOUND_SHARE).clamp(BOUND_PASSES.start, BOUND_PASSES.end)
@@ -174,12 +175,12 @@ fn start(
     strategy: Strategy,
     budget: &mut Budget,
 ) -> Result<Partition> {
-    if strategy != Strategy::Search {
+    if !strategy.searches_pipelines() {
         return partition::assign(problem, strategy, budget);
     }
     match config.objective {
         // The search moves items itself, so a quick partition is enough to start from.
-        PipelineObjective::Makespan => partition::assign(problem, Strategy::MultiLpt, budget),
+        PipelineObjective::Makespan => partition::assign(problem, Strategy::MULTI_LPT, budget),
         PipelineObjective::MinMax => {
             let steps = (budget.steps_left() / 2).min(MIN_MAX_STEPS * problem.items as u64);
             budget.within(steps, |budget| partition::assign(problem, strategy, budget))
@@ -255,7 +256,7 @@ mod tests {
     #[test]
     fn data_blind_deals_over_ranks_first() {
         let instance = Instance::new(6, 1, vec![1; 14]).unwrap();
-        let ranks = pipeline(&instance, 2, &[2], Strategy::RoundRobin).ranks;
+        let ranks = pipeline(&instance, 2, &[2], Strategy::ROUND_ROBIN).ranks;
         assert_eq!(ranks[0], [vec![0, 6, 12], vec![2, 8], vec![4, 10]]);
         assert_eq!(ranks[1], [vec![1, 7, 13], vec![3, 9], vec![5, 11]]);
     }
@@ -265,7 +266,7 @@ mod tests {
         let times_ns: Vec<u64> = (0..60).map(|i| i * 7919 % 101).collect();
         let instance = Instance::new(8, 2, times_ns).unwrap();
         let config = PipelineConfig::new(2, vec![1, 2]);
-        let found = pipeline(&instance, 2, &[1, 2], Strategy::Search);
+        let found = pipeline(&instance, 2, &[1, 2], Strategy::SEARCH);
         for (rank, makespan_ns) in found.ranks.iter().zip(&found.ranks_ns) {
             let lists: Vec<_> =
                 (0..3).map(|s| schedule(ScheduleKind::OneForwardOneBackward, s, 3, 4)).collect();
@@ -280,7 +281,7 @@ mod tests {
         for (dp_size, stages) in [(0, vec![1, 1]), (3, vec![1, 1]), (2, vec![1]), (2, vec![1, 0])] {
             let config = PipelineConfig::new(dp_size, stages);
             let caps = Caps::default();
-            let found = balance_pipeline(&instance, &config, Strategy::Lpt, &caps, &mut Budget::work(0));
+            let found = balance_pipeline(&instance, &config, Strategy::LPT, &caps, &mut Budget::work(0));
             assert!(matches!(found, Err(Error::Config { .. })));
         }
     }

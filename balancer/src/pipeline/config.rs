@@ -37,7 +37,7 @@ pub struct PipelineConfig {
     pub stages: Vec<usize>,
     /// DP ranks of every module, each at least 1; empty where all are `dp_size`.
     pub module_dp_sizes: Vec<usize>,
-    /// Objective of [`Strategy::Search`](crate::Strategy::Search).
+    /// Objective of [`Strategy::SEARCH`](crate::Strategy::SEARCH).
     pub objective: PipelineObjective,
     /// Whether all modules before the last feed the last one side by side, as several encoders do; otherwise
     /// each module feeds the next one.

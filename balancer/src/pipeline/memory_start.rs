@@ -94,7 +94,7 @@ impl Limiting {
         }
         budget.spend(instance.items() as u64 * instance.groups() as u64);
         let problem = Problem::new(&even, caps).ok()?;
-        Some(partition::assign(&problem, Strategy::MultiLpt, budget).ok()?.into_groups())
+        Some(partition::assign(&problem, Strategy::MULTI_LPT, budget).ok()?.into_groups())
     }
 
     /// Assigns groups evenly to ranks and orders each, spread or in peak order; returns them rank by rank.

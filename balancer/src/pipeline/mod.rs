@@ -7,7 +7,7 @@
 //! a third ([`split_time`](crate::split_time)).
 //!
 //! Strategies that use costs take three steps: partition into microbatches, assign these to ranks, put them
-//! in peak order. [`Strategy::Search`](crate::Strategy::Search) then continues in `search`, with the
+//! in peak order. [`Strategy::SEARCH`](crate::Strategy::SEARCH) then continues in `search`, with the
 //! simulated makespan itself as the objective, from that answer or from the one of `relaxation_start`.
 
 mod balance;

@@ -3,7 +3,7 @@
 use super::item_size::ENCODERS_MAX;
 pub use super::item_size::ItemSize;
 use crate::error::{Error, Result};
-use crate::rng::{SplitMix64, seed_from};
+use dflop_costmodel::random::{SplitMix64, seed_from};
 
 /// Sampled global batches; every plan is judged on the same ones.
 #[derive(Debug, Clone, PartialEq)]

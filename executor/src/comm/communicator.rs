@@ -13,6 +13,7 @@ use super::payload::{Buffer, Payload, PayloadShape};
 use super::slice::Slice;
 use super::step_context::StepContext;
 use super::sync::{AtomicU64, Ordering};
+use dflop_costmodel::random::mix64;
 use std::sync::Arc;
 
 /// Ranks of a job that exchange messages: the whole job, or a [split](Comm::split) of it.
@@ -144,15 +145,8 @@ impl Comm for Communicator {
 }
 
 /// Derives the id of a new communicator, the same on all its ranks; never 0, which is the whole job's.
-///
-/// # Source
-/// The finalizer of `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014).
 fn split_id(parent: u64, number: u64, color: u64) -> u64 {
-    [parent, number, color].into_iter().fold(0x9e37_79b9_7f4a_7c15, |hash: u64, word| {
-        let mut mixed = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-        // odd ids never collide with 0, the id of the whole job
-    }) | 1
+    let mixed = |hash: u64, word: u64| mix64(hash ^ word);
+    // Odd ids never collide with 0, the id of the whole job.
+    [parent, number, color].into_iter().fold(0x9e37_79b9_7f4a_7c15, mixed) | 1
 }

@@ -20,7 +20,7 @@ use crate::error::Result;
 /// [`crate::Error::Balancer`] if the costs of a round together do not fit 63 bits, or there is no replica.
 pub fn assign_media(rounds: &[Vec<u64>], replicas: usize) -> Result<Vec<Vec<usize>>> {
     // One budget for all rounds, so that the effort of a step does not grow with their number.
-    let work = Strategy::Search.work_default() / rounds.len().max(1) as u64;
+    let work = Strategy::SEARCH.work_default() / rounds.len().max(1) as u64;
     let mut before_ns = vec![0_u64; replicas];
     rounds.iter().map(|costs_ns| assign_round(costs_ns, work, &mut before_ns)).collect()
 }
@@ -33,7 +33,7 @@ fn assign_round(costs_ns: &[u64], work: u64, before_ns: &mut [u64]) -> Result<Ve
         return Ok(vec![0; costs_ns.len()]);
     }
     let instance = Instance::with_empty_groups(replicas, 1, costs_ns.to_vec())?;
-    let groups = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(work))?.groups;
+    let groups = balance(&instance, Strategy::SEARCH, &Caps::default(), &mut Budget::work(work))?.groups;
     let load_ns = |group: &[u32]| group.iter().map(|&medium| costs_ns[medium as usize]).sum::<u64>();
     let mut heaviest: Vec<usize> = (0..groups.len()).collect();
     // Both sorts are stable, so equal loads keep their order and all ranks agree.

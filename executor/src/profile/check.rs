@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker, Observation};
 use dflop_costmodel::{CostModel, Module, SampleShape};
+use dflop_costmodel::{median, percentile};
 use serde::Serialize;
 
 use super::clock::Clock;
-use super::measure::median;
 use super::module_under_test::time_passes;
 use super::random_batches::{RandomMicrobatch, RandomMicrobatches};
 use super::synthetic_inputs::{numbers, text_context};
@@ -319,7 +319,7 @@ impl ModuleCheck {
     fn new(module: Module, rows: &[&CheckedMicrobatch], corrected_bins: usize) -> Self {
         let errors = PredictionErrors::of(rows.iter().map(|row| (row.predicted_ns, row.measured_ns)));
         let spreads: Vec<f64> = rows.iter().map(|row| row.spread).collect();
-        let spread_p95 = percentile_95(spreads.clone());
+        let spread_p95 = percentile(spreads.clone(), 95);
         let p95_bound = P95_BOUND.max(P95_SPREADS * spread_p95);
         let second: Vec<_> = rows.iter().filter_map(|row| Some((row, row.corrected_ns?))).collect();
         Self {
@@ -355,16 +355,9 @@ impl PredictionErrors {
             bias: errors.iter().sum::<f64>() / count as f64,
             median: median(sizes.clone()),
             mean: sizes.iter().sum::<f64>() / count as f64,
-            p95: percentile_95(sizes),
+            p95: percentile(sizes, 95),
         }
     }
-}
-
-/// Returns the 95th percentile; NaN without values.
-fn percentile_95(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let rank = (values.len() * 95).div_ceil(100).max(1) - 1;
-    values.get(rank).copied().unwrap_or(f64::NAN)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use dflop_costmodel::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
+use dflop_costmodel::median;
 use dflop_costmodel::model::{EncoderSpec, LlmSpec};
 use dflop_costmodel::profile::{Measurement, ModuleWidths, Part, ProfileFile};
 use dflop_costmodel::tokens::EncoderWork;
@@ -277,16 +278,6 @@ impl TimeSource for Source<'_, '_> {
 
     fn is_spent(&self) -> bool {
         Instant::now() >= self.end
-    }
-}
-
-/// Returns the median, the mean of the middle two of an even number; NaN without values.
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match (values.len(), values.len() / 2) {
-        (0, _) => f64::NAN,
-        (len, middle) if len % 2 == 1 => values[middle],
-        (_, middle) => f64::midpoint(values[middle - 1], values[middle]),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Draws random microbatches from a seed, of samples with mixed lengths as in real datasets.
 
+use dflop_costmodel::random::SplitMix64;
 use dflop_costmodel::tokens::{EncoderWork, MediaRule, VisionRule};
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape};
 
@@ -35,32 +36,21 @@ pub(super) struct RandomMicrobatch {
 #[derive(Debug)]
 pub(super) struct RandomMicrobatches<'a> {
     spec: &'a ModelSpec,
-    state: u64,
+    rng: SplitMix64,
 }
 
 impl<'a> RandomMicrobatches<'a> {
     pub(super) const fn new(spec: &'a ModelSpec, seed: u64) -> Self {
-        Self { spec, state: seed }
-    }
-
-    /// Draws a number uniformly from `0..1`.
-    ///
-    /// # Source
-    /// `SplitMix64`: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014.
-    fn uniform(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+        Self { spec, rng: SplitMix64::new(seed) }
     }
 
     fn between(&mut self, low: f64, high: f64) -> f64 {
-        low * (high / low).powf(self.uniform())
+        low * (high / low).powf(self.rng.fraction())
     }
 
     fn normal(&mut self) -> f64 {
         // Box-Muller; 1 - u is above 0, so its logarithm is finite.
-        let (first, second) = (1.0 - self.uniform(), self.uniform());
+        let (first, second) = (1.0 - self.rng.fraction(), self.rng.fraction());
         (-2.0 * libm::log(first)).sqrt() * libm::cos(2.0 * std::f64::consts::PI * second)
     }
 
@@ -107,12 +97,12 @@ impl<'a> RandomMicrobatches<'a> {
     fn sample(&mut self, budget: u64) -> SampleShape {
         let text = (TEXT_MEDIAN * libm::exp(TEXT_DEVIATION * self.normal())).clamp(4.0, budget.max(4) as f64);
         let mut shape = SampleShape { text_tokens: text as u32, ..SampleShape::default() };
-        if self.spec.vision.is_some() && self.uniform() < MEDIA_SHARE {
+        if self.spec.vision.is_some() && self.rng.fraction() < MEDIA_SHARE {
             let mut side = || self.between(PIXELS[0], PIXELS[1]) as u32;
             let (width, height) = (side(), side());
             shape.images.push(ImageSize { width, height });
         }
-        if self.spec.audio.is_some() && self.uniform() < MEDIA_SHARE / 2.0 {
+        if self.spec.audio.is_some() && self.rng.fraction() < MEDIA_SHARE / 2.0 {
             let sample_rate_hz = 16_000;
             shape
                 .audio

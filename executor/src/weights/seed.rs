@@ -6,9 +6,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Init, ParameterSpec, WeightSource};
 use crate::error::Result;
-
-/// Increment of the generator's state.
-const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+use dflop_costmodel::random::SplitMix64;
 
 /// Draws values from a seed and the name of a parameter. Every stage that has the parameter draws the same
 /// values on every machine, and a rank that has a part of it draws the values of that part.
@@ -41,17 +39,11 @@ impl WeightSource for Seed {
 /// Box, Muller: "A Note on the Generation of Random Normal Deviates", 1958; the generator is `SplitMix64`
 /// (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014).
 fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f32>) {
-    // skips to the first pair: the state is linear in the number of draws
-    let mut state = state.wrapping_add(GAMMA.wrapping_mul(2 * (elements.start / 2) as u64));
-    let mut uniform = || {
-        state = state.wrapping_add(GAMMA);
-        let mut mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-    };
+    let mut rng = SplitMix64::new(state);
+    rng.skip(2 * (elements.start / 2) as u64);
     for pair in elements.start / 2..elements.end.div_ceil(2) {
         // `1 - u` is above 0, so that the logarithm is finite
-        let (first, second) = (1.0 - uniform(), uniform());
+        let (first, second) = (1.0 - rng.fraction(), rng.fraction());
         let radius = deviation * (-2.0 * libm::log(first)).sqrt();
         let (sin, cos) = libm::sincos(2.0 * std::f64::consts::PI * second);
         let both = [(radius * cos) as f32, (radius * sin) as f32];

@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::shuffle::Shuffle;
 use crate::dataset::{Dataset, Selection};
 use crate::error::{Error, Result};
-use crate::permutation::{Permutation, mix64};
+use crate::permutation::Permutation;
 use crate::shard::Compression;
+use dflop_costmodel::random::mix64;
 
 /// Number of epoch layouts that an order keeps.
 const EPOCHS_KEPT: usize = 4;

@@ -8,7 +8,7 @@
 use std::fmt;
 
 use crate::error::{Error, Result, check_at_most};
-use crate::permutation::mix64;
+use dflop_costmodel::random::mix64;
 
 /// Largest number of samples in a buffer.
 const SAMPLES_MAX: u64 = 1 << 24;

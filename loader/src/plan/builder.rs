@@ -54,7 +54,7 @@ impl StepPlannerBuilder {
             stages: Vec::new(),
             module_dp_sizes: Vec::new(),
             synchronization: None,
-            strategy: Strategy::Search,
+            strategy: Strategy::SEARCH,
             caps: Caps::default(),
             pad_to: None,
             towers: Vec::new(),
@@ -135,7 +135,7 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Sets how samples are assigned. Default: [`Strategy::Search`].
+    /// Sets how samples are assigned. Default: [`Strategy::SEARCH`].
     #[must_use]
     pub fn strategy(mut self, strategy: Strategy) -> Self {
         self.config.strategy = strategy;

@@ -5,6 +5,7 @@
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, Simulation, Strategy};
+use dflop_costmodel::percentile;
 
 use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
@@ -31,10 +32,7 @@ impl StrategySummary {
     /// Returns the step in seconds that 95 % of the steps do not exceed.
     #[must_use]
     pub fn p95_seconds(&self) -> f64 {
-        let mut sorted = self.step_seconds.clone();
-        sorted.sort_by(f64::total_cmp);
-        let rank = (sorted.len() as f64 * 0.95).ceil() as usize;
-        sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+        if self.step_seconds.is_empty() { 0.0 } else { percentile(self.step_seconds.clone(), 95) }
     }
 }
 

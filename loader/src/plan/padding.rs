@@ -14,7 +14,7 @@
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balance_pipeline};
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
-use super::planner::{StepCut, StepPlanner, is_blind};
+use super::planner::{StepCut, StepPlanner};
 use super::step_plan::StepPlan;
 use crate::error::{Error, Result};
 use crate::order::StepSample;
@@ -215,7 +215,7 @@ impl StepPlanner {
         let (plain, tokens_max) = (self.instance(samples, costs)?, padded.tokens_max());
         let mut caps = Caps { tokens_max: Some(tokens_max), ..padded.caps };
         let mut budget = Budget::work(padded.work);
-        if is_blind(strategy) {
+        if strategy.is_blind() {
             return balance_pipeline(&plain, &self.pipeline(), strategy, &caps, &mut budget);
         }
         // The item of a padding fits together with samples of `tokens_max`, and two such items do not.
@@ -313,7 +313,7 @@ impl StepPlanner {
             return longest;
         }
         let groups = (self.config.dp_size * self.config.microbatches) as u64;
-        let strategy = if is_blind(padded.strategy) { padded.strategy } else { Strategy::MultiLpt };
+        let strategy = if padded.strategy.is_blind() { padded.strategy } else { Strategy::MULTI_LPT };
         let fits = |tokens| {
             let to = PadTo { tokens, ..padded.padding.to };
             let caps = Caps { tokens_max: None, ..padded.caps };

@@ -187,7 +187,7 @@ impl StepPlanner {
             cut.map_err(|source| Error::Plan { step, source })?
         };
         let is_sorted = self.config.synchronization == Some(Synchronization::PerMicrobatch)
-            && !is_blind(self.config.strategy);
+            && !self.config.strategy.is_blind();
         if is_sorted {
             alike_together(&mut cut.ranks, &costs);
         }
@@ -328,7 +328,7 @@ impl StepPlanner {
         let solve = |caps: &Caps| {
             balance_pipeline(instance, &self.pipeline(), *strategy, caps, &mut Budget::work(*work))
         };
-        if is_blind(*strategy) || caps.tokens_max.is_some() {
+        if strategy.is_blind() || caps.tokens_max.is_some() {
             return Ok(solve(caps)?.into());
         }
         let near = Caps { tokens_max: Some(near_mean_tokens(costs, instance.groups())), ..*caps };
@@ -428,11 +428,6 @@ impl From<PipelineAssignment> for StepCut {
     fn from(assignment: PipelineAssignment) -> Self {
         Self { assignment, is_near_mean_cap_dropped: false }
     }
-}
-
-/// Whether a strategy looks at no cost.
-pub(super) fn is_blind(strategy: Strategy) -> bool {
-    matches!(strategy, Strategy::RoundRobin | Strategy::Random)
 }
 
 /// Returns a quarter above the mean of the microbatches, or the mean plus the longest sample: any list

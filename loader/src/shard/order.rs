@@ -12,8 +12,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::list::Shard;
 use crate::error::{Error, Result};
-use crate::permutation::{Permutation, mix64};
+use crate::permutation::Permutation;
 use crate::store::Location;
+use dflop_costmodel::random::mix64;
 
 /// Bytes at the start of a shard that its digest covers: the first header.
 pub(crate) const HEADER_BYTES: usize = 512;

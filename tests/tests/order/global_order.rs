@@ -77,7 +77,7 @@ fn a_short_last_batch_may_be_smaller_than_the_groups() {
 fn balancing_beats_the_data_blind_cut() {
     let data = TempDataset::new(4, 64, Compression::Plain);
     let planner = planner(&data.index(), 64, 4, 4, Tail::Carry);
-    let blind = planner.clone().strategy(dflop_balancer::Strategy::RoundRobin);
+    let blind = planner.clone().strategy(dflop_balancer::Strategy::ROUND_ROBIN);
     let total = |planner: &dflop_loader::plan::StepPlanner| -> u64 {
         (0..4).map(|step| planner.plan(step).unwrap().makespan_ns).sum()
     };

@@ -32,23 +32,23 @@ fn microbatches_ns(plan: &StepPlan) -> Vec<Vec<u64>> {
 #[test]
 fn a_rank_takes_the_sum_of_all_modules_of_its_microbatches() {
     let data = data();
-    let plan = plan(&data, Synchronization::PerStep, Strategy::Search);
+    let plan = plan(&data, Synchronization::PerStep, Strategy::SEARCH);
     let sums: Vec<u64> = microbatches_ns(&plan).iter().map(|rank| rank.iter().sum()).collect();
     assert_eq!(plan.makespan_ns, *sums.iter().max().unwrap());
     assert!(plan.bound.ns <= plan.makespan_ns);
-    let blind = self::plan(&data, Synchronization::PerStep, Strategy::RoundRobin);
+    let blind = self::plan(&data, Synchronization::PerStep, Strategy::ROUND_ROBIN);
     assert!(plan.makespan_ns < blind.makespan_ns, "{} of {}", plan.makespan_ns, blind.makespan_ns);
 }
 
 #[test]
 fn ranks_that_meet_in_every_microbatch_wait_for_the_slowest_of_each() {
     let data = data();
-    let plan = plan(&data, Synchronization::PerMicrobatch, Strategy::Search);
+    let plan = plan(&data, Synchronization::PerMicrobatch, Strategy::SEARCH);
     let ranks = microbatches_ns(&plan);
     let slowest = (0..3).map(|slot| ranks.iter().map(|rank| rank[slot]).max().unwrap());
     assert_eq!(plan.makespan_ns, slowest.sum::<u64>());
     assert!(ranks.iter().all(|rank| rank.is_sorted_by(|one, next| one >= next)), "{ranks:?}");
-    let blind = self::plan(&data, Synchronization::PerMicrobatch, Strategy::RoundRobin);
+    let blind = self::plan(&data, Synchronization::PerMicrobatch, Strategy::ROUND_ROBIN);
     assert!(plan.makespan_ns < blind.makespan_ns, "{} of {}", plan.makespan_ns, blind.makespan_ns);
 }
 
@@ -58,7 +58,7 @@ fn padding_is_work_of_the_device_as_well() {
     for meet in [Synchronization::PerStep, Synchronization::PerMicrobatch] {
         let padded =
             builder(&data).one_device(meet).pad_to_tokens(4096, BatchLayout::Packed).build().unwrap();
-        let (padded, plain) = (padded.plan(0).unwrap(), plan(&data, meet, Strategy::Search));
+        let (padded, plain) = (padded.plan(0).unwrap(), plan(&data, meet, Strategy::SEARCH));
         assert!(padded.makespan_ns > plain.makespan_ns, "{meet:?}");
     }
 }

@@ -6,5 +6,6 @@ mod lockstep;
 mod media_shares;
 mod module_dp_sizes;
 mod near_mean_cap;
+mod own_strategy;
 mod pad_to_tokens;
 mod parallelism;

@@ -151,7 +151,7 @@ fn padded_rows_have_the_fixed_length_and_their_padding_is_in_the_cost_of_their_s
 #[test]
 fn costs_and_makespans_count_padding() {
     let data = TempDataset::new(1, 32, Compression::Plain);
-    for strategy in [Strategy::Search, Strategy::RoundRobin, Strategy::MultiLpt, Strategy::KarmarkarKarp] {
+    for strategy in [Strategy::SEARCH, Strategy::ROUND_ROBIN, Strategy::MULTI_LPT, Strategy::KARMARKAR_KARP] {
         let builder = builder(&data).strategy(strategy).stages(vec![1, 2]);
         let planner = builder.pad_to_tokens(TOKENS, BatchLayout::Packed).build().unwrap();
         for step in 0..4 {
@@ -190,7 +190,7 @@ fn the_search_is_no_worse_than_others_by_the_makespan_with_padding() {
         let planner = planner.clone().strategy(strategy).build().unwrap();
         (0..4).map(|step| planner.plan(step).unwrap().makespan_ns).sum()
     };
-    let [searched, blind, lpt] = [Strategy::Search, Strategy::RoundRobin, Strategy::MultiLpt].map(makespan);
+    let [searched, blind, lpt] = [Strategy::SEARCH, Strategy::ROUND_ROBIN, Strategy::MULTI_LPT].map(makespan);
     assert!(searched < blind && searched <= lpt, "{searched} {blind} {lpt}");
 }
 
@@ -263,7 +263,7 @@ fn a_microbatch_over_the_length_ends_the_stream_before_its_step() {
 #[test]
 fn a_step_that_does_not_fit_says_which_length_would_do() {
     let data = TempDataset::new(1, 32, Compression::Plain);
-    for strategy in [Strategy::Search, Strategy::RoundRobin] {
+    for strategy in [Strategy::SEARCH, Strategy::ROUND_ROBIN] {
         let planner =
             |tokens| builder(&data).strategy(strategy).pad_to_tokens(tokens, BatchLayout::Packed).build();
         let error = planner(60).unwrap().plan(0).unwrap_err();

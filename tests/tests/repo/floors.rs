@@ -19,6 +19,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 6] = [
             "module",
             "error",
             "quantiles",
+            "random",
             "curve",
             "tokens",
             "model",
@@ -36,7 +37,6 @@ pub(super) const FLOORS: [(&str, &[&str]); 6] = [
         &[
             "budget",
             "error",
-            "rng",
             "instance",
             "caps",
             "digest",

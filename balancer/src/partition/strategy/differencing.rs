@@ -4,10 +4,27 @@
 //! tuple by itself. The two tuples with the largest spread are joined, the largest sum of one with the
 //! smallest of the other, until one tuple is left.
 
+use super::{Partitioner, Solution, within};
+use crate::budget::Budget;
+use crate::error::Result;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+/// Largest differencing, on each item's largest module.
+#[derive(Debug)]
+pub(super) struct Differencing;
+
+impl Partitioner for Differencing {
+    fn name(&self) -> &'static str {
+        "kk"
+    }
+
+    fn solve(&self, problem: &Problem<'_>, _budget: &mut Budget) -> Result<Solution> {
+        Ok(Solution::new(problem, within(problem, assign(problem))?))
+    }
+}
 
 /// End of a list of items.
 const NONE: u32 = u32::MAX;

@@ -9,7 +9,7 @@
 //! is summed again in integers. Effort is counted in nodes, each with some elementary steps for every cell of
 //! the program, so the same budget ends at the same node on every machine.
 
-use super::search;
+use super::{Partitioner, Solution, multi_lpt, search, within};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::partition::bound::{BoundKind, LowerBound};
@@ -19,6 +19,33 @@ use microlp::{
     ComparisonOp, LinearExpr, OptimizationDirection, SolveOptions, SolveOutcome, TerminationReason, Variable,
 };
 use std::cmp::Reverse;
+
+/// Integer program that proves the best partition.
+#[derive(Debug)]
+pub(super) struct Exact;
+
+impl Partitioner for Exact {
+    fn name(&self) -> &'static str {
+        "exact"
+    }
+
+    fn summary(&self) -> &'static str {
+        "small instances, with proof"
+    }
+
+    fn is_of_any_size(&self) -> bool {
+        false
+    }
+
+    /// Proves most instances of a size that is taken.
+    fn work_default(&self) -> u64 {
+        4_000_000
+    }
+
+    fn solve(&self, problem: &Problem<'_>, budget: &mut Budget) -> Result<Solution> {
+        prove(problem, within(problem, multi_lpt::assign(problem))?, budget)
+    }
+}
 
 /// Most rows times columns of the program: beyond, a single node takes so long that no budget is kept.
 const CELLS_MAX: usize = 8_192;
@@ -54,11 +81,7 @@ struct Program {
 /// The assignment program of parallel machines, as in Martello, Soumis and Toth, "Exact and approximation
 /// algorithms for makespan minimization on unrelated parallel machines", Discrete Applied Mathematics 75,
 /// 1997, with a row for every module; the crate `microlp` does branch and bound.
-pub(crate) fn prove(
-    problem: &Problem<'_>,
-    mut partition: Partition,
-    budget: &mut Budget,
-) -> Result<(Partition, LowerBound)> {
+fn prove(problem: &Problem<'_>, mut partition: Partition, budget: &mut Budget) -> Result<Solution> {
     let cells = cells(problem);
     if cells > CELLS_MAX {
         let (items, groups) = (problem.items, problem.groups);
@@ -73,7 +96,7 @@ pub(crate) fn prove(
         })
         .is_some_and(|sum| sum <= SUM_MAX);
     if partition.makespan() == problem.bound.ns || !is_summable {
-        return Ok((partition, problem.bound));
+        return Ok(Solution::new(problem, partition));
     }
     let program = Program::new(problem, partition.makespan() - problem.bound.ns, cells);
     let mut bound = problem.bound;
@@ -83,7 +106,7 @@ pub(crate) fn prove(
         }
         bound = LowerBound { ns: partition.makespan(), kind: BoundKind::Exact };
     }
-    Ok((partition, bound))
+    Ok(Solution { partition, bound })
 }
 
 /// Counts the rows times columns of the program.
@@ -205,13 +228,12 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::partition::strategy::multi_lpt;
     use crate::{Caps, Instance};
 
     fn proven(instance: &Instance, caps: &Caps, work: u64) -> Result<(u64, LowerBound)> {
         let problem = Problem::new(instance, caps).unwrap();
         let start = multi_lpt::assign(&problem).unwrap();
-        let (partition, bound) = prove(&problem, start, &mut Budget::work(work))?;
+        let Solution { partition, bound } = prove(&problem, start, &mut Budget::work(work))?;
         Ok((partition.makespan(), bound))
     }
 

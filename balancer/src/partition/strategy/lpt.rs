@@ -3,10 +3,27 @@
 //! The number is the item's **largest module**, and a group's load the sum of its items' numbers: plain LPT
 //! reduces several modules to one. [`super::multi_lpt`] keeps them separate.
 
+use super::{Partitioner, Solution, within};
+use crate::budget::Budget;
+use crate::error::Result;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+/// Longest processing time first, on each item's largest module.
+#[derive(Debug)]
+pub(super) struct Lpt;
+
+impl Partitioner for Lpt {
+    fn name(&self) -> &'static str {
+        "lpt"
+    }
+
+    fn solve(&self, problem: &Problem<'_>, _budget: &mut Budget) -> Result<Solution> {
+        Ok(Solution::new(problem, within(problem, assign(problem))?))
+    }
+}
 
 /// Assigns each item, longest first, to the group with the smallest load.
 ///

@@ -1,8 +1,11 @@
-//! Partition strategies, one per file.
+//! Partition strategies, one per file, and the registry of them.
 //!
 //! Every strategy answers every problem: no group is empty when there are enough items, and no cap is
 //! exceeded. A strategy that builds its answer in a single pass may meet a cap that it cannot keep; then
 //! [`within_caps`] finds groups within the caps first.
+//!
+//! A new strategy is one file with a [`Partitioner`], and a line in [`Strategy::ALL`] for a name that the
+//! command line and Python read.
 
 mod differencing;
 mod exact;
@@ -11,84 +14,198 @@ mod multi_lpt;
 mod random;
 mod round_robin;
 mod search;
+mod solution;
 mod within_caps;
+
+pub use solution::Solution;
 
 use crate::budget::Budget;
 use crate::error::{Error, Result};
-use crate::partition::bound::LowerBound;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
 /// Algorithm that partitions items into groups.
 ///
-/// Written and read as `round_robin`, `random`, `lpt`, `kk`, `multi_lpt`, `search` and `exact`.
+/// # Examples
+/// ```
+/// use dflop_balancer::{Budget, Caps, Instance, Partitioner, Problem, Result, Solution, Strategy, balance};
+///
+/// /// Runs of neighbors, as many items in each group.
+/// #[derive(Debug)]
+/// struct Runs;
+///
+/// impl Partitioner for Runs {
+///     fn name(&self) -> &'static str {
+///         "runs"
+///     }
+///
+///     fn solve(&self, problem: &Problem<'_>, _budget: &mut Budget) -> Result<Solution> {
+///         let group = |item: usize| (item * problem.groups() / problem.items()) as u32;
+///         Solution::of_groups(problem, &(0..problem.items()).map(group).collect::<Vec<u32>>())
+///     }
+/// }
+///
+/// let instance = Instance::new(2, 1, vec![4, 3, 2, 1])?;
+/// let found = balance(&instance, Strategy::new(&Runs), &Caps::default(), &mut Budget::work(0))?;
+/// assert_eq!(found.groups, [[0, 1], [2, 3]]);
+/// # Ok::<(), dflop_balancer::Error>(())
+/// ```
+pub trait Partitioner: fmt::Debug + Sync {
+    /// Returns the name, by which strategies are equal.
+    fn name(&self) -> &'static str;
+
+    /// Returns other names that are read.
+    fn aliases(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Returns what the strategy does, for help: a few words, or nothing.
+    fn summary(&self) -> &'static str {
+        ""
+    }
+
+    /// Whether items are assigned regardless of their times, as by a data-blind trainer: pipelines keep the
+    /// order of the groups.
+    fn is_blind(&self) -> bool {
+        false
+    }
+
+    /// Whether pipelines are searched for their makespan, from this partition.
+    fn searches_pipelines(&self) -> bool {
+        false
+    }
+
+    /// Whether instances of any size are taken, not small ones alone.
+    fn is_of_any_size(&self) -> bool {
+        true
+    }
+
+    /// Returns the default work units: a quick search of a few milliseconds.
+    fn work_default(&self) -> u64 {
+        20_000
+    }
+
+    /// Partitions a problem; pure and deterministic, but for the deadline of the budget.
+    ///
+    /// # Errors
+    /// [`Error::CapUnmet`] if no partition within the caps is found, [`Error::TooLarge`] from strategies that
+    /// do not take any size.
+    fn solve(&self, problem: &Problem<'_>, budget: &mut Budget) -> Result<Solution>;
+}
+
+/// A [`Partitioner`] by reference; those of this crate by name.
+///
+/// Written and read as `round_robin`, `random`, `lpt`, `kk`, `multi_lpt`, `search` and `exact`, and by their
+/// aliases `data-blind`, `data_blind` and `balanced`.
 ///
 /// # Examples
 /// ```
 /// use dflop_balancer::Strategy;
-/// assert_eq!("multi_lpt".parse::<Strategy>()?, Strategy::MultiLpt);
-/// assert_eq!(Strategy::Search.to_string(), "search");
+/// assert_eq!("multi_lpt".parse::<Strategy>()?, Strategy::MULTI_LPT);
+/// assert_eq!("data-blind".parse::<Strategy>()?, Strategy::ROUND_ROBIN);
+/// assert_eq!(Strategy::SEARCH.to_string(), "search");
 /// # Ok::<(), dflop_balancer::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Strategy {
-    /// Item `i` goes to group `i mod groups`, like in a data-blind trainer.
-    RoundRobin,
-    /// Every item goes to a random group.
-    Random,
-    /// Longest processing time first, on each item's largest module.
-    Lpt,
-    /// Karmarkar and Karp's largest differencing, on each item's largest module.
-    KarmarkarKarp,
-    /// Longest processing time first, on all modules at once.
-    MultiLpt,
-    /// Local search at the slowest group, from the answer of [`Strategy::MultiLpt`].
-    Search,
-    /// An integer program that starts from the answer of [`Strategy::Search`] and proves the best one; for
-    /// small instances only, see [`Error::TooLarge`].
-    Exact,
-}
+#[derive(Clone, Copy)]
+pub struct Strategy(&'static dyn Partitioner);
 
 impl Strategy {
-    /// All strategies, from data-blind to exact.
-    pub const ALL: [Self; 7] = [
-        Self::RoundRobin,
-        Self::Random,
-        Self::Lpt,
-        Self::KarmarkarKarp,
-        Self::MultiLpt,
-        Self::Search,
-        Self::Exact,
+    /// Item `i` goes to group `i mod groups`, like in a data-blind trainer.
+    pub const ROUND_ROBIN: Self = Self(&round_robin::RoundRobin);
+    /// Every item goes to a random group.
+    pub const RANDOM: Self = Self(&random::Random);
+    /// Longest processing time first, on each item's largest module.
+    pub const LPT: Self = Self(&lpt::Lpt);
+    /// Karmarkar and Karp's largest differencing, on each item's largest module.
+    pub const KARMARKAR_KARP: Self = Self(&differencing::Differencing);
+    /// Longest processing time first, on all modules at once.
+    pub const MULTI_LPT: Self = Self(&multi_lpt::MultiLpt);
+    /// Local search at the slowest group, from the answer of [`Strategy::MULTI_LPT`].
+    pub const SEARCH: Self = Self(&search::IteratedSearch);
+    /// An integer program that starts from the answer of [`Strategy::SEARCH`] and proves the best one; for
+    /// small instances only, see [`Error::TooLarge`].
+    pub const EXACT: Self = Self(&exact::Exact);
+
+    /// Strategies that are known by name, from data-blind to exact.
+    pub const ALL: &[Self] = &[
+        Self::ROUND_ROBIN,
+        Self::RANDOM,
+        Self::LPT,
+        Self::KARMARKAR_KARP,
+        Self::MULTI_LPT,
+        Self::SEARCH,
+        Self::EXACT,
     ];
 
-    /// Strategies for instances of any size: all but [`Strategy::Exact`].
-    pub const OF_ANY_SIZE: [Self; 6] =
-        [Self::RoundRobin, Self::Random, Self::Lpt, Self::KarmarkarKarp, Self::MultiLpt, Self::Search];
+    /// Takes any partitioner.
+    #[must_use]
+    pub const fn new(partitioner: &'static dyn Partitioner) -> Self {
+        Self(partitioner)
+    }
+
+    /// Lists the strategies of [`Strategy::ALL`] for instances of any size.
+    pub fn of_any_size() -> impl Iterator<Item = Self> + Clone {
+        Self::ALL.iter().copied().filter(|strategy| strategy.0.is_of_any_size())
+    }
 
     /// Returns the name that [`FromStr`] reads.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::RoundRobin => "round_robin",
-            Self::Random => "random",
-            Self::Lpt => "lpt",
-            Self::KarmarkarKarp => "kk",
-            Self::MultiLpt => "multi_lpt",
-            Self::Search => "search",
-            Self::Exact => "exact",
-        }
+        self.0.name()
     }
-}
 
-impl Strategy {
-    /// Returns the default work units: a quick search of a few milliseconds, or for [`Strategy::Exact`] the
+    /// Whether items are assigned regardless of their times.
+    #[must_use]
+    pub fn is_blind(self) -> bool {
+        self.0.is_blind()
+    }
+
+    /// Whether pipelines are searched for their makespan.
+    pub(crate) fn searches_pipelines(self) -> bool {
+        self.0.searches_pipelines()
+    }
+
+    /// Returns the default work units: a quick search of a few milliseconds, or for [`Strategy::EXACT`] the
     /// proof of most instances that it supports.
     #[must_use]
     pub fn work_default(self) -> u64 {
-        if self == Self::Exact { 4_000_000 } else { 20_000 }
+        self.0.work_default()
+    }
+
+    /// Describes strategies by their names, for help: each with its aliases and a summary.
+    pub fn describe(strategies: impl IntoIterator<Item = Self>) -> String {
+        let of = |Self(strategy): Self| {
+            let aliases: Vec<String> = strategy.aliases().iter().map(|alias| format!("`{alias}`")).collect();
+            let also = (!aliases.is_empty()).then(|| format!("also {}", aliases.join(", ")));
+            let summary = Some(strategy.summary().to_owned()).filter(|summary| !summary.is_empty());
+            let notes: Vec<String> = also.into_iter().chain(summary).collect();
+            let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };
+            format!("`{}`{notes}", strategy.name())
+        };
+        strategies.into_iter().map(of).collect::<Vec<String>>().join(", ")
+    }
+}
+
+impl PartialEq for Strategy {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Strategy {}
+
+impl Hash for Strategy {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name().hash(state);
+    }
+}
+
+impl fmt::Debug for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Strategy").field(&self.name()).finish()
     }
 }
 
@@ -102,46 +219,32 @@ impl FromStr for Strategy {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let names = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL.into_iter().find(|strategy| strategy.name() == name).ok_or_else(|| Error::Config {
-            setting: "strategy",
-            reason: format!("`{name}` is not in {}", names()),
+        let is_named = |Self(strategy): &Self| strategy.name() == name || strategy.aliases().contains(&name);
+        Self::ALL.iter().copied().find(is_named).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|strategy| strategy.name()).collect();
+            let reason = format!("`{name}` is not in {}", names.join(", "));
+            Error::Config { setting: "strategy", reason }
         })
     }
 }
 
-/// Partitions by a strategy; also returns the best known bound.
+/// Partitions by a strategy.
 ///
 /// # Errors
-/// [`Error::CapUnmet`], and [`Error::TooLarge`] from the exact strategy.
-pub(crate) fn solve(
-    problem: &Problem<'_>,
-    strategy: Strategy,
-    budget: &mut Budget,
-) -> Result<(Partition, LowerBound)> {
-    let start = match strategy {
-        Strategy::RoundRobin => round_robin::assign(problem),
-        Strategy::Random => random::assign(problem),
-        Strategy::Lpt => lpt::assign(problem),
-        Strategy::KarmarkarKarp => differencing::assign(problem),
-        Strategy::MultiLpt | Strategy::Search | Strategy::Exact => multi_lpt::assign(problem),
-    };
-    let mut partition = match start {
-        Some(partition) => partition,
-        // A single pass failed at a cap; a search for the caps alone may still succeed.
-        None => within_caps::assign(problem)?,
-    };
-    match strategy {
-        Strategy::Search => search::improve(problem, &mut partition, budget),
-        Strategy::Exact => return exact::prove(problem, partition, budget),
-        _ => (),
-    }
-    Ok((partition, problem.bound))
+/// The errors of [`Partitioner::solve`].
+pub(crate) fn solve(problem: &Problem<'_>, strategy: Strategy, budget: &mut Budget) -> Result<Solution> {
+    strategy.0.solve(problem, budget)
 }
 
 /// Partitions by a strategy.
 pub(crate) fn assign(problem: &Problem<'_>, strategy: Strategy, budget: &mut Budget) -> Result<Partition> {
-    solve(problem, strategy, budget).map(|(partition, _)| partition)
+    solve(problem, strategy, budget).map(|solution| solution.partition)
+}
+
+/// Takes the answer of a single pass, or groups within the caps where the pass failed at one: a search for
+/// the caps alone may still succeed.
+fn within(problem: &Problem<'_>, found: Option<Partition>) -> Result<Partition> {
+    found.map_or_else(|| within_caps::assign(problem), Ok)
 }
 
 #[cfg(test)]
@@ -151,12 +254,27 @@ mod tests {
     #[test]
     fn every_name_is_read_back() {
         for strategy in Strategy::ALL {
-            assert_eq!(strategy.name().parse::<Strategy>().unwrap(), strategy);
+            assert_eq!(strategy.name().parse::<Strategy>().unwrap(), *strategy);
+            for alias in strategy.0.aliases() {
+                assert_eq!(alias.parse::<Strategy>().unwrap(), *strategy);
+            }
         }
+        let mut names: Vec<&str> = Strategy::ALL.iter().map(|strategy| strategy.name()).collect();
+        names.extend(Strategy::ALL.iter().flat_map(|strategy| strategy.0.aliases()));
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
         let error = "best".parse::<Strategy>().unwrap_err().to_string();
         assert_eq!(
             error,
             "invalid `strategy`: `best` is not in round_robin, random, lpt, kk, multi_lpt, search, exact"
         );
+    }
+
+    #[test]
+    fn help_names_strategies_with_aliases() {
+        let described = Strategy::describe([Strategy::ROUND_ROBIN, Strategy::LPT, Strategy::EXACT]);
+        let expected =
+            "`round_robin` (also `data-blind`, `data_blind`), `lpt`, `exact` (small instances, with proof)";
+        assert_eq!(described, expected);
     }
 }

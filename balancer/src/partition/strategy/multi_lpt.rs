@@ -8,9 +8,26 @@
 //! comparisons only, which IEEE 754 defines to the bit, so every machine picks the same group. Loads are
 //! also kept in integers, and every value that is compared with a limit or returned comes from those.
 
+use super::{Partitioner, Solution, within};
+use crate::budget::Budget;
+use crate::error::Result;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use std::cmp::Reverse;
+
+/// Longest processing time first, on all modules at once.
+#[derive(Debug)]
+pub(super) struct MultiLpt;
+
+impl Partitioner for MultiLpt {
+    fn name(&self) -> &'static str {
+        "multi_lpt"
+    }
+
+    fn solve(&self, problem: &Problem<'_>, _budget: &mut Budget) -> Result<Solution> {
+        Ok(Solution::new(problem, within(problem, assign(problem))?))
+    }
+}
 
 /// Groups in a block; fixed, independent of the machine's vectors.
 const LANES: usize = 16;

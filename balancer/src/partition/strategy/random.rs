@@ -1,9 +1,30 @@
 //! Random partition, seeded from the instance.
 
 use super::round_robin::next_with_room;
+use super::{Partitioner, Solution, within};
+use crate::budget::Budget;
+use crate::error::Result;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
-use crate::rng::SplitMix64;
+use dflop_costmodel::random::SplitMix64;
+
+/// Draws the group of each item.
+#[derive(Debug)]
+pub(super) struct Random;
+
+impl Partitioner for Random {
+    fn name(&self) -> &'static str {
+        "random"
+    }
+
+    fn is_blind(&self) -> bool {
+        true
+    }
+
+    fn solve(&self, problem: &Problem<'_>, _budget: &mut Budget) -> Result<Solution> {
+        Ok(Solution::new(problem, within(problem, assign(problem))?))
+    }
+}
 
 /// Draws a group for every item, after one random item for each group; skips full groups.
 ///

@@ -1,7 +1,32 @@
 //! Data-blind partition: item `i` goes to group `i mod groups`.
 
+use super::{Partitioner, Solution, within};
+use crate::budget::Budget;
+use crate::error::Result;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
+
+/// Deals items to the groups in turn.
+#[derive(Debug)]
+pub(super) struct RoundRobin;
+
+impl Partitioner for RoundRobin {
+    fn name(&self) -> &'static str {
+        "round_robin"
+    }
+
+    fn aliases(&self) -> &'static [&'static str] {
+        &["data-blind", "data_blind"]
+    }
+
+    fn is_blind(&self) -> bool {
+        true
+    }
+
+    fn solve(&self, problem: &Problem<'_>, _budget: &mut Budget) -> Result<Solution> {
+        Ok(Solution::new(problem, within(problem, assign(problem))?))
+    }
+}
 
 /// Assigns the items in their order; an item that a cap keeps out goes to the next group with room.
 ///

@@ -23,8 +23,8 @@ mod trial;
 
 use crate::budget::Budget;
 use crate::partition::Partition;
-use crate::rng::SplitMix64;
 use change::{Change, ChangeKind};
+use dflop_costmodel::random::SplitMix64;
 pub(crate) use schedule_state::ScheduleState;
 use threshold::Threshold;
 

@@ -10,7 +10,7 @@ use super::stage_memory::FullestWindow;
 use super::{DRAW_STEPS, MoveSet, draw_at};
 use crate::budget::Budget;
 use crate::partition::Partition;
-use crate::rng::SplitMix64;
+use dflop_costmodel::random::SplitMix64;
 
 /// Share of a microbatch that a change may make the makespan longer.
 const THRESHOLD_SHARE: u64 = 4;

@@ -3,7 +3,7 @@
 //! Integers only, so that every machine draws the same: the logarithm in simulated annealing's acceptance
 //! rule is the number of leading zero bits, interpolated linearly between powers of two.
 
-use crate::rng::SplitMix64;
+use dflop_costmodel::random::SplitMix64;
 
 /// Fraction bits of the logarithm, and of the progress.
 const FRACTION_BITS: u32 = 10;

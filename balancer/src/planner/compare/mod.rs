@@ -204,10 +204,10 @@ fn run_batch(
         }
         Method::DataBlind => data_blind::one_job(space, candidate, batch),
         Method::Ours => by_makespan::best(space, candidate, batch, timeline)?,
-        Method::Lpt => partition(Strategy::Lpt, GroupOrder::Arbitrary)?,
-        Method::LptSorted => partition(Strategy::Lpt, GroupOrder::Sorted)?,
-        Method::Paper => partition(Strategy::Search, GroupOrder::Arbitrary)?,
-        Method::PaperSorted => partition(Strategy::Search, GroupOrder::Sorted)?,
+        Method::Lpt => partition(Strategy::LPT, GroupOrder::Arbitrary)?,
+        Method::LptSorted => partition(Strategy::LPT, GroupOrder::Sorted)?,
+        Method::Paper => partition(Strategy::SEARCH, GroupOrder::Arbitrary)?,
+        Method::PaperSorted => partition(Strategy::SEARCH, GroupOrder::Sorted)?,
     };
     let outcome = outcome::run(space, candidate, &assignment, timeline);
     Ok((outcome, waits::of_job(space, candidate, &assignment, &outcome, timeline)))

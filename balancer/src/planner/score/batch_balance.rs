@@ -25,7 +25,7 @@ use crate::planner::cluster::Placement;
 use crate::planner::memory::MemoryRequirement;
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
-use crate::rng::{SplitMix64, seed_from};
+use dflop_costmodel::random::{SplitMix64, seed_from};
 
 /// Work units of each search for a batch.
 pub(in crate::planner) const WORK: u64 = 5_000;
@@ -158,10 +158,10 @@ impl Balancer<'_> {
             return Ok(Vec::new());
         }
         let mut found = Vec::new();
-        for strategy in [Strategy::Search, Strategy::Lpt] {
+        for strategy in [Strategy::SEARCH, Strategy::LPT] {
             let partition = self.partition(strategy)?;
             let by_number = cells(partition.clone(), self.batch, GroupOrder::Sorted);
-            if strategy == Strategy::Search {
+            if strategy == Strategy::SEARCH {
                 found.push(self.in_order(&by_number, Order::Peak));
             }
             found.push(self.in_cells(&cells(partition, self.batch, GroupOrder::Arbitrary)));
@@ -197,7 +197,7 @@ impl Balancer<'_> {
             self.dealt(),
         ];
         if self.candidate.groups() <= self.batch.len() {
-            let partition = self.partition(Strategy::Search)?;
+            let partition = self.partition(Strategy::SEARCH)?;
             found.push(self.in_order(&cells(partition, self.batch, GroupOrder::Sorted), Order::Even));
         }
         Ok(found)

@@ -21,6 +21,7 @@ use crate::instance::Instance;
 use crate::partition::{Strategy, balance};
 use assign::{Order, cells_of_groups, greedy_groups};
 use batch_balance::balance_batch;
+use dflop_costmodel::nearest_rank;
 use slot_assignment::SlotAssignment;
 use std::ops::Range;
 use step_timeline::StepTimeline;
@@ -86,8 +87,7 @@ impl Score {
     pub(super) fn p95_ns(&self) -> u64 {
         let mut sorted = self.makespans_ns.clone();
         sorted.sort_unstable();
-        let rank = (sorted.len() * 95).div_ceil(100);
-        rank.checked_sub(1).map_or(0, |at| sorted[at])
+        nearest_rank(&sorted, 95).unwrap_or(0)
     }
 }
 
@@ -164,7 +164,7 @@ pub(super) fn refined(
     Ok(score)
 }
 
-/// Replaces a score on some batches by the one of [`Strategy::Search`], where that is better and fits, and of
+/// Replaces a score on some batches by the one of [`Strategy::SEARCH`], where that is better and fits, and of
 /// the best balancing where a batch does not fit.
 ///
 /// # Errors
@@ -226,7 +226,7 @@ fn balance_by(
     assign_slots(space, candidate, batch, sizes, &greedy_groups(sizes, candidate.groups()), order)
 }
 
-/// Balances a batch by [`Strategy::Search`]; `None` where that would take too long or has no choice.
+/// Balances a batch by [`Strategy::SEARCH`]; `None` where that would take too long or has no choice.
 pub(super) fn balance_by_search(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -239,7 +239,7 @@ pub(super) fn balance_by_search(
     let sizes = item_times(space, candidate, batch);
     let sums_ns = sizes.sums_ns();
     let instance = sizes.instance(groups)?;
-    let found = balance(&instance, Strategy::Search, &Caps::default(), &mut Budget::work(SEARCH_WORK))?;
+    let found = balance(&instance, Strategy::SEARCH, &Caps::default(), &mut Budget::work(SEARCH_WORK))?;
     let mut group_of = vec![0; batch.len()];
     for (group, items) in found.groups.iter().enumerate() {
         for &item in items {

@@ -166,13 +166,9 @@ pub(crate) enum TailArg {
     Short,
 }
 
-/// Parses a strategy; `data-blind` is accepted for round robin, `balanced` for search.
+/// Parses a strategy by its name or an alias.
 pub(crate) fn parse_strategy(name: &str) -> Result<Strategy, String> {
-    match name {
-        "data-blind" | "data_blind" => Ok(Strategy::RoundRobin),
-        "balanced" => Ok(Strategy::Search),
-        _ => Strategy::from_str(name).map_err(|error| error.to_string()),
-    }
+    Strategy::from_str(name).map_err(|error| error.to_string())
 }
 
 impl StepPlanArgs {

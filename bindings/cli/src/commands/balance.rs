@@ -34,9 +34,8 @@ pub(crate) struct BalanceArgs {
     /// per module. These ranks share the encoder items of a microbatch position over all pipelines.
     #[arg(long, value_name = "D", value_delimiter = ',')]
     encoder_dp: Option<Vec<usize>>,
-    /// Strategy: `search`, `exact` (small instances, with proof), `multi_lpt`, `kk`, `lpt`, `random`, or
-    /// `round_robin` (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
+    #[arg(help = format!("Strategy: {}", Strategy::describe(Strategy::ALL.iter().copied())))]
     strategy: Strategy,
     /// Search effort in work units, the same answer on every machine [default: 20000; 4000000 if exact].
     #[arg(long, value_name = "N", conflicts_with = "deadline_ms")]

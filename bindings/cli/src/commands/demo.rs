@@ -184,7 +184,7 @@ fn write_report(
 ) -> Result<(), Failure> {
     let views = COMPARED.iter().zip(strategies).map(|((strategy, _), report)| {
         let planner = planner.clone().strategy(*strategy);
-        let is_shown = *strategy != Strategy::Lpt;
+        let is_shown = *strategy != Strategy::LPT;
         view(&planner, report, is_shown)
     });
     let label = |label: &str, value: String| (label.to_owned(), value);

@@ -1,35 +1,26 @@
 //! Generates pseudo-random numbers that are the same on every machine.
 
+use dflop_costmodel::random::{SplitMix64, mix64};
+
 /// Random number generator with a stream per sample, so that samples can be generated in any order.
-///
-/// # Source
-/// `SplitMix64`: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014,
-/// doi:10.1145/2660193.2660195.
 #[derive(Debug, Clone)]
-pub(crate) struct Rng(u64);
+pub(crate) struct Rng(SplitMix64);
 
 impl Rng {
     /// Returns the generator of one sample of the dataset with this seed.
     pub(crate) fn new(seed: u64, sample: usize) -> Self {
-        let mut rng = Self(seed);
-        let start = rng.bits();
         // An odd multiplier maps samples to distinct starts; SplitMix64 mixes neighboring starts well.
-        Self(start ^ (sample as u64).wrapping_mul(0xD1B5_4A32_D192_ED03))
+        Self(SplitMix64::new(mix64(seed) ^ (sample as u64).wrapping_mul(0xD1B5_4A32_D192_ED03)))
     }
 
     /// Draws 64 random bits.
     pub(crate) fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        bits ^ (bits >> 31)
+        self.0.next_u64()
     }
 
     /// Draws an integer in `0..end`; `end` is at least 1.
     pub(crate) fn below(&mut self, end: usize) -> usize {
-        // The upper 64 bits of the product: almost uniform, and cheaper than a remainder.
-        ((u128::from(self.bits()) * end as u128) >> 64) as usize
+        self.0.below(end)
     }
 
     /// Draws an integer in `from..end`.
@@ -39,8 +30,7 @@ impl Rng {
 
     /// Draws a number in `0..1`.
     pub(crate) fn fraction(&mut self) -> f64 {
-        // 53 bits, the precision of `f64`, so that the result is below 1.
-        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
+        self.0.fraction()
     }
 
     /// Draws a number in `from..end`.

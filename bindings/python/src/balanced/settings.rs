@@ -301,16 +301,12 @@ impl ReadSettings {
     }
 }
 
-/// Parses a strategy; `data-blind` is accepted for round robin, `balanced` for search.
+/// Parses a strategy by its name or an alias.
 pub(crate) fn strategy(name: &str) -> Result<Strategy, DflopError> {
-    match name {
-        "data-blind" | "data_blind" => Ok(Strategy::RoundRobin),
-        "balanced" => Ok(Strategy::Search),
-        _ => name.parse().map_err(|_| {
-            let known = Strategy::ALL.map(Strategy::name).join(", ");
-            DflopError::config("strategy", format!("expected data-blind, balanced, {known}, found `{name}`"))
-        }),
-    }
+    name.parse().map_err(|_| {
+        let known = Strategy::describe(Strategy::ALL.iter().copied());
+        DflopError::config("strategy", format!("expected {known}, found `{name}`"))
+    })
 }
 
 fn synchronization(name: &str) -> Result<Synchronization, DflopError> {

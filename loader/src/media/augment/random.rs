@@ -2,8 +2,8 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::permutation::mix64;
 use crate::shard::SampleId;
+use dflop_costmodel::random::mix64;
 
 /// Purpose of a random number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

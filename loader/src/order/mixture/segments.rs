@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::shares::Shares;
 use super::{MixRules, Origin, Stop};
-use crate::permutation::mix64;
+use dflop_costmodel::random::mix64;
 
 /// Bound on positions, far beyond the end of any run.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;

@@ -9,7 +9,8 @@
 //! late. Inside each block a permutation hides the regular pattern, with which dealing round robin over ranks
 //! would resonate.
 
-use crate::permutation::{Permutation, mix64};
+use crate::permutation::Permutation;
+use dflop_costmodel::random::mix64;
 
 /// Most positions of a block of weighted draws.
 const BLOCK: u64 = 256;

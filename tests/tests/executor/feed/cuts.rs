@@ -10,7 +10,7 @@ fn balanced_and_data_blind_steps_have_the_same_losses_and_gradients() {
     for family in Family::ALL {
         let corpus = Corpus::new(family, &mixed(24));
         let whole = run(&corpus, &Setting { microbatches: 1, ..Setting::new(8, 3) });
-        for strategy in [Strategy::Search, Strategy::RoundRobin] {
+        for strategy in [Strategy::SEARCH, Strategy::ROUND_ROBIN] {
             let cut = Setting { strategy, encoder: [2, 1], llm: [2, 1], ..Setting::new(8, 3) };
             whole.assert_close(&run(&corpus, &cut));
         }
@@ -43,7 +43,7 @@ fn the_balanced_cut_is_another_than_the_data_blind_one() {
     let corpus = Corpus::new(Family::InternVl, &mixed(24));
     let setting = Setting { llm: [2, 1], ..Setting::new(12, 2) };
     let balanced = run(&corpus, &setting);
-    let blind = run(&corpus, &Setting { strategy: Strategy::RoundRobin, ..setting });
+    let blind = run(&corpus, &Setting { strategy: Strategy::ROUND_ROBIN, ..setting });
     for (this, that) in balanced.steps.iter().zip(&blind.steps) {
         assert_eq!(this.samples, that.samples);
         assert_ne!(this.ranks, that.ranks);

@@ -22,7 +22,7 @@ fn steps_of_texts_only_and_of_one_image_train_models_that_see() {
             assert!(whole.gradients[0][name].iter().all(|&value| value == 0.0), "{family:?}: {name}");
         }
         for (encoder, llm) in [([1, 1], [1, 1]), ([2, 1], [2, 1]), ([3, 2], [1, 1])] {
-            for strategy in [Strategy::Search, Strategy::RoundRobin] {
+            for strategy in [Strategy::SEARCH, Strategy::ROUND_ROBIN] {
                 whole.assert_close(&run(&corpus, &Setting { strategy, encoder, llm, ..Setting::new(6, 3) }));
             }
         }

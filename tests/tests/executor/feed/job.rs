@@ -39,7 +39,7 @@ pub(crate) struct Setting {
 impl Setting {
     /// Places every module on one rank.
     pub(crate) const fn new(global_batch: u64, steps: u64) -> Self {
-        let strategy = Strategy::Search;
+        let strategy = Strategy::SEARCH;
         let (encoder, llm) = ([1, 1], [1, 1]);
         Self { strategy, global_batch, microbatches: 2, encoder, llm, steps, tokens_max: None }
     }

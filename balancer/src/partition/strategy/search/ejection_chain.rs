@@ -7,7 +7,7 @@
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
-use crate::rng::SplitMix64;
+use dflop_costmodel::random::SplitMix64;
 
 /// Most checks of a group with an item in one search for a chain.
 const CHECKS_MAX: u64 = 60_000;

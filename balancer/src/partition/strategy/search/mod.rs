@@ -18,12 +18,38 @@ mod subset_sums;
 mod target_descent;
 mod three_way;
 
+use super::{Partitioner, Solution, multi_lpt, within};
 use crate::budget::Budget;
+use crate::error::Result;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
-use crate::rng::SplitMix64;
+use dflop_costmodel::random::SplitMix64;
 use ejection_chain::ChainFinder;
 use resplit::{Resplitter, Wanted};
+
+/// Iterated local search from the answer of multi-LPT.
+#[derive(Debug)]
+pub(super) struct IteratedSearch;
+
+impl Partitioner for IteratedSearch {
+    fn name(&self) -> &'static str {
+        "search"
+    }
+
+    fn aliases(&self) -> &'static [&'static str] {
+        &["balanced"]
+    }
+
+    fn searches_pipelines(&self) -> bool {
+        true
+    }
+
+    fn solve(&self, problem: &Problem<'_>, budget: &mut Budget) -> Result<Solution> {
+        let mut partition = within(problem, multi_lpt::assign(problem))?;
+        improve(problem, &mut partition, budget);
+        Ok(Solution::new(problem, partition))
+    }
+}
 
 /// Random partners that are tried before all groups are.
 const PARTNERS: usize = 64;

@@ -2,7 +2,7 @@
 
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
-use crate::rng::SplitMix64;
+use dflop_costmodel::random::SplitMix64;
 
 /// Most swaps of one perturbation.
 const SWAPS_MAX: usize = 3;

@@ -11,7 +11,7 @@ use super::subset_sums::{SubsetSums, Sum};
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
-use crate::rng::SplitMix64;
+use dflop_costmodel::random::SplitMix64;
 
 /// Most pairs of sums inside the window that are checked before the best so far is returned.
 const PAIRS_MAX: u64 = 4096;

@@ -4,7 +4,7 @@
 
 use crate::budget::Budget;
 use crate::partition::problem::Problem;
-use crate::rng::SplitMix64;
+use dflop_costmodel::random::SplitMix64;
 
 /// Most items of a group that are listed in full; the work grows with 2 to the power of it.
 pub(super) const POOL_ITEMS_MAX: usize = 10;

@@ -8,7 +8,7 @@
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
-use crate::rng::SplitMix64;
+use dflop_costmodel::random::SplitMix64;
 
 /// Random partners that are compared with a group above the target.
 const PARTNERS: usize = 24;

@@ -3,8 +3,8 @@
 use super::*;
 use crate::pipeline::memory_limits::{PipelineMemoryLimits, StageMemoryLimit};
 use crate::pipeline::search::change::ChangeKind;
-use crate::rng::SplitMix64;
 use crate::{Caps, Instance};
+use dflop_costmodel::random::SplitMix64;
 use proptest::prelude::*;
 
 /// Computes a state anew from its items.

@@ -203,8 +203,8 @@ mod tests {
     use super::*;
     use crate::partition::Problem;
     use crate::pipeline::memory_limits::{PipelineMemoryLimits, StageMemoryLimit};
-    use crate::rng::SplitMix64;
     use crate::{Caps, Instance};
+    use dflop_costmodel::random::SplitMix64;
     use proptest::prelude::*;
 
     /// Sums the excess from the items alone.

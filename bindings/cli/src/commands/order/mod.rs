@@ -23,8 +23,8 @@ use shuffle_quality::print_shuffle_quality;
 pub(crate) struct OrderArgs {
     #[command(flatten)]
     planned: PlannedStepsArgs,
-    /// Strategy: `search`, `multi_lpt`, `kk`, `lpt`, `random`, or `round_robin` (also `data-blind`).
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
+    #[arg(help = format!("Strategy: {}", Strategy::describe(Strategy::of_any_size())))]
     strategy: Strategy,
     /// Epoch whose first sample starts step 0.
     #[arg(long, value_name = "E", default_value_t = 0, conflicts_with = "resume")]

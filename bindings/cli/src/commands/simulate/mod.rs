@@ -19,7 +19,7 @@ use crate::output::{Output, write_json};
 
 /// Compared strategies and their names, the baseline first.
 pub(crate) const COMPARED: [(Strategy, &str); 3] =
-    [(Strategy::RoundRobin, "data-blind"), (Strategy::Lpt, "lpt"), (Strategy::Search, "dflop")];
+    [(Strategy::ROUND_ROBIN, "data-blind"), (Strategy::LPT, "lpt"), (Strategy::SEARCH, "dflop")];
 
 /// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and dflop.
 ///

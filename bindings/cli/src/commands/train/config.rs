@@ -9,9 +9,11 @@ use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::{FrozenParts, ModelSpec};
 use dflop_executor::device::Cpu;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 
 #[derive(Debug, Clone, Deserialize)]
@@ -134,8 +136,9 @@ pub(crate) struct ParallelTable {
     pub(crate) schedule: String,
     /// Microbatches per DP rank.
     pub(crate) microbatches: usize,
-    /// `balanced` or `data-blind`.
-    pub(crate) strategy: StrategyName,
+    /// Name of a partition strategy, such as `balanced` or `data-blind`.
+    #[serde(deserialize_with = "strategy")]
+    pub(crate) strategy: Strategy,
     /// Search effort per step, in work units.
     pub(crate) work: u64,
     /// Compute threads per rank.
@@ -159,7 +162,7 @@ impl Default for ParallelTable {
         Self {
             schedule: "1f1b".to_owned(),
             microbatches: 8,
-            strategy: StrategyName::Balanced,
+            strategy: Strategy::SEARCH,
             work: 20_000,
             threads: 1,
             vision: ModuleTable::default(),
@@ -190,22 +193,10 @@ impl Default for ModuleTable {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum StrategyName {
-    /// Microbatches and ranks of even cost.
-    Balanced,
-    /// The global order dealt round robin, regardless of cost.
-    DataBlind,
-}
-
-impl StrategyName {
-    pub(crate) const fn strategy(self) -> Strategy {
-        match self {
-            Self::Balanced => Strategy::Search,
-            Self::DataBlind => Strategy::RoundRobin,
-        }
-    }
+/// Reads a strategy by its name or an alias.
+fn strategy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strategy, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    parse_strategy(&name).map_err(D::Error::custom)
 }
 
 #[derive(Debug, Clone, Deserialize)]

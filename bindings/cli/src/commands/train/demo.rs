@@ -1,16 +1,17 @@
 //! Trains the example's model for `dflop demo`, balanced and data-blind on the same batches.
 
+use dflop_balancer::Strategy;
 use dflop_executor::train::{EXAMPLE_CONFIG, StepReport};
 
-use super::config::{StrategyName, TrainConfig};
+use super::config::TrainConfig;
 use super::{RankTask, Setup, run_threads};
 use crate::failure::Failure;
 
 /// Steps of each run; the first one warms up and is not timed.
 const STEPS: u64 = 9;
 /// Order of the runs, alternating, so that other load on the machine affects both strategies.
-const ORDER: [StrategyName; 4] =
-    [StrategyName::Balanced, StrategyName::DataBlind, StrategyName::DataBlind, StrategyName::Balanced];
+const ORDER: [Strategy; 4] =
+    [Strategy::SEARCH, Strategy::ROUND_ROBIN, Strategy::ROUND_ROBIN, Strategy::SEARCH];
 
 /// Measured times and losses of the runs.
 #[derive(Debug, Clone, Copy)]
@@ -55,9 +56,9 @@ pub(crate) fn train(seed: u64) -> Result<Trained, Failure> {
     let differences = losses.iter().zip(&runs[1]).map(|(loss, other)| ((loss - other.loss) / loss).abs());
     Ok(Trained {
         ranks: setup.job.world_size(),
-        steps: timed(StrategyName::Balanced).count() as u64,
-        data_blind_seconds: mean(StrategyName::DataBlind),
-        balanced_seconds: mean(StrategyName::Balanced),
+        steps: timed(Strategy::SEARCH).count() as u64,
+        data_blind_seconds: mean(Strategy::ROUND_ROBIN),
+        balanced_seconds: mean(Strategy::SEARCH),
         losses: [losses[0], losses[losses.len() - 1]],
         loss_difference: differences.fold(0.0, f64::max),
     })

@@ -18,17 +18,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use dflop_balancer::Strategy;
 use dflop_executor::comm::{RankIdentity, Settings, tcp};
 use dflop_executor::launch::{Launcher, end_with_launcher, identity_from_environment};
 use dflop_executor::train::StepReport;
 use dflop_executor::train::join_traces;
 
-pub(crate) use config::{StrategyName, TrainConfig};
+pub(crate) use config::TrainConfig;
 pub(crate) use demo::{Trained, train as train_demo};
 use print::Printer;
 pub(crate) use rank::{RankTask, run_threads};
 pub(crate) use setup::Setup;
 
+use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 use crate::output::{Output, replace_file};
 use crate::reexec::Invocation;
@@ -52,9 +54,9 @@ pub(crate) struct TrainArgs {
     /// one process [default: the configuration's].
     #[arg(long, value_name = "N")]
     pipeline_stages: Option<usize>,
-    /// Strategy of the step plans [default: the configuration's].
-    #[arg(long, value_enum)]
-    strategy: Option<StrategyName>,
+    #[arg(long, value_name = "NAME", value_parser = parse_strategy)]
+    #[arg(help = format!("Strategy of the step plans: {} [default: the configuration's]", Strategy::describe(Strategy::of_any_size())))]
+    strategy: Option<Strategy>,
     /// Number of ranks to start on this machine; must equal the ranks of the job [default: the ranks of the
     /// job].
     #[arg(long, value_name = "N")]

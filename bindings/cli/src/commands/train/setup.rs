@@ -115,7 +115,7 @@ impl Setup {
             .microbatches(config.parallel.microbatches)
             .stages(stages.collect())
             .module_dp_sizes(self.job.modules().iter().map(|module| module.dp_size).collect())
-            .strategy(config.parallel.strategy.strategy())
+            .strategy(config.parallel.strategy)
             .work(config.parallel.work)
             .seed(config.seed);
         let builder = match state {

@@ -1,7 +1,7 @@
-//! The random number generator of all searches: splitmix64, seeded from the problem itself.
+//! The random number generator of all crates: splitmix64.
 //!
-//! Equal problems draw equal numbers on every machine and in every version: no seed comes from a clock, an
-//! address or a thread.
+//! Equal seeds draw equal numbers on every machine and in every version: no seed comes from a clock, an
+//! address or a thread. It is no source of secrets.
 
 /// Golden ratio times 2^64, the increment of splitmix64.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -12,28 +12,39 @@ const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, with the
 /// constants of Vigna's public-domain `splitmix64.c`.
 #[derive(Debug, Clone)]
-pub(crate) struct SplitMix64(u64);
+pub struct SplitMix64(u64);
 
 impl SplitMix64 {
     /// Starts from a seed; every seed is as good as any other.
-    pub(crate) fn new(seed: u64) -> Self {
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// Returns 64 random bits.
-    pub(crate) fn next_u64(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GAMMA);
         mix(self.0)
     }
 
     /// Returns a number in `0..end`; `end` is at least 1.
-    pub(crate) fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         // The high half of a product: its bias is below end / 2^64.
         ((u128::from(self.next_u64()) * end as u128) >> 64) as usize
     }
 
+    /// Draws a number uniformly from `0..1`, with the 53 bits of an `f64`.
+    pub fn fraction(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Skips this many numbers.
+    pub fn skip(&mut self, numbers: u64) {
+        self.0 = self.0.wrapping_add(GAMMA.wrapping_mul(numbers));
+    }
+
     /// Moves a random choice of `count` elements to the front, in random order (Fisher and Yates).
-    pub(crate) fn shuffle_front<T>(&mut self, items: &mut [T], count: usize) {
+    pub fn shuffle_front<T>(&mut self, items: &mut [T], count: usize) {
         for front in 0..count.min(items.len()) {
             let other = front + self.below(items.len() - front);
             items.swap(front, other);
@@ -41,13 +52,20 @@ impl SplitMix64 {
     }
 }
 
+/// Maps 64 bits to 64 bits that look random, and distinct values to distinct ones: the first number that a
+/// generator with this seed draws.
+#[must_use]
+pub const fn mix64(value: u64) -> u64 {
+    mix(value.wrapping_add(GAMMA))
+}
+
 /// Folds words into a seed, in order.
-pub(crate) fn seed_from(words: impl IntoIterator<Item = u64>) -> u64 {
+pub fn seed_from(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(GAMMA, |seed, word| mix(seed ^ word).wrapping_add(GAMMA))
 }
 
 /// Output function of splitmix64, a bijection on 64 bits.
-fn mix(state: u64) -> u64 {
+const fn mix(state: u64) -> u64 {
     let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     state ^ (state >> 31)
@@ -62,6 +80,17 @@ mod tests {
         let mut rng = SplitMix64::new(1_234_567);
         let drawn: Vec<u64> = (0..3).map(|_| rng.next_u64()).collect();
         assert_eq!(drawn, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+    }
+
+    #[test]
+    fn numbers_are_skipped_and_mixed_alike() {
+        let mut rng = SplitMix64::new(9);
+        assert_eq!(rng.next_u64(), mix64(9));
+        let third = (rng.next_u64(), rng.next_u64()).1;
+        let mut skipped = SplitMix64::new(9);
+        skipped.skip(2);
+        assert_eq!(skipped.next_u64(), third);
+        assert!((0.0..1.0).contains(&skipped.fraction()));
     }
 
     #[test]
