@@ -3,7 +3,7 @@
 use super::cluster::Placement;
 use super::space::joint::JointShape;
 use super::space::shape::StageShape;
-use super::space::{Candidate, EncoderPart, EncoderParts, Family, SearchSpace};
+use super::space::{Candidate, EncoderPart, EncoderParts, Family, RecomputedLayers, SearchSpace};
 use dflop_costmodel::memory::split_layers;
 
 /// Degrees of parallelism of one module.
@@ -31,8 +31,8 @@ pub struct ModulePlan {
     pub degrees: Degrees,
     /// Layers of each stage. If placement is joint, some of them may have none.
     pub layers: Vec<u32>,
-    /// Whether the module recomputes its layers in the backward pass.
-    pub is_recomputed: bool,
+    /// Layers of each stage that are recomputed in the backward pass.
+    pub recomputed: RecomputedLayers,
 }
 
 /// Plans of all modules, their placement and microbatches.
@@ -58,14 +58,14 @@ impl ModulePlan {
     #[must_use]
     pub fn even(layers: u32, degrees: Degrees) -> Self {
         assert!(layers >= degrees.pp, "{layers} layers do not make {} stages", degrees.pp);
-        Self { degrees, layers: split_layers(layers, degrees.pp), is_recomputed: false }
+        Self { degrees, layers: split_layers(layers, degrees.pp), recomputed: RecomputedLayers::None }
     }
 
     fn new(shape: &StageShape, dp: u32) -> Self {
         Self {
             degrees: Degrees { tp: shape.tp, pp: shape.pp, dp },
             layers: shape.layers.clone(),
-            is_recomputed: shape.is_recomputed,
+            recomputed: shape.recomputed,
         }
     }
 
@@ -73,7 +73,7 @@ impl ModulePlan {
     fn is_of(&self, shape: &StageShape) -> bool {
         (shape.tp, shape.pp) == (self.degrees.tp, self.degrees.pp)
             && shape.layers == self.layers
-            && shape.is_recomputed == self.is_recomputed
+            && shape.recomputed == self.recomputed
     }
 }
 

@@ -7,6 +7,7 @@ use super::refine::refine;
 use super::remedy::remedy;
 use super::report::PlanReport;
 use super::search::{Search, sweep};
+use super::space::SearchSpaceOptions;
 use crate::error::{Error, Result};
 
 /// Finds the fastest plan.
@@ -16,7 +17,15 @@ use crate::error::{Error, Result};
 /// invalid, [`Error::Overflow`] if the sum of all times does not fit 63 bits.
 pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let space = problem.space()?;
-    let search = Search::run(&space)?;
+    let mut search = Search::run(&space)?;
+    if problem.options.has_selective_recomputation {
+        // Most plans of the larger space are alike: those of the smaller one may fall out of the search.
+        let options = SearchSpaceOptions { has_selective_recomputation: false, ..problem.options };
+        let smaller = PlanProblem { options, ..problem.clone() }.space()?;
+        let found = Search::run(&smaller)?;
+        let best = refine(&smaller, &found)?;
+        search.add(&space, &found, best, &smaller);
+    }
     let finals = refine(&space, &search)?;
     let Some(best) = finals.first() else {
         return Err(Error::NothingFits { reason: remedy(problem, &space) });

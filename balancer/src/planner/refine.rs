@@ -23,6 +23,9 @@ const LEADERS: usize = 3;
 /// Batches on which it is chosen; it alone is scored on all.
 const LEADER_BATCHES: usize = 16;
 
+/// Numbers of microbatches below and above that of the best plan that are tried.
+const COUNTS_AROUND: u32 = 2;
+
 /// Rounds that an encoder may run ahead.
 const AHEAD: [u16; 4] = [1, 2, 4, 8];
 /// Plans that are tried with encoders that run ahead.
@@ -62,7 +65,7 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
         trials.sort_by(|(one, _), (other, _)| one.mean_ns().total_cmp(&other.mean_ns()));
     };
     sort(&mut trials);
-    for candidate in ahead(space, &trials) {
+    for candidate in ahead(space, &trials).into_iter().chain(other_counts(space, &trials)) {
         trials.push((refined(space, &candidate, 0..trial, &mut timeline)?, candidate));
     }
     sort(&mut trials);
@@ -135,6 +138,19 @@ fn upper_ns(space: &SearchSpace<'_>, plan: &ScoredPlan) -> f64 {
         half_width = half_width.max(space.encoder_times(family, encoder).half_width(units));
     }
     plan.score.mean_ns() * (1.0 + half_width)
+}
+
+/// Lists the best plan with other numbers of microbatches, whose order better balancing may change.
+fn other_counts(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
+    let Some((_, best)) = trials.first() else { return Vec::new() };
+    let counts = (1..=COUNTS_AROUND)
+        .flat_map(|step| [best.microbatches.saturating_sub(step), best.microbatches + step]);
+    let is_new = |plan: &Candidate| {
+        space.contains(plan)
+            && trials.iter().all(|(_, known)| known != plan)
+            && memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches)
+    };
+    counts.map(|microbatches| Candidate { microbatches, ..*best }).filter(is_new).collect()
 }
 
 /// Lists the best plans with encoders that run ahead, where that is searched.

@@ -4,7 +4,7 @@ use super::data_blind;
 use crate::planner::bound;
 use crate::planner::memory;
 use crate::planner::score::step_timeline::StepTimeline;
-use crate::planner::space::{Candidate, SearchSpace};
+use crate::planner::space::{Candidate, RecomputedLayers, SearchSpace};
 
 /// Plans that are simulated.
 const TRIED: usize = 48;
@@ -45,7 +45,7 @@ pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
     let by_hand = |candidate: &Candidate| space.joint[candidate.family.llm].is_by_hand;
     let plain = |candidate: &Candidate| {
         let joint = &space.joint[candidate.family.llm];
-        !joint.encoders.iter().chain([&joint.llm]).any(|shape| shape.is_recomputed)
+        !joint.encoders.iter().chain([&joint.llm]).any(|shape| shape.recomputed != RecomputedLayers::None)
     };
     let plans = space
         .joint_families()

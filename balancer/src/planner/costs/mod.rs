@@ -99,8 +99,8 @@ pub trait ModuleCosts {
         0.0
     }
 
-    /// Returns the memory of a stage; with `is_recomputed`, layers keep their inputs alone.
-    fn memory(&self, tp: u32, part: StagePart, is_recomputed: bool) -> StageBytes;
+    /// Returns the memory of a stage, some of whose layers are recomputed: they keep their inputs alone.
+    fn memory(&self, tp: u32, part: StagePart, recomputed_layers: u32) -> StageBytes;
 
     /// Returns the bytes per unit that a stage sends to the next one, and that return as gradient.
     fn border_bytes(&self) -> f64;

@@ -306,12 +306,11 @@ fn rows(modules: &[(&StageShape, &CellTimes)]) -> (Vec<usize>, Vec<[Vec<u64>; 2]
 
 /// Adds the times of a module's layers in a stage, forward and backward.
 fn add_stage(shape: &StageShape, stage: usize, times: &CellTimes, both: &mut [Vec<f64>; 2]) {
-    let layers = f64::from(shape.layers[stage]);
-    let (of_layers, of_outside) = (shape.layer_shares, shape.outside_shares);
+    let (of_layers, of_outside) = (shape.stage_shares[stage], shape.outside_shares);
     let outside = if shape.end() == stage { 1.0 / (of_outside.forward + of_outside.backward) } else { 0.0 };
     let factors = [
-        (layers * of_layers.forward, outside * of_outside.forward),
-        (layers * of_layers.backward, outside * of_outside.backward),
+        (of_layers.forward, outside * of_outside.forward),
+        (of_layers.backward, outside * of_outside.backward),
     ];
     for (pass_ns, (layers, outside)) in both.iter_mut().zip(factors) {
         let cells = times.layer_ns.iter().zip(&times.outside_ns);

@@ -4,6 +4,7 @@
 //! LLM's layers are tensor-parallel. An encoder is small, so each GPU of a tensor-parallel group holds the
 //! stage's encoder layers whole and takes a share of the microbatch's media.
 
+use super::recomputed::RecomputedLayers;
 use super::shape::{StageShape, TpTimes};
 use crate::planner::costs::{ModuleCosts, StageBytes};
 use crate::planner::workload::Workload;
@@ -41,22 +42,25 @@ pub(super) struct JointModules<'a> {
 struct JointCut {
     degree: usize,
     pp: u32,
-    again: [bool; 2],
+    again: [RecomputedLayers; 2],
 }
 
 impl JointModules<'_> {
     /// Lists the shapes for every degree of the LLM, number of stages and choice of recomputation; none if
     /// an encoder has no times on a single GPU.
-    pub(super) fn shapes(&self, workload: &Workload, gpus: u32, has_recomputation: bool) -> Vec<JointShape> {
+    pub(super) fn shapes(
+        &self,
+        workload: &Workload,
+        gpus: u32,
+        choices: &[RecomputedLayers],
+    ) -> Vec<JointShape> {
         let single = |(_, times): &(_, &[TpTimes])| times.iter().position(|times| times.tp == 1);
         let Some(singles) = self.encoders.iter().map(single).collect::<Option<Vec<usize>>>() else {
             return Vec::new();
         };
-        let recomputed: &[[bool; 2]] = if has_recomputation {
-            &[[false, false], [true, false], [false, true], [true, true]]
-        } else {
-            &[[false, false]]
-        };
+        let both = |llm: &RecomputedLayers| choices.iter().map(move |encoder| [*encoder, *llm]).collect();
+        let recomputed: Vec<[RecomputedLayers; 2]> =
+            choices.iter().flat_map(|llm| -> Vec<[RecomputedLayers; 2]> { both(llm) }).collect();
         let llm_layers = self.llm.0.layers();
         let layers: Vec<u32> =
             self.encoders.iter().map(|(costs, _)| costs.layers()).chain([llm_layers]).collect();
@@ -64,7 +68,7 @@ impl JointModules<'_> {
         for (degree, times) in self.llm.1.iter().enumerate() {
             let most = STAGES_MAX.min(gpus / times.tp).min(llm_layers);
             for pp in 1..=most {
-                for &again in recomputed {
+                for &again in &recomputed {
                     let cut = JointCut { degree, pp, again };
                     let by_hand = by_hand(&layers, pp);
                     let balanced = self.chain(workload, &singles, cut, gpus).cut(&layers, pp as usize);
@@ -120,9 +124,9 @@ impl JointModules<'_> {
         let ranks = (gpus / (llm.tp * pp)).clamp(1, workload.global_batch());
         let microbatches = (workload.global_batch() / ranks).clamp(1, MICROBATCHES_PER_STAGE * pp);
         let groups = f64::from(ranks * microbatches);
-        let factor = |costs: &dyn ModuleCosts, again: bool| {
+        let factor = |costs: &dyn ModuleCosts, again: RecomputedLayers| {
             let ratio = costs.backward_ratios()[0];
-            (1.0 + ratio + if again && ratio > 0.0 { 1.0 } else { 0.0 }) / 3.0
+            (1.0 + ratio + if ratio > 0.0 { again.fraction() } else { 0.0 }) / 3.0
         };
         let mut work = ChainWork { layer_ns: Vec::new(), end_ns: Vec::new() };
         for (index, ((costs, times), single)) in self.encoders.iter().zip(singles).enumerate() {

@@ -8,6 +8,7 @@ mod encoder_parts;
 mod gpu_shares;
 pub(super) mod joint;
 mod options;
+mod recomputed;
 pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
@@ -21,6 +22,7 @@ use shape::{StageShape, TpTimes};
 
 pub(super) use encoder_parts::{EncoderPart, EncoderParts};
 pub use options::{EncoderSplit, SearchSpaceOptions};
+pub use recomputed::RecomputedLayers;
 
 /// Plans that differ only in the number of microbatches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -143,7 +145,7 @@ impl<'a> SearchSpace<'a> {
             llm: (llm, &llm_times),
         };
         let joint = if options.is_joint {
-            modules.shapes(workload, cluster.gpus, options.has_recomputation)
+            modules.shapes(workload, cluster.gpus, options.recomputations())
         } else {
             Vec::new()
         };
@@ -425,20 +427,19 @@ fn shapes(
     options: SearchSpaceOptions,
 ) -> Vec<StageShape> {
     let mut shapes = Vec::new();
-    let recomputations: &[bool] = if options.has_recomputation { &[false, true] } else { &[false] };
     for (index, of_degree) in times.iter().enumerate() {
         for pp in 1..=costs.layers().min(gpus / of_degree.tp) {
-            for &is_recomputed in recomputations {
+            for &recomputed in options.recomputations() {
                 let cut = (index, of_degree.tp, pp);
-                shapes.extend(StageShape::new(costs, cut, is_recomputed, None));
+                shapes.extend(StageShape::new(costs, cut, recomputed, None));
                 if options.has_uneven_layers {
                     let attention = of_degree.sample.at(units) + of_degree.pair_ns * pairs;
                     let layer = of_degree.layer.at(units) + attention;
                     // Recomputed layers take longer, so the work outside them is worth fewer layers.
-                    let factor = if is_recomputed { 4.0 / 3.0 } else { 1.0 };
+                    let factor = 1.0 + recomputed.fraction() / 3.0;
                     let outside_as_layers =
                         if layer > 0.0 { of_degree.outside.at(units) / layer / factor } else { 0.0 };
-                    shapes.extend(StageShape::new(costs, cut, is_recomputed, Some(outside_as_layers)));
+                    shapes.extend(StageShape::new(costs, cut, recomputed, Some(outside_as_layers)));
                 }
             }
         }

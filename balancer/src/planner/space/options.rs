@@ -1,5 +1,6 @@
 //! Kinds of plans that a search covers, and what is assumed of those that run.
 
+use super::recomputed::RecomputedLayers;
 use crate::schedule::ScheduleKind;
 use std::fmt;
 
@@ -15,8 +16,10 @@ pub struct SearchSpaceOptions {
     pub is_joint: bool,
     /// Whether stages may differ in layers beyond rounding.
     pub has_uneven_layers: bool,
-    /// Whether activations may be recomputed in the backward pass.
+    /// Whether the activations of all layers of a module may be recomputed in the backward pass.
     pub has_recomputation: bool,
+    /// Whether those of every second layer may be.
+    pub has_selective_recomputation: bool,
     /// Whether encoders on GPUs of their own may run ahead of the LLM.
     pub has_encoder_ahead: bool,
     /// Whether the data-parallel ranks of a module share its optimizer state (`ZeRO` stage 1).
@@ -33,9 +36,23 @@ impl Default for SearchSpaceOptions {
             is_joint: false,
             has_uneven_layers: false,
             has_recomputation: false,
+            has_selective_recomputation: false,
             has_encoder_ahead: false,
             has_sharded_optimizer: false,
             schedule: ScheduleKind::OneForwardOneBackward,
+        }
+    }
+}
+
+impl SearchSpaceOptions {
+    /// Lists the layers of a module that may be recomputed.
+    pub(super) fn recomputations(&self) -> &'static [RecomputedLayers] {
+        use RecomputedLayers::{All, EverySecond, None};
+        match (self.has_recomputation, self.has_selective_recomputation) {
+            (false, false) => &[None],
+            (true, false) => &[None, All],
+            (false, true) => &[None, EverySecond],
+            (true, true) => &[None, EverySecond, All],
         }
     }
 }
@@ -54,7 +71,12 @@ impl fmt::Display for SearchSpaceOptions {
             (self.is_joint, "in the LLM's stages"),
         ];
         let places: Vec<&str> = places.into_iter().filter(|place| place.0).map(|place| place.1).collect();
-        let recomputed = if self.has_recomputation { ", with or without recomputation" } else { "" };
+        let recomputed = match (self.has_recomputation, self.has_selective_recomputation) {
+            (false, false) => "",
+            (true, false) => ", with or without recomputation",
+            (false, true) => ", with or without recomputation of every second layer",
+            (true, true) => ", with or without recomputation of all or every second layer",
+        };
         let ahead = if self.has_encoder_ahead { ", with or without running ahead" } else { "" };
         let sharded = if self.has_sharded_optimizer { ", sharded optimizer state" } else { "" };
         let places = places.join(" or ");

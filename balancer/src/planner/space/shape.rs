@@ -1,5 +1,6 @@
 //! Cuts one module: tensor-parallel degree, pipeline stages, layers per stage, recomputation.
 
+use super::recomputed::RecomputedLayers;
 use crate::planner::costs::time_table::TimeTable;
 use crate::planner::costs::{ModuleCosts, StageBytes, StagePart};
 use crate::planner::workload::{ItemSize, Workload};
@@ -7,21 +8,22 @@ use dflop_costmodel::MediaUnits;
 use dflop_costmodel::memory::split_layers;
 
 /// Times of the passes over the time of both where everything is trained: a forward pass is a third of it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(in crate::planner) struct PassShares {
     pub(in crate::planner) forward: f64,
     pub(in crate::planner) backward: f64,
 }
 
 impl PassShares {
-    /// Takes the time of a backward pass over that of the forward pass; a pass that is recomputed runs
-    /// forward again if anything needs a gradient.
-    fn new(backward_ratio: f64, is_recomputed: bool) -> Self {
-        let again = if is_recomputed && backward_ratio > 0.0 { 1.0 } else { 0.0 };
-        Self { forward: 1.0 / 3.0, backward: (backward_ratio + again) / 3.0 }
+    /// Takes the time of a backward pass over that of the forward pass, for a number of layers, some of which
+    /// run forward again if anything needs a gradient.
+    fn new(backward_ratio: f64, layers: u32, recomputed: u32) -> Self {
+        let again = if backward_ratio > 0.0 { f64::from(recomputed) } else { 0.0 };
+        let layers = f64::from(layers);
+        Self { forward: layers / 3.0, backward: (layers * backward_ratio + again) / 3.0 }
     }
 
-    fn sum(self) -> f64 {
+    pub(in crate::planner) fn sum(self) -> f64 {
         self.forward + self.backward
     }
 }
@@ -55,9 +57,10 @@ pub(in crate::planner) struct StageShape {
     pub(in crate::planner) times: usize,
     pub(in crate::planner) tp: u32,
     pub(in crate::planner) pp: u32,
-    pub(in crate::planner) is_recomputed: bool,
-    /// Shares of the passes in the time of layers, and outside them.
-    pub(in crate::planner) layer_shares: PassShares,
+    pub(in crate::planner) recomputed: RecomputedLayers,
+    /// Passes of each stage in times of one layer.
+    pub(in crate::planner) stage_shares: Vec<PassShares>,
+    /// Shares of the passes in the time outside the layers.
     pub(in crate::planner) outside_shares: PassShares,
     /// Layers of each stage.
     pub(in crate::planner) layers: Vec<u32>,
@@ -115,7 +118,7 @@ impl TpTimes {
             costs.relative_half_width(tp, units, [(units / sample).max(1.0), sample])
         };
         let layer = TimeTable::new(units_max, |units| costs.layer_ns(tp, units));
-        let shares = PassShares::new(costs.backward_ratios()[1], false).sum();
+        let shares = PassShares::new(costs.backward_ratios()[1], 1, 0).sum();
         let outside = TimeTable::new(units_max, |units| shares * costs.outside_layers_ns(tp, units));
         Self {
             tp,
@@ -146,7 +149,7 @@ impl StageShape {
     pub(in crate::planner) fn new(
         costs: &dyn ModuleCosts,
         (times, tp, pp): (usize, u32, u32),
-        is_recomputed: bool,
+        recomputed: RecomputedLayers,
         uneven: Option<f64>,
     ) -> Option<Self> {
         let even = split_layers(costs.layers(), pp);
@@ -157,46 +160,47 @@ impl StageShape {
             }
         };
         let stages = fullest_stages(&layers);
-        Some(Self::of_layers(costs, (times, tp), is_recomputed, layers, &stages))
+        Some(Self::of_layers(costs, (times, tp), recomputed, layers, &stages))
     }
 
     /// Takes the layers of each stage, some of which may have none; `stages` may be the fullest.
     pub(in crate::planner) fn of_layers(
         costs: &dyn ModuleCosts,
         (times, tp): (usize, u32),
-        is_recomputed: bool,
+        recomputed: RecomputedLayers,
         layers: Vec<u32>,
         stages: &[usize],
     ) -> Self {
         let [of_layers, of_outside] = costs.backward_ratios();
-        let layer_shares = PassShares::new(of_layers, is_recomputed);
-        let layer_times: Vec<f64> =
-            layers.iter().map(|count| f64::from(*count) * layer_shares.sum()).collect();
+        let shares = |count: &u32| PassShares::new(of_layers, *count, recomputed.of(*count));
+        let stage_shares: Vec<PassShares> = layers.iter().map(shares).collect();
+        let layer_times: Vec<f64> = stage_shares.iter().map(|shares| shares.sum()).collect();
         let last = layers.len() - 1;
         let memory = stages.iter().map(|&stage| {
             let part = stage_part(&layers, stage);
-            let is_empty = part.layers == 0;
-            let bytes = if is_empty { StageBytes::default() } else { costs.memory(tp, part, is_recomputed) };
-            (stage as u32, bytes)
+            if part.layers == 0 {
+                return (stage as u32, StageBytes::default());
+            }
+            (stage as u32, costs.memory(tp, part, recomputed.of(part.layers)))
         });
         Self {
             times,
             tp,
             pp: layers.len() as u32,
-            is_recomputed,
-            layer_shares,
-            outside_shares: PassShares::new(of_outside, false),
+            recomputed,
+            outside_shares: PassShares::new(of_outside, 1, 0),
             inner: layer_times[..last].iter().copied().fold(0.0, f64::max),
             last: layer_times[last],
             all: layer_times.iter().sum(),
             memory: memory.collect(),
+            stage_shares,
             layers,
         }
     }
 
     /// Returns the time of a stage in layer times: recomputation counts.
     pub(in crate::planner) fn layer_times(&self, stage: usize) -> f64 {
-        f64::from(self.layers[stage]) * self.layer_shares.sum()
+        self.stage_shares[stage].sum()
     }
 
     /// Returns the last stage that has layers, which computes what is outside them.
@@ -206,7 +210,7 @@ impl StageShape {
 
     /// Whether the module computes any gradient.
     pub(in crate::planner) fn has_backward(&self) -> bool {
-        self.layer_shares.backward > 0.0 || self.outside_shares.backward > 0.0
+        self.outside_shares.backward > 0.0 || self.stage_shares.iter().any(|shares| shares.backward > 0.0)
     }
 
     /// Returns the GPUs of one rank.

@@ -4,6 +4,7 @@ use std::io::Write;
 
 use dflop_balancer::planner::{
     Degrees, Explanation, ModuleBytes, ModulePlan, ParallelismPlan, Placement, PlanProblem, PlanReport,
+    RecomputedLayers,
 };
 use dflop_costmodel::ModelSpec;
 use serde::Serialize;
@@ -49,7 +50,7 @@ pub(crate) struct DegreesJson {
     placement: &'static str,
     /// Rounds that the encoder runs ahead of the schedule.
     rounds_ahead: u16,
-    /// Whether the executor runs plans of this placement.
+    /// Whether the executor runs the plan.
     is_run: bool,
     layers: LayersJson,
     recompute: RecomputeJson,
@@ -71,6 +72,8 @@ struct NamedModuleJson {
     /// Layers of each stage.
     layers: Vec<u32>,
     recompute: bool,
+    /// Layers of each stage that are recomputed in the backward pass.
+    recomputed_layers: Vec<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -180,7 +183,9 @@ impl PlanJson {
         for (module, memory) in self.plan.modules.iter().zip(&self.memory.modules) {
             let NamedModuleJson { name, degrees: ModuleJson { tp, pp, dp }, layers, .. } = module;
             let ModuleMemoryJson { gib, headroom_gib } = memory;
-            let layers = format_layers(layers);
+            let recomputed: u32 = module.recomputed_layers.iter().sum();
+            let note = if recomputed > 0 { format!(", {recomputed} recomputed") } else { String::new() };
+            let layers = format!("{}{note}", format_layers(layers));
             writeln!(out, "{name:<9} {tp:>3} {pp:>4} {dp:>5} {gib:>10.1} {headroom_gib:>12.1}  {layers}")?;
         }
         self.print_samples(out)?;
@@ -194,11 +199,7 @@ impl PlanJson {
             writeln!(out, "schedule: 1f1b-ahead:{}", self.plan.rounds_ahead)?;
         }
         if !self.plan.is_run {
-            writeln!(
-                out,
-                "{} placement is planned and simulated; the executor does not run it yet",
-                self.plan.placement
-            )?;
+            writeln!(out, "this plan is simulated; the executor does not run it yet")?;
         }
         writeln!(
             out,
@@ -272,8 +273,12 @@ impl DegreesJson {
             name,
             degrees: degrees(module),
             layers: module.layers.clone(),
-            recompute: module.is_recomputed,
+            recompute: is_recomputed(module),
+            recomputed_layers: module.layers.iter().map(|layers| module.recomputed.of(*layers)).collect(),
         };
+        let is_recomputed = |module: &ModulePlan| module.recomputed != RecomputedLayers::None;
+        let is_selective = |module: &ModulePlan| module.recomputed == RecomputedLayers::EverySecond;
+        let has_selective = plan.encoders.iter().chain([&plan.llm]).any(is_selective);
         // A plan has at least one encoder.
         let (first, llm) = (&plan.encoders[0], &plan.llm);
         let modules = names.iter().copied().zip(&plan.encoders).chain([("llm", llm)]);
@@ -284,9 +289,9 @@ impl DegreesJson {
             microbatches: plan.microbatches,
             placement: plan.placement.name(),
             rounds_ahead: plan.rounds_ahead,
-            is_run: plan.placement == Placement::Disaggregated,
+            is_run: plan.placement == Placement::Disaggregated && !has_selective,
             layers: LayersJson { encoder: first.layers.clone(), llm: llm.layers.clone() },
-            recompute: RecomputeJson { encoder: first.is_recomputed, llm: llm.is_recomputed },
+            recompute: RecomputeJson { encoder: is_recomputed(first), llm: is_recomputed(llm) },
         }
     }
 }

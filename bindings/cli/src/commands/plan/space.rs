@@ -21,6 +21,9 @@ pub(crate) struct SpaceArgs {
     /// other.
     #[arg(long)]
     encoder_ahead: bool,
+    /// Allow recomputation of every second layer of a module; the executor does not run it yet.
+    #[arg(long)]
+    selective_recompute: bool,
     /// Share optimizer state over the data-parallel ranks of a module (ZeRO stage 1).
     #[arg(long)]
     zero1: bool,
@@ -73,6 +76,7 @@ impl SpaceArgs {
             is_joint: has(PlacementArg::Joint),
             has_uneven_layers: is_full || self.uneven_layers,
             has_recomputation: is_full || has_recomputation,
+            has_selective_recomputation: self.selective_recompute,
             has_encoder_ahead: is_plain && (is_full || self.encoder_ahead),
             has_sharded_optimizer: self.zero1,
             schedule,

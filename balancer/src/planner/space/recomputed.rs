@@ -1,0 +1,34 @@
+//! Layers that are recomputed in the backward pass.
+
+/// Layers of a module whose activations are recomputed in the backward pass: they keep their inputs alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RecomputedLayers {
+    /// Every layer keeps its activations.
+    #[default]
+    None,
+    /// Every second layer of a stage, from its first one.
+    EverySecond,
+    /// All layers.
+    All,
+}
+
+impl RecomputedLayers {
+    /// Returns how many of a stage's layers are recomputed.
+    #[must_use]
+    pub const fn of(self, layers: u32) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::EverySecond => layers.div_ceil(2),
+            Self::All => layers,
+        }
+    }
+
+    /// Returns the fraction of a module's layers.
+    pub(in crate::planner) const fn fraction(self) -> f64 {
+        match self {
+            Self::None => 0.0,
+            Self::EverySecond => 0.5,
+            Self::All => 1.0,
+        }
+    }
+}
