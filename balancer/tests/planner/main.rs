@@ -196,6 +196,8 @@ fn every_option_makes_plans_no_slower() {
 /// One microbatch on one GPU per module: a pass over a layer takes a third of its time, backward two thirds.
 #[test]
 fn recomputed_layers_run_forward_again_and_keep_their_inputs() {
+    use RecomputedLayers::{All, EverySecond, None};
+
     let costs = (encoder(), llm());
     let workload = Workload::draw(&[ItemSize::of_tiles(3, 500)], 1, 1, 0).unwrap();
     let mut problem = problem(&costs, &workload, cluster(2, 1 << 40));
@@ -206,7 +208,6 @@ fn recomputed_layers_run_forward_again_and_keep_their_inputs() {
         (plan.encoders[0].recomputed, plan.llm.recomputed) = (encoder, llm);
         evaluate(&problem, &plan).unwrap()
     };
-    use RecomputedLayers::{All, EverySecond, None};
     let [plain, second, all] = [None, EverySecond, All].map(|choice| score(None, choice));
     let layers_ns = 6.0 * (costs.1.layer_ns(1, 500) + costs.1.sample_ns(1, 500));
     let longer = |score: &Evaluation| (score.makespans_ns[0] - plain.makespans_ns[0]) as f64;

@@ -55,7 +55,7 @@ class Messages(WithExample):
             loader(global_batch_size=0)
         self.assertEqual(caught.exception.setting, "global_batch_size")
         with self.assertRaisesRegex(
-            dflop.ConfigError, "expected data-blind, balanced, .*lpt.*, found `lptt`"
+            dflop.ConfigError, "expected .*`lpt`, .*`search` \\(also `balanced`\\).*, found `lptt`"
         ):
             loader(strategy="lptt")
         with self.assertRaisesRegex(dflop.ConfigError, "invalid `samples`"):

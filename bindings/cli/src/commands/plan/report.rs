@@ -269,6 +269,7 @@ impl DegreesJson {
             let Degrees { tp, pp, dp } = module.degrees;
             ModuleJson { tp, pp, dp }
         };
+        let is_recomputed = |module: &ModulePlan| module.recomputed != RecomputedLayers::None;
         let named = |(name, module): (&'static str, &ModulePlan)| NamedModuleJson {
             name,
             degrees: degrees(module),
@@ -276,7 +277,6 @@ impl DegreesJson {
             recompute: is_recomputed(module),
             recomputed_layers: module.layers.iter().map(|layers| module.recomputed.of(*layers)).collect(),
         };
-        let is_recomputed = |module: &ModulePlan| module.recomputed != RecomputedLayers::None;
         let is_selective = |module: &ModulePlan| module.recomputed == RecomputedLayers::EverySecond;
         let has_selective = plan.encoders.iter().chain([&plan.llm]).any(is_selective);
         // A plan has at least one encoder.
