@@ -5,6 +5,7 @@
 //! faster. Several encoders share them (`gpu_shares`), so that the slowest of them is fastest.
 
 mod encoder_parts;
+mod families;
 mod gpu_shares;
 pub(super) mod joint;
 mod options;
@@ -13,7 +14,6 @@ pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
 use super::costs::ModuleCosts;
-use super::item_size::ENCODERS_MAX;
 use super::workload::Workload;
 use crate::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use gpu_shares::GpuShares;
@@ -177,27 +177,6 @@ impl<'a> SearchSpace<'a> {
         Self { slack, ..self.clone() }
     }
 
-    /// Calls `visit` with every family.
-    pub(super) fn visit(&self, mut visit: impl FnMut(&Family)) {
-        self.visit_llms(|llm, llm_dp| self.visit_encoders(llm, llm_dp, &mut visit));
-        self.joint_families().for_each(|family| visit(&family));
-    }
-
-    /// Lists the joint families: more ranks are never slower, so that each shape has as many as fit.
-    pub(super) fn joint_families(&self) -> impl Iterator<Item = Family> + '_ {
-        (0..self.joint.len()).filter_map(|index| {
-            let shape = &self.joint[index].llm;
-            let llm_dp = (self.cluster.gpus / shape.gpus()).min(self.workload.global_batch());
-            (llm_dp > 0).then(|| self.joint_family(index, llm_dp))
-        })
-    }
-
-    fn joint_family(&self, index: usize, llm_dp: u32) -> Family {
-        let part = EncoderPart { shape: index as u32, dp: llm_dp * self.joint[index].llm.tp };
-        let encoders = EncoderParts::alike(part, self.encoders.len());
-        Family { placement: Placement::Joint, encoders, llm: index, llm_dp, ahead: 0 }
-    }
-
     /// Returns the shape of an encoder.
     pub(super) fn encoder_shape(&self, family: &Family, encoder: usize) -> &StageShape {
         let shape = family.encoders[encoder].shape as usize;
@@ -261,95 +240,6 @@ impl<'a> SearchSpace<'a> {
         StepShape { kind, encoders, stages, slots: slots as usize }
     }
 
-    /// Calls `visit` with every LLM: the index of its shape, and its ranks in descending order.
-    pub(super) fn visit_llms(&self, mut visit: impl FnMut(usize, u32)) {
-        for llm in 0..self.llm.shapes.len() {
-            let ranks_max =
-                (self.cluster.gpus / self.llm.shapes[llm].gpus()).min(self.workload.global_batch());
-            for llm_dp in (1..=ranks_max).rev() {
-                visit(llm, llm_dp);
-            }
-        }
-    }
-
-    /// Calls `visit` with the families of one LLM.
-    pub(super) fn visit_encoders(&self, llm: usize, llm_dp: u32, visit: &mut impl FnMut(&Family)) {
-        let family =
-            |placement, encoders: EncoderParts| Family { placement, encoders, llm, llm_dp, ahead: 0 };
-        if let [encoder] = &self.encoders[..] {
-            for shape in 0..encoder.shapes.len() {
-                if let Some(ranks) = self.encoder_ranks(shape, llm, llm_dp) {
-                    visit(&family(Placement::Disaggregated, EncoderParts::one(shape, ranks)));
-                }
-                if let Some(ranks) = self.colocated_ranks(0, shape, llm, llm_dp) {
-                    visit(&family(Placement::Colocated, EncoderParts::one(shape, ranks)));
-                }
-            }
-            return;
-        }
-        self.visit_shares(llm, llm_dp, &mut |encoders| visit(&family(Placement::Disaggregated, encoders)));
-        for encoders in self.colocated_parts(llm, llm_dp) {
-            visit(&family(Placement::Colocated, encoders));
-        }
-    }
-
-    /// Calls `visit` with the shares of several encoders on the GPUs beside an LLM.
-    fn visit_shares(&self, llm: usize, llm_dp: u32, visit: &mut impl FnMut(EncoderParts)) {
-        let used = self.llm.shapes[llm].gpus().checked_mul(llm_dp);
-        let left = used.and_then(|used| self.cluster.gpus.checked_sub(used)).unwrap_or(0);
-        let has_room = |shares: &&EncoderParts| self.has_room(llm, llm_dp, shares);
-        // Nodes may leave gaps that no tensor-parallel group fits.
-        let fewer = (left.saturating_sub(self.cluster.gpus_per_node)..=left).rev();
-        let found = fewer
-            .map(|gpus| self.gpu_shares.of(gpus))
-            .find(|shares| shares.iter().any(|shares| has_room(&shares)));
-        found.unwrap_or(&[]).iter().filter(has_room).for_each(|shares| visit(*shares));
-    }
-
-    /// Whether encoders fit into the nodes beside an LLM.
-    fn has_room(&self, llm: usize, llm_dp: u32, encoders: &EncoderParts) -> bool {
-        let groups = |shape: &StageShape, dp: u32| (shape.tp, u64::from(shape.pp) * u64::from(dp));
-        let mut all = [(1, 0); ENCODERS_MAX + 1];
-        all[0] = groups(&self.llm.shapes[llm], llm_dp);
-        for (encoder, part) in encoders.iter().enumerate() {
-            let Some(shape) = self.part_shape(encoder, *part) else { return false };
-            all[encoder + 1] = groups(shape, part.dp);
-        }
-        self.cluster.has_room(&all[..=encoders.len()])
-    }
-
-    /// Whether a plan made up by a search belongs to this space.
-    pub(super) fn contains(&self, candidate: &Candidate) -> bool {
-        let Family { placement, encoders, llm, llm_dp, ahead } = candidate.family;
-        let may_run_ahead = placement == Placement::Disaggregated && self.options.has_encoder_ahead;
-        if ahead > 0 && !may_run_ahead {
-            return false;
-        }
-        let items = u64::from(self.workload.global_batch());
-        if llm_dp == 0 || encoders.iter().any(|part| part.dp == 0) || candidate.microbatches == 0 {
-            return false;
-        }
-        if u64::from(candidate.microbatches) * u64::from(llm_dp) > items {
-            return false;
-        }
-        match placement {
-            Placement::Disaggregated => {
-                self.options.is_disaggregated
-                    && llm < self.llm.shapes.len()
-                    && self.has_room(llm, llm_dp, &encoders)
-            }
-            Placement::Joint => {
-                let gpus = self.joint.get(llm).and_then(|shape| shape.llm.gpus().checked_mul(llm_dp));
-                gpus.is_some_and(|gpus| gpus <= self.cluster.gpus)
-                    && self.joint_family(llm, llm_dp) == candidate.family
-            }
-            // A colocated encoder uses all of the LLM's GPUs, never fewer.
-            Placement::Colocated => encoders.iter().enumerate().all(|(encoder, part)| {
-                self.colocated_ranks(encoder, part.shape as usize, llm, llm_dp) == Some(part.dp)
-            }),
-        }
-    }
-
     /// Returns the most microbatches of an LLM rank.
     pub(super) fn microbatches_max(&self, family: &Family) -> u32 {
         self.workload.global_batch() / family.llm_dp
@@ -365,56 +255,6 @@ impl<'a> SearchSpace<'a> {
             }
             Placement::Colocated | Placement::Joint => llm,
         }
-    }
-
-    /// Returns the most ranks of the only encoder that fit next to an LLM.
-    fn encoder_ranks(&self, encoder: usize, llm: usize, llm_dp: u32) -> Option<u32> {
-        if !self.options.is_disaggregated {
-            return None;
-        }
-        let (encoder, llm) = (&self.encoders[0].shapes[encoder], &self.llm.shapes[llm]);
-        let left = self.cluster.gpus.checked_sub(llm.gpus().checked_mul(llm_dp)?)?;
-        let llm_groups = (llm.tp, u64::from(llm.pp) * u64::from(llm_dp));
-        let mut ranks = left / encoder.gpus();
-        while ranks > 0 {
-            let groups = (encoder.tp, u64::from(encoder.pp) * u64::from(ranks));
-            if self.cluster.has_room(&[llm_groups, groups]) {
-                return Some(ranks);
-            }
-            // Nodes may leave gaps that no tensor-parallel group fits.
-            ranks -= 1;
-        }
-        None
-    }
-
-    /// Returns the ranks of an encoder on the GPUs of an LLM: all of them, each a tensor-parallel group.
-    fn colocated_ranks(&self, encoder: usize, shape: usize, llm: usize, llm_dp: u32) -> Option<u32> {
-        if !self.options.is_colocated {
-            return None;
-        }
-        let (shape, llm) = (self.encoders[encoder].shapes.get(shape)?, self.llm.shapes.get(llm)?);
-        let gpus = llm.gpus().checked_mul(llm_dp).filter(|gpus| *gpus <= self.cluster.gpus)?;
-        let is_whole = shape.pp == 1 && gpus.is_multiple_of(shape.tp);
-        let groups = u64::from(gpus / llm.tp);
-        (is_whole && self.cluster.has_room(&[(llm.tp, groups)])).then_some(gpus / shape.tp)
-    }
-
-    /// Lists several encoders on the GPUs of an LLM, with every combination of their shapes.
-    fn colocated_parts(&self, llm: usize, llm_dp: u32) -> Vec<EncoderParts> {
-        let mut all = vec![EncoderParts::default()];
-        for (encoder, module) in self.encoders.iter().enumerate() {
-            let part = |shape: usize| {
-                let dp = self.colocated_ranks(encoder, shape, llm, llm_dp)?;
-                Some(EncoderPart { shape: shape as u32, dp })
-            };
-            let parts: Vec<EncoderPart> = (0..module.shapes.len()).filter_map(part).collect();
-            let with = |before: &EncoderParts| {
-                let before = *before;
-                parts.iter().map(move |part| before.iter().copied().chain([*part]).collect())
-            };
-            all = all.iter().flat_map(with).collect();
-        }
-        all
     }
 }
 
