@@ -1,4 +1,4 @@
-//! Enumerates every plan that node size, heads, layers and the global batch allow.
+//! Space of every plan that node size, heads, layers and the global batch allow; `families` enumerates it.
 //!
 //! Plans form *families* that differ only in the number of microbatches. With a given LLM the encoder takes
 //! all remaining GPUs: with more ranks its shares of a microbatch are smaller, so fewer ranks are never
