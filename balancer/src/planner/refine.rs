@@ -65,7 +65,11 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
         trials.sort_by(|(one, _), (other, _)| one.mean_ns().total_cmp(&other.mean_ns()));
     };
     sort(&mut trials);
-    for candidate in ahead(space, &trials).into_iter().chain(other_counts(space, &trials)) {
+    let mut more = ahead(space, &trials);
+    if search.is_tight {
+        more.extend(other_counts(space, &trials));
+    }
+    for candidate in more {
         trials.push((refined(space, &candidate, 0..trial, &mut timeline)?, candidate));
     }
     sort(&mut trials);
@@ -140,7 +144,8 @@ fn upper_ns(space: &SearchSpace<'_>, plan: &ScoredPlan) -> f64 {
     plan.score.mean_ns() * (1.0 + half_width)
 }
 
-/// Lists the best plan with other numbers of microbatches, whose order better balancing may change.
+/// Lists the best plan with other numbers of microbatches: where memory is tight, estimates tell little of
+/// them.
 fn other_counts(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
     let Some((_, best)) = trials.first() else { return Vec::new() };
     let counts = (1..=COUNTS_AROUND)
