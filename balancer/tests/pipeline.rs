@@ -2,7 +2,7 @@
 
 mod step_passes;
 
-use dflop_balancer::schedule::{ModuleStages, PipelineLayout};
+use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{
     Budget, Caps, Communication, Error, Instance, PipelineAssignment, PipelineConfig, PipelineObjective,
     StageTimes, Strategy, balance_pipeline,
@@ -42,8 +42,26 @@ fn laid_out(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>
     layout.simulate(&lists, &times, &free).unwrap().makespan_ns
 }
 
+/// Simulates ranks whose stages form one chain, several of them on each pipeline rank.
+fn chained(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> u64 {
+    let chunks = config.schedule.chunks();
+    let layout =
+        PipelineLayout::chain(config.stages.iter().sum::<usize>() / chunks, chunks, ranks[0].len()).unwrap();
+    let lists = layout.schedule(config.schedule).unwrap();
+    let free = Communication::free(layout.stages(), layout.microbatches());
+    let of_rank = |rank: &Vec<Vec<u32>>| {
+        let times = config.stage_times(instance, rank).unwrap();
+        layout.simulate(&lists, &times, &free).unwrap().makespan_ns
+    };
+    ranks.iter().map(of_rank).max().unwrap()
+}
+
 /// Finds the makespan of the best assignment of items to slots, none empty, by trying all.
-fn brute_force(instance: &Instance, config: &PipelineConfig) -> u64 {
+fn brute_force(
+    instance: &Instance,
+    config: &PipelineConfig,
+    simulated: impl Fn(&Instance, &PipelineConfig, &[Vec<Vec<u32>>]) -> u64,
+) -> u64 {
     let slots = instance.groups();
     let microbatches = slots / config.dp_size;
     let mut best = u64::MAX;
@@ -111,7 +129,7 @@ proptest! {
         if let Some(encoder_dp) = encoder_dp {
             config = config.module_dp_sizes(vec![encoder_dp, dp_size]);
         }
-        let optimum = brute_force(&instance, &config);
+        let optimum = brute_force(&instance, &config, simulated);
         for strategy in Strategy::of_any_size() {
             let caps = Caps::default();
             let found =
@@ -136,11 +154,34 @@ proptest! {
         let dp_sizes = vec![encoder_dps[0], encoder_dps[1], dp_size];
         let config = PipelineConfig::new(dp_size, stages.to_vec()).module_dp_sizes(dp_sizes);
         let config = config.parallel_encoders();
-        let optimum = brute_force(&instance, &config);
+        let optimum = brute_force(&instance, &config, simulated);
         let found = solve(&instance, &config, &Caps::default(), 2_000);
         prop_assert!(found.bound.ns <= optimum, "{:?} above {}", found.bound, optimum);
         prop_assert!(found.makespan_ns >= optimum);
         prop_assert!(found.makespan_ns <= optimum * 21 / 20, "{} {optimum}", found.makespan_ns);
+    }
+
+    #[test]
+    fn ranks_with_several_stages_are_planned_for_their_schedule(
+        times_ns in prop::collection::vec(0..30_u64, 10),
+        shape in prop::sample::select(vec![(1, 2), (1, 3), (2, 2), (1, 4)]),
+        stages in prop::sample::select(vec![[2, 2], [1, 3], [3, 3]]),
+    ) {
+        let (dp_size, microbatches) = shape;
+        let instance = Instance::new(dp_size * microbatches, 2, times_ns).unwrap();
+        let schedule = ScheduleKind::Interleaved { chunks: 2 };
+        let config = PipelineConfig::new(dp_size, stages.to_vec()).schedule(schedule);
+        let optimum = brute_force(&instance, &config, chained);
+        for strategy in Strategy::of_any_size() {
+            let caps = Caps::default();
+            let found =
+                balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(2_000)).unwrap();
+            prop_assert!(found.bound.ns <= optimum, "{:?} above {}", found.bound, optimum);
+            prop_assert_eq!(found.makespan_ns, chained(&instance, &config, &found.ranks));
+            if strategy == Strategy::SEARCH {
+                prop_assert!(found.makespan_ns <= optimum * 21 / 20, "{} {optimum}", found.makespan_ns);
+            }
+        }
     }
 
     #[test]
@@ -347,4 +388,17 @@ fn times_of_one_rank_need_the_others_where_an_encoder_is_shared() {
     assert!(matches!(config.ranks_times(&instance, &ranks[..1]), Err(Error::Length { .. })));
     let wrong = PipelineConfig::new(2, vec![1, 1]).module_dp_sizes(vec![4]);
     assert!(matches!(wrong.ranks_times(&instance, &ranks), Err(Error::Config { .. })));
+}
+
+#[test]
+fn schedules_that_do_not_fit_the_stages_are_refused() {
+    let instance = Instance::new(4, 2, vec![1; 8]).unwrap();
+    let config = PipelineConfig::new(2, vec![1, 2]);
+    for (schedule, dp_sizes) in [("zb-h1", vec![]), ("interleaved:2", vec![]), ("interleaved:3", vec![1, 2])]
+    {
+        let config = config.clone().schedule(schedule.parse().unwrap()).module_dp_sizes(dp_sizes);
+        let caps = Caps::default();
+        let found = balance_pipeline(&instance, &config, Strategy::LPT, &caps, &mut Budget::work(0));
+        assert!(matches!(found, Err(Error::Config { setting: "schedule", .. })), "{schedule}");
+    }
 }

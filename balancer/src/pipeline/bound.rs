@@ -20,6 +20,7 @@ use crate::simulate::split_time;
 ///   are enough), first and last ones of different ranks different items, and no microbatch is faster
 ///   than one of its items. So the ranks together take at least the module's total plus the `dp_size`
 ///   smallest fills and drains of an item, and the slowest takes at least the mean.
+/// - *Stages of a rank.* A rank that holds several stages runs them all.
 /// - *Longest path.* A microbatch passes all stages twice, no faster than any of its items would.
 /// - *Relaxation.* See [`super::relaxation`].
 pub(crate) fn pipeline_lower_bound(
@@ -42,6 +43,7 @@ pub(crate) fn pipeline_lower_bound(
             offer(fill_and_drain(instance, config, module), BoundKind::FillAndDrain);
         }
     }
+    offer(rank_load(instance, config), BoundKind::MeanLoad);
     let path = |row: &[u64]| longest_path(row.iter().copied(), &config.stages, config);
     let paths = instance.rows_ns().chunks_exact(instance.modules()).map(path);
     offer(paths.max().unwrap_or(0), BoundKind::LongestPath);
@@ -63,6 +65,23 @@ fn own_modules_bound(instance: &Instance, config: &PipelineConfig) -> Result<Low
     let times_ns = rows.filter(|(cell, _)| is_own(cell % instance.modules())).map(|(_, time)| *time);
     let instance = Instance::with_empty_groups(config.dp_size, own, times_ns.collect())?;
     Ok(lower_bound_for(&instance, config.dp_size))
+}
+
+/// Returns the mean load of the fullest pipeline rank, where each holds several stages; otherwise of a stage.
+fn rank_load(instance: &Instance, config: &PipelineConfig) -> u64 {
+    let shape = config.step_shape(1);
+    let totals: Vec<u128> = (0..instance.modules())
+        .map(|module| instance.module_ns(module).map(u128::from).sum::<u128>())
+        .collect();
+    let mut loads = vec![0; shape.stages];
+    for (stage, module) in config.rows().into_iter().enumerate() {
+        // A stage of a module with ranks of its own is not a stage of the pipelines.
+        if config.module_dp_size(module) == config.dp_size {
+            loads[shape.first_of_rank(stage)] += totals[module];
+        }
+    }
+    let most = loads.into_iter().max().unwrap_or(0);
+    most.div_ceil(config.dp_size as u128) as u64
 }
 
 /// Returns the mean over ranks of a module's load and the cheapest paths to and from its last stage.

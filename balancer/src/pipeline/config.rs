@@ -42,8 +42,8 @@ pub struct PipelineConfig {
     /// Whether all modules before the last feed the last one side by side, as several encoders do; otherwise
     /// each module feeds the next one.
     pub has_parallel_encoders: bool,
-    /// Schedule that runs the microbatches: `gpipe`, `1f1b` or `1f1b-ahead`, whose encoders are all modules
-    /// before the last.
+    /// Schedule that runs the microbatches: `gpipe`, `1f1b`, `1f1b-ahead`, whose encoders are all modules
+    /// before the last, or `interleaved`, to which the stages of all modules are one chain.
     pub schedule: ScheduleKind,
     /// Limits on the memory of the stages' GPUs. Default: none.
     pub memory: Option<PipelineMemoryLimits>,
@@ -139,7 +139,9 @@ impl PipelineConfig {
     pub(crate) fn step_shape(&self, microbatches: usize) -> StepShape {
         let before = &self.stages[..self.stages.len().saturating_sub(1)];
         let chain = |stages: usize| EncoderChain { stages: stages as u16, has_backward: true };
-        let encoders = if self.has_parallel_encoders {
+        let encoders = if matches!(self.schedule, ScheduleKind::Interleaved { .. }) {
+            EncoderChains::default()
+        } else if self.has_parallel_encoders {
             EncoderChains::new(before.iter().map(|stages| chain(*stages)))
         } else {
             EncoderChains::one(before.iter().sum())
@@ -245,6 +247,23 @@ impl PipelineConfig {
         stages.flat_map(|(module, count)| std::iter::repeat_n(module, *count)).collect()
     }
 
+    /// Checks that microbatches can be ordered for the schedule.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for `zb-h1`, and for `interleaved` if the number of stages is no multiple of the
+    /// chunks or a module has a DP size of its own.
+    pub fn check_schedule(&self) -> Result<()> {
+        self.step_shape(1).check()?;
+        let has_own = |dp_size: &usize| *dp_size != self.dp_size;
+        if matches!(self.schedule, ScheduleKind::Interleaved { .. })
+            && self.module_dp_sizes.iter().any(has_own)
+        {
+            let reason = format!("{} needs modules with the DP size of the pipelines", self.schedule);
+            return Err(Error::Config { setting: "schedule", reason });
+        }
+        Ok(())
+    }
+
     pub(super) fn check(&self, instance: &Instance) -> Result<()> {
         let invalid = |setting, reason| Err(Error::Config { setting, reason });
         let (groups, modules) = (instance.groups(), instance.modules());
@@ -254,7 +273,6 @@ impl PipelineConfig {
                 format!("must divide the number of groups, {groups}, got {}", self.dp_size),
             );
         }
-        StepShape::check_kind(self.schedule)?;
         let stages = self.stages.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
         if stages > STAGES_MAX {
             return invalid("stages", format!("a pipeline has at most {STAGES_MAX}, got {stages}"));
@@ -269,6 +287,7 @@ impl PipelineConfig {
                 format!("expected at most {ENCODERS_MAX} encoders side by side, got {}", modules - 1);
             return invalid("stages", reason);
         }
+        self.check_schedule()?;
         let sizes = &self.module_dp_sizes;
         if !sizes.is_empty() && (sizes.len() != modules || sizes.contains(&0)) {
             let reason = format!("expected {modules} numbers of at least 1, one per module, got {sizes:?}");

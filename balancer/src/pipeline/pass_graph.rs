@@ -15,10 +15,10 @@ pub(super) struct Pass {
     pub(super) microbatch: usize,
     /// Index into the times.
     pub(super) time: u32,
-    /// Previous pass of the lane and the pass that sends the input, or the number of passes.
+    /// Previous pass of the rank's lanes and the pass that sends the input, or the number of passes.
     pub(super) before: [u32; 2],
-    /// Next pass of the lane and the pass that receives the output, or the number of passes; of a fan both
-    /// receivers.
+    /// Next pass of the rank's lanes and the pass that receives the output, or the number of passes; of a fan
+    /// both receivers.
     pub(super) after: [u32; 2],
 }
 
@@ -109,7 +109,7 @@ struct Builder<'a> {
     passes: Vec<Pass>,
     /// First lane of every stage.
     first_lane: Vec<usize>,
-    /// Last pass of every lane that takes time.
+    /// Last pass that takes time of every lane; of a rank with several stages, at the lane of the first.
     last: Vec<u32>,
     /// Links of every stage, forward and backward.
     links: Vec<[Links; 2]>,
@@ -168,11 +168,12 @@ impl Builder<'_> {
             let lane = self.first_lane[stage] + rank;
             let input = self.input(stage, rank, microbatch, direction);
             let time = (self.shape.cell(rank, microbatch, module) + direction) as u32;
-            let before = [self.last[lane], input];
+            let queue = self.first_lane[self.shape.step.first_of_rank(stage)] + rank;
+            let before = [self.last[queue], input];
             let at = self.push(Pass { lane, microbatch, time, before, after: [NONE; 2] });
             self.connect(before[0], at, 0);
             self.connect(input, at, 1);
-            self.last[lane] = at;
+            self.last[queue] = at;
             self.outlets[direction][lane * self.shape.step.slots + microbatch] = at;
         }
         for rank in 0..self.shape.lanes_of(stage) {

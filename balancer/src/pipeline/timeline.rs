@@ -7,13 +7,15 @@
 //! backward pass of `last` on each stage, the *window*, lie both after and before a changed pass. Ends before
 //! the window and tails after it stay the same, and every path from start to end crosses the window. So the
 //! new makespan is the longest path through it: under 1F1B `p (p + 1)` passes for one microbatch on `p`
-//! stages, instead of `2 p K`.
+//! stages, instead of `2 p K`. Where a rank holds several stages, a path may leave these passes and
+//! come back: the whole step is walked over.
 //!
 //! # Source
 //! Heads and tails are from job-shop local search: Taillard, "Parallel taboo search techniques for the
 //! job shop scheduling problem", ORSA J. Computing 6, 1994.
 
 use super::pass_graph::{Pass, PassGraph, PassShape};
+use crate::schedule::ScheduleKind;
 
 /// Most passes in all windows together; further pairs of microbatches share the window of everything.
 const WINDOW_PASSES_MAX: usize = 1 << 16;
@@ -89,7 +91,9 @@ impl Timeline {
         let (codes, windows) = ((0..=nothing).collect(), Vec::new());
         let mut timeline =
             Self { passes, microbatches, cells, lanes, lanes_of_rank, places, last, spans, windows, codes };
-        timeline.windows = vec![Window::default(); timeline.windows_that_fit()];
+        let has_windows = !matches!(shape.step.kind, ScheduleKind::Interleaved { .. });
+        let windows = if has_windows { timeline.windows_that_fit() } else { 1 };
+        timeline.windows = vec![Window::default(); windows];
         let all: Vec<u32> = (0..nothing).collect();
         timeline.windows[0] = timeline.window_of(&all);
         timeline
@@ -129,7 +133,7 @@ impl Timeline {
         // The windows of smaller distances come first: `K`, `K - 1`, ... of them.
         let before = distance * self.microbatches - distance * distance.saturating_sub(1) / 2;
         let index = 1 + before + first;
-        // No memory for this window: the window of everything gives the same makespan, slower.
+        // There is no such window: the window of everything gives the same makespan, slower.
         if index >= self.windows.len() {
             return 0;
         }
@@ -266,6 +270,9 @@ mod tests {
         let (forward_ns, backward_ns): (Vec<u64>, Vec<u64>) =
             cells.map(|cell| (rank.times_ns[cell], rank.times_ns[cell + 1])).unzip();
         let times = StageTimes::new(modules, microbatches, forward_ns, backward_ns).unwrap();
+        if kind.chunks() > 1 {
+            return CompiledSchedule::new(kind, rows, microbatches).unwrap().makespan_ns(&times);
+        }
         // Modules before the last one are encoders, as they are to the timeline.
         let stages: Vec<usize> =
             (0..modules).map(|module| rows.iter().filter(|row| **row == module).count()).collect();
@@ -325,6 +332,21 @@ mod tests {
             changes in prop::collection::vec((0..14_usize, 0..14_usize, 0..1000_u64), 8),
         ) {
             check(kind, &stages, microbatches, &times_ns, &changes);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn ranks_with_several_stages_take_what_the_simulator_says(
+            chunks in 2..4_u16, ranks in 1..4_usize, first in 0..6_usize,
+            microbatches in 1..14_usize,
+            times_ns in prop::collection::vec(0..1000_u64, 60),
+            changes in prop::collection::vec((0..14_usize, 0..14_usize, 0..1000_u64), 8),
+        ) {
+            let stages = ranks * usize::from(chunks);
+            let first = first.min(stages - 1);
+            let stages: Vec<usize> = [first, stages - first].into_iter().filter(|count| *count > 0).collect();
+            check(ScheduleKind::Interleaved { chunks }, &stages, microbatches, &times_ns, &changes);
         }
     }
 

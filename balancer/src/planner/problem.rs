@@ -6,7 +6,7 @@ use super::item_size::{ENCODERS_MAX, too_many_encoders};
 use super::space::{EncoderSplit, SearchSpace, SearchSpaceOptions};
 use super::workload::Workload;
 use crate::error::{Error, Result};
-use crate::schedule::StepShape;
+use crate::schedule::ScheduleKind;
 
 /// Planning problem: modules, workload, cluster and options.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ impl<'a> PlanProblem<'a> {
 
     pub(super) fn space(&self) -> Result<SearchSpace<'a>> {
         self.cluster.check()?;
-        StepShape::check_kind(self.options.schedule)?;
+        check_schedule(self.options.schedule)?;
         if self.encoders.is_empty() || self.encoders.len() > ENCODERS_MAX {
             return Err(too_many_encoders(self.encoders.len()));
         }
@@ -69,4 +69,16 @@ impl<'a> PlanProblem<'a> {
         space.share_gpus();
         Ok(space)
     }
+}
+
+/// Checks that the executor's stages of encoders and an LLM run a schedule, with whole backward passes.
+fn check_schedule(kind: ScheduleKind) -> Result<()> {
+    if matches!(kind, ScheduleKind::Interleaved { .. } | ScheduleKind::ZeroBubble) {
+        let reason = format!(
+            "encoders beside a language model run under gpipe, 1f1b and 1f1b-ahead, for which plans are made, not \
+             under {kind}"
+        );
+        return Err(Error::Config { setting: "schedule", reason });
+    }
+    Ok(())
 }

@@ -30,6 +30,16 @@ pub(super) fn passes(rank: usize, ranks: usize, chunks: usize, microbatches: usi
     passes
 }
 
+/// Returns the most microbatches between their forward and their backward pass in a stage of the rank.
+pub(super) fn held_max(passes: &[Pass], stage: usize) -> usize {
+    let (mut held, mut most) = (0_usize, 0);
+    for pass in passes.iter().filter(|pass| usize::from(pass.part.stage) == stage) {
+        held = if pass.kind == Forward { held + 1 } else { held - 1 };
+        most = most.max(held);
+    }
+    most
+}
+
 /// Groups microbatches by `ranks`, the remainder in the last group.
 fn groups(ranks: usize, microbatches: usize) -> Vec<std::ops::Range<u32>> {
     let count = (microbatches / ranks).max(1);

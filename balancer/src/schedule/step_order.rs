@@ -8,7 +8,9 @@
 //! `s` in slot `n (k + l) + j + s` for microbatch `k`. A forward pass is so one slot after its input; so is a
 //! backward pass if a stage has at least one round more of lag than the next one.
 
-use super::action::PassKind;
+use super::ScheduleKind;
+use super::action::{Pass, PassKind};
+use super::interleaved;
 use super::lagged::Lags;
 use super::step_shape::StepShape;
 
@@ -27,8 +29,11 @@ pub(crate) struct StepOrder {
 }
 
 impl StepOrder {
-    /// Orders the passes of a step; the kind is one of those that [`StepShape::check_kind`] accepts.
+    /// Orders the passes of a step that [`StepShape::check`] accepts.
     pub(crate) fn new(shape: &StepShape) -> Self {
+        if let ScheduleKind::Interleaved { chunks } = shape.kind {
+            return Self::of_chunks(shape, usize::from(chunks));
+        }
         let lags: Vec<Lags> = (0..shape.stages).map(|stage| shape.lags(stage)).collect();
         let depths: Vec<usize> = (0..shape.stages).map(|stage| shape.depth(stage)).collect();
         let longest = lags.iter().flat_map(|lags| lags.iter()).map(|(_, lag)| *lag).max().unwrap_or(0);
@@ -45,6 +50,39 @@ impl StepOrder {
                     passes.push(StagePass { stage: stage as u32, slot: slot as u32, is_forward });
                 }
             }
+        }
+        Self { passes }
+    }
+
+    /// Merges the lists of ranks that hold several stages each: a pass comes as soon as its input is there.
+    fn of_chunks(shape: &StepShape, chunks: usize) -> Self {
+        let ranks = shape.stages / chunks;
+        let lists: Vec<Vec<Pass>> =
+            (0..ranks).map(|rank| interleaved::passes(rank, ranks, chunks, shape.slots)).collect();
+        let mut next = vec![0; ranks];
+        let mut done = vec![[false; 2]; shape.stages * shape.slots];
+        let mut passes = Vec::with_capacity(done.len() * 2);
+        while passes.len() < 2 * done.len() {
+            let before = passes.len();
+            for (list, next) in lists.iter().zip(&mut next) {
+                while let Some(Pass { kind, part }) = list.get(*next) {
+                    let (stage, slot) = (usize::from(part.stage), part.microbatch as usize);
+                    let is_forward = *kind == PassKind::Forward;
+                    let at = |stage: usize, way: usize| done[stage * shape.slots + slot][way];
+                    let is_ready = match (is_forward, shape.receiver(stage)) {
+                        (true, _) => stage == 0 || at(stage - 1, 0),
+                        (false, Some(receiver)) => at(receiver, 1),
+                        (false, None) => at(stage, 0),
+                    };
+                    if !is_ready {
+                        break;
+                    }
+                    done[stage * shape.slots + slot][usize::from(!is_forward)] = true;
+                    passes.push(StagePass { stage: stage as u32, slot: slot as u32, is_forward });
+                    *next += 1;
+                }
+            }
+            assert!(passes.len() > before, "the lists of {} wait for each other", shape.kind);
         }
         Self { passes }
     }
@@ -100,6 +138,28 @@ mod tests {
             for (stage, held) in held_max.iter().enumerate() {
                 prop_assert_eq!(shape.in_flight(stage), *held as usize);
             }
+        }
+
+        #[test]
+        fn ranks_with_several_stages_run_their_lists(
+            chunks in 1..4_u16, ranks in 1..5_usize, slots in 1..12_usize,
+        ) {
+            let (kind, stages) = (ScheduleKind::Interleaved { chunks }, ranks * usize::from(chunks));
+            let shape = StepShape { kind, encoders: EncoderChains::default(), stages, slots };
+            let order = StepOrder::new(&shape);
+            prop_assert_eq!(order.passes.len(), 2 * stages * slots);
+            for rank in 0..ranks {
+                let own = order.passes.iter().filter(|pass| shape.first_of_rank(pass.stage as usize) == rank);
+                let told = schedule(kind, rank, ranks, slots).into_iter().filter_map(crate::schedule::Action::pass);
+                for (own, told) in own.zip(told) {
+                    prop_assert_eq!((own.stage, own.slot), (u32::from(told.part.stage), told.part.microbatch));
+                    prop_assert_eq!(own.is_forward, told.kind == PassKind::Forward);
+                }
+            }
+            let held: usize = (0..usize::from(chunks)).map(|chunk| shape.in_flight(chunk * ranks)).sum();
+            let at_once = (2 * (ranks - 1) + (usize::from(chunks) - 1) * ranks + 1).min(slots * usize::from(chunks));
+            // The chunks of a rank need not hold their most at the same time.
+            prop_assert!(!slots.is_multiple_of(ranks) || held >= at_once, "{} {}", held, at_once);
         }
 
         #[test]

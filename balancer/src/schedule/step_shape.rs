@@ -4,6 +4,7 @@
 //! module begins, so that the *depth* of a stage, its place on the longest path, is counted from there.
 
 use super::ScheduleKind;
+use super::interleaved;
 use super::lagged::{Lags, StagePlace};
 use crate::error::{Error, Result};
 
@@ -85,16 +86,36 @@ impl EncoderChains {
 }
 
 impl StepShape {
-    /// Checks that plans are made for the kind: one stage per rank, one backward pass per microbatch.
+    /// Checks that the schedule runs these stages and that its passes can be ordered: each microbatch has one
+    /// backward pass, and with several stages per rank there is one chain of them.
     ///
     /// # Errors
     /// [`Error::Config`] otherwise.
-    pub(crate) fn check_kind(kind: ScheduleKind) -> Result<()> {
-        if matches!(kind, ScheduleKind::Interleaved { .. } | ScheduleKind::ZeroBubble) {
-            let reason = format!("plans are made for gpipe, 1f1b and 1f1b-ahead, not for {kind}");
-            return Err(Error::Config { setting: "schedule", reason });
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |reason| Err(Error::Config { setting: "schedule", reason });
+        let (kind, stages) = (self.kind, self.stages);
+        match kind {
+            ScheduleKind::ZeroBubble => {
+                refuse(format!("plans are made for schedules with whole backward passes, not for {kind}"))
+            }
+            ScheduleKind::Interleaved { chunks }
+                if chunks == 0 || !stages.is_multiple_of(usize::from(chunks)) =>
+            {
+                refuse(format!("{kind} needs a multiple of {chunks} stages, got {stages}"))
+            }
+            ScheduleKind::Interleaved { .. } if self.encoder_stages() > 0 => {
+                refuse(format!("{kind} is for one chain of stages, not for encoders beside each other"))
+            }
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Returns the first stage on the rank that holds a stage: itself, unless ranks hold several.
+    pub(crate) fn first_of_rank(&self, stage: usize) -> usize {
+        match self.kind {
+            ScheduleKind::Interleaved { chunks } => stage % (self.stages / usize::from(chunks)),
+            _ => stage,
+        }
     }
 
     /// Returns the number of stages of all encoders, the first ones.
@@ -144,6 +165,11 @@ impl StepShape {
 
     /// Returns the most microbatches whose activations a stage holds at once.
     pub(crate) fn in_flight(&self, stage: usize) -> usize {
+        if let ScheduleKind::Interleaved { chunks } = self.kind {
+            let (ranks, rank) = (self.stages / usize::from(chunks), self.first_of_rank(stage));
+            let passes = interleaved::passes(rank, ranks, usize::from(chunks), self.slots);
+            return interleaved::held_max(&passes, stage).max(1);
+        }
         let last = self.lags(stage).last().map_or(0, |(_, lag)| *lag);
         (last + 1).min(self.slots).max(1)
     }

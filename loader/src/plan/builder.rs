@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, Module, SampleShape};
 
@@ -55,6 +56,7 @@ impl StepPlannerBuilder {
             module_dp_sizes: Vec::new(),
             synchronization: None,
             strategy: Strategy::SEARCH,
+            schedule: ScheduleKind::OneForwardOneBackward,
             caps: Caps::default(),
             pad_to: None,
             towers: Vec::new(),
@@ -139,6 +141,17 @@ impl StepPlannerBuilder {
     #[must_use]
     pub fn strategy(mut self, strategy: Strategy) -> Self {
         self.config.strategy = strategy;
+        self
+    }
+
+    /// Sets the schedule that runs the microbatches: `gpipe`, `1f1b`, `1f1b-ahead`, or `interleaved`, to
+    /// which the stages of all modules are one chain. Default: 1F1B.
+    ///
+    /// [`Self::build`] returns [`Error::Config`] for `zb-h1`, whose backward passes are split, and for
+    /// `interleaved` if the stages are no multiple of its chunks or a module has a DP size of its own.
+    #[must_use]
+    pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
+        self.config.schedule = schedule;
         self
     }
 
@@ -260,10 +273,10 @@ impl StepPlannerBuilder {
     /// Checks that the settings fit each other, the model and the dataset.
     ///
     /// # Errors
-    /// [`Error::Config`] if a count is zero, if the stages do not name every module of the model, if the
-    /// global batch has fewer samples than there are microbatches on all ranks or more than the datasets, if
-    /// the tail drops every sample, or if a mixture's weights do not fit its datasets; [`Error::State`] if a
-    /// state does not fit, with the shard that changed.
+    /// [`Error::Config`] if a count is zero, if the stages do not name every module of the model or do not fit
+    /// the schedule, if the global batch has fewer samples than there are microbatches on all ranks or more than
+    /// the datasets, if the tail drops every sample, or if a mixture's weights do not fit its datasets;
+    /// [`Error::State`] if a state does not fit, with the shard that changed.
     pub fn build(self) -> Result<StepPlanner> {
         let free = self.model.predict(&SampleShape::default());
         let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
@@ -312,7 +325,7 @@ impl StepPlannerBuilder {
         let pad_to = self.config.pad_to.map(|to| PadTo { blank_tokens, ..to });
         let config = PlanConfig { stages, pad_to, towers, ..self.config };
         let source = SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };
-        Ok(StepPlanner {
+        let planner = StepPlanner {
             source: Arc::new(source),
             steps,
             model: Arc::new(self.model),
@@ -321,7 +334,9 @@ impl StepPlannerBuilder {
             cost_function: self.cost_function,
             corrections: Arc::default(),
             planned: Arc::default(),
-        })
+        };
+        planner.check_schedule()?;
+        Ok(planner)
     }
 
     fn checked_batch(&self) -> Result<NonZeroU64> {

@@ -38,10 +38,10 @@ impl StrategySummary {
 
 /// Plans the same steps by each strategy and simulates them.
 ///
-/// Plans are made for 1F1B, whatever the simulated schedule.
+/// Plans are made for the schedule; for 1F1B where it is `zb-h1`, whose backward passes are split.
 ///
 /// # Errors
-/// [`Error::Plan`] if a step cannot be planned, or the schedule does not fit the stages.
+/// [`Error::Plan`] if a step cannot be planned; [`Error::Config`] if the schedule does not fit the stages.
 pub fn compare_strategies(
     planner: &StepPlanner,
     strategies: &[Strategy],
@@ -57,7 +57,10 @@ fn summarize(
     steps: std::ops::Range<u64>,
     schedule: ScheduleKind,
 ) -> Result<StrategySummary> {
-    let planner = planner.clone().strategy(strategy);
+    let mut planner = planner.clone().strategy(strategy);
+    if schedule != ScheduleKind::ZeroBubble {
+        planner = planner.schedule(schedule)?;
+    }
     let (mut step_seconds, mut busy_ns, mut available_ns) = (Vec::new(), 0u128, 0u128);
     for step in steps {
         let plan = planner.plan(step)?;

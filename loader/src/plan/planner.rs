@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{
     Budget, Caps, Instance, PipelineAssignment, PipelineConfig, PipelineObjective, Strategy, balance_pipeline,
 };
@@ -31,6 +32,8 @@ pub(super) struct PlanConfig {
     /// Point at which ranks wait for each other, where the modules share a device.
     pub(super) synchronization: Option<Synchronization>,
     pub(super) strategy: Strategy,
+    /// Schedule that runs the microbatches.
+    pub(super) schedule: ScheduleKind,
     pub(super) caps: Caps,
     /// Fixed length of microbatches or rows.
     pub(super) pad_to: Option<PadTo>,
@@ -304,6 +307,21 @@ impl StepPlanner {
         self
     }
 
+    /// Returns the same planner for another schedule.
+    ///
+    /// # Errors
+    /// As [`StepPlannerBuilder::schedule`] says of [`StepPlannerBuilder::build`].
+    pub fn schedule(mut self, schedule: ScheduleKind) -> Result<Self> {
+        self.config.schedule = schedule;
+        self.check_schedule()?;
+        Ok(self)
+    }
+
+    pub(super) fn check_schedule(&self) -> Result<()> {
+        let invalid = |error| Error::Config { setting: "schedule", reason: reason_of(&error) };
+        self.pipeline().check_schedule().map_err(invalid)
+    }
+
     /// Returns the pipelines that the DP ranks run: encoders side by side, then the LLM.
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {
@@ -315,6 +333,7 @@ impl StepPlanner {
             .module_dp_sizes(self.config.module_dp_sizes.clone())
             .parallel_encoders()
             .objective(objective)
+            .schedule(self.config.schedule)
     }
 
     /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because

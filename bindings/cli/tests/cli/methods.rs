@@ -147,7 +147,7 @@ fn plans_are_made_for_schedules_with_one_backward_pass() {
     let run = dflop(&[&args[..], &["--schedule", "zb-h1"]].concat());
     assert_ne!(run.status, Some(0));
     assert!(
-        run.stderr.contains("plans are made for gpipe, 1f1b and 1f1b-ahead, not for zb-h1"),
+        run.stderr.contains("under gpipe, 1f1b and 1f1b-ahead, for which plans are made, not under zb-h1"),
         "{}",
         run.stderr
     );

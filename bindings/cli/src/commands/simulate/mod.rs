@@ -40,8 +40,8 @@ struct SimulateArgs {
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
     /// Schedule that runs the plans: `gpipe`, `1f1b`, `1f1b-ahead:R` with encoders R rounds ahead,
-    /// `interleaved:V` with V stages per pipeline rank, or `zb-h1`. Plans are made for 1F1B; with `--shapes`
-    /// for the schedule, one of the first three.
+    /// `interleaved:V` with V stages per pipeline rank, or `zb-h1`. Plans are made for the schedule, for
+    /// `zb-h1` as for 1F1B; `--shapes` takes one of the first three.
     #[arg(long, value_name = "NAME", default_value = "1f1b")]
     schedule: ScheduleKind,
     /// Print one JSON object.

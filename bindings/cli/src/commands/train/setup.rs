@@ -116,6 +116,7 @@ impl Setup {
             .stages(stages.collect())
             .module_dp_sizes(self.job.modules().iter().map(|module| module.dp_size).collect())
             .strategy(config.parallel.strategy)
+            .schedule(config.schedule()?)
             .work(config.parallel.work)
             .seed(config.seed);
         let builder = match state {
