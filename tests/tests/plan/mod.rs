@@ -9,3 +9,4 @@ mod near_mean_cap;
 mod own_strategy;
 mod pad_to_tokens;
 mod parallelism;
+mod schedule;
