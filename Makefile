@@ -203,7 +203,7 @@ sanitize-address:
 	ASAN_OPTIONS=allocator_may_return_null=1 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
 		$(CARGO) test --locked --target $(HOST) \
 		--target-dir $(BUILD)/sanitize-address -p dflop-costmodel -p dflop-balancer -p dflop-loader -p dflop-executor \
-		--features dflop-loader/arrow2 --lib --test stages
+		-p dflop-comm -p dflop-device -p dflop-models --features dflop-loader/arrow2 --lib --test stages
 
 # $(call toolchain-with,PATH): the first installed toolchain that has this file.
 toolchain-with = $(firstword $(foreach name,$(shell rustup toolchain list 2>/dev/null | cut -d ' ' -f 1),$(if \
@@ -213,7 +213,7 @@ toolchain-with = $(firstword $(foreach name,$(shell rustup toolchain list 2>/dev
 sanitize-thread: TOOLCHAIN = $(call toolchain-with,lib/rustlib/src/rust/library/std/src/lib.rs)
 sanitize-thread:
 	$(if $(TOOLCHAIN),RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=thread $(CARGO) +$(TOOLCHAIN) test -Zbuild-std --locked \
-		--target $(HOST) --target-dir $(BUILD)/sanitize-thread -p dflop-loader -p dflop-executor --lib -- flow:: decode::pool comm::,\
+		--target $(HOST) --target-dir $(BUILD)/sanitize-thread -p dflop-loader -p dflop-comm --lib -- flow:: decode::pool tcp:: rendezvous:: threads:: mailbox:: communicator:: collective::,\
 		@echo 'sanitize-thread: skipped, no installed toolchain has rust-src (rustup component add rust-src)')
 
 # Miri runs neither memory maps nor vector instructions nor Python, so only the bridge to arrow2 is left of the unsafe code.

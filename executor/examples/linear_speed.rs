@@ -5,14 +5,14 @@
 //! ```
 //!
 //! Weights are `[outputs, inputs]`, with the rows of a microbatch: forward, gradient of the input, and
-//! gradient of the weight, in the layouts of `dflop_executor::model::linear`. Every round times each product
+//! gradient of the weight, in the layouts of `dflop_models::linear`. Every round times each product
 //! and the peak once; the best of all rounds counts. One thread is timed by its CPU time, several by wall
 //! time.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
-use dflop_executor::Result;
-use dflop_executor::device::{Cpu, CpuFloats, Device};
-use dflop_executor::ops::gemm::{GemmShape, MatrixLayout};
+use dflop_device::Result;
+use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
+use dflop_device::{Cpu, CpuFloats, Device};
 use dflop_executor::profile::clock::Clock;
 use dflop_executor::profile::gemm_peak_flops;
 
@@ -34,7 +34,7 @@ struct Layer {
     best: [f64; 3],
 }
 
-fn main() -> Result<()> {
+fn main() -> dflop_executor::Result<()> {
     let mut arguments = std::env::args().skip(1);
     let mut number = |default| arguments.next().and_then(|text| text.parse().ok()).unwrap_or(default);
     let (threads, rounds) = (number(1), number(10));

@@ -13,7 +13,7 @@ use std::error::Error;
 
 use dflop_costmodel::config::Documents;
 use dflop_costmodel::{CostModel, ModelSpec, Profile, ProfileOptions};
-use dflop_executor::device::Cpu;
+use dflop_device::Cpu;
 use dflop_executor::profile::check::{CheckOptions, check};
 use dflop_executor::profile::{MeasureOptions, MeasuredModel, measure};
 

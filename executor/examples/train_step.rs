@@ -11,14 +11,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use dflop_executor::Result;
-use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::BlockOutput;
-use dflop_executor::model::llm::TextBatch;
-use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_executor::ops::adamw::AdamW;
-use dflop_executor::stage::{Activations, Stage};
-use dflop_executor::weights::Seed;
+use dflop_device::ops::adamw::AdamW;
+use dflop_device::{Cpu, Device};
+use dflop_models::BlockOutput;
+use dflop_models::Result;
+use dflop_models::llm::TextBatch;
+use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
+use dflop_models::stage::{Activations, Stage};
+use dflop_models::weights::Seed;
 
 const SAMPLES: usize = 8;
 const TOKENS: usize = 128;
@@ -51,8 +51,8 @@ fn main() -> Result<()> {
 /// Returns the losses of the first and the last step, and seconds; the first step is not timed.
 fn run(config: &ModelConfig, device: &Cpu, stage: &mut Stage<Cpu>, steps: usize) -> Result<(f64, f64, f64)> {
     let lengths: Vec<usize> =
-        stage.parameters().owned().map(|(_, values)| dflop_executor::device::Buffer::len(values)).collect();
-    let zeros = || lengths.iter().map(|&len| device.zeros(len)).collect::<Result<Vec<_>>>();
+        stage.parameters().owned().map(|(_, values)| dflop_device::Buffer::len(values)).collect();
+    let zeros = || lengths.iter().map(|&len| device.zeros(len)).collect::<dflop_device::Result<Vec<_>>>();
     let (mut means, mut squares) = (zeros()?, zeros()?);
     let (mut first, mut last) = (f64::NAN, f64::NAN);
     let mut start = Instant::now();

@@ -3,7 +3,7 @@
 use dflop_costmodel::config::Documents;
 use dflop_costmodel::profile::{Part, Phase, Profile};
 use dflop_costmodel::{CostModel, ModelSpec, Module, ProfileOptions};
-use dflop_executor::device::Cpu;
+use dflop_device::Cpu;
 use dflop_executor::profile::check::{CheckOptions, check};
 use dflop_executor::profile::{MeasureOptions, MeasuredModel, MeasuredProfile, gemm_peak_flops, measure};
 use serde_json::{Value, json};

@@ -137,16 +137,31 @@ impl From<dflop_balancer::Error> for Failure {
 
 impl From<dflop_executor::Error> for Failure {
     fn from(error: dflop_executor::Error) -> Self {
-        use dflop_executor::Error::{Comm, InvalidSetting, Loader, Model, ModelConfig, NotSaved};
+        use dflop_executor::Error::{Comm, CostModel, Device, InvalidSetting, Loader, Model, NotSaved};
+        use dflop_executor::{device, models};
         match error {
-            Model(error) => error.into(),
+            CostModel(error) => error.into(),
             Loader(error) => error.into(),
             Comm(ref comm) if comm.exit_status() != 1 => Self::Secondary(with_causes(&error)),
             // The rank that could not save reports the reason; this one only ends with it.
             NotSaved { .. } => Self::Secondary(with_causes(&error)),
-            InvalidSetting { .. } | ModelConfig { .. } => Self::Misuse(with_causes(&error)),
+            InvalidSetting { .. }
+            | Device(device::Error::InvalidSetting { .. })
+            | Model(models::Error::ModelConfig { .. }) => Self::Misuse(with_causes(&error)),
             _ => Self::Failed(with_causes(&error)),
         }
+    }
+}
+
+impl From<dflop_executor::device::Error> for Failure {
+    fn from(error: dflop_executor::device::Error) -> Self {
+        dflop_executor::Error::from(error).into()
+    }
+}
+
+impl From<dflop_executor::models::Error> for Failure {
+    fn from(error: dflop_executor::models::Error) -> Self {
+        dflop_executor::Error::from(error).into()
     }
 }
 

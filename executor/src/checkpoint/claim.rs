@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use super::directory::failed;
 use super::save::{CheckpointDirectory, agree_on_success};
-use crate::comm::Comm;
 use crate::error::{Error, Result};
+use dflop_comm::Comm;
 
 /// File that the owner of a directory holds locked.
 const OWNER_FILE: &str = ".owner";
@@ -117,7 +117,7 @@ impl Drop for DirectoryClaim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::{Settings, threads};
+    use dflop_comm::{Settings, threads};
 
     #[test]
     fn a_directory_has_one_owner_at_a_time_which_is_named() {

@@ -9,14 +9,14 @@ use super::directory;
 use super::manifest::Manifest;
 use super::save::CheckpointDirectory;
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::comm::{Comm, StepContext};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::optimizer::JobOptimizer;
 use crate::optimizer::{ParameterState, Precision};
-use crate::stage::Stage;
-use crate::weights::ParameterSpec;
-use crate::weights::{Checkpoint, WeightSource};
+use dflop_comm::{Comm, StepContext};
+use dflop_device::Device;
+use dflop_models::stage::Stage;
+use dflop_models::weights::ParameterSpec;
+use dflop_models::weights::{Checkpoint, WeightSource};
 
 /// A checkpoint that a run can resume from.
 #[derive(Debug)]
@@ -127,9 +127,12 @@ impl SavedCheckpoint {
         let name = format!("{kind}{}", spec.name);
         match self.optimizer.tensor(&name) {
             Ok((shape, values)) if shape == spec.shape => Ok(Some(spec.part_of(&values))),
-            Ok((found, _)) => Err(Error::TensorShape { tensor: name, expected: spec.shape.clone(), found }),
-            Err(Error::MissingTensor { .. }) => Ok(None),
-            Err(error) => Err(error),
+            Ok((found, _)) => {
+                let expected = spec.shape.clone();
+                Err(dflop_models::Error::TensorShape { tensor: name, expected, found }.into())
+            }
+            Err(dflop_models::Error::MissingTensor { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -141,9 +144,9 @@ impl SavedCheckpoint {
         precision: Precision,
     ) -> Result<(ParameterState<D>, D::Floats)> {
         let moment = |kind: &str| {
-            let tensor = || format!("{kind}{}", spec.name);
-            let values = self.values(kind, spec)?.ok_or_else(|| Error::MissingTensor { tensor: tensor() })?;
-            device.upload_f32(&values)
+            let missing = || dflop_models::Error::MissingTensor { tensor: format!("{kind}{}", spec.name) };
+            let values = self.values(kind, spec)?.ok_or_else(missing)?;
+            Ok::<_, Error>(device.upload_f32(&values)?)
         };
         // Master weights have the bits that bf16 rounds off, which also a run with f32 weights resumes from.
         let exact = match self.values(MASTER, spec)? {

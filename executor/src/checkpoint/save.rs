@@ -11,15 +11,15 @@ use super::directory;
 use super::manifest::{FileDigest, Manifest, write_file};
 use super::tensors::{FileTensor, TensorData, write};
 use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::comm::{Comm, StepContext};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::optimizer::Decay;
 use crate::optimizer::JobOptimizer;
 use crate::optimizer::Precision;
-use crate::stage::Stage;
-use crate::weights::ParameterSpec;
-use crate::weights::{INDEX_FILE, Tensor, WEIGHTS_FILE};
+use dflop_comm::{Comm, StepContext};
+use dflop_device::Device;
+use dflop_models::stage::Stage;
+use dflop_models::weights::ParameterSpec;
+use dflop_models::weights::{INDEX_FILE, Tensor, WEIGHTS_FILE};
 
 /// Number of words in which a rank reports its files.
 const WORDS: usize = 6;
@@ -64,7 +64,7 @@ impl CheckpointDirectory {
     }
 
     /// Sets tensors that the model does not read but its checkpoint has
-    /// ([`crate::weights::Checkpoint::others`]); they are saved as well, as `f32`.
+    /// ([`dflop_models::weights::Checkpoint::others`]); they are saved as well, as `f32`.
     #[must_use]
     pub fn others(mut self, tensors: Vec<Tensor>) -> Self {
         self.others = tensors;

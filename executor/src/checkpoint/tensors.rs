@@ -11,9 +11,9 @@ use safetensors::{Dtype, View};
 
 use super::directory::failed;
 use super::manifest::FileDigest;
-use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
-use crate::weights::Tensor;
+use dflop_device::{Buffer, Device};
+use dflop_models::weights::Tensor;
 
 /// Location of the numbers of a tensor.
 pub(super) enum TensorData<'a, D: Device> {
@@ -101,7 +101,7 @@ pub(super) fn write<D: Device>(path: &Path, rows: &[FileTensor<'_, D>]) -> Resul
     for row in rows {
         if row.shape.iter().product::<usize>() != row.elements() {
             let (tensor, expected, found) = (row.name.clone(), vec![row.elements()], row.shape.clone());
-            return Err(Error::TensorShape { tensor, expected, found });
+            return Err(dflop_models::Error::TensorShape { tensor, expected, found }.into());
         }
     }
     let failure = RefCell::new(None);

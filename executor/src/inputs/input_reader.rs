@@ -16,12 +16,12 @@ use super::replica_share::ReplicaShare;
 use super::step_media::StepMedia;
 use super::token_counts::{SkippedSample, TokenCounts};
 use super::{media_context, text_context};
-use crate::comm::Comm;
-use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::MicrobatchContext;
-use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, PipelineStepPlan, RankPlacement, RankStep};
+use dflop_comm::Comm;
+use dflop_device::Device;
+use dflop_models::context::MicrobatchContext;
+use dflop_models::model_config::ModuleKind;
 
 /// Inputs of a step that is ready to run.
 pub struct StepInputs<D: Device> {
@@ -165,7 +165,7 @@ impl<D: Device> InputReader<D> {
         Ok(contexts)
     }
 
-    fn encoder(&self) -> Result<&crate::model::encoder::EncoderConfig> {
+    fn encoder(&self) -> Result<&dflop_models::encoder::EncoderConfig> {
         let model = self.job.model();
         let encoder = if self.placement.module == ModuleKind::Vision { &model.vision } else { &model.audio };
         let problem = || format!("the model has no encoder for {:?}", self.placement.module);

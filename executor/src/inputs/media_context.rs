@@ -4,11 +4,11 @@ use dflop_loader::prepare::PreparedSample;
 use dflop_loader::prepare::audio::AudioFeatures;
 use dflop_loader::prepare::image::PixelValues;
 
-use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::model::context::MicrobatchContext;
-use crate::model::encoder::{EncoderConfig, EncoderInput, TiledMedium};
-use crate::model::model_config::ModuleKind;
+use crate::error::Result;
+use dflop_device::Device;
+use dflop_models::context::MicrobatchContext;
+use dflop_models::encoder::{EncoderConfig, EncoderInput, TiledMedium};
+use dflop_models::model_config::ModuleKind;
 
 /// Joins the media of samples, in order: of each sample its images, then its videos, or its audio clips.
 pub(super) fn context<D: Device>(
@@ -43,12 +43,12 @@ fn patches<'a, D: Device>(
     for (image, _) in pixels {
         let Some(grid) = image.grid_thw else {
             let problem = "must have a grid of patches".to_owned();
-            return Err(Error::Input { input: "pixel_values", problem });
+            return Err(dflop_models::Error::Input { input: "pixel_values", problem }.into());
         };
         values.extend_from_slice(image.values.f32());
         grids.push(grid);
     }
-    encoder.context(device, &EncoderInput::Patches { values: &values, grids: &grids })
+    Ok(encoder.context(device, &EncoderInput::Patches { values: &values, grids: &grids })?)
 }
 
 fn tiles<'a, D: Device>(
@@ -67,7 +67,7 @@ fn tiles<'a, D: Device>(
             None => TiledMedium::Image { height, width, tiles },
         });
     }
-    encoder.context(device, &EncoderInput::Tiles { pixels: &values, shown: &shown })
+    Ok(encoder.context(device, &EncoderInput::Tiles { pixels: &values, shown: &shown })?)
 }
 
 fn audio<'a, D: Device>(
@@ -82,5 +82,5 @@ fn audio<'a, D: Device>(
         let sounding = |window: &[u8]| window.iter().map(|&is_sound| u32::from(is_sound)).sum::<u32>();
         frames.extend(clip.attention_mask.chunks(of_window).map(sounding));
     }
-    encoder.context(device, &EncoderInput::Windows { features: &features, frames: &frames })
+    Ok(encoder.context(device, &EncoderInput::Windows { features: &features, frames: &frames })?)
 }

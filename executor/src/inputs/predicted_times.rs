@@ -6,8 +6,8 @@ use dflop_loader::plan::{StepPlan, StepPlanner};
 
 use super::step_media::StepMedia;
 use crate::error::Result;
-use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, PipelineStepPlan};
+use dflop_models::model_config::ModuleKind;
 
 /// Predicted times of whole modules over the microbatches of a step, with both numbered as in the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use dflop_loader::fetch::Share;
 use dflop_loader::plan::{StepPlan, StepPlanner};
 
 use super::step_media::StepMedia;
-use crate::model::model_config::ModuleKind;
 use crate::pipeline::Job;
+use dflop_models::model_config::ModuleKind;
 
 /// The samples whose media a replica of an encoder encodes, out of those of all LLM ranks, balanced round by
 /// round.

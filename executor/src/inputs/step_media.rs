@@ -4,8 +4,8 @@ use dflop_costmodel::{Module, SampleShape};
 use dflop_loader::plan::{StepPlan, StepPlanner};
 
 use crate::error::{Error, Result};
-use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, MediumPlan, MicrobatchPlan, PipelineStepPlan};
+use dflop_models::model_config::ModuleKind;
 
 /// All media of one sample for one encoder; a single medium in the pipeline's plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 use dflop_loader::prepare::{MediaRun, PreparedSample, Preparer, TensorValues};
 use dflop_loader::sample::text::Modality;
 
-use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::model::context::MicrobatchContext;
-use crate::model::llm::{LlmConfig, TextBatch};
+use crate::error::Result;
+use dflop_device::Device;
+use dflop_models::context::MicrobatchContext;
+use dflop_models::llm::{LlmConfig, TextBatch};
 
 /// Packs samples one after another.
 pub(super) fn context<D: Device>(
@@ -20,7 +20,10 @@ pub(super) fn context<D: Device>(
     let Some(inputs) = preparer.pack(samples) else { return Ok(None) };
     let ints = |name: &'static str| match inputs.tensor(name).map(|tensor| &tensor.values) {
         Some(TensorValues::I64(values)) => Ok(values.as_slice()),
-        _ => Err(Error::Input { input: name, problem: "is missing in the microbatch".to_owned() }),
+        _ => {
+            let problem = "is missing in the microbatch".to_owned();
+            Err(dflop_models::Error::Input { input: name, problem })
+        }
     };
     let (input_ids, positions) = (ints("input_ids")?, ints("position_ids")?);
     // With positions of several axes, the first axis has the positions in the text and is not a rotary one.
@@ -34,7 +37,7 @@ pub(super) fn context<D: Device>(
         media_places: &media_places,
         loss_scale,
     };
-    llm.context(device, &batch).map(Some)
+    Ok(Some(llm.context(device, &batch)?))
 }
 
 /// Returns the rows of the packed samples that media take: per sample images, videos, audio clips.

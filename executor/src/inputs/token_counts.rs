@@ -4,10 +4,10 @@ use dflop_loader::prepare::PreparedSample;
 use dflop_loader::sample::text::Modality;
 
 use super::step_media::StepMedia;
-use crate::comm::{Comm, StepContext};
 use crate::error::Result;
-use crate::model::model_config::ModuleKind;
 use crate::pipeline::{Job, RankPlacement};
+use dflop_comm::{Comm, StepContext};
+use dflop_models::model_config::ModuleKind;
 
 /// Columns of the table.
 const TOKENS: usize = 0;

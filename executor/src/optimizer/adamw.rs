@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
-use crate::ops::adamw::AdamW;
-use crate::stage::Stage;
-use crate::weights::ParameterSpec;
+use dflop_device::ops::adamw::AdamW;
+use dflop_device::{Buffer, Device};
+use dflop_models::stage::Stage;
+use dflop_models::weights::ParameterSpec;
 
 /// Number format that weights are stored in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -135,7 +135,7 @@ impl<D: Device> AdamWOptimizer<D> {
     /// in the same order.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the state of a parameter does not fit.
+    /// [`Error::Device`] if the state of a parameter does not fit.
     pub fn step(
         &mut self,
         stages: &mut [&mut Stage<D>],
@@ -188,7 +188,7 @@ impl<D: Device> AdamWOptimizer<D> {
 }
 
 impl<D: Device> ParameterState<D> {
-    fn new(device: &D, weights: &D::Floats, precision: Precision) -> Result<Self> {
+    fn new(device: &D, weights: &D::Floats, precision: Precision) -> dflop_device::Result<Self> {
         let zeros = || device.zeros_f32(weights.len());
         let master = match precision {
             Precision::F32 => None,
@@ -208,7 +208,7 @@ impl<D: Device> ParameterState<D> {
         adamw: &AdamW,
         weights: &mut D::Floats,
         gradient: &D::Floats,
-    ) -> Result<()> {
+    ) -> dflop_device::Result<()> {
         let means = (&mut self.mean, &mut self.square);
         let Some(master) = &mut self.master else { return device.adamw(adamw, weights, gradient, means) };
         device.adamw(adamw, master, gradient, means)?;

@@ -9,10 +9,10 @@
 //! arXiv:1211.5063, as in `torch.nn.utils.clip_grad_norm_`.
 
 use super::ownership::Ownership;
-use crate::comm::{Comm, StepContext};
-use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::stage::Stage;
+use dflop_comm::{Comm, StepContext};
+use dflop_device::Device;
+use dflop_models::stage::Stage;
 
 /// Constant that `PyTorch` adds to the norm before it divides.
 const EPSILON: f64 = 1e-6;

@@ -4,10 +4,10 @@ use super::adamw::{AdamWOptimizer, AdamWSettings};
 use super::gradient_norm::{clip_factor, gradient_norm};
 use super::learning_rate::LearningRate;
 use super::ownership::Ownership;
-use crate::comm::{Comm, StepContext};
-use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::stage::Stage;
+use dflop_comm::{Comm, StepContext};
+use dflop_device::Device;
+use dflop_models::stage::Stage;
 
 /// Settings of the optimizer of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -94,7 +94,7 @@ impl<D: Device> JobOptimizer<D> {
     ///
     /// # Errors
     /// [`Error::Gradient`] if a gradient is not finite: no rank has updated anything, and the job has ended;
-    /// [`Error::Comm`], [`Error::OutOfMemory`].
+    /// [`Error::Comm`], [`Error::Device`].
     pub fn update<'a>(&mut self, stages: impl IntoIterator<Item = &'a mut Stage<D>>) -> Result<UpdateReport> {
         let mut stages: Vec<&mut Stage<D>> = stages.into_iter().collect();
         for stage in &mut stages {

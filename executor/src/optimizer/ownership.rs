@@ -6,11 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::comm::{Comm, StepContext};
-use crate::device::Device;
 use crate::error::Result;
-use crate::stage::Stage;
-use crate::weights::ParameterSpec;
+use dflop_comm::{Comm, StepContext};
+use dflop_device::Device;
+use dflop_models::stage::Stage;
+use dflop_models::weights::ParameterSpec;
 
 /// Separates names in a message; no tensor name contains it.
 const SEPARATOR: u8 = b'\n';

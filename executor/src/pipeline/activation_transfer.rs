@@ -7,10 +7,10 @@ use super::rank_map::RankPlacement;
 use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
 use super::topology::Topology;
-use crate::comm::{Comm, StepContext};
-use crate::device::Device;
 use crate::error::Result;
-use crate::model::model_config::ModuleKind;
+use dflop_comm::{Comm, StepContext};
+use dflop_device::Device;
+use dflop_models::model_config::ModuleKind;
 
 /// Direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::job::Job;
 use super::rank_map::RankPlacement;
-use crate::comm::{Comm, StepContext};
 use crate::error::Result;
+use dflop_comm::{Comm, StepContext};
 
 /// Communicators of one rank, in addition to the one of all ranks.
 pub(super) struct GradientGroups {

@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
-use crate::comm::{Buffer, Comm, Handle, StepContext};
-use crate::device::{Buffer as _, Device};
-use crate::error::Result;
-use crate::model::parameters::Parameters;
-use crate::stage::Stage;
+use dflop_comm::{Buffer, Comm, Handle, StepContext};
+use dflop_device::{Buffer as _, Device};
+use dflop_models::Result;
+use dflop_models::parameters::Parameters;
+use dflop_models::stage::Stage;
 
 /// An all-reduce in progress.
 struct Bucket {
@@ -266,16 +266,16 @@ mod tests {
     use dflop_balancer::schedule::ScheduleKind;
 
     use super::*;
-    use crate::comm::{Settings, threads};
-    use crate::device::Cpu;
-    use crate::model::llm::TextBatch;
-    use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
     use crate::pipeline::ModuleParallelism;
-    use crate::stage::Activations;
-    use crate::weights::Seed;
+    use dflop_comm::{Settings, threads};
+    use dflop_device::Cpu;
+    use dflop_models::llm::TextBatch;
+    use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind};
+    use dflop_models::stage::Activations;
+    use dflop_models::weights::Seed;
 
     /// Counts collectives in progress after the backward of the last layer, after all layers, and at the end.
-    fn collectives(job: &Job, comm: &dyn Comm) -> Result<[usize; 3]> {
+    fn collectives(job: &Job, comm: &dyn Comm) -> crate::Result<[usize; 3]> {
         let device = Cpu::new(1)?;
         let placement = job.placement(comm.rank())?;
         let range = &job.ranges(&placement)[0];

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use dflop_balancer::schedule::ScheduleKind;
 
-use crate::device::Cpu;
 use crate::error::{Error, Result};
-use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
+use dflop_device::Cpu;
+use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 
 /// Parallelism of one module of a job: its stages, replicas and tensor-parallel degree.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl ModuleParallelism {
             start += length;
             start - length..start
         };
-        Self::new(module, crate::comm::even_parts(layers, stages).into_iter().map(cut).collect())
+        Self::new(module, dflop_comm::even_parts(layers, stages).into_iter().map(cut).collect())
     }
 
     /// Sets the number of replicas. Default: 1.

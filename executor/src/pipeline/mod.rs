@@ -18,7 +18,7 @@
 //!
 //! use dflop_balancer::schedule::ScheduleKind;
 //! use dflop_executor::Result;
-//! use dflop_executor::comm::{Comm, Settings, threads};
+//! use dflop_comm::{Comm, Settings, threads};
 //! use dflop_executor::device::Cpu;
 //! use dflop_executor::model::llm::TextBatch;
 //! use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};

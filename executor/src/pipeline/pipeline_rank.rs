@@ -13,10 +13,10 @@ use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
 use super::timeline::TimedAction;
 use super::topology::Topology;
-use crate::comm::{Comm, StepContext};
-use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::stage::Stage;
+use dflop_comm::{Comm, StepContext};
+use dflop_device::Device;
+use dflop_models::stage::Stage;
 
 /// Default number of gradients per collective: 4 MiB.
 const BUCKET_ELEMENTS: usize = 1 << 20;
@@ -91,7 +91,7 @@ impl<D: Device> PipelineRank<D> {
     /// tokens are left in the stages' parameters, the same on all replicas.
     ///
     /// # Errors
-    /// [`Error::Plan`] if contexts do not fit the plan; errors of stages, such as [`Error::Loss`];
+    /// [`Error::Plan`] if contexts do not fit the plan; errors of stages, such as [`dflop_models::Error::Loss`];
     /// [`Error::Comm`]. A failure here ends the job on all ranks; the others get an [`Error::Comm`] with its
     /// text.
     pub fn step(&mut self, step: &RankStep<D>) -> Result<StepOutcome> {

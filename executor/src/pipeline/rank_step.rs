@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::job::Job;
 use super::rank_map::RankPlacement;
 use super::step_plan::{PipelineStepPlan, name};
-use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::context::{MicrobatchContext, ModuleInputs};
-use crate::model::model_config::ModuleKind;
+use dflop_device::Device;
+use dflop_models::context::{MicrobatchContext, ModuleInputs};
+use dflop_models::model_config::ModuleKind;
 
 /// The plan of a step, and the contexts of the microbatches that this rank computes.
 ///

@@ -10,12 +10,12 @@ use super::gradient_groups::GradientGroups;
 use super::gradient_reduction::GradientReduction;
 use super::timeline::{Clock, TimedAction, cpu_timed};
 use super::transfer_buffers::TransferBuffers;
-use crate::comm::StepContext;
-use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::BlockOutput;
-use crate::model::parameters::Parameters;
-use crate::stage::Stage;
+use dflop_comm::StepContext;
+use dflop_device::Device;
+use dflop_models::BlockOutput;
+use dflop_models::parameters::Parameters;
+use dflop_models::stage::Stage;
 
 /// Execution of one step on one rank.
 pub(super) struct StepExecution<'a, D: Device> {
@@ -91,7 +91,8 @@ impl<'a, D: Device> StepExecution<'a, D> {
             Action::ReduceGrads(number) => {
                 let stage = self.stages.get_mut(&number).ok_or_else(|| missing(number))?;
                 let (done, cpu_ns) = cpu_timed(|| self.reduction.complete(number, stage));
-                done.map(|()| cpu_ns)
+                done?;
+                Ok(cpu_ns)
             }
             Action::Recv(_) | Action::Send(_) | Action::RecvGrad(_) | Action::SendGrad(_) => {
                 let Some(transfer) = self.view.transfer(action) else {
@@ -101,7 +102,8 @@ impl<'a, D: Device> StepExecution<'a, D> {
                     });
                 };
                 let (done, cpu_ns) = cpu_timed(|| self.transfers.transfer(&self.view, transfer));
-                done.map(|()| cpu_ns)
+                done?;
+                Ok(cpu_ns)
             }
         }
     }

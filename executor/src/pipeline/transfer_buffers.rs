@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use dflop_balancer::schedule::{Action, Part};
 
 use super::activation_transfer::{Flow, StageEdge, StepView, Transfer};
-use crate::comm::{Handle, Payload, PayloadShape};
-use crate::device::Device;
 use crate::error::{Error, Result};
+use dflop_comm::{Handle, Payload, PayloadShape};
+use dflop_device::Device;
 
 /// Number of following actions whose receives are posted in advance, so that messages arrive while others
 /// compute.
@@ -145,7 +145,7 @@ impl<D: Device> TransferBuffers<D> {
                 route.unpack(pair, view.end(part), &message, &mut whole, width);
             }
         }
-        device.upload(&whole).map(Some)
+        Ok(Some(device.upload(&whole)?))
     }
 
     fn take_from_neighbor(
@@ -159,7 +159,7 @@ impl<D: Device> TransferBuffers<D> {
             return Ok(rows);
         }
         let rows = self.arrived.remove(&(flow, edge)).ok_or_else(|| order(part, "lacks rows"))?;
-        device.upload(&rows)
+        Ok(device.upload(&rows)?)
     }
 
     /// Passes the output rows of a part on to the next parts: keeps them on this rank, or starts to send
@@ -200,7 +200,8 @@ impl<D: Device> TransferBuffers<D> {
 }
 
 fn order(part: Part, problem: &'static str) -> Error {
-    Error::Order { stage: part.stage.to_string(), microbatch: part.microbatch as usize, problem }
+    let (stage, microbatch) = (part.stage.to_string(), part.microbatch as usize);
+    dflop_models::Error::Order { stage, microbatch, problem }.into()
 }
 
 #[cfg(test)]
@@ -213,10 +214,10 @@ mod tests {
     use super::super::topology::Topology;
     use super::super::{Job, MicrobatchPlan, ModuleParallelism, PipelineStepPlan};
     use super::*;
-    use crate::comm::{Comm, Settings, StepContext, threads};
-    use crate::device::Cpu;
-    use crate::model::llm::TextBatch;
-    use crate::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
+    use dflop_comm::{Comm, Settings, StepContext, threads};
+    use dflop_device::Cpu;
+    use dflop_models::llm::TextBatch;
+    use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind};
 
     fn job() -> Job {
         let document = serde_json::json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 24,

@@ -21,12 +21,12 @@ use super::module_under_test::time_passes;
 use super::random_batches::{RandomMicrobatch, RandomMicrobatches};
 use super::synthetic_inputs::{numbers, text_context};
 use super::{MeasuredModel, kind_of};
-use crate::device::{Cpu, Device};
-use crate::error::{Error, Result};
-use crate::model::context::MicrobatchContext;
-use crate::model::model_config::{FrozenModules, StageRange};
-use crate::stage::{Activations, Stage};
-use crate::weights::Seed;
+use crate::error::Result;
+use dflop_device::{Cpu, Device};
+use dflop_models::context::MicrobatchContext;
+use dflop_models::model_config::{FrozenModules, StageRange};
+use dflop_models::stage::{Activations, Stage};
+use dflop_models::weights::Seed;
 
 /// Bound of the median error.
 pub const MEDIAN_BOUND: f64 = 0.05;
@@ -193,7 +193,7 @@ impl MicrobatchRuns {
         let media_rows: usize = drawn.samples.iter().map(|sample| sample.media).sum();
         if media_rows != rows {
             let problem = format!("has {rows} tokens in the encoders, {media_rows} in the cost model");
-            return Err(Error::Input { input: "media", problem });
+            return Err(dflop_models::Error::Input { input: "media", problem }.into());
         }
         contexts.push((Module::Llm, Arc::new(text_context(device, &model.config.llm, &drawn.samples)?)));
         let taken_ns = vec![Vec::new(); contexts.len()];

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use crate::device::{Cpu, Device};
+use dflop_device::{Cpu, Device};
 
 /// Clock that measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

@@ -130,9 +130,9 @@ mod tests {
             assert_eq!(model.config.llm.spec.details, spec.llm.details, "{name}");
             let windowed = |spec: &ModelSpec| spec.vision.map_or(0, |vision| vision.encoder.windowed_layers);
             let layers =
-                model.config.vision.iter().flat_map(crate::model::encoder::EncoderConfig::layer_specs);
+                model.config.vision.iter().flat_map(dflop_models::encoder::EncoderConfig::layer_specs);
             let found =
-                layers.filter(|layer| layer.attention.mask == crate::model::attention::AttentionMask::Window);
+                layers.filter(|layer| layer.attention.mask == dflop_models::attention::AttentionMask::Window);
             assert_eq!(found.count(), windowed(&spec) as usize, "{name}");
         }
     }

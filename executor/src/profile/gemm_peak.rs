@@ -1,9 +1,9 @@
 //! Measures the peak rate of matrix products on a device: the denominator of MFU.
 
 use super::clock::Clock;
-use crate::device::{Cpu, Device};
 use crate::error::Result;
-use crate::ops::gemm::{GemmShape, MatrixLayout};
+use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
+use dflop_device::{Cpu, Device};
 
 /// Side of the square matrices that are multiplied: three matrices of 4 MiB.
 const SIDE: usize = 1024;
@@ -13,7 +13,7 @@ const SIDE: usize = 1024;
 /// The product is [`Device::gemm`] on all threads of the device, after one run that is not timed.
 ///
 /// # Errors
-/// [`crate::Error::OutOfMemory`].
+/// [`crate::Error::Device`].
 pub fn gemm_peak_flops(device: &Cpu, runs: usize) -> Result<f64> {
     let values = |seed: usize| -> Vec<f32> {
         (0..SIDE * SIDE).map(|at| ((at * 31 + seed) % 61) as f32 / 61.0 - 0.5).collect()

@@ -19,8 +19,8 @@ use super::clock::Clock;
 use super::module_under_test::ModuleUnderTest;
 use super::sequences::Sequences;
 use super::{MeasuredModel, gemm_peak_flops, kind_of, memory_check};
-use crate::device::Cpu;
 use crate::error::Result;
+use dflop_device::Cpu;
 
 /// Runs of a shape while shapes are chosen.
 const CHOOSING_RUNS: usize = 3;

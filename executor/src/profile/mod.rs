@@ -5,7 +5,7 @@
 //! training does and compares predictions with measured times, with and without the adaptive correction.
 //! [`clock`] measures time.
 //!
-//! Everything here computes on [`crate::device::Cpu`].
+//! Everything here computes on [`dflop_device::Cpu`].
 
 pub mod adaptive_grid;
 pub mod check;
@@ -23,9 +23,9 @@ use dflop_costmodel::{ModelSpec, Module};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::model::encoder::EncoderConfig;
-use crate::model::layer::LayerSpec;
-use crate::model::model_config::{ModelConfig, ModuleKind};
+use dflop_models::encoder::EncoderConfig;
+use dflop_models::layer::LayerSpec;
+use dflop_models::model_config::{ModelConfig, ModuleKind};
 
 pub use clock::Clock;
 pub use gemm_peak::gemm_peak_flops;
@@ -58,7 +58,7 @@ impl MeasuredModel {
         let vision =
             config_json::vision(&spec).map(|document| EncoderConfig::vision(&document)).transpose()?;
         let audio = config_json::audio(&spec).map(|document| EncoderConfig::audio(&document)).transpose()?;
-        let llm = crate::model::llm::LlmConfig::from_config(&config_json::llm(&spec.llm))?;
+        let llm = dflop_models::llm::LlmConfig::from_config(&config_json::llm(&spec.llm))?;
         Self { config: ModelConfig { vision: vision.flatten(), audio: audio.flatten(), llm }, spec }.checked()
     }
 
@@ -74,7 +74,7 @@ impl MeasuredModel {
                     found.hidden(),
                     encoder.hidden
                 );
-                return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
+                return Err(model_type(problem));
             }
         }
         Ok(self)
@@ -92,10 +92,8 @@ impl MeasuredModel {
             Module::Audio => &self.config.audio,
             Module::Llm => &None,
         };
-        encoder.as_ref().ok_or_else(|| Error::ModelConfig {
-            field: "model_type".to_owned(),
-            problem: format!("has no encoder for {module} that the executor supports"),
-        })
+        let missing = || model_type(format!("has no encoder for {module} that the executor supports"));
+        encoder.as_ref().ok_or_else(missing)
     }
 
     /// Returns the specs of the first layers of a module.
@@ -116,4 +114,9 @@ const fn kind_of(module: Module) -> ModuleKind {
         Module::Audio => ModuleKind::Audio,
         Module::Llm => ModuleKind::Llm,
     }
+}
+
+/// Makes the error of a model type.
+fn model_type(problem: String) -> Error {
+    dflop_models::Error::ModelConfig { field: "model_type".to_owned(), problem }.into()
 }

@@ -13,17 +13,17 @@ use super::clock::Clock;
 use super::sequences::Sequences;
 use super::synthetic_inputs::{SampleTokens, numbers, text_context};
 use super::{MeasuredModel, kind_of};
-use crate::device::{Buffer, Cpu, CpuFloats, Device};
-use crate::error::{Error, Result};
-use crate::model::attention::AttentionMask;
-use crate::model::context::MicrobatchContext;
-use crate::model::layer::{Layer, LayerSpec};
-use crate::model::model_config::{FrozenModules, ModuleKind, StageRange};
-use crate::model::{Block, BlockOutput, StageBlocks};
-use crate::ops::adamw::AdamW;
-use crate::ops::attention::AttentionShape;
-use crate::stage::{Activations, Stage, StageOptions};
-use crate::weights::Seed;
+use crate::error::Result;
+use dflop_device::ops::adamw::AdamW;
+use dflop_device::ops::attention::AttentionShape;
+use dflop_device::{Buffer, Cpu, CpuFloats, Device};
+use dflop_models::attention::AttentionMask;
+use dflop_models::context::MicrobatchContext;
+use dflop_models::layer::{Layer, LayerSpec};
+use dflop_models::model_config::{FrozenModules, ModuleKind, StageRange};
+use dflop_models::stage::{Activations, Stage, StageOptions};
+use dflop_models::weights::Seed;
+use dflop_models::{Block, BlockOutput, StageBlocks};
 
 /// Smallest share of the layers' time that is left as linear work after attention is subtracted: a guard
 /// against noise.
@@ -68,12 +68,12 @@ pub fn time_passes(
 /// Times an optimizer step over all parameters of a stage, after one that is not timed.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`].
+/// [`Error::Device`].
 pub fn time_optimizer(clock: Clock, stage: &mut Stage<Cpu>) -> Result<Duration> {
     let device = stage.device().clone();
     let lengths: Vec<usize> =
         stage.parameters_mut().trained_mut().map(|(_, values, _)| values.len()).collect();
-    let zeros = || lengths.iter().map(|&len| device.zeros(len)).collect::<Result<Vec<_>>>();
+    let zeros = || lengths.iter().map(|&len| device.zeros(len)).collect::<dflop_device::Result<Vec<_>>>();
     let (mut means, mut squares) = (zeros()?, zeros()?);
     let mut taken = Duration::ZERO;
     // The first step touches the memory of the moments for the first time.
@@ -115,7 +115,7 @@ impl<'a> ModuleUnderTest<'a> {
     /// Builds the first `layers` layers of a module.
     ///
     /// # Errors
-    /// Errors of the model; [`Error::OutOfMemory`].
+    /// Errors of the model; [`Error::Device`].
     pub(super) fn new(
         model: &'a MeasuredModel,
         device: &Cpu,
@@ -127,7 +127,8 @@ impl<'a> ModuleUnderTest<'a> {
         let specs = model.layer_specs(module, layers)?;
         let Some(first) = specs.first() else {
             let problem = format!("leaves no layer of {module} to measure");
-            return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
+            let field = "num_hidden_layers".to_owned();
+            return Err(dflop_models::Error::ModelConfig { field, problem }.into());
         };
         let attention = &first.attention;
         let all = model.config.layers(kind);
@@ -297,7 +298,7 @@ fn body(device: &Cpu, module: Module, specs: &[LayerSpec], seed: u64) -> Result<
         let layer = |spec| Box::new(Layer::declare(declaration, spec)) as Box<dyn Block<Cpu>>;
         Ok(specs.iter().map(layer).collect())
     })?;
-    Stage::new(device.clone(), StageOptions::new(format!("{module} layers")), parts, &Seed(seed))
+    Ok(Stage::new(device.clone(), StageOptions::new(format!("{module} layers")), parts, &Seed(seed))?)
 }
 
 fn both(passes: PassDurations) -> [f64; 2] {

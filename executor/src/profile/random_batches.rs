@@ -6,7 +6,7 @@ use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape};
 
 use super::synthetic_inputs::{Media, SampleTokens};
 use crate::error::Result;
-use crate::model::encoder::TiledMedium;
+use dflop_models::encoder::TiledMedium;
 
 /// Median number of tokens of a text, and the standard deviation of their logarithm.
 const TEXT_MEDIAN: f64 = 120.0;

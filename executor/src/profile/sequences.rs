@@ -5,8 +5,8 @@ use dflop_costmodel::model::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 
 use super::synthetic_inputs::Media;
-use crate::error::{Error, Result};
-use crate::model::encoder::TiledMedium;
+use crate::error::Result;
+use dflop_models::encoder::TiledMedium;
 
 /// Tokens per sequence in linear measurements, if the length is free: one tile of attention, so that
 /// attention takes little of the time.
@@ -39,7 +39,7 @@ impl Sequences {
             (Module::Audio, _, Some(audio)) => return Ok(Self::Windows(audio.rule.window_tokens.max(1))),
             _ => {
                 let problem = format!("has no module {module}");
-                return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
+                return Err(super::model_type(problem));
             }
         };
         Ok(match rule {

@@ -1,10 +1,10 @@
 //! Builds synthetic microbatches of given lengths; times do not depend on their contents.
 
-use crate::device::Cpu;
 use crate::error::Result;
-use crate::model::context::MicrobatchContext;
-use crate::model::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
-use crate::model::llm::{IGNORED, LlmConfig, TextBatch};
+use dflop_device::Cpu;
+use dflop_models::context::MicrobatchContext;
+use dflop_models::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
+use dflop_models::llm::{IGNORED, LlmConfig, TextBatch};
 
 /// Tokens of a sample in the LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub(super) fn text_context(
         media_places: &places,
         loss_scale: 1.0 / targets.max(1) as f64,
     };
-    config.context(device, &batch)
+    Ok(config.context(device, &batch)?)
 }
 
 /// Media of a microbatch.
@@ -84,7 +84,11 @@ pub(super) enum Media {
 
 impl Media {
     /// Returns the context of an encoder for these media.
-    pub(super) fn context(&self, device: &Cpu, config: &EncoderConfig) -> Result<MicrobatchContext<Cpu>> {
+    pub(super) fn context(
+        &self,
+        device: &Cpu,
+        config: &EncoderConfig,
+    ) -> dflop_models::Result<MicrobatchContext<Cpu>> {
         let elements = match config.input_kind() {
             EncoderInputKind::Tiles { elements }
             | EncoderInputKind::Patches { elements }

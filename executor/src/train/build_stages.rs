@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::comm::{Comm, StepContext};
-use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::model::model_config::FrozenModules;
-use crate::model::tensor_parallel::TensorParallel;
 use crate::pipeline::{Job, PipelineRank};
-use crate::stage::{Activations, Stage, StageSettings};
-use crate::weights::WeightSource;
+use dflop_comm::{Comm, StepContext};
+use dflop_device::Device;
+use dflop_models::model_config::FrozenModules;
+use dflop_models::stage::{Activations, Stage, StageSettings};
+use dflop_models::tensor_parallel::TensorParallel;
+use dflop_models::weights::WeightSource;
 
 /// Builds the stages of this rank; all ranks of the job call it together.
 ///
@@ -38,7 +38,7 @@ pub fn build_stages<D: Device>(
         let settings = StageSettings { activations, tensor_parallel: tensor_parallel.clone() };
         job.model().stage_with(device, &range, frozen, settings, source)
     };
-    job.ranges(&place).into_iter().map(stage).collect()
+    Ok(job.ranges(&place).into_iter().map(stage).collect::<Result<_, _>>()?)
 }
 
 /// Builds the stages of this rank and joins the others; all ranks of the job call it together. A failure on

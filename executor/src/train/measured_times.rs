@@ -2,9 +2,9 @@
 
 use dflop_balancer::schedule::Part;
 
-use crate::comm::{Comm, StepContext};
 use crate::error::Result;
 use crate::pipeline::{Job, PassTimes, RankPlacement, TimedAction};
+use dflop_comm::{Comm, StepContext};
 
 /// CPU time of every pass of a step; equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]

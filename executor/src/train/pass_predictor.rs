@@ -166,9 +166,9 @@ mod tests {
     use dflop_costmodel::ImageSize;
 
     use super::*;
-    use crate::model::model_config::{FrozenModules, ModuleKind};
     use crate::pipeline::ModuleParallelism;
     use crate::profile::MeasuredModel;
+    use dflop_models::model_config::{FrozenModules, ModuleKind};
 
     /// Rows of two layers, 4 us a token forward and 8 backward; 1 and 2 us outside them; 10 and 20 us a
     /// target.
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_stage_before_everything_trained_has_no_backward_pass() {
         let parts = FrozenParts { vision: true, audio: true, projector: true, llm: false };
-        let encoder = crate::model::encoder::FrozenEncoder { encoder: true, projector: true };
+        let encoder = dflop_models::encoder::FrozenEncoder { encoder: true, projector: true };
         let frozen = FrozenModules { vision: encoder, audio: encoder, is_llm_frozen: false };
         let passes = predictor(Recomputation::None, parts).module(Module::Vision, &shapes()).unwrap();
         let [forward, backward] = of_stage(&job(1, frozen), Part { microbatch: 0, stage: 0 }, &passes);

@@ -1,7 +1,7 @@
 //! Logs warnings about skipped samples.
 
-use crate::device::Device;
 use crate::inputs::{InputReader, StepInputs};
+use dflop_device::Device;
 
 /// Numbers of skipped samples seen and logged so far.
 #[derive(Debug, Default)]

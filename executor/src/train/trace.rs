@@ -88,7 +88,7 @@ impl<W: Write> TraceWriter<W> {
             let ranges = [Some(&action.measured_ns), action.predicted_ns.as_ref()];
             if ranges.into_iter().flatten().any(|range| range.end < range.start) {
                 let problem = format!("action `{}` ends before it starts", action.action);
-                return Err(Error::Input { input: "timeline", problem });
+                return Err(dflop_models::Error::Input { input: "timeline", problem }.into());
             }
         }
         let measured = |action: &TracedAction| Some(action.measured_ns.clone());

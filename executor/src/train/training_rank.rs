@@ -17,12 +17,12 @@ use super::skip_warnings::SkipWarnings;
 use super::step_report::StepReport;
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, RunState};
-use crate::comm::{Comm, StepContext};
-use crate::device::Device;
 use crate::error::Result;
 use crate::inputs::{InputReader, StepInputs};
 use crate::optimizer::JobOptimizer;
 use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, simulate};
+use dflop_comm::{Comm, StepContext};
+use dflop_device::Device;
 
 /// Options of a rank in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
@@ -240,7 +240,7 @@ impl<D: Device> TrainingRank<D> {
     }
 
     /// Iterates over the stages of this rank.
-    pub fn stages(&self) -> impl Iterator<Item = &crate::stage::Stage<D>> {
+    pub fn stages(&self) -> impl Iterator<Item = &dflop_models::stage::Stage<D>> {
         self.pipeline.stages().map(|(_, stage)| stage)
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use dflop_executor::device::Cpu;
-use dflop_executor::model::context::MicrobatchContext;
-use dflop_executor::model::encoder::{EncoderConfig, EncoderInput};
-use dflop_executor::model::llm::{LlmConfig, TextBatch};
-use dflop_executor::model::model_config::{ModelConfig, ModuleKind};
+use dflop_device::Cpu;
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan};
+use dflop_models::context::MicrobatchContext;
+use dflop_models::encoder::{EncoderConfig, EncoderInput};
+use dflop_models::llm::{LlmConfig, TextBatch};
+use dflop_models::model_config::{ModelConfig, ModuleKind};
 use serde_json::{Value, json};
 
 pub(crate) const LLM_LAYERS: usize = 4;

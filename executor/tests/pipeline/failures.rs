@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dflop_executor::comm::{Cause, Settings};
-use dflop_executor::model::model_config::ModuleKind;
+use dflop_comm::{Cause, Settings};
+use dflop_executor::Error;
 use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan, RankStep};
-use dflop_executor::weights::ParameterSpec;
-use dflop_executor::weights::{Seed, WeightSource};
-use dflop_executor::{Error, Result};
+use dflop_models::model_config::ModuleKind;
+use dflop_models::weights::ParameterSpec;
+use dflop_models::weights::{Seed, WeightSource};
 
 use super::batch::{Cut, Item, LLM_LAYERS, Sample, language_model, plan_of, sample, texts, with_encoders};
 use super::job::{Setting, Tamper, run_failing};
@@ -18,7 +18,7 @@ use super::support::ALL;
 struct Poisoned(usize);
 
 impl WeightSource for Poisoned {
-    fn values(&self, spec: &ParameterSpec) -> Result<Vec<f32>> {
+    fn values(&self, spec: &ParameterSpec) -> dflop_models::Result<Vec<f32>> {
         let mut values = Seed(1).values(spec)?;
         if spec.name == "model.embed_tokens.weight" {
             values[self.0 * spec.shape[1]] = f32::NAN;
@@ -60,7 +60,11 @@ fn a_loss_that_is_no_number_ends_all_ranks_with_stage_and_microbatch() {
             Setting { transport, weights: Arc::new(Poisoned(45)), ..Setting::new(&model, two_stages()) };
         let errors = run_failing(&setting, (&samples, &cut), &|_, _| {});
         let expected = "stage Llm 2..4, microbatch 3: the loss is NaN";
-        assert!(matches!(errors[3], Error::Loss { microbatch: 3, .. }), "{}", errors[3]);
+        assert!(
+            matches!(errors[3], Error::Model(dflop_models::Error::Loss { microbatch: 3, .. })),
+            "{}",
+            errors[3]
+        );
         assert_eq!(errors[3].to_string(), expected);
         for error in errors_of_others(&errors, 3) {
             assert!(error.contains(expected) && error.contains("forward, stage 1"), "{error}");
@@ -106,7 +110,7 @@ fn media_that_are_not_those_of_the_plan_end_all_ranks() {
         let model = Arc::clone(&model);
         move |rank: usize, work: &mut RankStep<_>| {
             if rank == 0 {
-                let device = dflop_executor::device::Cpu::new(1).unwrap();
+                let device = dflop_device::Cpu::new(1).unwrap();
                 let context = super::batch::media_context(&model, item.module(), &[item], &device);
                 work.contexts.insert(0, Arc::new(context));
             }
@@ -145,7 +149,7 @@ fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
     let model = language_model(false);
     let scaled = |rank: usize, work: &mut RankStep<_>| {
         if rank == 1 {
-            let device = dflop_executor::device::Cpu::new(1).unwrap();
+            let device = dflop_device::Cpu::new(1).unwrap();
             let context = super::batch::text_context(&model, &[&samples[2]], 0.5, &device);
             work.contexts.insert(2, Arc::new(context));
         }

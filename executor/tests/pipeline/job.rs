@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
 
-use dflop_executor::comm::{Comm, Communicator, Settings};
-use dflop_executor::device::Cpu;
-use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
+use dflop_comm::{Comm, Communicator, Settings};
+use dflop_device::Cpu;
 use dflop_executor::pipeline::{
     Job, ModuleParallelism, PipelineRank, PipelineStepPlan, RankPlacement, RankStep, TimedAction,
 };
-use dflop_executor::stage::Activations;
-use dflop_executor::weights::{Seed, WeightSource};
 use dflop_executor::{Error, Result};
+use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind};
+use dflop_models::stage::Activations;
+use dflop_models::weights::{Seed, WeightSource};
 
 use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
 use super::reference::Truth;
@@ -113,7 +113,7 @@ pub(crate) fn pipeline(
     let stage = |range| {
         setting.model.stage(device, range, setting.frozen, setting.activations, setting.weights.as_ref())
     };
-    let stages = job.ranges(&placement).iter().map(stage).collect::<Result<_>>()?;
+    let stages = job.ranges(&placement).iter().map(stage).collect::<dflop_models::Result<_>>()?;
     Ok(PipelineRank::new(Box::new(comm), Arc::clone(job), stages)?
         .check_plans(setting.is_plan_checked)
         .bucket_elements(setting.bucket_elements))

@@ -1,9 +1,9 @@
 //! Language models without encoders: stages, schedules, replicas.
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
-use dflop_executor::model::model_config::{FrozenModules, ModuleKind};
 use dflop_executor::pipeline::ModuleParallelism;
-use dflop_executor::stage::Activations;
+use dflop_models::model_config::{FrozenModules, ModuleKind};
+use dflop_models::stage::Activations;
 
 use super::batch::{LLM_LAYERS, language_model, round_robin, texts};
 use super::job::{Setting, run_job};

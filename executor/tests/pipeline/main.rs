@@ -1,6 +1,6 @@
 //! Compares jobs of several ranks with one another and with stages that are run by hand.
 
-#[path = "../support/mod.rs"]
+#[path = "../../comm/tests/support/mod.rs"]
 mod support;
 
 mod batch;

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::BlockOutput;
-use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_executor::stage::{Activations, Stage};
-use dflop_executor::weights::Seed;
+use dflop_device::{Cpu, Device};
+use dflop_models::BlockOutput;
+use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
+use dflop_models::stage::{Activations, Stage};
+use dflop_models::weights::Seed;
 
 use super::batch::{Sample, media_context, text_context};
 

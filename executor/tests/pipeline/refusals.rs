@@ -1,12 +1,12 @@
 //! Invalid jobs and plans are refused before anything runs.
 
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_executor::comm::{Settings, threads};
-use dflop_executor::device::Cpu;
-use dflop_executor::model::model_config::ModuleKind;
+use dflop_comm::{Settings, threads};
+use dflop_device::Cpu;
 use dflop_executor::pipeline::{
     Job, MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan,
 };
+use dflop_models::model_config::ModuleKind;
 
 use super::batch::{LLM_LAYERS, language_model, with_encoders};
 use super::job::Setting;

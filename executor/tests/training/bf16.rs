@@ -1,12 +1,12 @@
 //! Weights and activations in bf16, with master weights in `f32`.
 
+use dflop_comm::{Comm, Communicator, threads};
+use dflop_device::{Buffer, Cpu, CpuBf16, Device};
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
-use dflop_executor::comm::{Comm, Communicator, threads};
-use dflop_executor::device::{Buffer, Cpu, CpuBf16, Device};
 use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
-use dflop_executor::stage::Stage;
-use dflop_executor::weights::ParameterSpec;
-use dflop_executor::weights::Seed;
+use dflop_models::stage::Stage;
+use dflop_models::weights::ParameterSpec;
+use dflop_models::weights::Seed;
 
 use super::model::{LAYERS, config, context, mean_loss, run_whole, settings, stage, weights};
 use super::support::patient;

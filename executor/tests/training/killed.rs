@@ -7,11 +7,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use dflop_comm::{Comm, threads};
+use dflop_device::Cpu;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
-use dflop_executor::comm::{Comm, threads};
-use dflop_executor::device::Cpu;
 use dflop_executor::optimizer::{JobOptimizer, Precision};
-use dflop_executor::weights::{Seed, WeightSource};
+use dflop_models::weights::{Seed, WeightSource};
 use serde_json::json;
 
 use super::model::{LAYERS, run_staged, settings, stage, train_whole, weights};

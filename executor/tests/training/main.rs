@@ -3,7 +3,7 @@
 #![allow(clippy::print_stdout, reason = "measured values are shown")]
 #![allow(clippy::float_cmp, reason = "tests compare bits on purpose")]
 
-#[path = "../support/mod.rs"]
+#[path = "../../comm/tests/support/mod.rs"]
 mod support;
 
 mod bf16;

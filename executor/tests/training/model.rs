@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use dflop_comm::{Comm, Payload, PayloadShape, StepContext};
+use dflop_device::{Buffer, Device};
 use dflop_executor::Result;
-use dflop_executor::comm::{Comm, Payload, PayloadShape, StepContext};
-use dflop_executor::device::{Buffer, Device};
-use dflop_executor::model::BlockOutput;
-use dflop_executor::model::context::MicrobatchContext;
-use dflop_executor::model::llm::TextBatch;
-use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::optimizer::{
     AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision, UpdateReport,
 };
-use dflop_executor::stage::{Activations, Stage};
-use dflop_executor::weights::WeightSource;
+use dflop_models::BlockOutput;
+use dflop_models::context::MicrobatchContext;
+use dflop_models::llm::TextBatch;
+use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
+use dflop_models::stage::{Activations, Stage};
+use dflop_models::weights::WeightSource;
 use serde_json::{Value, json};
 
 pub(crate) const WIDTH: usize = 16;
@@ -93,7 +93,7 @@ pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step:
         let at = StepContext::microbatch(step, microbatch as u32, "rows");
         let shape = PayloadShape::f32(length, WIDTH);
         let receive = |from: usize| -> Result<D::Floats> {
-            device.upload(&comm.recv(from, 0, at, shape)?.into_f32().expect("rows are f32"))
+            Ok(device.upload(&comm.recv(from, 0, at, shape)?.into_f32().expect("rows are f32"))?)
         };
         let send = |to: usize, rows: &D::Floats| -> Result<()> {
             Ok(comm.send(to, 0, at, Payload::f32(shape.rows, shape.cols, device.download(rows)?)?)?)
@@ -124,7 +124,7 @@ fn add_tied<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, peer: usize, step:
     let shape = PayloadShape::f32(1, gradient.len());
     comm.send(peer, 1, at, Payload::f32(1, shape.cols, device.download(gradient)?)?)?;
     let other = device.upload_f32(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
-    device.add(&other, gradient)
+    Ok(device.add(&other, gradient)?)
 }
 
 /// Returns the mean loss of a step over its target tokens, from the sums of all ranks.

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use dflop_comm::Comm;
+use dflop_device::{Cpu, Device};
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
-use dflop_executor::comm::Comm;
-use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::model_config::{FrozenModules, ModuleKind, StageRange};
-use dflop_executor::model::tensor_parallel::TensorParallel;
 use dflop_executor::optimizer::{JobOptimizer, Precision};
-use dflop_executor::stage::{Activations, Stage, StageSettings};
-use dflop_executor::weights::{Seed, WeightSource};
+use dflop_models::model_config::{FrozenModules, ModuleKind, StageRange};
+use dflop_models::stage::{Activations, Stage, StageSettings};
+use dflop_models::tensor_parallel::TensorParallel;
+use dflop_models::weights::{Seed, WeightSource};
 
 use super::model::{LAYERS, config, run_whole, settings};
 use super::support::{Transport, patient, run};

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use dflop_comm::{Comm, Communicator};
+use dflop_device::{Cpu, Device};
 use dflop_executor::Error;
-use dflop_executor::comm::{Comm, Communicator};
-use dflop_executor::device::{Cpu, Device};
-use dflop_executor::model::llm::TextBatch;
-use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 use dflop_executor::optimizer::{
     AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Ownership, Precision, UpdateReport,
 };
-use dflop_executor::stage::Activations;
-use dflop_executor::weights::{Checkpoint, Seed};
+use dflop_models::llm::TextBatch;
+use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
+use dflop_models::stage::Activations;
+use dflop_models::weights::{Checkpoint, Seed};
 use std::sync::Arc;
 
 use super::model::{LAYERS, mean_loss, run_staged, run_whole, settings, stage, train_whole, weights};
@@ -66,12 +66,12 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage() {
 }
 
 /// Sums the gradients of replicas, as a pipeline does.
-pub(crate) fn reduce(stage: &mut dflop_executor::stage::Stage<Cpu>, comm: &dyn Comm, step: u64) {
+pub(crate) fn reduce(stage: &mut dflop_models::stage::Stage<Cpu>, comm: &dyn Comm, step: u64) {
     let device = stage.device().clone();
     stage.parameters_mut().fold_shared_gradients(&device).unwrap();
     for (_, _, gradient) in stage.parameters_mut().trained_mut() {
         let mut values = device.download(gradient).unwrap();
-        let at = dflop_executor::comm::StepContext::step(step, "gradients");
+        let at = dflop_comm::StepContext::step(step, "gradients");
         comm.all_reduce(at, values.as_mut_slice().into()).unwrap();
         *gradient = device.upload_f32(&values).unwrap();
     }
@@ -198,7 +198,7 @@ fn three_steps_with_clipping_are_those_of_torch() {
     };
     let [norms, rates] = ["norms", "rates"].map(|name| truth.tensor(name).unwrap().1);
 
-    let comm = dflop_executor::comm::threads::world(1, patient()).unwrap().remove(0);
+    let comm = dflop_comm::threads::world(1, patient()).unwrap().remove(0);
     let mut optimizer = JobOptimizer::new(settings, &comm, [&stage]).unwrap();
     for step in 0..3 {
         stage.forward(0, Arc::clone(&context), None).unwrap();

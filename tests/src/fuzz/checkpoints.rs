@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use dflop_executor::checkpoint::SavedCheckpoint;
-use dflop_executor::weights::{Checkpoint, WEIGHTS_FILE};
+use dflop_executor::models::weights::{Checkpoint, WEIGHTS_FILE};
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -12,6 +12,7 @@ use dflop_tests::markdown::{
 };
 
 use super::floors::FLOORS;
+use super::source::NESTED;
 
 /// Things that a snippet may need and a test does not have.
 const NEEDS: [&str; 14] = [
@@ -197,7 +198,7 @@ fn the_changelog_is_one_list_under_each_heading() {
 #[test]
 fn messages_in_the_troubleshooting_guide_are_those_of_the_code() {
     let mut sources = String::new();
-    for name in CRATES {
+    for name in CRATES.into_iter().chain(NESTED) {
         append_sources(&root().join(name).join("src"), &mut sources);
     }
     // A message may be cut into lines that end with a backslash.
@@ -237,11 +238,18 @@ fn the_code_map_is_current() {
     let document = Path::new("ARCHITECTURE.md");
     let mut text = read(document);
     for name in CRATES {
-        let marker = format!("code map of {name}");
-        text =
-            with_generated(&text, &marker, &code_map(name)).unwrap_or_else(|| panic!("no marker `{marker}`"));
+        text = with_code_map(&text, name);
     }
     expect_current(document, &text);
+    for name in NESTED {
+        let document = Path::new(name).join("README.md");
+        expect_current(&document, &with_code_map(&read(&document), name));
+    }
+}
+
+fn with_code_map(text: &str, name: &str) -> String {
+    let marker = format!("code map of {name}");
+    with_generated(text, &marker, &code_map(name)).unwrap_or_else(|| panic!("no marker `{marker}`"))
 }
 
 /// A table of the rooms of a crate from the ground up, each with the first line of its documentation.

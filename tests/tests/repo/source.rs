@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 pub(super) const CRATES: [&str; 8] =
     ["costmodel", "balancer", "loader", "executor", "bindings/cli", "bindings/python", "tests", "benches"];
 
+/// Crates nested in the directory of the crate that they are parts of.
+pub(super) const NESTED: [&str; 3] = ["executor/comm", "executor/device", "executor/models"];
+
 /// Returns the root of the workspace.
 pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

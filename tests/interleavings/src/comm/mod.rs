@@ -1,48 +1,48 @@
 //! Messages between ranks: the files of the executor on other locks, threads and sockets.
 #![allow(dead_code, unfulfilled_lint_expectations, unreachable_pub, reason = "a part of a room")]
 
-#[path = "../../../../executor/src/comm/api.rs"]
+#[path = "../../../../executor/comm/src/api.rs"]
 mod api;
-#[path = "../../../../executor/src/comm/async_collective.rs"]
+#[path = "../../../../executor/comm/src/async_collective.rs"]
 mod async_collective;
-#[path = "../../../../executor/src/comm/collective/mod.rs"]
+#[path = "../../../../executor/comm/src/collective/mod.rs"]
 mod collective;
-#[path = "../../../../executor/src/comm/communicator.rs"]
+#[path = "../../../../executor/comm/src/communicator.rs"]
 mod communicator;
-#[path = "../../../../executor/src/comm/dtype.rs"]
+#[path = "../../../../executor/comm/src/dtype.rs"]
 mod dtype;
-#[path = "../../../../executor/src/comm/endpoint.rs"]
+#[path = "../../../../executor/comm/src/endpoint.rs"]
 mod endpoint;
-#[path = "../../../../executor/src/comm/error.rs"]
+#[path = "../../../../executor/comm/src/error.rs"]
 mod error;
-#[path = "../../../../executor/src/comm/group.rs"]
+#[path = "../../../../executor/comm/src/group.rs"]
 mod group;
-#[path = "../../../../executor/src/comm/handle.rs"]
+#[path = "../../../../executor/comm/src/handle.rs"]
 mod handle;
-#[path = "../../../../executor/src/comm/mailbox.rs"]
+#[path = "../../../../executor/comm/src/mailbox.rs"]
 mod mailbox;
-#[path = "../../../../executor/src/comm/message.rs"]
+#[path = "../../../../executor/comm/src/message.rs"]
 mod message;
-#[path = "../../../../executor/src/comm/parts.rs"]
+#[path = "../../../../executor/comm/src/parts.rs"]
 mod parts;
-#[path = "../../../../executor/src/comm/payload.rs"]
+#[path = "../../../../executor/comm/src/payload.rs"]
 mod payload;
-#[path = "../../../../executor/src/comm/receive_buffers.rs"]
+#[path = "../../../../executor/comm/src/receive_buffers.rs"]
 mod receive_buffers;
 mod rendezvous;
-#[path = "../../../../executor/src/comm/settings.rs"]
+#[path = "../../../../executor/comm/src/settings.rs"]
 mod settings;
-#[path = "../../../../executor/src/comm/slice.rs"]
+#[path = "../../../../executor/comm/src/slice.rs"]
 mod slice;
-#[path = "../../../../executor/src/comm/step_context.rs"]
+#[path = "../../../../executor/comm/src/step_context.rs"]
 mod step_context;
 mod sync;
 mod tcp;
-#[path = "../../../../executor/src/comm/threads.rs"]
+#[path = "../../../../executor/comm/src/threads.rs"]
 mod threads;
-#[path = "../../../../executor/src/comm/timeout_report.rs"]
+#[path = "../../../../executor/comm/src/timeout_report.rs"]
 mod timeout_report;
-#[path = "../../../../executor/src/comm/transport.rs"]
+#[path = "../../../../executor/comm/src/transport.rs"]
 mod transport;
 
 mod mailbox_models;

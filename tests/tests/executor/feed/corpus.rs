@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use dflop_executor::model::model_config::ModelConfig;
+use dflop_executor::models::model_config::ModelConfig;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::model::ModelDirectory;
 use dflop_loader::order::Shuffle;

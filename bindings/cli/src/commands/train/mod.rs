@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use clap::Args;
 use dflop_balancer::Strategy;
+use dflop_executor::comm::launch::{Launcher, end_with_launcher, identity_from_environment};
 use dflop_executor::comm::{RankIdentity, Settings, tcp};
-use dflop_executor::launch::{Launcher, end_with_launcher, identity_from_environment};
 use dflop_executor::train::StepReport;
 use dflop_executor::train::join_traces;
 

@@ -9,13 +9,13 @@ use dflop_executor::checkpoint::{CheckpointDirectory, SavedCheckpoint};
 use dflop_executor::comm::{Comm, StepContext, threads};
 use dflop_executor::device::{Cpu, CpuBf16, Device};
 use dflop_executor::inputs::InputReader;
+use dflop_executor::models::stage::Activations;
+use dflop_executor::models::weights::{Checkpoint, Seed, WeightSource};
 use dflop_executor::optimizer::{
     AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision,
 };
 use dflop_executor::profile::gemm_peak_flops;
-use dflop_executor::stage::Activations;
 use dflop_executor::train::{StepReport, TraceWriter, TrainingRank, TrainingRankOptions, join_job};
-use dflop_executor::weights::{Checkpoint, Seed, WeightSource};
 use dflop_loader::order::LoaderState;
 use serde_json::json;
 

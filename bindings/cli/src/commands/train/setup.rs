@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
-use dflop_executor::model::encoder::FrozenEncoder;
-use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
+use dflop_executor::models::encoder::FrozenEncoder;
+use dflop_executor::models::model_config::{FrozenModules, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleParallelism};
 use dflop_executor::train::PassPredictor;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};

@@ -1,8 +1,8 @@
 //! Values of a job's keys.
 
-#[path = "../../../../../executor/src/comm/rendezvous/protocol.rs"]
+#[path = "../../../../../executor/comm/src/rendezvous/protocol.rs"]
 mod protocol;
-#[path = "../../../../../executor/src/comm/rendezvous/values.rs"]
+#[path = "../../../../../executor/comm/src/rendezvous/values.rs"]
 mod values;
 
 use crate::comm::sync::thread;

@@ -1,19 +1,19 @@
 //! Connections between ranks, on sockets in memory.
 
-#[path = "../../../../../executor/src/comm/tcp/control.rs"]
+#[path = "../../../../../executor/comm/src/tcp/control.rs"]
 mod control;
-#[path = "../../../../../executor/src/comm/tcp/control_line.rs"]
+#[path = "../../../../../executor/comm/src/tcp/control_line.rs"]
 mod control_line;
-#[path = "../../../../../executor/src/comm/tcp/frame.rs"]
+#[path = "../../../../../executor/comm/src/tcp/frame.rs"]
 mod frame;
-#[path = "../../../../../executor/src/comm/tcp/inbox.rs"]
+#[path = "../../../../../executor/comm/src/tcp/inbox.rs"]
 mod inbox;
-#[path = "../../../../../executor/src/comm/tcp/links.rs"]
+#[path = "../../../../../executor/comm/src/tcp/links.rs"]
 mod links;
-#[path = "../../../../../executor/src/comm/tcp/outbox.rs"]
+#[path = "../../../../../executor/comm/src/tcp/outbox.rs"]
 mod outbox;
 mod socket;
-#[path = "../../../../../executor/src/comm/tcp/tcp_transport.rs"]
+#[path = "../../../../../executor/comm/src/tcp/tcp_transport.rs"]
 mod tcp_transport;
 
 pub(super) mod models;

@@ -1,0 +1,107 @@
+//! Ring collectives: every rank sends to the next and receives from the previous one, at the same time.
+//!
+//! Part `p` starts at rank `p + 1`, and each rank adds its own elements to the incoming ones, so the order of
+//! a sum depends on `p` and the number of ranks alone. The received buffer is the one that is sent next: only
+//! the first part of each rank is copied.
+//!
+//! # Source
+//! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+
+use super::Call;
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::parts::{even_parts, ranges};
+use crate::payload::Buffer;
+use crate::slice::Slice;
+use std::ops::Range;
+
+/// Sums all elements over all ranks.
+pub(crate) fn all_reduce(group: &Group, call: Call, values: &mut Slice<'_>) -> Result<()> {
+    let parts = even_parts(values.elements(), group.size());
+    let parts = ranges(&parts, group.size(), values.elements())?;
+    let own = reduce(group, call, values, &parts)?;
+    gather(group, call, values, &parts, own)
+}
+
+/// Sums, and leaves rank `r` with the sum of part `r`.
+pub(crate) fn reduce_scatter(
+    group: &Group,
+    call: Call,
+    values: &mut Slice<'_>,
+    parts: &[Range<usize>],
+) -> Result<()> {
+    if let Some(own) = reduce(group, call, values, parts)? {
+        group.endpoint.mailbox.receive_buffers.give(own);
+    }
+    Ok(())
+}
+
+/// Gives every rank the parts of all others.
+pub(crate) fn all_gather(
+    group: &Group,
+    call: Call,
+    values: &mut Slice<'_>,
+    parts: &[Range<usize>],
+) -> Result<()> {
+    let own = copy_of(group, values, &parts[group.rank]);
+    gather(group, call, values, parts, Some(own))
+}
+
+/// Leaves the sum of part `rank` in `values`; returns it as a buffer too, if there is more than one rank.
+fn reduce(
+    group: &Group,
+    call: Call,
+    values: &mut Slice<'_>,
+    parts: &[Range<usize>],
+) -> Result<Option<Buffer>> {
+    let (rank, size) = (group.rank, group.size());
+    if values.dtype() == Dtype::U8 {
+        return Err(Error::NotSummable { dtype: Dtype::U8 });
+    }
+    if size == 1 {
+        return Ok(None);
+    }
+    let mut outgoing = copy_of(group, values, &parts[(rank + size - 1) % size]);
+    // in round `r` the sum of part `rank - r` passes through, and in the last one the rank's own part
+    for round in 2..=size {
+        let part = &parts[(rank + size - round % size) % size];
+        let sending = call.start_send(group, (rank + 1) % size, outgoing)?;
+        let before = (rank + size - 1) % size;
+        let mut incoming = call.recv(group, before, values.dtype(), part.len())?;
+        values.add_to(part.clone(), &mut incoming)?;
+        // at most one message per rank is in flight
+        sending.finish()?;
+        outgoing = incoming;
+    }
+    values.copy_in(parts[rank].clone(), &outgoing);
+    Ok(Some(outgoing))
+}
+
+/// Sends `own`, the rank's part, around the ring.
+fn gather(
+    group: &Group,
+    call: Call,
+    values: &mut Slice<'_>,
+    parts: &[Range<usize>],
+    own: Option<Buffer>,
+) -> Result<()> {
+    let (rank, size) = (group.rank, group.size());
+    let Some(mut outgoing) = own else { return Ok(()) };
+    for round in 1..size {
+        let part = &parts[(rank + size - round) % size];
+        let sending = call.start_send(group, (rank + 1) % size, outgoing)?;
+        let incoming = call.recv(group, (rank + size - 1) % size, values.dtype(), part.len())?;
+        values.copy_in(part.clone(), &incoming);
+        sending.finish()?;
+        outgoing = incoming;
+    }
+    group.endpoint.mailbox.receive_buffers.give(outgoing);
+    Ok(())
+}
+
+fn copy_of(group: &Group, values: &Slice<'_>, part: &Range<usize>) -> Buffer {
+    let mut copy = group.endpoint.mailbox.receive_buffers.take(values.dtype(), part.len());
+    values.copy_out(part.clone(), &mut copy);
+    copy
+}

@@ -1,0 +1,313 @@
+//! Starts all ranks of a job on this machine, and ends them together.
+
+use super::output::{pass_on, prefix};
+use super::status::RankStatus;
+use crate::{Error, JobToken, RendezvousServer, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+use std::ffi::OsString;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Starts several processes of one command as the ranks of a job.
+///
+/// # Examples
+/// ```no_run
+/// use dflop_comm::launch::Launcher;
+///
+/// let outcome = Launcher::new("dflop", 4)?.args(["train", "train.toml"]).run()?;
+/// assert!(outcome.is_success(), "{outcome:?}");
+/// # Ok::<(), dflop_comm::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Launcher {
+    program: OsString,
+    args: Vec<OsString>,
+    variables: Vec<(OsString, OsString)>,
+    ranks: usize,
+    listen: IpAddr,
+    grace: Duration,
+    is_first_plain: bool,
+}
+
+/// Outcome of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobOutcome {
+    /// Rank that failed first, if any. Ranks that ended because of another rank come last.
+    pub failed: Option<RankStatus>,
+    /// Signal that ended the job: Ctrl-C, or a request to terminate.
+    pub interrupted: Option<i32>,
+    /// Exit of every rank, in rank order.
+    pub ranks: Vec<RankStatus>,
+}
+
+impl JobOutcome {
+    /// Returns whether every rank succeeded without an interruption.
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        self.failed.is_none() && self.interrupted.is_none()
+    }
+}
+
+impl Launcher {
+    const POLL: Duration = Duration::from_millis(5);
+    /// Time in which a killed rank must end.
+    const KILLED: Duration = Duration::from_secs(10);
+    /// Time after a first failure in which other ranks may end and report whether they caused it.
+    const SETTLE: Duration = Duration::from_millis(500);
+
+    /// Prepares a job of `ranks` processes of a program.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] if `ranks` is 0.
+    pub fn new(program: impl Into<OsString>, ranks: usize) -> Result<Self> {
+        if ranks == 0 {
+            return Err(Error::InvalidSetting {
+                setting: "local ranks",
+                reason: "must be at least 1".into(),
+            });
+        }
+        Ok(Self {
+            program: program.into(),
+            args: Vec::new(),
+            variables: Vec::new(),
+            ranks,
+            listen: Ipv4Addr::LOCALHOST.into(),
+            grace: Duration::from_secs(3),
+            is_first_plain: false,
+        })
+    }
+
+    /// Adds arguments, the same for every rank.
+    #[must_use]
+    pub fn args(mut self, args: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Adds a variable to the environment of every rank.
+    #[must_use]
+    pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// Passes the standard output of rank 0 on unchanged, for programs that read it. The output of other
+    /// ranks, and the standard error of all ranks, keeps the rank in front of every line.
+    #[must_use]
+    pub fn first_rank_prints_plainly(mut self) -> Self {
+        self.is_first_plain = true;
+        self
+    }
+
+    /// Sets the address that the rendezvous server and all ranks listen on. Default: 127.0.0.1.
+    #[must_use]
+    pub fn listen(mut self, address: IpAddr) -> Self {
+        self.listen = address;
+        self
+    }
+
+    /// Sets the time that ranks have between `SIGTERM` and being killed. Default: 3 s.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Runs the job to its end. The output of all ranks appears on this process's output, with `[rank]` in
+    /// front of every line.
+    ///
+    /// Hosts the rendezvous server on a free port and draws the job token. When a rank fails, the others have
+    /// half a second to end on their own, then get `SIGTERM`, then are killed; Ctrl-C and `SIGTERM` have the
+    /// same effect. No rank outlives this call.
+    ///
+    /// # Errors
+    /// [`Error::Listen`] if the rendezvous server cannot listen; [`Error::Io`] if a process cannot be
+    /// started.
+    pub fn run(&self) -> Result<JobOutcome> {
+        let signals = Signals::register()?;
+        let token = JobToken::random()?;
+        let host = RendezvousServer::start(&[SocketAddr::new(self.listen, 0)], self.ranks, token.clone())?;
+        let mut processes = RankProcesses { ranks: Vec::new(), printers: Vec::new(), ended: Vec::new() };
+        for rank in 0..self.ranks {
+            processes.start(rank, self.command(rank, host.address(), &token), self.is_first_plain)?;
+        }
+        let interrupted = loop {
+            processes.collect()?;
+            let has_failed = processes.ended.iter().any(|ended| !ended.status.success());
+            let signal = signals.received();
+            if signal.is_some() || has_failed || processes.is_over() {
+                break signal;
+            }
+            std::thread::sleep(Self::POLL);
+        };
+        if interrupted.is_none() {
+            processes.wait(Self::SETTLE)?;
+        }
+        processes.end(self.grace)?;
+        Ok(processes.outcome(interrupted))
+    }
+
+    fn command(&self, rank: usize, store: SocketAddr, token: &JobToken) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args);
+        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+        command.env("WORLD_SIZE", self.ranks.to_string()).env("LOCAL_WORLD_SIZE", self.ranks.to_string());
+        command.env("MASTER_ADDR", store.ip().to_string()).env("DFLOP_PORT", store.port().to_string());
+        command.env("DFLOP_STORE", "launcher").env("DFLOP_JOB_TOKEN", token.secret());
+        command.env("DFLOP_LISTEN", self.listen.to_string());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+/// Processes of a job. Running processes are killed on drop.
+struct RankProcesses {
+    ranks: Vec<Option<Child>>,
+    printers: Vec<JoinHandle<()>>,
+    /// Ranks in the order in which they ended.
+    ended: Vec<RankStatus>,
+}
+
+impl RankProcesses {
+    fn start(&mut self, rank: usize, mut command: Command, is_first_plain: bool) -> Result<()> {
+        let mut child = command.spawn().map_err(|source| {
+            let program = command.get_program().to_string_lossy();
+            Error::Io { action: format!("start `{program}` as rank {rank}"), source }
+        })?;
+        if let Some(output) = child.stdout.take() {
+            // prefixed lines are not parseable as JSON
+            let before = if rank == 0 && is_first_plain { String::new() } else { prefix(rank) };
+            self.printers.push(pass_on(before, output, || Box::new(io::stdout())));
+        }
+        if let Some(errors) = child.stderr.take() {
+            self.printers.push(pass_on(prefix(rank), errors, || Box::new(io::stderr())));
+        }
+        self.ranks.push(Some(child));
+        Ok(())
+    }
+
+    /// Collects ranks that have ended. Of several found at the same time, a rank that was ended by a signal
+    /// comes first: its death is what the others noticed.
+    fn collect(&mut self) -> Result<()> {
+        let mut found = Vec::new();
+        for (rank, slot) in self.ranks.iter_mut().enumerate() {
+            let Some(child) = slot else { continue };
+            let failed = |source| Error::Io { action: format!("wait for rank {rank}"), source };
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                found.push(RankStatus { rank, status });
+                *slot = None;
+            }
+        }
+        // `false` sorts first: ranks that ended by a signal have no code
+        found.sort_by_key(|ended| ended.status.code().is_some());
+        self.ended.append(&mut found);
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.ranks.iter().all(Option::is_none)
+    }
+
+    /// Waits for the ranks to end, at most this long.
+    fn wait(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while !self.is_over() && Instant::now() < deadline {
+            std::thread::sleep(Launcher::POLL);
+            self.collect()?;
+        }
+        Ok(())
+    }
+
+    /// Ends the running ranks: asks, waits, kills.
+    fn end(&mut self, grace: Duration) -> Result<()> {
+        for child in self.ranks.iter().flatten() {
+            // the process was not reaped yet, so its id cannot belong to another process
+            if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::TERM);
+            }
+        }
+        self.wait(grace)?;
+        for child in self.ranks.iter_mut().flatten() {
+            // killing a process that has just ended is not an error
+            let _ = child.kill();
+        }
+        self.wait(Launcher::KILLED)?;
+        let stays = |(rank, slot): (usize, &Option<Child>)| slot.as_ref().map(|child| (rank, child.id()));
+        match self.ranks.iter().enumerate().find_map(stays) {
+            None => Ok(()),
+            Some((rank, process)) => {
+                let action = format!("end rank {rank}: process {process} was killed but does not end");
+                Err(Error::Io { action, source: io::ErrorKind::TimedOut.into() })
+            }
+        }
+    }
+
+    fn outcome(mut self, interrupted: Option<i32>) -> JobOutcome {
+        for printer in self.printers.drain(..) {
+            // do not wait for output of grandchildren that still hold the pipe
+            let deadline = Instant::now() + Duration::from_millis(200);
+            while !printer.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Launcher::POLL);
+            }
+        }
+        let failures = || self.ended.iter().filter(|ended| !ended.status.success());
+        let failed = failures().find(|ended| !ended.is_secondary()).or_else(|| failures().next()).copied();
+        let mut ranks = std::mem::take(&mut self.ended);
+        ranks.sort_by_key(|ended| ended.rank);
+        JobOutcome { failed: failed.filter(|_| interrupted.is_none()), interrupted, ranks }
+    }
+}
+
+impl Drop for RankProcesses {
+    fn drop(&mut self) {
+        for child in self.ranks.iter_mut().flatten() {
+            let _ = child.kill();
+        }
+        // one that waits inside the kernel ends later, or never
+        let _ = self.wait(Launcher::KILLED);
+    }
+}
+
+/// Handlers that redirect signals to the job while they exist.
+struct Signals {
+    received: Arc<AtomicUsize>,
+    ids: Vec<signal_hook::SigId>,
+    /// Restores the default effect of signals once set.
+    is_over: Arc<AtomicBool>,
+}
+
+impl Signals {
+    fn register() -> Result<Self> {
+        let received = Arc::new(AtomicUsize::new(0));
+        let mut signals = Self { received, ids: Vec::new(), is_over: Arc::default() };
+        let failed = |source| Error::Io { action: "register signal handlers".into(), source };
+        for signal in [SIGINT, SIGTERM] {
+            let id = flag::register_usize(signal, signals.received.clone(), signal as usize);
+            signals.ids.push(id.map_err(failed)?);
+            flag::register_conditional_default(signal, signals.is_over.clone()).map_err(failed)?;
+        }
+        Ok(signals)
+    }
+
+    fn received(&self) -> Option<i32> {
+        let signal = self.received.load(Ordering::Relaxed);
+        (signal != 0).then_some(signal as i32)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        for id in self.ids.drain(..) {
+            low_level::unregister(id);
+        }
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,67 @@
+//! Messages between ranks: one trait, [`Comm`], over threads and TCP.
+//!
+//! - [`threads::world`] makes all ranks of a job in one process; [`tcp::connect`] joins the ranks that a
+//!   launcher started ([`launch`]).
+//! - Both share everything but the transport: matching by tag, headers that the receiver checks, and
+//!   collectives with a fixed order of sums. Both therefore give the same bits.
+//! - Every wait has a time limit ([`Settings`]), and a job fails as a whole: the first [`Failure`] reaches
+//!   all ranks, names the rank that caused it and its activity, and is returned by every later call.
+//!
+//! # Examples
+//! ```
+//! use dflop_comm::{Comm, Settings, StepContext, threads};
+//!
+//! let ranks = threads::world(2, Settings::default())?;
+//! let sums = std::thread::scope(|scope| {
+//!     let sum = |comm: threads::ThreadComm| {
+//!         let mut values = [comm.rank() as f32 + 1.0, 10.0];
+//!         comm.all_reduce(StepContext::step(0, "gradients"), values.as_mut_slice().into()).map(|()| values)
+//!     };
+//!     let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || sum(comm))).collect();
+//!     threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<Vec<_>, _>>()
+//! })?;
+//! assert_eq!(sums, [[3.0, 20.0], [3.0, 20.0]]);
+//! # Ok::<(), dflop_comm::Error>(())
+//! ```
+
+mod api;
+mod async_collective;
+mod collective;
+mod communicator;
+mod dtype;
+mod endpoint;
+mod error;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
+mod group;
+mod handle;
+pub mod launch;
+mod mailbox;
+mod message;
+mod parts;
+mod payload;
+mod rank_identity;
+mod receive_buffers;
+mod rendezvous;
+mod settings;
+mod slice;
+mod step_context;
+mod sync;
+pub mod tcp;
+pub mod threads;
+mod timeout_report;
+mod transport;
+
+pub use api::{Comm, P2pOp};
+pub use communicator::Communicator;
+pub use dtype::Dtype;
+pub use error::{Cause, EXIT_SECONDARY, Error, Failure, Result};
+pub use handle::{Completion, Handle};
+pub use parts::even_parts;
+pub use payload::{Buffer, Payload, PayloadShape};
+pub use rank_identity::{RankIdentity, RendezvousConfig};
+pub use rendezvous::{JobToken, RendezvousClient, RendezvousServer};
+pub use settings::Settings;
+pub use slice::Slice;
+pub use step_context::{ActionName, StepContext};

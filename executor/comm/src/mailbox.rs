@@ -1,0 +1,451 @@
+//! Holds the messages that arrived at a rank until they are received.
+//!
+//! A rank has one mailbox, filled by its transport. It also records which peers left, the failure of the job,
+//! and the peers that this rank waits for, which other ranks may ask. Every wait ends: with the message, the
+//! failure of the job, or the time limit.
+
+use super::error::Failure;
+use super::message::{Header, Key, Message};
+use super::receive_buffers::ReceiveBufferPool;
+use super::step_context::StepContext;
+use super::sync::{Condvar, Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+/// Activity of a rank, as reported to ranks that wait for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Status {
+    /// Peer of the oldest wait, and the action that waits.
+    pub(super) wait: Option<(usize, StepContext)>,
+    /// Most recent action.
+    pub(super) last: Option<StepContext>,
+}
+
+/// Reason why a wait ended without its message.
+#[derive(Debug)]
+pub(super) enum Interrupt {
+    /// The job has ended.
+    Failed(Failure),
+    /// The peer has finished; it sends nothing more.
+    Left,
+    /// The time limit is reached.
+    TimedOut,
+}
+
+/// Receive that was posted before its message arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expected {
+    /// A message with this header.
+    Message(Header),
+    /// Any message, which is discarded: the receive was dropped.
+    Nothing,
+}
+
+/// Messages of one key. Receives are numbered when they are posted, messages when they arrive.
+#[derive(Debug, Default)]
+struct Queue {
+    posted: u64,
+    arrived: u64,
+    /// Receives whose message has not arrived.
+    expected: BTreeMap<u64, Expected>,
+    messages: BTreeMap<u64, Message>,
+}
+
+#[derive(Debug, Default)]
+struct Peer {
+    buffered_bytes: usize,
+    awaiting: usize,
+    written: u64,
+    /// Whether writing to the peer failed.
+    is_broken: bool,
+    has_left: bool,
+    heard: Option<StepContext>,
+}
+
+#[derive(Debug)]
+struct MailboxState {
+    queues: BTreeMap<Key, Queue>,
+    peers: Vec<Peer>,
+    // by start, so that the first entry is the oldest wait
+    waits: BTreeMap<u64, (usize, StepContext)>,
+    waits_begun: u64,
+    last: Option<StepContext>,
+    failure: Option<Failure>,
+    /// Whether this rank has left, and receives nothing more.
+    is_closed: bool,
+}
+
+/// Arrived messages, and all state that a wait depends on.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    state: Mutex<MailboxState>,
+    changed: Condvar,
+    buffered_bytes_max: usize,
+    /// Buffers for incoming messages.
+    pub(super) receive_buffers: ReceiveBufferPool,
+}
+
+impl Mailbox {
+    pub(super) fn new(size: usize, buffered_bytes_max: usize) -> Self {
+        let state = MailboxState {
+            queues: BTreeMap::new(),
+            peers: (0..size).map(|_| Peer::default()).collect(),
+            waits: BTreeMap::new(),
+            waits_begun: 0,
+            last: None,
+            failure: None,
+            is_closed: false,
+        };
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            buffered_bytes_max,
+            receive_buffers: ReceiveBufferPool::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, MailboxState> {
+        // a panicking thread leaves consistent state: every change is complete before the lock is released
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a message into its queue, unless its receive was dropped.
+    pub(super) fn deliver(&self, from: usize, message: Message) {
+        let mut state = self.lock();
+        let key = message.header.key(from);
+        let bytes = message.buffer.as_bytes().len();
+        state.peers[from].heard = Some(message.header.at);
+        let queue = state.queues.entry(key).or_default();
+        let number = queue.arrived;
+        queue.arrived += 1;
+        if queue.expected.remove(&number) == Some(Expected::Nothing) {
+            state.remove_if_done(key);
+        } else {
+            queue.messages.insert(number, message);
+            state.peers[from].buffered_bytes += bytes;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Returns the receive that the next message of a key belongs to; `None` if it was not posted yet.
+    pub(super) fn expected(&self, key: Key) -> Option<Expected> {
+        let state = self.lock();
+        let queue = state.queues.get(&key)?;
+        queue.expected.get(&queue.arrived).copied()
+    }
+
+    /// Bound on unreceived bytes of one peer.
+    pub(super) fn buffered_bytes_max(&self) -> usize {
+        self.buffered_bytes_max
+    }
+
+    /// Reserves the next message of a key, which must have this header, and returns its number in the queue.
+    pub(super) fn post(&self, key: Key, header: Header) -> u64 {
+        let mut state = self.lock();
+        let queue = state.queues.entry(key).or_default();
+        let number = queue.posted;
+        queue.posted += 1;
+        if number >= queue.arrived {
+            queue.expected.insert(number, Expected::Message(header));
+        }
+        number
+    }
+
+    /// Discards a message that was reserved, now or when it arrives, and frees its bytes.
+    pub(super) fn discard(&self, key: Key, number: u64, peer: usize) {
+        let mut state = self.lock();
+        let Some(queue) = state.queues.get_mut(&key) else { return };
+        if let Some(message) = queue.messages.remove(&number) {
+            state.peers[peer].buffered_bytes -= message.buffer.as_bytes().len();
+            state.remove_if_done(key);
+        } else if let Some(expected) = queue.expected.get_mut(&number) {
+            *expected = Expected::Nothing;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Returns whether the message has arrived or never will.
+    pub(super) fn is_ready(&self, key: Key, number: u64) -> bool {
+        let state = self.lock();
+        let has_arrived = state.queues.get(&key).is_some_and(|queue| queue.messages.contains_key(&number));
+        has_arrived || state.failure.is_some()
+    }
+
+    /// Waits for a message that was reserved.
+    pub(super) fn take(
+        &self,
+        key: Key,
+        number: u64,
+        peer: usize,
+        at: StepContext,
+        timeout: Duration,
+    ) -> Result<Message, Interrupt> {
+        self.wait(
+            peer,
+            at,
+            timeout,
+            |peer| peer.has_left,
+            |state| {
+                let message = state.queues.get_mut(&key)?.messages.remove(&number)?;
+                state.remove_if_done(key);
+                state.peers[peer].buffered_bytes -= message.buffer.as_bytes().len();
+                Some(message)
+            },
+        )
+    }
+
+    /// Waits until the transport has written this number of messages to a peer.
+    pub(super) fn wait_written(
+        &self,
+        peer: usize,
+        count: u64,
+        at: StepContext,
+        timeout: Duration,
+    ) -> Result<(), Interrupt> {
+        // a peer may leave after the last message but before its writer has counted that message
+        let is_gone = |peer: &Peer| peer.has_left && peer.is_broken;
+        self.wait(peer, at, timeout, is_gone, |state| (state.peers[peer].written >= count).then_some(()))
+    }
+
+    fn wait<T>(
+        &self,
+        peer: usize,
+        at: StepContext,
+        timeout: Duration,
+        is_gone: impl Fn(&Peer) -> bool,
+        mut ready: impl FnMut(&mut MailboxState) -> Option<T>,
+    ) -> Result<T, Interrupt> {
+        let mut state = self.lock();
+        state.last = Some(at);
+        if let Some(value) = ready(&mut state) {
+            drop(state);
+            self.changed.notify_all();
+            return Ok(value);
+        }
+        let deadline = Instant::now() + timeout;
+        let id = state.begin_wait(peer, at);
+        self.changed.notify_all();
+        let ended = loop {
+            if let Some(value) = ready(&mut state) {
+                break Ok(value);
+            }
+            // after `ready`: a message that arrived before the failure can still be received
+            if let Some(failure) = &state.failure {
+                break Err(Interrupt::Failed(failure.clone()));
+            }
+            if is_gone(&state.peers[peer]) {
+                break Err(Interrupt::Left);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break Err(Interrupt::TimedOut);
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        // a timed-out wait stays on record: other ranks that wait in turn ask for it
+        if !matches!(ended, Err(Interrupt::TimedOut)) {
+            state.end_wait(id, peer);
+        }
+        drop(state);
+        self.changed.notify_all();
+        ended
+    }
+
+    /// Records that this rank waits for a peer outside the mailbox, until the returned id is given to
+    /// `end_wait`.
+    pub(super) fn begin_wait(&self, peer: usize, at: StepContext) -> u64 {
+        let mut state = self.lock();
+        state.last = Some(at);
+        let id = state.begin_wait(peer, at);
+        drop(state);
+        // the peer may wait for room, which this makes
+        self.changed.notify_all();
+        id
+    }
+
+    /// Ends a wait of [`begin_wait`](Self::begin_wait).
+    pub(super) fn end_wait(&self, id: u64, peer: usize) {
+        self.lock().end_wait(id, peer);
+        self.changed.notify_all();
+    }
+
+    /// Waits until there is room for more messages of a peer. There always is while someone waits for that
+    /// peer; there never is once this rank has left.
+    pub(super) fn wait_for_room(&self, from: usize, timeout: Duration) -> Result<(), Interrupt> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.lock();
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(Interrupt::Failed(failure.clone()));
+            }
+            if state.is_closed {
+                return Err(Interrupt::Left);
+            }
+            let peer = &state.peers[from];
+            if peer.buffered_bytes <= self.buffered_bytes_max || peer.awaiting > 0 {
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Interrupt::TimedOut);
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Returns whether [`wait_for_room`](Self::wait_for_room) would return immediately.
+    pub(super) fn has_room(&self, from: usize) -> bool {
+        self.wait_for_room(from, Duration::ZERO).is_ok()
+    }
+
+    /// Counts one more message as written to a peer.
+    pub(super) fn note_written(&self, peer: usize) {
+        self.lock().peers[peer].written += 1;
+        self.changed.notify_all();
+    }
+
+    /// Records that writing to a peer failed.
+    pub(super) fn set_broken(&self, peer: usize) {
+        self.lock().peers[peer].is_broken = true;
+        self.changed.notify_all();
+    }
+
+    /// Number of messages written to a peer.
+    pub(super) fn written(&self, peer: usize) -> u64 {
+        self.lock().peers[peer].written
+    }
+
+    /// Records the current action of this rank.
+    pub(super) fn note(&self, at: StepContext) {
+        self.lock().last = Some(at);
+    }
+
+    /// Records that a peer has finished. Its earlier messages can still be received.
+    pub(super) fn set_left(&self, peer: usize) {
+        self.lock().peers[peer].has_left = true;
+        self.changed.notify_all();
+    }
+
+    /// Returns whether a peer has finished.
+    pub(super) fn has_left(&self, peer: usize) -> bool {
+        self.lock().peers[peer].has_left
+    }
+
+    /// Records that this rank has left, which ends all waits for room.
+    pub(super) fn close(&self) {
+        self.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Ends all waits; the first failure is kept.
+    pub(super) fn set_failure(&self, failure: Failure) {
+        self.lock().failure.get_or_insert(failure);
+        self.changed.notify_all();
+    }
+
+    /// Failure of the job.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.lock().failure.clone()
+    }
+
+    /// Activity of this rank.
+    pub(super) fn status(&self) -> Status {
+        let state = self.lock();
+        Status { wait: state.waits.values().next().copied(), last: state.last }
+    }
+
+    /// Action of a peer when it sent its most recent message.
+    pub(super) fn heard(&self, peer: usize) -> Option<StepContext> {
+        self.lock().peers[peer].heard
+    }
+}
+
+impl MailboxState {
+    /// Removes a queue without messages and receives: collectives use every tag once, and their queues would
+    /// accumulate over the run.
+    fn remove_if_done(&mut self, key: Key) {
+        let is_done = |queue: &Queue| queue.messages.is_empty() && queue.posted == queue.arrived;
+        if self.queues.get(&key).is_some_and(is_done) {
+            self.queues.remove(&key);
+        }
+    }
+
+    fn begin_wait(&mut self, peer: usize, at: StepContext) -> u64 {
+        self.peers[peer].awaiting += 1;
+        self.waits.insert(self.waits_begun, (peer, at));
+        self.waits_begun += 1;
+        self.waits_begun - 1
+    }
+
+    fn end_wait(&mut self, id: u64, peer: usize) {
+        self.peers[peer].awaiting -= 1;
+        self.waits.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Op;
+    use crate::payload::{Buffer, PayloadShape};
+
+    const BYTES: usize = 64;
+
+    fn header() -> Header {
+        let shape = PayloadShape::f32(1, BYTES / 4);
+        Header { comm: 0, op: Op::Point, tag: 7, at: StepContext::step(0, "recv"), shape }
+    }
+
+    fn message() -> Message {
+        Message { header: header(), buffer: Buffer::F32(vec![1.0; BYTES / 4]) }
+    }
+
+    fn take(mailbox: &Mailbox, number: u64) -> Result<Message, Interrupt> {
+        mailbox.take(header().key(1), number, 1, header().at, Duration::from_millis(5))
+    }
+
+    #[test]
+    fn a_discarded_receive_frees_its_message_and_its_share_of_the_bound() {
+        let mailbox = Mailbox::new(2, BYTES);
+        let key = header().key(1);
+        // the receive is dropped after its message arrived, before, and without any message
+        let numbers = [0, 1, 2].map(|_| mailbox.post(key, header()));
+        mailbox.deliver(1, message());
+        assert_eq!(mailbox.lock().peers[1].buffered_bytes, BYTES);
+        for number in numbers {
+            mailbox.discard(key, number, 1);
+        }
+        assert_eq!(mailbox.lock().peers[1].buffered_bytes, 0);
+        assert_eq!(mailbox.expected(key), Some(Expected::Nothing));
+        mailbox.deliver(1, message());
+        assert_eq!(mailbox.lock().peers[1].buffered_bytes, 0);
+        mailbox.deliver(1, message());
+        assert!(mailbox.lock().queues.is_empty(), "nothing of the queue remains");
+        // the next receive has the next message
+        let next = mailbox.post(key, header());
+        assert_eq!(mailbox.expected(key), Some(Expected::Message(header())));
+        mailbox.deliver(1, message());
+        assert_eq!(mailbox.expected(key), None);
+        assert_eq!(take(&mailbox, next).unwrap().buffer, message().buffer);
+        assert!(mailbox.lock().queues.is_empty());
+        assert_eq!(mailbox.lock().peers[1].buffered_bytes, 0);
+    }
+
+    #[test]
+    fn messages_keep_their_order_around_a_discarded_receive() {
+        let mailbox = Mailbox::new(2, 1 << 20);
+        let key = header().key(1);
+        let numbers = [0, 1, 2].map(|_| mailbox.post(key, header()));
+        mailbox.discard(key, numbers[1], 1);
+        for value in [10.0, 11.0, 12.0] {
+            mailbox.deliver(1, Message { header: header(), buffer: Buffer::F32(vec![value; BYTES / 4]) });
+        }
+        for (number, value) in [(0, 10.0), (2, 12.0)] {
+            assert_eq!(take(&mailbox, number).unwrap().buffer, Buffer::F32(vec![value; BYTES / 4]));
+        }
+        assert!(mailbox.lock().queues.is_empty());
+    }
+}

@@ -1,0 +1,172 @@
+//! Client side of the rendezvous: sets and awaits the keys of a job.
+
+use super::address::{Deadline, dial};
+use super::handshake::{Hello, Purpose};
+use super::protocol::{ReplyKind, Request, RequestKind, read_answer};
+use super::token::JobToken;
+use crate::error::{Error, Result};
+use std::io::{self, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Connection of a rank to the key-value store of its job.
+///
+/// Keys are written once. In addition to addresses, the store can hold what another transport must
+/// distribute, such as the unique id of an NCCL communicator under the name of its group.
+#[derive(Debug)]
+pub struct RendezvousClient {
+    stream: Mutex<TcpStream>,
+    rank: usize,
+    size: usize,
+    has_joined: AtomicBool,
+}
+
+impl RendezvousClient {
+    /// Connects to the store and proves knowledge of the token.
+    pub(crate) fn connect(
+        addresses: &[SocketAddr],
+        rank: usize,
+        size: usize,
+        token: &JobToken,
+        deadline: &Deadline,
+    ) -> Result<Self> {
+        let hello = Hello { purpose: Purpose::RendezvousClient, rank, size };
+        let stream = dial(addresses, hello, token, "the rendezvous", deadline)?;
+        Ok(Self { stream: Mutex::new(stream), rank, size, has_joined: AtomicBool::new(false) })
+    }
+
+    /// Marks this rank as connected with all others; before that, its end fails the rendezvous of everyone.
+    pub(crate) fn join(&self) {
+        self.has_joined.store(true, Ordering::Relaxed);
+    }
+
+    /// Address by which this machine reaches the store.
+    pub(crate) fn local_ip(&self) -> Result<IpAddr> {
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        stream
+            .local_addr()
+            .map(|address| address.ip())
+            .map_err(|source| self.io("ask for the local address", source))
+    }
+
+    /// Sets a key of at most 256 bytes to a value of at most 64 KiB.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the key has a value; [`Error::Io`] if the store is gone.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        match self.ask(RequestKind::Set, key, value, Duration::ZERO)? {
+            (ReplyKind::Taken, _) => {
+                Err(Error::Refused { rank: self.rank, reason: format!("`{key}` was set before") })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for the value of a key; returns `None` if it is not set in time.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if a rank of the job disconnected before; [`Error::Io`] if the store is gone.
+    pub fn wait(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>> {
+        match self.ask(RequestKind::Wait, key, &[], timeout)? {
+            (ReplyKind::Value, value) => Ok(Some(value)),
+            (ReplyKind::Lost, rank) => {
+                let rank = rank.try_into().map_or(0, u32::from_le_bytes);
+                let reason = format!("rank {rank} disconnected before all ranks were connected");
+                Err(Error::Refused { rank: self.rank, reason })
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Waits until all ranks have entered the barrier of this name, which can be used once.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] if some do not enter in time; the errors of [`wait`](Self::wait).
+    pub fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
+        let (_, count) = self.ask(RequestKind::Count, name, &[], Duration::ZERO)?;
+        let open = format!("barrier/{name}");
+        // the last rank to enter opens the barrier for all
+        if count == (self.size as u64).to_le_bytes() {
+            self.set(&open, &[])?;
+        }
+        match self.wait(&open, timeout)? {
+            Some(_) => Ok(()),
+            None => Err(Error::Connect {
+                rank: self.rank,
+                peer: "all ranks".into(),
+                address: open,
+                waited_seconds: timeout.as_secs_f64(),
+                reason: "some ranks did not enter the barrier".into(),
+            }),
+        }
+    }
+
+    /// Returns how many connections the server has refused, and why; `None` if there are none or the server
+    /// is gone.
+    pub(crate) fn refusals(&self) -> Option<String> {
+        let (_, summary) = self.ask(RequestKind::Refusals, "", &[], Duration::ZERO).ok()?;
+        String::from_utf8(summary).ok().filter(|summary| !summary.is_empty())
+    }
+
+    fn ask(
+        &self,
+        ask: RequestKind,
+        key: &str,
+        value: &[u8],
+        timeout: Duration,
+    ) -> Result<(ReplyKind, Vec<u8>)> {
+        let timeout_ms = timeout.as_millis() as u64;
+        let request = Request { ask, key: key.into(), value: value.into(), timeout_ms };
+        let failed = |source| self.io("ask the rendezvous", source);
+        let bytes = request.encode().map_err(failed)?;
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        // the store answers within the requested time, or its machine is gone
+        let patience = timeout + Duration::from_secs(5);
+        let answer = stream
+            .set_read_timeout(Some(patience))
+            .and_then(|()| stream.write_all(&bytes))
+            .and_then(|()| read_answer(&mut *stream));
+        answer.map_err(|source| {
+            // an answer that comes late, or by halves, must not be taken for the answer to a later request
+            let _ = stream.shutdown(Shutdown::Both);
+            failed(source)
+        })
+    }
+
+    fn io(&self, action: &str, source: io::Error) -> Error {
+        Error::Io { action: format!("{action}, as rank {}", self.rank), source }
+    }
+}
+
+impl Drop for RendezvousClient {
+    fn drop(&mut self) {
+        let leave = Request { ask: RequestKind::Leave, key: String::new(), value: Vec::new(), timeout_ms: 0 };
+        // a store that is gone needs no farewell; a rank that never joined must count as lost
+        if self.has_joined.load(Ordering::Relaxed) {
+            let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _ = leave.encode().and_then(|bytes| stream.write_all(&bytes));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn an_answer_after_an_error_is_not_taken_for_that_of_the_next_request() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut server = listener.accept().unwrap().0;
+        let has_joined = AtomicBool::new(false);
+        let client = RendezvousClient { stream: Mutex::new(stream), rank: 1, size: 2, has_joined };
+        // no reply has this code; the second one is whole
+        server.write_all(&[9, 0, 0, 0, 0, 0]).unwrap();
+        assert!(client.set("key", &vec![0; 70_000]).is_err(), "a value that is too long is never sent");
+        assert!(matches!(client.set("key", b"value"), Err(Error::Io { .. })), "the reply is invalid");
+        assert!(matches!(client.set("key", b"value"), Err(Error::Io { .. })), "the connection is closed");
+    }
+}

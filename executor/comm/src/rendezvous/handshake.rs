@@ -1,0 +1,258 @@
+//! Handshake of every connection: identity of the caller, and proof that both sides know the token.
+
+use super::refusals::Refusal;
+use super::token::{JobToken, nonce};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Start of a handshake; the last byte is the version of the protocol.
+const MAGIC: [u8; 4] = *b"DFL\x01";
+const HELLO_BYTES: usize = 13;
+/// Length of a nonce and of a proof.
+const WORD_BYTES: usize = 32;
+/// First message of the caller: its identity and its nonce.
+const INTRODUCTION_BYTES: usize = HELLO_BYTES + WORD_BYTES;
+/// Time limit of a whole handshake on the called side.
+pub(super) const GREETING: Duration = Duration::from_secs(2);
+/// Time limit of a whole handshake on the calling side: a busy listener accepts late.
+pub(super) const CALL: Duration = Duration::from_secs(5);
+
+/// Use of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    RendezvousClient,
+    Data,
+    Control,
+}
+
+/// Identity of the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) purpose: Purpose,
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+}
+
+/// Reason why the calling side gave up.
+#[derive(Debug)]
+pub(crate) enum Rejection {
+    /// No answer, or an answer of another protocol; worth a retry.
+    Io(io::Error),
+    /// The tokens differ.
+    WrongToken,
+    /// The other side refused, with this reason.
+    Refused(String),
+}
+
+impl From<io::Error> for Rejection {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl Hello {
+    fn to_bytes(self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = self.purpose as u8;
+        bytes[5..9].copy_from_slice(&(self.rank as u32).to_le_bytes());
+        bytes[9..].copy_from_slice(&(self.size as u32).to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; HELLO_BYTES]) -> Option<Self> {
+        let [m0, m1, m2, m3, purpose, r0, r1, r2, r3, s0, s1, s2, s3] = bytes;
+        let purpose = [Purpose::RendezvousClient, Purpose::Data, Purpose::Control]
+            .get(usize::from(purpose))
+            .copied()?;
+        let rank = u32::from_le_bytes([r0, r1, r2, r3]) as usize;
+        let size = u32::from_le_bytes([s0, s1, s2, s3]) as usize;
+        ([m0, m1, m2, m3] == MAGIC).then_some(Self { purpose, rank, size })
+    }
+}
+
+/// Runs the calling side until it ends or the time is over. Afterwards the stream has no time limits.
+pub(super) fn start_handshake(
+    stream: &mut TcpStream,
+    hello: Hello,
+    token: &JobToken,
+    patience: Duration,
+) -> Result<(), Rejection> {
+    let own = nonce().map_err(|error| Rejection::Io(io::Error::other(error)))?;
+    let hello_bytes = hello.to_bytes();
+    let mut timed = TimedStream { stream, end: Instant::now() + patience };
+    timed.write_all(&[hello_bytes.as_slice(), &own].concat())?;
+    let theirs: [u8; WORD_BYTES] = read(&mut timed)?;
+    timed.write_all(&token.prove(&[b"call", &hello_bytes, &own, &theirs]))?;
+    let [status] = read(&mut timed)?;
+    match status {
+        0 => {
+            let proof: [u8; WORD_BYTES] = read(&mut timed)?;
+            if !token.is_proof(&proof, &[b"took", &hello_bytes, &own, &theirs]) {
+                return Err(Rejection::WrongToken);
+            }
+        }
+        1 => return Err(Rejection::WrongToken),
+        _ => {
+            let [length] = read(&mut timed)?;
+            let mut reason = vec![0; usize::from(length)];
+            timed.read_exact(&mut reason)?;
+            return Err(Rejection::Refused(String::from_utf8_lossy(&reason).into_owned()));
+        }
+    }
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
+    Ok(())
+}
+
+/// Stream with one time limit for all reads and writes together.
+struct TimedStream<'a> {
+    stream: &'a mut TcpStream,
+    end: Instant,
+}
+
+impl TimedStream<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        // a zero timeout is an error of the system call
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for TimedStream<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for TimedStream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Called side of a handshake. Never blocks: [`advance`](Self::advance) processes the bytes that have
+/// arrived.
+#[derive(Debug)]
+pub(super) struct Greeting<S = TcpStream> {
+    pub(super) stream: S,
+    /// Introduction of the caller, then its proof.
+    received: [u8; INTRODUCTION_BYTES + WORD_BYTES],
+    received_bytes: usize,
+    /// Own nonce, which answers a complete introduction.
+    nonce: Option<[u8; WORD_BYTES]>,
+}
+
+impl Greeting {
+    /// Starts the handshake with a caller.
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self::over(stream))
+    }
+
+    /// Accepts a caller that has proved the token, and returns its stream, which blocks from then on.
+    pub(super) fn accept(mut self, token: &JobToken) -> Result<TcpStream, Refusal> {
+        let (hello, theirs) = self.received[..INTRODUCTION_BYTES].split_at(HELLO_BYTES);
+        let own = self.nonce.unwrap_or_default();
+        let proof = token.prove(&[b"took", hello, theirs, &own]);
+        self.send(&[&[0], proof.as_slice()].concat())?;
+        self.stream.set_nonblocking(false).map_err(Refusal::Resources)?;
+        Ok(self.stream)
+    }
+}
+
+impl<S: Read + Write> Greeting<S> {
+    /// Starts the handshake over a stream that does not block.
+    pub(super) fn over(stream: S) -> Self {
+        let received = [0; INTRODUCTION_BYTES + WORD_BYTES];
+        Self { stream, received, received_bytes: 0, nonce: None }
+    }
+
+    /// Returns whether the introduction has arrived completely.
+    pub(super) fn has_introduction(&self) -> bool {
+        self.nonce.is_some()
+    }
+
+    /// Goes on as far as bytes have arrived. Returns the identity of a caller that has proved the token;
+    /// `None` while more bytes are needed.
+    ///
+    /// A caller without the token learns only that it is refused.
+    pub(super) fn advance(&mut self, token: &JobToken) -> Result<Option<Hello>, Refusal> {
+        loop {
+            let end = if self.nonce.is_none() { INTRODUCTION_BYTES } else { self.received.len() };
+            if !self.receive(end)? {
+                return Ok(None);
+            }
+            let Some(own) = self.nonce else {
+                // a fresh nonce per connection, so that a recorded handshake cannot be replayed
+                let own = nonce().map_err(|error| Refusal::Resources(io::Error::other(error)))?;
+                self.send(&own)?;
+                self.nonce = Some(own);
+                continue;
+            };
+            let (introduction, proof) = self.received.split_at(INTRODUCTION_BYTES);
+            let (hello, theirs) = introduction.split_at(HELLO_BYTES);
+            let proof: [u8; WORD_BYTES] = proof.try_into().unwrap_or_default();
+            // the prefixes differ by direction, so that a proof cannot be reflected to its author
+            if !token.is_proof(&proof, &[b"call", hello, theirs, &own]) {
+                self.send(&[1])?;
+                return Err(Refusal::Token);
+            }
+            let hello = hello.try_into().ok().and_then(Hello::from_bytes);
+            return match hello {
+                Some(hello) => Ok(Some(hello)),
+                None => Err(self.refuse("another version of the protocol".to_owned())),
+            };
+        }
+    }
+
+    /// Receives up to a number of bytes since the start; returns whether they have arrived.
+    fn receive(&mut self, end: usize) -> Result<bool, Refusal> {
+        while self.received_bytes < end {
+            match self.stream.read(&mut self.received[self.received_bytes..end]) {
+                Ok(0) => return Err(Refusal::Closed),
+                Ok(bytes) => self.received_bytes += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(Refusal::Closed),
+            }
+            // without the version byte: a rank of another version gets a readable refusal
+            let known = self.received_bytes.min(MAGIC.len() - 1);
+            if self.received[..known] != MAGIC[..known] {
+                return Err(Refusal::Foreign);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Refuses a caller that has proved the token, with a reason for its user.
+    pub(super) fn refuse(&mut self, reason: String) -> Refusal {
+        let length = reason.len().min(255);
+        let answer = [&[2, length as u8], &reason.as_bytes()[..length]].concat();
+        // a caller that hung up does not need the reason
+        let _ = self.send(&answer);
+        Refusal::Identity(reason)
+    }
+
+    /// Sends bytes, for which the buffer of a new connection always has room.
+    fn send(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+        match self.stream.write(bytes) {
+            Ok(written) if written == bytes.len() => Ok(()),
+            _ => Err(Refusal::Closed),
+        }
+    }
+}
+
+fn read<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

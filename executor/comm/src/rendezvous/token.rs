@@ -1,0 +1,110 @@
+//! Shared secret of a job.
+
+use crate::error::{Error, Result};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use std::io;
+
+/// Secret that all ranks of a job know; it is never sent.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JobToken(Vec<u8>);
+
+impl std::fmt::Debug for JobToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+impl JobToken {
+    /// Length of the shortest secret in bytes. An observed handshake allows to try secrets offline.
+    pub const BYTES_MIN: usize = 16;
+
+    /// Takes a secret of the user, at least [`BYTES_MIN`](Self::BYTES_MIN) long.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] if it is shorter.
+    pub fn new(secret: &str) -> Result<Self> {
+        if secret.len() < Self::BYTES_MIN {
+            let reason = format!(
+                "expected at least {} bytes, found {}; draw one with `openssl rand -hex 32`",
+                Self::BYTES_MIN,
+                secret.len()
+            );
+            return Err(Error::InvalidSetting { setting: "job token", reason });
+        }
+        Ok(Self(secret.as_bytes().to_vec()))
+    }
+
+    /// Draws 256 random bits, as hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system cannot provide random numbers.
+    pub fn random() -> Result<Self> {
+        let mut digits = String::new();
+        for byte in nonce()? {
+            for digit in [byte >> 4, byte & 15] {
+                digits.extend(char::from_digit(digit.into(), 16));
+            }
+        }
+        Self::new(&digits)
+    }
+
+    /// Secret, for the environment of a child process.
+    pub(crate) fn secret(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
+    }
+
+    fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.0).unwrap_or_else(|_| unreachable!("any length does"));
+        for part in parts {
+            mac.update(part);
+        }
+        mac
+    }
+
+    /// Proves knowledge of the token over message parts of fixed lengths.
+    pub(super) fn prove(&self, parts: &[&[u8]]) -> [u8; 32] {
+        self.mac(parts).finalize().into_bytes().into()
+    }
+
+    /// Checks a proof in constant time.
+    pub(super) fn is_proof(&self, proof: &[u8; 32], parts: &[&[u8]]) -> bool {
+        self.mac(parts).verify_slice(proof).is_ok()
+    }
+}
+
+/// Draws 256 random bits.
+pub(super) fn nonce() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|source| Error::Io {
+        action: "draw random numbers".into(),
+        source: io::Error::other(source),
+    })?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proofs_need_the_same_token_and_parts() {
+        let token = JobToken::new("secret of a test").unwrap();
+        let proof = token.prove(&[b"a", b"b"]);
+        assert!(token.is_proof(&proof, &[b"a", b"b"]));
+        assert!(!token.is_proof(&proof, &[b"a", b"c"]));
+        assert!(!JobToken::new("Secret of a test").unwrap().is_proof(&proof, &[b"a", b"b"]));
+        assert!(!format!("{token:?}").contains("secret"));
+        assert_ne!(JobToken::random().unwrap(), JobToken::random().unwrap());
+        assert_eq!(JobToken::random().unwrap().secret().len(), 64);
+    }
+
+    #[test]
+    fn short_secrets_are_refused() {
+        for secret in ["", "secret", "fifteen letters"] {
+            let error = JobToken::new(secret).unwrap_err().to_string();
+            assert!(error.contains(&format!("at least 16 bytes, found {}", secret.len())), "{error}");
+        }
+    }
+}

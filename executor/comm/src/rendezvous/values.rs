@@ -1,0 +1,116 @@
+//! Values of a job's keys, and the ranks that have come and gone: state that the threads of the server share.
+
+use super::protocol::ReplyKind;
+use crate::sync::{Condvar, Mutex, MutexGuard};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+/// Values that are set once, and waits for them.
+#[derive(Debug, Default)]
+pub(super) struct Values {
+    state: Mutex<ValuesState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ValuesState {
+    of_key: BTreeMap<String, Vec<u8>>,
+    counts: BTreeMap<String, u64>,
+    /// Ranks with a connection.
+    admitted: BTreeSet<usize>,
+    /// Ranks that have sent a request: they know that they were admitted.
+    joined: BTreeSet<usize>,
+    lost: Option<usize>,
+    /// Whether the server is gone, and with it all waits.
+    is_over: bool,
+}
+
+impl Values {
+    /// Sets the value of a key that has none.
+    pub(super) fn set(&self, key: String, value: Vec<u8>) -> (ReplyKind, Vec<u8>) {
+        let mut state = self.lock();
+        if state.of_key.contains_key(&key) {
+            return (ReplyKind::Taken, Vec::new());
+        }
+        state.of_key.insert(key, value);
+        self.changed.notify_all();
+        (ReplyKind::Value, Vec::new())
+    }
+
+    /// Adds one to a counter.
+    pub(super) fn count(&self, key: String) -> (ReplyKind, Vec<u8>) {
+        let mut state = self.lock();
+        let count = state.counts.entry(key).or_default();
+        *count += 1;
+        (ReplyKind::Value, count.to_le_bytes().to_vec())
+    }
+
+    /// Waits for the value of a key, at most until a rank is lost, the server is gone or the time is over.
+    pub(super) fn wait(&self, key: &str, timeout: Duration) -> (ReplyKind, Vec<u8>) {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.lock();
+        loop {
+            if let Some(value) = state.of_key.get(key) {
+                return (ReplyKind::Value, value.clone());
+            }
+            if let Some(rank) = state.lost {
+                return (ReplyKind::Lost, (rank as u32).to_le_bytes().to_vec());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || state.is_over {
+                return (ReplyKind::TimedOut, Vec::new());
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Records the connection of a rank; returns whether it has no other one.
+    pub(super) fn admit(&self, rank: usize) -> bool {
+        self.lock().admitted.insert(rank)
+    }
+
+    /// Forgets a rank that was admitted but is gone: it may call again.
+    pub(super) fn release(&self, rank: usize) {
+        self.lock().admitted.remove(&rank);
+    }
+
+    /// Records that a rank knows of its admission.
+    pub(super) fn join(&self, rank: usize) {
+        self.lock().joined.insert(rank);
+    }
+
+    /// Number of ranks that have joined.
+    pub(super) fn joined(&self) -> usize {
+        self.lock().joined.len()
+    }
+
+    /// Records that a rank disconnected without leaving, which ends the waits of all others if it had joined.
+    pub(super) fn lose(&self, rank: usize) {
+        let mut state = self.lock();
+        if state.joined.contains(&rank) {
+            state.lost.get_or_insert(rank);
+        } else {
+            // it gave up before it knew that it was admitted, and may call again
+            state.admitted.remove(&rank);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Ends all waits.
+    pub(super) fn close(&self) {
+        // changed under the lock: a wait that has just looked at it would miss the notification
+        self.lock().is_over = true;
+        self.changed.notify_all();
+    }
+
+    /// Returns whether [`close`](Self::close) was called.
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().is_over
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ValuesState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,33 @@
+//! Fuzz targets of what a peer may send after the handshake.
+
+use std::sync::Arc;
+
+use super::control::Control;
+use super::inbox::read_messages;
+use super::links::Links;
+use crate::mailbox::Mailbox;
+
+/// Bound on the bytes that nobody has received yet; more than an input has.
+const BUFFERED_BYTES_MAX: usize = 1 << 20;
+/// Ranks of the job.
+const RANKS: usize = 4;
+
+/// Reads the bytes as the messages of rank 1; then the peer hangs up.
+pub fn messages(bytes: &[u8]) {
+    let mailbox = Arc::new(Mailbox::new(RANKS, BUFFERED_BYTES_MAX));
+    let links = Links::new(0, mailbox, (0..RANKS).map(|_| None).collect());
+    read_messages(&links, 1, bytes);
+}
+
+/// Reads the bytes as control messages; one that was written and read is written the same again. Texts may be
+/// cut when they are written first, as what replaces invalid UTF-8 is longer.
+///
+/// # Panics
+/// If it does not.
+pub fn controls(mut bytes: &[u8]) {
+    while let Ok(Some(control)) = Control::read(&mut bytes, RANKS) {
+        let written = control.encode();
+        let again = Control::read(&mut written.as_slice(), RANKS).ok().flatten();
+        assert_eq!(again.map(|again| again.encode()), Some(written));
+    }
+}

@@ -1,0 +1,129 @@
+//! Runs the ranks of a job as threads of a test, over each transport.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+
+use dflop_comm::{
+    Comm, Communicator, JobToken, RankIdentity, RendezvousConfig, RendezvousServer, Settings, tcp, threads,
+};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+/// Transports that conformance tests run over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    Threads,
+    Tcp,
+}
+
+pub const ALL: [Transport; 2] = [Transport::Threads, Transport::Tcp];
+
+/// Runs one thread per rank and returns the results in order.
+pub fn run<T: Send>(
+    transport: Transport,
+    size: usize,
+    settings: Settings,
+    rank: impl Fn(Communicator) -> T + Sync,
+) -> Vec<T> {
+    match transport {
+        Transport::Threads => {
+            let ranks = threads::world(size, settings).unwrap();
+            std::thread::scope(|scope| {
+                let rank = &rank;
+                let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            })
+        }
+        Transport::Tcp => {
+            let job = TcpJob::new(size);
+            job.run(settings, |session| rank(session.comm))
+        }
+    }
+}
+
+/// Job over TCP whose ranks are threads of this process.
+pub struct TcpJob {
+    pub host: RendezvousServer,
+    pub token: JobToken,
+    pub size: usize,
+}
+
+impl TcpJob {
+    pub fn new(size: usize) -> Self {
+        Self::at(size, Ipv4Addr::LOCALHOST.into())
+    }
+
+    pub fn at(size: usize, address: IpAddr) -> Self {
+        let token = JobToken::random().unwrap();
+        let host = RendezvousServer::start(&[SocketAddr::new(address, 0)], size, token.clone()).unwrap();
+        Self { host, token, size }
+    }
+
+    pub fn identity(&self, rank: usize) -> RankIdentity {
+        let rendezvous = RendezvousConfig {
+            host: self.host.address().ip().to_string(),
+            port: self.host.address().port(),
+            token: Some(self.token.clone()),
+            is_hosted_by_launcher: true,
+            listen: None,
+        };
+        let rendezvous = (self.size > 1).then_some(rendezvous);
+        RankIdentity { rank, size: self.size, local_rank: rank, rendezvous }
+    }
+
+    pub fn run<T: Send>(&self, settings: Settings, rank: impl Fn(tcp::Session) -> T + Sync) -> Vec<T> {
+        std::thread::scope(|scope| {
+            let rank = &rank;
+            let start = |of: usize| {
+                let identity = self.identity(of);
+                scope.spawn(move || rank(tcp::connect(&identity, settings).unwrap()))
+            };
+            let threads: Vec<_> = (0..self.size).map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+}
+
+/// Time limits of tests that do not run into any.
+pub fn patient() -> Settings {
+    Settings::default().wait(Duration::from_secs(20)).rendezvous(Duration::from_secs(20))
+}
+
+/// Floats whose sum depends on the order, different on every rank.
+pub fn floats(rank: usize, elements: usize) -> Vec<f32> {
+    let mut state = 0x9e37_79b9_u32.wrapping_mul(rank as u32 + 1) | 1;
+    let mut float = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state as f32 / u32::MAX as f32 - 0.5) * 10_f32.powi((state % 7) as i32 - 3)
+    };
+    (0..elements).map(|_| float()).collect()
+}
+
+/// Sum over all ranks in the order of the ring: part `p` from rank `p + 1` on.
+pub fn ring_sum(size: usize, elements: usize) -> Vec<f32> {
+    let inputs: Vec<_> = (0..size).map(|rank| floats(rank, elements)).collect();
+    let parts = dflop_comm::even_parts(elements, size);
+    let owner = parts.iter().enumerate().flat_map(|(part, &length)| std::iter::repeat_n(part, length));
+    let sum = |(index, part): (usize, usize)| {
+        let term = |round: usize| inputs[(part + round) % size][index];
+        (2..=size).map(term).fold(term(1), |sum, term| sum + term)
+    };
+    owner.enumerate().map(sum).collect()
+}
+
+/// Failure of a job, and its message on one rank.
+pub fn failure<T: std::fmt::Debug>(result: dflop_comm::Result<T>) -> (dflop_comm::Failure, String) {
+    let error = result.unwrap_err();
+    (error.failure().expect("the job is over").clone(), error.to_string())
+}
+
+/// Flat payload of f32.
+pub fn row(elements: &[f32]) -> dflop_comm::Payload {
+    dflop_comm::Payload::f32(1, elements.len(), elements.to_vec()).unwrap()
+}
+
+/// Keeps a rank in the job until all ranks are done.
+pub fn stay(comm: &dyn Comm) {
+    comm.barrier(dflop_comm::StepContext::step(99, "end of test")).unwrap();
+}

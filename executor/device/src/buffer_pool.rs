@@ -1,0 +1,209 @@
+//! Buffer pool of the CPU device: dropped buffers return to the pool and are reused.
+//!
+//! Reused pages cost no page faults, and a training step allocates nearly the same buffers again and again,
+//! with other lengths whenever a microbatch has another number of tokens. A buffer therefore serves every
+//! length down to a quarter of its own; the smallest sufficient buffer is taken. Uploads, most of all
+//! parameters, get buffers of their exact length, because they may stay. The pool is bounded: used and free
+//! buffers together take at most a quarter more bytes than the peak of used bytes. The shortest free buffers
+//! are released first, as they cost least to allocate again.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::device::Buffer;
+use crate::error::{Error, Result};
+
+/// Largest ratio of a buffer's length to the requested length.
+const SLACK: usize = 4;
+
+/// Used and free buffers of a device.
+#[derive(Debug, Default)]
+pub(super) struct BufferPool {
+    free_buffers: Mutex<FreeBuffers>,
+}
+
+#[derive(Debug, Default)]
+struct FreeBuffers {
+    /// Free buffers by length.
+    free: BTreeMap<usize, Vec<Vec<f32>>>,
+    free_bytes: u64,
+    used_bytes: u64,
+    used_bytes_max: u64,
+    /// Limit on used bytes; `None` for no limit.
+    limit_bytes: Option<u64>,
+}
+
+fn bytes_of(len: usize) -> u64 {
+    4 * len as u64
+}
+
+impl FreeBuffers {
+    /// Takes the shortest free buffer with a length in this range.
+    fn pop(&mut self, lengths: std::ops::RangeInclusive<usize>) -> Option<Vec<f32>> {
+        let (&len, buffers) = self.free.range_mut(lengths).next()?;
+        let values = buffers.pop();
+        if buffers.is_empty() {
+            self.free.remove(&len);
+        }
+        self.free_bytes -= values.as_ref().map_or(0, |_| bytes_of(len));
+        values
+    }
+
+    fn bytes_max(&self) -> u64 {
+        self.used_bytes_max + self.used_bytes_max / 4
+    }
+}
+
+impl BufferPool {
+    /// Takes a buffer of unspecified contents: NaN in debug builds, so that a read before a write is noticed.
+    pub(super) fn take(self: &Arc<Self>, len: usize) -> Result<CpuFloats> {
+        self.take_up_to(len, len.saturating_mul(SLACK))
+    }
+
+    /// Takes a buffer of exactly this length.
+    pub(super) fn take_exact(self: &Arc<Self>, len: usize) -> Result<CpuFloats> {
+        self.take_up_to(len, len)
+    }
+
+    fn take_up_to(self: &Arc<Self>, len: usize, longest: usize) -> Result<CpuFloats> {
+        let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = bytes_of(len) as usize;
+        let none = Error::out_of_memory(bytes, free_buffers.used_bytes);
+        if free_buffers
+            .limit_bytes
+            .is_some_and(|limit| free_buffers.used_bytes.saturating_add(bytes_of(len)) > limit)
+        {
+            return Err(none);
+        }
+        let mut values = free_buffers.pop(len..=longest).unwrap_or_default();
+        if values.len() < len {
+            // `vec!` would abort the process if memory is exhausted
+            values.try_reserve_exact(len).map_err(|_| none)?;
+            values.resize(len, 0.0);
+        }
+        // the whole buffer counts, not only the requested length
+        free_buffers.used_bytes += bytes_of(values.len());
+        free_buffers.used_bytes_max = free_buffers.used_bytes_max.max(free_buffers.used_bytes);
+        drop(free_buffers);
+        // so that a read before a write is noticed
+        if cfg!(debug_assertions) {
+            values[..len].fill(f32::NAN);
+        }
+        Ok(CpuFloats { values, len, pool: Arc::clone(self) })
+    }
+
+    fn give_back(&self, values: Vec<f32>) {
+        let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = bytes_of(values.len());
+        free_buffers.used_bytes -= bytes;
+        free_buffers.free_bytes += bytes;
+        free_buffers.free.entry(values.len()).or_default().push(values);
+        // shortest first, until the pool is within its bound again
+        while free_buffers.used_bytes + free_buffers.free_bytes > free_buffers.bytes_max() {
+            if free_buffers.pop(0..=usize::MAX).is_none() {
+                break;
+            }
+        }
+    }
+
+    /// Sets the limit on used bytes; buffers in use are not affected.
+    pub(super) fn limit(&self, bytes: u64) {
+        self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).limit_bytes = Some(bytes);
+    }
+
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).used_bytes
+    }
+}
+
+/// Buffer of the CPU device; dereferences to a slice.
+#[derive(Debug)]
+pub struct CpuFloats {
+    /// Memory of at least `len` elements.
+    values: Vec<f32>,
+    len: usize,
+    pool: Arc<BufferPool>,
+}
+
+impl Buffer for CpuFloats {
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Buffer for Vec<u32> {
+    fn len(&self) -> usize {
+        Vec::len(self)
+    }
+}
+
+impl Deref for CpuFloats {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        &self.values[..self.len]
+    }
+}
+
+impl DerefMut for CpuFloats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.values[..self.len]
+    }
+}
+
+impl Drop for CpuFloats {
+    fn drop(&mut self) {
+        self.pool.give_back(std::mem::take(&mut self.values));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropped_buffers_are_reused_and_the_pool_is_bounded() {
+        let pool = Arc::new(BufferPool::default());
+        let (first, second) = (pool.take(1000).unwrap(), pool.take(10).unwrap());
+        let place = first.as_ptr();
+        drop(first);
+        assert_eq!(pool.used_bytes(), 40);
+        assert_eq!(pool.take(1000).unwrap().as_ptr(), place);
+        drop(second);
+        for len in 1..500 {
+            drop(pool.take(len).unwrap());
+            let free_buffers = pool.free_buffers.lock().unwrap();
+            assert!(free_buffers.used_bytes + free_buffers.free_bytes <= 5050);
+        }
+        assert!(matches!(pool.take(usize::MAX / 8), Err(Error::OutOfMemory { .. })));
+        assert_eq!(pool.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_buffer_serves_shorter_lengths_and_uploads_get_exact_ones() {
+        let pool = Arc::new(BufferPool::default());
+        let long = pool.take(1000).unwrap();
+        let place = long.as_ptr();
+        drop(long);
+        let shorter = pool.take(250).unwrap();
+        assert_eq!((shorter.as_ptr(), shorter.len(), Buffer::len(&shorter)), (place, 250, 250));
+        assert_eq!(pool.used_bytes(), 4000, "all of the buffer is in use");
+        drop(shorter);
+        assert_ne!(pool.take(249).unwrap().as_ptr(), place);
+        let exact = pool.take_exact(250).unwrap();
+        assert!(exact.as_ptr() != place && exact.values.len() == 250);
+    }
+
+    #[test]
+    fn microbatches_in_any_order_reuse_memory() {
+        let pool = Arc::new(BufferPool::default());
+        let step = |tokens: usize| {
+            let buffers = [8, 64, 16, 64].map(|width| pool.take(tokens * width).unwrap());
+            buffers.iter().map(|buffer| buffer.as_ptr() as usize).collect::<std::collections::BTreeSet<_>>()
+        };
+        let longest = step(400);
+        for tokens in [250, 399, 201, 320, 400, 222] {
+            assert!(step(tokens).is_subset(&longest), "{tokens}");
+        }
+    }
+}

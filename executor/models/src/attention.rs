@@ -1,0 +1,220 @@
+//! Attention of a layer: query, key and value projections, rotation, attention, output projection.
+//!
+//! Each rank of a tensor-parallel group has some query heads, and the key and value heads that these read. If
+//! there are fewer key heads than ranks, several ranks share one: they sum its gradients before computing
+//! those of the weights, so that copies of weights have the same gradients.
+
+use super::context::LayerContext;
+use super::linear::Linear;
+use super::parameters::Declaration;
+use crate::block::{BackwardPass, ForwardPass, SavedActivations};
+use crate::error::Result;
+use crate::tensor_parallel;
+use crate::weights::{AxisPartition, Init};
+use dflop_device::ops::attention::AttentionShape;
+use dflop_device::ops::bias::Columns;
+use dflop_device::ops::rope::{RopeShape, Rotation};
+use dflop_device::{Buffer, Device};
+
+/// Tokens that a token attends to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionMask {
+    /// Itself and earlier tokens of its sample.
+    Causal,
+    /// All tokens of its image or audio clip.
+    Full,
+    /// All tokens of its window.
+    Window,
+}
+
+/// Names and storage of queries, keys and values.
+#[derive(Debug, Clone, PartialEq)]
+pub enum QkvNames {
+    /// Three layers, each with or without a bias.
+    Separate([(String, bool); 3]),
+    /// One layer, with a bias.
+    Fused(String),
+}
+
+/// Sizes, names and mask of an attention.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionSpec {
+    /// Width of the model.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Names of queries, keys and values.
+    pub qkv: QkvNames,
+    /// Name of the output projection, and whether it has a bias.
+    pub output: (String, bool),
+    /// Tokens that a token attends to.
+    pub mask: AttentionMask,
+    /// Whether queries and keys are rotated.
+    pub is_rotated: bool,
+    /// Initialization of the matrices.
+    pub init: Init,
+}
+
+/// Attention of a layer.
+#[derive(Debug)]
+pub struct Attention {
+    /// Projections, each with its first column in a row of queries, keys and values.
+    projections: Vec<(Linear, usize)>,
+    output: Linear,
+    /// Shape of the heads on this rank.
+    shape: AttentionShape,
+    /// Set if other ranks have the same key heads: first element among all keys, and the number of these.
+    replicated: Option<(usize, usize)>,
+    mask: AttentionMask,
+    is_rotated: bool,
+}
+
+impl Attention {
+    /// Declares the parameters.
+    pub fn declare(declaration: &mut Declaration, spec: &AttentionSpec) -> Self {
+        let AttentionSpec { hidden, heads, kv_heads, head_dim, init, .. } = *spec;
+        let tp_rank = declaration.tp_rank();
+        let (queries, keys) = (
+            AxisPartition::heads(heads, head_dim, tp_rank.size),
+            AxisPartition::heads(kv_heads, head_dim, tp_rank.size),
+        );
+        let shape = AttentionShape {
+            heads: queries.len(tp_rank.rank) / head_dim,
+            kv_heads: keys.len(tp_rank.rank) / head_dim,
+            head_dim,
+            scale: 1.0 / (head_dim as f64).sqrt(),
+            is_causal: spec.mask == AttentionMask::Causal,
+        };
+        let projections = match &spec.qkv {
+            // rows of the fused weight are all queries, all keys, all values, each sharded by heads
+            QkvNames::Fused(name) => {
+                let [q, kv] = [heads * head_dim, kv_heads * head_dim];
+                let (parts, sizes) =
+                    (AxisPartition::joined(&[(&queries, q), (&keys, kv), (&keys, kv)]), [q + 2 * kv, hidden]);
+                vec![(Linear::declare_column_parallel(declaration, name, sizes, true, init, &parts), 0)]
+            }
+            QkvNames::Separate(names) => {
+                let mut first = 0;
+                let widths = [(heads, &queries), (kv_heads, &keys), (kv_heads, &keys)];
+                let mut declare =
+                    |((name, has_bias), (heads, parts)): (&(String, bool), (usize, &AxisPartition))| {
+                        let sizes = [heads * head_dim, hidden];
+                        let layer =
+                            Linear::declare_column_parallel(declaration, name, sizes, *has_bias, init, parts);
+                        first += layer.outputs();
+                        (layer, first - layer.outputs())
+                    };
+                names.iter().zip(widths).map(&mut declare).collect()
+            }
+        };
+        let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * head_dim]);
+        let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &queries);
+        // several ranks share a key head only if there are fewer heads than ranks
+        let replicated = (tp_rank.size > kv_heads).then(|| (keys.first(tp_rank.rank), kv_heads * head_dim));
+        Self { projections, output, shape, replicated, mask: spec.mask, is_rotated: spec.is_rotated }
+    }
+
+    fn rope(&self) -> RopeShape {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        RopeShape { heads: heads + kv_heads, head_dim, stride: self.shape.row() }
+    }
+
+    fn segments<'a, D: Device>(&self, context: &'a LayerContext<D>) -> &'a [u32] {
+        if self.mask == AttentionMask::Window { &context.windows } else { &context.segments }
+    }
+
+    /// Computes the attention of rows, which are saved.
+    pub fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: D::Floats,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<D::Floats> {
+        let (device, context) = (pass.device, &pass.context.layers);
+        let rows = context.rows;
+        let mut qkv = device.alloc(rows * self.shape.row())?;
+        for (layer, first) in &self.projections {
+            let columns = Columns { first: *first, stride: self.shape.row() };
+            layer.forward_into(pass, &x, rows, &mut qkv, columns)?;
+        }
+        if self.is_rotated {
+            device.rope(Rotation::Forward, self.rope(), context.angles()?, &mut qkv)?;
+        }
+        let mut output = device.alloc(rows * self.shape.output())?;
+        let mut log_sums = device.alloc(rows * self.shape.heads)?;
+        device.attention(&self.shape, self.segments(context), &qkv, &mut output, &mut log_sums)?;
+        let y = self.output.forward(pass, &output, rows)?;
+        for buffer in [x, qkv, output, log_sums] {
+            saved.keep(buffer);
+        }
+        Ok(y)
+    }
+
+    /// Accumulates the gradients of the parameters and returns the gradient of the rows.
+    pub fn backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        dy: &D::Floats,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<D::Floats> {
+        let (device, context) = (pass.device, &pass.context.layers);
+        let rows = context.rows;
+        let (log_sums, output) = (saved.take(), saved.take());
+        let (qkv, x) = (saved.take(), saved.take());
+        let d_output = self.output.backward(pass, &output, dy, rows)?;
+        let forward = (&output, &log_sums);
+        let segments = self.segments(context);
+        let mut d_qkv = device.attention_backward(&self.shape, segments, &qkv, forward, &d_output)?;
+        if self.is_rotated {
+            device.rope(Rotation::Backward, self.rope(), context.angles()?, &mut d_qkv)?;
+        }
+        // reuses the buffer where the width of the heads equals the width of the model
+        let mut dx = d_output;
+        if dx.len() != x.len() {
+            dx = device.alloc(x.len())?;
+        }
+        let columns = |first: usize| Columns { first, stride: self.shape.row() };
+        for (index, (layer, first)) in self.projections.iter().enumerate() {
+            layer.backward_into(pass, &d_qkv, rows, columns(*first), index > 0, &mut dx)?;
+        }
+        tensor_parallel::all_reduce(device, pass.tensor, &mut dx)?;
+        // Only after the input gradient, which sums the share of each rank: summing keys and values first
+        // would count the shares of copied heads several times.
+        self.sum_replicas(pass, &mut d_qkv)?;
+        for (layer, first) in &self.projections {
+            layer.backward_weights(device, pass.parameters, &x, &d_qkv, rows, columns(*first))?;
+        }
+        Ok(dx)
+    }
+
+    /// Sums the gradients of keys and values over the ranks that have the same heads.
+    fn sum_replicas<D: Device>(&self, pass: &BackwardPass<'_, D>, d_qkv: &mut D::Floats) -> Result<()> {
+        let (Some((first, keys)), Some(tensor)) = (self.replicated, pass.tensor) else { return Ok(()) };
+        if d_qkv.is_empty() {
+            return Ok(());
+        }
+        let (row, own) = (self.shape.row(), self.shape.kv_heads * self.shape.head_dim);
+        // first columns of own keys and values, in a row of this rank and in a row of all heads
+        let places = [(row - 2 * own, first), (row - own, keys + first)];
+        let sum = |d_qkv: &mut [f32]| {
+            let mut all = vec![0.0; d_qkv.len() / row * 2 * keys];
+            for (d_qkv, all) in d_qkv.chunks(row).zip(all.chunks_mut(2 * keys)) {
+                for (here, there) in places {
+                    all[there..there + own].copy_from_slice(&d_qkv[here..here + own]);
+                }
+            }
+            tensor.group.comm().all_reduce(tensor.at, all.as_mut_slice().into())?;
+            for (d_qkv, all) in d_qkv.chunks_mut(row).zip(all.chunks(2 * keys)) {
+                for (here, there) in places {
+                    d_qkv[here..here + own].copy_from_slice(&all[there..there + own]);
+                }
+            }
+            Ok(())
+        };
+        pass.device.on_host(d_qkv, sum)?
+    }
+}

@@ -1,0 +1,117 @@
+//! Properties of a microbatch that every rank knows before it computes: lengths, positions, ids, row
+//! selections.
+//!
+//! Each stage derives them from the description of the microbatch and the configuration of the module; shapes
+//! are never sent between stages.
+
+use crate::error::{Error, Result};
+use dflop_device::Device;
+use dflop_device::DeviceSparseRows;
+use dflop_device::ops::sparse_rows::SparseRows;
+
+/// Microbatch as the blocks of one module see it.
+pub struct MicrobatchContext<D: Device> {
+    /// Inputs of transformer layers.
+    pub layers: LayerContext<D>,
+    /// Inputs of first and last blocks.
+    pub inputs: ModuleInputs<D>,
+}
+
+/// Microbatch as transformer layers see it.
+pub struct LayerContext<D: Device> {
+    /// Number of activation rows.
+    pub rows: usize,
+    /// First row of every sample, image or audio clip, then the number of rows.
+    pub segments: Vec<u32>,
+    /// First row of every window, then the number of rows; empty if no layer has windows.
+    pub windows: Vec<u32>,
+    /// Cosines and sines of every row, for layers that rotate.
+    pub rotation: Option<(D::Floats, D::Floats)>,
+}
+
+impl<D: Device> LayerContext<D> {
+    /// Returns cosines and sines.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the context belongs to a module without rotation.
+    pub fn angles(&self) -> Result<(&D::Floats, &D::Floats)> {
+        match &self.rotation {
+            Some((cos, sin)) => Ok((cos, sin)),
+            None => Err(Error::Input { input: "context", problem: "is of another module".to_owned() }),
+        }
+    }
+}
+
+/// Inputs of first and last blocks, by module.
+pub enum ModuleInputs<D: Device> {
+    /// The LLM.
+    Text(TextInputs<D>),
+    /// An encoder.
+    Encoder(EncoderInputs<D>),
+}
+
+impl<D: Device> ModuleInputs<D> {
+    /// Returns the inputs of the LLM.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the context is an encoder's.
+    pub fn text(&self) -> Result<&TextInputs<D>> {
+        match self {
+            Self::Text(text) => Ok(text),
+            Self::Encoder(_) => Err(Error::Input { input: "context", problem: "is an encoder's".to_owned() }),
+        }
+    }
+
+    /// Returns the inputs of an encoder.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the context is the LLM's.
+    pub fn encoder(&self) -> Result<&EncoderInputs<D>> {
+        match self {
+            Self::Encoder(encoder) => Ok(encoder),
+            Self::Text(_) => Err(Error::Input { input: "context", problem: "is the LLM's".to_owned() }),
+        }
+    }
+}
+
+/// Inputs of the embedding and the LM head.
+pub struct TextInputs<D: Device> {
+    /// Maps rows of the vocabulary to rows of the sequence.
+    pub embedding: DeviceSparseRows<D>,
+    /// Host copy of `embedding`, for ranks that have a part of the vocabulary.
+    pub words: SparseRows,
+    /// Maps encoder tokens to rows of the sequence, with the number of tokens; `None` without media.
+    pub media: Option<(DeviceSparseRows<D>, usize)>,
+    /// Maps rows of the sequence to the rows that predict a target.
+    pub predictions: DeviceSparseRows<D>,
+    /// Predicted token ids.
+    pub targets: Vec<u32>,
+    /// Factor on the sum of losses: 1 / target tokens of the step.
+    pub loss_scale: f64,
+}
+
+/// Inputs of the first and last block of an encoder. The same few sparse matrices serve all families; each
+/// family documents how it fills them.
+pub struct EncoderInputs<D: Device> {
+    /// Patches or frames, as rows.
+    pub medium: D::Floats,
+    /// Number of rows of the medium.
+    pub medium_rows: usize,
+    /// Maps rows of the medium into the first layer; for audio, unfolds the rows before each convolution, in
+    /// order.
+    pub stem: Vec<DeviceSparseRows<D>>,
+    /// Maps rows of the position table to rows of the first layer.
+    pub positions: Option<DeviceSparseRows<D>>,
+    /// Maps the learned class row in front of every image to rows of the first layer.
+    pub class: Option<DeviceSparseRows<D>>,
+    /// Maps rows of the last layer to the projected rows.
+    pub taken: Option<DeviceSparseRows<D>>,
+    /// Number of rows that leave the projector's matrices.
+    pub projected_rows: usize,
+    /// Number of tokens for the LLM.
+    pub tokens: usize,
+    /// Maps projected rows to tokens.
+    pub arranged: Option<DeviceSparseRows<D>>,
+    /// Maps the learned newline row to the tokens that end lines of an image.
+    pub newlines: Option<DeviceSparseRows<D>>,
+}

@@ -1,0 +1,79 @@
+//! Arranges windows of log-mel frames as rows of an encoder.
+//!
+//! Only the audio of a window is encoded, not its padding: padding rows would be masked and dropped anyway.
+
+use super::convolution::TAPS;
+use super::input::{HostContext, refuse};
+use crate::error::Result;
+use dflop_device::ops::sparse_rows::SparseRows;
+
+/// Rows of a window after each convolution.
+struct WindowRows {
+    /// Frames that are read, including the first one after the audio.
+    frames: usize,
+    /// Rows after the first convolution, as far as the second one reads.
+    first: usize,
+    /// Rows after the second convolution.
+    second: usize,
+}
+
+impl WindowRows {
+    fn new(frames: usize, longest: usize) -> Self {
+        let second = frames.div_ceil(2);
+        Self { frames: (2 * second + 1).min(longest), first: (2 * second).min(longest), second }
+    }
+}
+
+/// Checks and arranges windows of log-mel features.
+pub(super) fn arrange(
+    mels: usize,
+    positions: usize,
+    features: &[f32],
+    frames: &[u32],
+) -> Result<HostContext> {
+    let longest = 2 * positions;
+    if features.len() != frames.len() * mels * longest {
+        let problem = format!("has {} elements for {} x {mels} x {longest}", features.len(), frames.len());
+        return refuse("input_features", problem);
+    }
+    if let Some(index) = frames.iter().position(|&frames| frames as usize > longest) {
+        return refuse("frames", format!("window {index} has {} of {longest}", frames[index]));
+    }
+    let mut plan = HostContext { segments: vec![0], ..HostContext::default() };
+    let (mut first, mut second, mut placed, mut pooled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut medium_rows, mut first_rows, mut rows) = (0, 0, 0);
+    for (values, &frames) in features.chunks(mels * longest).zip(frames) {
+        let window = WindowRows::new(frames as usize, longest);
+        // features are stored by mel bin, rows are frames
+        for frame in 0..window.frames {
+            plan.medium.extend((0..mels).map(|mel| values[mel * longest + frame]));
+        }
+        unfold(window.first, 1, window.frames, medium_rows, &mut first);
+        unfold(window.second, 2, window.first, first_rows, &mut second);
+        placed.extend((0..window.second).map(|row| Some(row as u32)));
+        // average of two neighboring rows; an odd last row is dropped, as in transformers
+        pooled.extend(
+            (0..window.second / 2).map(|row| [0, 1].map(|next| ((rows + 2 * row + next) as u32, 0.5))),
+        );
+        medium_rows += window.frames;
+        first_rows += window.first;
+        rows += window.second;
+        plan.segments.push(rows as u32);
+    }
+    plan.medium_rows = medium_rows;
+    plan.stem = vec![SparseRows::gather(first), SparseRows::gather(second)];
+    plan.positions = Some(SparseRows::gather(placed));
+    plan.projected_rows = pooled.len();
+    plan.taken = Some(SparseRows::weighted(pooled));
+    Ok(plan)
+}
+
+/// Adds the neighbors of every output row of a convolution; zeros at both ends.
+fn unfold(rows: usize, stride: usize, inputs: usize, start: usize, sources: &mut Vec<Option<u32>>) {
+    for row in 0..rows {
+        for tap in 0..TAPS {
+            let place = (row * stride + tap).checked_sub(1).filter(|&place| place < inputs);
+            sources.push(place.map(|place| (start + place) as u32));
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Uploads the media of a microbatch to the device.
+
+use super::audio_windows;
+use super::config::{Arrangement, EncoderConfig, Stem};
+use super::input::{EncoderInput, refuse};
+use crate::context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs};
+use crate::error::Result;
+use dflop_device::ops::sparse_rows::SparseRows;
+use dflop_device::{Device, DeviceSparseRows};
+
+impl EncoderConfig {
+    /// Checks the media of a microbatch and uploads the inputs of the encoder's stages.
+    ///
+    /// # Errors
+    /// [`Error::Input`](crate::Error::Input) that names the mismatched input.
+    pub fn context<D: Device>(&self, device: &D, medium: &EncoderInput<'_>) -> Result<MicrobatchContext<D>> {
+        let plan = match (&self.arrangement, *medium) {
+            (Arrangement::Tiles(tiles), EncoderInput::Tiles { pixels, shown }) => {
+                tiles.plan(pixels, shown)?
+            }
+            (Arrangement::Native(native), EncoderInput::Patches { values, grids }) => {
+                native.plan(values, grids)?
+            }
+            (Arrangement::Audio, EncoderInput::Windows { features, frames }) => {
+                let Stem::Audio { mels, positions, .. } = self.stem else {
+                    return refuse("medium", "is of another kind than the encoder takes".to_owned());
+                };
+                audio_windows::arrange(mels, positions, features, frames)?
+            }
+            _ => return refuse("medium", "is of another kind than the encoder takes".to_owned()),
+        };
+        let rotation = match (&self.arrangement, &plan.rotation) {
+            (Arrangement::Native(native), Some([rows, columns])) => {
+                Some(native.rope().table(device, &[rows, columns])?)
+            }
+            _ => None,
+        };
+        let upload = |mix: &SparseRows| mix.upload(device);
+        let stem: Vec<DeviceSparseRows<D>> = plan.stem.iter().map(upload).collect::<Result<_, _>>()?;
+        let optional = |mix: &Option<SparseRows>| mix.as_ref().map(upload).transpose();
+        Ok(MicrobatchContext {
+            layers: LayerContext {
+                rows: plan.segments.last().map_or(0, |&rows| rows as usize),
+                segments: plan.segments,
+                windows: plan.windows,
+                rotation,
+            },
+            inputs: ModuleInputs::Encoder(EncoderInputs {
+                medium: device.upload(&plan.medium)?,
+                medium_rows: plan.medium_rows,
+                stem,
+                positions: optional(&plan.positions)?,
+                class: optional(&plan.class)?,
+                taken: optional(&plan.taken)?,
+                projected_rows: plan.projected_rows,
+                // without an arrangement, projected rows are the tokens
+                tokens: plan.arranged.as_ref().map_or(plan.projected_rows, SparseRows::rows),
+                arranged: optional(&plan.arranged)?,
+                newlines: optional(&plan.newlines)?,
+            }),
+        })
+    }
+}

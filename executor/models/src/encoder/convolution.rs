@@ -1,0 +1,169 @@
+//! Stem of Whisper: two convolutions over time, each followed by GELU, and fixed positions.
+//!
+//! Kernels have three taps; the second convolution has stride 2. A convolution is a product of unfolded rows,
+//! three neighbors in one row, with kernels whose taps come first. Unfolding is a sparse matrix of the
+//! context, which accounts for strides and the ends of windows.
+
+use super::INIT;
+use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::error::Result;
+use crate::parameters::Declaration;
+use crate::weights::{Init, ParameterId};
+use dflop_device::DeviceSparseRows;
+use dflop_device::ops::activation::Activation;
+use dflop_device::ops::bias::Columns;
+use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
+use dflop_device::{Buffer, Device};
+
+/// Number of taps of a kernel.
+pub(super) const TAPS: usize = 3;
+
+/// Convolution with its GELU.
+#[derive(Debug)]
+struct Convolution {
+    weight: ParameterId,
+    bias: ParameterId,
+    inputs: usize,
+    outputs: usize,
+}
+
+impl Convolution {
+    fn declare(declaration: &mut Declaration, name: &str, [outputs, inputs]: [usize; 2]) -> Self {
+        let weight = declaration.add(format!("{name}.weight"), &[outputs, inputs, TAPS], INIT);
+        let bias = declaration.add(format!("{name}.bias"), &[outputs], Init::Zeros);
+        Self { weight, bias, inputs, outputs }
+    }
+
+    /// Returns the kernels with taps before inputs.
+    fn kernels<D: Device>(&self, device: &D, weight: &D::Floats) -> Result<D::Floats> {
+        let mut kernels = device.alloc(weight.len())?;
+        device.transpose(weight, self.inputs, TAPS, false, &mut kernels)?;
+        Ok(kernels)
+    }
+
+    /// Computes the convolution; saves unfolded rows and the input of the GELU.
+    fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &D::Floats,
+        unfold: &DeviceSparseRows<D>,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<D::Floats> {
+        let (device, rows, width) = (pass.device, unfold.rows / TAPS, TAPS * self.inputs);
+        let mut unfolded = device.zeros(rows * width)?;
+        device.gather_scatter(&unfold.forward, self.inputs, x, &mut unfolded)?;
+        let kernels = self.kernels(device, pass.parameters.value(self.weight))?;
+        let mut before = device.alloc(rows * self.outputs)?;
+        device.bias(pass.parameters.value(self.bias), &mut before, Columns::all(self.outputs))?;
+        let shape = GemmShape { rows, columns: self.outputs, inner: width };
+        let kernels = (&kernels, MatrixLayout::rows(width).transposed());
+        let target = (&mut before, MatrixLayout::rows(self.outputs));
+        device.gemm(shape, (&unfolded, MatrixLayout::rows(width)), kernels, true, target)?;
+        let mut y = device.alloc(before.len())?;
+        device.activate(Activation::GeluExact, &before, &mut y)?;
+        saved.keep(unfolded);
+        saved.keep(before);
+        Ok(y)
+    }
+
+    /// Accumulates the gradients of the parameters; returns the gradient of `rows` input rows if requested.
+    fn backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        mut d: D::Floats,
+        (unfold, rows): (&DeviceSparseRows<D>, Option<usize>),
+        saved: &mut SavedActivations<D>,
+    ) -> Result<Option<D::Floats>> {
+        let (device, width) = (pass.device, TAPS * self.inputs);
+        let (before, unfolded) = (saved.take(), saved.take());
+        device.activate_backward(Activation::GeluExact, &before, &mut d)?;
+        let out_rows = unfold.rows / TAPS;
+        let (by_output, by_tap) = (MatrixLayout::rows(self.outputs), MatrixLayout::rows(width));
+        // frozen parameters have no gradient
+        if let Some(gradient) = pass.parameters.gradient_mut(self.bias) {
+            device.bias_backward(&d, Columns::all(self.outputs), gradient)?;
+        }
+        let (weight, gradient) = pass.parameters.both(self.weight);
+        if let Some(gradient) = gradient {
+            let mut d_kernels = device.alloc(weight.len())?;
+            let shape = GemmShape { rows: self.outputs, columns: width, inner: out_rows };
+            let target = (&mut d_kernels, by_tap);
+            device.gemm(shape, (&d, by_output.transposed()), (&unfolded, by_tap), false, target)?;
+            device.transpose(&d_kernels, TAPS, self.inputs, true, gradient)?;
+        }
+        let Some(rows) = rows else { return Ok(None) };
+        // transposed again instead of saved: kernels are small next to activations
+        let kernels = self.kernels(device, weight)?;
+        let mut d_unfolded = unfolded;
+        let shape = GemmShape { rows: out_rows, columns: width, inner: self.outputs };
+        device.gemm(shape, (&d, by_output), (&kernels, by_tap), false, (&mut d_unfolded, by_tap))?;
+        let mut dx = device.zeros(rows * self.inputs)?;
+        device.gather_scatter(&unfold.backward, self.inputs, &d_unfolded, &mut dx)?;
+        Ok(Some(dx))
+    }
+}
+
+/// Two convolutions and positions.
+#[derive(Debug)]
+pub(super) struct AudioStem {
+    first: Convolution,
+    second: Convolution,
+    positions: ParameterId,
+    hidden: usize,
+}
+
+impl AudioStem {
+    /// Declares the parameters; positions are sinusoids that are never trained.
+    pub(super) fn declare(
+        declaration: &mut Declaration,
+        prefix: &str,
+        [mels, hidden, positions]: [usize; 3],
+    ) -> Self {
+        let first = Convolution::declare(declaration, &format!("{prefix}conv1"), [hidden, mels]);
+        let second = Convolution::declare(declaration, &format!("{prefix}conv2"), [hidden, hidden]);
+        let name = format!("{prefix}embed_positions.weight");
+        let positions = declaration.add_frozen(name, &[positions, hidden], Init::Sinusoids);
+        Self { first, second, positions, hidden }
+    }
+}
+
+impl<D: Device> Block<D> for AudioStem {
+    fn forward(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        _: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
+        let inputs = pass.context.inputs.encoder()?;
+        let [first, second] = unfolds(&inputs.stem);
+        let x = self.first.forward(pass, &inputs.medium, first, saved)?;
+        let mut rows = self.second.forward(pass, &x, second, saved)?;
+        if let Some(mix) = &inputs.positions {
+            let table = pass.parameters.value(self.positions);
+            pass.device.gather_scatter(&mix.forward, self.hidden, table, &mut rows)?;
+        }
+        Ok(BlockOutput::Rows(rows))
+    }
+
+    fn backward(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        gradient: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+        _is_input_needed: bool,
+    ) -> Result<Option<D::Floats>> {
+        let inputs = pass.context.inputs.encoder()?;
+        let d = expect_rows::<D>(gradient, pass.context.layers.rows, self.hidden)?;
+        let [first, second] = unfolds(&inputs.stem);
+        let between = Some(first.rows / TAPS);
+        if let Some(d) = self.second.backward(pass, d, (second, between), saved)? {
+            self.first.backward(pass, d, (first, None), saved)?;
+        }
+        Ok(None)
+    }
+}
+
+fn unfolds<D: Device>(stem: &[DeviceSparseRows<D>]) -> [&DeviceSparseRows<D>; 2] {
+    let [first, second] = stem else { unreachable!("the context of audio has two convolutions") };
+    [first, second]
+}

@@ -1,0 +1,111 @@
+//! Arranges patches of images and videos of their own resolution as rows of an encoder.
+
+use super::input::{HostContext, refuse};
+use crate::error::Result;
+use crate::rope::Rope;
+use dflop_device::ops::sparse_rows::SparseRows;
+
+/// Arrangement of patches in rows.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct NativeResolution {
+    pub(super) patch_inputs: usize,
+    /// Number of patches along the side of a block that becomes one token.
+    pub(super) merge: usize,
+    /// Number of blocks along the side of a window.
+    pub(super) window: Option<usize>,
+    pub(super) rope: Rope,
+}
+
+impl NativeResolution {
+    /// Number of elements of a patch.
+    pub(super) fn patch_inputs(&self) -> usize {
+        self.patch_inputs
+    }
+
+    pub(super) fn rope(&self) -> &Rope {
+        &self.rope
+    }
+
+    pub(super) fn plan(&self, values: &[f32], grids: &[[u32; 3]]) -> Result<HostContext> {
+        let block = self.merge * self.merge;
+        let mut plan = HostContext { segments: vec![0], windows: vec![0], ..HostContext::default() };
+        // row and column of every patch, and the blocks in the order of windows
+        let (mut rows, mut columns, mut order) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, &grid) in grids.iter().enumerate() {
+            let [layers, height, width] = grid.map(|length| length as usize);
+            if [height, width].iter().any(|&side| side == 0 || !side.is_multiple_of(self.merge)) {
+                return refuse("grids", format!("image {index} has {height} x {width} patches"));
+            }
+            // frames of a video do not attend to each other: each layer of patches is a segment
+            for _ in 0..layers {
+                let first = rows.len() / block;
+                self.layer(height, width, &mut rows, &mut columns);
+                plan.segments.push(rows.len() as u32);
+                self.windows(
+                    first,
+                    [height, width].map(|side| side / self.merge),
+                    &mut order,
+                    &mut plan.windows,
+                );
+            }
+        }
+        if values.len() != rows.len() * self.patch_inputs {
+            let problem = format!("has {} elements for {} x {}", values.len(), rows.len(), self.patch_inputs);
+            return refuse("patches", problem);
+        }
+        plan.medium = values.to_vec();
+        plan.medium_rows = rows.len();
+        plan.projected_rows = order.len();
+        if self.window.is_some() {
+            // patches move block by block, so that merged rows stay contiguous
+            let patch = |index: usize| order[index / block] * block + index % block;
+            let patches = || (0..rows.len()).map(patch);
+            plan.stem = vec![SparseRows::gather(patches().map(|patch| Some(patch as u32)))];
+            let ordered = |axis: &[u32]| patches().map(|patch| axis[patch]).collect();
+            plan.rotation = Some([ordered(&rows), ordered(&columns)]);
+            // the inverse permutation, because the LLM reads blocks in image order
+            let mut back = vec![None; order.len()];
+            (0..).zip(&order).for_each(|(place, &block)| back[block] = Some(place));
+            plan.arranged = Some(SparseRows::gather(back));
+        } else {
+            plan.windows.clear();
+            plan.rotation = Some([rows, columns]);
+        }
+        Ok(plan)
+    }
+
+    /// Adds rows and columns of the patches of a layer, block by block.
+    fn layer(&self, height: usize, width: usize, rows: &mut Vec<u32>, columns: &mut Vec<u32>) {
+        let merge = self.merge;
+        for (top, left) in pairs(height / merge, width / merge) {
+            for (row, column) in pairs(merge, merge) {
+                rows.push((top * merge + row) as u32);
+                columns.push((left * merge + column) as u32);
+            }
+        }
+    }
+
+    /// Adds the blocks of a layer in the order of windows, which are cut off at the lower and right edges.
+    fn windows(
+        &self,
+        first: usize,
+        [height, width]: [usize; 2],
+        order: &mut Vec<usize>,
+        ends: &mut Vec<u32>,
+    ) {
+        // without windows, blocks stay in image order
+        let Some(window) = self.window else { return order.extend(first..first + height * width) };
+        for (top, left) in pairs(height.div_ceil(window), width.div_ceil(window)) {
+            let (top, left) = (top * window, left * window);
+            let (bottom, right) = ((top + window).min(height), (left + window).min(width));
+            for row in top..bottom {
+                order.extend((left..right).map(|column| first + row * width + column));
+            }
+            ends.push((order.len() * self.merge * self.merge) as u32);
+        }
+    }
+}
+
+fn pairs(rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).flat_map(move |row| (0..columns).map(move |column| (row, column)))
+}

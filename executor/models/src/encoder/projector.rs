@@ -1,0 +1,159 @@
+//! Projects rows of an encoder into the LLM: merged rows, a norm, an MLP or one matrix, and an arrangement
+//! with newlines.
+
+use super::INIT;
+use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
+use crate::error::{Error, Result};
+use crate::linear::Linear;
+use crate::mlp::{Mlp, MlpNames, MlpSpec};
+use crate::norm::{Norm, NormKind};
+use crate::parameters::Declaration;
+use crate::weights::ParameterId;
+use dflop_device::ops::activation::Activation;
+use dflop_device::{Buffer, Device};
+
+/// Sizes and names of a projector.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ProjectorSpec {
+    /// Number of rows that are merged into one.
+    pub(super) merged: usize,
+    /// Width of each row before merging.
+    pub(super) hidden: usize,
+    /// Kind, name, epsilon and width of the norm; the width shows whether it applies before or after merging.
+    pub(super) norm: Option<(NormKind, String, f64, usize)>,
+    pub(super) map: ProjectorMap,
+    /// Width of the LLM.
+    pub(super) outputs: usize,
+    /// Name of the learned newline row, which ends lines of an image.
+    pub(super) newline: Option<String>,
+}
+
+/// Matrices of a projector.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum ProjectorMap {
+    /// Names, width between the matrices, activation, and whether there are biases.
+    Mlp([String; 2], usize, Activation, bool),
+    /// Name of the matrix.
+    Linear(String),
+}
+
+impl ProjectorSpec {
+    /// Width between the matrices of an MLP.
+    pub(super) fn middle(&self) -> Option<usize> {
+        match self.map {
+            ProjectorMap::Mlp(_, middle, ..) => Some(middle),
+            ProjectorMap::Linear(_) => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Matrices {
+    Mlp(Mlp),
+    Linear(Linear),
+}
+
+/// Projector.
+#[derive(Debug)]
+pub(super) struct Projector {
+    norm: Option<Norm>,
+    map: Matrices,
+    newline: Option<ParameterId>,
+    /// Width of a merged row.
+    inputs: usize,
+    outputs: usize,
+}
+
+impl Projector {
+    pub(super) fn declare(declaration: &mut Declaration, spec: &ProjectorSpec) -> Self {
+        let (inputs, outputs) = (spec.merged * spec.hidden, spec.outputs);
+        let norm = spec
+            .norm
+            .as_ref()
+            .map(|(kind, name, epsilon, width)| Norm::declare(declaration, name, *kind, *width, *epsilon));
+        let map = match &spec.map {
+            ProjectorMap::Linear(name) => {
+                Matrices::Linear(Linear::declare(declaration, name, [outputs, inputs], true, INIT))
+            }
+            ProjectorMap::Mlp(names, middle, activation, has_bias) => {
+                let names = MlpNames::Plain(names.clone(), *activation);
+                let (middle, has_bias) = (*middle, *has_bias);
+                let spec = MlpSpec { inputs, middle, outputs, names, has_bias, init: INIT };
+                Matrices::Mlp(Mlp::declare(declaration, &spec))
+            }
+        };
+        let newline = spec.newline.as_ref().map(|name| declaration.add(name, &[outputs], INIT));
+        Self { norm, map, newline, inputs, outputs }
+    }
+}
+
+impl<D: Device> Block<D> for Projector {
+    fn forward(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        input: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
+        let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
+        let problem = format!("must be a multiple of {} elements", self.inputs);
+        let whole = input.filter(|rows| rows.len().is_multiple_of(self.inputs));
+        let mut x = whole.ok_or(Error::Input { input: "rows of the encoder", problem })?;
+        let rows = x.len() / self.inputs;
+        if let Some(norm) = self.norm {
+            let (y, statistics) = norm.forward(pass, &x)?;
+            saved.keep(x);
+            saved.keep(statistics);
+            x = y;
+        }
+        let projected = match &self.map {
+            Matrices::Mlp(mlp) => mlp.forward(pass, x, rows, saved)?,
+            Matrices::Linear(linear) => {
+                let y = linear.forward(pass, &x, rows)?;
+                saved.keep(x);
+                y
+            }
+        };
+        // families without newlines or windows use the projected rows in order
+        let Some(arranged) = &inputs.arranged else { return Ok(BlockOutput::Rows(projected)) };
+        let mut y = device.zeros(arranged.rows * self.outputs)?;
+        device.gather_scatter(&arranged.forward, self.outputs, &projected, &mut y)?;
+        if let (Some(newline), Some(newlines)) = (self.newline, &inputs.newlines) {
+            let newline = pass.parameters.value(newline);
+            device.gather_scatter(&newlines.forward, self.outputs, newline, &mut y)?;
+        }
+        Ok(BlockOutput::Rows(y))
+    }
+
+    fn backward(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        gradient: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+        is_input_needed: bool,
+    ) -> Result<Option<D::Floats>> {
+        let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
+        let mut d = super::super::expect_rows::<D>(gradient, inputs.tokens, self.outputs)?;
+        let newline = self.newline.and_then(|newline| pass.parameters.gradient_mut(newline));
+        if let (Some(newline), Some(newlines)) = (newline, &inputs.newlines) {
+            device.gather_scatter(&newlines.backward, self.outputs, &d, newline)?;
+        }
+        if let Some(arranged) = &inputs.arranged {
+            let mut d_projected = device.zeros(inputs.projected_rows * self.outputs)?;
+            device.gather_scatter(&arranged.backward, self.outputs, &d, &mut d_projected)?;
+            d = d_projected;
+        }
+        let rows = inputs.projected_rows;
+        let dx = match &self.map {
+            Matrices::Mlp(mlp) => mlp.backward(pass, &d, rows, saved)?,
+            Matrices::Linear(linear) => {
+                let x = saved.take();
+                linear.backward(pass, &x, &d, rows)?
+            }
+        };
+        let Some(norm) = self.norm else { return Ok(Some(dx)) };
+        let (statistics, x) = (saved.take(), saved.take());
+        let mut d_rows = device.zeros(x.len())?;
+        norm.backward(pass, &dx, &x, &statistics, is_input_needed.then_some(&mut d_rows))?;
+        Ok(Some(d_rows))
+    }
+}

@@ -1,0 +1,130 @@
+//! Turns patches into rows of the first layer: a linear layer, a class row per image, positions, an optional
+//! norm.
+
+use super::INIT;
+use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::error::Result;
+use crate::linear::Linear;
+use crate::norm::{Norm, NormKind};
+use crate::parameters::Declaration;
+use crate::weights::{Init, ParameterId};
+use dflop_device::ops::bias::Columns;
+use dflop_device::{Buffer, Device};
+
+/// Sizes and names of a stem.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct PatchStemSpec {
+    /// Name of the convolution.
+    pub(super) name: String,
+    /// Shape of a kernel; its product is the number of elements of a patch.
+    pub(super) kernel: Vec<usize>,
+    pub(super) has_bias: bool,
+    /// Name and shape of the learned class row in front of every image.
+    pub(super) class: Option<(String, Vec<usize>)>,
+    /// Name and shape of the position table.
+    pub(super) positions: Option<(String, Vec<usize>)>,
+    /// Name and epsilon of a final layer norm.
+    pub(super) norm: Option<(String, f64)>,
+}
+
+impl PatchStemSpec {
+    pub(super) fn patch_inputs(&self) -> usize {
+        self.kernel.iter().product()
+    }
+}
+
+/// Stem of an image encoder.
+#[derive(Debug)]
+pub(super) struct PatchStem {
+    patches: Linear,
+    class: Option<ParameterId>,
+    positions: Option<ParameterId>,
+    norm: Option<Norm>,
+    hidden: usize,
+    patch_inputs: usize,
+}
+
+impl PatchStem {
+    pub(super) fn declare(declaration: &mut Declaration, spec: &PatchStemSpec, hidden: usize) -> Self {
+        let shape = [&[hidden][..], &spec.kernel].concat();
+        let weight = declaration.add(format!("{}.weight", spec.name), &shape, INIT);
+        let bias =
+            spec.has_bias.then(|| declaration.add(format!("{}.bias", spec.name), &[hidden], Init::Zeros));
+        let patch_inputs = spec.patch_inputs();
+        let mut table = |table: &Option<(String, Vec<usize>)>| {
+            table.as_ref().map(|(name, shape)| declaration.add(name, shape, INIT))
+        };
+        let (class, positions) = (table(&spec.class), table(&spec.positions));
+        let norm = spec
+            .norm
+            .as_ref()
+            .map(|(name, epsilon)| Norm::declare(declaration, name, NormKind::Layer, hidden, *epsilon));
+        let patches = Linear::from_parameters(weight, bias, [hidden, patch_inputs]);
+        Self { patches, class, positions, norm, hidden, patch_inputs }
+    }
+}
+
+impl<D: Device> Block<D> for PatchStem {
+    fn forward(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        _: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
+        let (device, parameters) = (pass.device, pass.parameters);
+        let inputs = pass.context.inputs.encoder()?;
+        debug_assert_eq!(inputs.medium.len(), inputs.medium_rows * self.patch_inputs);
+        let mut rows = self.patches.forward(pass, &inputs.medium, inputs.medium_rows)?;
+        // only encoders with a class row or windows rearrange their rows
+        if let Some(stem) = inputs.stem.first() {
+            let mut arranged = device.zeros(pass.context.layers.rows * self.hidden)?;
+            device.gather_scatter(&stem.forward, self.hidden, &rows, &mut arranged)?;
+            rows = arranged;
+        }
+        let tables = [(self.class, &inputs.class), (self.positions, &inputs.positions)];
+        for (table, mix) in tables {
+            if let (Some(table), Some(mix)) = (table, mix) {
+                device.gather_scatter(&mix.forward, self.hidden, parameters.value(table), &mut rows)?;
+            }
+        }
+        let Some(norm) = self.norm else { return Ok(BlockOutput::Rows(rows)) };
+        let (y, statistics) = norm.forward(pass, &rows)?;
+        saved.keep(rows);
+        saved.keep(statistics);
+        Ok(BlockOutput::Rows(y))
+    }
+
+    fn backward(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        gradient: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+        _is_input_needed: bool,
+    ) -> Result<Option<D::Floats>> {
+        let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
+        let mut d = expect_rows::<D>(gradient, pass.context.layers.rows, self.hidden)?;
+        if let Some(norm) = self.norm {
+            let (statistics, rows) = (saved.take(), saved.take());
+            let mut d_rows = device.zeros(rows.len())?;
+            norm.backward(pass, &d, &rows, &statistics, Some(&mut d_rows))?;
+            d = d_rows;
+        }
+        let tables = [(self.class, &inputs.class), (self.positions, &inputs.positions)];
+        for (table, mix) in tables {
+            let gradient = table.and_then(|table| pass.parameters.gradient_mut(table));
+            if let (Some(gradient), Some(mix)) = (gradient, mix) {
+                device.gather_scatter(&mix.backward, self.hidden, &d, gradient)?;
+            }
+        }
+        if let Some(stem) = inputs.stem.first() {
+            let mut d_patches = device.zeros(inputs.medium_rows * self.hidden)?;
+            device.gather_scatter(&stem.backward, self.hidden, &d, &mut d_patches)?;
+            d = d_patches;
+        }
+        let columns = Columns::all(self.hidden);
+        let rows = inputs.medium_rows;
+        self.patches.backward_weights(device, pass.parameters, &inputs.medium, &d, rows, columns)?;
+        // the pixels have no gradient
+        Ok(None)
+    }
+}

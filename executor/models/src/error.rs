@@ -1,0 +1,65 @@
+//! Errors of models, their weights and stages.
+
+use std::path::PathBuf;
+
+/// Result with an [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a model could not be built or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum Error {
+    /// A model configuration is invalid or not supported.
+    #[error("`config.json`: `{field}` {problem}")]
+    ModelConfig { field: String, problem: String },
+    /// The cost model could not read the dimensions of a model.
+    #[error(transparent)]
+    CostModel(#[from] dflop_costmodel::Error),
+    /// A file of weights could not be read or written.
+    #[error("could not {action} `{}`", path.display())]
+    File { action: &'static str, path: PathBuf, source: std::io::Error },
+    /// A file is not a valid weights file.
+    #[error("`{}` is not a valid weights file: {problem}", path.display())]
+    Format { path: PathBuf, problem: String },
+    /// The model has a tensor that the checkpoint lacks.
+    #[error("tensor `{tensor}` is missing in the checkpoint")]
+    MissingTensor { tensor: String },
+    /// The checkpoint has a tensor that the model lacks.
+    #[error("checkpoint has unexpected tensor `{tensor}`")]
+    SurplusTensor { tensor: String },
+    /// A tensor has another shape than the model's.
+    #[error("expected tensor `{tensor}` to have shape {expected:?}, found {found:?}")]
+    TensorShape { tensor: String, expected: Vec<usize>, found: Vec<usize> },
+    /// The type of a tensor cannot be read as weights.
+    #[error("expected tensor `{tensor}` to be f32, f16 or bf16, found {found}")]
+    TensorType { tensor: String, found: String },
+    /// An input of a microbatch does not fit the model or its other inputs.
+    #[error("input `{input}`: {problem}")]
+    Input { input: &'static str, problem: String },
+    /// A stage was called out of order.
+    #[error("stage {stage}, microbatch {microbatch}: {problem}")]
+    Order { stage: String, microbatch: usize, problem: &'static str },
+    /// The loss is NaN or infinite.
+    #[error("stage {stage}, microbatch {microbatch}: the loss is {loss}")]
+    Loss { stage: String, microbatch: usize, loss: f64 },
+    /// Two ranks hold different values of the same tensor.
+    #[error("tensor `{tensor}` differs between rank {} and rank {}", ranks[0], ranks[1])]
+    Replicas { tensor: String, ranks: [usize; 2] },
+    /// A message failed, or another rank did.
+    #[error(transparent)]
+    Comm(#[from] dflop_comm::Error),
+    /// Memory ran out, or the device cannot be used.
+    #[error(transparent)]
+    Device(#[from] dflop_device::Error),
+}
+
+impl Error {
+    /// Adds the purpose of the memory to an allocation failure that does not have one yet.
+    pub(crate) fn while_allocating(self, what: impl FnOnce() -> String) -> Self {
+        match self {
+            Self::Device(error) => Self::Device(error.while_allocating(what)),
+            error => error,
+        }
+    }
+}

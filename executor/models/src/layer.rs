@@ -1,0 +1,149 @@
+//! Transformer layer of decoders and encoders: `h = x + attention(norm(x))`, `y = h + mlp(norm(h))`.
+//!
+//! Families differ in norms, attention mask, rotation, biases, kind of MLP and, for `InternViT`, a layer
+//! scale on both branches.
+
+use super::attention::{Attention, AttentionSpec};
+use super::mlp::{Mlp, MlpSpec};
+use super::norm::{Norm, NormKind};
+use super::parameters::Declaration;
+use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::error::Result;
+use crate::weights::{Init, ParameterId};
+use dflop_device::{Buffer, Device};
+
+/// Sizes and names of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerSpec {
+    /// Kind of both norms.
+    pub norm: NormKind,
+    /// Added under the root of both norms.
+    pub epsilon: f64,
+    /// Names of both norms.
+    pub norm_names: [String; 2],
+    /// The attention.
+    pub attention: AttentionSpec,
+    /// The MLP.
+    pub mlp: MlpSpec,
+    /// Names of the layer scales of both branches and their initial value, if there are any.
+    pub scales: Option<([String; 2], f64)>,
+}
+
+/// Transformer layer.
+#[derive(Debug)]
+pub struct Layer {
+    norms: [Norm; 2],
+    attention: Attention,
+    mlp: Mlp,
+    scales: Option<[ParameterId; 2]>,
+    hidden: usize,
+}
+
+impl Layer {
+    /// Declares the parameters.
+    pub fn declare(declaration: &mut Declaration, spec: &LayerSpec) -> Self {
+        let hidden = spec.attention.hidden;
+        let mut norm = |index: usize| {
+            Norm::declare(declaration, &spec.norm_names[index], spec.norm, hidden, spec.epsilon)
+        };
+        let norms = [norm(0), norm(1)];
+        let attention = Attention::declare(declaration, &spec.attention);
+        let mlp = Mlp::declare(declaration, &spec.mlp);
+        let scales = spec.scales.as_ref().map(|(names, value)| {
+            names.each_ref().map(|name| declaration.add(name, &[hidden], Init::Constant(*value)))
+        });
+        Self { norms, attention, mlp, scales, hidden }
+    }
+
+    /// Adds the residual to a branch; a scaled branch is saved.
+    fn join<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        index: usize,
+        mut branch: D::Floats,
+        residual: &D::Floats,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<D::Floats> {
+        let device = pass.device;
+        let Some(scales) = self.scales else {
+            device.add(residual, &mut branch)?;
+            return Ok(branch);
+        };
+        let mut sum = device.zeros(residual.len())?;
+        device.add(residual, &mut sum)?;
+        device.layer_scale(&branch, pass.parameters.value(scales[index]), &mut sum)?;
+        saved.keep(branch);
+        Ok(sum)
+    }
+
+    /// Returns the gradient of a branch if it differs from the gradient of the sum.
+    fn split<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        index: usize,
+        dy: &D::Floats,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<Option<D::Floats>> {
+        let Some(scales) = self.scales else { return Ok(None) };
+        let branch = saved.take();
+        let mut d_branch = pass.device.alloc(dy.len())?;
+        let (scale, gradient) = pass.parameters.both(scales[index]);
+        pass.device.layer_scale_backward(dy, &branch, scale, &mut d_branch, gradient)?;
+        Ok(Some(d_branch))
+    }
+}
+
+impl<D: Device> Block<D> for Layer {
+    fn forward(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        input: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
+        let rows = pass.context.layers.rows;
+        let x = expect_rows::<D>(input, rows, self.hidden)?;
+        let (normal, statistics) = self.norms[0].forward(pass, &x)?;
+        // saved after the input: recomputation keeps only the first buffer
+        let mut inner = SavedActivations::default();
+        let branch = self.attention.forward(pass, normal, &mut inner)?;
+        let h = self.join(pass, 0, branch, &x, &mut inner)?;
+        saved.keep(x);
+        saved.keep(statistics);
+        saved.append(inner);
+        let (normal, statistics) = self.norms[1].forward(pass, &h)?;
+        let mut inner = SavedActivations::default();
+        let branch = self.mlp.forward(pass, normal, rows, &mut inner)?;
+        let y = self.join(pass, 1, branch, &h, &mut inner)?;
+        saved.keep(h);
+        saved.keep(statistics);
+        saved.append(inner);
+        Ok(BlockOutput::Rows(y))
+    }
+
+    fn backward(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        gradient: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+        _is_input_needed: bool,
+    ) -> Result<Option<D::Floats>> {
+        let rows = pass.context.layers.rows;
+        let mut d = expect_rows::<D>(gradient, rows, self.hidden)?;
+        // unless it is scaled, the gradient of a branch is the gradient of the sum
+        let d_branch = self.split(pass, 1, &d, saved)?;
+        let d_normal = self.mlp.backward(pass, d_branch.as_ref().unwrap_or(&d), rows, saved)?;
+        let (statistics, h) = (saved.take(), saved.take());
+        self.norms[1].backward(pass, &d_normal, &h, &statistics, Some(&mut d))?;
+        // frees memory before the attention allocates
+        drop((d_branch, d_normal, h));
+        let d_branch = self.split(pass, 0, &d, saved)?;
+        let d_normal = self.attention.backward(pass, d_branch.as_ref().unwrap_or(&d), saved)?;
+        let (statistics, x) = (saved.take(), saved.take());
+        self.norms[0].backward(pass, &d_normal, &x, &statistics, Some(&mut d))?;
+        Ok(Some(d))
+    }
+
+    fn is_recomputable(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,180 @@
+//! Linear layers, with weights `[outputs, inputs]` as in checkpoints.
+//!
+//! Each rank of a tensor-parallel group holds some outputs of a *column-parallel* layer, and some inputs of a
+//! *row-parallel* one, whose products are summed over ranks. The caller sums the input gradient of
+//! column-parallel layers over ranks, because several layers may have the same input.
+
+use super::parameters::{Declaration, Parameters};
+use crate::block::{BackwardPass, ForwardPass};
+use crate::error::Result;
+use crate::tensor_parallel;
+use crate::weights::{AxisPartition, Init, ParameterId};
+use dflop_device::Device;
+use dflop_device::ops::bias::Columns;
+use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
+
+/// Linear layer: `y = x Wᵀ + b`.
+#[derive(Debug, Clone, Copy)]
+pub struct Linear {
+    weight: ParameterId,
+    bias: Option<ParameterId>,
+    inputs: usize,
+    outputs: usize,
+    /// Whether outputs are sums over the ranks of a tensor-parallel group.
+    is_row_parallel: bool,
+    /// Whether another rank of the group adds the bias.
+    is_bias_elsewhere: bool,
+}
+
+impl Linear {
+    /// Declares `NAME.weight` and, if there is one, `NAME.bias`.
+    pub fn declare(
+        declaration: &mut Declaration,
+        name: &str,
+        [outputs, inputs]: [usize; 2],
+        has_bias: bool,
+        init: Init,
+    ) -> Self {
+        let weight = declaration.add(format!("{name}.weight"), &[outputs, inputs], init);
+        let bias = has_bias.then(|| declaration.add(format!("{name}.bias"), &[outputs], Init::Zeros));
+        Self::from_parameters(weight, bias, [outputs, inputs])
+    }
+
+    /// Declares a layer that is sharded by outputs; `sizes` are those of the whole layer.
+    pub fn declare_column_parallel(
+        declaration: &mut Declaration,
+        name: &str,
+        [outputs, inputs]: [usize; 2],
+        has_bias: bool,
+        init: Init,
+        parts: &AxisPartition,
+    ) -> Self {
+        let cut = (0, parts);
+        let weight = declaration.add_cut(format!("{name}.weight"), &[outputs, inputs], init, cut);
+        let bias =
+            has_bias.then(|| declaration.add_cut(format!("{name}.bias"), &[outputs], Init::Zeros, cut));
+        Self::from_parameters(weight, bias, [parts.len(declaration.tp_rank().rank), inputs])
+    }
+
+    /// Declares a layer that is sharded by inputs; `sizes` are those of the whole layer.
+    pub fn declare_row_parallel(
+        declaration: &mut Declaration,
+        name: &str,
+        [outputs, inputs]: [usize; 2],
+        has_bias: bool,
+        init: Init,
+        parts: &AxisPartition,
+    ) -> Self {
+        let weight = declaration.add_cut(format!("{name}.weight"), &[outputs, inputs], init, (1, parts));
+        let bias = has_bias.then(|| declaration.add(format!("{name}.bias"), &[outputs], Init::Zeros));
+        let tp_rank = declaration.tp_rank();
+        Self {
+            is_row_parallel: true,
+            // the outputs are summed over ranks, so only one of them may add the bias
+            is_bias_elsewhere: tp_rank.rank > 0,
+            ..Self::from_parameters(weight, bias, [outputs, parts.len(tp_rank.rank)])
+        }
+    }
+
+    /// Makes a layer of declared parameters; the weight may have any shape of `outputs * inputs` elements.
+    #[must_use]
+    pub fn from_parameters(
+        weight: ParameterId,
+        bias: Option<ParameterId>,
+        [outputs, inputs]: [usize; 2],
+    ) -> Self {
+        Self { weight, bias, inputs, outputs, is_row_parallel: false, is_bias_elsewhere: false }
+    }
+
+    /// Width of an output row.
+    #[must_use]
+    pub const fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Computes all rows, summed over the ranks of a row-parallel layer.
+    pub fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &D::Floats,
+        rows: usize,
+    ) -> Result<D::Floats> {
+        let mut y = pass.device.alloc(rows * self.outputs)?;
+        self.forward_into(pass, x, rows, &mut y, Columns::all(self.outputs))?;
+        if self.is_row_parallel {
+            tensor_parallel::all_reduce(pass.device, pass.tensor, &mut y)?;
+        }
+        Ok(y)
+    }
+
+    /// Computes a range of columns of wider rows, without the sum over ranks.
+    pub fn forward_into<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &D::Floats,
+        rows: usize,
+        y: &mut D::Floats,
+        columns: Columns,
+    ) -> Result<()> {
+        let bias = self.bias.filter(|_| !self.is_bias_elsewhere);
+        // the product is added to the bias, which saves a pass over the output
+        if let Some(bias) = bias {
+            pass.device.bias(pass.parameters.value(bias), y, columns)?;
+        }
+        let shape = GemmShape { rows, columns: self.outputs, inner: self.inputs };
+        let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.inputs).transposed());
+        let target = (y, MatrixLayout::rows(columns.stride).at(columns.first));
+        Ok(pass.device.gemm(shape, (x, MatrixLayout::rows(self.inputs)), weight, bias.is_some(), target)?)
+    }
+
+    /// Accumulates the gradients of the parameters and returns the gradient of `x`.
+    pub fn backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        x: &D::Floats,
+        dy: &D::Floats,
+        rows: usize,
+    ) -> Result<D::Floats> {
+        let mut dx = pass.device.alloc(rows * self.inputs)?;
+        let columns = Columns::all(self.outputs);
+        self.backward_weights(pass.device, pass.parameters, x, dy, rows, columns)?;
+        self.backward_into(pass, dy, rows, columns, false, &mut dx)?;
+        Ok(dx)
+    }
+
+    /// Writes or accumulates the gradient of `x`, from a range of columns of wider rows.
+    pub fn backward_into<D: Device>(
+        &self,
+        pass: &BackwardPass<'_, D>,
+        dy: &D::Floats,
+        rows: usize,
+        columns: Columns,
+        is_added: bool,
+        dx: &mut D::Floats,
+    ) -> Result<()> {
+        let shape = GemmShape { rows, columns: self.inputs, inner: self.outputs };
+        let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.inputs));
+        let dy = (dy, MatrixLayout::rows(columns.stride).at(columns.first));
+        Ok(pass.device.gemm(shape, dy, weight, is_added, (dx, MatrixLayout::rows(self.inputs)))?)
+    }
+
+    /// Accumulates the gradients of the parameters, from a range of columns of wider rows.
+    pub fn backward_weights<D: Device>(
+        &self,
+        device: &D,
+        parameters: &mut Parameters<D>,
+        x: &D::Floats,
+        dy: &D::Floats,
+        rows: usize,
+        columns: Columns,
+    ) -> Result<()> {
+        if let Some(gradient) = self.bias.and_then(|bias| parameters.gradient_mut(bias)) {
+            device.bias_backward(dy, columns, gradient)?;
+        }
+        let Some(gradient) = parameters.gradient_mut(self.weight) else { return Ok(()) };
+        let shape = GemmShape { rows: self.outputs, columns: self.inputs, inner: rows };
+        let dy = (dy, MatrixLayout::rows(columns.stride).at(columns.first).transposed());
+        let x = (x, MatrixLayout::rows(self.inputs));
+        Ok(device.gemm(shape, dy, x, true, (gradient, MatrixLayout::rows(self.inputs)))?)
+    }
+}

@@ -1,0 +1,91 @@
+//! First block of a decoder: looks up token ids and inserts the encoder tokens.
+//!
+//! Each rank of a tensor-parallel group looks up its part of the vocabulary. A row comes from one rank and
+//! zeros from the others, so the sum over ranks has the bits of that rank.
+
+use super::vocabulary::Vocabulary;
+use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::error::Result;
+use crate::parameters::Declaration;
+use crate::tensor_parallel;
+use crate::weights::{Init, ParameterId};
+use dflop_device::Device;
+use dflop_device::SparseBuffers;
+
+/// Token embedding. Its input is the encoder tokens, `[media tokens, hidden]`, or none in a microbatch
+/// without media.
+#[derive(Debug)]
+pub struct Embedding {
+    table: ParameterId,
+    vocabulary: Vocabulary,
+    hidden: usize,
+}
+
+impl Embedding {
+    /// Declares the table.
+    pub fn declare(
+        declaration: &mut Declaration,
+        name: &str,
+        [vocabulary, hidden]: [usize; 2],
+        init: Init,
+    ) -> Self {
+        let tp_rank = declaration.tp_rank();
+        let cut = (0, &Vocabulary::parts(vocabulary, tp_rank));
+        let table = declaration.add_cut(name, &[vocabulary, hidden], init, cut);
+        Self { table, vocabulary: Vocabulary::new(vocabulary, tp_rank), hidden }
+    }
+}
+
+impl<D: Device> Block<D> for Embedding {
+    fn forward(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        input: Option<D::Floats>,
+        _: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
+        let text = pass.context.inputs.text()?;
+        let mut y = pass.device.zeros(pass.context.layers.rows * self.hidden)?;
+        let table = pass.parameters.value(self.table);
+        if let Some(tensor) = pass.tensor {
+            let own = SparseBuffers::new(pass.device, &text.words.within(&self.vocabulary.own()))?;
+            pass.device.gather_scatter(&own, self.hidden, table, &mut y)?;
+            tensor_parallel::all_reduce(pass.device, Some(tensor), &mut y)?;
+        } else {
+            pass.device.gather_scatter(&text.embedding.forward, self.hidden, table, &mut y)?;
+        }
+        if let Some((media, rows)) = &text.media {
+            let tokens = expect_rows::<D>(input, *rows, self.hidden)?;
+            pass.device.gather_scatter(&media.forward, self.hidden, &tokens, &mut y)?;
+        }
+        Ok(BlockOutput::Rows(y))
+    }
+
+    fn backward(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        gradient: Option<D::Floats>,
+        _: &mut SavedActivations<D>,
+        is_input_needed: bool,
+    ) -> Result<Option<D::Floats>> {
+        let text = pass.context.inputs.text()?;
+        let dy = expect_rows::<D>(gradient, pass.context.layers.rows, self.hidden)?;
+        if let Some(gradient) = pass.parameters.gradient_mut(self.table) {
+            if pass.tensor.is_some() {
+                // only own words: the gradients of others belong to their ranks
+                let own = text.words.within(&self.vocabulary.own()).transposed();
+                let own = SparseBuffers::new(pass.device, &own)?;
+                pass.device.gather_scatter(&own, self.hidden, &dy, gradient)?;
+            } else {
+                pass.device.gather_scatter(&text.embedding.backward, self.hidden, &dy, gradient)?;
+            }
+        }
+        match &text.media {
+            Some((media, rows)) if is_input_needed => {
+                let mut dx = pass.device.zeros(rows * self.hidden)?;
+                pass.device.gather_scatter(&media.backward, self.hidden, &dy, &mut dx)?;
+                Ok(Some(dx))
+            }
+            _ => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Last block of a decoder: norm, LM head and loss, only for rows that predict a target.
+//!
+//! Logits are computed in chunks of rows. If all of them fit into [`LOGITS_KEPT`] elements, forward turns
+//! them into their gradient and saves it; otherwise backward recomputes each chunk with the same bits. Each
+//! rank of a tensor-parallel group has the logits of a part of the vocabulary.
+
+use super::vocabulary::Vocabulary;
+use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::error::Result;
+use crate::norm::{Norm, NormKind};
+use crate::parameters::Declaration;
+use crate::tensor_parallel;
+use crate::weights::ParameterId;
+use dflop_device::Device;
+use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
+
+/// Largest number of logits saved from forward to backward: 64 MiB.
+const LOGITS_KEPT: usize = 1 << 24;
+
+/// Norm, LM head and loss.
+#[derive(Debug)]
+pub struct Head {
+    norm: Norm,
+    weight: ParameterId,
+    words: Vocabulary,
+    /// Size of this rank's part of the vocabulary.
+    vocabulary: usize,
+    hidden: usize,
+    kept: usize,
+}
+
+impl Head {
+    /// Declares the norm; the weight of the head is already declared.
+    pub fn declare(
+        declaration: &mut Declaration,
+        norm: &str,
+        weight: ParameterId,
+        [vocabulary, hidden]: [usize; 2],
+        epsilon: f64,
+    ) -> Self {
+        let norm = Norm::declare(declaration, norm, NormKind::Rms, hidden, epsilon);
+        let words = Vocabulary::new(vocabulary, declaration.tp_rank());
+        Self { norm, weight, vocabulary: words.own().len(), words, hidden, kept: LOGITS_KEPT }
+    }
+
+    /// Number of rows of a chunk; all rows if the logits are saved.
+    fn chunk(&self, rows: usize) -> usize {
+        // by the largest part of any rank, so that all ranks have the same number of chunks, and exchanges
+        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.words.size_max()).max(1) }
+    }
+
+    fn is_kept(&self, rows: usize) -> bool {
+        rows * self.words.size_max() <= self.kept
+    }
+
+    /// Computes the logits of some rows, for this rank's part of the vocabulary.
+    fn project<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        normal: &D::Floats,
+        first: usize,
+        rows: usize,
+    ) -> Result<D::Floats> {
+        let mut logits = pass.device.alloc(rows * self.vocabulary)?;
+        let shape = GemmShape { rows, columns: self.vocabulary, inner: self.hidden };
+        let x = (normal, MatrixLayout::rows(self.hidden).at(first * self.hidden));
+        let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.hidden).transposed());
+        pass.device.gemm(shape, x, weight, false, (&mut logits, MatrixLayout::rows(self.vocabulary)))?;
+        Ok(logits)
+    }
+
+    /// Accumulates the gradients that the logits of some rows contribute.
+    fn project_backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        d_logits: &D::Floats,
+        normal: &D::Floats,
+        (first, rows): (usize, usize),
+        d_normal: &mut D::Floats,
+    ) -> Result<()> {
+        let at = MatrixLayout::rows(self.hidden).at(first * self.hidden);
+        let by_row = MatrixLayout::rows(self.vocabulary);
+        let (weight, gradient) = pass.parameters.both(self.weight);
+        let shape = GemmShape { rows, columns: self.hidden, inner: self.vocabulary };
+        pass.device.gemm(
+            shape,
+            (d_logits, by_row),
+            (weight, MatrixLayout::rows(self.hidden)),
+            false,
+            (d_normal, at),
+        )?;
+        let Some(gradient) = gradient else { return Ok(()) };
+        let shape = GemmShape { rows: self.vocabulary, columns: self.hidden, inner: rows };
+        let target = (gradient, MatrixLayout::rows(self.hidden));
+        Ok(pass.device.gemm(shape, (d_logits, by_row.transposed()), (normal, at), true, target)?)
+    }
+}
+
+impl<D: Device> Block<D> for Head {
+    fn forward(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        input: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<BlockOutput<D>> {
+        let text = pass.context.inputs.text()?;
+        let x = expect_rows::<D>(input, pass.context.layers.rows, self.hidden)?;
+        let rows = text.targets.len();
+        let mut taken = pass.device.zeros(rows * self.hidden)?;
+        pass.device.gather_scatter(&text.predictions.forward, self.hidden, &x, &mut taken)?;
+        drop(x);
+        let (normal, statistics) = self.norm.forward(pass, &taken)?;
+        let (mut loss, mut kept) = (0.0, None);
+        for targets in text.targets.chunks(self.chunk(rows)).enumerate() {
+            let (first, targets) = (targets.0 * self.chunk(rows), targets.1);
+            let mut logits = self.project(pass, &normal, first, targets.len())?;
+            let scale = text.loss_scale;
+            loss += self.words.cross_entropy(pass.device, pass.tensor, &mut logits, targets, scale)?;
+            kept = Some(logits);
+        }
+        for buffer in [taken, statistics, normal] {
+            saved.keep(buffer);
+        }
+        if let Some(logits) = kept.filter(|_| self.is_kept(rows)) {
+            saved.keep(logits);
+        }
+        Ok(BlockOutput::Loss(loss))
+    }
+
+    fn backward(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        _: Option<D::Floats>,
+        saved: &mut SavedActivations<D>,
+        is_input_needed: bool,
+    ) -> Result<Option<D::Floats>> {
+        let (device, text) = (pass.device, pass.context.inputs.text()?);
+        let rows = text.targets.len();
+        // without rows, forward had no chunk and saved no logits
+        let kept = (self.is_kept(rows) && rows > 0).then(|| saved.take());
+        let (normal, statistics, taken) = (saved.take(), saved.take(), saved.take());
+        let mut d_normal = device.alloc(rows * self.hidden)?;
+        if let Some(d_logits) = kept {
+            self.project_backward(pass, &d_logits, &normal, (0, rows), &mut d_normal)?;
+        } else {
+            for (index, targets) in text.targets.chunks(self.chunk(rows)).enumerate() {
+                let part = (index * self.chunk(rows), targets.len());
+                let BackwardPass { context, tensor, .. } = *pass;
+                let forward = ForwardPass { device, parameters: &*pass.parameters, context, tensor };
+                let mut logits = self.project(&forward, &normal, part.0, part.1)?;
+                self.words.cross_entropy(device, tensor, &mut logits, targets, text.loss_scale)?;
+                self.project_backward(pass, &logits, &normal, part, &mut d_normal)?;
+            }
+        }
+        tensor_parallel::all_reduce(device, pass.tensor, &mut d_normal)?;
+        let mut d_taken = device.zeros(rows * self.hidden)?;
+        let d_input = is_input_needed.then_some(&mut d_taken);
+        self.norm.backward(pass, &d_normal, &taken, &statistics, d_input)?;
+        if !is_input_needed {
+            return Ok(None);
+        }
+        let mut dx = device.zeros(pass.context.layers.rows * self.hidden)?;
+        device.gather_scatter(&text.predictions.backward, self.hidden, &d_taken, &mut dx)?;
+        Ok(Some(dx))
+    }
+
+    fn logits(&self, pass: &ForwardPass<'_, D>, input: &D::Floats) -> Result<Option<D::Floats>> {
+        let (normal, _) = self.norm.forward(pass, input)?;
+        let rows = pass.context.layers.rows;
+        let own = self.project(pass, &normal, 0, rows)?;
+        self.words.gather(pass.device, pass.tensor, own, rows).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::llm::{LlmConfig, TextBatch};
+    use crate::parameters::Parameters;
+    use crate::tensor_parallel::TensorParallel;
+    use crate::weights::Seed;
+    use crate::weights::{Init, TpRank};
+    use dflop_comm::{Settings, threads};
+    use dflop_device::Cpu;
+
+    const VOCABULARY: usize = 40;
+    const HIDDEN: usize = 16;
+
+    /// Loss, gradient of the input and gradients of the parameters, with this number of saved logits.
+    fn run(kept: usize) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
+        run_part(kept, None)
+    }
+
+    /// The same on one of several ranks.
+    fn run_part(kept: usize, group: Option<&TensorParallel>) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
+        let tensor = group.map(|group| group.pass(Some(0), "head"));
+        let tp_rank = group.map_or(TpRank::ALONE, TensorParallel::tp_rank);
+        let device = Cpu::new(2).unwrap();
+        let config = LlmConfig::from_config(
+            &json!({"model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCABULARY,
+            "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}),
+        );
+        let input_ids: Vec<i64> = (0..30).collect();
+        let mut labels = input_ids.clone();
+        labels[3] = super::super::IGNORED;
+        let batch = TextBatch {
+            input_ids: &input_ids,
+            labels: &labels,
+            positions: &input_ids,
+            cu_seqlens: &[0, 11, 30],
+            media_places: &[],
+            loss_scale: 0.1,
+        };
+        let context = config.unwrap().context(&device, &batch).unwrap();
+        let mut declaration = Declaration::for_rank(tp_rank);
+        let cut = (0, &Vocabulary::parts(VOCABULARY, tp_rank));
+        let weight = declaration.add_cut("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3), cut);
+        let mut head = Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], 1e-5);
+        head.kept = kept;
+        let mut parameters = Parameters::new(&device, declaration.into_specs(), &Seed(1)).unwrap();
+        let x: Vec<f32> = (0..30 * HIDDEN).map(|i| ((i * 7) % 13) as f32 / 6.0 - 1.0).collect();
+        let mut saved = SavedActivations::default();
+        let pass = ForwardPass { device: &device, parameters: &parameters, context: &context, tensor };
+        let output = head.forward(&pass, Some(device.upload(&x).unwrap()), &mut saved).unwrap();
+        let BlockOutput::Loss(loss) = output else { panic!("a head has a loss") };
+        let parameters_mut = &mut parameters;
+        let mut pass =
+            BackwardPass { device: &device, parameters: parameters_mut, context: &context, tensor };
+        let dx = head.backward(&mut pass, None, &mut saved, true).unwrap().unwrap().to_vec();
+        assert_eq!(saved.elements(), 0);
+        (loss, dx, parameters.gradients(&device).unwrap().into_values().collect())
+    }
+
+    #[test]
+    fn recomputed_chunks_of_logits_give_the_result_of_saved_ones() {
+        let (loss, dx, gradients) = run(LOGITS_KEPT);
+        for rows in [1, 4, 27] {
+            let (chunked_loss, chunked_dx, chunked) = run(rows * VOCABULARY);
+            assert!((chunked_loss - loss).abs() < 1e-6 * loss);
+            let (chunked, kept) = (chunked.iter().flatten(), gradients.iter().flatten());
+            for (chunked, kept) in chunked.zip(kept).chain(chunked_dx.iter().zip(&dx)) {
+                assert!((chunked - kept).abs() < 1e-6, "{rows}: {chunked} {kept}");
+            }
+        }
+    }
+
+    /// 40 words on 3 ranks: the first has one more, and all must cut rows into the same chunks.
+    #[test]
+    fn ranks_that_share_the_vocabulary_use_the_same_chunks() {
+        let (loss, dx, gradients) = run(LOGITS_KEPT);
+        for kept in [LOGITS_KEPT, 27 * 14, 27 * 13, 5 * 14, 1] {
+            let ranks = threads::world(3, Settings::default()).unwrap();
+            let parts: Vec<_> = std::thread::scope(|scope| {
+                let start =
+                    |comm| scope.spawn(move || run_part(kept, Some(&TensorParallel::new(Arc::new(comm)))));
+                let threads: Vec<_> = ranks.into_iter().map(start).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let head: Vec<f32> = parts.iter().flat_map(|part| part.2[0].clone()).collect();
+            for (part_loss, part_dx, part) in &parts {
+                assert!((part_loss - loss).abs() < 1e-6 * loss, "{part_loss} {loss}");
+                assert_eq!((part_dx, &part[1]), (&parts[0].1, &parts[0].2[1]));
+                let found = head.iter().chain(part_dx).chain(&part[1]);
+                for (found, truth) in found.zip(gradients[0].iter().chain(&dx).chain(&gradients[1])) {
+                    assert!((found - truth).abs() < 1e-6, "{kept}: {found} {truth}");
+                }
+            }
+        }
+    }
+}

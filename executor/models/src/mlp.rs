@@ -1,0 +1,134 @@
+//! MLP of a layer: gated, with three matrices, or plain, with two.
+//!
+//! Each rank of a tensor-parallel group holds a range of the columns between the matrices.
+
+use super::linear::Linear;
+use super::parameters::Declaration;
+use crate::block::{BackwardPass, ForwardPass, SavedActivations};
+use crate::error::Result;
+use crate::tensor_parallel;
+use crate::weights::{AxisPartition, Init};
+use dflop_device::ops::activation::Activation;
+use dflop_device::ops::bias::Columns;
+use dflop_device::{Buffer, Device};
+
+/// Sizes and names of an MLP.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MlpSpec {
+    /// Width of an input row.
+    pub inputs: usize,
+    /// Width between the matrices.
+    pub middle: usize,
+    /// Width of an output row.
+    pub outputs: usize,
+    /// Names of the matrices.
+    pub names: MlpNames,
+    /// Whether they have biases.
+    pub has_bias: bool,
+    /// Initialization of the matrices.
+    pub init: Init,
+}
+
+/// Names of the matrices, by kind of MLP.
+#[derive(Debug, Clone, PartialEq)]
+pub enum MlpNames {
+    /// Gate, up, down, with `SiLU` on the gate.
+    Gated([String; 3]),
+    /// Up and down, with the activation between them.
+    Plain([String; 2], Activation),
+}
+
+/// MLP of a layer, or of a projector.
+#[derive(Debug)]
+pub struct Mlp {
+    /// Gate and up, or up alone.
+    inner: Vec<Linear>,
+    down: Linear,
+    /// Activation; `None` for a gate.
+    activation: Option<Activation>,
+    /// Width between the matrices on this rank.
+    middle: usize,
+}
+
+impl Mlp {
+    /// Declares the parameters.
+    pub fn declare(declaration: &mut Declaration, spec: &MlpSpec) -> Self {
+        let MlpSpec { inputs, middle, outputs, has_bias, init, .. } = *spec;
+        let (inner, down, activation) = match &spec.names {
+            MlpNames::Gated([gate, up, down]) => (vec![gate, up], down, None),
+            MlpNames::Plain([up, down], activation) => (vec![up], down, Some(*activation)),
+        };
+        let tp_rank = declaration.tp_rank();
+        let parts = AxisPartition::even(middle, tp_rank.size);
+        let sizes = [middle, inputs];
+        let mut declare =
+            |name: &String| Linear::declare_column_parallel(declaration, name, sizes, has_bias, init, &parts);
+        let inner = inner.into_iter().map(&mut declare).collect();
+        let sizes = [outputs, middle];
+        let down = Linear::declare_row_parallel(declaration, down, sizes, has_bias, init, &parts);
+        Self { inner, down, activation, middle: parts.len(tp_rank.rank) }
+    }
+
+    fn stride(&self) -> usize {
+        self.inner.len() * self.middle
+    }
+
+    /// Computes the MLP of rows, which are saved.
+    pub fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: D::Floats,
+        rows: usize,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<D::Floats> {
+        let device = pass.device;
+        let mut before = device.alloc(rows * self.stride())?;
+        // gate and up are adjacent in one row, so that the gate is one operation
+        for (index, layer) in self.inner.iter().enumerate() {
+            let columns = Columns { first: index * self.middle, stride: self.stride() };
+            layer.forward_into(pass, &x, rows, &mut before, columns)?;
+        }
+        let mut after = device.alloc(rows * self.middle)?;
+        match self.activation {
+            None => device.silu_gate(&before, self.middle, &mut after)?,
+            Some(activation) => device.activate(activation, &before, &mut after)?,
+        }
+        let y = self.down.forward(pass, &after, rows)?;
+        for buffer in [x, before, after] {
+            saved.keep(buffer);
+        }
+        Ok(y)
+    }
+
+    /// Accumulates the gradients of the parameters and returns the gradient of the rows.
+    pub fn backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        dy: &D::Floats,
+        rows: usize,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<D::Floats> {
+        let device = pass.device;
+        let (after, before, x) = (saved.take(), saved.take(), saved.take());
+        let mut d_after = self.down.backward(pass, &after, dy, rows)?;
+        let d_before = match self.activation {
+            None => {
+                let mut d_before = device.alloc(before.len())?;
+                device.silu_gate_backward(&d_after, &before, self.middle, &mut d_before)?;
+                d_before
+            }
+            Some(activation) => {
+                device.activate_backward(activation, &before, &mut d_after)?;
+                d_after
+            }
+        };
+        let mut dx = device.alloc(x.len())?;
+        for (index, layer) in self.inner.iter().enumerate() {
+            let columns = Columns { first: index * self.middle, stride: self.stride() };
+            layer.backward_weights(device, pass.parameters, &x, &d_before, rows, columns)?;
+            layer.backward_into(pass, &d_before, rows, columns, index > 0, &mut dx)?;
+        }
+        tensor_parallel::all_reduce(device, pass.tensor, &mut dx)?;
+        Ok(dx)
+    }
+}

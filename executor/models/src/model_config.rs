@@ -1,0 +1,209 @@
+//! Configuration of a whole model: its modules, and the blocks of each stage.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+
+use dflop_costmodel::config::{Documents, PartialModelSpec};
+use serde_json::Value;
+
+use super::encoder::{EncoderConfig, FrozenEncoder};
+use super::llm::LlmConfig;
+use super::stage_blocks::{StageBlocks, single_layers};
+use super::tensor_parallel::TensorParallel;
+use crate::error::{Error, Result};
+use crate::weights::{Checkpoint, ParameterSpec};
+use dflop_device::Device;
+
+/// Module of a model, which a pipeline divides into stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ModuleKind {
+    /// Images and videos.
+    Vision,
+    /// Audio.
+    Audio,
+    /// The language model.
+    Llm,
+}
+
+/// Frozen modules and parts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct FrozenModules {
+    /// Image encoder and its projector.
+    pub vision: FrozenEncoder,
+    /// Audio encoder and its projector.
+    pub audio: FrozenEncoder,
+    /// The language model.
+    pub is_llm_frozen: bool,
+}
+
+/// Range of layers of a module that is one stage.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct StageRange {
+    /// The module.
+    pub module: ModuleKind,
+    /// Transformer layers; the blocks before the first and after the last layer belong to them.
+    pub layers: Range<usize>,
+}
+
+/// Configurations of all modules of a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// Encoder of images and videos.
+    pub vision: Option<EncoderConfig>,
+    /// Encoder of audio.
+    pub audio: Option<EncoderConfig>,
+    /// The language model.
+    pub llm: LlmConfig,
+}
+
+impl ModelConfig {
+    /// Largest number of transformer layers of a module, above that of any published model.
+    pub const LAYERS_MAX: u32 = 10_000;
+
+    /// Reads the `config.json` of a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported, or there are more
+    /// than [`LAYERS_MAX`](Self::LAYERS_MAX) layers.
+    pub fn from_config(document: &Value) -> Result<Self> {
+        check_layers(document)?;
+        Ok(Self {
+            vision: EncoderConfig::vision(document)?,
+            audio: EncoderConfig::audio(document)?,
+            llm: LlmConfig::from_config(document)?,
+        })
+    }
+
+    fn encoder(&self, module: ModuleKind) -> Result<&EncoderConfig> {
+        let encoder = if module == ModuleKind::Vision { &self.vision } else { &self.audio };
+        encoder.as_ref().ok_or_else(|| Error::ModelConfig {
+            field: "model_type".to_owned(),
+            problem: format!("has no module {module:?}"),
+        })
+    }
+
+    /// Number of transformer layers of a module; 0 if the model does not have it.
+    #[must_use]
+    pub fn layers(&self, module: ModuleKind) -> usize {
+        match module {
+            ModuleKind::Llm => self.llm.layers(),
+            encoder => self.encoder(encoder).map_or(0, EncoderConfig::layers),
+        }
+    }
+
+    /// Modules of the model, encoders first.
+    #[must_use]
+    pub fn modules(&self) -> Vec<ModuleKind> {
+        let has = |module: &ModuleKind| self.layers(*module) > 0;
+        [ModuleKind::Vision, ModuleKind::Audio, ModuleKind::Llm].into_iter().filter(has).collect()
+    }
+
+    /// Declares the blocks of a stage.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`] if the model lacks the module or its layers, or cannot be shared by the group.
+    pub fn stage_blocks<D: Device>(
+        &self,
+        range: &StageRange,
+        frozen: FrozenModules,
+        tensor: Option<Arc<TensorParallel>>,
+    ) -> Result<StageBlocks<D>> {
+        let mut blocks = StageBlocks::new(tensor);
+        let layers = range.layers.clone();
+        match range.module {
+            ModuleKind::Vision => {
+                self.encoder(ModuleKind::Vision)?.add_to(layers, frozen.vision, &mut blocks)?;
+            }
+            ModuleKind::Audio => {
+                self.encoder(ModuleKind::Audio)?.add_to(layers, frozen.audio, &mut blocks)?;
+            }
+            ModuleKind::Llm => {
+                // declare missing layers in one piece, so that the error names the requested range
+                let is_known = layers.end <= self.llm.layers();
+                for layers in if is_known { single_layers(&layers) } else { vec![layers] } {
+                    blocks.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
+                }
+            }
+        }
+        Ok(blocks)
+    }
+
+    /// Checks that a tensor-parallel group of this degree can share a module.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`] that names the mismatched field.
+    pub fn check_tensor_parallel(&self, module: ModuleKind, degree: NonZeroUsize) -> Result<()> {
+        match module {
+            ModuleKind::Llm => self.llm.check_tensor_parallel(degree.get()),
+            encoder => self.encoder(encoder)?.check_tensor_parallel(degree.get()),
+        }
+    }
+
+    /// Returns whether anything before a stage is trained.
+    #[must_use]
+    pub fn is_input_trained(&self, range: &StageRange, frozen: FrozenModules) -> bool {
+        let is_trained = |encoder: FrozenEncoder| !(encoder.encoder && encoder.projector);
+        match range.module {
+            // the pixels have no gradient, so only an earlier layer can make the input trained
+            ModuleKind::Vision => range.layers.start > 0 && !frozen.vision.encoder,
+            ModuleKind::Audio => range.layers.start > 0 && !frozen.audio.encoder,
+            ModuleKind::Llm => {
+                let is_vision_trained = self.vision.is_some() && is_trained(frozen.vision);
+                let is_audio_trained = self.audio.is_some() && is_trained(frozen.audio);
+                let is_llm_before = range.layers.start > 0 && !frozen.is_llm_frozen;
+                is_vision_trained || is_audio_trained || is_llm_before
+            }
+        }
+    }
+
+    /// Specifications of all parameters of the model.
+    ///
+    /// # Errors
+    /// None for a configuration that was read successfully.
+    pub fn parameters<D: Device>(&self) -> Result<Vec<ParameterSpec>> {
+        let mut specs = Vec::new();
+        for module in self.modules() {
+            let range = StageRange { module, layers: 0..self.layers(module) };
+            let blocks: StageBlocks<D> = self.stage_blocks(&range, FrozenModules::default(), None)?;
+            specs.extend(blocks.into_declaration().into_specs());
+        }
+        Ok(specs)
+    }
+
+    /// Prefixes of checkpoint tensors that the model does not use.
+    #[must_use]
+    pub fn ignored(&self) -> Vec<String> {
+        let encoders = [&self.vision, &self.audio].into_iter().flatten();
+        let mut ignored: Vec<String> = encoders.flat_map(|encoder| encoder.ignored().to_vec()).collect();
+        ignored.extend(self.llm.ignored());
+        ignored
+    }
+
+    /// Checks that a checkpoint has exactly the tensors of this model, in their shapes.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`], [`Error::TensorShape`], [`Error::SurplusTensor`].
+    pub fn check<D: Device>(&self, checkpoint: &Checkpoint) -> Result<()> {
+        checkpoint.check(&self.parameters::<D>()?, &self.ignored())
+    }
+}
+
+/// Checks the number of layers of every module, before anything is allocated for each of them.
+fn check_layers(document: &Value) -> Result<()> {
+    let documents = Documents { config: document.clone(), ..Documents::default() };
+    // the readers of the modules report what is wrong with other fields
+    let Ok(spec) = PartialModelSpec::from_hugging_face(&documents) else { return Ok(()) };
+    let layers = [
+        ("vision encoder", spec.vision.map(|vision| vision.encoder.layers)),
+        ("audio encoder", spec.audio.map(|audio| audio.encoder.layers)),
+        ("LLM", spec.llm.map(|llm| llm.layers)),
+    ];
+    for (module, layers) in layers {
+        if let Some(layers) = layers.filter(|&layers| layers > ModelConfig::LAYERS_MAX) {
+            let problem = format!("expected at most {}, found {layers} ({module})", ModelConfig::LAYERS_MAX);
+            return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! Normalization of rows, with parameters.
+
+use super::parameters::Declaration;
+use crate::block::{BackwardPass, ForwardPass};
+use crate::error::Result;
+use crate::weights::{Init, ParameterId};
+use dflop_device::{Buffer, Device};
+
+/// Kind of normalization.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// By the root mean square.
+    Rms,
+    /// By mean and standard deviation.
+    Layer,
+}
+
+/// Norm with its weight and, for [`NormKind::Layer`], its bias.
+#[derive(Debug, Clone, Copy)]
+pub struct Norm {
+    weight: ParameterId,
+    bias: Option<ParameterId>,
+    epsilon: f64,
+    width: usize,
+}
+
+impl Norm {
+    /// Declares `NAME.weight` and, for a layer norm, `NAME.bias`.
+    pub fn declare(
+        declaration: &mut Declaration,
+        name: &str,
+        kind: NormKind,
+        width: usize,
+        epsilon: f64,
+    ) -> Self {
+        let weight = declaration.add(format!("{name}.weight"), &[width], Init::Ones);
+        let bias =
+            (kind == NormKind::Layer).then(|| declaration.add(format!("{name}.bias"), &[width], Init::Zeros));
+        Self { weight, bias, epsilon, width }
+    }
+
+    /// Returns the normalized rows, and the statistics that backward needs.
+    pub fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &D::Floats,
+    ) -> Result<(D::Floats, D::Floats)> {
+        let rows = x.len() / self.width;
+        let mut y = pass.device.alloc(x.len())?;
+        let weight = pass.parameters.value(self.weight);
+        // mean and inverse deviation of every row, or its inverse root mean square
+        let mut statistics = pass.device.alloc(if self.bias.is_some() { 2 * rows } else { rows })?;
+        match self.bias.map(|bias| pass.parameters.value(bias)) {
+            None => pass.device.rms_norm(x, weight, self.epsilon, &mut y, &mut statistics)?,
+            Some(bias) => {
+                pass.device.layer_norm(x, (weight, bias), self.epsilon, &mut y, &mut statistics)?;
+            }
+        }
+        Ok((y, statistics))
+    }
+
+    /// Accumulates the gradients of the parameters and, if requested, of `x`.
+    pub fn backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        dy: &D::Floats,
+        x: &D::Floats,
+        statistics: &D::Floats,
+        dx: Option<&mut D::Floats>,
+    ) -> Result<()> {
+        match self.bias {
+            None => {
+                let (weight, gradient) = pass.parameters.both(self.weight);
+                pass.device.rms_norm_backward(dy, x, weight, statistics, dx, gradient)?;
+            }
+            Some(bias) => {
+                let (weight, gradients) = pass.parameters.norm(self.weight, bias);
+                pass.device.layer_norm_backward(dy, x, weight, statistics, dx, gradients)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! Rotation angles of text, multimodal sections, and the rows and columns of images.
+//!
+//! # Source
+//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; sections: Wang et al.: "Qwen2-VL", 2024,
+//! arXiv:2409.12191, section 2.1; scaling by wavelength: "The Llama 3 Herd of Models", 2024,
+//! arXiv:2407.21783, as implemented in transformers.
+
+use std::sync::OnceLock;
+
+use rayon::prelude::*;
+
+use super::config_fields::ConfigFields;
+use crate::error::Result;
+use dflop_device::Device;
+
+/// Number of first positions whose sines and cosines are computed once; those of later ones are computed for
+/// every microbatch.
+const KEPT_POSITIONS: usize = 4096;
+
+/// Frequency and position axis of every pair of columns of a head.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Angle per position, for every pair.
+    frequencies: Vec<f32>,
+    /// Position axis, for every pair.
+    axes: Vec<u8>,
+    kept: KeptAngles,
+}
+
+/// Sine and cosine of every pair, position by position, once they are computed.
+#[derive(Debug, Clone, Default)]
+struct KeptAngles(OnceLock<Vec<(f32, f32)>>);
+
+impl PartialEq for KeptAngles {
+    /// They follow from the frequencies, whether they are computed yet or not.
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Rope {
+    /// Reads the rotation of a language model; `default_theta` applies if the configuration has none.
+    pub(crate) fn read(text: &ConfigFields<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
+        // older configurations have `rope_theta` next to `rope_scaling`
+        let (scaling, theta) = if text.has("rope_parameters") {
+            let parameters = text.child("rope_parameters");
+            let theta = parameters.number("rope_theta", default_theta)?;
+            (parameters, theta)
+        } else {
+            (text.child("rope_scaling"), text.number("rope_theta", default_theta)?)
+        };
+        // older configurations name it `type`
+        let key = if scaling.has("rope_type") { "rope_type" } else { "type" };
+        let mut frequencies = frequencies(theta, head_dim);
+        match scaling.text(key)? {
+            None | Some("default" | "mrope") => {}
+            Some("linear") => {
+                let factor = scaling.number("factor", 1.0)? as f32;
+                for frequency in &mut frequencies {
+                    *frequency /= factor;
+                }
+            }
+            Some("llama3") => scale_by_wavelength(&scaling, &mut frequencies)?,
+            Some(other) => return Err(scaling.refused(key, format!("= \"{other}\" is not supported"))),
+        }
+        let axes = match scaling.counts("mrope_section")? {
+            None => vec![0; frequencies.len()],
+            Some(sections) => {
+                if sections.len() != 3 || sections.iter().sum::<usize>() != frequencies.len() {
+                    let problem = format!("must be three numbers that add up to {}", frequencies.len());
+                    return Err(scaling.refused("mrope_section", problem));
+                }
+                let axes = (0..).zip(&sections).flat_map(|(axis, &pairs)| std::iter::repeat_n(axis, pairs));
+                axes.collect()
+            }
+        };
+        Ok(Self { frequencies, axes, kept: KeptAngles::default() })
+    }
+
+    /// Makes the rotation of images: the first half of the pairs by the row, the second by the column.
+    #[must_use]
+    pub fn for_images(theta: f64, head_dim: usize) -> Self {
+        let half = frequencies(theta, head_dim / 2);
+        let axes = [vec![0; half.len()], vec![1; half.len()]].concat();
+        Self { frequencies: [half.clone(), half].concat(), axes, kept: KeptAngles::default() }
+    }
+
+    /// Number of position axes.
+    #[must_use]
+    pub fn axes(&self) -> usize {
+        self.axes.iter().max().map_or(1, |&axis| usize::from(axis) + 1)
+    }
+
+    /// Computes cosines and sines, `[tokens, head_dim / 2]`, of positions `[axes][tokens]`.
+    pub fn table<D: Device>(&self, device: &D, positions: &[&[u32]]) -> Result<(D::Floats, D::Floats)> {
+        let tokens = positions.first().map_or(0, |axis| axis.len());
+        let pairs = self.frequencies.len();
+        let (mut cos, mut sin) = (vec![0.0; tokens * pairs], vec![0.0; tokens * pairs]);
+        device.run(|| {
+            let kept = self.kept.0.get_or_init(|| self.first_angles());
+            let rows = cos.par_chunks_mut(pairs).zip(sin.par_chunks_mut(pairs)).with_min_len(64);
+            rows.enumerate().for_each(|(token, (cos, sin))| {
+                for (pair, (&frequency, &axis)) in self.frequencies.iter().zip(&self.axes).enumerate() {
+                    let position = positions[usize::from(axis)][token];
+                    let angle = kept.get(position as usize * pairs + pair);
+                    (sin[pair], cos[pair]) = angle.copied().unwrap_or_else(|| sin_cos(position, frequency));
+                }
+            });
+        });
+        Ok((device.upload(&cos)?, device.upload(&sin)?))
+    }
+
+    /// Computes the angles of the first positions.
+    fn first_angles(&self) -> Vec<(f32, f32)> {
+        let of_position =
+            |position| self.frequencies.iter().map(move |&frequency| sin_cos(position, frequency));
+        (0..KEPT_POSITIONS as u32).flat_map(of_position).collect()
+    }
+}
+
+/// Computes sine and cosine by `libm` instead of the system's functions, whose bits differ between machines.
+fn sin_cos(position: u32, frequency: f32) -> (f32, f32) {
+    libm::sincosf(position as f32 * frequency)
+}
+
+/// Computes `1 / theta^(2 i / dim)`.
+fn frequencies(theta: f64, dim: usize) -> Vec<f32> {
+    let frequency = |pair: usize| 1.0 / libm::powf(theta as f32, (2 * pair) as f32 / dim as f32);
+    (0..dim / 2).map(frequency).collect()
+}
+
+/// Divides the frequencies of long waves by a factor, keeps those of short waves, and interpolates between.
+fn scale_by_wavelength(scaling: &ConfigFields<'_>, frequencies: &mut [f32]) -> Result<()> {
+    let factor = scaling.number("factor", 8.0)? as f32;
+    let low = scaling.number("low_freq_factor", 1.0)? as f32;
+    let high = scaling.number("high_freq_factor", 4.0)? as f32;
+    let old = scaling.number("original_max_position_embeddings", 8192.0)? as f32;
+    for frequency in frequencies {
+        let wavelength = 2.0 * std::f32::consts::PI / *frequency;
+        if wavelength > old / low {
+            *frequency /= factor;
+        } else if wavelength >= old / high {
+            let smooth = (old / wavelength - low) / (high - low);
+            *frequency = (1.0 - smooth) * *frequency / factor + smooth * *frequency;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use dflop_device::Cpu;
+
+    fn read(document: &serde_json::Value) -> Result<Rope> {
+        Rope::read(&ConfigFields::new(document), 8, 10_000.0)
+    }
+
+    #[test]
+    fn sections_take_their_axis() {
+        let rope =
+            read(&json!({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}})).unwrap();
+        assert_eq!((rope.axes(), &rope.axes[..]), (3, &[0, 1, 2, 2][..]));
+        let old =
+            json!({"rope_theta": 10_000.0, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}});
+        assert_eq!(read(&old).unwrap(), rope);
+        let device = Cpu::new(1).unwrap();
+        let (cos, _) = rope.table(&device, &[&[1], &[2], &[0]]).unwrap();
+        let truth = [1.0_f32.cos(), (2.0 * rope.frequencies[1]).cos(), 1.0, 1.0];
+        assert!(cos.iter().zip(truth).all(|(a, b)| (a - b).abs() < 1e-7));
+    }
+
+    #[test]
+    fn kept_angles_have_the_bits_of_computed_ones() {
+        let rope = read(&json!({})).unwrap();
+        let last = KEPT_POSITIONS as u32 - 1;
+        let positions = [0, 7, last, last + 1, 3 * last];
+        let (cos, sin) = rope.table(&Cpu::new(1).unwrap(), &[&positions]).unwrap();
+        let expected: Vec<(f32, f32)> = positions
+            .iter()
+            .flat_map(|&position| rope.frequencies.iter().map(move |&frequency| sin_cos(position, frequency)))
+            .collect();
+        let found: Vec<(f32, f32)> = sin.iter().copied().zip(cos.iter().copied()).collect();
+        assert_eq!(found, expected);
+        assert_eq!(rope, read(&json!({})).unwrap(), "kept angles are not compared");
+    }
+
+    #[test]
+    fn unsupported_rotations_are_refused_by_name() {
+        for (document, part) in [
+            (json!({"rope_parameters": {"rope_type": "yarn"}}), "rope_parameters.rope_type` = \"yarn\""),
+            (json!({"rope_scaling": {"type": "dynamic"}}), "rope_scaling.type` = \"dynamic\""),
+            (json!({"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}), "add up to 4"),
+        ] {
+            assert!(read(&document).unwrap_err().to_string().contains(part));
+        }
+    }
+}

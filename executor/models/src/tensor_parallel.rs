@@ -1,0 +1,155 @@
+//! Tensor parallelism: each rank of a group holds a part of every layer.
+//!
+//! Attention and MLP are a column-parallel layer, which is sharded by outputs, and a row-parallel one, which
+//! is sharded by inputs: forward sums over ranks after the second, backward after the first. Heads are not
+//! divided. Embedding and LM head are sharded by the vocabulary. Everything else is computed on every rank,
+//! from the same bits.
+//!
+//! **Guarantees.** Rows between blocks, losses, and gradients of replicated parameters have the same bits on
+//! all ranks: a sum has one order, and all ranks get its result ([`Comm::all_reduce`]). Only the first rank
+//! adds the bias of a row-parallel layer.
+//!
+//! # Source
+//! Shoeybi et al.: "Megatron-LM", 2019, arXiv:1909.08053, section 3.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+use crate::weights::{ParameterSpec, TpRank};
+use dflop_comm::{Comm, Payload, PayloadShape, StepContext};
+use dflop_device::{Buffer, Device};
+
+/// Tag of the messages that send parts of tensors to the first rank.
+const ASSEMBLE: u64 = 0x7e_5053;
+
+/// Tensor-parallel group, as seen by one rank.
+///
+/// All ranks of a group run the same passes of the same stages in the same order. Ranks that are threads of
+/// one process may share a device, but must not call stages from inside [`Device::run`] of a shared device: a
+/// rank that waits there would hold a thread that the other ranks need.
+pub struct TensorParallel {
+    comm: Arc<dyn Comm>,
+    step: AtomicU64,
+}
+
+impl fmt::Debug for TensorParallel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorParallel({} of {})", self.comm.rank(), self.comm.size())
+    }
+}
+
+impl TensorParallel {
+    /// Makes a group of all ranks of a communicator, which must be a separate [split](Comm::split) of the
+    /// job's.
+    #[must_use]
+    pub fn new(comm: Arc<dyn Comm>) -> Self {
+        Self { comm, step: AtomicU64::new(0) }
+    }
+
+    /// Rank and size of the group.
+    #[must_use]
+    pub fn tp_rank(&self) -> TpRank {
+        TpRank { rank: self.comm.rank(), size: self.comm.size() }
+    }
+
+    /// Communicator of the group.
+    #[must_use]
+    pub fn comm(&self) -> &dyn Comm {
+        &*self.comm
+    }
+
+    /// Sets the step of the following passes: messages carry it, and ranks at different steps end the job.
+    pub fn start_step(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    /// Context for the sums of one pass.
+    pub(crate) fn pass(&self, microbatch: Option<usize>, action: &str) -> TensorPass<'_> {
+        let step = self.step.load(Ordering::Relaxed);
+        let at = match microbatch {
+            Some(microbatch) => StepContext::microbatch(step, microbatch as u32, action),
+            None => StepContext::step(step, action),
+        };
+        TensorPass { group: self, at }
+    }
+
+    /// Sums over all ranks; all of them get the same bits.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if the job has ended.
+    pub fn all_reduce<D: Device>(&self, device: &D, at: StepContext, buffer: &mut D::Floats) -> Result<()> {
+        // all ranks have the same rows, so all of them skip the sum
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        Ok(device.on_host(buffer, |values| self.comm.all_reduce(at, values.into()))??)
+    }
+
+    /// Assembles a tensor from the parts of all ranks: weights, or any other tensor with one element per
+    /// weight.
+    ///
+    /// - `values`: this rank's part
+    /// - returns the whole tensor, `spec.shape`, on the first rank; `None` on others
+    ///
+    /// All ranks call it for the same tensors in the same order. Replicas are compared with the original.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if the job has ended, [`Error::Replicas`] if two ranks hold different bits of the same
+    /// part.
+    ///
+    /// # Panics
+    /// Never: received parts have the requested type.
+    pub fn assemble(&self, spec: &ParameterSpec, values: &[f32]) -> Result<Option<Vec<f32>>> {
+        let TpRank { rank: own, size } = self.tp_rank();
+        let at = StepContext::step(self.step.load(Ordering::Relaxed), "assemble tensors");
+        // only the first rank needs memory for whole tensors
+        if own > 0 {
+            let payload = Payload::f32(1, values.len(), values.to_vec())?;
+            self.comm.send(0, ASSEMBLE, at, payload)?;
+            return Ok(None);
+        }
+        let mut parts = vec![values.to_vec()];
+        for rank in 1..size {
+            let shape = PayloadShape::f32(1, spec.shard.shape_of(rank, &spec.shape).iter().product());
+            let part = self.comm.recv(rank, ASSEMBLE, at, shape)?.into_f32();
+            parts.push(part.expect("received parts have the requested type"));
+        }
+        let mut whole = vec![0.0; spec.shape.iter().product()];
+        for (rank, part) in parts.iter().enumerate() {
+            let original = spec.shard.original(rank);
+            // bits instead of values: NaN equals itself, and 0 differs from -0
+            let same = part.iter().zip(&parts[original]).all(|(a, b)| a.to_bits() == b.to_bits());
+            if !same {
+                let (tensor, world) = (spec.name.clone(), |rank| self.comm.world_rank(rank));
+                return Err(Error::Replicas { tensor, ranks: [world(original), world(rank)] });
+            }
+            let mut rest = &part[..];
+            for span in spec.shard.spans_of(rank, &spec.shape) {
+                let (values, remainder) = rest.split_at(span.len());
+                whole[span].copy_from_slice(values);
+                rest = remainder;
+            }
+        }
+        Ok(Some(whole))
+    }
+}
+
+/// Tensor-parallel group during one pass of one microbatch.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorPass<'a> {
+    /// The group.
+    pub group: &'a TensorParallel,
+    /// Context that messages carry.
+    pub at: StepContext,
+}
+
+/// Sums over the ranks of a group, if there is one.
+pub(crate) fn all_reduce<D: Device>(
+    device: &D,
+    tensor: Option<TensorPass<'_>>,
+    buffer: &mut D::Floats,
+) -> Result<()> {
+    tensor.map_or(Ok(()), |pass| pass.group.all_reduce(device, pass.at, buffer))
+}

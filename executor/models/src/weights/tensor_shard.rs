@@ -1,0 +1,210 @@
+//! Part of a tensor that a rank of a tensor-parallel group holds.
+//!
+//! A tensor is sharded along one axis; a rank holds some ranges of it, concatenated. Ranks that hold the same
+//! ranges are *replicas* of each other: key and value heads, if there are fewer of them than ranks. Other
+//! tensors are whole on every rank. Every rank knows the parts of all ranks, so that any of them can assemble
+//! the tensor.
+
+use std::ops::Range;
+
+use dflop_comm::even_parts;
+
+/// Rank in a tensor-parallel group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TpRank {
+    /// This rank, below `size`.
+    pub rank: usize,
+    /// Number of ranks of the group: the tensor-parallel degree.
+    pub size: usize,
+}
+
+impl TpRank {
+    /// The only rank of a group, which holds everything.
+    pub const ALONE: Self = Self { rank: 0, size: 1 };
+}
+
+impl Default for TpRank {
+    fn default() -> Self {
+        Self::ALONE
+    }
+}
+
+/// Ranges of an axis that each rank holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AxisPartition(Vec<Vec<Range<usize>>>);
+
+impl AxisPartition {
+    /// Divides an axis into one part per rank; the first parts are longer by one if the division has a
+    /// remainder.
+    #[must_use]
+    pub fn even(elements: usize, ranks: usize) -> Self {
+        let mut end = 0;
+        let part = |len: usize| {
+            end += len;
+            vec![end - len..end]
+        };
+        Self(even_parts(elements, ranks).into_iter().map(part).collect())
+    }
+
+    /// Divides heads of `head_dim` elements: evenly, or with each head on several ranks if there are fewer
+    /// heads than ranks.
+    #[must_use]
+    pub fn heads(heads: usize, head_dim: usize, ranks: usize) -> Self {
+        let first = |rank: usize| rank * heads / ranks;
+        let part = |rank: usize| {
+            let end = first(rank + 1).max(first(rank) + 1);
+            vec![first(rank) * head_dim..end * head_dim]
+        };
+        Self((0..ranks).map(part).collect())
+    }
+
+    /// Concatenates axes; `parts` are the partitions and lengths of each.
+    #[must_use]
+    pub fn joined(parts: &[(&Self, usize)]) -> Self {
+        let ranks = parts.first().map_or(0, |(parts, _)| parts.0.len());
+        let of_rank = |rank: usize| {
+            let mut offset = 0;
+            let mut ranges = Vec::new();
+            for (parts, elements) in parts {
+                ranges.extend(parts.0[rank].iter().map(|range| offset + range.start..offset + range.end));
+                offset += elements;
+            }
+            ranges
+        };
+        Self((0..ranks).map(of_rank).collect())
+    }
+
+    /// Number of elements that a rank holds.
+    #[must_use]
+    pub fn len(&self, rank: usize) -> usize {
+        self.0[rank].iter().map(Range::len).sum()
+    }
+
+    /// First element that a rank holds.
+    #[must_use]
+    pub fn first(&self, rank: usize) -> usize {
+        self.0[rank].first().map_or(0, |range| range.start)
+    }
+
+    /// First rank that holds the same ranges as a rank.
+    #[must_use]
+    pub fn original(&self, rank: usize) -> usize {
+        self.0.iter().position(|ranges| *ranges == self.0[rank]).unwrap_or(rank)
+    }
+}
+
+/// Part of a tensor that a rank holds: a part of one axis, or all of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TensorShard {
+    tp_rank: TpRank,
+    /// Sharded axis, with the parts of all ranks.
+    cut: Option<(usize, AxisPartition)>,
+}
+
+impl TensorShard {
+    /// Makes a tensor that every rank holds whole.
+    #[must_use]
+    pub fn whole(tp_rank: TpRank) -> Self {
+        Self { tp_rank, cut: None }
+    }
+
+    /// Makes a tensor that is sharded along an axis; in a group of one rank it is whole.
+    #[must_use]
+    pub fn cut(tp_rank: TpRank, axis: usize, parts: &AxisPartition) -> Self {
+        Self { tp_rank, cut: (tp_rank.size > 1).then(|| (axis, parts.clone())) }
+    }
+
+    /// Returns whether every rank holds the whole tensor.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.cut.is_none()
+    }
+
+    /// Rank that holds this part.
+    #[must_use]
+    pub fn tp_rank(&self) -> TpRank {
+        self.tp_rank
+    }
+
+    /// Returns whether this rank is the first of those that hold this part. Sums over the elements of a
+    /// tensor, such as the norm of its gradient, count only these ranks.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        self.original(self.tp_rank.rank) == self.tp_rank.rank
+    }
+
+    /// First rank that holds the same part as a rank.
+    #[must_use]
+    pub fn original(&self, rank: usize) -> usize {
+        self.cut.as_ref().map_or(0, |(_, parts)| parts.original(rank))
+    }
+
+    /// Shape of a rank's part of a tensor of this shape.
+    #[must_use]
+    pub fn shape_of(&self, rank: usize, shape: &[usize]) -> Vec<usize> {
+        let mut shape = shape.to_vec();
+        if let Some((axis, parts)) = &self.cut {
+            shape[*axis] = parts.len(rank);
+        }
+        shape
+    }
+
+    /// Ranges of the whole tensor, row-major, that make up a rank's part, in order.
+    #[must_use]
+    pub fn spans_of(&self, rank: usize, shape: &[usize]) -> Vec<Range<usize>> {
+        let Some((axis, parts)) = &self.cut else { return vec![0..shape.iter().product()] };
+        let outer: usize = shape[..*axis].iter().product();
+        let inner: usize = shape[*axis + 1..].iter().product();
+        let row = shape[*axis] * inner;
+        let ranges = &parts.0[rank];
+        let of_row = |index: usize| {
+            ranges.iter().map(move |range| index * row + range.start * inner..index * row + range.end * inner)
+        };
+        (0..outer).flat_map(of_row).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE_4: TpRank = TpRank { rank: 2, size: 4 };
+
+    #[test]
+    fn parts_of_all_ranks_are_the_whole_in_order() {
+        for (elements, ranks) in [(7, 1), (7, 3), (8, 4), (152_064, 8)] {
+            let parts = AxisPartition::even(elements, ranks);
+            let all: Vec<Range<usize>> = parts.0.concat();
+            assert_eq!((all[0].start, all[ranks - 1].end), (0, elements));
+            assert!(
+                all.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].len() >= pair[1].len())
+            );
+        }
+    }
+
+    #[test]
+    fn heads_are_divided_evenly_or_replicated() {
+        assert_eq!(AxisPartition::heads(4, 3, 2).0, [vec![0..6], vec![6..12]]);
+        let replicated = AxisPartition::heads(2, 3, 4);
+        assert_eq!(replicated.0, [vec![0..3], vec![0..3], vec![3..6], vec![3..6]]);
+        assert_eq!([0, 1, 2, 3].map(|rank| replicated.original(rank)), [0, 0, 2, 2]);
+        let counted = |rank| TensorShard::cut(TpRank { rank, size: 4 }, 0, &replicated).is_counted();
+        assert_eq!([0, 1, 2, 3].map(counted), [true, false, true, false]);
+        let whole = |rank| TensorShard::whole(TpRank { rank, size: 2 }).is_counted();
+        assert_eq!([0, 1].map(whole), [true, false]);
+    }
+
+    #[test]
+    fn spans_cover_rows_or_columns() {
+        let (queries, keys) = (AxisPartition::heads(4, 2, 4), AxisPartition::heads(4, 1, 4));
+        let fused = AxisPartition::joined(&[(&queries, 8), (&keys, 4)]);
+        let rows = TensorShard::cut(SIZE_4, 0, &fused);
+        assert_eq!(rows.spans_of(2, &[12, 10]), [40..60, 100..110]);
+        assert_eq!(rows.shape_of(2, &[12, 10]), [3, 10]);
+        let columns = TensorShard::cut(SIZE_4, 1, &AxisPartition::even(10, 4));
+        assert_eq!(columns.spans_of(0, &[2, 10]), [0..3, 10..13]);
+        assert_eq!(columns.spans_of(3, &[2, 10]), [8..10, 18..20]);
+        assert_eq!(TensorShard::whole(SIZE_4).spans_of(2, &[2, 10]), vec![0..20]);
+        assert!(TensorShard::cut(TpRank::ALONE, 1, &AxisPartition::even(10, 1)).is_whole());
+    }
+}

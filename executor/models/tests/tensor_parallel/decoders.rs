@@ -1,0 +1,96 @@
+//! Separate decoders: grouped queries with shared and copied keys, biases, tied and untied heads, uneven
+//! parts.
+
+use dflop_models::stage::Activations;
+use serde_json::{Value, json};
+
+use super::fixture::{Fixture, TOLERANCE, difference, norm};
+use super::job::{Anything, Job};
+use super::support::Transport;
+
+/// 4 query heads on 2 key heads, biases on these, a tied head; neither 22 nor 50 is divisible by 4.
+fn qwen2() -> Value {
+    json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "tie_word_embeddings": true})
+}
+
+/// Heads wider than the model's share, biases everywhere, an untied head.
+fn llama(kv_heads: usize) -> Value {
+    json!({"model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": kv_heads, "head_dim": 8, "vocab_size": 49,
+        "attention_bias": true, "mlp_bias": true})
+}
+
+fn models() -> [(&'static str, Value); 4] {
+    [
+        ("qwen2", qwen2()),
+        ("llama with keys of its own", llama(4)),
+        ("llama with two of keys", llama(2)),
+        ("llama with one of keys", llama(1)),
+    ]
+}
+
+#[test]
+fn any_degree_gives_the_result_of_one_rank() {
+    for (name, config) in models() {
+        let job = Job::new(&config, "llama", &Anything);
+        let whole = job.run();
+        for ranks in [2, 4] {
+            let worst = Job { ranks, ..job }.run().compare(&whole, &format!("{name}, {ranks} ranks"));
+            println!("{name}, {ranks} ranks: {worst:.1e}");
+        }
+    }
+}
+
+#[test]
+fn logits_loss_and_gradients_match_transformers() {
+    for name in ["qwen2", "llama"] {
+        let fixture = Fixture::open(name);
+        for ranks in [2, 4] {
+            let found = Job { ranks, ..Job::new(&fixture.config, name, &fixture.weights) }.run();
+            let truth = fixture.floats("logits");
+            let of_logits = difference(&found.logits, &truth) / norm(&truth);
+            let of_loss = (found.loss - fixture.loss()).abs() / fixture.loss();
+            assert!(of_logits < TOLERANCE && of_loss < TOLERANCE, "{name}: {of_logits}, {of_loss}");
+            let of_gradients = fixture.compare_gradients(&found.gradients);
+            println!(
+                "{name}, {ranks} ranks: logits {of_logits:.1e}, loss {of_loss:.1e}, gradients {of_gradients:.1e}"
+            );
+        }
+    }
+}
+
+#[test]
+fn runs_stages_recomputation_devices_and_transports_give_the_same_bits() {
+    let config = llama(2);
+    for ranks in [2, 4] {
+        let job = Job { ranks, ..Job::new(&config, "llama", &Anything) };
+        let stored = job.run();
+        for (what, other) in [
+            ("again", job),
+            ("two stages", Job { cut: Some(1), ..job }),
+            ("recomputed", Job { activations: Activations::Recomputed, ..job }),
+            ("one thread for all", Job { is_device_shared: true, ..job }),
+            ("TCP", Job { transport: Transport::Tcp, ..job }),
+        ] {
+            other.run().assert_same_bits(&stored, what);
+        }
+    }
+}
+
+#[test]
+fn gradients_of_microbatches_in_flight_add_up() {
+    let config = qwen2();
+    let packed = Job::new(&config, "qwen2", &Anything);
+    let whole = packed.run();
+    for ranks in [2, 4] {
+        Job { ranks, is_by_sample: true, ..packed }.run().compare(&whole, &format!("{ranks} ranks"));
+    }
+}
+
+#[test]
+fn a_group_of_one_rank_changes_no_bit() {
+    let config = qwen2();
+    let job = Job::new(&config, "qwen2", &Anything);
+    Job { is_llm_shared: false, ..job }.run().assert_same_bits(&job.run(), "one rank");
+}

@@ -1,0 +1,67 @@
+//! Models that the cost model knows but the executor does not run are refused by name, never read as another
+//! model.
+
+use dflop_models::Error;
+use dflop_models::encoder::EncoderConfig;
+use dflop_models::model_config::ModelConfig;
+use serde_json::{Value, json};
+
+fn refusal<T>(result: dflop_models::Result<T>) -> String {
+    match result {
+        Err(error @ Error::ModelConfig { .. }) => error.to_string(),
+        Err(error) => panic!("another kind of error: {error}"),
+        Ok(_) => panic!("not refused"),
+    }
+}
+
+fn decoder(model_type: &str) -> Value {
+    json!({"model_type": model_type, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 48})
+}
+
+#[test]
+fn language_models_of_other_architectures_are_refused() {
+    for model_type in ["qwen3", "internlm2"] {
+        let problem = refusal(ModelConfig::from_config(&decoder(model_type)));
+        assert!(problem.contains(&format!("`model_type` = \"{model_type}\" is not supported")), "{problem}");
+        assert!(problem.contains("known are llama, qwen2"), "{problem}");
+    }
+}
+
+#[test]
+fn multimodal_models_on_other_decoders_are_refused() {
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/executor");
+    for whole in ["internvl", "llava_onevision", "qwen2_audio"] {
+        for model_type in ["qwen3", "internlm2"] {
+            let text = std::fs::read(golden.join(whole).join("config.json")).unwrap();
+            let mut config: Value = serde_json::from_slice(&text).unwrap();
+            config["text_config"] = decoder(model_type);
+            let problem = refusal(ModelConfig::from_config(&config));
+            let expected = format!("`text_config.model_type` = \"{model_type}\" is not supported");
+            assert!(problem.contains(&expected), "{whole}: {problem}");
+        }
+    }
+}
+
+#[test]
+fn separate_encoders_in_other_formats_are_refused() {
+    let whisper =
+        json!({"model_type": "whisper", "d_model": 12, "encoder_layers": 2, "encoder_attention_heads": 3});
+    for (model_type, mut config) in [("whisper", whisper.clone()), ("qwen2_audio_encoder", whisper)] {
+        config["model_type"] = model_type.into();
+        let expected =
+            format!("`model_type` = \"{model_type}\" is not supported, encoders are read from qwen2_audio");
+        assert!(refusal(EncoderConfig::audio(&config)).contains(&expected));
+        assert!(refusal(ModelConfig::from_config(&config)).contains(&expected));
+        assert!(EncoderConfig::vision(&config).unwrap().is_none());
+    }
+    for model_type in ["clip", "siglip", "internvl_chat"] {
+        let problem = refusal(EncoderConfig::vision(&json!({"model_type": model_type})));
+        assert!(problem.contains(&format!("`model_type` = \"{model_type}\" is not supported")), "{problem}");
+    }
+    let tower = json!({"model_type": "siglip_vision_model", "hidden_size": 12, "num_attention_heads": 3,
+        "num_hidden_layers": 1, "intermediate_size": 20, "image_size": 12, "patch_size": 4});
+    assert!(EncoderConfig::vision(&tower).unwrap().is_some());
+    let problem = refusal(ModelConfig::from_config(&tower));
+    assert_eq!(problem, "`config.json`: `model_type` = \"siglip_vision_model\" is not a language model");
+}
