@@ -104,10 +104,13 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 
 impl From<dflop_loader::Error> for Failure {
     fn from(error: dflop_loader::Error) -> Self {
-        use dflop_loader::Error::{Config, Model, RunEnded, ShardList};
+        use dflop_loader::Error::{Config, Model, Selection};
+        use dflop_loader::error::SelectionError::{RunEnded, ShardList};
         match error {
             Model(error) => error.into(),
-            Config { .. } | RunEnded { .. } | ShardList { .. } => Self::Misuse(with_causes(&error)),
+            Config { .. } | Selection(RunEnded { .. } | ShardList { .. }) => {
+                Self::Misuse(with_causes(&error))
+            }
             _ => Self::Failed(with_causes(&error)),
         }
     }

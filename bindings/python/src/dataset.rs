@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_loader::dataset::Dataset;
 use dflop_loader::dataset::Splits;
+use dflop_loader::error::SelectionError;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::order::{Mixture, Stop};
@@ -270,7 +271,7 @@ fn check_present(shards: &[Shard]) -> Result<(), DflopError> {
     let is_missing = |shard: &&Shard| shard.path().is_some_and(|path| !path.exists());
     let Some(missing) = shards.iter().find(is_missing) else { return Ok(()) };
     let (pattern, reason) = (missing.url.to_string(), "no such file or directory".to_owned());
-    Err(dflop_loader::Error::ShardList { pattern, reason }.into())
+    Err(dflop_loader::Error::from(SelectionError::ShardList { pattern, reason }).into())
 }
 
 fn open_dataset(

@@ -1,6 +1,8 @@
 //! Converts the errors of the crates to the exceptions of `dflop.errors`.
 
-use dflop_loader::error::Skipped;
+use std::borrow::Cow;
+
+use dflop_loader::error::ErrorCategory;
 use dflop_loader::model::unknown_name_hint;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -17,7 +19,7 @@ struct Content {
     /// Error case, in snake case.
     kind: &'static str,
     message: String,
-    fields: Vec<(&'static str, Value)>,
+    fields: Vec<(Cow<'static, str>, Value)>,
     /// Exception that user code raised.
     cause: Option<PyErr>,
 }
@@ -27,8 +29,7 @@ struct Content {
 enum Value {
     Text(String),
     Number(u64),
-    Fraction(f64),
-    Skipped(Box<Skipped>),
+    Json(serde_json::Value),
 }
 
 impl From<String> for Value {
@@ -59,7 +60,7 @@ impl DflopError {
     }
 
     fn field(mut self, name: &'static str, value: impl Into<Value>) -> Self {
-        self.0.fields.push((name, value.into()));
+        self.0.fields.push((Cow::Borrowed(name), value.into()));
         self
     }
 
@@ -124,112 +125,40 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 impl From<dflop_loader::Error> for DflopError {
-    #[expect(clippy::too_many_lines, reason = "a table, one case after the other")]
     fn from(error: dflop_loader::Error) -> Self {
         use dflop_loader::Error as E;
-        let new = |class, kind| Self::new(class, kind, &error);
-        match &error {
+        let mut converted = match &error {
+            E::Model(error) => return Self::from(error.clone()),
             E::Config { setting, reason } => {
                 let setting = keyword(setting);
-                Self::new_message("ConfigError", "config", format!("invalid `{setting}`: {reason}"))
+                return Self::new_message("ConfigError", "config", format!("invalid `{setting}`: {reason}"))
                     .field("setting", setting)
-                    .field("reason", reason.clone())
+                    .field("reason", reason.clone());
             }
-            E::ShardList { pattern, reason } => new("ConfigError", "shard_list")
-                .field("pattern", pattern.clone())
-                .field("reason", reason.clone()),
-            E::RunEnded { step, steps } => {
-                new("ConfigError", "run_ended").field("step", *step).field("steps", *steps)
-            }
-            E::Model(error) => Self::from(error.clone()),
-            E::Read { shard, .. } => new("ReadError", "read").field("shard", shard.clone()),
-            E::File { path, .. } => new("ReadError", "file").field("path", path.clone()),
-            E::Upload { url, .. } => new("ReadError", "upload").field("url", url.clone()),
-            E::Index { path, reason } => {
-                new("ReadError", "index").field("path", path.clone()).field("reason", reason.clone())
-            }
-            E::UnsupportedCompression { shard, format } => new("DataError", "unsupported_compression")
-                .field("shard", shard.clone())
-                .field("format", *format),
-            E::Shard { shard, fault } => {
-                new("DataError", "shard").field("shard", shard.clone()).field("fault", fault.to_string())
-            }
-            E::NoSamples { dataset, reason } => new("DataError", "no_samples")
-                .field("dataset", dataset.clone())
-                .field("reason", reason.clone()),
-            E::Write { key, reason } => {
-                new("DataError", "write").field("key", key.clone()).field("reason", reason.clone())
-            }
-            E::ShardExists { path } => new("DataError", "shard_exists").field("path", path.clone()),
-            E::Pack { path, reason } => {
-                new("DataError", "pack").field("path", path.clone()).field("reason", reason.clone())
-            }
-            E::Medium { medium, .. } => new("DataError", "medium").field("medium", *medium),
-            E::NoField { setting, fields, samples, found } => new("ConfigError", "no_field")
-                .field("setting", *setting)
-                .field("named", fields.clone())
-                .field("samples", *samples)
-                .field("found", found.join(", ")),
-            E::ErrorBudget { skipped, samples, fraction, first } => new("ErrorBudgetError", "error_budget")
-                .field("skipped", *skipped)
-                .field("samples", *samples)
-                .field("fraction", Value::Fraction(*fraction))
-                .field("first", Value::Skipped(first.clone())),
-            E::ErrorCount { skipped, most, first } => new("ErrorBudgetError", "error_count")
-                .field("skipped", *skipped)
-                .field("most", *most)
-                .field("first", Value::Skipped(first.clone())),
-            E::State { reason } => new("StateError", "state").field("reason", reason.clone()),
-            E::Plan { step, .. } => new("PlanError", "plan").field("step", *step),
-            E::StepTooLong { step, tokens, microbatches, tokens_max, tokens_needed, reason } => {
-                new("PlanError", "step_too_long")
-                    .field("step", *step)
-                    .field("tokens", *tokens)
-                    .field("microbatches", *microbatches as u64)
-                    .field("tokens_max", *tokens_max)
-                    .field("tokens_needed", *tokens_needed)
-                    .field("reason", reason.clone())
-            }
-            E::MicrobatchTooLong {
-                step, dp_rank, microbatch, tokens, pad_to_tokens, tokens_needed, ..
-            } => new("PlanError", "microbatch_too_long")
-                .field("step", *step)
-                .field("dp_rank", *dp_rank as u64)
-                .field("microbatch", *microbatch as u64)
-                .field("tokens", *tokens)
-                .field("pad_to_tokens", *pad_to_tokens)
-                .field("tokens_needed", *tokens_needed),
-            E::MicrobatchTooLarge { step, dp_rank, microbatch, samples, bytes, bytes_max } => {
-                new("PlanError", "microbatch_too_large")
-                    .field("step", *step)
-                    .field("dp_rank", *dp_rank as u64)
-                    .field("microbatch", *microbatch as u64)
-                    .field("samples", *samples as u64)
-                    .field("bytes", *bytes)
-                    .field("bytes_max", *bytes_max)
-            }
-            E::CostFunction { step, source } => {
-                new("UserCodeError", "cost_function").field("step", *step).caused_by(&**source)
-            }
-            E::Transform { fields, source } => {
-                new("UserCodeError", "transform").field("transformed", fields.clone()).caused_by(&**source)
-            }
-            E::IndexPart { part, reason } => {
-                new("DataError", "index_part").field("part", *part as u64).field("reason", reason.clone())
-            }
-            E::IndexShard { shard, fault } => new("DataError", "index_shard")
-                .field("shard", shard.clone())
-                .field("fault", fault.to_string()),
-            E::PackPart { part, reason } => {
-                new("DataError", "pack_part").field("part", u64::from(*part)).field("reason", reason.clone())
-            }
-            E::Stalled { stage, shard, seconds } => new("StalledError", "stalled")
-                .field("stage", *stage)
-                .field("shard", shard.clone().unwrap_or_default())
-                .field("seconds", Value::Fraction(*seconds)),
-            E::StageEnded { stage } => new("StageError", "stage_ended").field("stage", *stage),
-            _ => new("Error", "error"),
+            _ => Self::new(class_of(error.category()), error.kind(), &error),
+        };
+        let fields = error.fields().into_iter();
+        converted.0.fields.extend(fields.map(|(name, value)| (Cow::Owned(name), Value::Json(value))));
+        match &error {
+            E::UserCode(error) => converted.caused_by(error.cause()),
+            _ => converted,
         }
+    }
+}
+
+/// Returns the exception class of a category.
+fn class_of(category: ErrorCategory) -> &'static str {
+    match category {
+        ErrorCategory::Config => "ConfigError",
+        ErrorCategory::Model => "ModelError",
+        ErrorCategory::Storage => "ReadError",
+        ErrorCategory::Data => "DataError",
+        ErrorCategory::ErrorBudget => "ErrorBudgetError",
+        ErrorCategory::State => "StateError",
+        ErrorCategory::Plan => "PlanError",
+        ErrorCategory::UserCode => "UserCodeError",
+        ErrorCategory::Stalled => "StalledError",
+        ErrorCategory::Internal => "StageError",
     }
 }
 
@@ -344,8 +273,7 @@ impl DflopError {
             match value {
                 Value::Text(text) => fields.set_item(name, text)?,
                 Value::Number(number) => fields.set_item(name, number)?,
-                Value::Fraction(fraction) => fields.set_item(name, fraction)?,
-                Value::Skipped(skipped) => fields.set_item(name, to_python(py, &*skipped)?)?,
+                Value::Json(value) => fields.set_item(name, to_python(py, &value)?)?,
             }
         }
         let class = errors.bind(py).getattr(class)?;

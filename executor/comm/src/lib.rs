@@ -24,6 +24,8 @@
 //! # Ok::<(), dflop_comm::Error>(())
 //! ```
 
+#![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
+
 mod api;
 mod async_collective;
 mod collective;

@@ -7,6 +7,8 @@
 //! inputs are *accumulated* unless a method states otherwise. Mismatched shapes are bugs of the model's code
 //! and panic; external inputs are checked before they get here.
 
+#![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
+
 mod bf16;
 mod buffer_pool;
 mod cpu;

@@ -9,6 +9,8 @@
 //! [`SavedActivations`], and backward pops them in reverse order; a block saves its input first, so that a
 //! stage that recomputes activations can keep the input alone.
 
+#![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
+
 pub mod attention;
 mod block;
 mod config_fields;

@@ -18,12 +18,12 @@ pub(super) fn context<D: Device>(
 ) -> Result<Option<MicrobatchContext<D>>> {
     let media_places = media_places(&samples);
     let Some(inputs) = preparer.pack(samples) else { return Ok(None) };
-    let ints = |name: &'static str| match inputs.tensor(name).map(|tensor| &tensor.values) {
-        Some(TensorValues::I64(values)) => Ok(values.as_slice()),
-        _ => {
+    let ints = |name: &'static str| {
+        let Some(TensorValues::I64(values)) = inputs.tensor(name).map(|tensor| &tensor.values) else {
             let problem = "is missing in the microbatch".to_owned();
-            Err(dflop_models::Error::Input { input: name, problem })
-        }
+            return Err(dflop_models::Error::Input { input: name, problem });
+        };
+        Ok(values.as_slice())
     };
     let (input_ids, positions) = (ints("input_ids")?, ints("position_ids")?);
     // With positions of several axes, the first axis has the positions in the text and is not a rotary one.

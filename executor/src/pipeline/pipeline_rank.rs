@@ -91,9 +91,9 @@ impl<D: Device> PipelineRank<D> {
     /// tokens are left in the stages' parameters, the same on all replicas.
     ///
     /// # Errors
-    /// [`Error::Plan`] if contexts do not fit the plan; errors of stages, such as [`dflop_models::Error::Loss`];
-    /// [`Error::Comm`]. A failure here ends the job on all ranks; the others get an [`Error::Comm`] with its
-    /// text.
+    /// [`Error::Plan`] if contexts do not fit the plan; errors of stages, such as
+    /// [`dflop_models::Error::Loss`]; [`Error::Comm`]. A failure here ends the job on all ranks; the others
+    /// get an [`Error::Comm`] with its text.
     pub fn step(&mut self, step: &RankStep<D>) -> Result<StepOutcome> {
         let mut at = StepContext::step(step.plan.step(), "start the step");
         let done = self.run(step, &mut at);

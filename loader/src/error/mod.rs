@@ -1,17 +1,37 @@
 //! Defines the error type of the crate, with variants by what the caller does next.
 
 mod archive;
+mod budget;
+mod category;
+mod data;
 mod excerpt;
 mod guard;
 mod index_shard;
+mod output;
+mod plan;
+mod selection;
 mod skipped;
+mod storage;
+mod user_code;
 
 pub use self::archive::{ArchiveFault, TarFault};
+pub use self::budget::BudgetError;
+pub use self::category::ErrorCategory;
+pub use self::data::DataError;
 pub use self::excerpt::excerpt;
 pub(crate) use self::guard::guarded;
 pub use self::index_shard::ShardFault;
+pub use self::output::OutputError;
+pub use self::plan::PlanError;
+pub use self::selection::SelectionError;
 pub use self::skipped::Skipped;
 pub(crate) use self::skipped::reason_of;
+pub use self::storage::StorageError;
+pub use self::user_code::UserCodeError;
+
+use std::path::Path;
+
+use serde_json::{Value, json};
 
 /// Cause of an error in user code or in a crate that this one depends on.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -32,147 +52,97 @@ pub enum Error {
     /// A model, device or profile is invalid.
     #[error(transparent)]
     Model(dflop_costmodel::Error),
-    /// A shard pattern cannot be expanded.
-    #[error("invalid shard list `{pattern}`: {reason}")]
-    ShardList { pattern: String, reason: String },
-    /// A shard cannot be opened or read; ends the stream.
-    #[error("could not read shard `{shard}`")]
-    Read { shard: String, source: std::io::Error },
-    /// A shard has an unsupported compression.
-    #[error("shard `{shard}` is compressed with {format}; recompress it with gzip or zstd")]
-    UnsupportedCompression { shard: String, format: &'static str },
-    /// A shard is damaged from an offset on; everything before it was delivered.
-    #[error("shard `{shard}` is damaged: {fault}")]
-    Shard { shard: String, fault: ArchiveFault },
-    /// The dataset has no sample at all.
-    #[error("dataset `{dataset}` has no samples: {reason}")]
-    NoSamples { dataset: String, reason: String },
-    /// No sample has a field of these names. Known at once with an index; without, it ends the first epoch.
-    #[error("invalid `{setting}`: none of {samples} samples has a field `{fields}`{}", they_have(.found))]
-    NoField { setting: &'static str, fields: String, samples: u64, found: Vec<String> },
+    /// What was asked for does not exist in the data: ask for something else.
+    #[error(transparent)]
+    Selection(#[from] SelectionError),
+    /// A file or a store cannot be read or written: repair it or try again.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// Data that was read cannot be used: replace it.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// Shards cannot be made of a source, or at a place.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// More samples are bad than the error budget tolerates; ends the stream.
-    #[error(
-        "{skipped} of {samples} samples are bad, over the error budget of {fraction}; the first: shard `{}`, \
-         offset {}, key `{}`: {}",
-        .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
-    )]
-    ErrorBudget { skipped: u64, samples: u64, fraction: f64, first: Box<Skipped> },
-    /// More samples are bad than the error budget tolerates by number; ends the stream.
-    #[error(
-        "{skipped} samples are bad, over the error budget of {most}; the first: shard `{}`, offset {}, key `{}`: {}",
-        .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
-    )]
-    ErrorCount { skipped: u64, most: u64, first: Box<Skipped> },
+    #[error(transparent)]
+    ErrorBudget(#[from] BudgetError),
+    /// A saved state belongs to another dataset or another order.
+    #[error("state does not fit: {reason}")]
+    State { reason: String },
+    /// A step cannot be planned, or delivered as planned: change the batch, the limits or the layout.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// User code failed as a whole, not on one sample; ends the stream.
+    #[error(transparent)]
+    UserCode(#[from] UserCodeError),
     /// Nothing has happened for longer than allowed; ends the stream. A state taken now continues exactly
     /// here.
     #[error("the {stage} stage is stuck{}: nothing has happened for {seconds:.0} s", in_shard(.shard.as_deref()))]
     Stalled { stage: &'static str, shard: Option<String>, seconds: f64 },
-    /// An index file cannot be read or written.
-    #[error("index `{path}`: {reason}")]
-    Index { path: String, reason: String },
-    /// Bytes are not a whole part of an index; parts count from 0 in the order given.
-    #[error("part {part} of the index cannot be merged: {reason}")]
-    IndexPart { part: usize, reason: String },
-    /// The parts of an index do not fit a shard of the dataset.
-    #[error("the index cannot be merged at shard `{shard}`: {fault}")]
-    IndexShard { shard: String, fault: ShardFault },
-    /// A saved state belongs to another dataset or another order.
-    #[error("state does not fit: {reason}")]
-    State { reason: String },
-    /// A global batch cannot be planned.
-    #[error("could not plan step {step}")]
-    Plan { step: u64, source: dflop_balancer::Error },
-    /// Microbatches of a fixed number of tokens have no room for the samples of a step.
-    #[error(
-        "could not plan step {step}: {tokens} tokens in {microbatches} microbatches of at most {tokens_max}; \
-         {reason}; a `pad_to_tokens` (and `tokens_max`, if set) of {tokens_needed} would do for this step, as more \
-         microbatches or a smaller global batch might"
-    )]
-    StepTooLong {
-        step: u64,
-        tokens: u64,
-        microbatches: usize,
-        tokens_max: u64,
-        tokens_needed: u64,
-        reason: String,
-    },
-    /// The counted tokens of a microbatch exceed the fixed number. Ends the stream.
-    #[error(
-        "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {tokens} tokens, over `pad_to_tokens` of \
-         {pad_to_tokens}: {planned_tokens} were planned; count texts in the index with the model's tokenizer, so that plans \
-         are exact, or set `pad_to_tokens` to {tokens_needed} at least for this rank's step, or a `tokens_max` below it \
-         that leaves room, or cut or drop samples by `long_sample`"
-    )]
-    MicrobatchTooLong {
-        step: u64,
-        dp_rank: usize,
-        microbatch: usize,
-        tokens: u64,
-        planned_tokens: u64,
-        pad_to_tokens: u64,
-        tokens_needed: u64,
-    },
-    /// The samples of a microbatch do not fit into memory, by their shapes in the index. Ends the stream.
-    #[error(
-        "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {samples} samples, which take about {} decoded \
-         and prepared, of {} available; use more microbatches or a smaller global batch",
-        readable_bytes(*bytes), readable_bytes(*bytes_max)
-    )]
-    MicrobatchTooLarge {
-        step: u64,
-        dp_rank: usize,
-        microbatch: usize,
-        samples: usize,
-        bytes: u64,
-        bytes_max: u64,
-    },
-    /// A step after the end of a run was requested.
-    #[error("step {step} does not exist: the run has {steps} steps, counted from 0")]
-    RunEnded { step: u64, steps: u64 },
-    /// A file next to the shards cannot be written or read.
-    #[error("could not access `{path}`")]
-    File { path: String, source: std::io::Error },
-    /// A sample would not be read back from a shard as it was; nothing of it was written.
-    #[error("could not write sample `{key}`: {reason}")]
-    Write { key: String, reason: String },
-    /// Old shards, or files of a killed writer, occupy the place of new shards.
-    #[error("`{path}` is in the way of new shards; remove it or write to another directory")]
-    ShardExists { path: String },
-    /// A remote store permanently refuses a file.
-    #[error("could not upload `{url}`")]
-    Upload { url: String, source: std::io::Error },
-    /// A path is not a source of samples, or holds none.
-    #[error("could not pack `{path}`: {reason}")]
-    Pack { path: String, reason: String },
-    /// A part of a source was packed in another way than the others; parts count from 0.
-    #[error("part {part} cannot be packed or joined: {reason}")]
-    PackPart { part: u32, reason: String },
-    /// A model cannot take a medium; the sample is bad for this model, the next one may be good.
-    #[error("the model cannot take the {medium}")]
-    Medium { medium: &'static str, source: BoxError },
-    /// User code that changes fields failed as a whole, not on one field; ends the stream.
-    #[error("the transform of `{fields}` failed")]
-    Transform { fields: String, source: BoxError },
-    /// The user's cost function failed, or returned no costs for this global batch; ends the stream.
-    #[error("the cost function failed at step {step}")]
-    CostFunction { step: u64, source: BoxError },
     /// A stage of the loader ended without an error; a defect, or a runtime that was shut down.
     #[error("the {stage} stage ended early")]
     StageEnded { stage: &'static str },
 }
 
-fn they_have(extensions: &[String]) -> String {
-    if extensions.is_empty() { String::new() } else { format!("; they have: {}", extensions.join(", ")) }
+impl Error {
+    /// Makes the error of a file that cannot be accessed.
+    pub(crate) fn file(path: &Path, source: std::io::Error) -> Self {
+        Self::Storage(StorageError::File { path: path.display().to_string(), source })
+    }
+
+    /// Returns the name of the case, in snake case.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Config { .. } => "config",
+            Self::Model(_) => "model",
+            Self::Selection(error) => error.kind(),
+            Self::Storage(error) => error.kind(),
+            Self::Data(error) => error.kind(),
+            Self::Output(error) => error.kind(),
+            Self::ErrorBudget(error) => error.kind(),
+            Self::State { .. } => "state",
+            Self::Plan(error) => error.kind(),
+            Self::UserCode(error) => error.kind(),
+            Self::Stalled { .. } => "stalled",
+            Self::StageEnded { .. } => "stage_ended",
+        }
+    }
+
+    /// Returns the fields of the case by name, without its causes.
+    #[must_use]
+    pub fn fields(&self) -> serde_json::Map<String, Value> {
+        let fields = match self {
+            Self::Config { setting, reason } => Ok(json!({ "setting": setting, "reason": reason })),
+            Self::Model(_) => Ok(json!({})),
+            Self::Selection(error) => serde_json::to_value(error),
+            Self::Storage(error) => serde_json::to_value(error),
+            Self::Data(error) => serde_json::to_value(error),
+            Self::Output(error) => serde_json::to_value(error),
+            Self::ErrorBudget(error) => serde_json::to_value(error),
+            Self::State { reason } => Ok(json!({ "reason": reason })),
+            Self::Plan(error) => serde_json::to_value(error),
+            Self::UserCode(error) => serde_json::to_value(error),
+            Self::Stalled { stage, shard, seconds } => {
+                Ok(json!({ "stage": stage, "shard": shard, "seconds": seconds }))
+            }
+            Self::StageEnded { stage } => Ok(json!({ "stage": stage })),
+        };
+        match fields {
+            Ok(Value::Object(fields)) => fields,
+            // Every case has named fields, of types that JSON has.
+            _ => serde_json::Map::new(),
+        }
+    }
 }
 
 fn in_shard(shard: Option<&str>) -> String {
     shard.map_or_else(String::new, |shard| format!(" in shard `{shard}`"))
 }
 
-/// Writes bytes with a decimal unit.
-fn readable_bytes(bytes: u64) -> String {
-    let (unit, name) = if bytes < 1_000_000_000 { (1e6, "MB") } else { (1e9, "GB") };
-    format!("{:.1} {name}", bytes as f64 / unit)
+fn as_text<S: serde::Serializer>(fault: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(fault)
 }
 
 /// Refuses a setting over its limit.

@@ -13,7 +13,7 @@ use futures::future::try_join_all;
 use tokio::io::{AsyncBufRead, AsyncReadExt};
 
 use super::remote::{IndexedRemote, WantedRanges, Whole};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StorageError};
 use crate::index::{Index, IndexedShard, identity_of_file, is_version};
 use crate::shard::{Compression, decompress};
 use crate::store::{Identity, LocalShard, Opened};
@@ -51,7 +51,7 @@ impl ShardRanges {
     /// Fetches what will be read of remote shards, by shard, offset and length.
     ///
     /// # Errors
-    /// [`Error::Read`] with the shard and the offset that could not be read.
+    /// [`Error::Storage`] with the shard and the offset that could not be read.
     pub(crate) async fn fetch(&mut self, wanted: Vec<(usize, u64, u64)>) -> Result<()> {
         let mut by_shard: HashMap<usize, Vec<(u64, u64)>> = HashMap::new();
         for (shard, offset, bytes) in wanted {
@@ -91,7 +91,7 @@ impl ShardRanges {
     /// Reads `bytes` from `offset` of a shard, both after decompression; blocks on a cold disk.
     ///
     /// # Errors
-    /// [`Error::Read`] if the shard cannot be opened, read or decompressed, or has changed since it was
+    /// [`Error::Storage`] if the shard cannot be opened, read or decompressed, or has changed since it was
     /// indexed.
     pub(crate) fn read(&mut self, shard: usize, offset: u64, bytes: u64) -> Result<Bytes> {
         if self.is_remote(shard) {
@@ -112,7 +112,9 @@ impl ShardRanges {
         }
         let source = &self.index.shards()[shard];
         let opened = match source.open() {
-            Err(Error::Read { source: error, .. }) if error.raw_os_error() == Some(TOO_MANY_FILES) => {
+            Err(Error::Storage(StorageError::Read { source: error, .. }))
+                if error.raw_os_error() == Some(TOO_MANY_FILES) =>
+            {
                 self.open.clear();
                 source.open()
             }

@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex};
 
-use crate::error::{Error, Result, Skipped};
+use crate::error::{BudgetError, Error, Result, Skipped};
 
 /// Tolerated number and share of bad samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -246,13 +246,17 @@ impl SkipLog {
     ///
     /// # Errors
     /// [`Error::ErrorBudget`] with the first bad sample, once more than the tolerated share is bad;
-    /// [`Error::ErrorCount`] once more than the tolerated number is.
+    /// [`Error::ErrorBudget`] once more than the tolerated number is.
     pub fn check(&self, is_end: bool) -> Result<()> {
         let state = self.lock();
         let bad = state.earlier + state.skipped - state.dropped;
         let Some(first) = state.first().filter(|_| bad > 0) else { return Ok(()) };
         if let Some(most) = self.budget.samples_max.filter(|&most| bad > most) {
-            return Err(Error::ErrorCount { skipped: bad, most, first: Box::new(first) });
+            return Err(Error::ErrorBudget(BudgetError::Count {
+                skipped: bad,
+                most,
+                first: Box::new(first),
+            }));
         }
         let seen = state.delivered + bad + state.dropped;
         let of = match self.samples_known {
@@ -265,7 +269,12 @@ impl SkipLog {
             return Ok(());
         }
         let first = Box::new(first);
-        Err(Error::ErrorBudget { skipped: bad, samples: of, fraction: self.budget.fraction, first })
+        Err(Error::ErrorBudget(BudgetError::Share {
+            skipped: bad,
+            samples: of,
+            fraction: self.budget.fraction,
+            first,
+        }))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Account> {

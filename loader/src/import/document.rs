@@ -8,12 +8,13 @@ use serde_json::value::RawValue;
 
 use super::packer::Packer;
 use super::source::open_text;
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result, StorageError};
 
 /// Packs every entry; a syntax error ends packing, because nothing after it can be read.
 pub(super) fn pack_document(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let shown = path.display();
-    let reader = open_text(path).map_err(|source| Error::File { path: shown.to_string(), source })?;
+    let reader = open_text(path)
+        .map_err(|source| Error::Storage(StorageError::File { path: shown.to_string(), source }))?;
     packer.begin(0);
     let mut deserializer = serde_json::Deserializer::from_reader(reader);
     let mut failure = None;
@@ -21,7 +22,9 @@ pub(super) fn pack_document(path: &Path, packer: &mut Packer<'_>) -> Result<()> 
     let parsed = deserializer.deserialize_any(entries).and_then(|()| deserializer.end());
     match (failure, parsed) {
         (Some(error), _) => Err(error),
-        (None, Err(error)) => Err(Error::Pack { path: shown.to_string(), reason: error.to_string() }),
+        (None, Err(error)) => {
+            Err(Error::Output(OutputError::Pack { path: shown.to_string(), reason: error.to_string() }))
+        }
         (None, Ok(())) => Ok(()),
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::packer::Packer;
 use super::source::open_text;
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result, StorageError};
 
 /// Longest line: 64 MiB.
 const LINE_BYTES_MAX: u64 = 64 << 20;
@@ -13,7 +13,7 @@ const LINE_BYTES_MAX: u64 = 64 << 20;
 /// Packs every line; one that is not a JSON object is skipped.
 pub(super) fn pack_lines(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let shown = path.display();
-    let unreadable = |source| Error::File { path: shown.to_string(), source };
+    let unreadable = |source| Error::Storage(StorageError::File { path: shown.to_string(), source });
     let mut reader = open_text(path).map_err(unreadable)?;
     packer.begin(0);
     let mut line = Vec::new();
@@ -26,7 +26,7 @@ pub(super) fn pack_lines(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
             // The rest of an oversized line could pass for another entry, so nothing after it is read.
             Some(false) => {
                 let reason = format!("line {number} has more than {LINE_BYTES_MAX} bytes");
-                return Err(Error::Pack { path: shown.to_string(), reason });
+                return Err(Error::Output(OutputError::Pack { path: shown.to_string(), reason }));
             }
             Some(true) if line.trim_ascii().is_empty() => {}
             Some(true) => packer.add_entry(&format!("{shown}:{number}"), None, line.trim_ascii())?,

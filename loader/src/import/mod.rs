@@ -28,7 +28,7 @@ mod table;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result};
 use crate::flow::{NoProgress, Progress};
 use crate::store::{Stores, is_remote};
 use crate::write::SHARD_BYTES;
@@ -111,9 +111,9 @@ pub struct SkippedSource {
 /// alone. A sample with an unreadable file is skipped as a whole.
 ///
 /// # Errors
-/// [`Error::Pack`] if the kind of `source` is unknown, if it contains no sample, or if a syntax error
-/// prevents reading the rest; [`Error::File`] if it or a shard cannot be accessed; [`Error::ShardExists`] if
-/// `out` contains shards; [`Error::Upload`] if a store rejects one; [`Error::Config`] if a setting is
+/// [`Error::Output`] if the kind of `source` is unknown, if it contains no sample, or if a syntax error
+/// prevents reading the rest; [`Error::Storage`] if it or a shard cannot be accessed; [`Error::Output`] if
+/// `out` contains shards; [`Error::Storage`] if a store rejects one; [`Error::Config`] if a setting is
 /// invalid. Shards completed before the error are kept.
 pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> {
     let kind = ImportSource::detect(source)?;
@@ -125,7 +125,7 @@ pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> 
     let packed = packer.finish()?;
     if packed.samples == 0 {
         let reason = no_samples(&packed.skipped, kind);
-        return Err(Error::Pack { path: source.display().to_string(), reason });
+        return Err(Error::Output(OutputError::Pack { path: source.display().to_string(), reason }));
     }
     Ok(packed)
 }
@@ -150,7 +150,7 @@ fn check_apart(source: &Path, out: &Path) -> Result<()> {
     if source.is_dir() && inside.starts_with(&source) {
         let reason =
             format!("lies inside the source `{}`; choose a directory outside of it", source.display());
-        return Err(Error::Pack { path: out.display().to_string(), reason });
+        return Err(Error::Output(OutputError::Pack { path: out.display().to_string(), reason }));
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use super::medium::{outside, read_medium, resolve_medium};
 use super::parts::SourcePart;
 use super::record::{Record, SHOWN_MAX};
 use super::{PackOptions, Packed, SkippedSource};
-use crate::error::{Error, Result, excerpt};
+use crate::error::{Error, OutputError, Result, excerpt};
 use crate::flow::Progress;
 use crate::write::{ShardCompression, ShardWriter, ShardWriterBuilder, WrittenShards, ZSTD_LEVEL};
 
@@ -253,7 +253,7 @@ impl<'a> Packer<'a> {
         match writer.write(key, &fields) {
             Ok(()) => Ok(None),
             // The sample is at fault and the writer is still usable, so packing continues.
-            Err(Error::Write { reason, .. }) => Ok(Some(reason)),
+            Err(Error::Output(OutputError::Write { reason, .. })) => Ok(Some(reason)),
             Err(error) => Err(error),
         }
     }

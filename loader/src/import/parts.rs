@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::packer::Packer;
 use super::source::ImportSource;
 use super::{PackOptions, Packed, SkippedSource, check_apart, directory, no_samples, pack_source};
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result, StorageError};
 use crate::index::foreign::ForeignIndexes;
 use crate::index::{Index, IndexOptions};
 use crate::shard::Shard;
@@ -77,7 +77,7 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
     let (entries, mut renamed, skipped) = listing.into_listing();
     if entries == 0 {
         let reason = no_samples(&skipped, kind);
-        return Err(Error::Pack { path: source.display().to_string(), reason });
+        return Err(Error::Output(OutputError::Pack { path: source.display().to_string(), reason }));
     }
     // In 128 bits, because the product of entries and parts may exceed 64.
     let bound = |part: u32| (u128::from(entries) * u128::from(part) / u128::from(parts)) as u64;
@@ -99,8 +99,8 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
 /// index is not written; only its rows are made.
 ///
 /// # Errors
-/// See [`pack`](super::pack), except that a part may have no good sample; [`Error::PackPart`] if the source
-/// differs from the one that was listed; [`Error::ShardExists`] if `out` contains shards without a part or of
+/// See [`pack`](super::pack), except that a part may have no good sample; [`Error::Output`] if the source
+/// differs from the one that was listed or if `out` contains shards without a part or of
 /// another number of parts, or if another process packs this part.
 pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOptions) -> Result<PackedPart> {
     part.part.check()?;
@@ -110,7 +110,7 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
     if digest(source, kind, options.is_outside_allowed)? != part.source_digest {
         let reason =
             format!("`{}` has changed since its parts were listed; list them again", source.display());
-        return Err(Error::PackPart { part: number, reason });
+        return Err(Error::Output(OutputError::PackPart { part: number, reason }));
     }
     let mut packer = Packer::for_part(source, out, part, options)?;
     let outcome = pack_source(source, kind, &mut packer);
@@ -133,8 +133,8 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
 /// then writes the index to its usual location, unless disabled.
 ///
 /// # Errors
-/// [`Error::PackPart`] if a part is missing, present twice, from another listing, without index rows, or
-/// lacks a shard; [`Error::ShardExists`] if there are other shards; [`Error::Pack`] if no part has a sample;
+/// [`Error::Output`] if a part is missing, present twice, from another listing, without index rows, or
+/// lacks a shard or if there are other shards or if no part has a sample;
 /// then the errors of [`Index::merge_parts`].
 pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -> Result<Packed> {
     let mut parts = in_order(parts)?;
@@ -143,19 +143,24 @@ pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -
     let mut shards = Vec::new();
     for part in &parts {
         for name in &part.shards {
-            let lost = || Error::PackPart {
-                part: part.part.part,
-                reason: format!("its shard `{name}` is missing in `{}`; pack the part again", out.display()),
+            let lost = || {
+                Error::Output(OutputError::PackPart {
+                    part: part.part.part,
+                    reason: format!(
+                        "its shard `{name}` is missing in `{}`; pack the part again",
+                        out.display()
+                    ),
+                })
             };
             shards.push(found.remove(name).ok_or_else(lost)?);
         }
     }
     if let Some(other) = found.into_values().next() {
-        return Err(Error::ShardExists { path: other.url.to_string() });
+        return Err(Error::Output(OutputError::ShardExists { path: other.url.to_string() }));
     }
     if shards.is_empty() {
         let reason = "no part has a sample".to_owned();
-        return Err(Error::Pack { path: out.display().to_string(), reason });
+        return Err(Error::Output(OutputError::Pack { path: out.display().to_string(), reason }));
     }
     let paths = shards.iter().map(path_of).collect();
     let index = if options.is_indexed { merged(shards, &mut parts)? } else { None };
@@ -176,7 +181,7 @@ fn path_of(shard: &Shard) -> PathBuf {
 fn merged(shards: Vec<Shard>, parts: &mut [PackedPart]) -> Result<Option<PathBuf>> {
     if let Some(part) = parts.iter().find(|part| part.index_part.is_none()) {
         let reason = "it was packed without index rows; pack it with them, or finish without an index";
-        return Err(Error::PackPart { part: part.part.part, reason: reason.into() });
+        return Err(Error::Output(OutputError::PackPart { part: part.part.part, reason: reason.into() }));
     }
     // One by one, so that the rows of a part leave memory when they are merged.
     let index_parts = parts.iter_mut().filter_map(|part| part.index_part.take());
@@ -188,7 +193,8 @@ fn merged(shards: Vec<Shard>, parts: &mut [PackedPart]) -> Result<Option<PathBuf
 /// Sorts the parts; checks that each is present once and from the same listing.
 fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
     parts.sort_by_key(|part| part.part.part);
-    let fault = |part, reason: &str| Err(Error::PackPart { part, reason: reason.to_owned() });
+    let fault =
+        |part, reason: &str| Err(Error::Output(OutputError::PackPart { part, reason: reason.to_owned() }));
     let Some(first) = parts.first() else { return fault(0, "it is missing; pack it and finish again") };
     let (count, digest) = (first.part.parts, first.source_digest);
     for (expected, part) in parts.iter().enumerate() {
@@ -214,7 +220,8 @@ fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
 
 /// Returns the digest of a manifest's bytes, or of the names of all files below a directory.
 fn digest(source: &Path, kind: ImportSource, is_outside_allowed: bool) -> Result<u64> {
-    let unreadable = |error| Error::File { path: source.display().to_string(), source: error };
+    let unreadable =
+        |error| Error::Storage(StorageError::File { path: source.display().to_string(), source: error });
     let mut hasher = Xxh3::new();
     if kind == ImportSource::Directory {
         // Only names: reading all files would take as long as packing them.

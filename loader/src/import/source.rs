@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::lines::read_line;
 use super::record::KNOWN_COLUMNS;
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result};
 
 /// Kind of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,12 +26,14 @@ pub(super) enum ImportSource {
 impl ImportSource {
     /// Detects the kind from the path and the start of the file.
     pub(super) fn detect(path: &Path) -> Result<Self> {
-        let unreadable = |source| Error::File { path: path.display().to_string(), source };
+        let unreadable = |source| Error::file(path, source);
         let metadata = fs::metadata(path).map_err(unreadable)?;
         if metadata.is_dir() {
             return match saved_by_datasets(path) {
                 None => Ok(Self::Directory),
-                Some(reason) => Err(Error::Pack { path: path.display().to_string(), reason }),
+                Some(reason) => {
+                    Err(Error::Output(OutputError::Pack { path: path.display().to_string(), reason }))
+                }
             };
         }
         if metadata.is_file() {
@@ -43,7 +45,7 @@ impl ImportSource {
             }
         }
         let reason = "expected a directory, JSON, JSON Lines or a `.csv` file".to_owned();
-        Err(Error::Pack { path: path.display().to_string(), reason })
+        Err(Error::Output(OutputError::Pack { path: path.display().to_string(), reason }))
     }
 
     /// Describes what forms a sample in such a source, for messages.
@@ -73,7 +75,7 @@ fn saved_by_datasets(directory: &Path) -> Option<String> {
 /// Distinguishes a document from JSON Lines. An array is a document. An object is the first of many lines if
 /// it ends with its line, unless all of its values are objects, as in an object of id → entry.
 fn sniff_json(path: &Path) -> Result<Option<ImportSource>> {
-    let unreadable = |source| Error::File { path: path.display().to_string(), source };
+    let unreadable = |source| Error::file(path, source);
     let mut reader = open_text(path).map_err(unreadable)?;
     let mut line = Vec::new();
     let is_whole = loop {
@@ -112,6 +114,7 @@ pub(super) fn open_text(path: &Path) -> std::io::Result<BufReader<File>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::StorageError;
 
     fn detect(name: &str, content: &str) -> Option<ImportSource> {
         let directory = tempfile::tempdir().unwrap();
@@ -160,6 +163,9 @@ mod tests {
 
     #[test]
     fn a_missing_source_is_an_access_error() {
-        assert!(matches!(ImportSource::detect(Path::new("/nowhere/at/all")), Err(Error::File { .. })));
+        assert!(matches!(
+            ImportSource::detect(Path::new("/nowhere/at/all")),
+            Err(Error::Storage(StorageError::File { .. }))
+        ));
     }
 }

@@ -10,14 +10,15 @@ use serde_json::{Map, Value};
 use super::packer::Packer;
 use super::record::{KNOWN_COLUMNS, SHOWN_MAX, is_known_column};
 use super::source::open_text;
-use crate::error::{Error, Result, excerpt, reason_of};
+use crate::error::{Error, OutputError, Result, StorageError, excerpt, reason_of};
 
 /// Packs every row; one whose number of values differs from the header is skipped.
 pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let shown = path.display();
-    let reader = open_text(path).map_err(|source| Error::File { path: shown.to_string(), source })?;
+    let reader = open_text(path)
+        .map_err(|source| Error::Storage(StorageError::File { path: shown.to_string(), source }))?;
     let mut table = ReaderBuilder::new().trim(Trim::All).from_reader(reader);
-    let fail = |reason: String| Error::Pack { path: shown.to_string(), reason };
+    let fail = |reason: String| Error::Output(OutputError::Pack { path: shown.to_string(), reason });
     let header = table.headers().map_err(|error| fail(reason_of(&error)))?.clone();
     if !header.iter().any(is_known_column) {
         let found: Vec<&str> = header.iter().collect();

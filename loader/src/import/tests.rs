@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{PackOptions, Packed, pack};
-use crate::error::Error;
+use crate::error::{Error, OutputError};
 use crate::flow::Progress;
 use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem, StreamedSamples};
 
@@ -266,7 +266,10 @@ fn an_empty_source_says_what_was_looked_for_and_leaves_no_file() {
     ];
     for (source, expected) in table {
         let error = workspace.pack(source).unwrap_err();
-        assert!(matches!(error, Error::Pack { .. }) && error.to_string().contains(expected), "{error}");
+        assert!(
+            matches!(error, Error::Output(OutputError::Pack { .. })) && error.to_string().contains(expected),
+            "{error}"
+        );
         assert!(fs::read_dir(workspace.0.path().join("out")).map_or(0, Iterator::count) == 0);
     }
 }
@@ -283,7 +286,7 @@ fn a_document_that_breaks_off_is_an_error_that_leaves_no_partial_shard() {
 fn shards_that_are_there_are_not_overwritten() {
     let workspace = Workspace::new(&[("a.txt", "1")]);
     workspace.pack("").unwrap();
-    assert!(matches!(workspace.pack(""), Err(Error::ShardExists { .. })));
+    assert!(matches!(workspace.pack(""), Err(Error::Output(OutputError::ShardExists { .. }))));
 }
 
 #[derive(Debug, Default)]

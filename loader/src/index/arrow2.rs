@@ -15,7 +15,7 @@ use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, to_ffi};
 use arrow_array::{Array as _, RecordBatch};
 
 use super::schema::{counter_digests, schema};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StorageError};
 
 // Both types are the structures of the C data interface, field by field, in C representation.
 const _: () = assert!(size_of::<FFI_ArrowArray>() == size_of::<ArrowArray>());
@@ -29,9 +29,10 @@ const _: () = assert!(align_of::<FFI_ArrowSchema>() == align_of::<ArrowSchema>()
 /// The columns are those of the index; metadata of the schema are dropped.
 ///
 /// # Errors
-/// [`Error::Index`] if the columns are not those of an index, or if arrow2 rejects them.
+/// [`Error::Storage`] if the columns are not those of an index, or if arrow2 rejects them.
 pub fn to_arrow2(batch: &RecordBatch) -> Result<(Schema, Chunk<Box<dyn Array>>)> {
-    let refused = |reason: String| Error::Index { path: "record batch".to_owned(), reason };
+    let refused =
+        |reason: String| Error::Storage(StorageError::Index { path: "record batch".to_owned(), reason });
     let found = batch.schema();
     if found.fields() != schema(String::new(), counter_digests(&found)).fields() {
         return Err(refused("expected the columns of an index".to_owned()));
@@ -184,6 +185,6 @@ mod tests {
         let other = ArrowRsSchema::new(vec![Field::new("key", DataType::UInt64, false)]);
         let other =
             RecordBatch::try_new(Arc::new(other), vec![Arc::new(UInt64Array::from(vec![1]))]).unwrap();
-        assert!(matches!(to_arrow2(&other), Err(Error::Index { .. })));
+        assert!(matches!(to_arrow2(&other), Err(Error::Storage(StorageError::Index { .. }))));
     }
 }

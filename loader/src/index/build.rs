@@ -128,7 +128,7 @@ pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compressi
 /// Returns length and modification time of a shard's file.
 ///
 /// # Errors
-/// [`Error::Read`] with the system's error, [`Error::Config`] if the shard is a stream.
+/// [`Error::Storage`] with the system's error, [`Error::Config`] if the shard is a stream.
 pub(crate) fn identity_of_file(shard: &Shard) -> Result<Identity> {
     let path = shard.path().ok_or_else(|| Error::Config {
         setting: "dataset",
@@ -174,7 +174,7 @@ impl Builder {
     /// Reads an uncompressed shard: at the header locations known to another tool, or from its start.
     ///
     /// # Errors
-    /// [`Error::Read`] if it cannot be read, or changes meanwhile.
+    /// [`Error::Storage`] if it cannot be read, or changes meanwhile.
     fn build_plain(
         mut self,
         shard: &Shard,

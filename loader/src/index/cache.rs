@@ -24,7 +24,7 @@ use super::schema::IndexedShard;
 use super::spill::Spill;
 use super::text_counts::TokenCounts;
 use super::{Index, no_samples};
-use crate::error::{Error, Result, Skipped};
+use crate::error::{Error, Result, Skipped, StorageError};
 use crate::flow::{NoProgress, Progress};
 use crate::media::VideoSampling;
 use crate::shard::tar::ranged::RangedEntries;
@@ -142,7 +142,7 @@ fn locked(
 ) -> Result<std::io::Result<(PathBuf, File)>> {
     let lock = lock_first_writable(candidates, name);
     match (&options.directory, lock) {
-        (Some(directory), Err(source)) => Err(Error::File { path: directory.display().to_string(), source }),
+        (Some(directory), Err(source)) => Err(Error::file(directory, source)),
         (_, lock) => Ok(lock),
     }
 }
@@ -161,15 +161,14 @@ fn write_locked(
         .map_err(|error| index_error(Some(&candidates[0].join(&name)), &error))?;
     let path = match (write_to_first(&candidates, &name, &index, &mut spill), &options.directory) {
         (Ok(path), _) => path,
-        (Err(Error::File { .. }), None) => {
+        (Err(Error::Storage(StorageError::File { .. })), None) => {
             let encoded = index.write(&spill, Vec::new()).map_err(|fault| fault_in(IN_MEMORY, fault))?;
             return decode_in_memory(shards, &encoded.into(), options);
         }
         (Err(error), _) => return Err(error),
     };
     drop((index, spill));
-    let read =
-        read_private(&path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
+    let read = read_private(&path).map_err(|source| Error::file(&path, source))?;
     let decoded = decode_index(&read).map_err(|error| index_error(Some(&path), &error))?;
     assemble(shards, decoded, Some(path), options)
 }
@@ -179,8 +178,9 @@ pub(super) fn store(shards: &[Shard], built: Vec<SpilledShard>, mut spill: Spill
     let stats = stats(shards)?;
     let name = file_name(shards, &stats);
     let candidates = directories(shards, &IndexOptions::default());
-    let (directory, _lock) = lock_first_writable(&candidates, &name)
-        .map_err(|source| Error::File { path: candidates[0].display().to_string(), source })?;
+    let (directory, _lock) = lock_first_writable(&candidates, &name).map_err(|source| {
+        Error::Storage(StorageError::File { path: candidates[0].display().to_string(), source })
+    })?;
     let index = IndexFile::new(built, None, VideoSampling::default())
         .map_err(|error| index_error(Some(&directory.join(&name)), &error))?;
     write_to_first(&candidates, &name, &index, &mut spill)
@@ -201,7 +201,7 @@ fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes, options: &IndexOptions)
 /// Returns the error of an index that cannot be encoded or decoded; without a path, one in memory.
 pub(super) fn index_error(path: Option<&Path>, error: &arrow_schema::ArrowError) -> Error {
     let path = path.map_or_else(|| IN_MEMORY.to_owned(), |path| path.display().to_string());
-    Error::Index { path, reason: error.to_string() }
+    Error::Storage(StorageError::Index { path, reason: error.to_string() })
 }
 
 fn assemble(
@@ -417,7 +417,7 @@ mod tests {
         let blocked = directory.path().join("file");
         std::fs::write(&blocked, b"").unwrap();
         let error = write_to_first(&[blocked], "a.arrow", &index, &mut spill).unwrap_err();
-        assert!(matches!(error, Error::File { .. }), "{error}");
+        assert!(matches!(error, Error::Storage(StorageError::File { .. })), "{error}");
         assert!(!spill.has_files());
         let path = write_to_first(&[directory.path().to_owned()], "a.arrow", &index, &mut spill).unwrap();
         assert!(std::fs::read(path).unwrap() == expected);

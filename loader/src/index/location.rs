@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::encode::{IndexFile, WriteFault};
 use super::spill::Spill;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StorageError};
 use crate::store::{Patience, lock_patiently};
 
 /// Patience with another process that builds the same index: it may read many shards.
@@ -69,7 +69,7 @@ fn remove_leftovers(directory: &Path, name: &str) {
 /// Writes the index to the first directory that accepts it, so that a full disk is skipped.
 ///
 /// # Errors
-/// [`Error::File`] if no directory accepts it, or if its rows cannot be read back; [`Error::Index`] if it
+/// [`Error::Storage`] if no directory accepts it, or if its rows cannot be read back or if it
 /// cannot be encoded.
 pub(super) fn write_to_first(
     directories: &[PathBuf],
@@ -78,9 +78,11 @@ pub(super) fn write_to_first(
     spill: &mut Spill,
 ) -> Result<PathBuf> {
     let written = try_each(directories, name, index, spill);
-    if matches!(written, Err(Error::File { .. })) && spill.has_files() {
+    if matches!(written, Err(Error::Storage(StorageError::File { .. }))) && spill.has_files() {
         // The rows, which take as much room as the index, may be what fills the disk.
-        spill.hold_all().map_err(|source| Error::File { path: name.to_owned(), source })?;
+        spill
+            .hold_all()
+            .map_err(|source| Error::Storage(StorageError::File { path: name.to_owned(), source }))?;
         return try_each(directories, name, index, spill);
     }
     written
@@ -93,20 +95,24 @@ fn try_each(directories: &[PathBuf], name: &str, index: &IndexFile, spill: &Spil
         match write_atomically(&path, index, spill) {
             Ok(()) => return Ok(path),
             Err(WriteFault::Write(source)) => {
-                refused = refused.or(Some(Error::File { path: path.display().to_string(), source }));
+                refused = refused.or(Some(Error::file(&path, source)));
             }
             Err(fault) => return Err(fault_in(&path.display().to_string(), fault)),
         }
     }
     let source = std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index is writable");
-    Err(refused.unwrap_or(Error::File { path: name.to_owned(), source }))
+    Err(refused.unwrap_or(Error::Storage(StorageError::File { path: name.to_owned(), source })))
 }
 
 /// Returns the error of an index file that cannot be written.
 pub(super) fn fault_in(path: &str, fault: WriteFault) -> Error {
     match fault {
-        WriteFault::Encode(error) => Error::Index { path: path.to_owned(), reason: error.to_string() },
-        WriteFault::Rows(source) | WriteFault::Write(source) => Error::File { path: path.to_owned(), source },
+        WriteFault::Encode(error) => {
+            Error::Storage(StorageError::Index { path: path.to_owned(), reason: error.to_string() })
+        }
+        WriteFault::Rows(source) | WriteFault::Write(source) => {
+            Error::Storage(StorageError::File { path: path.to_owned(), source })
+        }
     }
 }
 

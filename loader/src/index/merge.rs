@@ -26,7 +26,7 @@ use super::rows::ShardRows;
 use super::schema::IndexedShard;
 use super::spill::Spill;
 use super::{Index, no_samples};
-use crate::error::{Error, Result, ShardFault};
+use crate::error::{DataError, Error, Result, ShardFault};
 use crate::media::VideoSampling;
 use crate::shard::Shard;
 use crate::store::Identity;
@@ -78,7 +78,7 @@ impl PartBuilder {
     /// Adds a shard whose rows are in `spill`.
     ///
     /// # Errors
-    /// [`Error::Index`] if it cannot be encoded, [`Error::File`] if its rows cannot be read.
+    /// [`Error::Storage`] if it cannot be encoded or if its rows cannot be read.
     pub(super) fn push(&mut self, url: &str, built: SpilledShard, spill: &Spill) -> Result<()> {
         let index = IndexFile::new(vec![built], None, self.sampling);
         let index = index.map_err(|error| index_error(None, &error))?;
@@ -109,7 +109,8 @@ pub(super) fn merge_parts(
     let mut spill = Spill::new(directories(&shards, options));
     let mut slots: Vec<Option<PartShard<SpilledShard>>> = shards.iter().map(|_| None).collect();
     for (number, part) in parts.enumerate() {
-        let covered = read_part(&part).map_err(|reason| Error::IndexPart { part: number, reason })?;
+        let covered =
+            read_part(&part).map_err(|reason| Error::Data(DataError::IndexPart { part: number, reason }))?;
         for covered in covered {
             let place = places.take(&covered)?;
             let PartShard { url, built, sampling } = covered;
@@ -159,7 +160,7 @@ impl ShardNumbers {
     /// Returns the index of a shard: by URL, else by base name, as the directory may have another path
     /// elsewhere.
     fn take(&mut self, covered: &PartShard<EncodedShard>) -> Result<usize> {
-        let fault = |fault| Error::IndexShard { shard: covered.url.clone(), fault };
+        let fault = |fault| Error::Data(DataError::IndexShard { shard: covered.url.clone(), fault });
         let place = if let Some(places) = self.by_url.get_mut(&covered.url) {
             places.pop().ok_or(fault(ShardFault::Repeated))?
         } else {
@@ -180,7 +181,7 @@ fn checked(
     slot: Option<PartShard<SpilledShard>>,
     options: &IndexOptions,
 ) -> Result<SpilledShard> {
-    let fault = |fault| Error::IndexShard { shard: shard.url.to_string(), fault };
+    let fault = |fault| Error::Data(DataError::IndexShard { shard: shard.url.to_string(), fault });
     let PartShard { url, mut built, sampling } = slot.ok_or(fault(ShardFault::Missing))?;
     let summary = &mut built.summary;
     if !is_version(&summary.shard, identity) {
@@ -218,7 +219,7 @@ fn check_counters(shards: &[Shard], built: &[SpilledShard]) -> Result<()> {
     match built.iter().position(|built| digests(built) != first) {
         Some(other) => {
             let shard = shards[other].url.to_string();
-            Err(Error::IndexShard { shard, fault: ShardFault::OtherCounters })
+            Err(Error::Data(DataError::IndexShard { shard, fault: ShardFault::OtherCounters }))
         }
         None => Ok(()),
     }

@@ -38,7 +38,7 @@ pub(crate) use self::writer::WrittenIndex;
 pub use arrow_array::RecordBatch;
 
 use self::rows::ShardRows;
-use crate::error::{Error, Result, Skipped};
+use crate::error::{Error, Result, SelectionError, Skipped};
 use crate::media::VideoSampling;
 use crate::shard::Shard;
 
@@ -61,9 +61,9 @@ impl Index {
     /// Opens the index of `shards`; builds it first if it is missing or a shard has changed.
     ///
     /// # Errors
-    /// [`Error::Config`] if a shard is a stream, which cannot be indexed; [`Error::Read`] if a shard cannot
-    /// be read; [`Error::NoSamples`] if there is no good sample; [`Error::File`] if a configured index
-    /// directory cannot be written.
+    /// [`Error::Config`] if a shard is a stream, which cannot be indexed; [`Error::Storage`] if a shard
+    /// cannot be read; [`Error::Selection`] if there is no good sample; [`Error::Storage`] if a configured
+    /// index directory cannot be written.
     pub fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Self> {
         cache::open_or_build(shards, options)
     }
@@ -76,7 +76,8 @@ impl Index {
     /// indexes. Shards are read one at a time.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no shard, or one is a stream; [`Error::Read`] if a shard cannot be read.
+    /// [`Error::Config`] if there is no shard, or one is a stream; [`Error::Storage`] if a shard cannot be
+    /// read.
     pub fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec<u8>> {
         merge::build_part(shards, options)
     }
@@ -89,7 +90,7 @@ impl Index {
     /// under another path.
     ///
     /// # Errors
-    /// [`Error::IndexPart`] if a part is damaged, truncated or not a part; [`Error::IndexShard`] if a shard
+    /// [`Error::Data`] if a part is damaged, truncated or not a part or if a shard
     /// is not covered exactly once, has changed since, or was read with other options; then the errors of
     /// [`Self::open_or_build`].
     pub fn merge_parts(
@@ -210,5 +211,5 @@ fn no_samples(shards: &[Shard], skipped: &[Skipped]) -> Error {
         }
         None => "no entry name has the form KEY.EXTENSION".into(),
     };
-    Error::NoSamples { dataset: crate::shard::display_shards(shards), reason }
+    Error::Selection(SelectionError::NoSamples { dataset: crate::shard::display_shards(shards), reason })
 }

@@ -28,7 +28,7 @@ const PACKED_BYTES_AHEAD: u64 = 16 << 20;
 /// Reads a remote shard into `builder`, and sets its compression.
 ///
 /// # Errors
-/// [`crate::Error::Read`] if the store fails permanently.
+/// [`crate::Error::Storage`] if the store fails permanently.
 pub(super) fn push_remote(
     builder: &mut Builder,
     shard: &Shard,

@@ -67,7 +67,7 @@ impl WrittenIndex {
     /// Completes the shard under construction, which must have its final name.
     ///
     /// # Errors
-    /// [`crate::Error::Read`] if its size cannot be determined, [`crate::Error::Index`] if its rows cannot be
+    /// [`crate::Error::Storage`] if its size cannot be determined or if its rows cannot be
     /// encoded.
     pub(crate) fn end_shard(&mut self) -> Result<()> {
         let Some(OpenShard { shard, mut assembler, mut builder }) = self.open.take() else { return Ok(()) };
@@ -93,7 +93,7 @@ impl WrittenIndex {
     /// Writes the index of all finished shards to its usual location; `None` without shards.
     ///
     /// # Errors
-    /// [`crate::Error::File`] if it cannot be written, [`crate::Error::Index`] if it cannot be encoded; the
+    /// [`crate::Error::Storage`] if it cannot be written or if it cannot be encoded; the
     /// shards are kept, and indexed on first use.
     pub(crate) fn finish(mut self) -> Result<Option<PathBuf>> {
         let Some(spill) = self.spill else { return Ok(None) };
@@ -108,7 +108,7 @@ impl WrittenIndex {
     /// Returns the rows of all finished shards, if any, as a part of an index.
     ///
     /// # Errors
-    /// [`crate::Error::Index`] if they cannot be encoded, [`crate::Error::File`] if they cannot be read back.
+    /// [`crate::Error::Storage`] if they cannot be encoded or if they cannot be read back.
     pub(crate) fn finish_part(self) -> Result<Vec<u8>> {
         let mut part = PartBuilder::new(self.finished.len(), VideoSampling::default());
         if let Some(spill) = self.spill {

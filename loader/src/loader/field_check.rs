@@ -9,7 +9,7 @@ use futures::StreamExt;
 
 use crate::dataset::Dataset;
 use crate::decode::Transforms;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SelectionError};
 use crate::shard::{FieldSelection, Shard, ShardItem, is_rereadable, scan_shards};
 
 /// Samples whose fields a message names.
@@ -18,7 +18,7 @@ const LISTED_SAMPLES: usize = 16;
 /// Checks that the datasets have a field of the selection, and one for every transform.
 ///
 /// # Errors
-/// [`Error::NoField`].
+/// [`Error::Selection`].
 pub(super) fn check_indexed(
     datasets: &[Dataset],
     fields: &FieldSelection,
@@ -54,5 +54,5 @@ pub(super) async fn no_field_in_stream(
 
 fn no_field(setting: &'static str, names: &FieldSelection, samples: u64, found: &BTreeSet<&str>) -> Error {
     let found = found.iter().map(|&extension| extension.to_owned()).collect();
-    Error::NoField { setting, fields: names.to_string(), samples, found }
+    Error::Selection(SelectionError::NoField { setting, fields: names.to_string(), samples, found })
 }

@@ -29,7 +29,7 @@ impl ModelDirectory {
     /// Reads a directory, or the `config.json` in it.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if it is not JSON.
+    /// [`Error::Storage`] if a file cannot be read, [`Error::Config`] if it is not JSON.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = if path.is_dir() { path.join(CONFIG_FILE) } else { path.to_owned() };
@@ -104,7 +104,7 @@ impl ModelDirectory {
 }
 
 fn read_json(path: &Path) -> Result<Value> {
-    let failed = |source| Error::File { path: path.display().to_string(), source };
+    let failed = |source| Error::file(path, source);
     let refused = |reason| Error::Config { setting: "model", reason };
     let bytes = std::fs::metadata(path).map_err(failed)?.len();
     if bytes > FILE_BYTES_MAX {

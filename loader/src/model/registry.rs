@@ -12,14 +12,14 @@ use dflop_costmodel::{ModelSpec, Module, ProfileOptions};
 
 use super::directory::ModelDirectory;
 use super::hub_cache::cached_checkpoint;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StorageError};
 use crate::prepare::image::ImageProcessor;
 
 /// Returns the model of one name, or the model that several make together.
 ///
 /// # Errors
 /// [`Error::Model`] if a name is neither a preset nor a directory, with the known presets, or if the parts do
-/// not make a model; [`Error::File`] and [`Error::Config`] if a directory cannot be read.
+/// not make a model; [`Error::Storage`] and [`Error::Config`] if a directory cannot be read.
 pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     if let [name] = names {
         return match directory_of(name.as_ref())? {
@@ -81,12 +81,12 @@ fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
 /// Reads a profile: a CSV file, or all `.csv` files of a directory in the order of their names.
 ///
 /// # Errors
-/// [`Error::File`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if
+/// [`Error::Storage`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if
 /// the files are not a profile, or not one profile.
 pub fn read_profile(path: &Path) -> Result<Profile> {
     let failed = |path: &Path| {
         let path = path.display().to_string();
-        move |source| Error::File { path, source }
+        move |source| Error::Storage(StorageError::File { path, source })
     };
     let mut paths = vec![path.to_owned()];
     if path.is_dir() {

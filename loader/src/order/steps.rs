@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::epoch::{EpochOrder, Order};
 use super::mixture::{MixRules, Origin, POSITION_MAX, Segments, SegmentsInput};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SelectionError};
 
 /// Treatment of the samples of an epoch that do not fill a global batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -117,7 +117,7 @@ impl Steps {
     /// Returns the samples of a step, in global order.
     ///
     /// # Errors
-    /// [`crate::error::Error::RunEnded`] if the run has no such step; [`crate::error::Error::Config`] if the
+    /// [`Error::Selection`] if the run has no such step; [`crate::error::Error::Config`] if the
     /// step lies before the one where a changed run was taken up, or too far out.
     pub fn samples(&self, step: u64) -> Result<Vec<StepSample>> {
         let positions = self.pace.positions(step)?;
@@ -219,11 +219,11 @@ impl StepPositions {
     /// Position of the first sample of a step, or of the end of the run.
     ///
     /// # Errors
-    /// [`Error::RunEnded`] if the step lies behind the end; [`Error::Config`] if it lies before the origin,
+    /// [`Error::Selection`] if the step lies behind the end; [`Error::Config`] if it lies before the origin,
     /// or too far out.
     pub(crate) fn position(&self, step: u64) -> Result<u64> {
         if let Some(steps) = self.len().filter(|&steps| step > steps) {
-            return Err(Error::RunEnded { step, steps });
+            return Err(Error::Selection(SelectionError::RunEnded { step, steps }));
         }
         let Some(steps) = step.checked_sub(self.origin.step) else {
             let origin = self.origin.step;
@@ -248,10 +248,10 @@ impl StepPositions {
     /// Positions of a step.
     ///
     /// # Errors
-    /// [`Error::RunEnded`] if the run has ended before the step; those of [`Self::position`].
+    /// [`Error::Selection`] if the run has ended before the step; those of [`Self::position`].
     pub(crate) fn positions(&self, step: u64) -> Result<std::ops::Range<u64>> {
         if let Some(steps) = self.len().filter(|&steps| step >= steps) {
-            return Err(Error::RunEnded { step, steps });
+            return Err(Error::Selection(SelectionError::RunEnded { step, steps }));
         }
         let start = self.position(step)?;
         let mut end = start.saturating_add(self.global_batch);

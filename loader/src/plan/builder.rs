@@ -273,10 +273,10 @@ impl StepPlannerBuilder {
     /// Checks that the settings fit each other, the model and the dataset.
     ///
     /// # Errors
-    /// [`Error::Config`] if a count is zero, if the stages do not name every module of the model or do not fit
-    /// the schedule, if the global batch has fewer samples than there are microbatches on all ranks or more than
-    /// the datasets, if the tail drops every sample, or if a mixture's weights do not fit its datasets;
-    /// [`Error::State`] if a state does not fit, with the shard that changed.
+    /// [`Error::Config`] if a count is zero, if the stages do not name every module of the model or do not
+    /// fit the schedule, if the global batch has fewer samples than there are microbatches on all ranks or
+    /// more than the datasets, if the tail drops every sample, or if a mixture's weights do not fit its
+    /// datasets; [`Error::State`] if a state does not fit, with the shard that changed.
     pub fn build(self) -> Result<StepPlanner> {
         let free = self.model.predict(&SampleShape::default());
         let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;

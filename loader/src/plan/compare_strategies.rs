@@ -9,7 +9,7 @@ use dflop_costmodel::percentile;
 
 use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
-use crate::error::{Error, Result};
+use crate::error::{Error, PlanError, Result};
 
 /// Simulated times of one strategy over several steps.
 #[derive(Debug, Clone, PartialEq)]
@@ -90,7 +90,7 @@ pub fn simulate_plan(
     plan: &StepPlan,
     schedule: ScheduleKind,
 ) -> Result<Vec<Simulation>> {
-    let plan_error = |source| Error::Plan { step: plan.step, source };
+    let plan_error = |source| Error::Plan(PlanError::Unsolved { step: plan.step, source });
     let (instance, ranks) = planner.as_run(plan).map_err(plan_error)?;
     let pipeline = planner.pipeline();
     let stages: usize = pipeline.stages.iter().sum();

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dflop_costmodel::{Module, ModuleTimes, SampleCost, SampleShape};
 
-use crate::error::{BoxError, Error, Result};
+use crate::error::{BoxError, Error, Result, UserCodeError};
 
 /// Sample of a global batch, as the argument of a cost function.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,7 +38,7 @@ pub trait CostFunction: Debug + Send + Sync {
     /// - `modules`: modules of the model; rows have their times in this order
     ///
     /// # Errors
-    /// Ends the stream, as [`Error::CostFunction`].
+    /// Ends the stream, as [`Error::UserCode`].
     fn module_ns(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<ModuleTimes>, BoxError>;
 
     /// Returns whether [`Self::costs`] counts tokens itself, for a model that the cost model does not know:
@@ -51,7 +51,7 @@ pub trait CostFunction: Debug + Send + Sync {
     /// of the cost model.
     ///
     /// # Errors
-    /// Ends the stream, as [`Error::CostFunction`].
+    /// Ends the stream, as [`Error::UserCode`].
     fn costs(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<SampleCost>, BoxError> {
         let times = self.module_ns(modules, samples)?;
         if times.len() != samples.len() {
@@ -88,7 +88,7 @@ pub(super) fn ask(
     modules: &[Module],
     samples: &[CostInput<'_>],
 ) -> Result<Vec<SampleCost>> {
-    let fail = |source| Error::CostFunction { step, source };
+    let fail = |source| Error::UserCode(UserCodeError::CostFunction { step, source });
     let answer = catch_unwind(AssertUnwindSafe(|| function.costs(modules, samples)));
     let costs = answer.unwrap_or_else(|_| Err(CostFault::Panicked.into())).map_err(fail)?;
     check(&costs, modules.len(), samples).map_err(|fault| fail(fault.into()))?;
@@ -145,7 +145,9 @@ mod tests {
         };
         assert_eq!(answer(1).unwrap().len(), 2);
         let error = answer(2).unwrap_err();
-        let Error::CostFunction { step: 7, source } = error else { panic!("{error}") };
+        let Error::UserCode(UserCodeError::CostFunction { step: 7, source }) = error else {
+            panic!("{error}")
+        };
         assert_eq!(source.to_string(), "the sum of its times overflows at sample `b`");
     }
 }

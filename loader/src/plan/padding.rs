@@ -16,7 +16,7 @@ use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 use super::planner::{StepCut, StepPlanner};
 use super::step_plan::StepPlan;
-use crate::error::{Error, Result};
+use crate::error::{Error, PlanError, Result};
 use crate::order::StepSample;
 use crate::sample::BatchLayout;
 
@@ -181,7 +181,7 @@ impl StepPlanner {
     /// Cuts a step into microbatches that have room for their samples.
     ///
     /// # Errors
-    /// [`Error::StepTooLong`] if the samples do not fit; else [`Error::Plan`].
+    /// [`Error::Plan`] that names the tokens that would do, if the samples do not fit.
     pub(super) fn cut_padded(
         &self,
         step: u64,
@@ -196,7 +196,7 @@ impl StepPlanner {
         if padding.to.layout.is_packed() {
             return self.cut_packed(padded).map(StepCut::from).map_err(|source| match source {
                 CapItem { .. } | CapTotal { .. } | CapUnmet { .. } => self.too_long(step, padded, &source),
-                source => Error::Plan { step, source },
+                source => Error::Plan(PlanError::Unsolved { step, source }),
             });
         }
         if longest > padding.to.tokens {
@@ -206,7 +206,7 @@ impl StepPlanner {
         let as_row = |cost: &SampleCost| SampleCost { tokens: padding.to.tokens as u32, ..*cost };
         let rows: Vec<SampleCost> = costs.iter().map(as_row).collect();
         let instance = self.instance(samples, &rows).and_then(|instance| self.cut(&instance, &rows));
-        instance.map_err(|source| Error::Plan { step, source })
+        instance.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))
     }
 
     /// Cuts into packed microbatches of a fixed length.
@@ -281,7 +281,7 @@ impl StepPlanner {
     pub(super) fn makespan_ns(&self, plan: &StepPlan) -> Result<u64> {
         let run =
             self.as_run(plan).and_then(|(instance, ranks)| self.pipeline().makespan_ns(&instance, &ranks));
-        run.map_err(|source| Error::Plan { step: plan.step, source })
+        run.map_err(|source| Error::Plan(PlanError::Unsolved { step: plan.step, source }))
     }
 
     /// Explains why a step does not fit, and names a sufficient length.
@@ -296,14 +296,14 @@ impl StepPlanner {
         } else {
             format!("the longest sample has {longest}, and no partition was found")
         };
-        Error::StepTooLong {
+        Error::Plan(PlanError::StepTooLong {
             step,
             tokens: total(costs),
             microbatches: self.config.dp_size * self.config.microbatches,
             tokens_max: padded.tokens_max(),
             tokens_needed: self.tokens_needed(padded),
             reason,
-        }
+        })
     }
 
     /// Returns the smallest fixed length at which a partition of the step was found.

@@ -16,7 +16,7 @@ use super::lockstep::{Synchronization, alike_together, in_lockstep_ns, one_after
 use super::padding::{PadTo, Padding};
 use super::step_plan::{StepPlan, digest};
 use crate::dataset::Dataset;
-use crate::error::{Error, Result, check_at_most, reason_of};
+use crate::error::{Error, PlanError, Result, check_at_most, reason_of};
 use crate::index::{Index, SampleRow};
 use crate::order::{LoaderState, MixRules, Mixture, RunSettings, Shuffle, StepSample, Steps, Tail};
 
@@ -109,8 +109,8 @@ impl StepPlanner {
     /// Saves the position of the run before a step.
     ///
     /// # Errors
-    /// [`Error::RunEnded`] if the run ends before the step; [`Error::Config`] if the step lies before the one
-    /// at which changed data or another global batch was accepted.
+    /// [`Error::Selection`] if the run ends before the step; [`Error::Config`] if the step lies before the
+    /// one at which changed data or another global batch was accepted.
     pub fn state(&self, step: u64) -> Result<LoaderState> {
         check_at_most("step", step, builder::COUNT_MAX)?;
         LoaderState::save(self.run(), self.steps.pace(), self.source.first_epoch, step)
@@ -172,8 +172,8 @@ impl StepPlanner {
     ///
     /// # Errors
     /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total.
-    /// [`Error::StepTooLong`] if the samples do not fit into microbatches of a fixed length.
-    /// [`Error::RunEnded`] if the run has no such step. [`Error::CostFunction`] if there is one and it fails.
+    /// [`Error::Plan`] if the samples do not fit into microbatches of a fixed length.
+    /// [`Error::Selection`] if the run has no such step. [`Error::UserCode`] if there is one and it fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
         check_at_most("step", step, builder::COUNT_MAX)?;
         let samples = self.steps.samples(step)?;
@@ -187,7 +187,7 @@ impl StepPlanner {
         } else {
             let instance = self.instance(&samples, &costs);
             let cut = instance.and_then(|instance| self.cut(&instance, &costs));
-            cut.map_err(|source| Error::Plan { step, source })?
+            cut.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?
         };
         let is_sorted = self.config.synchronization == Some(Synchronization::PerMicrobatch)
             && !self.config.strategy.is_blind();

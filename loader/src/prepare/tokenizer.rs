@@ -35,7 +35,7 @@ impl Tokenizer {
     /// Reads a tokenizer from a model directory, or from a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if its content is invalid.
+    /// [`Error::Storage`] if a file cannot be read, [`Error::Config`] if its content is invalid.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
@@ -166,7 +166,7 @@ fn in_file(path: &Path, error: Error) -> Error {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    let failed = |source| Error::File { path: path.display().to_string(), source };
+    let failed = |source| Error::file(path, source);
     let bytes = std::fs::metadata(path).map_err(failed)?.len();
     if bytes > FILE_BYTES_MAX {
         let reason = format!("`{}` has {bytes} bytes, expected at most {FILE_BYTES_MAX}", path.display());

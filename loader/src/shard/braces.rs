@@ -3,7 +3,7 @@
 //! Patterns also come from files that are published with a dataset, so the work of an expansion is bounded:
 //! in groups, in names and in bytes.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SelectionError};
 
 /// Most names of an expansion.
 const NAMES_MAX: usize = 1_000_000;
@@ -25,13 +25,14 @@ impl Expansion {
     /// Appends the names that a pattern expands to, in order.
     ///
     /// # Errors
-    /// [`Error::ShardList`] if there are too many names, groups, bytes or digits.
+    /// [`Error::Selection`] if there are too many names, groups, bytes or digits.
     pub(crate) fn add(&mut self, pattern: &str) -> Result<()> {
         if pattern.bytes().filter(|byte| *byte == b'{').count() > GROUPS_MAX {
             let reason = format!("a pattern may have at most {GROUPS_MAX} opening braces");
-            return Err(Error::ShardList { pattern: excerpt(pattern), reason });
+            return Err(Error::Selection(SelectionError::ShardList { pattern: excerpt(pattern), reason }));
         }
-        let refused = |reason| Error::ShardList { pattern: excerpt(pattern), reason };
+        let refused =
+            |reason| Error::Selection(SelectionError::ShardList { pattern: excerpt(pattern), reason });
         self.expand(pattern.to_owned()).map_err(refused)
     }
 

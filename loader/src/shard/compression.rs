@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
 use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 
-use crate::error::{Error, Result};
+use crate::error::{DataError, Error, Result};
 
 /// Largest window of a zstd frame, as a power of two in bytes (128 MiB), the same limit as in the reference
 /// decoder.
@@ -36,10 +36,11 @@ pub enum Compression {
 /// Detects the compression from the first bytes of a shard.
 ///
 /// # Errors
-/// [`Error::Shard`] if the format is not supported: bzip2 or xz.
+/// [`Error::Data`] if the format is not supported: bzip2 or xz.
 pub fn sniff_compression(shard: &Arc<str>, first: &[u8]) -> Result<Compression> {
-    let unsupported =
-        |format: &'static str| Err(Error::UnsupportedCompression { shard: shard.to_string(), format });
+    let unsupported = |format: &'static str| {
+        Err(Error::Data(DataError::UnsupportedCompression { shard: shard.to_string(), format }))
+    };
     match first {
         [0x1f, 0x8b, ..] => Ok(Compression::Gzip),
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Ok(Compression::Zstd),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::access::ShardAccess;
 use super::braces::Expansion;
 use super::wids::listed_shards;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SelectionError, StorageError};
 use crate::store::{
     Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, redact_name,
 };
@@ -71,7 +71,7 @@ impl Shard {
     /// Makes a shard of the URL of a remote object.
     ///
     /// # Errors
-    /// [`Error::ShardList`] if the URL is malformed or its store cannot be configured.
+    /// [`Error::Selection`] if the URL is malformed or its store cannot be configured.
     pub(crate) fn remote_at(url: String, stores: &Stores) -> Result<Self> {
         let url: Arc<str> = url.into();
         let location = Location::Remote(stores.object(&url)?);
@@ -101,14 +101,15 @@ impl Shard {
     /// Opens a shard that is not remote.
     ///
     /// # Errors
-    /// [`Error::Read`] if the file cannot be opened, the command cannot be started, or the shard is remote.
+    /// [`Error::Storage`] if the file cannot be opened, the command cannot be started, or the shard is
+    /// remote.
     pub(crate) fn open(&self) -> Result<Opened> {
         open(&self.location, self.read).map_err(|source| self.read_error(source))
     }
 
     /// Converts an error of the store to one that names the shard.
     pub(crate) fn read_error(&self, source: std::io::Error) -> Error {
-        Error::Read { shard: self.url.to_string(), source }
+        Error::Storage(StorageError::Read { shard: self.url.to_string(), source })
     }
 
     /// Returns the path of a local file, `None` for streams.
@@ -150,7 +151,10 @@ fn local_path(url: &str) -> Result<PathBuf> {
 }
 
 fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
-    Error::ShardList { pattern: redact_name(pattern).into_owned(), reason: reason.into() }
+    Error::Selection(SelectionError::ShardList {
+        pattern: redact_name(pattern).into_owned(),
+        reason: reason.into(),
+    })
 }
 
 /// Expands patterns to shards, in order, with the default [`ShardAccess`].
@@ -166,9 +170,9 @@ pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
 /// Blocks while the directory of a bucket is listed; no other pattern contacts a store.
 ///
 /// # Errors
-/// [`Error::ShardList`] if a pattern is malformed, uses an unset variable, an unsupported scheme, a directory
-/// without shards, or what is not allowed; or if there is no pattern. [`Error::Read`] if a directory cannot
-/// be listed, [`Error::Index`] if a JSON file is not a shard list.
+/// [`Error::Selection`] if a pattern is malformed, uses an unset variable, an unsupported scheme, a directory
+/// without shards, or what is not allowed; or if there is no pattern. [`Error::Storage`] if a directory
+/// cannot be listed or if a JSON file is not a shard list.
 pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
     let mut expansion = Expansion::default();
@@ -286,7 +290,7 @@ fn push_listed(list: &Path, access: &ShardAccess, shards: &mut Vec<Shard>) -> Re
                  trust do so",
                 shard.url
             );
-            return Err(Error::Index { path: list.display().to_string(), reason });
+            return Err(Error::Storage(StorageError::Index { path: list.display().to_string(), reason }));
         }
         shards.push(shard);
     }
@@ -312,7 +316,7 @@ fn is_shard_list(path: &Path) -> bool {
 
 fn remote_shards_in(directory: &RemoteObject, shard: &Shard) -> Result<Vec<String>> {
     let urls = list_directory(directory)
-        .map_err(|source| Error::Read { shard: shard.url.to_string(), source })?
+        .map_err(|source| Error::Storage(StorageError::Read { shard: shard.url.to_string(), source }))?
         .into_iter()
         .filter(|url| is_shard_name(url))
         .collect::<Vec<_>>();
@@ -329,7 +333,7 @@ fn is_shard_name(name: &str) -> bool {
 
 fn shards_in(directory: &Path) -> Result<Vec<String>> {
     let shown = directory.display().to_string();
-    let read_error = |source| Error::Read { shard: shown.clone(), source };
+    let read_error = |source| Error::Storage(StorageError::Read { shard: shown.clone(), source });
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(read_error)? {
         let path = entry.map_err(read_error)?.path();

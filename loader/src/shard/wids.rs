@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StorageError};
 use crate::store::local::read_file;
 use crate::store::redact_name;
 
@@ -80,11 +80,11 @@ pub fn parse_shard_list(bytes: &[u8]) -> Result<ShardList, String> {
 /// Reads the file at `path` and returns the URLs of its shards, resolved, in order.
 ///
 /// # Errors
-/// [`Error::Index`] if it is not a shard list, is empty or names a stream; [`Error::File`] if it cannot be
+/// [`Error::Storage`] if it is not a shard list, is empty or names a stream or if it cannot be
 /// read.
 pub(crate) fn listed_shards(path: &Path) -> Result<Vec<String>> {
     let shown = || path.display().to_string();
-    let invalid = |reason: String| Error::Index { path: shown(), reason };
+    let invalid = |reason: String| Error::Storage(StorageError::Index { path: shown(), reason });
     let bytes = read_file(path, BYTES_MAX)?.ok_or_else(|| invalid("no such file".to_owned()))?;
     let list = parse_shard_list(&bytes).map_err(invalid)?;
     if list.shards.is_empty() {

@@ -322,9 +322,9 @@ fn read_all(mut file: &File) -> Result<Bytes> {
 /// Reads a whole file of at most `bytes_max`; `None` if there is none.
 ///
 /// # Errors
-/// [`crate::Error::File`] if it cannot be read, [`crate::Error::Index`] if it is longer.
+/// [`crate::Error::Storage`] if it cannot be read or if it is longer.
 pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::Result<Option<Vec<u8>>> {
-    let error = |source| crate::Error::File { path: path.display().to_string(), source };
+    let error = |source| crate::Error::file(path, source);
     let file = match File::open(path) {
         Ok(file) => file,
         Err(missing) if missing.kind() == ErrorKind::NotFound => return Ok(None),
@@ -334,7 +334,10 @@ pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::Result<Option<Vec
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(error)?;
     if bytes.len() as u64 > bytes_max {
         let reason = format!("it is longer than {bytes_max} bytes");
-        return Err(crate::Error::Index { path: path.display().to_string(), reason });
+        return Err(crate::Error::Storage(crate::error::StorageError::Index {
+            path: path.display().to_string(),
+            reason,
+        }));
     }
     Ok(Some(bytes))
 }

@@ -108,8 +108,8 @@ impl StoresBuilder {
     /// Checks the settings; opens the cache's directory. No store is contacted.
     ///
     /// # Errors
-    /// [`Error::Config`] if a number is zero or too large, [`Error::File`] if the cache's directory cannot be
-    /// used.
+    /// [`Error::Config`] if a number is zero or too large, [`Error::Storage`] if the cache's directory cannot
+    /// be used.
     pub fn build(self) -> Result<Stores> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.requests_max == 0 {

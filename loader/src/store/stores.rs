@@ -16,7 +16,7 @@ use super::redact::redact_name;
 use super::settings::StoresBuilder;
 use super::upload::put_file;
 use super::url::RemoteUrl;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SelectionError};
 
 /// Cheap handle to remote stores, whose clones share connections, limits and cache.
 #[derive(Debug, Clone)]
@@ -74,9 +74,11 @@ impl Stores {
     /// Returns the object of a URL without requesting it.
     ///
     /// # Errors
-    /// [`Error::ShardList`] if the URL is malformed or its store cannot be configured.
+    /// [`Error::Selection`] if the URL is malformed or its store cannot be configured.
     pub(crate) fn object(&self, url: &Arc<str>) -> Result<RemoteObject> {
-        let invalid = |reason| Error::ShardList { pattern: redact_name(url).into_owned(), reason };
+        let invalid = |reason| {
+            Error::Selection(SelectionError::ShardList { pattern: redact_name(url).into_owned(), reason })
+        };
         let parsed = RemoteUrl::parse(url).map_err(invalid)?;
         let store = self.connect(&parsed, Retries::ByReader).map_err(invalid)?;
         Ok(RemoteObject::new(self.clone(), url.clone(), parsed, store))
@@ -88,8 +90,8 @@ impl Stores {
     /// the last byte is there.
     ///
     /// # Errors
-    /// [`Error::ShardList`] if the URL names no object, [`Error::File`] if the file cannot be read,
-    /// [`Error::Upload`] if the store refuses it for good.
+    /// [`Error::Selection`] if the URL names no object, [`Error::Storage`] if the file cannot be read or
+    /// if the store refuses it for good.
     pub fn put_file(&self, url: &str, path: &Path) -> Result<()> {
         put_file(self, url, path)
     }

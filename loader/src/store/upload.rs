@@ -15,7 +15,7 @@ use super::redact::redact_name;
 use super::stores::Stores;
 use super::tasks::spawn;
 use super::url::{RemoteUrl, StoreKind};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SelectionError, StorageError};
 
 /// Files up to this length are one request; longer ones are uploaded in parts. S3 requires at least 5 MiB per
 /// part and at most 10,000 parts, so the parts of very long files are longer.
@@ -27,15 +27,17 @@ const PARTS_AT_ONCE: usize = 8;
 
 /// Uploads a file, see [`Stores::put_file`].
 pub(super) fn put_file(stores: &Stores, url: &str, path: &Path) -> Result<()> {
-    let invalid = |reason: String| Error::ShardList { pattern: redact_name(url).into_owned(), reason };
+    let invalid = |reason: String| {
+        Error::Selection(SelectionError::ShardList { pattern: redact_name(url).into_owned(), reason })
+    };
     let parsed = RemoteUrl::parse(url).map_err(invalid)?;
     if parsed.is_directory {
         return Err(invalid("expected the URL of an object, found a directory".into()));
     }
     let retries = Retries::ByStore(stores.shared.settings.retry);
     let store = stores.connect(&parsed, retries).map_err(invalid)?;
-    let file = map_own(path).map_err(|source| Error::File { path: path.display().to_string(), source })?;
-    let failed = |source| Error::Upload { url: redact_name(url).into_owned(), source };
+    let file = map_own(path).map_err(|source| Error::file(path, source))?;
+    let failed = |source| Error::Storage(StorageError::Upload { url: redact_name(url).into_owned(), source });
     let (kind, stores) = (parsed.kind, stores.clone());
     let put = spawn(async move { put(&stores, store, &parsed, file).await });
     put.wait().map_err(failed)?.map_err(|error| failed(refused(&error, kind)))

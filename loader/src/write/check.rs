@@ -1,6 +1,6 @@
 //! Checks that a sample will be read back from a shard exactly as it was written.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result};
 use crate::shard::{is_metadata, split_key};
 
 /// Longest entry name, equal to the longest path in Linux.
@@ -13,7 +13,7 @@ pub(super) fn entry_name(key: &str, extension: &str) -> String {
 
 /// Checks a sample that follows the one with the key `last`, before any of it is written.
 pub(super) fn check_sample(key: &str, fields: &[(&str, &[u8])], last: Option<&str>) -> Result<()> {
-    let refuse = |reason: String| Err(Error::Write { key: key.to_owned(), reason });
+    let refuse = |reason: String| Err(Error::Output(OutputError::Write { key: key.to_owned(), reason }));
     if let Some(reason) = key_fault(key) {
         return refuse(reason.to_owned());
     }
@@ -82,7 +82,7 @@ mod tests {
     fn reason(key: &str, extensions: &[&str]) -> Option<String> {
         let fields: Vec<(&str, &[u8])> = extensions.iter().map(|&ext| (ext, b"x".as_slice())).collect();
         match check_sample(key, &fields, Some("before")) {
-            Err(Error::Write { reason, .. }) => Some(reason),
+            Err(Error::Output(OutputError::Write { reason, .. })) => Some(reason),
             _ => None,
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result, StorageError};
 use crate::shard::Shard;
 use crate::store::{Location, ReadMode, Stores, exists, is_remote, list_directory, redact_name};
 
@@ -33,9 +33,9 @@ impl Destination {
     /// Opens the destination; creates a missing directory.
     ///
     /// # Errors
-    /// [`Error::File`] if it cannot be created.
+    /// [`Error::Storage`] if it cannot be created.
     pub(super) fn open(directory: &Path, stores: &Stores) -> Result<Self> {
-        let error = |path: &Path, source| Error::File { path: path.display().to_string(), source };
+        let error = |path: &Path, source| Error::file(path, source);
         if let Some(url) = directory.to_str().filter(|name| is_remote(name)) {
             let staging = tempfile::Builder::new().prefix("dflop-shards-").tempdir();
             let staging = staging.map_err(|source| error(&std::env::temp_dir(), source))?;
@@ -57,16 +57,18 @@ impl Destination {
     /// Lists the names of all files in the destination; a hidden temporary file is listed by its final name.
     ///
     /// # Errors
-    /// [`Error::File`] for a directory, [`Error::Read`] for a store that cannot be listed.
+    /// [`Error::Storage`] for a directory or a store that cannot be listed.
     pub(super) fn names(&self) -> Result<Vec<String>> {
         match self {
-            Self::Directory(directory) => file_names(directory)
-                .map_err(|source| Error::File { path: directory.display().to_string(), source }),
+            Self::Directory(directory) => {
+                file_names(directory).map_err(|source| Error::file(directory, source))
+            }
             Self::Store { stores, url, .. } => {
                 let object = stores.object(&Arc::from(url.as_str()))?;
                 let listed = list_directory(&object);
-                let urls =
-                    listed.map_err(|source| Error::Read { shard: redact_name(url).into_owned(), source })?;
+                let urls = listed.map_err(|source| {
+                    Error::Storage(StorageError::Read { shard: redact_name(url).into_owned(), source })
+                })?;
                 Ok(urls.iter().filter_map(|url| url.rsplit('/').next()).map(str::to_owned).collect())
             }
         }
@@ -75,7 +77,7 @@ impl Destination {
     /// Returns the shard of this name, which may not exist yet.
     ///
     /// # Errors
-    /// [`Error::ShardList`] if the store cannot be configured.
+    /// [`Error::Selection`] if the store cannot be configured.
     pub(super) fn shard(&self, name: &str) -> Result<Shard> {
         match self {
             Self::Directory(directory) => {
@@ -91,8 +93,8 @@ impl Destination {
     /// is overwritten if `is_replaced`.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if the name is taken, in which case nothing changes; [`Error::File`] if the
-    /// file cannot be moved; [`Error::Read`] or [`Error::Upload`] if the store fails permanently.
+    /// [`Error::Output`] if the name is taken, in which case nothing changes; [`Error::Storage`] if the
+    /// file cannot be moved; [`Error::Storage`] if the store fails permanently.
     pub(super) fn put(&self, finished: &Path, name: &str, is_replaced: bool) -> Result<PathBuf> {
         match self {
             Self::Directory(directory) => put_in_directory(directory, finished, name),
@@ -105,7 +107,7 @@ impl Destination {
                     _ => false,
                 };
                 if is_there {
-                    return Err(Error::ShardExists { path: shard.url.to_string() });
+                    return Err(Error::Output(OutputError::ShardExists { path: shard.url.to_string() }));
                 }
                 stores.put_file(&format!("{url}{name}"), finished)?;
                 // A leftover file harms nobody, and the directory is removed with the writer.
@@ -118,9 +120,9 @@ impl Destination {
 
 fn put_in_directory(directory: &Path, finished: &Path, name: &str) -> Result<PathBuf> {
     let shard = directory.join(name);
-    let error = |source: io::Error| Error::File { path: shard.display().to_string(), source };
+    let error = |source: io::Error| Error::file(&shard, source);
     if shard.try_exists().map_err(error)? {
-        return Err(Error::ShardExists { path: shard.display().to_string() });
+        return Err(Error::Output(OutputError::ShardExists { path: shard.display().to_string() }));
     }
     fs::rename(finished, &shard).map_err(error)?;
     // Syncing the directory makes the name durable. Not every file system can do it; without it a power

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use super::destination::Destination;
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result};
 use crate::shard::Shard;
 
 /// Returns the first file that a writer would add to, or that a killed writer left.
@@ -27,13 +27,13 @@ impl Existing {
     /// Lists the finished shards and removes the remains of killed writers.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if another writer is active in the directory, or if a shard has a name that no
-    /// writer assigns; [`Error::File`] or [`Error::Read`] if the directory cannot be listed.
+    /// [`Error::Output`] if another writer is active in the directory, or if a shard has a name that no
+    /// writer assigns; [`Error::Storage`] if the directory cannot be listed.
     pub(super) fn scan(destination: &Destination) -> Result<Self> {
         let mut existing = Self::default();
         for name in shard_names(destination)? {
             let shard = destination.shard(&name)?;
-            let in_the_way = || Error::ShardExists { path: shard.url.to_string() };
+            let in_the_way = || Error::Output(OutputError::ShardExists { path: shard.url.to_string() });
             if let Some(partial) = shard.path().filter(|path| is_partial(path)) {
                 remove_abandoned(partial).map_err(|_| in_the_way())?;
                 continue;

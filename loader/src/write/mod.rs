@@ -25,7 +25,7 @@ mod shard_file;
 
 use std::path::PathBuf;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result, StorageError};
 use crate::index::WrittenIndex;
 use crate::shard::Compression;
 use crate::shard::tar::Entry;
@@ -149,11 +149,11 @@ impl ShardWriterBuilder {
     /// listed, which HTTP servers do not support.
     ///
     /// # Errors
-    /// [`Error::Config`] if a setting is invalid; [`Error::ShardExists`] if the directory contains shards or
-    /// the remains of one, or, when appending, if another writer is active there; [`Error::File`] if the
-    /// directory cannot be created or read; [`Error::ShardList`] if a URL is malformed or its store cannot be
-    /// configured; [`Error::Read`] if the directory of a store cannot be listed or, when appending, a shard
-    /// cannot be read for the index.
+    /// [`Error::Config`] if a setting is invalid; [`Error::Output`] if the directory contains shards or the
+    /// remains of one, or, when appending, if another writer is active there; [`Error::Storage`] if the
+    /// directory cannot be created or read; [`Error::Selection`] if a URL is malformed or its store cannot be
+    /// configured; [`Error::Storage`] if the directory of a store cannot be listed or, when appending, a
+    /// shard cannot be read for the index.
     pub fn build(self) -> Result<ShardWriter> {
         self.check()?;
         let destination = Destination::open(&self.directory, &self.stores)?;
@@ -168,7 +168,7 @@ impl ShardWriterBuilder {
                 existing.shards.into_iter().try_for_each(|shard| index.add_existing(shard))?;
             }
         } else if let Some(shard) = find_shard(&destination)? {
-            return Err(Error::ShardExists { path: shard.url.to_string() });
+            return Err(Error::Output(OutputError::ShardExists { path: shard.url.to_string() }));
         }
         let (written, last_key) = (WrittenShards::default(), None);
         Ok(ShardWriter {
@@ -247,11 +247,10 @@ impl ShardWriter {
     /// Appends one sample: a key such as `train/000017`, and `(extension, payload)` of its fields in order.
     ///
     /// # Errors
-    /// [`Error::Write`] if the sample would not be read back unchanged; none of it is written and the writer
+    /// [`Error::Output`] if the sample would not be read back unchanged; none of it is written and the writer
     /// remains usable. This concerns a key that is empty, equals the previous key, has a dot in its base
     /// name, has empty, `.` or `..` parts, or looks like metadata (`__meta__/a`); an extension with a slash
-    /// or in upper case; two fields with the same extension; and a sample without fields. [`Error::File`],
-    /// [`Error::Upload`] or [`Error::ShardExists`] if the shard cannot be written; it is removed and all
+    /// or in upper case; two fields with the same extension; and a sample without fields. [`Error::Storage`] or [`Error::Output`] if the shard cannot be written; it is removed and all
     /// further calls fail.
     pub fn write(&mut self, key: &str, fields: &[(&str, &[u8])]) -> Result<()> {
         // Before anything is written: a rejected sample must leave the shard as it was.
@@ -264,9 +263,9 @@ impl ShardWriter {
     /// Completes the last shard, writes the index, and returns a summary.
     ///
     /// # Errors
-    /// [`Error::File`] or [`Error::ShardExists`] if the shard cannot be completed, or if an earlier call
-    /// failed; [`Error::File`] or [`Error::Index`] with the path of the index if it cannot be written: all
-    /// shards are then whole.
+    /// [`Error::Storage`] or [`Error::Output`] if the shard cannot be completed, or if an earlier call
+    /// failed; [`Error::Storage`] with the path of the index if it cannot be written:
+    /// all shards are then whole.
     pub fn finish(mut self) -> Result<WrittenShards> {
         self.check_whole()?;
         self.close_shard()?;
@@ -344,7 +343,10 @@ impl ShardWriter {
             return Ok(());
         }
         let source = std::io::Error::other("an earlier shard could not be written");
-        Err(Error::File { path: self.settings.directory.display().to_string(), source })
+        Err(Error::Storage(StorageError::File {
+            path: self.settings.directory.display().to_string(),
+            source,
+        }))
     }
 }
 

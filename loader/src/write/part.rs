@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::destination::Destination;
 use super::existing::{is_partial, remove_abandoned, shard_names};
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result};
 use crate::shard::Shard;
 use crate::store::Stores;
 
@@ -60,13 +60,13 @@ impl ShardPart {
     /// overwritten.
     ///
     /// # Errors
-    /// [`Error::ShardExists`] if another writer of this part is active, or if the directory contains shards
-    /// without a part or of another number of parts; [`Error::File`] or [`Error::Read`] if the directory
-    /// cannot be listed or a file cannot be removed.
+    /// [`Error::Output`] if another writer of this part is active, or if the directory contains shards
+    /// without a part or of another number of parts; [`Error::Storage`] if the
+    /// directory cannot be listed or a file cannot be removed.
     pub(super) fn clear(self, destination: &Destination) -> Result<()> {
         for name in shard_names(destination)? {
             let shard = destination.shard(&name)?;
-            let in_the_way = || Error::ShardExists { path: shard.url.to_string() };
+            let in_the_way = || Error::Output(OutputError::ShardExists { path: shard.url.to_string() });
             let visible = name.trim_start_matches('.');
             if !visible.starts_with(&self.prefix()) {
                 if self.has_sibling(visible) {
@@ -76,8 +76,7 @@ impl ShardPart {
             }
             match shard.path() {
                 Some(path) if is_partial(path) => remove_abandoned(path).map_err(|_| in_the_way())?,
-                Some(path) => fs::remove_file(path)
-                    .map_err(|source| Error::File { path: path.display().to_string(), source })?,
+                Some(path) => fs::remove_file(path).map_err(|source| Error::file(path, source))?,
                 None => {}
             }
         }
@@ -93,7 +92,7 @@ impl PartDirectory {
     /// Opens the directory.
     ///
     /// # Errors
-    /// [`Error::File`] if it is missing and cannot be created.
+    /// [`Error::Storage`] if it is missing and cannot be created.
     pub(crate) fn open(directory: &Path, stores: &Stores) -> Result<Self> {
         Destination::open(directory, stores).map(Self)
     }
@@ -101,7 +100,7 @@ impl PartDirectory {
     /// Lists the shards by name, including those under construction.
     ///
     /// # Errors
-    /// [`Error::File`] or [`Error::Read`] if the directory cannot be listed.
+    /// [`Error::Storage`] if the directory cannot be listed.
     pub(crate) fn shards(&self) -> Result<BTreeMap<String, Shard>> {
         shard_names(&self.0)?.into_iter().map(|name| Ok((name.clone(), self.0.shard(&name)?))).collect()
     }

@@ -9,7 +9,7 @@ use super::ShardCompression;
 use super::check::entry_name;
 use super::destination::Destination;
 use super::part::ShardPart;
-use crate::error::{Error, Result};
+use crate::error::{Error, OutputError, Result, StorageError};
 use crate::shard::tar::Entry;
 
 /// Length of the end marker of an archive.
@@ -142,13 +142,18 @@ impl PartialFile {
                 let _ = file.try_lock();
                 Ok((file, Self { directory: directory.to_owned(), name: name.to_owned(), partial }))
             }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Error::ShardExists { path }),
-            Err(source) => Err(Error::File { path, source }),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(Error::Output(OutputError::ShardExists { path }))
+            }
+            Err(source) => Err(Error::Storage(StorageError::File { path, source })),
         }
     }
 
     fn error(&self, source: io::Error) -> Error {
-        Error::File { path: self.directory.join(&self.name).display().to_string(), source }
+        Error::Storage(StorageError::File {
+            path: self.directory.join(&self.name).display().to_string(),
+            source,
+        })
     }
 }
 

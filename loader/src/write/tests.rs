@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{ShardCompression, ShardWriter, ZSTD_LEVEL};
-use crate::error::Error;
+use crate::error::{Error, OutputError};
 use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem};
 
 fn read_samples(archive: Vec<u8>) -> Vec<RawSample> {
@@ -86,7 +86,10 @@ fn appending_numbers_on_and_removes_what_a_killed_writer_left() {
     let mut writer = ShardWriter::builder(directory.path()).append(true).build().unwrap();
     writer.write("new", &[("txt", b"a kite")]).unwrap();
     let second = ShardWriter::builder(directory.path()).append(true).build();
-    assert!(matches!(&second, Err(Error::ShardExists { path }) if path.ends_with(".partial")), "{second:?}");
+    assert!(
+        matches!(&second, Err(Error::Output(OutputError::ShardExists { path })) if path.ends_with(".partial")),
+        "{second:?}"
+    );
     let written = writer.finish().unwrap();
     assert_eq!(written.shards, [directory.path().join("shard-000002.tar")]);
     assert_eq!(names(directory.path()), ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]);
@@ -97,7 +100,7 @@ fn appending_to_foreign_names_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("shard-1.tar"), b"").unwrap();
     let error = ShardWriter::builder(directory.path()).append(true).build().unwrap_err();
-    assert!(matches!(error, Error::ShardExists { .. }), "{error}");
+    assert!(matches!(error, Error::Output(OutputError::ShardExists { .. })), "{error}");
 }
 
 #[test]
@@ -173,7 +176,7 @@ fn a_refused_sample_leaves_the_writer_and_the_shard_as_they_were() {
     writer.write("a", &[("txt", b"1")]).unwrap();
     for (key, extension) in [("a", "txt"), ("b.c", "txt"), ("../b", "txt"), ("b", "TXT")] {
         let error = writer.write(key, &[(extension, b"2")]).unwrap_err();
-        assert!(matches!(error, Error::Write { .. }), "{error}");
+        assert!(matches!(error, Error::Output(OutputError::Write { .. })), "{error}");
     }
     writer.write("b", &[("txt", b"3")]).unwrap();
     let written = writer.finish().unwrap();
@@ -188,7 +191,7 @@ fn a_writer_whose_shard_failed_goes_no_further_and_leaves_nothing_behind() {
     writer.write("a", &[("bin", &[0; 2000])]).unwrap();
     fs::write(directory.path().join("shard-000000.tar"), b"of another writer").unwrap();
     let error = writer.write("b", &[("bin", &[0; 2000])]).unwrap_err();
-    assert!(matches!(error, Error::ShardExists { .. }), "{error}");
+    assert!(matches!(error, Error::Output(OutputError::ShardExists { .. })), "{error}");
     assert!(writer.write("c", &[("bin", b"")]).is_err());
     assert!(writer.finish().is_err());
     assert_eq!(names(directory.path()), ["shard-000000.tar"]);
@@ -201,7 +204,10 @@ fn a_directory_with_shards_or_the_rest_of_one_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join(name), b"").unwrap();
         let error = ShardWriter::builder(directory.path()).build().unwrap_err();
-        assert!(matches!(&error, Error::ShardExists { path } if path.ends_with(name)), "{error}");
+        assert!(
+            matches!(&error, Error::Output(OutputError::ShardExists { path }) if path.ends_with(name)),
+            "{error}"
+        );
     }
 }
 
@@ -261,7 +267,7 @@ fn shards_on_a_store_are_those_of_a_directory_and_old_ones_are_kept() {
     }
     let error = to_bucket(&stores).build().unwrap_err();
     assert!(
-        matches!(&error, Error::ShardExists { path } if path == "s3://bucket/run/shard-000000.tar"),
+        matches!(&error, Error::Output(OutputError::ShardExists { path }) if path == "s3://bucket/run/shard-000000.tar"),
         "{error}"
     );
     let added = fill(to_bucket(&stores).append(true).build().unwrap(), 5..7);
@@ -275,7 +281,7 @@ fn a_name_that_was_taken_in_the_meantime_is_left_as_it_is() {
     first.write("first", &[("txt", b"a")]).unwrap();
     second.write("second", &[("txt", b"b")]).unwrap();
     let written = first.finish().unwrap();
-    assert!(matches!(second.finish().unwrap_err(), Error::ShardExists { .. }));
+    assert!(matches!(second.finish().unwrap_err(), Error::Output(OutputError::ShardExists { .. })));
     assert_eq!(read_samples(object(&memory, &written.shards[0]))[0].key, "first");
 }
 

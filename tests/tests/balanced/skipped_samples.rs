@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use dflop_loader::Error;
+use dflop_loader::error::BudgetError;
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{BalancedLoader, Loader, Step};
 use dflop_loader::order::Tail;
@@ -29,7 +30,10 @@ fn a_number_of_bad_samples_ends_the_stream_before_a_share_does() {
     assert!(last.is_ok(), "as many as are tolerated");
     let (last, _) = stream(skipped.len() as u64 - 1);
     let error = last.unwrap_err();
-    assert!(matches!(&error, Error::ErrorCount { first, .. } if **first == skipped[0]), "{error}");
+    assert!(
+        matches!(&error, Error::ErrorBudget(BudgetError::Count { first, .. }) if **first == skipped[0]),
+        "{error}"
+    );
     let (last, found) = stream(2);
     assert!(last.is_err() && found.len() < skipped.len(), "it ends early: {}", found.len());
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_costmodel::ModelSpec;
+use dflop_loader::error::DataError;
 use dflop_loader::error::ShardFault;
 use dflop_loader::error::{Error, Result};
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
@@ -117,7 +118,7 @@ fn shards_that_are_not_covered_once_in_their_present_version_are_named() {
     let check = |result: Result<Index>, name: &str, expected| {
         let error = result.unwrap_err();
         let text = error.to_string();
-        let Error::IndexShard { shard, fault } = error else { panic!("{text}") };
+        let Error::Data(DataError::IndexShard { shard, fault }) = error else { panic!("{text}") };
         assert!(shard.ends_with(name) && text.contains(name), "{text}");
         assert_eq!(fault, expected);
     };
@@ -146,7 +147,7 @@ fn no_damage_of_a_part_goes_unnoticed() {
     let part = Index::build_part(&all, &options).unwrap();
     let check = |damaged: Vec<u8>, note: &str| {
         let error = Index::merge_parts(all.clone(), [damaged], &options).unwrap_err();
-        assert!(matches!(error, Error::IndexPart { part: 0, .. }), "{note}: {error}");
+        assert!(matches!(error, Error::Data(DataError::IndexPart { part: 0, .. })), "{note}: {error}");
     };
     for at in (0..part.len()).step_by(7).chain(0..64).chain(part.len() - 64..part.len()) {
         let mut damaged = part.clone();

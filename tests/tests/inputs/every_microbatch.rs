@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, Module};
+use dflop_loader::error::{BudgetError, PlanError};
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::{BalancedLoader, Microbatch, Step, StepPart};
@@ -169,7 +170,9 @@ fn a_fixed_length_leaves_room_for_blank_media() {
     let alone = data.planner(BlankMedia::Auto, layout).pad_to_tokens(64, layout);
     assert_eq!(alone.build().unwrap().pad_to().unwrap().room(), 64 - 6, "four tokens between two markers");
     let short = data.planner(BlankMedia::Auto, layout).pad_to_tokens(18, layout).build().unwrap();
-    let Err(Error::StepTooLong { tokens_needed, .. }) = short.plan(0) else { panic!("too short") };
+    let Err(Error::Plan(PlanError::StepTooLong { tokens_needed, .. })) = short.plan(0) else {
+        panic!("too short")
+    };
     let enough = data.planner(BlankMedia::Auto, layout).pad_to_tokens(tokens_needed, layout);
     assert!(enough.build().unwrap().plan(0).is_ok());
 }
@@ -210,7 +213,7 @@ fn microbatches_come_one_by_one_and_a_step_that_fails_is_not_counted() {
     let strict = strict.preparer(Arc::new(data.preparer(layout))).build().unwrap();
     let items: Vec<Result<StepPart>> = run(strict.parts().collect());
     assert!(matches!(items.first(), Some(Ok(StepPart::Start { .. }))));
-    assert!(matches!(items.last(), Some(Err(Error::ErrorBudget { .. }))));
+    assert!(matches!(items.last(), Some(Err(Error::ErrorBudget(BudgetError::Share { .. })))));
     assert_eq!(strict.state().unwrap().step, 0, "the step is to be done again");
 }
 
@@ -225,7 +228,9 @@ fn what_does_not_fit_into_memory_is_refused_with_its_size() {
     };
     assert_eq!(run(loader(1 << 30).stream().try_collect::<Vec<_>>()).unwrap().len(), 1);
     let refused = run(loader(100_000).stream().try_collect::<Vec<_>>()).unwrap_err();
-    let Error::MicrobatchTooLarge { samples, bytes, bytes_max, .. } = refused else { panic!("{refused}") };
+    let Error::Plan(PlanError::MicrobatchTooLarge { samples, bytes, bytes_max, .. }) = refused else {
+        panic!("{refused}")
+    };
     assert!(samples > 1 && bytes > bytes_max && bytes_max == 100_000);
     assert!(refused.to_string().contains("use more microbatches"), "{refused}");
 }

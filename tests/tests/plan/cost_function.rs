@@ -6,6 +6,7 @@ use dflop_costmodel::correction::{CorrectionTable, FACTOR_ONE};
 use dflop_costmodel::{Module, ModuleTimes};
 use dflop_loader::Error;
 use dflop_loader::error::BoxError;
+use dflop_loader::error::UserCodeError;
 use dflop_loader::loader::BalancedLoader;
 use dflop_loader::plan::{CostFault, CostFunction, CostInput, StepPlan, StepPlanner};
 use dflop_tests::dataset::{Compression, TempDataset};
@@ -113,7 +114,7 @@ fn a_function_that_fails_ends_the_stream_and_names_the_step() {
         let mut items: Vec<_> = run(loader.stream().collect());
         assert_eq!(items.len(), 1);
         match items.pop().unwrap().unwrap_err() {
-            Error::CostFunction { step: 3, source } => source,
+            Error::UserCode(UserCodeError::CostFunction { step: 3, source }) => source,
             other => panic!("{other}"),
         }
     };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use dflop_balancer::Caps;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::Error;
+use dflop_loader::error::PlanError;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::plan::StepPlanner;
 use dflop_loader::shard::expand_shards;
@@ -51,5 +52,11 @@ fn a_plan_records_that_a_byte_cap_left_no_partition_near_the_mean() {
 #[test]
 fn caps_that_nothing_meets_are_an_error() {
     let error = planner(Some(LARGE_BYTES as u64 - 10)).plan(0).unwrap_err();
-    assert!(matches!(error, Error::Plan { source: dflop_balancer::Error::CapItem { .. }, .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::Plan(PlanError::Unsolved { source: dflop_balancer::Error::CapItem { .. }, .. })
+        ),
+        "{error:?}"
+    );
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape};
+use dflop_loader::error::PlanError;
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{BalancedLoader, Microbatch, Step, StepStream};
 use dflop_loader::plan::{PadTo, StepPlanner, StepPlannerBuilder};
@@ -250,7 +251,10 @@ fn a_microbatch_over_the_length_ends_the_stream_before_its_step() {
     let items: Vec<Result<Step>> = run(stream.collect());
     let [Err(error)] = &items[..] else { panic!("one error and no step: {}", items.len()) };
     let text = error.to_string();
-    let Error::MicrobatchTooLong { step, dp_rank, tokens, pad_to_tokens, tokens_needed, .. } = error else {
+    let Error::Plan(PlanError::MicrobatchTooLong {
+        step, dp_rank, tokens, pad_to_tokens, tokens_needed, ..
+    }) = error
+    else {
         panic!("{text}")
     };
     assert_eq!((*step, *dp_rank, *pad_to_tokens), (0, 1, TOKENS));
@@ -267,7 +271,9 @@ fn a_step_that_does_not_fit_says_which_length_would_do() {
         let planner =
             |tokens| builder(&data).strategy(strategy).pad_to_tokens(tokens, BatchLayout::Packed).build();
         let error = planner(60).unwrap().plan(0).unwrap_err();
-        let Error::StepTooLong { tokens, microbatches, tokens_max, tokens_needed, .. } = error else {
+        let Error::Plan(PlanError::StepTooLong { tokens, microbatches, tokens_max, tokens_needed, .. }) =
+            error
+        else {
             panic!("{error}")
         };
         assert_eq!((microbatches, tokens_max), (4, 60));
@@ -276,11 +282,11 @@ fn a_step_that_does_not_fit_says_which_length_would_do() {
         assert!(planner(tokens_needed).unwrap().plan(0).is_ok());
         assert!(planner(tokens_needed - 1).unwrap().plan(0).is_err());
         let short = planner(tokens.div_ceil(4) - 1).unwrap().plan(0).unwrap_err();
-        assert!(matches!(short, Error::StepTooLong { .. }), "{short}");
+        assert!(matches!(short, Error::Plan(PlanError::StepTooLong { .. })), "{short}");
     }
     let layout = BatchLayout::Padded { side: PaddingSide::Right };
     let error = builder(&data).pad_to_tokens(60, layout).build().unwrap().plan(0).unwrap_err();
-    let Error::StepTooLong { tokens_needed, .. } = error else { panic!("{error}") };
+    let Error::Plan(PlanError::StepTooLong { tokens_needed, .. }) = error else { panic!("{error}") };
     assert!(builder(&data).pad_to_tokens(tokens_needed, layout).build().unwrap().plan(0).is_ok());
 }
 

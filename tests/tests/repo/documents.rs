@@ -249,11 +249,13 @@ fn the_code_map_is_current() {
 
 fn with_code_map(text: &str, name: &str) -> String {
     let marker = format!("code map of {name}");
-    with_generated(text, &marker, &code_map(name)).unwrap_or_else(|| panic!("no marker `{marker}`"))
+    // The page of a nested crate lies in its directory.
+    let links = if NESTED.contains(&name) { "src".to_owned() } else { format!("{name}/src") };
+    with_generated(text, &marker, &code_map(name, &links)).unwrap_or_else(|| panic!("no marker `{marker}`"))
 }
 
 /// A table of the rooms of a crate from the ground up, each with the first line of its documentation.
-fn code_map(name: &str) -> String {
+fn code_map(name: &str, links: &str) -> String {
     let source = format!("{name}/src");
     let (_, rooms) = FLOORS.iter().find(|(crate_source, _)| *crate_source == source).expect("a listed crate");
     let mut table = "| room | does |\n| --- | --- |\n".to_owned();
@@ -266,7 +268,7 @@ fn code_map(name: &str) -> String {
             .unwrap_or_else(|| panic!("{source}: there is no room `{room}`"));
         let text = read(&Path::new(&source).join(file));
         let does = without_links(&first_sentence(&text)).replace('|', "\\|");
-        table.extend([format!("| [`{shown}`]({source}/{shown}) | {does} |\n")]);
+        table.extend([format!("| [`{shown}`]({links}/{shown}) | {does} |\n")]);
     }
     table
 }

@@ -70,10 +70,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 9] = [
             "model",
         ],
     ),
-    (
-        "executor/src",
-        &["error", "pipeline", "inputs", "profile", "optimizer", "checkpoint", "train"],
-    ),
+    ("executor/src", &["error", "pipeline", "inputs", "profile", "optimizer", "checkpoint", "train"]),
     (
         "executor/comm/src",
         &[
@@ -105,17 +102,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 9] = [
             "launch",
         ],
     ),
-    (
-        "executor/device/src",
-        &[
-            "ops",
-            "error",
-            "device",
-            "buffer_pool",
-            "cpu",
-            "bf16",
-        ],
-    ),
+    ("executor/device/src", &["ops", "error", "device", "buffer_pool", "cpu", "bf16"]),
     (
         "executor/models/src",
         &[

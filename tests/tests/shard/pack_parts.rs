@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use dflop_loader::error::{DataError, OutputError};
 use dflop_loader::import::{
     PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part,
 };
@@ -141,7 +142,10 @@ fn a_killed_part_is_run_again_and_replaces_its_own_leftovers_only() {
     assert!(out.join(".shard-00002-of-00003-000009.tar.partial").exists());
     let parts = || [others[0].clone(), again.clone(), others[1].clone()].to_vec();
     let error = finish_parts(&out, parts(), &options()).unwrap_err();
-    assert!(matches!(&error, Error::ShardExists { path } if path.contains(".partial")), "{error}");
+    assert!(
+        matches!(&error, Error::Output(OutputError::ShardExists { path }) if path.contains(".partial")),
+        "{error}"
+    );
     fs::remove_file(out.join(".shard-00002-of-00003-000009.tar.partial")).unwrap();
     let packed = finish_parts(&out, parts(), &options()).unwrap();
     let whole = place.out("whole");
@@ -160,7 +164,10 @@ fn what_is_missing_doubled_or_of_another_listing_is_named() {
     let check = |parts: Vec<PackedPart>, number: u32, word: &str| {
         let error = finish_parts(&out, parts, &options()).unwrap_err();
         let text = error.to_string();
-        assert!(matches!(error, Error::PackPart { part, .. } if part == number), "{text}");
+        assert!(
+            matches!(error, Error::Output(OutputError::PackPart { part, .. }) if part == number),
+            "{text}"
+        );
         assert!(text.contains(word), "{text}");
     };
     check(vec![], 0, "missing");
@@ -179,7 +186,7 @@ fn what_is_missing_doubled_or_of_another_listing_is_named() {
     check(packed.clone(), 1, &packed[1].shards[0]);
     fs::write(&lost, &bytes[..bytes.len() - 512]).unwrap();
     let changed = finish_parts(&out, packed.clone(), &options()).unwrap_err();
-    assert!(matches!(changed, Error::IndexShard { .. }), "{changed}");
+    assert!(matches!(changed, Error::Data(DataError::IndexShard { .. })), "{changed}");
     assert!(finish_parts(&out, packed, &PackOptions { is_indexed: false, ..options() }).is_ok());
 }
 
@@ -191,20 +198,23 @@ fn parts_fit_their_source_and_their_directory() {
     pack_part(&source, &out, &listed[0], &options()).unwrap();
     let three = list_parts(&source, 3, &options()).unwrap();
     let error = pack_part(&source, &out, &three[2], &options()).unwrap_err();
-    assert!(matches!(error, Error::ShardExists { .. }), "another number of parts: {error}");
-    assert!(matches!(pack(&source, &out, &options()), Err(Error::ShardExists { .. })));
+    assert!(
+        matches!(error, Error::Output(OutputError::ShardExists { .. })),
+        "another number of parts: {error}"
+    );
+    assert!(matches!(pack(&source, &out, &options()), Err(Error::Output(OutputError::ShardExists { .. }))));
     let whole = place.out("whole");
     pack(&source, &whole, &options()).unwrap();
     let error = pack_part(&source, &whole, &listed[0], &options()).unwrap_err();
-    assert!(matches!(error, Error::ShardExists { .. }), "shards of no part: {error}");
+    assert!(matches!(error, Error::Output(OutputError::ShardExists { .. })), "shards of no part: {error}");
     fs::write(&source, "{\"text\": \"other\"}\n").unwrap();
     let error = pack_part(&source, &out, &listed[1], &options()).unwrap_err();
-    assert!(matches!(error, Error::PackPart { part: 1, .. }), "{error}");
+    assert!(matches!(error, Error::Output(OutputError::PackPart { part: 1, .. })), "{error}");
     assert!(error.to_string().contains("changed"), "{error}");
     for parts in [0, 100_001] {
         assert!(matches!(list_parts(&source, parts, &options()), Err(Error::Config { .. })));
     }
     fs::write(&source, "{broken\n").unwrap();
     let nothing = in_parts(&source, &place.out("nothing"), 2).unwrap_err();
-    assert!(matches!(nothing, Error::Pack { .. }), "{nothing}");
+    assert!(matches!(nothing, Error::Output(OutputError::Pack { .. })), "{nothing}");
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use dflop_loader::Error;
+use dflop_loader::error::{OutputError, SelectionError};
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::expand_shards;
 use dflop_loader::write::{ShardCompression, ShardWriter, ShardWriterBuilder, WrittenShards};
@@ -141,7 +142,7 @@ proptest! {
             let fields: Vec<(&str, &[u8])> = fields.iter().map(|(ext, payload)| (*ext, &**payload)).collect();
             let written = writer.write(key, &fields);
             if last.as_ref() == Some(key) {
-                prop_assert!(matches!(written, Err(Error::Write { .. })), "a key directly after itself was accepted");
+                prop_assert!(matches!(written, Err(Error::Output(OutputError::Write { .. }))), "a key directly after itself was accepted");
             } else {
                 written.unwrap();
             }
@@ -153,7 +154,7 @@ proptest! {
         let options = IndexOptions { is_rebuilt: true, ..IndexOptions::default() };
         match Index::open_or_build(shards, &options) {
             Ok(index) => prop_assert!(std::fs::read(index.path().unwrap()).unwrap() == written),
-            Err(error) => prop_assert!(matches!(error, Error::NoSamples { .. }), "{error}"),
+            Err(error) => prop_assert!(matches!(error, Error::Selection(SelectionError::NoSamples { .. })), "{error}"),
         }
         prop_assert!(std::fs::read(&index_files(directory.path())[0]).unwrap() == written);
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use dflop_loader::dataset::{Dataset, Splits};
 use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::error::{BudgetError, SelectionError};
 use dflop_loader::error::{Error, Result};
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
@@ -214,10 +215,10 @@ fn a_dataset_without_a_decodable_sample_ends() {
     let set = dataset(&data.pattern()).unwrap().split(&splits, "bad").unwrap();
     let loader = dealt(&set, 0, 2).build().unwrap();
     let error = run(loader.stream().try_collect::<Vec<_>>()).unwrap_err();
-    assert!(matches!(error, Error::NoSamples { .. }), "{error}");
+    assert!(matches!(error, Error::Selection(SelectionError::NoSamples { .. })), "{error}");
     let strict = dealt(&set, 0, 2).error_budget(ErrorBudget::default()).build().unwrap();
     let error = run(strict.stream().try_collect::<Vec<_>>()).unwrap_err();
-    assert!(matches!(error, Error::ErrorBudget { .. }), "{error}");
+    assert!(matches!(error, Error::ErrorBudget(BudgetError::Share { .. })), "{error}");
 }
 
 #[test]

@@ -87,8 +87,7 @@ impl FirstException {
 
     /// Converts an error of a stream; that of too many bad samples gets the exception as its cause.
     pub(crate) fn explain(&self, py: Python<'_>, error: dflop_loader::Error) -> DflopError {
-        use dflop_loader::Error::{ErrorBudget, ErrorCount};
-        let is_explained = matches!(error, ErrorBudget { .. } | ErrorCount { .. });
+        let is_explained = matches!(error, dflop_loader::Error::ErrorBudget(_));
         let first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let cause = first.as_ref().filter(|_| is_explained).map(|first| first.clone_ref(py));
         DflopError::from(error).with_cause(cause)

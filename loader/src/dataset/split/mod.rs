@@ -92,7 +92,7 @@ impl Splits {
     /// Reads a splits file.
     ///
     /// # Errors
-    /// [`Error::File`] if it, or a keys file that it names, cannot be read; the errors of [`Self::parse`],
+    /// [`Error::Storage`] if it, or a keys file that it names, cannot be read; the errors of [`Self::parse`],
     /// with its name.
     pub fn read(path: &Path) -> Result<Self> {
         Self::from_document(&read_text(path)?, &path.display().to_string(), path.parent())
@@ -103,7 +103,7 @@ impl Splits {
     ///
     /// # Errors
     /// [`Error::Config`] if the shards are not in a local directory; the errors of [`Self::read`];
-    /// [`Error::Index`] if Energon's file cannot be understood.
+    /// [`Error::Storage`] if Energon's file cannot be understood.
     pub fn beside(index: &Index) -> Result<Self> {
         let directory = index.shards()[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
         let directory =
@@ -329,7 +329,7 @@ fn units_of([from, to]: [f64; 2]) -> Result<Range<u64>> {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|source| Error::File { path: path.display().to_string(), source })
+    std::fs::read_to_string(path).map_err(|source| Error::file(path, source))
 }
 
 #[cfg(test)]

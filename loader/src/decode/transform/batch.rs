@@ -12,7 +12,7 @@ use super::pool::{CallAnswer, TransformPool};
 use super::{SampleInput, SampleTransform, TransformFault, TransformInput};
 use super::{Transform, Transforms, UserCode};
 use crate::decode::fields::{Decoded, FieldError, PendingFields, PrepareStage};
-use crate::error::{BoxError, Error, Result, reason_of};
+use crate::error::{BoxError, Error, Result, UserCodeError, reason_of};
 use crate::flow::{LoaderStage, Metrics};
 use crate::media::Media;
 use crate::media::augment::field_seed;
@@ -201,7 +201,8 @@ impl TransformStage {
         }
         for (places, answer) in calls {
             let answer = answer.await.map_err(|_| Error::StageEnded { stage: "transform" })?;
-            let failed = |source| Error::Transform { fields: selection.to_string(), source };
+            let failed =
+                |source| Error::UserCode(UserCodeError::Transform { fields: selection.to_string(), source });
             put_back(samples, &places, answer).map_err(failed)?;
         }
         Ok(())
@@ -221,7 +222,9 @@ impl TransformStage {
         }
         for (places, answer) in calls {
             let answer = answer.await.map_err(|_| Error::StageEnded { stage: "transform" })?;
-            let failed = |source| Error::Transform { fields: "whole samples".to_owned(), source };
+            let failed = |source| {
+                Error::UserCode(UserCodeError::Transform { fields: "whole samples".to_owned(), source })
+            };
             let answers = answers_of(answer, places.len()).map_err(failed)?;
             for (place, answer) in places.into_iter().zip(answers) {
                 samples[place].outcome = outcome_of(answer);

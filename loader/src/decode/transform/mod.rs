@@ -17,7 +17,7 @@
 //!   field only the first runs. The other transforms run in the order in which they were added.
 //! - An error for one field or sample, or a panic, makes the samples bad: they are recorded like fields that
 //!   cannot be decoded, under the error budget. A call that fails as a whole, or returns another number of
-//!   results, ends the stream with [`Error::Transform`].
+//!   results, ends the stream with [`Error::UserCode`].
 //! - A single thread makes its calls in the order of batches; several threads work on different batches, or
 //!   on different fields of one batch.
 //! - Random numbers drawn from [`TransformInput::seed`] are the same on any number of ranks, workers and
@@ -86,7 +86,7 @@ pub trait Transform: Debug + Send + Sync {
     ///
     /// # Errors
     /// An inner error makes the field's sample bad; the outer error ends the stream with
-    /// [`Error::Transform`].
+    /// [`Error::UserCode`].
     fn apply(&self, fields: Vec<TransformInput>) -> Result<Vec<Result<Media, BoxError>>, BoxError>;
 }
 

@@ -28,6 +28,6 @@ pub trait SampleTransform: Debug + Send + Sync {
     ///
     /// # Errors
     /// An inner error makes the sample bad; the outer error ends the stream with
-    /// [`Error::Transform`](crate::error::Error::Transform).
+    /// [`crate::Error::UserCode`].
     fn apply(&self, samples: Vec<SampleInput>) -> Result<Vec<SampleAnswer>, BoxError>;
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::yaml::parse_yaml;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StorageError};
 use crate::shard::Expansion;
 use crate::store::local::read_file;
 
@@ -38,14 +38,16 @@ pub struct EnergonSplit {
 /// Reads the splits of the dataset in `directory`, in alphabetical order; `None` if it defines none.
 ///
 /// # Errors
-/// [`Error::Index`] if the file does not have Energon's format; [`Error::File`] if it cannot be read.
+/// [`Error::Storage`] if the file does not have Energon's format or if it cannot be read.
 pub fn splits(directory: &Path) -> Result<Option<Vec<EnergonSplit>>> {
     for name in SPLIT_FILES {
         let path = directory.join(DIRECTORY).join(name);
         let Some(text) = read_file(&path, SPLIT_BYTES_MAX)? else { continue };
         let shown = path.display().to_string();
         let parsed = parse_splits(&text, name.ends_with("yaml"));
-        return parsed.map(Some).map_err(|reason| Error::Index { path: shown, reason });
+        return parsed
+            .map(Some)
+            .map_err(|reason| Error::Storage(StorageError::Index { path: shown, reason }));
     }
     Ok(None)
 }

@@ -239,7 +239,7 @@ impl BalancedLoaderBuilder {
     /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, if no
     /// field is named or undecoded images are to be changed, if pixels are asked for, which have no
     /// microbatch form yet, or a preparer for undecoded samples, or with another layout than the planner pads
-    /// for; [`Error::ErrorBudget`] or [`Error::ErrorCount`] if the index alone exceeds it; [`Error::State`]
+    /// for; [`Error::ErrorBudget`] if the index alone exceeds it; [`Error::State`]
     /// if a state is of another run.
     pub fn build(mut self) -> Result<BalancedLoader> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });

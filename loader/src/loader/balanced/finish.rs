@@ -11,7 +11,7 @@ use super::packing::Packing;
 use super::read_ahead::{BegunPart, PendingMicrobatch};
 use super::{Microbatch, StepPart};
 use crate::decode::Collator;
-use crate::error::{Error, Result};
+use crate::error::{Error, PlanError, Result};
 use crate::flow::LoaderStage;
 use crate::plan::{StepPlan, StepPlanner};
 use crate::prepare::PrepareLog;
@@ -131,7 +131,7 @@ impl Finisher {
             let Ok(other) = self.finish(pending).await else { break };
             tokens_needed = tokens_needed.max(other.tokens);
         }
-        Error::MicrobatchTooLong {
+        Error::Plan(PlanError::MicrobatchTooLong {
             step: step.plan.step,
             dp_rank: self.dp_rank,
             microbatch: step.finished,
@@ -139,7 +139,7 @@ impl Finisher {
             planned_tokens,
             pad_to_tokens,
             tokens_needed,
-        }
+        })
     }
 }
 

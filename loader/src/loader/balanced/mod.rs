@@ -183,8 +183,8 @@ impl BalancedLoader {
     /// Lazy: nothing is planned or read until the first poll. A sample that cannot be decoded is left out of
     /// its microbatch and listed by [`BalancedLoader::skipped`]; no other rank has to know. A plan that
     /// cannot be made, an unreadable shard, more bad samples than the budget allows, a microbatch that does
-    /// not fit into memory ([`Error::MicrobatchTooLarge`]) or has more counted tokens than the planner's
-    /// fixed length ([`Error::MicrobatchTooLong`]), is the last item. Dropping the stream ends all its tasks.
+    /// not fit into memory ([`Error::Plan`]) or has more counted tokens than the planner's
+    /// fixed length ([`Error::Plan`]), is the last item. Dropping the stream ends all its tasks.
     ///
     /// # Panics
     /// If it is polled outside a Tokio runtime, or in one without a timer.
@@ -234,7 +234,7 @@ impl BalancedLoader {
     /// started, whatever was read ahead. The state is the same on every rank at the same step.
     ///
     /// # Errors
-    /// [`Error::RunEnded`] or [`Error::Config`] if the loader began at a step that the run does not have.
+    /// [`Error::Selection`] or [`Error::Config`] if the loader began at a step that the run does not have.
     pub fn state(&self) -> Result<LoaderState> {
         self.settings.planner.state(self.next_step.load(Ordering::Relaxed))
     }

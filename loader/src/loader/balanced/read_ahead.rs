@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::builder::BalancedLoaderBuilder;
 use crate::decode::{Collator, PendingSample, Transforms};
-use crate::error::{Error, Result};
+use crate::error::{Error, PlanError, Result};
 use crate::fetch::{Demand, ReadPlan, StepReader, StepReaderSettings};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics, memory_available, metered};
 use crate::index::SampleRow;
@@ -186,13 +186,13 @@ impl MemoryLimit {
         if reads.resident_bytes <= bytes_max {
             return Ok(());
         }
-        Err(Error::MicrobatchTooLarge {
+        Err(Error::Plan(PlanError::MicrobatchTooLarge {
             step: plan.step,
             dp_rank: self.settings.dp_rank,
             microbatch,
             samples: reads.samples.len(),
             bytes: reads.resident_bytes,
             bytes_max,
-        })
+        }))
     }
 }

@@ -14,7 +14,7 @@ use super::dealt::{Deal, DealtItem, DealtSettings, Replacements, read_dealt};
 use super::shuffle_stage::{ShuffleStage, ShuffledItem};
 use super::stream_state::Progressed;
 use crate::decode::{Collator, Decode, PendingBatch, PendingSample};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SelectionError};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
 use crate::loader::field_check::no_field_in_stream;
 use crate::shard::{
@@ -229,7 +229,7 @@ pub(super) fn begin_dealt_batches(
 fn no_samples(deal: &Deal, behind: &mut Progressed, collator: &Collator) -> Error {
     let reason = format!("{} in a row were skipped", behind.skipped.len());
     behind.skipped.drain(..).for_each(|skipped| collator.skips().push(skipped));
-    Error::NoSamples { dataset: deal.dataset.display(), reason }
+    Error::Selection(SelectionError::NoSamples { dataset: deal.dataset.display(), reason })
 }
 
 /// Waits for samples to be asked for; 0 if no more will be.

@@ -21,7 +21,7 @@ use dflop_costmodel::{AudioLength, ModelSpec};
 use serde_json::Value;
 
 use self::log_mel::LogMel;
-use crate::error::{BoxError, Error, Result};
+use crate::error::{BoxError, DataError, Error, Result};
 use crate::media::Audio;
 
 const SAMPLE_RATE_HZ: u32 = 16_000;
@@ -117,9 +117,9 @@ impl AudioProcessor {
     /// Prepares one clip of any rate and any number of channels; an empty clip has no windows.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours.
+    /// [`Error::Data`] if the sample rate is out of range, or the clip is longer than two hours.
     pub fn clip(&self, clip: &Audio) -> Result<AudioFeatures> {
-        let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
+        let refused = |source: BoxError| Error::Data(DataError::Medium { medium: "audio clip", source });
         let windows_max = match self.long_clips {
             LongClips::CutOff => 1,
             LongClips::Windows if resample::samples_of(clip) > WINDOWS_MAX * WINDOW_SAMPLES => {

@@ -39,7 +39,7 @@ pub use self::qwen_vl::QwenVl;
 use self::resample::Resampler;
 use self::rgb_view::RgbView;
 pub(crate) use self::typed::TypedProcessor;
-use crate::error::{Error, Result};
+use crate::error::{DataError, Error, Result};
 pub(crate) use crate::media::Pixel;
 pub use crate::media::{PixelBuffer, PixelType};
 use crate::media::{RgbImage, Video};
@@ -141,7 +141,7 @@ impl ImageProcessor {
     /// from several.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the model cannot take an image.
+    /// [`Error::Data`] if the model cannot take an image.
     pub fn images<I: Borrow<RgbImage>>(&self, images: &[I]) -> Result<Vec<PixelValues>> {
         self.images_of::<f32, I>(images)
     }
@@ -186,7 +186,7 @@ impl ImageProcessor {
     /// evenly, including the first and the last.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the model cannot take the frames or there are none.
+    /// [`Error::Data`] if the model cannot take the frames or there are none.
     pub fn video<I: Borrow<RgbImage>>(&self, frames: &[I]) -> Result<PixelValues> {
         self.frames::<f32>(&frames.iter().map(|frame| RgbView::from(frame.borrow())).collect::<Vec<_>>())
     }
@@ -207,7 +207,7 @@ impl ImageProcessor {
         let frames = RgbView::frames_of(video);
         if frames.len() != video.frames() {
             let reason = format!("expected the pixels of {} frames, got {}", video.frames(), frames.len());
-            return Err(Error::Medium { medium: "video", source: reason.into() });
+            return Err(Error::Data(DataError::Medium { medium: "video", source: reason.into() }));
         }
         match pixels {
             PixelType::Float32 => self.frames::<f32>(&frames),
@@ -218,7 +218,10 @@ impl ImageProcessor {
 
     fn frames<T: Pixel>(&self, frames: &[RgbView<'_>]) -> Result<PixelValues> {
         if frames.is_empty() {
-            return Err(Error::Medium { medium: "video", source: "the video has no frames".into() });
+            return Err(Error::Data(DataError::Medium {
+                medium: "video",
+                source: "the video has no frames".into(),
+            }));
         }
         frames.iter().try_for_each(|&frame| check_pixels(frame))?;
         let taken = RESAMPLER.with_borrow_mut(|resampler| match self {
@@ -227,7 +230,7 @@ impl ImageProcessor {
             Self::QwenVl(family) => family.video::<T>(frames, resampler),
             Self::Clip(square) | Self::Siglip(square) => Ok(square.frames::<T>(frames, resampler)),
         });
-        taken.map_err(|refusal| Error::Medium { medium: "video", source: refusal.into() })
+        taken.map_err(|refusal| Error::Data(DataError::Medium { medium: "video", source: refusal.into() }))
     }
 
     fn image<T: Pixel>(
@@ -244,7 +247,7 @@ impl ImageProcessor {
             Self::QwenVl(family) => family.image::<T>(image, resampler),
             Self::Clip(square) | Self::Siglip(square) => Ok(square.frames::<T>(&[image], resampler)),
         };
-        taken.map_err(|refusal| Error::Medium { medium: "image", source: refusal.into() })
+        taken.map_err(|refusal| Error::Data(DataError::Medium { medium: "image", source: refusal.into() }))
     }
 }
 
@@ -257,7 +260,7 @@ fn check_pixels(image: RgbView<'_>) -> Result<()> {
             image.height,
             image.pixels.len()
         );
-        return Err(Error::Medium { medium: "image", source: reason.into() });
+        return Err(Error::Data(DataError::Medium { medium: "image", source: reason.into() }));
     }
     Ok(())
 }

@@ -135,7 +135,7 @@ impl Directory {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
         made.and_then(|()| check_owner(path))
             .and_then(|()| directory.shrink())
-            .map_err(|source| Error::File { path: path.display().to_string(), source })?;
+            .map_err(|source| Error::file(path, source))?;
         Ok(directory)
     }
 

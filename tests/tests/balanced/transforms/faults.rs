@@ -3,6 +3,7 @@
 use dflop_loader::Error;
 use dflop_loader::decode::{Batch, TransformFault, TransformInput, Transforms};
 use dflop_loader::error::BoxError;
+use dflop_loader::error::{BudgetError, UserCodeError};
 use dflop_loader::flow::{ErrorBudget, LoaderStage};
 use dflop_loader::media::Media;
 use dflop_tests::dataset::{Compression, TempDataset};
@@ -59,7 +60,7 @@ fn bad_answers_count_against_the_error_budget_of_both_loaders() {
     let all = one("txt", each(|_| Err("no word is good".into())));
     let planned = balanced(&data).steps(1).transforms(all).error_budget(budget).build().unwrap();
     let items: Vec<_> = run(planned.stream().collect());
-    assert!(matches!(items.last().unwrap(), Err(Error::ErrorBudget { .. })));
+    assert!(matches!(items.last().unwrap(), Err(Error::ErrorBudget(BudgetError::Share { .. }))));
     assert!((1..=8).contains(&planned.skipped().len()), "the rank's samples, up to a whole microbatch");
     assert!(planned.skipped().iter().all(|skipped| skipped.field.as_deref() == Some("txt")));
 }
@@ -102,7 +103,7 @@ fn answers_for_another_number_of_fields_end_the_stream_with_their_numbers() {
         Ok(fields.into_iter().map(|input| Ok::<Media, BoxError>(input.media)).collect())
     });
     for error in error_of(&one("TXT", lost).items_max(3)) {
-        let Error::Transform { fields, source } = error else { panic!("{error}") };
+        let Error::UserCode(UserCodeError::Transform { fields, source }) = error else { panic!("{error}") };
         assert_eq!(fields, "txt");
         let fault = source.downcast_ref::<TransformFault>();
         assert_eq!(fault, Some(&TransformFault::Answers { expected: 3, given: 2 }));
@@ -113,7 +114,7 @@ fn answers_for_another_number_of_fields_end_the_stream_with_their_numbers() {
 fn a_call_that_fails_as_a_whole_ends_the_stream_with_its_words() {
     let stop = calls(|_| Err("interrupted".into()));
     for error in error_of(&one("txt", stop)) {
-        let Error::Transform { source, .. } = error else { panic!("{error}") };
+        let Error::UserCode(UserCodeError::Transform { source, .. }) = error else { panic!("{error}") };
         assert_eq!(source.to_string(), "interrupted");
     }
 }

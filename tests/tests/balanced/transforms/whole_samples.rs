@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use dflop_loader::decode::{Batch, Decode, SampleAnswer, SampleInput, SampleTransform, Transforms};
+use dflop_loader::error::UserCodeError;
 use dflop_loader::error::{BoxError, Error};
 use dflop_loader::loader::LoaderBuilder;
 use dflop_loader::media::Media;
@@ -126,7 +127,7 @@ fn another_number_of_results_ends_the_stream() {
     let data = TempDataset::new(1, 6, Compression::Plain);
     let built = loader(&data).transforms(Transforms::new().add_samples(Arc::new(Lost))).build().unwrap();
     let error = run(built.stream().try_collect::<Vec<Batch>>()).unwrap_err();
-    let Error::Transform { fields, source } = error else { panic!("{error}") };
+    let Error::UserCode(UserCodeError::Transform { fields, source }) = error else { panic!("{error}") };
     assert_eq!(fields, "whole samples");
     assert!(source.to_string().contains("expected 6 results"), "{source}");
 }

@@ -11,7 +11,7 @@ use super::super::lock;
 use super::super::stream_state::{Progressed, Tracker};
 use crate::dataset::Dataset;
 use crate::decode::{Batch, Collator, Pixels};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SelectionError};
 use crate::flow::LoaderStage;
 use crate::sample::Sample;
 
@@ -166,7 +166,7 @@ impl Refill {
             return Ok(());
         }
         let reason = format!("{} in a row could not be decoded", self.bad_in_a_row);
-        Err(Error::NoSamples { dataset: self.dataset.clone(), reason })
+        Err(Error::Selection(SelectionError::NoSamples { dataset: self.dataset.clone(), reason }))
     }
 }
 

@@ -1,0 +1,37 @@
+//! Errors of streams with too many bad samples.
+
+use serde::Serialize;
+
+use super::Skipped;
+
+/// Reason why a stream with bad samples ends: they are over the error budget.
+#[derive(Debug, Serialize, thiserror::Error)]
+#[serde(untagged)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum BudgetError {
+    /// More samples are bad than the error budget tolerates; ends the stream.
+    #[error(
+        "{skipped} of {samples} samples are bad, over the error budget of {fraction}; the first: shard `{}`, \
+         offset {}, key `{}`: {}",
+        .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
+    )]
+    Share { skipped: u64, samples: u64, fraction: f64, first: Box<Skipped> },
+    /// More samples are bad than the error budget tolerates by number; ends the stream.
+    #[error(
+        "{skipped} samples are bad, over the error budget of {most}; the first: shard `{}`, offset {}, key `{}`: {}",
+        .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
+    )]
+    Count { skipped: u64, most: u64, first: Box<Skipped> },
+}
+
+impl BudgetError {
+    /// Returns the name of the case, in snake case.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Share { .. } => "error_budget",
+            Self::Count { .. } => "error_count",
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Categories of errors, one for each thing that a caller can do next.
+
+use super::{Error, SelectionError};
+
+/// What an error is about; the exception classes of the Python package.
+///
+/// New categories are a breaking change, so that no mapping can miss one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorCategory {
+    /// A setting or a request is invalid.
+    Config,
+    /// A model, a device or a profile is invalid.
+    Model,
+    /// A file or a store cannot be read or written.
+    Storage,
+    /// The data cannot be used.
+    Data,
+    /// Too many samples are bad.
+    ErrorBudget,
+    /// A saved state does not fit.
+    State,
+    /// A step cannot be planned.
+    Plan,
+    /// User code failed.
+    UserCode,
+    /// Nothing has happened for longer than allowed.
+    Stalled,
+    /// A defect, or a runtime that was shut down.
+    Internal,
+}
+
+impl Error {
+    /// Returns what the error is about.
+    #[must_use]
+    pub fn category(&self) -> ErrorCategory {
+        match self {
+            Self::Data(_) | Self::Output(_) | Self::Selection(SelectionError::NoSamples { .. }) => {
+                ErrorCategory::Data
+            }
+            Self::Config { .. } | Self::Selection(_) => ErrorCategory::Config,
+            Self::Model(_) => ErrorCategory::Model,
+            Self::Storage(_) => ErrorCategory::Storage,
+            Self::ErrorBudget(_) => ErrorCategory::ErrorBudget,
+            Self::State { .. } => ErrorCategory::State,
+            Self::Plan(_) => ErrorCategory::Plan,
+            Self::UserCode(_) => ErrorCategory::UserCode,
+            Self::Stalled { .. } => ErrorCategory::Stalled,
+            Self::StageEnded { .. } => ErrorCategory::Internal,
+        }
+    }
+}
