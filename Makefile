@@ -193,8 +193,10 @@ fuzz:
 SCHEDULES ?= 20000
 SEED ?= 1
 interleavings:
-	$(CARGO) run --quiet --locked --manifest-path tests/interleavings/Cargo.toml --target-dir $(BUILD)/interleavings -- \
-		$(SCHEDULES) $(SEED) '$(MODEL)'
+	for program in flow comm; do \
+		$(CARGO) run --quiet --locked --manifest-path tests/interleavings/Cargo.toml --target-dir $(BUILD)/interleavings \
+			--bin $$program -- $(SCHEDULES) $(SEED) '$(MODEL)' || exit 1; \
+	done
 
 # Unit tests of the crates with unsafe code under the address sanitizer, and the stages, which multiply by it. A target is
 # named so that build scripts and macros stay as they are; a test asks for more memory than there is, and must be refused.

@@ -64,8 +64,8 @@ impl ModelConfig {
     /// Reads the `config.json` of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported, or there are more
-    /// than [`LAYERS_MAX`](Self::LAYERS_MAX) layers.
+    /// [`Error::CostModel`] or [`Error::ModelConfig`] if a field is invalid or not supported, or there are
+    /// more than [`LAYERS_MAX`](Self::LAYERS_MAX) layers.
     pub fn from_config(document: &Value) -> Result<Self> {
         check_layers(document)?;
         Ok(Self {

@@ -72,7 +72,8 @@ impl SavedCheckpoint {
     /// Opens a checkpoint by its directory and compares all its files with their digests.
     ///
     /// # Errors
-    /// [`Error::Saved`] with the missing or damaged file; [`Error::Format`] for an invalid file of tensors.
+    /// [`Error::Saved`] with the missing or damaged file; [`dflop_models::Error::Format`] for an invalid file
+    /// of tensors.
     pub fn open(directory: &Path) -> Result<Self> {
         Manifest::read(directory)?.verify(directory)?;
         Self::read(directory)
@@ -168,8 +169,8 @@ impl<D: Device> JobOptimizer<D> {
     /// With the layout that wrote the checkpoint, training continues with the bits of an uninterrupted run.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`], [`Error::TensorShape`] if a trained parameter has no state, or one of
-    /// another shape. Then stages and optimizer must not be used.
+    /// [`dflop_models::Error::MissingTensor`], [`dflop_models::Error::TensorShape`] if a trained parameter
+    /// has no state, or one of another shape. Then stages and optimizer must not be used.
     pub fn restore<'a>(
         &mut self,
         stages: impl IntoIterator<Item = &'a mut Stage<D>>,

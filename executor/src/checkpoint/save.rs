@@ -96,9 +96,9 @@ impl CheckpointDirectory {
     /// - returns the checkpoint's directory, which is on disk when this returns
     ///
     /// # Errors
-    /// The failure of this rank: [`Error::File`], or [`Error::Replicas`] if ranks that share a tensor hold
-    /// different bits of it; on all others [`Error::NotSaved`] that names the rank. Then only a hidden
-    /// directory has changed, and the run can continue. [`Error::Comm`] if the job has ended.
+    /// The failure of this rank: [`Error::File`], or [`dflop_models::Error::Replicas`] if ranks that share a
+    /// tensor hold different bits of it; on all others [`Error::NotSaved`] that names the rank. Then only a
+    /// hidden directory has changed, and the run can continue. [`Error::Comm`] if the job has ended.
     pub fn save<'a, D: Device>(
         &self,
         optimizer: &JobOptimizer<D>,

@@ -96,7 +96,8 @@ impl<D: Device> View for Lazy<'_, D> {
 /// Writes a file, flushes it to disk, and returns its size and digest.
 ///
 /// # Errors
-/// [`Error::TensorShape`] if a shape does not fit the numbers, [`Error::File`], and errors of the device.
+/// [`dflop_models::Error::TensorShape`] if a shape does not fit the numbers, [`Error::File`], and errors of
+/// the device.
 pub(super) fn write<D: Device>(path: &Path, rows: &[FileTensor<'_, D>]) -> Result<FileDigest> {
     for row in rows {
         if row.shape.iter().product::<usize>() != row.elements() {

@@ -136,8 +136,8 @@ pub struct CheckReport {
 /// - `predictor`: of the same model, without a correction
 ///
 /// # Errors
-/// Errors of stages and predictions; [`Error::Input`] if encoder and cost model count different tokens of
-/// media.
+/// Errors of stages and predictions; [`dflop_models::Error::Input`] if encoder and cost model count different
+/// tokens of media.
 pub fn check(
     model: &MeasuredModel,
     predictor: &CostModel,

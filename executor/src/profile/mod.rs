@@ -45,7 +45,8 @@ impl MeasuredModel {
     /// Reads a model from its `config.json`.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`] or [`Error::Model`] if a field is invalid or the executor does not support it.
+    /// [`dflop_models::Error::ModelConfig`] or [`Error::Model`] if a field is invalid or the executor does
+    /// not support it.
     pub fn from_config(document: &Value, spec: ModelSpec) -> Result<Self> {
         Self { config: ModelConfig::from_config(document)?, spec }.checked()
     }
@@ -53,7 +54,7 @@ impl MeasuredModel {
     /// Builds a model from its sizes alone, such as a preset's.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`] that names the module which no supported family has.
+    /// [`dflop_models::Error::ModelConfig`] that names the module which no supported family has.
     pub fn from_spec(spec: ModelSpec) -> Result<Self> {
         let vision =
             config_json::vision(&spec).map(|document| EncoderConfig::vision(&document)).transpose()?;

@@ -68,7 +68,7 @@ pub fn time_passes(
 /// Times an optimizer step over all parameters of a stage, after one that is not timed.
 ///
 /// # Errors
-/// [`Error::Device`].
+/// [`crate::Error::Device`].
 pub fn time_optimizer(clock: Clock, stage: &mut Stage<Cpu>) -> Result<Duration> {
     let device = stage.device().clone();
     let lengths: Vec<usize> =
@@ -115,7 +115,7 @@ impl<'a> ModuleUnderTest<'a> {
     /// Builds the first `layers` layers of a module.
     ///
     /// # Errors
-    /// Errors of the model; [`Error::Device`].
+    /// Errors of the model; [`crate::Error::Device`].
     pub(super) fn new(
         model: &'a MeasuredModel,
         device: &Cpu,

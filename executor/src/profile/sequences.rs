@@ -31,7 +31,7 @@ impl Sequences {
     /// Returns the kind of sequences of a module.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`] if the model has no such module.
+    /// [`dflop_models::Error::ModelConfig`] if the model has no such module.
     pub(super) fn of(spec: &ModelSpec, module: Module) -> Result<Self> {
         let rule = match (module, spec.vision.as_ref(), spec.audio.as_ref()) {
             (Module::Llm, _, _) => return Ok(Self::Text),

@@ -82,7 +82,7 @@ impl<W: Write> TraceWriter<W> {
     /// - `start_ns`: start of the step since the start of the run; not before the start of the step before
     ///
     /// # Errors
-    /// [`Error::Input`] that names an action which ends before it starts; [`Error::Trace`].
+    /// [`dflop_models::Error::Input`] that names an action which ends before it starts; [`Error::Trace`].
     pub fn step(&mut self, rank: usize, step: u64, start_ns: u64, actions: &[TracedAction]) -> Result<()> {
         for action in actions {
             let ranges = [Some(&action.measured_ns), action.predicted_ns.as_ref()];

@@ -250,8 +250,8 @@ impl ShardWriter {
     /// [`Error::Output`] if the sample would not be read back unchanged; none of it is written and the writer
     /// remains usable. This concerns a key that is empty, equals the previous key, has a dot in its base
     /// name, has empty, `.` or `..` parts, or looks like metadata (`__meta__/a`); an extension with a slash
-    /// or in upper case; two fields with the same extension; and a sample without fields. [`Error::Storage`] or [`Error::Output`] if the shard cannot be written; it is removed and all
-    /// further calls fail.
+    /// or in upper case; two fields with the same extension; and a sample without fields. [`Error::Storage`]
+    /// or [`Error::Output`] if the shard cannot be written; it is removed and all further calls fail.
     pub fn write(&mut self, key: &str, fields: &[(&str, &[u8])]) -> Result<()> {
         // Before anything is written: a rejected sample must leave the shard as it was.
         check_sample(key, fields, self.last_key.as_deref())?;

@@ -54,7 +54,7 @@ type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// server.
 ///
 /// # Errors
-/// [`Error::Environment`](crate::Error::Environment) if a variable is invalid, or missing while others
+/// [`Error::Environment`] if a variable is invalid, or missing while others
 /// of its launcher are set.
 pub fn identity_from_environment() -> Result<RankIdentity> {
     read(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))

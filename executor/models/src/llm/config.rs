@@ -80,7 +80,7 @@ impl LlmConfig {
     /// Reads the decoder from the `config.json` of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
+    /// [`Error::CostModel`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn from_config(document: &Value) -> Result<Self> {
         let documents = Documents { config: document.clone(), ..Documents::default() };
         let top = ConfigFields::new(document);

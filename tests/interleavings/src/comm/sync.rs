@@ -9,10 +9,10 @@ pub(super) use shuttle::sync::mpsc::TryRecvError;
 pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
 pub(super) mod thread {
-    pub(in crate::comm) use shuttle::thread::{Builder, spawn, yield_now};
+    pub(crate) use shuttle::thread::{Builder, spawn, yield_now};
 
     /// Lets other threads run.
-    pub(in crate::comm) fn sleep(_: std::time::Duration) {
+    pub(crate) fn sleep(_: std::time::Duration) {
         yield_now();
     }
 }

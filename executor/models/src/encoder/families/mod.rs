@@ -29,7 +29,7 @@ impl EncoderConfig {
     /// or a separate CLIP or SigLIP.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
+    /// [`Error::CostModel`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn vision(document: &Value) -> Result<Option<Self>> {
         let top = ConfigFields::new(document);
         match top.text("model_type")?.unwrap_or_default() {
@@ -46,7 +46,7 @@ impl EncoderConfig {
     /// Reads the audio encoder, if the model has one: of Qwen2-Audio.
     ///
     /// # Errors
-    /// [`Error::Model`] or [`Error::ModelConfig`] if a field is invalid or not supported.
+    /// [`Error::CostModel`] or [`Error::ModelConfig`] if a field is invalid or not supported.
     pub fn audio(document: &Value) -> Result<Option<Self>> {
         match ConfigFields::new(document).text("model_type")? {
             Some("qwen2_audio") => qwen2_audio::qwen2_audio(document).map(Some),

@@ -5,7 +5,7 @@ mod protocol;
 #[path = "../../../../../executor/comm/src/rendezvous/values.rs"]
 mod values;
 
-use crate::comm::sync::thread;
+use crate::sync::thread;
 use crate::model::Model;
 use protocol::ReplyKind;
 use std::sync::Arc;

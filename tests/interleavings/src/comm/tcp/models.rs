@@ -6,23 +6,23 @@ use super::inbox::read_messages;
 use super::links::Links;
 use super::socket::connection;
 use super::tcp_transport::{Pair, TcpTransport};
-use crate::comm::api::Comm;
-use crate::comm::communicator::Communicator;
-use crate::comm::endpoint::Endpoint;
-use crate::comm::error::{Cause, Failure};
-use crate::comm::mailbox::{Interrupt, Mailbox};
-use crate::comm::message::{Header, Op};
-use crate::comm::payload::PayloadShape;
-use crate::comm::ranks_models::{at, patient, recv, row};
-use crate::comm::settings::Settings;
-use crate::comm::sync::thread;
+use crate::api::Comm;
+use crate::communicator::Communicator;
+use crate::endpoint::Endpoint;
+use crate::error::{Cause, Failure};
+use crate::mailbox::{Interrupt, Mailbox};
+use crate::message::{Header, Op};
+use crate::payload::PayloadShape;
+use crate::ranks_models::{at, patient, recv, row};
+use crate::settings::Settings;
+use crate::sync::thread;
 use crate::model::Model;
 use std::io::Write;
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(in crate::comm) fn models() -> Vec<Model> {
+pub(crate) fn models() -> Vec<Model> {
     vec![
         Model { name: "tcp: messages cut anywhere arrive once, in order", run: messages_arrive },
         Model { name: "tcp: both send more than connection and bound hold", run: both_send_much },

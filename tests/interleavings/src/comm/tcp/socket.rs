@@ -1,6 +1,6 @@
 //! Socket in memory. It takes a few bytes at a time, so writes are cut in the middle of messages.
 
-use crate::comm::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -23,13 +23,13 @@ struct PipeState {
 
 /// One end of a connection.
 #[derive(Debug)]
-pub(in crate::comm) struct Socket {
+pub(crate) struct Socket {
     incoming: Arc<Pipe>,
     outgoing: Arc<Pipe>,
 }
 
 /// Returns both ends of a connection.
-pub(in crate::comm) fn connection() -> (Socket, Socket) {
+pub(crate) fn connection() -> (Socket, Socket) {
     let (there, back) = (Arc::<Pipe>::default(), Arc::<Pipe>::default());
     let other = Socket { incoming: there.clone(), outgoing: back.clone() };
     (Socket { incoming: back, outgoing: there }, other)
@@ -44,12 +44,12 @@ pub(super) fn send_now(socket: &Socket, bytes: &[u8]) -> io::Result<usize> {
 }
 
 impl Socket {
-    pub(in crate::comm) fn try_clone(&self) -> io::Result<Self> {
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { incoming: self.incoming.clone(), outgoing: self.outgoing.clone() })
     }
 
     /// Ends both directions; bytes that were sent still arrive.
-    pub(in crate::comm) fn shutdown(&self, _: Shutdown) -> io::Result<()> {
+    pub(crate) fn shutdown(&self, _: Shutdown) -> io::Result<()> {
         for pipe in [&self.incoming, &self.outgoing] {
             pipe.state.lock().unwrap().is_closed = true;
             pipe.changed.notify_all();

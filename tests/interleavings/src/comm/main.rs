@@ -1,5 +1,5 @@
-//! Messages between ranks: the files of the executor on other locks, threads and sockets.
-#![allow(dead_code, unfulfilled_lint_expectations, unreachable_pub, reason = "a part of a room")]
+//! Hand-overs of messages between ranks: the files of `dflop-comm` on other locks, threads and sockets.
+#![allow(dead_code, unfulfilled_lint_expectations, unreachable_pub, reason = "a part of a crate")]
 
 #[path = "../../../../executor/comm/src/api.rs"]
 mod api;
@@ -46,12 +46,15 @@ mod timeout_report;
 mod transport;
 
 mod mailbox_models;
+#[path = "../model.rs"]
+mod model;
 mod ranks_models;
+#[path = "../runner.rs"]
+mod runner;
 
-use crate::model::Model;
 use error::Error;
 
-/// Returns the models of this room.
-pub(crate) fn models() -> Vec<Model> {
-    [mailbox_models::models(), ranks_models::models(), tcp::models::models(), rendezvous::models()].concat()
+fn main() -> std::process::ExitCode {
+    let models = [mailbox_models::models(), ranks_models::models(), tcp::models::models(), rendezvous::models()];
+    runner::run(&models.concat())
 }
