@@ -61,7 +61,7 @@ impl Shard {
 
     /// Resolves a name that was read: a remote object or a local file, never a command.
     fn found(url: String, stores: &Stores) -> Result<Self> {
-        if is_remote(&url) {
+        if stores.is_remote(&url) {
             return Self::remote_at(url, stores);
         }
         let location = Location::File(local_path(&url)?);

@@ -97,6 +97,10 @@ mod cloud {
                     .with_http_connector(Connector)
                     .build()?,
             ),
+            StoreKind::Registered => {
+                let source = "it is opened by its registered store".into();
+                return Err(object_store::Error::Generic { store: "registered", source });
+            }
             StoreKind::Http => {
                 let builder = HttpBuilder::new().with_url(&url.root).with_retry(retry);
                 let builder =

@@ -41,6 +41,8 @@ pub(super) fn unwatched(error: &object_store::Error, store: StoreKind) -> Fault 
 fn unsent(error: &object_store::Error, reason: String, store: StoreKind) -> Fault {
     use object_store::Error as Store;
     match error {
+        // Requests of registered stores are not observed: they may have been sent.
+        Store::Generic { .. } if store == StoreKind::Registered => Fault::transient(reason),
         Store::Generic { .. } => Fault::Unsent { reason: format!("{reason}; {}", store.credentials_hint()) },
         Store::NotFound { .. } => Fault::is_final(ErrorKind::NotFound, reason),
         Store::Precondition { .. } => replaced(),

@@ -19,6 +19,7 @@ mod lock;
 mod object;
 mod observed;
 mod redact;
+mod registry;
 mod retry;
 mod settings;
 mod stores;
@@ -44,11 +45,14 @@ pub(crate) use self::object::Identity;
 pub use self::object::RemoteObject;
 pub use self::redact::redact;
 pub(crate) use self::redact::redact_name;
+pub use self::registry::ShardStore;
 pub use self::retry::{Backoff, RetryConfig};
 pub use self::settings::{ShardCache, StoresBuilder};
 pub use self::stores::Stores;
 pub(crate) use self::tasks::{Task, spawn};
 pub(crate) use self::url::is_remote;
+/// The crate whose stores [`ShardStore`] opens.
+pub use object_store;
 
 /// Buffer between a pipe and its reader.
 const PIPE_BUFFER_BYTES: usize = 256 << 10;

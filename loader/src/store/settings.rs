@@ -1,10 +1,12 @@
 //! Builds the handle of remote stores from its settings.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::coalesce::CoalesceLimits;
 use super::local::ReadMode;
+use super::registry::{ShardStore, StoreRegistry};
 use super::retry::RetryConfig;
 use super::stores::Stores;
 use crate::error::{Error, Result, check_at_most};
@@ -31,6 +33,8 @@ pub struct StoresBuilder {
     pub(super) chunk_bytes: u64,
     pub(super) cache: Option<ShardCache>,
     pub(super) read: ReadMode,
+    /// Stores of user code.
+    pub(super) registry: StoreRegistry,
 }
 
 impl Default for StoresBuilder {
@@ -43,6 +47,7 @@ impl Default for StoresBuilder {
             chunk_bytes: 8 << 20,
             cache: None,
             read: ReadMode::Auto,
+            registry: StoreRegistry::default(),
         }
     }
 }
@@ -105,6 +110,16 @@ impl StoresBuilder {
         self
     }
 
+    /// Adds a store of user code for all URLs `SCHEME://BUCKET/KEY`; it also replaces a built-in one. Default:
+    /// S3, Google Cloud Storage, Azure and HTTP.
+    ///
+    /// [`Self::build`] returns [`Error::Config`] if `scheme` is not the scheme of a URL, or `file`.
+    #[must_use]
+    pub fn store(mut self, scheme: impl Into<String>, store: Arc<dyn ShardStore>) -> Self {
+        self.registry.insert(scheme.into(), store);
+        self
+    }
+
     /// Checks the settings; opens the cache's directory. No store is contacted.
     ///
     /// # Errors
@@ -124,6 +139,7 @@ impl StoresBuilder {
         if self.request_timeout.is_zero() {
             return zero("request_timeout");
         }
+        self.registry.check()?;
         check_at_most("requests_max", self.requests_max as u64, REQUESTS_MAX)?;
         Stores::new(self)
     }

@@ -15,7 +15,7 @@ use super::object::RemoteObject;
 use super::redact::redact_name;
 use super::settings::StoresBuilder;
 use super::upload::put_file;
-use super::url::RemoteUrl;
+use super::url::{RemoteUrl, StoreKind, is_remote};
 use crate::error::{Error, Result, SelectionError};
 
 /// Cheap handle to remote stores, whose clones share connections, limits and cache.
@@ -79,7 +79,7 @@ impl Stores {
         let invalid = |reason| {
             Error::Selection(SelectionError::ShardList { pattern: redact_name(url).into_owned(), reason })
         };
-        let parsed = RemoteUrl::parse(url).map_err(invalid)?;
+        let parsed = self.parse(url).map_err(invalid)?;
         let store = self.connect(&parsed, Retries::ByReader).map_err(invalid)?;
         Ok(RemoteObject::new(self.clone(), url.clone(), parsed, store))
     }
@@ -96,13 +96,32 @@ impl Stores {
         put_file(self, url, path)
     }
 
+    /// Returns whether a name is the URL of a remote shard.
+    pub(crate) fn is_remote(&self, url: &str) -> bool {
+        is_remote(url) || self.shared.settings.registry.of_url(url).is_some()
+    }
+
+    /// Parses the URL of a remote shard.
+    ///
+    /// # Errors
+    /// The reason why it is invalid.
+    pub(super) fn parse(&self, url: &str) -> Result<RemoteUrl, String> {
+        match self.shared.settings.registry.of_url(url) {
+            Some((_, scheme, rest)) => RemoteUrl::parse_bucket(StoreKind::Registered, scheme, rest),
+            None => RemoteUrl::parse(url),
+        }
+    }
+
     pub(super) fn connect(&self, url: &RemoteUrl, retries: Retries) -> Result<Arc<dyn ObjectStore>, String> {
         let mut connected = self.shared.connected.lock().expect("no holder panics");
         let key = (url.root.clone(), matches!(retries, Retries::ByStore(_)));
         if let Some(store) = connected.get(&key) {
             return Ok(store.clone());
         }
-        let store = connect(url, self.shared.settings.request_timeout, retries)?;
+        let store = match self.shared.settings.registry.of_url(&url.root) {
+            Some((registered, ..)) => registered.open(&url.root).map_err(|error| error.to_string())?,
+            None => connect(url, self.shared.settings.request_timeout, retries)?,
+        };
         connected.insert(key, store.clone());
         Ok(store)
     }

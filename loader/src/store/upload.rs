@@ -30,7 +30,7 @@ pub(super) fn put_file(stores: &Stores, url: &str, path: &Path) -> Result<()> {
     let invalid = |reason: String| {
         Error::Selection(SelectionError::ShardList { pattern: redact_name(url).into_owned(), reason })
     };
-    let parsed = RemoteUrl::parse(url).map_err(invalid)?;
+    let parsed = stores.parse(url).map_err(invalid)?;
     if parsed.is_directory {
         return Err(invalid("expected the URL of an object, found a directory".into()));
     }

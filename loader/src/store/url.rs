@@ -18,6 +18,8 @@ pub(crate) enum StoreKind {
     Azure,
     /// `http://`, `https://`
     Http,
+    /// A scheme that user code has registered.
+    Registered,
 }
 
 impl StoreKind {
@@ -46,12 +48,13 @@ impl StoreKind {
                 "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN), or \
                  AZURE_SKIP_SIGNATURE=true for a public container"
             }
+            Self::Registered => "check the configuration of the registered store",
             Self::Http => "put credentials into the URL, as https://USER:PASSWORD@HOST/ or as a signed URL",
         }
     }
 }
 
-/// Returns whether a name is the URL of a remote shard.
+/// Returns whether a name is the URL of a built-in remote store.
 pub(crate) fn is_remote(url: &str) -> bool {
     url.split_once("://").is_some_and(|(scheme, _)| StoreKind::of_scheme(scheme).is_some())
 }
@@ -85,6 +88,14 @@ impl RemoteUrl {
         if kind == StoreKind::Http {
             return Self::parse_http(url);
         }
+        Self::parse_bucket(kind, scheme, rest)
+    }
+
+    /// Parses the URL of a store with buckets.
+    ///
+    /// # Errors
+    /// The reason why it is invalid.
+    pub(super) fn parse_bucket(kind: StoreKind, scheme: &str, rest: &str) -> Result<Self, String> {
         // Keys of buckets are taken literally: `%`, `?` and `#` are part of a name.
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {

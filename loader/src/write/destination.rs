@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::error::{Error, OutputError, Result, StorageError};
 use crate::shard::Shard;
-use crate::store::{Location, ReadMode, Stores, exists, is_remote, list_directory, redact_name};
+use crate::store::{Location, ReadMode, Stores, exists, list_directory, redact_name};
 
 /// Destination of finished shards.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Destination {
     /// [`Error::Storage`] if it cannot be created.
     pub(super) fn open(directory: &Path, stores: &Stores) -> Result<Self> {
         let error = |path: &Path, source| Error::file(path, source);
-        if let Some(url) = directory.to_str().filter(|name| is_remote(name)) {
+        if let Some(url) = directory.to_str().filter(|name| stores.is_remote(name)) {
             let staging = tempfile::Builder::new().prefix("dflop-shards-").tempdir();
             let staging = staging.map_err(|source| error(&std::env::temp_dir(), source))?;
             let url = format!("{}/", url.trim_end_matches('/'));

@@ -2,5 +2,6 @@
 
 mod cache_processes;
 mod changed_shards;
+mod own_store;
 mod remote;
 mod s3;

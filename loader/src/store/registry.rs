@@ -1,0 +1,91 @@
+//! Stores of user code, by the scheme of their URLs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use object_store::ObjectStore;
+
+use crate::error::{BoxError, Error, Result};
+
+/// Store of shards that user code brings, for the URLs of one scheme.
+///
+/// Reads keep the settings of [`Stores`](super::Stores): a failed read is tried again from its last byte,
+/// requests are limited and coalesced, and whole shards are cached. The store itself should not retry.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use dflop_loader::store::{ShardStore, Stores, object_store};
+/// use object_store::{ObjectStore, memory::InMemory};
+///
+/// /// Shards in memory, `memory://NAME/shard.tar`; one store for all names.
+/// struct Memory(Arc<InMemory>);
+///
+/// impl ShardStore for Memory {
+///     fn open(&self, _root: &str) -> Result<Arc<dyn ObjectStore>, dflop_loader::error::BoxError> {
+///         Ok(self.0.clone())
+///     }
+/// }
+///
+/// # fn main() -> dflop_loader::Result<()> {
+/// let stores = Stores::builder().store("memory", Arc::new(Memory(Arc::default()))).build()?;
+/// # Ok(())
+/// # }
+/// ```
+pub trait ShardStore: Send + Sync {
+    /// Opens the store that holds all objects below a root, without contacting it; called once for each root.
+    ///
+    /// - `root`: scheme and bucket, `memory://NAME`
+    ///
+    /// # Errors
+    /// The reason why the store is not configured.
+    fn open(&self, root: &str) -> Result<Arc<dyn ObjectStore>, BoxError>;
+}
+
+/// Stores of user code by scheme.
+#[derive(Clone, Default)]
+pub(super) struct StoreRegistry {
+    stores: BTreeMap<String, Arc<dyn ShardStore>>,
+}
+
+impl fmt::Debug for StoreRegistry {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_set().entries(self.stores.keys()).finish()
+    }
+}
+
+impl StoreRegistry {
+    pub(super) fn insert(&mut self, scheme: String, store: Arc<dyn ShardStore>) {
+        self.stores.insert(scheme, store);
+    }
+
+    /// Returns the store of a URL with its scheme and the rest behind `://`.
+    pub(super) fn of_url<'a>(&self, url: &'a str) -> Option<(&dyn ShardStore, &'a str, &'a str)> {
+        let (scheme, rest) = url.split_once("://")?;
+        self.stores.get(scheme).map(|store| (&**store, scheme, rest))
+    }
+
+    /// Checks the schemes.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if one is not the scheme of a URL, or is that of local files.
+    pub(super) fn check(&self) -> Result<()> {
+        let is_scheme = |name: &str| {
+            name.starts_with(|first: char| first.is_ascii_lowercase())
+                && name.chars().all(|next| {
+                    next.is_ascii_lowercase() || next.is_ascii_digit() || ['+', '-', '.'].contains(&next)
+                })
+        };
+        match self.stores.keys().find(|name| !is_scheme(name) || *name == "file") {
+            None => Ok(()),
+            Some(name) => {
+                let reason = format!(
+                    "`{name}` is not the scheme of a store; expected lower-case letters, digits, `+`, `-` and `.`, \
+                     other than `file`"
+                );
+                Err(Error::Config { setting: "store", reason })
+            }
+        }
+    }
+}
