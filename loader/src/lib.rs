@@ -2,7 +2,7 @@
 //!
 //! The rooms of the crate are the way of a sample: [`store`], [`shard`], [`media`], [`sample`], [`index`],
 //! [`dataset`], [`order`], [`plan`], [`fetch`], [`decode`] and [`loader`]; each imports only rooms before it.
-//! [`flow`] and [`error`] lie below all of them; [`prepare`] makes model inputs for [`decode`];
+//! [`flow`] and [`error`] lie below all of them. With the feature `processors`, `prepare` makes model [`inputs`];
 //! [`write`](mod@write), [`import`] and [`model`] are side doors.
 //!
 //! Two loaders share every stage below them. [`loader::Loader`] streams shards in order and needs nothing but
@@ -51,12 +51,14 @@ pub mod fetch;
 pub mod flow;
 pub mod import;
 pub mod index;
+pub mod inputs;
 pub mod loader;
 pub mod media;
 pub mod model;
 pub mod order;
 pub mod permutation;
 pub mod plan;
+#[cfg(feature = "processors")]
 pub mod prepare;
 pub mod sample;
 pub mod shard;

@@ -14,9 +14,9 @@ use super::tensor::{Slot, Slots, TensorPool};
 use super::transform::TransformStage;
 use crate::error::{Error, Result, Skipped, reason_of};
 use crate::flow::{LoaderStage, Metrics, SkipLog};
+use crate::inputs::{PreparedSample, SampleProcessor};
 use crate::media::augment::{Augment, ImageAugment};
 use crate::media::{DecodeError, DecodeLimits, FieldKind, PixelFormat, VideoSampling, kind_of_extension};
-use crate::prepare::{PreparedSample, Preparer};
 use crate::sample::{Sample, decoded_bytes};
 use crate::shard::{RawField, RawSample};
 
@@ -27,7 +27,7 @@ pub(crate) struct Collator {
     pool: Arc<DecodePool>,
     tensors: TensorPool,
     skips: Arc<SkipLog>,
-    preparer: Option<Arc<Preparer>>,
+    preparer: Option<Arc<dyn SampleProcessor>>,
     augment: Option<Augment>,
     transforms: Option<Arc<TransformStage>>,
     format: PixelFormat,
@@ -92,7 +92,7 @@ impl Collator {
     }
 
     /// Prepares every sample for a model, in the same job that decodes it.
-    pub(crate) fn preparer(mut self, preparer: Option<Arc<Preparer>>) -> Self {
+    pub(crate) fn preparer(mut self, preparer: Option<Arc<dyn SampleProcessor>>) -> Self {
         self.preparer = preparer;
         self
     }
@@ -191,7 +191,7 @@ impl Collator {
             let work = move |_: &mut _| {
                 let decoded = decode_fields(&encoded.fields, &field_work, &limits);
                 let done = decoded.and_then(|fields| match preparer {
-                    Some(preparer) => prepare(&preparer, &encoded, fields),
+                    Some(preparer) => prepare(&*preparer, &encoded, fields),
                     None => Ok((fields, None)),
                 });
                 drop((encoded, lease));

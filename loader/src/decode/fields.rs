@@ -9,9 +9,9 @@ use super::pool::{DecodePool, Pending};
 use super::transform::PendingTransforms;
 use crate::error::{Error, Result, reason_of};
 use crate::flow::LoaderStage;
+use crate::inputs::{PrepareError, PreparedSample, SampleProcessor};
 use crate::media::augment::ImageAugment;
 use crate::media::{DecodeLimits, Media, RgbImage, decode};
-use crate::prepare::{PrepareError, PreparedSample, Preparer};
 use crate::sample::{Field, Sample};
 use crate::shard::{RawField, RawSample};
 
@@ -62,7 +62,7 @@ impl PendingFields {
 #[derive(Debug)]
 pub(crate) struct PrepareStage {
     pub(super) pool: Arc<DecodePool>,
-    pub(super) preparer: Arc<Preparer>,
+    pub(super) preparer: Arc<dyn SampleProcessor>,
 }
 
 impl PrepareStage {
@@ -77,7 +77,7 @@ impl PrepareStage {
                 Err(error) => Err(error),
                 Ok((fields, _)) => {
                     let preparer = self.preparer.clone();
-                    let job = self.pool.submit(move |_| prepare(&preparer, &raw, fields)).await?;
+                    let job = self.pool.submit(move |_| prepare(&*preparer, &raw, fields)).await?;
                     Ok(PendingFields::Decoding(job))
                 }
             });
@@ -142,7 +142,7 @@ fn decode_field(field: &RawField, work: &FieldWork, limits: &DecodeLimits) -> Re
 
 /// Prepares a decoded sample; its images, audio and videos move into the tensors and leave the fields.
 pub(super) fn prepare(
-    preparer: &Preparer,
+    preparer: &dyn SampleProcessor,
     raw: &RawSample,
     fields: Vec<Field>,
 ) -> Result<Decoded, FieldError> {

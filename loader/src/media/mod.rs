@@ -29,6 +29,7 @@ pub use crate::shard::medium_kind::{FieldKind, is_video_extension, kind_of_exten
 pub use self::audio::{Audio, decode_audio};
 pub use self::custom::CustomMedia;
 pub use self::error::DecodeError;
+#[cfg(feature = "processors")]
 pub(crate) use self::image::Pixel;
 pub use self::image::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder, PixelStatistics};
 pub use self::image::{PixelBuffer, PixelFormat, PixelLayout, PixelType};

@@ -13,7 +13,6 @@ use dflop_costmodel::config::{
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::prepare::image::ImageProcessor;
 
 /// Largest size of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -79,25 +78,6 @@ impl ModelDirectory {
         ModelSpec::from_hugging_face(&self.name(), &self.documents).map_err(|error| self.refused(&error))
     }
 
-    /// Returns the processor that makes pixel values for a model with this checkpoint's encoder: the model's
-    /// token rule with the filter and the statistics of the image processor's file.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if the file names a processor that is unknown, or switches off one of its steps.
-    pub fn image_processor(&self, model: &ModelSpec) -> Result<Option<ImageProcessor>> {
-        let Some(published) = ImageProcessor::for_model(model) else { return Ok(None) };
-        let own = self.documents.preprocessor.as_ref();
-        let nested = || self.documents.processor.as_ref()?.get("image_processor");
-        let is_named = |json: &&Value| json.get("image_processor_type").is_some_and(Value::is_string);
-        match own.or_else(nested).filter(is_named) {
-            Some(json) => {
-                let in_file = ImageProcessor::from_preprocessor_config(json)?;
-                Ok(Some(published.with_pixels_of(&in_file)))
-            }
-            None => Ok(Some(published)),
-        }
-    }
-
     fn refused(&self, error: &dflop_costmodel::Error) -> Error {
         Error::Config { setting: "model", reason: format!("{}: {error}", self.path.display()) }
     }
@@ -116,12 +96,13 @@ fn read_json(path: &Path) -> Result<Value> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    const SIGLIP: &str = r#"{"model_type": "siglip_vision_model", "patch_size": 14, "image_size": 384}"#;
+    pub(in crate::model) const SIGLIP: &str =
+        r#"{"model_type": "siglip_vision_model", "patch_size": 14, "image_size": 384}"#;
 
-    fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
+    pub(in crate::model) fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         for (name, text) in files {
             std::fs::write(directory.path().join(name), text).unwrap();
@@ -163,22 +144,5 @@ mod tests {
         let encoder = directory(&[("config.json", SIGLIP)]);
         let error = ModelDirectory::open(encoder.path()).unwrap().spec().unwrap_err().to_string();
         assert!(error.contains("join it with a language model"), "{error}");
-    }
-
-    #[test]
-    fn pixels_are_made_with_the_statistics_of_the_file() {
-        let processor = r#"{"image_processor_type": "SiglipImageProcessor", "size": {"height": 384, "width": 384},
-            "resample": 2, "image_mean": [0.1, 0.2, 0.3]}"#;
-        let directory = directory(&[("config.json", SIGLIP), ("preprocessor_config.json", processor)]);
-        let directory = ModelDirectory::open(directory.path()).unwrap();
-        let llm = ModelSpec::preset("tiny").unwrap().llm;
-        let llm = PartialModelSpec { llm: Some(llm), ..PartialModelSpec::default() };
-        let model = ModelSpec::compose("mine", &[directory.part().unwrap(), llm]).unwrap();
-        let Some(ImageProcessor::Siglip(square)) = directory.image_processor(&model).unwrap() else {
-            panic!("a square is made")
-        };
-        assert_eq!((square.side, square.tokens), (384, 729));
-        assert_eq!(square.filter, crate::prepare::image::Filter::Bilinear);
-        assert!((square.normalization.mean[2] - 0.3).abs() < 1e-9);
     }
 }

@@ -2,10 +2,12 @@
 
 mod directory;
 mod hub_cache;
+#[cfg(feature = "processors")]
+mod image_processor;
 mod registry;
 
 pub use self::directory::ModelDirectory;
 pub use self::hub_cache::cached_checkpoint;
-pub use self::registry::{
-    checkpoint_path, image_processor_of, profile_options, read_profile, spec_of, unknown_name_hint,
-};
+#[cfg(feature = "processors")]
+pub use self::image_processor::image_processor_of;
+pub use self::registry::{checkpoint_path, profile_options, read_profile, spec_of, unknown_name_hint};

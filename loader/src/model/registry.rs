@@ -13,7 +13,6 @@ use dflop_costmodel::{ModelSpec, Module, ProfileOptions};
 use super::directory::ModelDirectory;
 use super::hub_cache::cached_checkpoint;
 use crate::error::{Error, Result, StorageError};
-use crate::prepare::image::ImageProcessor;
 
 /// Returns the model of one name, or the model that several make together.
 ///
@@ -49,20 +48,6 @@ pub fn unknown_name_hint(name: &str) -> String {
     "or the directory of a checkpoint with its `config.json`".to_owned()
 }
 
-/// Returns the image processor, if a directory describes it in more detail than the model's family does.
-///
-/// # Errors
-/// The errors of [`ModelDirectory::image_processor`].
-pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Result<Option<ImageProcessor>> {
-    for name in names {
-        let Some(directory) = directory_of(name.as_ref())? else { continue };
-        if directory.part()?.vision.is_some() {
-            return directory.image_processor(model);
-        }
-    }
-    Ok(None)
-}
-
 /// Finds the checkpoint of a name; `None` for a preset, which takes precedence over a directory of the same
 /// name, and for a name that does not exist.
 #[must_use]
@@ -74,7 +59,7 @@ pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
     if path.exists() { Some(path) } else { cached_checkpoint(name) }
 }
 
-fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
+pub(super) fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
     checkpoint_path(name).map(ModelDirectory::open).transpose()
 }
 

@@ -1,10 +1,10 @@
 //! Rounds lengths up to few different ones, so that compiled models see few shapes.
 
-use super::expand::MediaRun;
 use super::family::PixelLayout;
 use super::image::PixelValues;
-use super::labels::IGNORED;
 use super::{PreparedSample, Preparer};
+use crate::inputs::IGNORED;
+use crate::inputs::MediaRun;
 use crate::sample::text::Modality;
 
 /// Steps of the ladder from a power of two to the next.

@@ -5,7 +5,7 @@
 //! caption. Only text that was counted is prepared.
 
 use super::chat_template::{Message, MessagePart};
-use super::error::PrepareError;
+use crate::inputs::PrepareError;
 use crate::sample::document::{ChatTurn, ContentPart, SampleMedia};
 use crate::sample::text::{ASSISTANT_ROLES, Modality, turns};
 use crate::sample::{Field, Sample};

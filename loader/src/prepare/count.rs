@@ -8,14 +8,15 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::chat_template::MessagePart;
 use super::conversation::{Conversation, read_conversation};
-use super::error::PrepareError;
 use super::image::PixelValues;
-use super::labels::{IGNORED, target_tokens};
+use super::labels::target_tokens;
 use super::tokenizer::Tokenizer;
 use super::video::VideoValues;
 use super::{Preparer, labels};
 use crate::error::BoxError;
 use crate::index::TextCounter;
+use crate::inputs::IGNORED;
+use crate::inputs::PrepareError;
 use crate::sample::Sample;
 use crate::sample::text::{ASSISTANT_ROLES, Modality, TextLength};
 

@@ -1,32 +1,11 @@
 //! Expands the placeholder of each medium to as many tokens as its encoder produces.
 
-use super::error::PrepareError;
 use super::family::{Family, Placeholder, VideoText};
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
+use crate::inputs::MediaRun;
+use crate::inputs::PrepareError;
 use crate::sample::text::Modality;
-
-/// Range of the tokens of one medium within the ids of a sample.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MediaRun {
-    /// Modality of the medium.
-    pub modality: Modality,
-    /// Index of the first copy of the placeholder.
-    pub start: usize,
-    /// Number of copies of the placeholder.
-    pub tokens: usize,
-    /// Whether the run is enclosed by a marker on either side.
-    pub has_markers: bool,
-}
-
-impl MediaRun {
-    /// Returns the range of the medium, including its markers.
-    #[must_use]
-    pub fn with_markers(&self) -> std::ops::Range<usize> {
-        let markers = usize::from(self.has_markers);
-        self.start.saturating_sub(markers)..self.start + self.tokens + markers
-    }
-}
 
 /// Ids with media expanded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -7,10 +7,10 @@
 
 use dflop_costmodel::Module;
 
+use super::Preparer;
 use super::chat_template::MessagePart;
-use super::labels::IGNORED;
-use super::{ModelInputs, PreparedSample, Preparer};
 use crate::error::{Error, Result};
+use crate::inputs::{Filler, IGNORED, ModelInputs, PreparedSample};
 use crate::media::{Audio, RgbImage};
 use crate::sample::text::Modality;
 
@@ -18,41 +18,6 @@ use crate::sample::text::Modality;
 const BLANK_SIDE: u32 = 56;
 /// Sample rate and length of a blank audio clip: a second.
 const BLANK_RATE_HZ: u32 = 16_000;
-
-/// What completes the microbatches of a loader.
-#[derive(Debug, Clone)]
-pub(crate) struct Filler {
-    /// A token of padding, where there is nothing else; `None` if rows have a fixed length anyway.
-    padding: Option<PreparedSample>,
-    /// A blank medium for every encoder that has to run in all microbatches.
-    blanks: Vec<(Module, PreparedSample)>,
-}
-
-impl Filler {
-    /// Returns the sequences that complete a microbatch of `samples`.
-    fn of(&self, samples: &[PreparedSample]) -> impl Iterator<Item = &PreparedSample> {
-        let is_missing = |module: Module| !samples.iter().any(|sample| sample.runs_encoder(module));
-        let blanks = || self.blanks.iter().filter(move |(module, _)| is_missing(*module));
-        let is_empty = samples.is_empty() && blanks().next().is_none();
-        blanks().map(|(_, blank)| blank).chain(self.padding.as_ref().filter(move |_| is_empty))
-    }
-
-    /// Returns the tokens of blank media that complete a microbatch of `samples`.
-    pub(crate) fn tokens_for(&self, samples: &[PreparedSample]) -> u64 {
-        let is_blank = |filler: &&PreparedSample| !filler.runs.is_empty();
-        self.of(samples).filter(is_blank).map(|filler| filler.tokens() as u64).sum()
-    }
-}
-
-impl PreparedSample {
-    /// Returns whether an encoder has something to do in this sample.
-    fn runs_encoder(&self, module: Module) -> bool {
-        self.runs.iter().any(|run| match run.modality {
-            Modality::Image | Modality::Video => module == Module::Vision,
-            Modality::Audio => module == Module::Audio,
-        })
-    }
-}
 
 impl Preparer {
     /// Returns the tokens of a blank medium of each encoder that the model has, markers included.
@@ -69,16 +34,16 @@ impl Preparer {
     ///
     /// # Errors
     /// [`Error::Config`] if a processor refuses a blank medium.
-    pub(crate) fn filler(&self, encoders: &[Module]) -> Result<Filler> {
+    pub(super) fn make_filler(&self, encoders: &[Module]) -> Result<Filler> {
         let (input_ids, labels) = (vec![self.packer.pad_id], vec![IGNORED]);
         let padding = PreparedSample { input_ids, labels, ..PreparedSample::default() };
         let padding = Some(padding).filter(|_| self.packer.pad_to_tokens.is_none());
         let blanks = encoders.iter().map(|&module| Ok((module, self.blank(module)?)));
-        Ok(Filler { padding, blanks: blanks.collect::<Result<_>>()? })
+        Ok(Filler::new(padding, blanks.collect::<Result<_>>()?))
     }
 
     /// Makes the tensors of a microbatch that a model can run, whatever its samples.
-    pub(crate) fn pack_filled(&self, samples: Vec<PreparedSample>, filler: &Filler) -> ModelInputs {
+    pub(super) fn pack_filled(&self, samples: Vec<PreparedSample>, filler: &Filler) -> ModelInputs {
         let fillers: Vec<PreparedSample> = filler.of(&samples).cloned().collect();
         // A blank image is there only if samples have none.
         let has_blank = fillers.iter().any(|filler| !filler.images.is_empty());

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use super::error::PrepareError;
 use super::image::PixelValues;
 use super::labels::MarkedText;
 use super::video::VideoValues;
+use crate::inputs::PrepareError;
 use crate::sample::text::Modality;
 
 /// Images and frames in the order of the text, with the tokens of each.

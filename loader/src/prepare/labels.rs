@@ -11,9 +11,6 @@ use super::chat_template::{ChatTemplate, Message, MessagePart};
 use super::tokenizer::{Encoded, Tokenizer};
 use crate::error::{Error, Result};
 
-/// Label of a token that no loss is computed on.
-pub const IGNORED: i32 = -100;
-
 /// Private-use characters, which no template trims and no dataset contains in this order.
 const MARK: [char; 2] = ['\u{F0000}', '\u{F0001}'];
 

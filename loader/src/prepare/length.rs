@@ -3,8 +3,8 @@
 //! Planning works with estimated text tokens; here the real number is known. The user chooses how samples
 //! over the limit are handled, and each of them is recorded.
 
-use super::error::PrepareError;
 use super::expand::Expanded;
+use crate::inputs::PrepareError;
 
 /// Treatment of a sample that has more tokens than the limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -82,7 +82,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::prepare::expand::MediaRun;
+    use crate::inputs::MediaRun;
     use crate::sample::text::Modality;
 
     const MEDIA: u32 = 9;

@@ -12,14 +12,12 @@
 //!
 //! Pure: once a preparer is built, it reads no files and no clock.
 
-mod account;
 pub mod audio;
 mod buckets;
 mod builder;
 mod chat_template;
 mod conversation;
 mod count;
-mod error;
 mod expand;
 mod family;
 mod filler;
@@ -31,7 +29,7 @@ pub mod media;
 mod pack;
 mod pixels;
 mod positions;
-mod tensors;
+mod processor;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
@@ -41,26 +39,21 @@ use std::sync::Arc;
 
 use dflop_costmodel::{ModelSpec, SampleShape};
 
-pub(crate) use self::account::PrepareLog;
-pub use self::account::{PrepareReport, TruncatedSample};
-pub use self::audio::AudioFeatures;
 pub use self::buckets::Buckets;
 pub use self::builder::PreparerBuilder;
 pub use self::chat_template::{ChatTemplate, Message, MessagePart};
 pub use self::conversation::{Conversation, SampleConversation, read_conversation};
 pub use self::count::{PreparedTexts, TokenizedTexts};
-pub use self::error::PrepareError;
-pub use self::expand::MediaRun;
 pub use self::family::{Family, PixelLayout, Placeholder, VideoText};
-pub(crate) use self::filler::Filler;
-pub use self::image::{Normalization, PixelBuffer, PixelType, PixelValues};
-pub use self::labels::IGNORED;
+pub use self::image::{Normalization, PixelBuffer, PixelType};
 pub use self::length::LongSample;
 pub use self::media::{AudioTensors, ImageTensors};
-pub use self::pack::ModelInputs;
-pub use self::tensors::{NamedTensor, TensorValues};
 pub use self::tokenizer::{Encoded, Tokenizer};
-pub use self::video::{VideoTensors, VideoValues};
+pub use self::video::VideoTensors;
+pub use crate::inputs::{
+    AudioFeatures, IGNORED, MediaRun, ModelInputs, NamedTensor, PixelValues, PrepareError, PrepareReport,
+    PreparedSample, SampleProcessor, TensorValues, TruncatedSample, VideoValues,
+};
 
 use self::count::MarkerTokens;
 use self::expand::{Expanded, Expander};
@@ -90,41 +83,6 @@ pub enum PlainText {
         /// Question of the user; may be empty.
         question: String,
     },
-}
-
-/// Sample in the form of model inputs.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct PreparedSample {
-    /// Ids of the whole sample, with media expanded.
-    pub input_ids: Vec<u32>,
-    /// Ids of target tokens, elsewhere [`IGNORED`]; media and the first token, which nothing predicts, are
-    /// not targets.
-    pub labels: Vec<i32>,
-    /// Token ranges of the media, in the order of the ids.
-    pub runs: Vec<MediaRun>,
-    /// Images, in the order of their placeholders; includes videos if the family writes frames as images
-    /// ([`VideoText::Frames`]).
-    pub images: Vec<PixelValues>,
-    /// Audio clips, in the order of their placeholders.
-    pub clips: Vec<AudioFeatures>,
-    /// Videos, in the order of their placeholders.
-    pub videos: Vec<VideoValues>,
-    /// Tokens that were cut from the text to fit the limit.
-    pub cut_tokens: usize,
-}
-
-impl PreparedSample {
-    /// Returns the number of tokens.
-    #[must_use]
-    pub fn tokens(&self) -> usize {
-        self.input_ids.len()
-    }
-
-    /// Returns the number of tokens that the loss is computed on.
-    #[must_use]
-    pub fn target_tokens(&self) -> usize {
-        self.labels.iter().filter(|&&label| label != IGNORED).count()
-    }
 }
 
 /// Converts samples to model inputs, and microbatches of them to tensors.
@@ -181,12 +139,6 @@ impl Preparer {
     pub fn pad_to_tokens(mut self, tokens: usize) -> Self {
         self.packer.pad_to_tokens = Some(tokens);
         self
-    }
-
-    /// Returns whether lengths or pixels are rounded up, so that a microbatch is longer than its samples.
-    pub(crate) fn has_buckets(&self) -> bool {
-        let Packer { length_buckets, sample_multiple, .. } = &self.packer;
-        length_buckets.is_some() || self.media_buckets.is_some() || *sample_multiple > 1
     }
 
     /// Returns the arrangement of the samples of a microbatch in tensors.

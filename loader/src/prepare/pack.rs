@@ -5,40 +5,13 @@
 //! longest. Either may be padded to a fixed length. No target crosses a boundary: the first token of a
 //! sample, which has no predecessor, is never a target.
 
-use super::PreparedSample;
 use super::buckets::Buckets;
 use super::family::PixelLayout;
-use super::labels::IGNORED;
 use super::pixels::{feature_tensors, pixel_tensors, video_tensors};
 use super::positions::grid_positions;
-use super::tensors::NamedTensor;
+use crate::inputs::{IGNORED, ModelInputs, NamedTensor, PreparedSample};
 use crate::sample::text::Modality;
 use crate::sample::{BatchLayout, PaddingSide};
-
-/// Tensors of a microbatch.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct ModelInputs {
-    /// Keyword arguments of the model: `input_ids`, `labels`, `position_ids` or `attention_mask`, and media.
-    pub tensors: Vec<NamedTensor>,
-    /// First token of every sample in packed order, then the number of tokens: `[samples + 1]`. For padded
-    /// tensors the same cumulative lengths. Blank media, and padding of a packed row to a fixed length, are
-    /// additional sequences after the samples.
-    pub cu_seqlens: Vec<i32>,
-    /// Tokens of the longest sequence in `cu_seqlens`.
-    pub max_seqlen: u32,
-    /// Tokens of all samples, without padding.
-    pub tokens: u64,
-    /// Tokens that the loss is computed on: labels that are not -100.
-    pub target_tokens: u64,
-}
-
-impl ModelInputs {
-    /// Returns a tensor by name.
-    #[must_use]
-    pub fn tensor(&self, name: &str) -> Option<&NamedTensor> {
-        self.tensors.iter().find(|tensor| tensor.name == name)
-    }
-}
 
 /// Packs microbatches.
 #[derive(Debug, Clone)]

@@ -5,8 +5,8 @@ use half::bf16;
 use super::audio::AudioFeatures;
 use super::family::PixelLayout;
 use super::image::{Pixel, PixelBuffer, PixelValues};
-use super::tensors::{NamedTensor, TensorValues};
 use super::video::VideoValues;
+use crate::inputs::{NamedTensor, TensorValues};
 
 /// Makes the tensors of all images, by sample; none without images, and no `pixel_values` if images were only
 /// counted.

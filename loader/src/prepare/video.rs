@@ -13,21 +13,11 @@ use dflop_costmodel::tokens::VisionRule;
 use super::image::{ImageProcessor, PixelType, PixelValues, TypedProcessor};
 use super::media::square_bytes;
 use crate::error::BoxError;
+pub use crate::inputs::VideoValues;
 use crate::media::Video;
 
 /// Frames per second if neither the video nor its time stamps give a rate; the default of `transformers`.
 const UNKNOWN_RATE: f64 = 24.0;
-
-/// Video in the form of vision encoder inputs.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct VideoValues {
-    /// Pixels of the selected frames, their grid and their tokens.
-    pub pixels: PixelValues,
-    /// Number of selected frames.
-    pub frames: u32,
-    /// Seconds covered by one layer of `pixels.grid_thw`; in models without grids, by one frame.
-    pub seconds_per_grid: f32,
-}
 
 /// Makes tensors from videos.
 pub trait VideoTensors: Debug + Send + Sync {

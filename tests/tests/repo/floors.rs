@@ -57,6 +57,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 9] = [
             "shard",
             "media",
             "sample",
+            "inputs",
             "index",
             "dataset",
             "order",

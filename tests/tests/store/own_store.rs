@@ -47,7 +47,9 @@ fn shards_in_a_store_of_ones_own_give_what_local_files_give() {
     let cached = builder(&shelves).cache(cached).build().unwrap();
     for (stored, prefix) in [(Compression::Plain, "plain"), (Compression::Zstd, "packed")] {
         let data = TempDataset::new(3, 24, stored);
-        for file in std::fs::read_dir(data.directory()).unwrap().flatten().filter(|file| file.path().is_file()) {
+        for file in
+            std::fs::read_dir(data.directory()).unwrap().flatten().filter(|file| file.path().is_file())
+        {
             let name = file.file_name().into_string().unwrap();
             stores.put_file(&format!("shelf://one/{prefix}/{name}"), &file.path()).unwrap();
         }
@@ -96,6 +98,9 @@ fn a_built_in_store_can_be_replaced() {
     let stores = Stores::builder().store("s3", shelves.clone()).build().unwrap();
     let data = TempDataset::new(1, 4, Compression::Plain);
     stores.put_file("s3://bucket/a.tar", &data.shard(0)).unwrap();
-    assert_eq!(plain(shards(&stores, "s3://bucket/a.tar"), 1), plain(expand_shards(&[data.pattern()]).unwrap(), 1));
+    assert_eq!(
+        plain(shards(&stores, "s3://bucket/a.tar"), 1),
+        plain(expand_shards(&[data.pattern()]).unwrap(), 1)
+    );
     assert!(shelves.opened.load(Ordering::Relaxed) > 0);
 }

@@ -11,13 +11,13 @@ use crate::decode::{
 use crate::error::{Error, Result, check_at_most};
 use crate::fetch::{DpShare, Share};
 use crate::flow::{ErrorBudget, SkipListener, SkipLog};
+use crate::inputs::SampleProcessor;
 use crate::loader::field_check::check_indexed;
 use crate::loader::watchdog::{StallListener, StallSettings};
 use crate::media::VideoSampling;
 use crate::media::augment::Augment;
 use crate::order::LoaderState;
 use crate::plan::StepPlanner;
-use crate::prepare::Preparer;
 use crate::shard::FieldSelection;
 
 /// Most steps that may wait as plans.
@@ -45,7 +45,7 @@ pub struct BalancedLoaderBuilder {
     pub(super) error_budget: ErrorBudget,
     pub(super) skip_listener: Option<Arc<dyn SkipListener>>,
     pub(super) stalls: StallSettings,
-    pub(super) preparer: Option<Arc<Preparer>>,
+    pub(super) preparer: Option<Arc<dyn SampleProcessor>>,
     pub(super) is_packed: bool,
     /// Sampling that the indexes were made with: plans count these frames.
     pub(super) video_sampling: Option<VideoSampling>,
@@ -212,7 +212,7 @@ impl BalancedLoaderBuilder {
     /// Sets what turns decoded samples into model inputs, of which every microbatch then has tensors. Where
     /// microbatches are planned under a token cap, no sample may be longer. Default: none.
     #[must_use]
-    pub fn preparer(mut self, preparer: Arc<Preparer>) -> Self {
+    pub fn preparer(mut self, preparer: Arc<dyn SampleProcessor>) -> Self {
         self.preparer = Some(preparer);
         self
     }
@@ -266,7 +266,7 @@ impl BalancedLoaderBuilder {
             return invalid("preparer", "it needs decoded samples".into());
         }
         if let (Some(preparer), Some(tokens_max)) = (&mut self.preparer, self.planner.caps().tokens_max) {
-            *preparer = Arc::new(Preparer::clone(preparer).tokens_at_most(tokens_max));
+            *preparer = preparer.limited(Some(tokens_max), None);
         }
         if let Some(preparer) = &mut self.preparer {
             pad_as_planned(preparer, &self.planner)?;
@@ -292,7 +292,7 @@ impl BalancedLoaderBuilder {
 }
 
 /// Lets a preparer pad to the length that was planned for.
-fn pad_as_planned(preparer: &mut Arc<Preparer>, planner: &StepPlanner) -> Result<()> {
+fn pad_as_planned(preparer: &mut Arc<dyn SampleProcessor>, planner: &StepPlanner) -> Result<()> {
     let Some(to) = planner.pad_to() else { return Ok(()) };
     if to.layout.is_packed() != preparer.layout().is_packed() {
         let reason =
@@ -303,8 +303,7 @@ fn pad_as_planned(preparer: &mut Arc<Preparer>, planner: &StepPlanner) -> Result
         let reason = "microbatches of a fixed length have no buckets and no multiples: drop one of the two";
         return Err(Error::Config { setting: "pad_to_tokens", reason: reason.into() });
     }
-    let padded = Preparer::clone(preparer).tokens_at_most(to.room()).pad_to_tokens(to.tokens as usize);
-    *preparer = Arc::new(padded);
+    *preparer = preparer.limited(Some(to.room()), Some(to.tokens as usize));
     Ok(())
 }
 

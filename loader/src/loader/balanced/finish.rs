@@ -13,8 +13,8 @@ use super::{Microbatch, StepPart};
 use crate::decode::Collator;
 use crate::error::{Error, PlanError, Result};
 use crate::flow::LoaderStage;
+use crate::inputs::PrepareLog;
 use crate::plan::{StepPlan, StepPlanner};
-use crate::prepare::PrepareLog;
 use crate::sample::Sample;
 
 /// Finishes parts, in order.

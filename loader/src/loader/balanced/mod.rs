@@ -27,9 +27,9 @@ use super::watchdog::Watchdog;
 use crate::decode::{Collator, DecodePool, TransformStage};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{LoaderStage, MetricsSnapshot, SkipLog, metered, run_ahead};
+use crate::inputs::{ModelInputs, PrepareLog, PrepareReport, PreparedSample};
 use crate::order::LoaderState;
 use crate::plan::{StepPlan, StepPlanner};
-use crate::prepare::{ModelInputs, PrepareLog, PrepareReport, PreparedSample};
 use crate::sample::Sample;
 
 /// Most parts of steps that wait, whatever their bytes.

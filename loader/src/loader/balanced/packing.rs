@@ -6,12 +6,12 @@ use super::Microbatch;
 use super::builder::BalancedLoaderBuilder;
 use crate::decode::Collator;
 use crate::error::Result;
+use crate::inputs::{Filler, PrepareLog, SampleProcessor, TruncatedSample};
 use crate::plan::PadTo;
-use crate::prepare::{Filler, PrepareLog, Preparer, TruncatedSample};
 
 /// Packs microbatches, where the loader has a preparer, and counts what it packs.
 pub(super) struct Packing {
-    preparer: Option<Arc<Preparer>>,
+    preparer: Option<Arc<dyn SampleProcessor>>,
     /// What completes microbatches; `None` if samples are left unpacked.
     filler: Option<Arc<Filler>>,
     tokens_max: Option<u64>,
@@ -60,7 +60,7 @@ impl Packing {
         self.log_cut(microbatch);
         if let Some(filler) = self.filler.clone() {
             let samples = std::mem::take(&mut microbatch.prepared);
-            let inputs = collator.run(move || preparer.pack_filled(samples, &filler)).await?;
+            let inputs = collator.run(move || preparer.pack(samples, &filler)).await?;
             let tokens = inputs.tensor("input_ids").map_or(0, |ids| ids.values.len() as u64);
             microbatch.padding_tokens = tokens.saturating_sub(microbatch.tokens);
             microbatch.inputs = Some(inputs);

@@ -17,8 +17,8 @@ use crate::error::{Error, PlanError, Result};
 use crate::fetch::{Demand, ReadPlan, StepReader, StepReaderSettings};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics, memory_available, metered};
 use crate::index::SampleRow;
+use crate::inputs::SampleProcessor;
 use crate::plan::{StepPlan, StepPlanner};
-use crate::prepare::Preparer;
 
 /// Part of a step that was begun.
 pub(super) enum BegunPart {
@@ -36,7 +36,7 @@ pub(super) struct PendingMicrobatch {
 /// Limits what is read to what transforms and the preparer need.
 #[derive(Debug)]
 struct InputDemand {
-    preparer: Option<Arc<Preparer>>,
+    preparer: Option<Arc<dyn SampleProcessor>>,
     transforms: Transforms,
 }
 

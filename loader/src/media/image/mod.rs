@@ -21,6 +21,7 @@ use super::error::DecodeError;
 use super::limits::{ImageLimits, check_limit};
 use super::probe::{ImageFormat, ImageHeader, image_header};
 
+#[cfg(feature = "processors")]
 pub(crate) use self::pixel_type::Pixel;
 pub use self::pixel_type::{PixelBuffer, PixelFormat, PixelLayout, PixelType};
 pub(super) use self::reduction::Reduction;

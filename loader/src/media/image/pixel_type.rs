@@ -1,6 +1,8 @@
 //! Types of pixel values: normalized in single or half precision, or bytes for a device to normalize; and
 //! their order in memory.
 
+#![cfg_attr(not(feature = "processors"), allow(dead_code, reason = "for processors"))]
+
 use bytemuck::Pod;
 use half::bf16;
 

@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use self::log_mel::LogMel;
 use crate::error::{BoxError, DataError, Error, Result};
+pub use crate::inputs::AudioFeatures;
 use crate::media::Audio;
 
 const SAMPLE_RATE_HZ: u32 = 16_000;
@@ -31,19 +32,6 @@ const WINDOW_SAMPLES: usize = 480_000;
 pub(super) const WINDOW_FRAMES: usize = WINDOW_SAMPLES / HOP_SAMPLES;
 /// Two hours: longer clips are rejected before memory of their size is allocated.
 const WINDOWS_MAX: usize = 240;
-
-/// Spectrogram of one clip.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct AudioFeatures {
-    /// Row-major; empty if the clip was only counted.
-    pub values: Vec<f32>,
-    /// `[windows, mels, 3000]`, like a batch of that many clips.
-    pub shape: Vec<usize>,
-    /// `[windows, 3000]`: 1 if a mel frame starts before the clip ends, the `feature_attention_mask`.
-    pub attention_mask: Vec<u8>,
-    /// LLM positions of the features of all windows, without markers around the clip.
-    pub tokens: u32,
-}
 
 /// Treatment of clips over 30 seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -40,24 +40,10 @@ use self::resample::Resampler;
 use self::rgb_view::RgbView;
 pub(crate) use self::typed::TypedProcessor;
 use crate::error::{DataError, Error, Result};
+pub use crate::inputs::PixelValues;
 pub(crate) use crate::media::Pixel;
 pub use crate::media::{PixelBuffer, PixelType};
 use crate::media::{RgbImage, Video};
-
-/// Pixels of one image, or of all its tiles or patches, or of a video, ready for the vision encoder.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PixelValues {
-    /// Row-major; empty if the image was only counted.
-    pub values: PixelBuffer,
-    /// `[tiles, 3, side, side]`, or `[patches, values of a patch]` for Qwen.
-    pub shape: Vec<usize>,
-    /// Grid of Qwen models: layers of frames, rows and columns, in patches.
-    pub grid_thw: Option<[u32; 3]>,
-    /// Height and width of a LLaVA-OneVision image before resizing.
-    pub image_size: Option<[u32; 2]>,
-    /// LLM positions of the features, with newlines of the family but without markers around the medium.
-    pub tokens: u32,
-}
 
 /// Image processor of a model family.
 #[derive(Clone, Copy, Debug, PartialEq)]

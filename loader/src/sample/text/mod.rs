@@ -7,8 +7,10 @@ mod conversation;
 mod estimate;
 mod placeholder;
 
+#[cfg(feature = "processors")]
+pub(crate) use self::conversation::ASSISTANT_ROLES;
 pub(crate) use self::conversation::{
-    ASSISTANT_ROLES, CAPTION_KEYS, QUESTION_ANSWER_KEYS, content, has_content, interleaved, turns,
+    CAPTION_KEYS, QUESTION_ANSWER_KEYS, content, has_content, interleaved, turns,
 };
 pub use self::conversation::{has_turns, measure_json};
 pub use self::estimate::estimate_tokens;

@@ -46,7 +46,8 @@ impl PrepareError {
         matches!(self, Self::TooLong { is_dropped: true, .. })
     }
 
-    pub(super) fn conversation(field: Option<&str>, reason: impl Into<String>) -> Self {
+    /// Makes the error of turns that cannot be read, at a field or at the sample.
+    pub fn conversation(field: Option<&str>, reason: impl Into<String>) -> Self {
         Self::Conversation { field: field.map(str::to_owned), reason: reason.into() }
     }
 }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::image::PixelBuffer;
+use crate::media::PixelBuffer;
 
 /// Values of a tensor, row after row.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,14 +69,22 @@ pub struct NamedTensor {
 }
 
 impl NamedTensor {
+    /// Takes the values of a shape.
+    ///
     /// # Panics
     /// If the number of values does not match the shape, which is a bug of the caller.
-    pub(super) fn new(name: &'static str, shape: Vec<usize>, values: TensorValues) -> Self {
+    #[must_use]
+    pub fn new(name: &'static str, shape: Vec<usize>, values: TensorValues) -> Self {
         assert_eq!(shape.iter().product::<usize>(), values.len(), "`{name}` of shape {shape:?}");
         Self { name, shape, values }
     }
 
-    pub(super) fn ints(name: &'static str, shape: Vec<usize>, values: Vec<i64>) -> Self {
+    /// Takes the integers of a shape.
+    ///
+    /// # Panics
+    /// If the number of values does not match the shape.
+    #[must_use]
+    pub fn ints(name: &'static str, shape: Vec<usize>, values: Vec<i64>) -> Self {
         Self::new(name, shape, TensorValues::I64(values))
     }
 }

@@ -1,0 +1,68 @@
+//! Finds the image processor of a model in the files of its checkpoint.
+
+use dflop_costmodel::ModelSpec;
+use serde_json::Value;
+
+use super::directory::ModelDirectory;
+use super::registry::directory_of;
+use crate::error::Result;
+use crate::prepare::image::ImageProcessor;
+
+/// Returns the image processor, if a directory describes it in more detail than the model's family does.
+///
+/// # Errors
+/// The errors of [`ModelDirectory::image_processor`].
+pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Result<Option<ImageProcessor>> {
+    for name in names {
+        let Some(directory) = directory_of(name.as_ref())? else { continue };
+        if directory.part()?.vision.is_some() {
+            return directory.image_processor(model);
+        }
+    }
+    Ok(None)
+}
+
+impl ModelDirectory {
+    /// Returns the processor that makes pixel values for a model with this checkpoint's encoder: the model's
+    /// token rule with the filter and the statistics of the image processor's file.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the file names a processor that is unknown, or switches off one of its steps.
+    pub fn image_processor(&self, model: &ModelSpec) -> Result<Option<ImageProcessor>> {
+        let Some(published) = ImageProcessor::for_model(model) else { return Ok(None) };
+        let own = self.documents().preprocessor.as_ref();
+        let nested = || self.documents().processor.as_ref()?.get("image_processor");
+        let is_named = |json: &&Value| json.get("image_processor_type").is_some_and(Value::is_string);
+        match own.or_else(nested).filter(is_named) {
+            Some(json) => {
+                let in_file = ImageProcessor::from_preprocessor_config(json)?;
+                Ok(Some(published.with_pixels_of(&in_file)))
+            }
+            None => Ok(Some(published)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::directory::tests::{SIGLIP, directory};
+    use dflop_costmodel::config::PartialModelSpec;
+
+    #[test]
+    fn pixels_are_made_with_the_statistics_of_the_file() {
+        let processor = r#"{"image_processor_type": "SiglipImageProcessor", "size": {"height": 384, "width": 384},
+            "resample": 2, "image_mean": [0.1, 0.2, 0.3]}"#;
+        let directory = directory(&[("config.json", SIGLIP), ("preprocessor_config.json", processor)]);
+        let directory = ModelDirectory::open(directory.path()).unwrap();
+        let llm = ModelSpec::preset("tiny").unwrap().llm;
+        let llm = PartialModelSpec { llm: Some(llm), ..PartialModelSpec::default() };
+        let model = ModelSpec::compose("mine", &[directory.part().unwrap(), llm]).unwrap();
+        let Some(ImageProcessor::Siglip(square)) = directory.image_processor(&model).unwrap() else {
+            panic!("a square is made")
+        };
+        assert_eq!((square.side, square.tokens), (384, 729));
+        assert_eq!(square.filter, crate::prepare::image::Filter::Bilinear);
+        assert!((square.normalization.mean[2] - 0.3).abs() < 1e-9);
+    }
+}
