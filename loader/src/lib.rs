@@ -2,7 +2,8 @@
 //!
 //! The rooms of the crate are the way of a sample: [`store`], [`shard`], [`media`], [`sample`], [`index`],
 //! [`dataset`], [`order`], [`plan`], [`fetch`], [`decode`] and [`loader`]; each imports only rooms before it.
-//! [`flow`] and [`error`] lie below all of them. With the feature `processors`, `prepare` makes model [`inputs`];
+//! [`flow`] and [`error`] lie below all of them. With the feature `processors`, `prepare` makes model
+//! [`inputs`];
 //! [`write`](mod@write), [`import`] and [`model`] are side doors.
 //!
 //! Two loaders share every stage below them. [`loader::Loader`] streams shards in order and needs nothing but

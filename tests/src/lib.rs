@@ -59,6 +59,8 @@ mod documents {
     struct Streaming;
     #[doc = include_str!("../../docs/balanced-loader.md")]
     struct BalancedLoader;
+    #[doc = include_str!("../../docs/remote-stores.md")]
+    struct RemoteStores;
     #[doc = include_str!("../../docs/resume-and-mixtures.md")]
     struct ResumeAndMixtures;
 }

@@ -110,8 +110,8 @@ impl StoresBuilder {
         self
     }
 
-    /// Adds a store of user code for all URLs `SCHEME://BUCKET/KEY`; it also replaces a built-in one. Default:
-    /// S3, Google Cloud Storage, Azure and HTTP.
+    /// Adds a store of user code for all URLs `SCHEME://BUCKET/KEY`; it also replaces a built-in one.
+    /// Default: S3, Google Cloud Storage, Azure and HTTP.
     ///
     /// [`Self::build`] returns [`Error::Config`] if `scheme` is not the scheme of a URL, or `file`.
     #[must_use]

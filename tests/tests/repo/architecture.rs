@@ -72,6 +72,24 @@ fn arrow2_is_not_a_dependency_unless_requested() {
 }
 
 #[test]
+fn a_streaming_loader_has_no_tokenizer_template_or_spectrogram() {
+    let tree = |features: &[&str]| {
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["tree", "--offline", "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
+        command.args(["-p", "dflop-loader", "--no-default-features"]).args(features);
+        let output = command.current_dir(root()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let has = |tree: &str, name: &str| tree.lines().any(|line| line.starts_with(&format!("{name} ")));
+    let (plain, full) = (tree(&[]), tree(&["--features", "processors"]));
+    for name in ["tokenizers", "minijinja", "realfft", "rubato"] {
+        assert!(!has(&plain, name), "a loader without processors depends on {name}");
+        assert!(has(&full, name), "processors bring {name}");
+    }
+}
+
+#[test]
 fn files_have_at_most_600_lines() {
     let long = |path: &PathBuf| {
         let lines = std::fs::read_to_string(path).unwrap().lines().count();
