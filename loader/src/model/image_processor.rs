@@ -27,7 +27,8 @@ impl ModelDirectory {
     /// token rule with the filter and the statistics of the image processor's file.
     ///
     /// # Errors
-    /// [`Error::Config`] if the file names a processor that is unknown, or switches off one of its steps.
+    /// [`crate::Error::Config`] if the file names a processor that is unknown, or switches off one of its
+    /// steps.
     pub fn image_processor(&self, model: &ModelSpec) -> Result<Option<ImageProcessor>> {
         let Some(published) = ImageProcessor::for_model(model) else { return Ok(None) };
         let own = self.documents().preprocessor.as_ref();

@@ -218,8 +218,8 @@ impl BalancedLoaderBuilder {
     }
 
     /// Leaves prepared samples as they are, for callers that pack them themselves
-    /// ([`Microbatch::prepared`](super::Microbatch::prepared), [`Preparer::pack`]): microbatches have no
-    /// tensors.
+    /// ([`Microbatch::prepared`](super::Microbatch::prepared), [`SampleProcessor::pack`]): microbatches have
+    /// no tensors.
     #[must_use]
     pub fn unpacked(mut self) -> Self {
         self.is_packed = false;
