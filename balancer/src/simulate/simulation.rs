@@ -40,13 +40,6 @@ impl Simulation {
         self.busy_ns.iter().map(|busy| self.makespan_ns - busy).collect()
     }
 
-    /// Returns the share of each rank's time in which it does not compute, `[ranks]` in `0..=1`.
-    #[must_use]
-    pub fn bubbles(&self) -> Vec<f64> {
-        let makespan_ns = self.makespan_ns.max(1) as f64;
-        self.idle_ns().into_iter().map(|idle| idle as f64 / makespan_ns).collect()
-    }
-
     /// Returns the share of all ranks' time in which they do not compute, in `0..=1`.
     #[must_use]
     pub fn bubble_fraction(&self) -> f64 {

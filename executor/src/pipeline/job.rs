@@ -151,13 +151,6 @@ impl Job {
         &self.stages
     }
 
-    /// Returns the names of trained parameters that the first and the last stage of the LLM both hold. Both
-    /// copies get the same gradient; a norm over all parameters counts the one of the first stage alone.
-    #[must_use]
-    pub fn tied_parameters(&self) -> &[String] {
-        &self.tied
-    }
-
     /// Returns the LLM, which every job has.
     pub(super) fn llm(&self) -> &ModuleParallelism {
         &self.modules[self.modules.len() - 1]

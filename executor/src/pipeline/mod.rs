@@ -18,15 +18,15 @@
 //!
 //! use dflop_balancer::schedule::ScheduleKind;
 //! use dflop_executor::Result;
-//! use dflop_comm::{Comm, Settings, threads};
+//! use dflop_executor::comm::{Comm, Settings, threads};
 //! use dflop_executor::device::Cpu;
-//! use dflop_executor::model::llm::TextBatch;
-//! use dflop_executor::model::model_config::{FrozenModules, ModelConfig, ModuleKind};
+//! use dflop_executor::models::llm::TextBatch;
+//! use dflop_executor::models::model_config::{FrozenModules, ModelConfig, ModuleKind};
 //! use dflop_executor::pipeline::{
 //!     Job, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep,
 //! };
-//! use dflop_executor::stage::Activations;
-//! use dflop_executor::weights::Seed;
+//! use dflop_executor::models::stage::Activations;
+//! use dflop_executor::models::weights::Seed;
 //!
 //! // Three layers on two ranks, two microbatches of four tokens.
 //! let model = ModelConfig::from_config(&serde_json::json!({"model_type": "qwen2", "hidden_size": 16,
@@ -41,7 +41,7 @@
 //!     let placement = job.placement(comm.rank())?;
 //!     let frozen = FrozenModules::default();
 //!     let stage = |range| model.stage(&device, range, frozen, Activations::Stored, &Seed(1));
-//!     let stages = job.ranges(&placement).iter().map(stage).collect::<Result<_>>()?;
+//!     let stages = job.ranges(&placement).iter().map(stage).collect::<Result<_, _>>()?;
 //!     let mut pipeline = PipelineRank::new(Box::new(comm), Arc::clone(&job), stages)?;
 //!
 //!     let microbatches = vec![MicrobatchPlan { tokens: 4, media: Vec::new() }; 2];

@@ -177,15 +177,7 @@ impl ImageProcessor {
         self.frames::<f32>(&frames.iter().map(|frame| RgbView::from(frame.borrow())).collect::<Vec<_>>())
     }
 
-    /// Prepares a decoded video, without a copy of its frames.
-    ///
-    /// # Errors
-    /// See [`Self::video`].
-    pub fn sampled_video(&self, video: &Video) -> Result<PixelValues> {
-        self.sampled_video_as(video, PixelType::Float32)
-    }
-
-    /// Prepares a decoded video with pixels of a type.
+    /// Prepares a decoded video with pixels of a type, without a copy of its frames.
     ///
     /// # Errors
     /// See [`Self::video`].
