@@ -1,4 +1,5 @@
-//! What a model is given: `cargo run -p dflop-loader --example model_inputs -- SHARDS…`
+//! Prints what a model is given:
+//! `cargo run -p dflop-loader --features processors --example model_inputs -- SHARDS…`
 //!
 //! Without an argument it makes a small shard first; the tokenizer is made on the spot. Every step of one DP
 //! rank comes as microbatches of tensors: samples packed one behind the other, labels where something is
