@@ -127,10 +127,11 @@ impl PipelineConfig {
     /// - `microbatches`: of a DP rank
     ///
     /// # Panics
-    /// If there is no such stage.
+    /// If there is no such stage, or the schedule does not fit the stages ([`Self::check_schedule`]).
     #[must_use]
     pub fn in_flight(&self, stage: usize, microbatches: usize) -> usize {
         let shape = self.step_shape(microbatches);
+        assert!(shape.check().is_ok(), "{} does not fit {} stages", self.schedule, shape.stages);
         assert!(stage < shape.stages, "stage {stage} of {}", shape.stages);
         shape.in_flight(stage)
     }

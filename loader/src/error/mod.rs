@@ -152,3 +152,40 @@ pub(crate) fn check_at_most(setting: &'static str, value: u64, most: u64) -> Res
     }
     Err(Error::Config { setting, reason: format!("{value} is more than {most}") })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kind, category and names of fields of an error.
+    fn described(error: impl Into<Error>) -> (&'static str, ErrorCategory, String) {
+        let error = error.into();
+        let names: Vec<String> = error.fields().into_iter().map(|(name, _)| name).collect();
+        (error.kind(), error.category(), names.join(" "))
+    }
+
+    #[test]
+    fn fields_are_those_of_the_case_without_its_causes() {
+        let source = || std::io::Error::other("x");
+        let skipped = Skipped { shard: "a".into(), offset: 0, key: None, field: None, reason: "bad".into() };
+        let found = vec!["txt".to_owned(), "png".to_owned()];
+        let no_field = SelectionError::NoField { setting: "fields", fields: "cls".into(), samples: 3, found };
+        assert_eq!(Error::from(no_field).fields()["found"], "txt, png");
+        let budget = BudgetError::Share { skipped: 1, samples: 2, fraction: 0.5, first: Box::new(skipped) };
+        assert_eq!(
+            described(budget),
+            ("error_budget", ErrorCategory::ErrorBudget, "first fraction samples skipped".into())
+        );
+        let read = StorageError::Read { shard: "a".into(), source: source() };
+        assert_eq!(described(read), ("read", ErrorCategory::Storage, "shard".into()));
+        let fault = TarFault::Empty.at(7);
+        let shard = DataError::Shard { shard: "a".into(), fault };
+        assert_eq!(Error::from(shard).fields()["fault"], "the file is empty at offset 7");
+        let transform = UserCodeError::Transform { fields: "png".into(), source: "x".into() };
+        assert_eq!(described(transform), ("transform", ErrorCategory::UserCode, "transformed".into()));
+        let none = SelectionError::NoSamples { dataset: "d".into(), reason: "r".into() };
+        assert_eq!(described(none), ("no_samples", ErrorCategory::Data, "dataset reason".into()));
+        let stalled = Error::Stalled { stage: "decode", shard: None, seconds: 1.5 };
+        assert!(stalled.fields()["shard"].is_null());
+    }
+}

@@ -11,7 +11,8 @@ use crate::error::{BoxError, Error, Result};
 /// Store of shards that user code brings, for the URLs of one scheme.
 ///
 /// Reads keep the settings of [`Stores`](super::Stores): a failed read is tried again from its last byte,
-/// requests are limited and coalesced, and whole shards are cached. The store itself should not retry.
+/// requests are limited and coalesced, and whole shards are cached, so the store need not retry them. Uploads
+/// are not tried again here: a store that takes them retries them itself.
 ///
 /// # Examples
 /// ```
@@ -34,7 +35,8 @@ use crate::error::{BoxError, Error, Result};
 /// # }
 /// ```
 pub trait ShardStore: Send + Sync {
-    /// Opens the store that holds all objects below a root, without contacting it; called once for each root.
+    /// Opens the store that holds all objects below a root, without contacting it. The store is kept for
+    /// further shards below the root; threads that need it at the same time may open it more than once.
     ///
     /// - `root`: scheme and bucket, `memory://NAME`
     ///

@@ -113,17 +113,19 @@ impl Stores {
     }
 
     pub(super) fn connect(&self, url: &RemoteUrl, retries: Retries) -> Result<Arc<dyn ObjectStore>, String> {
-        let mut connected = self.shared.connected.lock().expect("no holder panics");
-        let key = (url.root.clone(), matches!(retries, Retries::ByStore(_)));
-        if let Some(store) = connected.get(&key) {
+        let registered = self.shared.settings.registry.of_url(&url.root);
+        let key = (url.root.clone(), matches!(retries, Retries::ByStore(_)) && registered.is_none());
+        let connected = || self.shared.connected.lock().expect("no holder panics");
+        if let Some(store) = connected().get(&key) {
             return Ok(store.clone());
         }
-        let store = match self.shared.settings.registry.of_url(&url.root) {
+        // No lock is held meanwhile: user code may panic, or use other stores.
+        let store = match registered {
             Some((registered, ..)) => registered.open(&url.root).map_err(|error| error.to_string())?,
             None => connect(url, self.shared.settings.request_timeout, retries)?,
         };
-        connected.insert(key, store.clone());
-        Ok(store)
+        // Of several threads that connected at the same time, all use the store of the first.
+        Ok(connected().entry(key).or_insert(store).clone())
     }
 
     /// Uses `store` for everything below `root`.
