@@ -142,7 +142,7 @@ bench-s3:
 	XDG_CACHE_HOME=$(CURDIR)/target/stores-cache \
 	python3 benches/remote.py --s3 $(S3_SERVER) --corpus $(CORPUS) $(if $(OUT),--out $(OUT))
 
-# Truth for `loader/src/prepare`, from the Hugging Face processors; PYTHON has transformers, torch and torchvision.
+# Truth for `loader/processors`, from the Hugging Face processors; PYTHON has transformers, torch and torchvision.
 record-model-inputs:
 	$(PYTHON) tests/record/model_inputs.py
 

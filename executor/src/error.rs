@@ -65,6 +65,12 @@ pub enum Error {
     InsufficientMemory { module: dflop_costmodel::Module, layers: usize, needed_bytes: u64, free_bytes: u64 },
 }
 
+impl From<dflop_loader::error::ProcessorError> for Error {
+    fn from(error: dflop_loader::error::ProcessorError) -> Self {
+        Self::Loader(error.into())
+    }
+}
+
 impl From<dflop_models::Error> for Error {
     /// Keeps failures of the job and of the device what they are, wherever they were met.
     fn from(error: dflop_models::Error) -> Self {

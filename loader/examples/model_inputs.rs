@@ -11,8 +11,8 @@ use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::BalancedLoader;
 use dflop_loader::plan::StepPlanner;
-use dflop_loader::prepare::{PlainText, Preparer};
 use dflop_loader::shard::expand_shards;
+use dflop_processors::{PlainText, Preparer};
 use futures::StreamExt;
 
 #[path = "shared/small_data.rs"]

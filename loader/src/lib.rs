@@ -1,10 +1,11 @@
 //! Streams WebDataset shards as decoded, cost-annotated and balanced microbatches.
 //!
-//! The rooms of the crate are the way of a sample: [`store`], [`shard`], [`media`], [`sample`], [`index`],
-//! [`dataset`], [`order`], [`plan`], [`fetch`], [`decode`] and [`loader`]; each imports only rooms before it.
-//! [`flow`] and [`error`] lie below all of them. With the feature `processors`, `prepare` makes model
-//! [`inputs`];
-//! [`write`](mod@write), [`import`] and [`model`] are side doors.
+//! The rooms of the crate are the way of a sample: [`store`], [`shard`], [`index`], [`dataset`],
+//! [`order`], [`plan`], [`fetch`], [`decode`] and [`loader`]; each imports only rooms before it. [`flow`] and
+//! [`error`] lie below all of them; [`write`](mod@write), [`import`] and [`model`] are side doors.
+//!
+//! [`media`], [`sample`] and [`inputs`] are the crate `dflop-samples`, usable without shards. With the feature
+//! `processors`, `processors` is the crate `dflop-processors`, which makes model inputs of samples.
 //!
 //! Two loaders share every stage below them. [`loader::Loader`] streams shards in order and needs nothing but
 //! their names. [`loader::BalancedLoader`] reads through an [`index::Index`]: it knows the shape of every
@@ -52,18 +53,17 @@ pub mod fetch;
 pub mod flow;
 pub mod import;
 pub mod index;
-pub mod inputs;
 pub mod loader;
-pub mod media;
 pub mod model;
 pub mod order;
 pub mod permutation;
 pub mod plan;
-#[cfg(feature = "processors")]
-pub mod prepare;
-pub mod sample;
 pub mod shard;
 pub mod store;
 pub mod write;
+
+#[cfg(feature = "processors")]
+pub use dflop_processors as processors;
+pub use dflop_samples::{inputs, media, sample};
 
 pub use error::{Error, Result};

@@ -138,6 +138,12 @@ impl From<dflop_balancer::Error> for Failure {
     }
 }
 
+impl From<dflop_loader::error::ProcessorError> for Failure {
+    fn from(error: dflop_loader::error::ProcessorError) -> Self {
+        dflop_loader::Error::from(error).into()
+    }
+}
+
 impl From<dflop_executor::Error> for Failure {
     fn from(error: dflop_executor::Error) -> Self {
         use dflop_executor::Error::{Comm, CostModel, Device, InvalidSetting, Loader, Model, NotSaved};

@@ -1,8 +1,8 @@
 //! Converts delivered samples to the classes of `dflop.batches`.
 
 use dflop_loader::decode::Batch;
+use dflop_loader::inputs::{NamedTensor, TensorValues};
 use dflop_loader::media::{Audio, Media, NpyArray, PixelLayout, RgbImage, Video};
-use dflop_loader::prepare::{NamedTensor, TensorValues};
 use dflop_loader::sample::{Field, Sample};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -146,6 +146,12 @@ impl From<dflop_loader::Error> for DflopError {
     }
 }
 
+impl From<dflop_loader::error::ProcessorError> for DflopError {
+    fn from(error: dflop_loader::error::ProcessorError) -> Self {
+        dflop_loader::Error::from(error).into()
+    }
+}
+
 /// Returns the exception class of a category.
 fn class_of(category: ErrorCategory) -> &'static str {
     match category {

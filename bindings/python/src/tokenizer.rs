@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dflop_costmodel::ModelSpec;
 use dflop_loader::index::TokenCounts;
 use dflop_loader::model::{checkpoint_path, spec_of};
-use dflop_loader::prepare::{PlainText, Preparer, PreparerBuilder, Tokenizer};
+use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;

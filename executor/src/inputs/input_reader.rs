@@ -4,11 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dflop_loader::flow::start_runtime;
-use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
-use dflop_loader::order::LoaderState;
-use dflop_loader::plan::{StepPlan, StepPlanner};
-use dflop_loader::prepare::{PreparedSample, Preparer, PreparerBuilder};
 use futures::StreamExt;
 
 use super::predicted_times::PredictedTimes;
@@ -20,6 +15,12 @@ use crate::error::{Error, Result};
 use crate::pipeline::{Job, PipelineStepPlan, RankPlacement, RankStep};
 use dflop_comm::Comm;
 use dflop_device::Device;
+use dflop_loader::flow::start_runtime;
+use dflop_loader::inputs::PreparedSample;
+use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
+use dflop_loader::order::LoaderState;
+use dflop_loader::plan::{StepPlan, StepPlanner};
+use dflop_loader::processors::{Preparer, PreparerBuilder};
 use dflop_models::context::MicrobatchContext;
 use dflop_models::model_config::ModuleKind;
 

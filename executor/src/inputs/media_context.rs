@@ -1,11 +1,8 @@
 //! Builds the context of an encoder's microbatch from prepared samples.
 
-use dflop_loader::prepare::PreparedSample;
-use dflop_loader::prepare::audio::AudioFeatures;
-use dflop_loader::prepare::image::PixelValues;
-
 use crate::error::Result;
 use dflop_device::Device;
+use dflop_loader::inputs::{AudioFeatures, PixelValues, PreparedSample};
 use dflop_models::context::MicrobatchContext;
 use dflop_models::encoder::{EncoderConfig, EncoderInput, TiledMedium};
 use dflop_models::model_config::ModuleKind;

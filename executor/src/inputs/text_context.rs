@@ -1,10 +1,10 @@
 //! Builds the context of an LLM microbatch from prepared samples.
 
-use dflop_loader::prepare::{MediaRun, PreparedSample, Preparer, TensorValues};
-use dflop_loader::sample::text::Modality;
-
 use crate::error::Result;
 use dflop_device::Device;
+use dflop_loader::inputs::{MediaRun, PreparedSample, TensorValues};
+use dflop_loader::processors::Preparer;
+use dflop_loader::sample::text::Modality;
 use dflop_models::context::MicrobatchContext;
 use dflop_models::llm::{LlmConfig, TextBatch};
 

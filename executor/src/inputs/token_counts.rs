@@ -1,12 +1,11 @@
 //! Counts the tokens of a step's samples and sums the counts over ranks before the step starts.
 
-use dflop_loader::prepare::PreparedSample;
-use dflop_loader::sample::text::Modality;
-
 use super::step_media::StepMedia;
 use crate::error::Result;
 use crate::pipeline::{Job, RankPlacement};
 use dflop_comm::{Comm, StepContext};
+use dflop_loader::inputs::PreparedSample;
+use dflop_loader::sample::text::Modality;
 use dflop_models::model_config::ModuleKind;
 
 /// Columns of the table.

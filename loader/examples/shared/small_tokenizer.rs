@@ -1,6 +1,6 @@
 //! A tokenizer for the examples: every byte is a token, beside those that write turns and media.
 
-use dflop_loader::prepare::Tokenizer;
+use dflop_processors::Tokenizer;
 use serde_json::{Map, Value, json};
 
 const TOKENS: [&str; 6] =

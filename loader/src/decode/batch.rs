@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use dflop_samples::media::PixelLayout;
+use dflop_samples::sample::Sample;
+
 use super::tensor::Tensor;
-use crate::media::PixelLayout;
-use crate::sample::Sample;
 
 /// Samples that are delivered together.
 #[derive(Debug)]

@@ -4,6 +4,13 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 
+use dflop_samples::inputs::{PreparedSample, SampleProcessor};
+use dflop_samples::media::augment::{Augment, ImageAugment};
+use dflop_samples::media::{
+    DecodeError, DecodeLimits, FieldKind, PixelFormat, VideoSampling, kind_of_extension,
+};
+use dflop_samples::sample::{Sample, decoded_bytes};
+
 use super::batch::{Batch, Pixels};
 use super::fields::{
     FieldError, FieldWork, PendingFields, PrepareStage, decode_fields, prepare, undecoded, wait_for_job,
@@ -14,10 +21,6 @@ use super::tensor::{Slot, Slots, TensorPool};
 use super::transform::TransformStage;
 use crate::error::{Error, Result, Skipped, reason_of};
 use crate::flow::{LoaderStage, Metrics, SkipLog};
-use crate::inputs::{PreparedSample, SampleProcessor};
-use crate::media::augment::{Augment, ImageAugment};
-use crate::media::{DecodeError, DecodeLimits, FieldKind, PixelFormat, VideoSampling, kind_of_extension};
-use crate::sample::{Sample, decoded_bytes};
 use crate::shard::{RawField, RawSample};
 
 /// Decodes samples and assembles them into batches.

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dflop_costmodel::ImageSize;
+use dflop_samples::inputs::{PrepareError, PreparedSample, SampleProcessor};
+use dflop_samples::media::augment::ImageAugment;
+use dflop_samples::media::{DecodeLimits, Media, RgbImage, decode};
+use dflop_samples::sample::{Field, Sample};
 
 use super::pool::{DecodePool, Pending};
 use super::transform::PendingTransforms;
 use crate::error::{Error, Result, reason_of};
 use crate::flow::LoaderStage;
-use crate::inputs::{PrepareError, PreparedSample, SampleProcessor};
-use crate::media::augment::ImageAugment;
-use crate::media::{DecodeLimits, Media, RgbImage, decode};
-use crate::sample::{Field, Sample};
 use crate::shard::{RawField, RawSample};
 
 /// Decoded fields of a sample, and its model inputs if it was prepared.

@@ -2,8 +2,9 @@
 
 use std::num::NonZeroU32;
 
+use dflop_samples::media::augment::Augment;
+
 use crate::error::{Error, Result};
-use crate::media::augment::Augment;
 
 /// Extent to which the fields of a sample are decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

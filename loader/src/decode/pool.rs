@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use dflop_samples::media::augment::ImageAugment;
+use dflop_samples::media::{DecodeError, ImageLimits, ImageTensorDecoder, PixelFormat, PixelStatistics};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 
 use crate::error;
 use crate::error::Error;
 use crate::flow::{JobQueue, LoaderStage, Metrics, Room};
-use crate::media::augment::ImageAugment;
-use crate::media::{DecodeError, ImageLimits, ImageTensorDecoder, PixelFormat, PixelStatistics};
 
 /// Jobs that wait for each thread, beside the one that it works on.
 const JOBS_WAITING: usize = 2;

@@ -7,8 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
-
-use crate::media::PixelType;
+use dflop_samples::media::PixelType;
 
 /// Alignment of the first value in bytes, enough for any vector instruction and for `DLPack`.
 const ALIGNMENT: usize = 64;

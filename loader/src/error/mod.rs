@@ -5,12 +5,10 @@ mod budget;
 mod category;
 mod data;
 mod excerpt;
-mod guard;
 mod index_shard;
 mod output;
 mod plan;
 mod selection;
-mod skipped;
 mod storage;
 mod user_code;
 
@@ -19,22 +17,19 @@ pub use self::budget::BudgetError;
 pub use self::category::ErrorCategory;
 pub use self::data::DataError;
 pub use self::excerpt::excerpt;
-pub(crate) use self::guard::guarded;
 pub use self::index_shard::ShardFault;
 pub use self::output::OutputError;
 pub use self::plan::PlanError;
 pub use self::selection::SelectionError;
-pub use self::skipped::Skipped;
-pub(crate) use self::skipped::reason_of;
 pub use self::storage::StorageError;
 pub use self::user_code::UserCodeError;
+
+pub use dflop_samples::{BoxError, Error as ProcessorError, Skipped};
+pub(crate) use dflop_samples::{guarded, reason_of};
 
 use std::path::Path;
 
 use serde_json::{Value, json};
-
-/// Cause of an error in user code or in a crate that this one depends on.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -133,6 +128,16 @@ impl Error {
             Ok(Value::Object(fields)) => fields,
             // Every case has named fields, of types that JSON has.
             _ => serde_json::Map::new(),
+        }
+    }
+}
+
+impl From<ProcessorError> for Error {
+    fn from(error: ProcessorError) -> Self {
+        match error {
+            ProcessorError::Config { setting, reason } => Self::Config { setting, reason },
+            ProcessorError::File { path, source } => Self::Storage(StorageError::File { path, source }),
+            ProcessorError::Medium { medium, source } => Self::Data(DataError::Medium { medium, source }),
         }
     }
 }

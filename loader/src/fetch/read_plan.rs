@@ -4,12 +4,12 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use dflop_costmodel::ImageSize;
+use dflop_samples::sample::FieldShape;
 
 use crate::error::Skipped;
 use crate::index::{Index, SampleRow};
 use crate::order::StepSample;
 use crate::plan::{StepPlan, StepPlanner};
-use crate::sample::FieldShape;
 use crate::shard::{FieldSelection, RawField, RawSample};
 
 /// Tells what later stages need of a sample, so that nothing else is read.

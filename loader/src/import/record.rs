@@ -5,12 +5,12 @@
 //! other does, so a file that is named twice is packed once. The entry itself is kept verbatim, in addition
 //! to its media.
 
+use dflop_samples::media::{FieldKind, kind_of_extension};
+use dflop_samples::sample::document::{MEDIA_COLUMNS, named_path};
 use serde_json::{Map, Value};
 
 use super::medium::split_extension;
 use crate::error::excerpt;
-use crate::media::{FieldKind, kind_of_extension};
-use crate::sample::document::{MEDIA_COLUMNS, named_path};
 
 /// Most characters of a value in a message.
 pub(super) const SHOWN_MAX: usize = 80;

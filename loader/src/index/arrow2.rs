@@ -128,7 +128,7 @@ mod tests {
                 let row = index.sample(sample);
                 let fields = row.fields().map(|field| {
                     let shape = match field.shape {
-                        crate::sample::FieldShape::Text(text) => [text.tokens, text.target_tokens],
+                        dflop_samples::sample::FieldShape::Text(text) => [text.tokens, text.target_tokens],
                         _ => [0, 0],
                     };
                     (field.extension.to_owned(), field.bytes, shape)

@@ -5,6 +5,10 @@ use std::sync::{Arc, PoisonError};
 use std::time::UNIX_EPOCH;
 
 use arrow_array::builder::StringBuilder;
+use dflop_samples::inputs::TextCounter;
+use dflop_samples::media::{DecodeLimits, VideoSampling, decode};
+use dflop_samples::sample::text::TextLength;
+use dflop_samples::sample::{FieldFault, FieldShape, measure_sampled};
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -15,11 +19,8 @@ use super::plain::{push_completed, push_plain, wanted_bytes};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
-use super::text_counts::{CountedTexts, ShardCounter, TextCounter};
+use super::text_counts::{CountedTexts, ShardCounter};
 use crate::error::{Error, Result, Skipped, reason_of};
-use crate::media::{DecodeLimits, VideoSampling, decode};
-use crate::sample::text::TextLength;
-use crate::sample::{FieldFault, FieldShape, measure_sampled};
 use crate::shard::tar::ranged::Archive;
 use crate::shard::{
     Assembler, Compression, FIELD_BYTES_MAX, LocalArchive, RawSample, Shard, ShardItem, StreamedSamples,

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dflop_samples::media::VideoSampling;
 use sha2::{Digest, Sha256};
 
 use super::build::{build_checked, identity_of_file};
@@ -26,7 +27,6 @@ use super::text_counts::TokenCounts;
 use super::{Index, no_samples};
 use crate::error::{Error, Result, Skipped, StorageError};
 use crate::flow::{NoProgress, Progress};
-use crate::media::VideoSampling;
 use crate::shard::tar::ranged::RangedEntries;
 use crate::shard::{Compression, LocalArchive, Shard, split_key};
 use crate::store::local::read_private;

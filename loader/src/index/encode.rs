@@ -18,6 +18,7 @@ use arrow_buffer::OffsetBuffer;
 use arrow_ipc::writer::FileWriter;
 use arrow_schema::{ArrowError, Schema};
 use bytes::Bytes;
+use dflop_samples::media::{VideoSampling, is_video_extension};
 use sha2::{Digest, Sha256};
 
 use super::build::{BuiltShard, ShardColumns};
@@ -29,7 +30,6 @@ use super::schema::{
 };
 use super::spill::Spill;
 use crate::error::Skipped;
-use crate::media::{VideoSampling, is_video_extension};
 
 /// Everything about a built shard but its rows.
 #[derive(Debug)]

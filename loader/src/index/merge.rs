@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 
 use bytes::{Buf, BufMut, Bytes};
+use dflop_samples::media::VideoSampling;
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -27,7 +28,6 @@ use super::schema::IndexedShard;
 use super::spill::Spill;
 use super::{Index, no_samples};
 use crate::error::{DataError, Error, Result, ShardFault};
-use crate::media::VideoSampling;
 use crate::shard::Shard;
 use crate::store::Identity;
 

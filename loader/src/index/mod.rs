@@ -28,18 +28,20 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use dflop_samples::media::VideoSampling;
+
 pub(crate) use self::build::identity_of_file;
 pub use self::cache::IndexOptions;
 pub(crate) use self::cache::is_version;
 pub use self::rows::{FieldRow, SampleRow};
 pub use self::schema::IndexedShard;
-pub use self::text_counts::{TextCounter, TokenCounts};
+pub use self::text_counts::TokenCounts;
 pub(crate) use self::writer::WrittenIndex;
 pub use arrow_array::RecordBatch;
+pub use dflop_samples::inputs::TextCounter;
 
 use self::rows::ShardRows;
 use crate::error::{Error, Result, SelectionError, Skipped};
-use crate::media::VideoSampling;
 use crate::shard::Shard;
 
 /// Index of a dataset, open for reading.

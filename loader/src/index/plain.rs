@@ -3,11 +3,11 @@
 use std::io;
 
 use bytes::Bytes;
+use dflop_samples::media::probe::ImageFormat;
+use dflop_samples::media::{FieldKind, kind_of_extension};
+use dflop_samples::sample::measure_sample;
 
 use super::build::Builder;
-use crate::media::probe::ImageFormat;
-use crate::media::{FieldKind, kind_of_extension};
-use crate::sample::measure_sample;
 use crate::shard::tar::Entry;
 use crate::shard::tar::ranged::Archive;
 use crate::shard::{FIELD_BYTES_MAX, RangedSamples, RawSample, Shard, ShardItem, split_key};

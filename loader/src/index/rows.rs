@@ -9,12 +9,12 @@ use arrow_array::{
 };
 use arrow_schema::ArrowError;
 use dflop_costmodel::{AudioLength, ImageSize, Module, SampleShape, VideoShape};
+use dflop_samples::media::is_video_extension;
+use dflop_samples::sample::FieldShape;
+use dflop_samples::sample::text::TextLength;
 
 use super::schema::{AUDIO, IMAGE, TEXT, VIDEO, field_columns, field_item};
 use super::text_counts;
-use crate::media::is_video_extension;
-use crate::sample::FieldShape;
-use crate::sample::text::TextLength;
 
 /// Bytes of a tar block, the unit of `start_blocks`.
 pub(super) const BLOCK_BYTES: u64 = 512;

@@ -23,9 +23,9 @@ use std::sync::Arc;
 use arrow_array::types::UInt32Type;
 use arrow_array::{ArrayRef, FixedSizeListArray, PrimitiveArray};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema};
+use dflop_samples::media::VideoSampling;
 
 use crate::error::Skipped;
-use crate::media::VideoSampling;
 use crate::shard::Compression;
 
 /// Changes whenever the meaning of the file changes; an index of another version is rebuilt.

@@ -9,27 +9,13 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::UInt32Type;
 use arrow_array::{PrimitiveArray, RecordBatch};
+use dflop_samples::inputs::TextCounter;
+use dflop_samples::media::{DecodeLimits, FieldKind, Media, decode_json, decode_text, kind_of_extension};
+use dflop_samples::sample::text::TextLength;
+use dflop_samples::sample::{Field, Sample};
 
 use super::schema::{TEXT_TOKENS_PREFIX, counter_digests};
-use crate::error::BoxError;
-use crate::media::{DecodeLimits, FieldKind, Media, decode_json, decode_text, kind_of_extension};
-use crate::sample::text::TextLength;
-use crate::sample::{Field, Sample};
 use crate::shard::{RawField, RawSample};
-
-/// Counts the tokens of a sample's texts.
-pub trait TextCounter: Debug + Send + Sync {
-    /// Returns 16 hex digits that are equal only for counters with equal results.
-    fn digest(&self) -> String;
-
-    /// Returns the tokens of a sample without those of its media, and how many of them are targets.
-    ///
-    /// - `sample`: its texts and JSON documents; all other fields are undecoded and empty
-    ///
-    /// # Errors
-    /// The reason why it cannot be counted; the index then keeps the estimate.
-    fn count(&self, sample: &Sample) -> Result<TextLength, BoxError>;
-}
 
 /// Source of the token counts that an index returns.
 #[derive(Debug, Clone, Default)]

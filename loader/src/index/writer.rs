@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use bytes::Bytes;
+use dflop_samples::media::{FieldKind, VideoSampling, kind_of_extension};
 
 use super::build::{Builder, BuiltShard, build_shard, indexed};
 use super::cache::{IndexOptions, directories, index_error, stats, store};
@@ -14,7 +15,6 @@ use super::foreign::ForeignIndexes;
 use super::merge::PartBuilder;
 use super::spill::Spill;
 use crate::error::Result;
-use crate::media::{FieldKind, VideoSampling, kind_of_extension};
 use crate::shard::tar::Entry;
 use crate::shard::{Assembler, Compression, FIELD_BYTES_MAX, Shard};
 use crate::store::Identity;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::directory::ModelDirectory;
 use super::registry::directory_of;
 use crate::error::Result;
-use crate::prepare::image::ImageProcessor;
+use dflop_processors::image::ImageProcessor;
 
 /// Returns the image processor, if a directory describes it in more detail than the model's family does.
 ///
@@ -63,7 +63,7 @@ mod tests {
             panic!("a square is made")
         };
         assert_eq!((square.side, square.tokens), (384, 729));
-        assert_eq!(square.filter, crate::prepare::image::Filter::Bilinear);
+        assert_eq!(square.filter, dflop_processors::image::Filter::Bilinear);
         assert!((square.normalization.mean[2] - 0.3).abs() < 1e-9);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, Module, SampleShape};
+use dflop_samples::sample::BatchLayout;
 
 use super::blank_media::BlankMedia;
 use super::cost_function::CostFunction;
@@ -17,7 +18,6 @@ use crate::order::{
     LoaderState, Mixture, Order, Origin, POSITION_MAX, Restored, RunSettings, Shuffle, StepPositions,
     StepPositionsInput, Steps, Tail,
 };
-use crate::sample::BatchLayout;
 
 /// Largest global batch, in samples.
 const GLOBAL_BATCH_MAX: u64 = 1 << 24;
@@ -185,7 +185,7 @@ impl StepPlannerBuilder {
     /// room for them. Default: [`BlankMedia::Never`].
     ///
     /// - `tokens`: LLM tokens of a blank medium of each encoder of the model:
-    ///   [`Preparer::blank_tokens`](crate::prepare::Preparer::blank_tokens)
+    ///   `Preparer::blank_tokens` of `dflop_processors`
     #[must_use]
     pub fn blank_media(mut self, policy: BlankMedia, tokens: Vec<(Module, u64)>) -> Self {
         (self.blank_media, self.blank_tokens) = (policy, tokens);

@@ -13,12 +13,12 @@
 
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balance_pipeline};
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
+use dflop_samples::sample::BatchLayout;
 
 use super::planner::{StepCut, StepPlanner};
 use super::step_plan::StepPlan;
 use crate::error::{Error, PlanError, Result};
 use crate::order::StepSample;
-use crate::sample::BatchLayout;
 
 /// Items by rank and microbatch.
 type Ranks = Vec<Vec<Vec<u32>>>;

@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-use super::medium_kind::{FieldKind, is_video_extension, kind_of_extension};
+use dflop_samples::media::{FieldKind, is_video_extension, kind_of_extension};
+
 use crate::error::{Error, Result};
 
 /// Selection of fields by name.

@@ -4,7 +4,8 @@
 //! the first dot of its file name (the WebDataset convention). Order is kept; payloads are moved,
 //! never copied. Entries come from [`super::tar`]; samples go to [`crate::shard`].
 
-use super::raw_sample::{RawField, RawSample};
+use dflop_samples::{RawField, RawSample};
+
 use super::tar::Entry;
 
 /// Splits an entry path into key and extension; `None` if it is not the path of a field.

@@ -10,9 +10,7 @@ mod field_selection;
 mod group_entries;
 mod list;
 mod local_archive;
-pub(crate) mod medium_kind;
 mod order;
-mod raw_sample;
 mod reader;
 mod samples;
 mod scan;
@@ -31,9 +29,9 @@ pub(crate) use self::local_archive::LocalArchive;
 pub(crate) use self::order::{
     ItemPosition, KnownShards, Position, ShardIdentity, ShardOrder, ShardPasses, is_rereadable,
 };
-pub use self::raw_sample::{RawField, RawSample, SampleId};
 pub(crate) use self::reader::{ReaderItem, ReaderSettings, read_shards, read_through};
 pub(crate) use self::samples::{Assembler, RangedSamples};
 pub use self::samples::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
 pub use self::scan::scan_shards;
 pub use self::wids::{ListedShard, ShardList, parse_shard_list};
+pub use dflop_samples::{RawField, RawSample, SampleId};

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dflop_samples::RawSample;
 use tokio::io::AsyncRead;
 
 use super::field_selection::FieldSelection;
 use super::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, split_key};
-use super::raw_sample::RawSample;
 use super::tar::Entry;
 use super::tar::ranged::{Archive, RangedEntries, Wanted};
 use super::tar::slice::SliceEntries;

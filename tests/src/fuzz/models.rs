@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::Documents;
-use dflop_loader::prepare::image::ImageProcessor;
-use dflop_loader::prepare::{ChatTemplate, Family, Message, MessagePart, Tokenizer};
+use dflop_loader::processors::image::ImageProcessor;
+use dflop_loader::processors::{ChatTemplate, Family, Message, MessagePart, Tokenizer};
 
 use super::with_text;
 

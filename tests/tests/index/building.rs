@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::prepare::Tokenizer;
+use dflop_loader::processors::Tokenizer;
 use dflop_loader::shard::{Shard, expand_shards};
 use dflop_loader::write::ShardWriter;
 use dflop_tests::tar::TarBytes;

@@ -4,11 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_costmodel::ModelSpec;
-use dflop_loader::error::DataError;
-use dflop_loader::error::ShardFault;
-use dflop_loader::error::{Error, Result};
+use dflop_loader::error::{DataError, Error, Result, ShardFault};
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::prepare::{Preparer, Tokenizer};
+use dflop_loader::processors::{Preparer, Tokenizer};
 use dflop_loader::shard::{Shard, expand_shards};
 use dflop_tests::dataset::{Compression, TempDataset, compress};
 use dflop_tests::tar::TarBytes;

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::inputs::{AudioFeatures, ModelInputs, PixelValues, TensorValues};
 use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Microbatch};
 use dflop_loader::media::augment::Augment;
 use dflop_loader::media::{Media, RgbImage};
 use dflop_loader::plan::StepPlanner;
-use dflop_loader::prepare::audio::{AudioFeatures, AudioProcessor};
-use dflop_loader::prepare::image::{ImageProcessor, PixelValues};
-use dflop_loader::prepare::{ModelInputs, Preparer, TensorValues, Tokenizer};
+use dflop_loader::processors::audio::AudioProcessor;
+use dflop_loader::processors::image::ImageProcessor;
+use dflop_loader::processors::{Preparer, Tokenizer};
 use dflop_loader::sample::document::SampleMedia;
 use dflop_loader::sample::{BatchLayout, PaddingSide, Sample};
 use dflop_loader::shard::expand_shards;

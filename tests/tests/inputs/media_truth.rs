@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use dflop_costmodel::ModelSpec;
+use dflop_loader::inputs::{ModelInputs, TensorValues};
 use dflop_loader::media::Media;
-use dflop_loader::prepare::{ModelInputs, Preparer, TensorValues, Tokenizer};
+use dflop_loader::processors::{Preparer, Tokenizer};
 use dflop_loader::sample::{Field, Sample};
 use dflop_tests::recorded::{chirp, image, recorded};
 use serde_json::{Value, json};

@@ -9,12 +9,11 @@ use dflop_balancer::Caps;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::decode::Decode;
 use dflop_loader::flow::ErrorBudget;
+use dflop_loader::inputs::{IGNORED, ModelInputs, PreparedSample, TensorValues};
 use dflop_loader::loader::{BalancedLoader, Step};
 use dflop_loader::media::{Audio, Media, RgbImage};
 use dflop_loader::plan::StepPlanner;
-use dflop_loader::prepare::{
-    IGNORED, LongSample, ModelInputs, PlainText, PreparedSample, Preparer, TensorValues, Tokenizer,
-};
+use dflop_loader::processors::{LongSample, PlainText, Preparer, Tokenizer};
 use dflop_loader::sample::{BatchLayout, Field, PaddingSide, Sample};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
@@ -235,7 +234,7 @@ fn planner(tokens_max: Option<u64>) -> (TempDataset, StepPlanner) {
     (data, planner)
 }
 
-fn omni() -> dflop_loader::prepare::PreparerBuilder {
+fn omni() -> dflop_loader::processors::PreparerBuilder {
     Preparer::builder(&model("omni-7b")).tokenizer(tokenizer("omni-7b"))
 }
 

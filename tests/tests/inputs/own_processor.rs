@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dflop_costmodel::{Module, SampleShape};
-use dflop_loader::Result;
+use dflop_loader::error::ProcessorError;
 use dflop_loader::inputs::{
     Filler, IGNORED, ModelInputs, NamedTensor, PrepareError, PreparedSample, SampleProcessor,
 };
@@ -58,7 +58,7 @@ impl SampleProcessor for Bytes {
         ModelInputs { tensors, cu_seqlens, max_seqlen, tokens, target_tokens }
     }
 
-    fn filler(&self, _encoders: &[Module]) -> Result<Filler> {
+    fn filler(&self, _encoders: &[Module]) -> Result<Filler, ProcessorError> {
         let padding =
             PreparedSample { input_ids: vec![0], labels: vec![IGNORED], ..PreparedSample::default() };
         Ok(Filler::new(Some(padding), Vec::new()))

@@ -1,9 +1,10 @@
 //! Compares tensors of images, videos and audio clips with the recorded ones of the Hugging Face processors.
 
 use dflop_costmodel::{ImageSize, ModelSpec};
+use dflop_loader::inputs::PixelValues;
 use dflop_loader::media::RgbImage;
-use dflop_loader::prepare::audio::{AudioProcessor, LongClips};
-use dflop_loader::prepare::image::{ImageProcessor, PixelValues};
+use dflop_loader::processors::audio::{AudioProcessor, LongClips};
+use dflop_loader::processors::image::ImageProcessor;
 use dflop_tests::recorded::{chirp, image, mix, recorded, silence, tones};
 use proptest::prelude::*;
 use serde_json::Value;

@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 
 use dflop_costmodel::tokens::dynamic_tiles::label_tokens;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape, VideoShape};
+use dflop_loader::inputs::{ModelInputs, PrepareError, PreparedSample, TensorValues};
 use dflop_loader::media::{Media, Video};
-use dflop_loader::prepare::{
-    ModelInputs, PrepareError, PreparedSample, Preparer, PreparerBuilder, TensorValues, Tokenizer,
-};
+use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::sample::{BatchLayout, Field, PaddingSide, Sample};
 use dflop_tests::recorded::image;
 use serde_json::{Value, json};

@@ -95,7 +95,7 @@ fn the_index_counts_the_frames_that_loaders_deliver() {
 fn decoded_videos_have_as_many_tokens_as_their_index_plans() {
     use dflop_costmodel::ModelSpec;
     use dflop_loader::loader::BalancedLoader;
-    use dflop_loader::prepare::{Preparer, Tokenizer};
+    use dflop_loader::processors::{Preparer, Tokenizer};
 
     let directory = tempfile::tempdir().unwrap();
     let Some(video) = made("testsrc=size=120x80:rate=12:duration=3") else { return };

@@ -7,11 +7,10 @@ use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape};
 use dflop_loader::error::PlanError;
 use dflop_loader::flow::ErrorBudget;
+use dflop_loader::inputs::{IGNORED, ModelInputs, TensorValues};
 use dflop_loader::loader::{BalancedLoader, Microbatch, Step, StepStream};
 use dflop_loader::plan::{PadTo, StepPlanner, StepPlannerBuilder};
-use dflop_loader::prepare::{
-    IGNORED, ModelInputs, PlainText, Preparer, PreparerBuilder, TensorValues, Tokenizer,
-};
+use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
 use dflop_loader::{Error, Result};
 use dflop_tests::dataset::{Compression, TempDataset};

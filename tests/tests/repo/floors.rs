@@ -11,7 +11,7 @@ use std::path::Path;
 use super::source::{code_of, root, shown};
 
 /// The source directory of each crate and its rooms, from the ground up.
-pub(super) const FLOORS: [(&str, &[&str]); 9] = [
+pub(super) const FLOORS: [(&str, &[&str]); 11] = [
     (
         "costmodel/src",
         &[
@@ -55,15 +55,11 @@ pub(super) const FLOORS: [(&str, &[&str]); 9] = [
             "permutation",
             "store",
             "shard",
-            "media",
-            "sample",
-            "inputs",
             "index",
             "dataset",
             "order",
             "plan",
             "fetch",
-            "prepare",
             "decode",
             "loader",
             "write",
@@ -71,6 +67,8 @@ pub(super) const FLOORS: [(&str, &[&str]); 9] = [
             "model",
         ],
     ),
+    ("loader/samples/src", &["error", "raw_sample", "media", "sample", "inputs"]),
+    ("loader/processors/src", &["image", "audio", "tensors", "message", "family", "chat", "preparer"]),
     ("executor/src", &["error", "pipeline", "inputs", "profile", "optimizer", "checkpoint", "train"]),
     (
         "executor/comm/src",

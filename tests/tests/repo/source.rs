@@ -7,7 +7,8 @@ pub(super) const CRATES: [&str; 8] =
     ["costmodel", "balancer", "loader", "executor", "bindings/cli", "bindings/python", "tests", "benches"];
 
 /// Crates nested in the directory of the crate that they are parts of.
-pub(super) const NESTED: [&str; 3] = ["executor/comm", "executor/device", "executor/models"];
+pub(super) const NESTED: [&str; 5] =
+    ["loader/samples", "loader/processors", "executor/comm", "executor/device", "executor/models"];
 
 /// Returns the root of the workspace.
 pub(super) fn root() -> PathBuf {

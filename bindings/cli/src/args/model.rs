@@ -7,7 +7,7 @@ use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, Error, FrozenParts, ModelSpec};
 
 use dflop_loader::model::{image_processor_of, spec_of as spec_of_names, unknown_name_hint};
-use dflop_loader::prepare::image::ImageProcessor;
+use dflop_loader::processors::image::ImageProcessor;
 
 use crate::args::profile::MeasuredProfileArgs;
 use crate::failure::Failure;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use dflop_costmodel::ModelSpec;
 use dflop_loader::index::TokenCounts;
-use dflop_loader::prepare::{PlainText, Preparer, PreparerBuilder, Tokenizer};
+use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 
 use crate::failure::Failure;
 

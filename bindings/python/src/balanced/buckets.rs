@@ -1,6 +1,6 @@
 //! Converts buckets of lengths from Python: a multiple, a list, or the name of the ladder.
 
-use dflop_loader::prepare::Buckets;
+use dflop_loader::processors::Buckets;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 

@@ -8,7 +8,7 @@ use dflop_loader::fetch::Share;
 use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder};
 use dflop_loader::order::LoaderState;
 use dflop_loader::plan::{StepPlan, StepPlanner, StepPlannerBuilder};
-use dflop_loader::prepare::Preparer;
+use dflop_loader::processors::Preparer;
 use pyo3::prelude::*;
 use serde_json::Value;
 

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use dflop_samples::media::Media;
+use dflop_samples::media::augment::field_seed;
+use dflop_samples::sample::{Field, Sample};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
@@ -14,9 +17,6 @@ use super::{Transform, Transforms, UserCode};
 use crate::decode::fields::{Decoded, FieldError, PendingFields, PrepareStage};
 use crate::error::{BoxError, Error, Result, UserCodeError, reason_of};
 use crate::flow::{LoaderStage, Metrics};
-use crate::media::Media;
-use crate::media::augment::field_seed;
-use crate::sample::{Field, Sample};
 use crate::shard::{FieldSelection, RawSample};
 
 /// Runs the transforms of batches on a pool of threads.

@@ -2,7 +2,7 @@
 //!
 //! A [`Transform`] takes the fields that a [`FieldSelection`] selects, a [`SampleTransform`] whole samples:
 //! of a batch, or of a microbatch of a balanced loader. It runs after decoding and built-in image
-//! augmentation, and before a [`Preparer`](crate::prepare::Preparer), as soon as a batch is read rather than
+//! augmentation, and before a [`SampleProcessor`](dflop_samples::inputs::SampleProcessor), as soon as a batch is read rather than
 //! when it is requested. Read-ahead is bounded as it is without transforms, so a slow transform stalls the
 //! reader. The bytes that it allocates are not known in advance: memory is bounded by the number of batches
 //! in flight.
@@ -30,14 +30,14 @@ mod whole_sample;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use dflop_samples::media::{IMAGE_EXTENSIONS, Media};
+
 pub(crate) use self::batch::{PendingTransforms, TransformStage};
 pub use self::whole_sample::{SampleAnswer, SampleInput, SampleTransform};
 
 use super::mode::Decode;
 use crate::error::{BoxError, Error, Result, check_at_most};
-use crate::media::Media;
 use crate::shard::FieldSelection;
-use crate::shard::medium_kind::IMAGE_EXTENSIONS;
 
 /// Most threads for transforms.
 const THREADS_MAX: u64 = 1_024;

@@ -2,8 +2,9 @@
 
 use std::fmt::Debug;
 
+use dflop_samples::sample::{Field, Sample};
+
 use crate::error::BoxError;
-use crate::sample::{Field, Sample};
 
 /// Sample passed to user code.
 #[derive(Debug, Clone, PartialEq)]

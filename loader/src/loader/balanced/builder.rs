@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use dflop_samples::inputs::SampleProcessor;
+use dflop_samples::media::VideoSampling;
+use dflop_samples::media::augment::Augment;
+
 use super::BalancedLoader;
 use crate::dataset::Dataset;
 use crate::decode::{
@@ -11,11 +15,8 @@ use crate::decode::{
 use crate::error::{Error, Result, check_at_most};
 use crate::fetch::{DpShare, Share};
 use crate::flow::{ErrorBudget, SkipListener, SkipLog};
-use crate::inputs::SampleProcessor;
 use crate::loader::field_check::check_indexed;
 use crate::loader::watchdog::{StallListener, StallSettings};
-use crate::media::VideoSampling;
-use crate::media::augment::Augment;
 use crate::order::LoaderState;
 use crate::plan::StepPlanner;
 use crate::shard::FieldSelection;

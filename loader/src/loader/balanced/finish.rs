@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dflop_costmodel::SampleCost;
+use dflop_samples::sample::Sample;
 use tokio::sync::mpsc;
 
 use super::builder::BalancedLoaderBuilder;
@@ -13,9 +14,8 @@ use super::{Microbatch, StepPart};
 use crate::decode::Collator;
 use crate::error::{Error, PlanError, Result};
 use crate::flow::LoaderStage;
-use crate::inputs::PrepareLog;
+use crate::flow::PrepareLog;
 use crate::plan::{StepPlan, StepPlanner};
-use crate::sample::Sample;
 
 /// Finishes parts, in order.
 pub(super) struct Finisher {

@@ -16,6 +16,8 @@ use std::time::Instant;
 
 use async_stream::try_stream;
 use dflop_costmodel::SampleCost;
+use dflop_samples::inputs::{ModelInputs, PreparedSample};
+use dflop_samples::sample::Sample;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use tokio::sync::watch;
@@ -27,10 +29,9 @@ use super::watchdog::Watchdog;
 use crate::decode::{Collator, DecodePool, TransformStage};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{LoaderStage, MetricsSnapshot, SkipLog, metered, run_ahead};
-use crate::inputs::{ModelInputs, PrepareLog, PrepareReport, PreparedSample};
+use crate::flow::{PrepareLog, PrepareReport};
 use crate::order::LoaderState;
 use crate::plan::{StepPlan, StepPlanner};
-use crate::sample::Sample;
 
 /// Most parts of steps that wait, whatever their bytes.
 const PARTS_AHEAD_MAX: usize = 1 << 12;

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use dflop_samples::inputs::{Filler, SampleProcessor};
+
 use super::Microbatch;
 use super::builder::BalancedLoaderBuilder;
 use crate::decode::Collator;
 use crate::error::Result;
-use crate::inputs::{Filler, PrepareLog, SampleProcessor, TruncatedSample};
+use crate::flow::{PrepareLog, TruncatedSample};
 use crate::plan::PadTo;
 
 /// Packs microbatches, where the loader has a preparer, and counts what it packs.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use async_stream::try_stream;
 use dflop_costmodel::SampleShape;
+use dflop_samples::inputs::SampleProcessor;
 use futures::Stream;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
@@ -17,7 +18,6 @@ use crate::error::{Error, PlanError, Result};
 use crate::fetch::{Demand, ReadPlan, StepReader, StepReaderSettings};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics, memory_available, metered};
 use crate::index::SampleRow;
-use crate::inputs::SampleProcessor;
 use crate::plan::{StepPlan, StepPlanner};
 
 /// Part of a step that was begun.

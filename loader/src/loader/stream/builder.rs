@@ -3,6 +3,9 @@
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::{Arc, Mutex};
 
+use dflop_samples::media::augment::Augment;
+use dflop_samples::media::{PixelFormat, PixelStatistics, VideoSampling};
+
 use super::Loader;
 use super::dealt::Deal;
 use super::stream_state::{StreamKind, StreamState, Tracker};
@@ -15,8 +18,6 @@ use crate::error::{Error, Result, check_at_most};
 use crate::flow::{ErrorBudget, SkipListener, SkipLog};
 use crate::loader::field_check::check_indexed;
 use crate::loader::watchdog::{StallListener, StallSettings};
-use crate::media::augment::Augment;
-use crate::media::{PixelFormat, PixelStatistics, VideoSampling};
 use crate::order::ShuffleBuffer;
 use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Position, Shard, ShardOrder, ShardPasses};
 

@@ -7,13 +7,13 @@
 
 use std::collections::BTreeMap;
 
+use dflop_samples::media::VideoSampling;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::buffered_sample::{BufferedSample, BufferedSampleState};
 use super::dealt::{Deal, DealIdentity};
 use crate::error::{Error, Result, Skipped};
-use crate::media::VideoSampling;
 use crate::order::ShuffleBuffer;
 use crate::shard::{KnownShards, Position, Shard, ShardIdentity, ShardOrder, ShardPasses};
 

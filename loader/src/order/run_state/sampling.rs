@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use dflop_samples::media::VideoSampling;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::index::Index;
-use crate::media::VideoSampling;
 
 /// Video sampling of an index, in the form in which a state stores it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::{BalancedLoader, Microbatch, Step};
 use dflop_loader::media::{DecodeLimits, Media, RgbImage, decode_rgb};
 use dflop_loader::order::Tail;
-use dflop_loader::prepare::{Preparer, Tokenizer};
+use dflop_loader::processors::{Preparer, Tokenizer};
 use dflop_loader::shard::expand_shards;
 use dflop_tests::media::png;
 use dflop_tests::planning::planner;

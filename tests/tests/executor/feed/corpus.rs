@@ -9,7 +9,7 @@ use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::model::ModelDirectory;
 use dflop_loader::order::Shuffle;
 use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
-use dflop_loader::prepare::{Preparer, PreparerBuilder, Tokenizer};
+use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::tar::TarBytes;

@@ -17,7 +17,7 @@ use dflop_executor::pipeline::{Job, ModuleParallelism, RankPlacement};
 use dflop_executor::train::join_job;
 use dflop_loader::error::Skipped;
 use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
-use dflop_loader::prepare::PreparerBuilder;
+use dflop_loader::processors::PreparerBuilder;
 
 use super::corpus::Corpus;
 

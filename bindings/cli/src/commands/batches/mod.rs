@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use dflop_loader::error::Skipped;
+use dflop_loader::flow::PrepareReport;
 use dflop_loader::index::TokenCounts;
+use dflop_loader::inputs::{ModelInputs, NamedTensor, TensorValues};
 use dflop_loader::loader::{BalancedLoader, Microbatch};
-use dflop_loader::prepare::{LongSample, ModelInputs, NamedTensor, PrepareReport, Preparer, TensorValues};
+use dflop_loader::processors::{LongSample, Preparer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
 use futures::StreamExt;
 use serde::Serialize;

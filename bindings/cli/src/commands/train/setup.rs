@@ -10,10 +10,10 @@ use dflop_executor::models::model_config::{FrozenModules, ModelConfig, ModuleKin
 use dflop_executor::pipeline::{Job, ModuleParallelism};
 use dflop_executor::train::PassPredictor;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::model::ModelDirectory;
+use dflop_loader::model::{ModelDirectory, read_profile};
 use dflop_loader::order::LoaderState;
 use dflop_loader::plan::StepPlanner;
-use dflop_loader::prepare::{Preparer, PreparerBuilder, Tokenizer};
+use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
 
 use super::config::{ModuleTable, TrainConfig};
@@ -22,7 +22,6 @@ use super::kept::KeptDirectory;
 use super::synthetic::Generated;
 use crate::failure::Failure;
 use crate::output::format_bytes;
-use dflop_loader::model::read_profile;
 
 /// Smallest size of a weight in memory.
 const WEIGHT_BYTES: u64 = 4;

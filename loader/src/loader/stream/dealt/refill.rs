@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use dflop_samples::sample::Sample;
 use tokio::sync::mpsc::{Receiver, UnboundedSender};
 
 use super::super::batching::BegunBatch;
@@ -13,7 +14,6 @@ use crate::dataset::Dataset;
 use crate::decode::{Batch, Collator, Pixels};
 use crate::error::{Error, Result, SelectionError};
 use crate::flow::LoaderStage;
-use crate::sample::Sample;
 
 /// Cuts the samples of begun batches into delivered ones.
 #[derive(Debug)]

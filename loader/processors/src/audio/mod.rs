@@ -1,0 +1,213 @@
+//! Converts audio clips to the log-mel spectrograms of Whisper, the input of Qwen2-Audio.
+//!
+//! 16 kHz mono in windows of 30 seconds: transforms of 25 ms every 10 ms, mel filters on Slaney's scale,
+//! logarithm, values more than 80 dB below the maximum raised to that level, `(x + 4) / 4`. A window equals,
+//! to the last bits, the output of the NumPy version of `WhisperFeatureExtractor` in transformers 4.57.1 (its
+//! `PyTorch` version computes in single precision).
+//!
+//! **Clips over 30 seconds**: the feature extractor of Whisper, and therefore Qwen2-Audio's processor,
+//! truncates them. The cost model counts every started window, and nothing should be lost silently, so a clip
+//! becomes as many windows as it needs unless [`LongClips::CutOff`] is set; the tokens of its windows follow
+//! each other like those of separate clips.
+
+mod filters;
+mod log_mel;
+mod resample;
+
+use std::cell::RefCell;
+
+use dflop_costmodel::tokens::audio::whisper_windows;
+use dflop_costmodel::{AudioLength, ModelSpec};
+use dflop_samples::inputs::AudioFeatures;
+use dflop_samples::media::Audio;
+use dflop_samples::{BoxError, Error, Result};
+use serde_json::Value;
+
+use self::log_mel::LogMel;
+
+const SAMPLE_RATE_HZ: u32 = 16_000;
+const FFT_SAMPLES: usize = 400;
+const HOP_SAMPLES: usize = 160;
+const WINDOW_SAMPLES: usize = 480_000;
+pub(super) const WINDOW_FRAMES: usize = WINDOW_SAMPLES / HOP_SAMPLES;
+/// Two hours: longer clips are rejected before memory of their size is allocated.
+const WINDOWS_MAX: usize = 240;
+
+/// Treatment of clips over 30 seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LongClips {
+    /// Number of windows needed, as counted by the cost model. The default.
+    #[default]
+    Windows,
+    /// Only the first 30 seconds, as in the feature extractor.
+    CutOff,
+}
+
+/// Audio processor of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AudioProcessor {
+    /// Mel filters: 80, or 128 for Whisper-large-v3 and Qwen2-Audio.
+    pub mels: u16,
+    /// Treatment of clips over 30 seconds.
+    pub long_clips: LongClips,
+}
+
+thread_local! {
+    static LOG_MEL: RefCell<Option<LogMel>> = const { RefCell::new(None) };
+}
+
+impl AudioProcessor {
+    /// Returns the processor of a model of the cost model; `None` for a model without audio.
+    ///
+    /// The number of mels follows from the encoder's stem: two outputs of a convolution of width 3 over the
+    /// mels, and one of width 3 over the channels.
+    #[must_use]
+    pub fn for_model(model: &ModelSpec) -> Option<Self> {
+        let encoder = model.audio?.encoder;
+        let mels = encoder.stem_inputs.saturating_sub(3 * encoder.hidden) / 6;
+        Some(Self { mels: u16::try_from(mels).ok()?.clamp(1, 1024), long_clips: LongClips::default() })
+    }
+
+    /// Reads a `preprocessor_config.json` of Hugging Face; long clips become windows.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is not Whisper's, or if its rate, hop, transform or window length differs.
+    pub fn from_preprocessor_config(json: &Value) -> Result<Self> {
+        let refused = |reason: String| Error::Config { setting: "preprocessor_config", reason };
+        let name = json.get("feature_extractor_type").and_then(Value::as_str);
+        if name != Some("WhisperFeatureExtractor") {
+            return Err(refused("`feature_extractor_type` must be `WhisperFeatureExtractor`".to_owned()));
+        }
+        let number = |key: &str, default: u64| match json.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(value) => value.as_u64().ok_or_else(|| refused(format!("`{key}` must be an integer"))),
+        };
+        for (key, only) in
+            [("sampling_rate", 16_000), ("hop_length", 160), ("n_fft", 400), ("chunk_length", 30)]
+        {
+            if number(key, only)? != only {
+                return Err(refused(format!("`{key}` must be {only}")));
+            }
+        }
+        if ["padding_value", "dither"]
+            .iter()
+            .any(|key| json.get(key).is_some_and(|value| value.as_f64() != Some(0.0)))
+        {
+            return Err(refused("`padding_value` and `dither` must be 0".to_owned()));
+        }
+        let mels = number("feature_size", 80)?;
+        match u16::try_from(mels) {
+            Ok(mels @ 1..=1024) => Ok(Self { mels, long_clips: LongClips::default() }),
+            _ => Err(refused(format!("`feature_size` = {mels} is out of range"))),
+        }
+    }
+
+    /// Prepares one clip of any rate and any number of channels; an empty clip has no windows.
+    ///
+    /// # Errors
+    /// [`Error::Data`] if the sample rate is out of range, or the clip is longer than two hours.
+    pub fn clip(&self, clip: &Audio) -> Result<AudioFeatures> {
+        let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
+        let windows_max = match self.long_clips {
+            LongClips::CutOff => 1,
+            LongClips::Windows if resample::samples_of(clip) > WINDOWS_MAX * WINDOW_SAMPLES => {
+                return Err(refused("the clip is longer than two hours".into()));
+            }
+            LongClips::Windows => WINDOWS_MAX,
+        };
+        let samples = resample::to_16_khz(clip, windows_max * WINDOW_SAMPLES).map_err(refused)?;
+        let length = AudioLength { frames: samples.len() as u64, sample_rate_hz: SAMPLE_RATE_HZ };
+        let work = whisper_windows(length).map_err(|refusal| refused(refusal.into()))?;
+        let mels = usize::from(self.mels);
+        let windows = samples.len().div_ceil(WINDOW_SAMPLES);
+        let mut values = vec![0.0; windows * mels * WINDOW_FRAMES];
+        let mut attention_mask = vec![0; windows * WINDOW_FRAMES];
+        attention_mask[..samples.len().div_ceil(HOP_SAMPLES)].fill(1);
+        LOG_MEL.with_borrow_mut(|log_mel| {
+            let log_mel = match log_mel {
+                Some(log_mel) if log_mel.mels() == mels => log_mel,
+                other => other.insert(LogMel::new(mels)),
+            };
+            let targets = values.chunks_exact_mut(mels * WINDOW_FRAMES);
+            for (window, target) in samples.chunks(WINDOW_SAMPLES).zip(targets) {
+                log_mel.window(window, target);
+            }
+        });
+        let tokens = u32::try_from(work.tokens).unwrap_or(u32::MAX);
+        Ok(AudioFeatures { values, shape: vec![windows, mels, WINDOW_FRAMES], attention_mask, tokens })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn clip(frames: usize, sample_rate_hz: u32) -> Audio {
+        Audio { sample_rate_hz, channels: 1, samples: vec![0.0; frames], is_truncated: false }
+    }
+
+    fn processor(long_clips: LongClips) -> AudioProcessor {
+        AudioProcessor { mels: 1, long_clips }
+    }
+
+    #[test]
+    fn presets_have_the_mels_of_their_encoders() {
+        for (name, mels) in [("qwen2-audio-7b", 128), ("omni-7b", 128), ("tiny", 80)] {
+            let model = ModelSpec::preset(name).unwrap();
+            assert_eq!(AudioProcessor::for_model(&model).unwrap().mels, mels, "{name}");
+        }
+        assert_eq!(AudioProcessor::for_model(&ModelSpec::preset("qwen2-vl-7b").unwrap()), None);
+    }
+
+    #[test]
+    fn long_clips_become_windows_or_are_cut_off() {
+        let long = clip(560_000, 16_000);
+        let windows = processor(LongClips::Windows).clip(&long).unwrap();
+        assert_eq!((windows.shape, windows.tokens), (vec![2, 1, 3_000], 875));
+        assert_eq!(windows.attention_mask.iter().map(|frame| u32::from(*frame)).sum::<u32>(), 3_500);
+        let cut = processor(LongClips::CutOff).clip(&long).unwrap();
+        assert_eq!((cut.shape, cut.tokens), (vec![1, 1, 3_000], 750));
+    }
+
+    #[test]
+    fn an_empty_clip_has_no_window_and_an_endless_one_is_refused() {
+        let empty = processor(LongClips::Windows).clip(&clip(0, 16_000)).unwrap();
+        assert_eq!((empty.values, empty.shape, empty.tokens), (vec![], vec![0, 1, 3_000], 0));
+        let error = processor(LongClips::Windows).clip(&clip(7_300_000, 1_000)).unwrap_err();
+        assert_eq!(error.to_string(), "the model cannot take the audio clip");
+    }
+
+    #[test]
+    fn configurations_of_other_extractors_are_refused() {
+        let read = AudioProcessor::from_preprocessor_config;
+        let config = json!({"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128,
+            "sampling_rate": 16_000, "hop_length": 160, "n_fft": 400, "chunk_length": 30, "padding_value": 0.0});
+        assert_eq!(read(&config).unwrap(), AudioProcessor { mels: 128, long_clips: LongClips::Windows });
+        for (key, value) in [
+            ("feature_extractor_type", json!("SeamlessM4TFeatureExtractor")),
+            ("sampling_rate", json!(24_000)),
+            ("hop_length", json!("160")),
+            ("padding_value", json!(1.0)),
+            ("feature_size", json!(0)),
+        ] {
+            let mut config = config.clone();
+            config[key] = value;
+            assert!(read(&config).unwrap_err().to_string().contains(key), "{key}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+
+        #[test]
+        fn tokens_and_windows_are_those_of_the_cost_model(frames in 0usize..2_000_000, rate in 4_000u32..50_000) {
+            let features = processor(LongClips::Windows).clip(&clip(frames, rate)).unwrap();
+            let length = AudioLength { frames: frames as u64, sample_rate_hz: rate };
+            let work = whisper_windows(length).unwrap();
+            prop_assert_eq!((features.shape[0] as u64, u64::from(features.tokens)), (work.items, work.tokens));
+        }
+    }
+}

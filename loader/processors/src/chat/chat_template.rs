@@ -1,0 +1,310 @@
+//! Renders the turns of a conversation to text by the model's chat template.
+//!
+//! A model defines in Jinja how its turns are written. Templates are rendered as `transformers` does: trimmed
+//! blocks, Python's string methods, `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML,
+//! and `{% generation %}` blocks, which only mark their content and render it unchanged. The clock is read
+//! once, when the template is parsed, so that prompts do not change at midnight during a run.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::SystemTime;
+
+use dflop_samples::{Error, Result, guarded};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{Environment, ErrorKind};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use crate::family::{Family, Placeholder, VideoText};
+use crate::message::{Message, MessagePart};
+
+/// Name of the only template of an environment.
+const NAME: &str = "chat_template";
+
+/// Most instructions that rendering a conversation may take; templates in use take about a hundred per turn.
+const FUEL: u64 = 10_000_000;
+/// Most bytes of a rendered conversation.
+const RENDERED_BYTES_MAX: usize = 256 << 20;
+
+/// Deepest nesting of macros and of values.
+const DEPTH_MAX: usize = 100;
+
+/// Parsed chat template.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    variables: BTreeMap<String, String>,
+    family: Family,
+    form: ContentForm,
+}
+
+/// Form that a template expects of the content of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ContentForm {
+    /// A list of typed parts.
+    Parts,
+    /// One string that contains the placeholders of media.
+    Text,
+}
+
+impl ChatTemplate {
+    /// Parses a template; `variables` are available to it in addition to the messages, for example
+    /// `bos_token`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the line, if it is not valid Jinja or cannot render a turn of the user.
+    pub fn parse(
+        source: &str,
+        variables: BTreeMap<String, String>,
+        family: &Family,
+        now: SystemTime,
+    ) -> Result<Self> {
+        let mut environment = environment(now);
+        let source = without_generation_marks(source);
+        let parsed = guarded(|| environment.add_template_owned(NAME, source));
+        let parsed = parsed.map_err(|reason| Error::Config { setting: "chat_template", reason })?;
+        parsed.map_err(|error| invalid(&error))?;
+        let form = ContentForm::Parts;
+        let mut template = Self { environment, variables, family: family.clone(), form };
+        template.form = template.probe_form()?;
+        Ok(template)
+    }
+
+    /// Renders a conversation.
+    ///
+    /// # Errors
+    /// The message of the template's `raise_exception`, or the reason why rendering failed.
+    pub fn render(&self, messages: &[Message], has_generation_prompt: bool) -> Result<String, String> {
+        self.render_as(self.form, messages, has_generation_prompt).map_err(|error| reason(&error))
+    }
+
+    fn render_as(
+        &self,
+        form: ContentForm,
+        messages: &[Message],
+        has_generation_prompt: bool,
+    ) -> Result<String, minijinja::Error> {
+        let messages: Vec<Value> = messages.iter().map(|message| self.message(form, message)).collect();
+        let mut context: BTreeMap<&str, Value> = BTreeMap::new();
+        context.extend(self.variables.iter().map(|(name, text)| (name.as_str(), text.into())));
+        for (name, text) in
+            [("image_placeholder", self.family.image()), ("audio_placeholder", self.family.audio())]
+        {
+            context.insert(name, text.map_or_else(String::new, Placeholder::to_text).into());
+        }
+        let video = self.family.video().map(VideoText::to_text);
+        context.insert("video_placeholder", video.unwrap_or_default().into());
+        context.insert("messages", Value::from(messages));
+        context.insert("add_generation_prompt", has_generation_prompt.into());
+        let failed = |reason| minijinja::Error::new(ErrorKind::InvalidOperation, reason);
+        let rendered = guarded(|| {
+            let mut out = Rendered::default();
+            let template = self.environment.get_template(NAME)?;
+            template.render_captured_to(Value::from(context), &mut out)?;
+            Ok::<_, minijinja::Error>(out)
+        });
+        let Rendered { bytes } = rendered.map_err(failed)??;
+        String::from_utf8(bytes).map_err(|error| failed(error.to_string()))
+    }
+
+    fn message(&self, form: ContentForm, message: &Message) -> Value {
+        let content = match form {
+            ContentForm::Parts => message.content.iter().map(part_value).collect(),
+            ContentForm::Text => Value::from(self.family.inline(&message.content, "\n")),
+        };
+        Value::from(BTreeMap::from([("role", Value::from(message.role.as_str())), ("content", content)]))
+    }
+
+    /// Returns parts if the template renders them like a string, or cannot render a string.
+    fn probe_form(&self) -> Result<ContentForm> {
+        const WORD: &str = "probe";
+        let content = vec![MessagePart::Text(WORD.to_owned())];
+        let turn = [Message { role: "user".to_owned(), content }];
+        let [parts, text] =
+            [ContentForm::Parts, ContentForm::Text].map(|form| self.render_as(form, &turn, false));
+        match (parts, text) {
+            (Ok(parts), Ok(text)) if parts == text || !text.contains(WORD) => Ok(ContentForm::Parts),
+            (Ok(_), Err(_)) => Ok(ContentForm::Parts),
+            (_, Ok(text)) if text.contains(WORD) => Ok(ContentForm::Text),
+            (_, Ok(_)) => {
+                let reason = "the template omits the text of the user".to_owned();
+                Err(Error::Config { setting: "chat_template", reason })
+            }
+            (Err(_), Err(error)) => Err(invalid(&error)),
+        }
+    }
+}
+
+/// Rendered text, up to a limit.
+#[derive(Debug, Default)]
+struct Rendered {
+    bytes: Vec<u8>,
+}
+
+impl Write for Rendered {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.bytes.len() + bytes.len() > RENDERED_BYTES_MAX {
+            let reason = format!("the template renders more than {RENDERED_BYTES_MAX} bytes");
+            return Err(std::io::Error::other(reason));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn part_value(part: &MessagePart) -> Value {
+    let kind = match part {
+        MessagePart::Text(_) => "text",
+        MessagePart::Image => "image",
+        MessagePart::Audio => "audio",
+        MessagePart::Video => "video",
+    };
+    let mut value = BTreeMap::from([("type", Value::from(kind))]);
+    if let MessagePart::Text(text) = part {
+        value.insert("text", Value::from(text.as_str()));
+    }
+    Value::from(value)
+}
+
+/// Makes an environment like that of `transformers`.
+fn environment(now: SystemTime) -> Environment<'static> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.expect("the default delimiters are valid"));
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_recursion_limit(DEPTH_MAX);
+    environment.set_fuel(Some(FUEL));
+    environment.add_filter("tojson", to_json);
+    environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_function("strftime_now", move |format: String| strftime(now, &format));
+    environment
+}
+
+/// Removes `{% generation %}` tags, which mark the assistant's text and do not exist in Jinja.
+fn without_generation_marks(source: &str) -> String {
+    let mut plain = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let end = rest[start + 2..].find("%}").map_or(rest.len(), |end| start + 2 + end);
+        let tag = &rest[start + 2..end];
+        plain.push_str(&rest[..start + 2]);
+        match tag.trim_matches(|character: char| character.is_whitespace() || "+-".contains(character)) {
+            "generation" => plain.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => plain.push_str(&tag.replace("endgeneration", "endif")),
+            _ => plain.push_str(tag),
+        }
+        rest = &rest[end..];
+    }
+    plain + rest
+}
+
+fn strftime(now: SystemTime, format: &str) -> Result<String, minijinja::Error> {
+    use std::fmt::Write as _;
+    let now: chrono::DateTime<chrono::Utc> = {
+        let seconds = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        chrono::DateTime::from_timestamp(seconds as i64, 0).unwrap_or_default()
+    };
+    let mut text = String::new();
+    write!(text, "{}", now.format(format)).map_err(|_| {
+        minijinja::Error::new(
+            ErrorKind::InvalidOperation,
+            format!("`{format}` is not a date format of `strftime`"),
+        )
+    })?;
+    Ok(text)
+}
+
+/// Equals Python's `json.dumps(value, ensure_ascii=False, indent=indent)`.
+#[expect(clippy::needless_pass_by_value, reason = "minijinja requires this signature")]
+fn to_json(value: &Value, options: Kwargs) -> Result<String, minijinja::Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    options.assert_all_used()?;
+    let mut text = String::new();
+    write_json(value, indent, 0, &mut text)?;
+    Ok(text)
+}
+
+fn write_json(
+    value: &Value,
+    indent: Option<usize>,
+    depth: usize,
+    out: &mut String,
+) -> Result<(), minijinja::Error> {
+    let too_deep =
+        || minijinja::Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply for JSON");
+    if depth > DEPTH_MAX {
+        return Err(too_deep());
+    }
+    let (brackets, is_map) = match value.kind() {
+        ValueKind::Map => (['{', '}'], true),
+        ValueKind::Seq | ValueKind::Iterable => (['[', ']'], false),
+        ValueKind::String => {
+            out.push_str(&json_string(value.as_str().unwrap_or_default()));
+            return Ok(());
+        }
+        ValueKind::None | ValueKind::Undefined => {
+            out.push_str("null");
+            return Ok(());
+        }
+        ValueKind::Bool => {
+            out.push_str(if value.is_true() { "true" } else { "false" });
+            return Ok(());
+        }
+        _ => {
+            out.push_str(&value.to_string());
+            return Ok(());
+        }
+    };
+    out.push(brackets[0]);
+    let mut is_empty = true;
+    for item in value.try_iter()? {
+        out.push_str(match (is_empty, indent) {
+            (true, _) => "",
+            (false, None) => ", ",
+            (false, Some(_)) => ",",
+        });
+        is_empty = false;
+        break_line(indent, depth + 1, out);
+        if is_map {
+            out.push_str(&json_string(&item.to_string()));
+            out.push_str(": ");
+            write_json(&value.get_item(&item)?, indent, depth + 1, out)?;
+        } else {
+            write_json(&item, indent, depth + 1, out)?;
+        }
+    }
+    if !is_empty {
+        break_line(indent, depth, out);
+    }
+    out.push(brackets[1]);
+    Ok(())
+}
+
+fn break_line(indent: Option<usize>, depth: usize, out: &mut String) {
+    if let Some(indent) = indent {
+        out.push('\n');
+        out.extend(std::iter::repeat_n(' ', indent.min(DEPTH_MAX) * depth));
+    }
+}
+
+fn json_string(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+fn invalid(error: &minijinja::Error) -> Error {
+    Error::Config { setting: "chat_template", reason: reason(error) }
+}
+
+/// Returns the message of a template error, with its line.
+fn reason(error: &minijinja::Error) -> String {
+    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    error.line().map_or_else(|| what.clone(), |line| format!("{what} (chat template, line {line})"))
+}

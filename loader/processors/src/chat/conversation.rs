@@ -1,0 +1,181 @@
+//! Converts the fields of a sample to turns.
+//!
+//! The rules are those of [`dflop_samples::sample::document`], by which [`dflop_samples::sample`] estimated the sample's
+//! tokens: a JSON conversation takes precedence, then text fields, then a question and its answer, then a
+//! caption. Only text that was counted is prepared.
+
+use dflop_samples::inputs::PrepareError;
+use dflop_samples::sample::document::{ChatTurn, ContentPart, SampleMedia};
+use dflop_samples::sample::text::{ASSISTANT_ROLES, Modality, turns};
+use dflop_samples::sample::{Field, Sample};
+
+use crate::message::{Message, MessagePart};
+
+/// Text of a sample, with the positions of its media.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Conversation {
+    /// Turns of a chat; those of the assistant are training targets.
+    Turns(Vec<Message>),
+    /// Text without turns, such as a caption, all of which is a training target.
+    Plain(Vec<MessagePart>),
+}
+
+/// Conversation with the media it contains, in the order of their placeholders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SampleConversation {
+    /// Turns or plain text.
+    pub conversation: Conversation,
+    /// Indices of the images in the sample's fields.
+    pub images: Vec<usize>,
+    /// Indices of the audio clips in the sample's fields.
+    pub clips: Vec<usize>,
+    /// Indices of the videos in the sample's fields.
+    pub videos: Vec<usize>,
+}
+
+/// Reads the conversation of a sample.
+///
+/// Media are matched with placeholders as in [`dflop_samples::sample::document`]. In a conversation, media of a
+/// modality without any placeholder go before the first turn of the user. Media for which `takes` is false
+/// are left out.
+///
+/// # Errors
+/// [`PrepareError::Conversation`] if turns cannot be read, or placeholders and media do not match.
+pub fn read_conversation(
+    sample: &Sample,
+    takes: impl Fn(Modality) -> bool,
+) -> Result<SampleConversation, PrepareError> {
+    let media = SampleMedia::for_modalities(sample, takes)?;
+    let mut placed = PlacedMedia { media: &media, images: Vec::new(), clips: Vec::new(), videos: Vec::new() };
+    let mut conversation = match media.turns()? {
+        Some(turns) => Conversation::Turns(messages(turns, &mut placed)?),
+        None => Conversation::Plain(join_texts(placed.parts(media.parts()?))),
+    };
+    if let Conversation::Turns(messages) = &mut conversation {
+        // Each is put in front of the previous one, so images end up first.
+        for modality in [Modality::Video, Modality::Audio, Modality::Image] {
+            placed.prepend_unplaced(messages, modality);
+        }
+    }
+    let [images, clips, videos] =
+        [&placed.images, &placed.clips, &placed.videos].map(|fields| field_indices(sample, fields));
+    let has_media = [&images, &clips, &videos].iter().any(|indices| !indices.is_empty());
+    if !has_media && is_empty(&conversation) {
+        return Err(PrepareError::conversation(
+            None,
+            "the sample has no text and no media that this model takes",
+        ));
+    }
+    Ok(SampleConversation { conversation, images, clips, videos })
+}
+
+/// Media with a position in the text, in the order of their placeholders.
+struct PlacedMedia<'m, 'a> {
+    media: &'m SampleMedia<'a>,
+    images: Vec<&'a Field>,
+    clips: Vec<&'a Field>,
+    videos: Vec<&'a Field>,
+}
+
+impl PlacedMedia<'_, '_> {
+    fn parts(&mut self, parts: Vec<ContentPart<'_>>) -> Vec<MessagePart> {
+        let part = |part| match part {
+            ContentPart::Text(text) => MessagePart::Text(text.to_owned()),
+            ContentPart::Image(at) => {
+                self.images.push(self.media.images[at]);
+                MessagePart::Image
+            }
+            ContentPart::Audio(at) => {
+                self.clips.push(self.media.audio[at]);
+                MessagePart::Audio
+            }
+            ContentPart::Video(at) => {
+                self.videos.push(self.media.videos[at]);
+                MessagePart::Video
+            }
+        };
+        parts.into_iter().map(part).collect()
+    }
+
+    /// Puts media without placeholders before the text of the first user turn.
+    fn prepend_unplaced(&mut self, messages: &mut Vec<Message>, modality: Modality) {
+        let (placed, part) = match modality {
+            Modality::Image => (&mut self.images, MessagePart::Image),
+            Modality::Audio => (&mut self.clips, MessagePart::Audio),
+            Modality::Video => (&mut self.videos, MessagePart::Video),
+        };
+        let media = self.media.by_modality(modality);
+        if !placed.is_empty() || media.is_empty() || messages.is_empty() {
+            return;
+        }
+        placed.extend(media);
+        let at = messages.iter().position(|message| message.role == "user").unwrap_or_else(|| {
+            let at = messages.iter().position(|message| message.role != "system").unwrap_or(messages.len());
+            messages.insert(at, Message { role: "user".to_owned(), content: Vec::new() });
+            at
+        });
+        messages[at].content.splice(0..0, std::iter::repeat_n(part, media.len()));
+    }
+}
+
+/// Returns the indices of these fields among those of the sample.
+fn field_indices(sample: &Sample, fields: &[&Field]) -> Vec<usize> {
+    // By identity, because two fields may be equal.
+    let index = |field: &&Field| sample.fields.iter().position(|known| std::ptr::eq(known, *field));
+    fields.iter().filter_map(index).collect()
+}
+
+fn is_empty(conversation: &Conversation) -> bool {
+    match conversation {
+        Conversation::Turns(messages) => messages.is_empty(),
+        Conversation::Plain(parts) => parts.is_empty(),
+    }
+}
+
+/// Joins adjacent texts, which come from different fields or entries, with a line break.
+fn join_texts(parts: Vec<MessagePart>) -> Vec<MessagePart> {
+    let mut joined: Vec<MessagePart> = Vec::with_capacity(parts.len());
+    for part in parts {
+        match (joined.last_mut(), part) {
+            (Some(MessagePart::Text(before)), MessagePart::Text(text)) => {
+                before.push('\n');
+                before.push_str(&text);
+            }
+            (_, part) => joined.push(part),
+        }
+    }
+    joined
+}
+
+fn messages(
+    turns_read: Vec<ChatTurn<'_>>,
+    placed: &mut PlacedMedia<'_, '_>,
+) -> Result<Vec<Message>, PrepareError> {
+    let json_turns = placed.media.json.and_then(turns);
+    let field = json_turns.map(|_| placed.media.json_name());
+    if turns_read.is_empty() {
+        return Err(PrepareError::conversation(field, "the conversation has no turns"));
+    }
+    let mut messages = Vec::with_capacity(turns_read.len());
+    for (number, turn) in turns_read.into_iter().enumerate() {
+        let in_turn = |reason| PrepareError::conversation(field, format!("turn {number}: {reason}"));
+        let calls = json_turns.and_then(|turns| turns.get(number)?.get("tool_calls"));
+        if calls.is_some_and(|calls| !calls.is_null()) {
+            return Err(in_turn("tool calls are not supported"));
+        }
+        if turn.role.is_empty() {
+            return Err(in_turn("a role is required"));
+        }
+        messages.push(Message { role: normalize_role(turn.role), content: placed.parts(turn.parts) });
+    }
+    Ok(messages)
+}
+
+/// Converts a role to the name that chat templates use.
+fn normalize_role(name: &str) -> String {
+    match name.to_ascii_lowercase().as_str() {
+        "human" => "user".to_owned(),
+        name if ASSISTANT_ROLES.contains(&name) => "assistant".to_owned(),
+        name => name.to_owned(),
+    }
+}

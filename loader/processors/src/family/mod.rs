@@ -1,0 +1,200 @@
+//! Describes model families: how media are written into the text, and which tensors the model takes.
+//!
+//! The processor of every family replaces the placeholder of a medium by as many copies as the encoder
+//! produces tokens. [`Family::from_model`] derives the family from the cost model's description of the model,
+//! so that planning and preparation follow the same rule.
+
+use dflop_costmodel::ModelSpec;
+use dflop_costmodel::tokens::VisionRule;
+
+use crate::message::MessagePart;
+
+/// Text form of one modality.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placeholder {
+    /// Token that represents one encoder output, and before expansion the whole medium.
+    pub token: &'static str,
+    /// Tokens before and after the copies.
+    pub markers: Option<[&'static str; 2]>,
+    /// Whether the chat template writes the markers; else the expansion adds them.
+    pub has_markers_in_text: bool,
+}
+
+impl Placeholder {
+    /// Returns the medium as a chat template writes it.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        match self.markers {
+            Some([open, close]) if self.has_markers_in_text => [open, self.token, close].concat(),
+            _ => self.token.to_owned(),
+        }
+    }
+}
+
+/// Images of LLaVA-OneVision.
+const LLAVA_IMAGE: Placeholder = Placeholder { token: "<image>", markers: None, has_markers_in_text: false };
+/// Images of InternVL, in the spelling of its converted checkpoints.
+const INTERN_IMAGE: Placeholder =
+    Placeholder { token: "<IMG_CONTEXT>", markers: Some(["<img>", "</img>"]), has_markers_in_text: false };
+/// Images of Qwen2-VL and Qwen2.5-VL.
+const QWEN_IMAGE: Placeholder = Placeholder {
+    token: "<|image_pad|>",
+    markers: Some(["<|vision_start|>", "<|vision_end|>"]),
+    has_markers_in_text: true,
+};
+/// Videos of LLaVA-OneVision.
+const LLAVA_VIDEO: Placeholder = Placeholder { token: "<video>", markers: None, has_markers_in_text: false };
+/// Videos of Qwen2-VL and Qwen2.5-VL.
+const QWEN_VIDEO: Placeholder = Placeholder { token: "<|video_pad|>", ..QWEN_IMAGE };
+/// Positions per second of video in the released checkpoints of Qwen2.5-VL.
+const QWEN_TOKENS_PER_SECOND: u32 = 2;
+/// Audio clips of Qwen2-Audio.
+const QWEN_AUDIO: Placeholder = Placeholder {
+    token: "<|AUDIO|>",
+    markers: Some(["<|audio_bos|>", "<|audio_eos|>"]),
+    has_markers_in_text: true,
+};
+
+/// Layout of the pixels of several images in one tensor, with its companion tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PixelLayout {
+    /// `pixel_values [images, most tiles, 3, side, side]`, padded with zeros, with `image_sizes` and
+    /// `batch_num_images`: LLaVA-OneVision.
+    PaddedTiles,
+    /// `pixel_values [tiles, 3, side, side]`: InternVL.
+    Tiles,
+    /// `pixel_values [patches, values]` with `image_grid_thw`: Qwen2-VL.
+    Patches {
+        /// Patches along each side of the square that becomes one token.
+        merge: u32,
+        /// Positions per second of video, with `second_per_grid_ts` in addition to the grids: Qwen2.5-VL.
+        /// `None` if layers of frames are counted: Qwen2-VL.
+        tokens_per_second: Option<u32>,
+    },
+}
+
+/// Text form of a video. Its pixels are in separate tensors, `pixel_values_videos`, or among those of images.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VideoText {
+    /// One medium with its own placeholder.
+    Whole(Placeholder),
+    /// One line per frame, `Frame1: ` and the placeholder of an image, which replace one word: InternVL.
+    Frames {
+        /// Word that the chat template writes for the whole video.
+        word: &'static str,
+    },
+}
+
+impl VideoText {
+    /// Returns the video as a chat template writes it.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        match self {
+            Self::Whole(placeholder) => placeholder.to_text(),
+            Self::Frames { word } => (*word).to_owned(),
+        }
+    }
+}
+
+/// Properties of a model family that preparation depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Family {
+    image: Option<(Placeholder, PixelLayout)>,
+    video: Option<VideoText>,
+    audio: Option<Placeholder>,
+}
+
+impl Family {
+    /// Returns the family of a model; a model without encoders is a text model.
+    #[must_use]
+    pub fn from_model(model: &ModelSpec) -> Self {
+        let image = model.vision.map(|vision| match vision.rule {
+            VisionRule::AnyRes(_) => (LLAVA_IMAGE, PixelLayout::PaddedTiles),
+            VisionRule::DynamicTiles(_) => (INTERN_IMAGE, PixelLayout::Tiles),
+            VisionRule::Fixed(_) => (LLAVA_IMAGE, PixelLayout::Tiles),
+            VisionRule::Native(rule) => {
+                // Qwen2.5-VL introduced window attention and absolute time together.
+                let tokens_per_second = rule.window_patches.map(|_| QWEN_TOKENS_PER_SECOND);
+                let merge = u32::from(rule.merge.get());
+                (QWEN_IMAGE, PixelLayout::Patches { merge, tokens_per_second })
+            }
+        });
+        let video = model.vision.map(|vision| match vision.rule {
+            VisionRule::AnyRes(_) | VisionRule::Fixed(_) => VideoText::Whole(LLAVA_VIDEO),
+            VisionRule::DynamicTiles(_) => VideoText::Frames { word: "<video>" },
+            VisionRule::Native(_) => VideoText::Whole(QWEN_VIDEO),
+        });
+        Self { image, video, audio: model.audio.map(|_| QWEN_AUDIO) }
+    }
+
+    /// Returns the family of a text-only model.
+    #[must_use]
+    pub const fn text() -> Self {
+        Self { image: None, video: None, audio: None }
+    }
+
+    /// Returns the text form of images; `None` for a model without vision.
+    #[must_use]
+    pub fn image(&self) -> Option<&Placeholder> {
+        self.image.as_ref().map(|(placeholder, _)| placeholder)
+    }
+
+    /// Returns the text form of videos; `None` for a model without vision.
+    #[must_use]
+    pub fn video(&self) -> Option<&VideoText> {
+        self.video.as_ref()
+    }
+
+    /// Returns the text form of audio clips; `None` for a model without audio.
+    #[must_use]
+    pub fn audio(&self) -> Option<&Placeholder> {
+        self.audio.as_ref()
+    }
+
+    /// Returns the layout of pixels; `None` for a model without vision.
+    #[must_use]
+    pub fn pixel_layout(&self) -> Option<PixelLayout> {
+        self.image.as_ref().map(|(_, layout)| *layout)
+    }
+
+    /// Returns whether the model takes any medium besides text, so that it has a processor and not only a
+    /// tokenizer.
+    #[must_use]
+    pub fn has_media(&self) -> bool {
+        self.image.is_some() || self.audio.is_some()
+    }
+
+    /// Returns the template to use if the model's files contain none.
+    ///
+    /// - `has_header_ids`: whether the vocabulary has the turn format of Llama 3
+    #[must_use]
+    pub fn built_in_template(&self, has_header_ids: bool) -> &'static str {
+        if has_header_ids {
+            return include_str!("templates/llama3.jinja");
+        }
+        match (self.pixel_layout(), &self.audio) {
+            (Some(PixelLayout::PaddedTiles), None) => include_str!("templates/llava_onevision.jinja"),
+            (Some(PixelLayout::Tiles), None) if self.image() == Some(&LLAVA_IMAGE) => {
+                include_str!("templates/llava_onevision.jinja")
+            }
+            (Some(PixelLayout::Tiles), None) => include_str!("templates/internvl.jinja"),
+            (Some(PixelLayout::Patches { .. }), None) => include_str!("templates/qwen2_vl.jinja"),
+            (None, Some(_)) => include_str!("templates/qwen2_audio.jinja"),
+            (None, None) | (Some(_), Some(_)) => include_str!("templates/chatml.jinja"),
+        }
+    }
+
+    /// Writes the parts of a turn as one string: media as their placeholders, each followed by `separator`.
+    #[must_use]
+    pub fn inline(&self, parts: &[MessagePart], separator: &str) -> String {
+        let placeholder =
+            |of: Option<&Placeholder>| of.map(|of| of.to_text() + separator).unwrap_or_default();
+        let part = |part: &MessagePart| match part {
+            MessagePart::Text(text) => text.clone(),
+            MessagePart::Image => placeholder(self.image()),
+            MessagePart::Audio => placeholder(self.audio()),
+            MessagePart::Video => self.video().map(|of| of.to_text() + separator).unwrap_or_default(),
+        };
+        parts.iter().map(part).collect()
+    }
+}

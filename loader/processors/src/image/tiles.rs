@@ -1,0 +1,91 @@
+//! Distributes the rows of an image to square tiles, channels first: `[tiles, 3, side, side]`.
+
+use super::Pixel;
+use super::normalize::Tables;
+
+/// Tile tensor under construction; pixels that are not written must be blackened.
+#[derive(Debug)]
+pub(super) struct Tiles<'a, T> {
+    values: Vec<T>,
+    side: usize,
+    tables: &'a Tables<T>,
+}
+
+/// Grid of tiles inside the tensor, and the offset in pixels of an image on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TilePlacement {
+    pub(super) first_tile: usize,
+    pub(super) columns: usize,
+    pub(super) left: usize,
+    pub(super) top: usize,
+}
+
+impl<'a, T: Pixel> Tiles<'a, T> {
+    pub(super) fn new(tiles: usize, side: usize, tables: &'a Tables<T>) -> Self {
+        Self { values: vec![T::default(); tiles * 3 * side * side], side, tables }
+    }
+
+    /// Makes tiles black.
+    pub(super) fn blacken(&mut self, tiles: std::ops::Range<usize>) {
+        let plane = self.side * self.side;
+        let planes = &mut self.values[tiles.start * 3 * plane..tiles.end * 3 * plane];
+        for (index, plane) in planes.chunks_exact_mut(plane).enumerate() {
+            plane.fill(self.tables[index % 3][0]);
+        }
+    }
+
+    /// Writes one row of an image, `[width, 3]` bytes, `y` rows below its top.
+    pub(super) fn write_row(&mut self, place: TilePlacement, y: usize, pixels: &[u8]) {
+        let y = place.top + y;
+        let first_tile = place.first_tile + y / self.side * place.columns;
+        let mut left = place.left;
+        let mut rest = pixels;
+        while !rest.is_empty() {
+            let (tile, x) = (first_tile + left / self.side, left % self.side);
+            let (pixels, behind) = rest.split_at(rest.len().min(3 * (self.side - x)));
+            self.write_run(tile, y % self.side, x, pixels);
+            left += self.side - x;
+            rest = behind;
+        }
+    }
+
+    /// Writes pixels into one row of one tile.
+    fn write_run(&mut self, tile: usize, y: usize, x: usize, pixels: &[u8]) {
+        for (channel, table) in self.tables.iter().enumerate() {
+            let start = ((3 * tile + channel) * self.side + y) * self.side + x;
+            let bytes = pixels.iter().skip(channel).step_by(3);
+            for (value, byte) in self.values[start..start + pixels.len() / 3].iter_mut().zip(bytes) {
+                *value = table[usize::from(*byte)];
+            }
+        }
+    }
+
+    pub(super) fn into_values(self) -> Vec<T> {
+        self.values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::normalize::Normalization;
+
+    #[test]
+    fn a_row_is_cut_where_tiles_meet() {
+        let tables =
+            Normalization { scale: 1.0, mean: [0.0, 100.0, 200.0], deviation: [1.0; 3] }.tables::<f32>();
+        let mut tiles = Tiles::new(4, 2, &tables);
+        tiles.blacken(0..4);
+        // Two columns of tiles without any before them; the image starts in the last row and the second
+        // column.
+        let place = TilePlacement { first_tile: 0, columns: 2, left: 1, top: 3 };
+        tiles.write_row(place, 0, &[11, 12, 13, 21, 22, 23]);
+        let values = tiles.into_values();
+        let at = |tile: usize, channel: usize, y: usize, x: usize| {
+            values[((3 * tile + channel) * 2 + y) * 2 + x] as i32
+        };
+        assert_eq!([at(2, 0, 1, 1), at(2, 1, 1, 1), at(2, 2, 1, 1)], [11, -88, -187]);
+        assert_eq!([at(3, 0, 1, 0), at(3, 1, 1, 0), at(3, 2, 1, 0)], [21, -78, -177]);
+        assert_eq!([at(0, 0, 0, 0), at(0, 1, 0, 0), at(3, 2, 1, 1)], [0, -100, -200]);
+    }
+}

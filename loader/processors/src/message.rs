@@ -1,0 +1,23 @@
+//! Turns of a conversation, in the form that chat templates read.
+
+/// Turn in the form that a template reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Role of the speaker: `system`, `user`, `assistant` or another one that the template knows.
+    pub role: String,
+    /// Texts and media of the turn, in order.
+    pub content: Vec<MessagePart>,
+}
+
+/// Part of a turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MessagePart {
+    /// Text between media.
+    Text(String),
+    /// Position of an image.
+    Image,
+    /// Position of an audio clip.
+    Audio,
+    /// Position of a video.
+    Video,
+}

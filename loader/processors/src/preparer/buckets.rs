@@ -1,0 +1,93 @@
+//! Rounds lengths up to few different ones, so that compiled models see few shapes.
+
+use dflop_samples::inputs::{IGNORED, MediaRun, PixelValues};
+use dflop_samples::sample::text::Modality;
+
+use super::{PreparedSample, Preparer};
+use crate::family::PixelLayout;
+
+/// Steps of the ladder from a power of two to the next.
+const LADDER_STEPS: usize = 8;
+/// Smallest distance of two steps of the ladder.
+const LADDER_STEP_LEAST: usize = 16;
+
+/// Lengths that others are rounded up to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Buckets {
+    /// Multiples of a number, at least 1.
+    Multiple(usize),
+    /// Some lengths, and beyond the longest its multiples.
+    Lengths(Vec<usize>),
+    /// Eight lengths from each power of two to the next: at most an eighth is padding, on average about a
+    /// sixteenth.
+    Ladder,
+}
+
+impl Buckets {
+    /// Returns the bucket of a length; 0 has its own.
+    #[must_use]
+    pub fn round_up(&self, length: usize) -> usize {
+        if length == 0 {
+            return 0;
+        }
+        match self {
+            Self::Multiple(multiple) => length.next_multiple_of(*multiple),
+            Self::Lengths(lengths) => {
+                let longest = lengths.iter().copied().max().unwrap_or(1);
+                let fitting = lengths.iter().copied().filter(|bucket| *bucket >= length).min();
+                fitting.unwrap_or_else(|| length.next_multiple_of(longest))
+            }
+            Self::Ladder => {
+                let octave = 1 << length.ilog2();
+                length.next_multiple_of((octave / LADDER_STEPS).max(LADDER_STEP_LEAST))
+            }
+        }
+    }
+
+    /// Returns whether lengths can be rounded up to these.
+    pub(super) fn is_valid(&self) -> bool {
+        match self {
+            Self::Multiple(multiple) => *multiple > 0,
+            Self::Lengths(lengths) => !lengths.is_empty() && lengths.iter().all(|length| *length > 0),
+            Self::Ladder => true,
+        }
+    }
+}
+
+impl Preparer {
+    /// Makes a blank medium that rounds the pixels of a microbatch up to a bucket: patches or tiles of zeros,
+    /// in a sequence of their own.
+    pub(super) fn media_filler(&self, samples: &[PreparedSample]) -> Option<PreparedSample> {
+        let buckets = self.media_buckets.as_ref()?;
+        let images = || samples.iter().flat_map(|sample| &sample.images);
+        let first = images().find(|image| !image.values.is_empty())?;
+        let rows: usize = images().map(|image| image.shape[0]).sum();
+        let (rows_of_token, tokens_of_row) = match self.packer.pixel_layout? {
+            PixelLayout::Patches { merge, .. } => ((merge * merge) as usize, 1),
+            PixelLayout::Tiles => (1, first.tokens as usize / first.shape[0].max(1)),
+            PixelLayout::PaddedTiles => return None,
+        };
+        let missing = buckets.round_up(rows).next_multiple_of(rows_of_token) - rows;
+        let tokens = missing / rows_of_token * tokens_of_row;
+        let (ids, start, has_markers) =
+            self.expander.lone(Modality::Image, tokens).filter(|_| missing > 0)?;
+        let row_values: usize = first.shape[1..].iter().product();
+        let mut shape = first.shape.clone();
+        shape[0] = missing;
+        let grid_thw = first.grid_thw.map(|_| {
+            let side = rows_of_token.isqrt();
+            [1, side as u32, (missing / side) as u32]
+        });
+        let values = first.values.zeros(missing * row_values);
+        let blank = PixelValues { values, shape, grid_thw, image_size: None, tokens: tokens as u32 };
+        let run = MediaRun { modality: Modality::Image, start, tokens, has_markers };
+        let labels = vec![IGNORED; ids.len()];
+        Some(PreparedSample {
+            input_ids: ids,
+            labels,
+            runs: vec![run],
+            images: vec![blank],
+            ..PreparedSample::default()
+        })
+    }
+}

@@ -1,0 +1,296 @@
+//! Builds a [`Preparer`] from its settings.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use dflop_costmodel::ModelSpec;
+use dflop_costmodel::tokens::VisionRule;
+use dflop_samples::media::PixelType;
+use dflop_samples::sample::BatchLayout;
+use dflop_samples::{Error, Result};
+
+use super::buckets::Buckets;
+use super::count::MarkerTokens;
+use super::expand::Expander;
+use super::length::LongSample;
+use super::pack::Packer;
+use super::{PlainText, Preparer};
+use crate::audio::AudioProcessor;
+use crate::chat::ChatTemplate;
+use crate::chat::Labeler;
+use crate::chat::Tokenizer;
+use crate::family::{Family, PixelLayout};
+use crate::image::ImageProcessor;
+use crate::tensors::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
+use crate::tensors::{CountedVideos, VideoTensors};
+
+/// Token of vocabularies whose turns have the format of Llama 3.
+const HEADER_TOKEN: &str = "<|start_header_id|>";
+/// Token of ChatML, the turn format of all other families here.
+const CHATML_TOKEN: &str = "<|im_start|>";
+
+/// Builder of a [`Preparer`].
+#[derive(Debug, Clone)]
+pub struct PreparerBuilder {
+    family: Family,
+    rule: Option<VisionRule>,
+    markers: MarkerTokens,
+    tokenizer: Option<Tokenizer>,
+    chat_template: Option<String>,
+    images: Option<Arc<dyn ImageTensors>>,
+    audio: Option<Arc<dyn AudioTensors>>,
+    videos: Option<Arc<dyn VideoTensors>>,
+    plain_text: PlainText,
+    layout: BatchLayout,
+    tokens_max: Option<u64>,
+    long_sample: LongSample,
+    now: Option<SystemTime>,
+    pixels: PixelType,
+    length_buckets: Option<Buckets>,
+    media_buckets: Option<Buckets>,
+    sample_multiple: usize,
+}
+
+impl PreparerBuilder {
+    pub(super) fn new(family: Family, model: &ModelSpec) -> Self {
+        let images = ImageProcessor::for_model(model);
+        let audio = AudioProcessor::for_model(model).filter(|_| family.audio().is_some());
+        Self {
+            rule: model.vision.map(|vision| vision.rule),
+            markers: MarkerTokens::from_model(model),
+            family,
+            tokenizer: None,
+            chat_template: None,
+            images: images.map(|processor| -> Arc<dyn ImageTensors> { Arc::new(processor) }),
+            audio: audio.map(|processor| -> Arc<dyn AudioTensors> { Arc::new(processor) }),
+            videos: images.map(|processor| -> Arc<dyn VideoTensors> { Arc::new(processor) }),
+            plain_text: PlainText::default(),
+            layout: BatchLayout::Packed,
+            tokens_max: None,
+            long_sample: LongSample::default(),
+            now: None,
+            pixels: PixelType::default(),
+            length_buckets: None,
+            media_buckets: None,
+            sample_multiple: 1,
+        }
+    }
+
+    /// Sets the model's tokenizer. Required.
+    #[must_use]
+    pub fn tokenizer(mut self, tokenizer: Tokenizer) -> Self {
+        self.tokenizer = Some(tokenizer);
+        self
+    }
+
+    /// Sets the chat template, in Jinja. Default: the template in the tokenizer's files, else the published
+    /// format of the model's family.
+    #[must_use]
+    pub fn chat_template(mut self, source: impl Into<String>) -> Self {
+        self.chat_template = Some(source.into());
+        self
+    }
+
+    /// Sets the processor of images. Default: [`ImageProcessor::for_model`], which equals the Hugging Face
+    /// processor of the model's family.
+    #[must_use]
+    pub fn image_processor(mut self, processor: Arc<dyn ImageTensors>) -> Self {
+        self.images = Some(processor);
+        self
+    }
+
+    /// Sets the type of the pixels of images and videos. Default: single precision.
+    #[must_use]
+    pub fn pixel_type(mut self, pixels: PixelType) -> Self {
+        self.pixels = pixels;
+        self
+    }
+
+    /// Pads packed rows, or the longest row of a padded layout, up to one of few lengths, so that compiled
+    /// models see few shapes. Default: no padding.
+    #[must_use]
+    pub fn length_buckets(mut self, buckets: Buckets) -> Self {
+        self.length_buckets = Some(buckets);
+        self
+    }
+
+    /// Rounds the patches, or tiles, of the images of a microbatch up to one of few numbers, by a blank image
+    /// in a sequence of its own. Default: no padding.
+    #[must_use]
+    pub fn media_buckets(mut self, buckets: Buckets) -> Self {
+        self.media_buckets = Some(buckets);
+        self
+    }
+
+    /// Pads every packed sequence, within its boundaries, to a multiple of `tokens`: twice the degree of
+    /// context parallelism, which cuts each sequence into so many chunks. Default: 1.
+    #[must_use]
+    pub fn sample_multiple_of(mut self, tokens: usize) -> Self {
+        self.sample_multiple = tokens;
+        self
+    }
+
+    /// Sets the processor of audio clips. Default: [`AudioProcessor::for_model`].
+    #[must_use]
+    pub fn audio_processor(mut self, processor: Arc<dyn AudioTensors>) -> Self {
+        self.audio = Some(processor);
+        self
+    }
+
+    /// Sets the processor of videos. Default: [`ImageProcessor::for_model`], even if images have another
+    /// processor.
+    #[must_use]
+    pub fn video_processor(mut self, processor: Arc<dyn VideoTensors>) -> Self {
+        self.videos = Some(processor);
+        self
+    }
+
+    /// Counts the tokens of media by the model's token rules without making tensors of them: ids, grids and
+    /// labels for a stage that holds only the language model. The balanced loader then reads no images,
+    /// because the index has their sizes.
+    #[must_use]
+    pub fn counted_media(mut self) -> Self {
+        self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
+        self.audio = self.audio.map(|_| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio) });
+        self.videos = self.rule.map(|rule| -> Arc<dyn VideoTensors> { Arc::new(CountedVideos(rule)) });
+        self
+    }
+
+    /// Sets how plain (non-chat) text is handled. Default: all of its tokens are training targets.
+    #[must_use]
+    pub fn plain_text(mut self, plain_text: PlainText) -> Self {
+        self.plain_text = plain_text;
+        self
+    }
+
+    /// Sets how the samples of a microbatch are arranged in tensors. Default: packed.
+    #[must_use]
+    pub fn layout(mut self, layout: BatchLayout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Sets the most tokens of one sample. Default: unlimited; a balanced loader lowers it to the cap of its
+    /// microbatch plan.
+    #[must_use]
+    pub fn tokens_max(mut self, tokens: u64) -> Self {
+        self.tokens_max = Some(tokens);
+        self
+    }
+
+    /// Sets how samples over the limit are handled. Default: they are bad samples.
+    #[must_use]
+    pub fn long_sample(mut self, policy: LongSample) -> Self {
+        self.long_sample = policy;
+        self
+    }
+
+    /// Sets the UTC time that `strftime_now` returns in a chat template. Default: the time of
+    /// [`build`](Self::build); set it if ranks must produce identical bytes.
+    #[must_use]
+    pub fn now(mut self, now: SystemTime) -> Self {
+        self.now = Some(now);
+        self
+    }
+
+    /// Checks that tokenizer, chat template and model match.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no tokenizer, if its vocabulary lacks a placeholder of the model, if the
+    /// template cannot render a question and its answer, or if there is a processor for a modality that the
+    /// model does not take.
+    pub fn build(mut self) -> Result<Preparer> {
+        let invalid = |setting, reason: &str| Err(Error::Config { setting, reason: reason.to_owned() });
+        self.check_buckets()?;
+        if !self.set_pixel_type() {
+            return invalid("pixel_type", "the processor of images or videos has no pixels of this type");
+        }
+        let Some(tokenizer) = self.tokenizer else {
+            return invalid("tokenizer", "a tokenizer is required");
+        };
+        if self.images.is_some() && self.family.image().is_none() {
+            return invalid("image_processor", "the model takes no images; remove the processor");
+        }
+        if self.audio.is_some() && self.family.audio().is_none() {
+            return invalid("audio_processor", "the model takes no audio; remove the processor");
+        }
+        if self.videos.is_some() && self.family.video().is_none() {
+            return invalid("video_processor", "the model takes no videos; remove the processor");
+        }
+        if self.tokens_max == Some(0) {
+            return invalid("tokens_max", "must be at least 1");
+        }
+        let source = match self.chat_template.as_deref().or(tokenizer.chat_template()) {
+            Some(source) => source,
+            None if tokenizer.id(CHATML_TOKEN).is_some() => self.family.built_in_template(false),
+            None if tokenizer.id(HEADER_TOKEN).is_some() => self.family.built_in_template(true),
+            None => {
+                return invalid(
+                    "chat_template",
+                    "neither set nor in the tokenizer's files, and its vocabulary has no \
+                    `<|im_start|>` or `<|start_header_id|>`",
+                );
+            }
+        };
+        let now = self.now.unwrap_or_else(SystemTime::now);
+        let variables = tokenizer.special_tokens().clone();
+        let template = ChatTemplate::parse(source, variables, &self.family, now)?;
+        let chat_template = source.into();
+        let packer = Packer {
+            layout: self.layout,
+            pixel_layout: self.family.pixel_layout(),
+            pad_id: tokenizer.pad_id(),
+            pad_to_tokens: None,
+            length_buckets: self.length_buckets,
+            sample_multiple: self.sample_multiple,
+        };
+        Ok(Preparer {
+            expander: Expander::new(&self.family, &tokenizer)?,
+            media_buckets: self.media_buckets,
+            labeler: Arc::new(Labeler::new(template, &tokenizer)?),
+            tokenizer: Arc::new(tokenizer),
+            family: self.family,
+            images: self.images,
+            audio: self.audio,
+            videos: self.videos,
+            plain_text: self.plain_text,
+            packer,
+            tokens_max: self.tokens_max,
+            long_sample: self.long_sample,
+            markers: self.markers,
+            chat_template,
+        })
+    }
+
+    fn check_buckets(&self) -> Result<()> {
+        let invalid = |setting, reason: &str| Err(Error::Config { setting, reason: reason.to_owned() });
+        if self.length_buckets.as_ref().is_some_and(|buckets| !buckets.is_valid()) {
+            return invalid("length_buckets", "lengths must be at least 1, and there must be one");
+        }
+        if self.media_buckets.as_ref().is_some_and(|buckets| !buckets.is_valid()) {
+            return invalid("media_buckets", "numbers must be at least 1, and there must be one");
+        }
+        if self.sample_multiple == 0 {
+            return invalid("sample_multiple_of", "must be at least 1");
+        }
+        if self.sample_multiple > 1 && !self.layout.is_packed() {
+            return invalid("sample_multiple_of", "only packed samples are padded one by one");
+        }
+        if self.media_buckets.is_some() && self.family.pixel_layout() == Some(PixelLayout::PaddedTiles) {
+            return invalid("media_buckets", "this family's images are padded to each other, not joined");
+        }
+        Ok(())
+    }
+
+    /// Lets processors make pixels of the type; returns whether they can.
+    fn set_pixel_type(&mut self) -> bool {
+        if self.pixels == PixelType::Float32 {
+            return true;
+        }
+        let images = self.images.as_ref().map(|images| images.of_type(self.pixels));
+        let videos = self.videos.as_ref().map(|videos| videos.of_type(self.pixels));
+        let can = !matches!(images, Some(None)) && !matches!(videos, Some(None));
+        (self.images, self.videos) = (images.flatten(), videos.flatten());
+        can
+    }
+}

@@ -1,0 +1,155 @@
+//! Expands the placeholder of each medium to as many tokens as its encoder produces.
+
+use dflop_samples::inputs::{MediaRun, PrepareError};
+use dflop_samples::sample::text::Modality;
+use dflop_samples::{Error, Result};
+
+use crate::chat::Tokenizer;
+use crate::family::{Family, Placeholder, VideoText};
+
+/// Ids with media expanded.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Expanded {
+    pub(super) ids: Vec<u32>,
+    pub(super) is_target: Vec<bool>,
+    pub(super) runs: Vec<MediaRun>,
+}
+
+/// Ids of a placeholder and its markers.
+#[derive(Debug, Clone)]
+struct PlaceholderIds {
+    modality: Modality,
+    token: String,
+    id: u32,
+    markers: Option<[u32; 2]>,
+    has_markers_in_text: bool,
+}
+
+/// Placeholder ids of a family in a vocabulary.
+#[derive(Debug, Clone)]
+pub(super) struct Expander {
+    placeholders: Vec<PlaceholderIds>,
+}
+
+impl Expander {
+    /// Looks up the placeholders; a vocabulary without a video placeholder belongs to a model that takes only
+    /// images.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the token that the vocabulary lacks.
+    pub(super) fn new(family: &Family, tokenizer: &Tokenizer) -> Result<Self> {
+        let mut placeholders = Vec::new();
+        for (modality, placeholder) in [(Modality::Image, family.image()), (Modality::Audio, family.audio())]
+        {
+            if let Some(placeholder) = placeholder {
+                placeholders.push(PlaceholderIds::new(modality, placeholder, tokenizer)?);
+            }
+        }
+        if let Some(VideoText::Whole(placeholder)) = family.video()
+            && tokenizer.id(placeholder.token).is_some()
+        {
+            placeholders.push(PlaceholderIds::new(Modality::Video, placeholder, tokenizer)?);
+        }
+        Ok(Self { placeholders })
+    }
+
+    /// Returns whether the vocabulary has a placeholder for a modality.
+    pub(super) fn has_placeholder(&self, modality: Modality) -> bool {
+        self.placeholders.iter().any(|known| known.modality == modality)
+    }
+
+    /// Returns the ids of a medium of so many tokens with its markers, the place of its first token, and
+    /// whether there are markers.
+    pub(super) fn lone(&self, modality: Modality, tokens: usize) -> Option<(Vec<u32>, usize, bool)> {
+        let known = self.placeholders.iter().find(|known| known.modality == modality)?;
+        let mut ids: Vec<u32> = known.markers.map(|[open, _]| open).into_iter().collect();
+        let start = ids.len();
+        ids.extend(std::iter::repeat_n(known.id, tokens));
+        ids.extend(known.markers.map(|[_, close]| close));
+        Some((ids, start, start > 0))
+    }
+
+    /// Expands media in ids: the n-th placeholder of a modality becomes as many copies as the n-th medium has
+    /// tokens.
+    ///
+    /// # Errors
+    /// [`PrepareError::MediaTokens`] if the number of placeholders differs from the number of media, for
+    /// example because the text contains a placeholder token literally.
+    pub(super) fn expand(
+        &self,
+        ids: &[u32],
+        is_target: &[bool],
+        tokens_of: impl Fn(Modality) -> Vec<u32>,
+    ) -> Result<Expanded, PrepareError> {
+        let tokens: Vec<Vec<u32>> =
+            self.placeholders.iter().map(|placeholder| tokens_of(placeholder.modality)).collect();
+        for (placeholder, media) in self.placeholders.iter().zip(&tokens) {
+            let found = ids.iter().filter(|&&id| id == placeholder.id).count();
+            if found != media.len() {
+                let (token, modality) = (placeholder.token.clone(), placeholder.modality);
+                let media = media.len();
+                return Err(PrepareError::MediaTokens { token, modality, found, media });
+            }
+        }
+        let mut expanded = Expanded::default();
+        let mut next = vec![0; self.placeholders.len()];
+        for (&id, &is_target) in ids.iter().zip(is_target) {
+            let Some(at) = self.placeholders.iter().position(|placeholder| placeholder.id == id) else {
+                expanded.ids.push(id);
+                expanded.is_target.push(is_target);
+                continue;
+            };
+            let media_tokens = tokens[at][next[at]] as usize;
+            next[at] += 1;
+            self.placeholders[at].push(&mut expanded, media_tokens);
+        }
+        expanded.mask_markers_in_text(&self.placeholders);
+        Ok(expanded)
+    }
+}
+
+impl Expanded {
+    /// Counts markers that the chat template wrote around a medium as part of it, so that they are not
+    /// targets.
+    fn mask_markers_in_text(&mut self, placeholders: &[PlaceholderIds]) {
+        for run in &mut self.runs {
+            let ids = placeholders.iter().find(|ids| ids.modality == run.modality && ids.has_markers_in_text);
+            let Some([open, close]) = ids.and_then(|ids| ids.markers) else { continue };
+            let end = run.start + run.tokens;
+            let before = run.start.checked_sub(1).map(|before| self.ids[before]);
+            if before == Some(open) && self.ids.get(end) == Some(&close) {
+                run.has_markers = true;
+                self.is_target[run.start - 1] = false;
+                self.is_target[end] = false;
+            }
+        }
+    }
+}
+
+impl PlaceholderIds {
+    fn new(modality: Modality, placeholder: &Placeholder, tokenizer: &Tokenizer) -> Result<Self> {
+        let id = |token: &str| {
+            let reason = format!("the vocabulary has no `{token}`, the placeholder of this model's media");
+            tokenizer.id(token).ok_or(Error::Config { setting: "tokenizer", reason })
+        };
+        let token_id = id(placeholder.token)?;
+        let markers = match placeholder.markers {
+            Some([open, close]) => Some([id(open)?, id(close)?]),
+            None => None,
+        };
+        let token = placeholder.token.to_owned();
+        let has_markers_in_text = placeholder.has_markers_in_text;
+        Ok(Self { modality, id: token_id, token, markers, has_markers_in_text })
+    }
+
+    fn push(&self, expanded: &mut Expanded, tokens: usize) {
+        let markers = self.markers.filter(|_| !self.has_markers_in_text);
+        expanded.ids.extend(markers.map(|[open, _]| open));
+        let start = expanded.ids.len();
+        expanded.ids.extend(std::iter::repeat_n(self.id, tokens));
+        expanded.ids.extend(markers.map(|[_, close]| close));
+        expanded.is_target.resize(expanded.ids.len(), false);
+        let has_markers = markers.is_some();
+        expanded.runs.push(MediaRun { modality: self.modality, start, tokens, has_markers });
+    }
+}

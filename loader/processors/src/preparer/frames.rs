@@ -1,0 +1,140 @@
+//! Writes videos as lists of numbered frame images: InternVL.
+//!
+//! The chat template writes one word for a video. Before tokenization the word is replaced by a line for each
+//! frame, `Frame1: ` and the placeholder of an image, so that the tokenizer joins frame labels with the
+//! surrounding text as usual. From then on, frames are handled like other images.
+
+use std::ops::Range;
+
+use dflop_samples::inputs::{PixelValues, PrepareError, VideoValues};
+use dflop_samples::sample::text::Modality;
+
+use crate::chat::MarkedText;
+
+/// Images and frames in the order of the text, with the tokens of each.
+#[derive(Debug, Default)]
+pub(super) struct ImagesInText {
+    pub(super) media: Vec<PixelValues>,
+    pub(super) tokens: Vec<u32>,
+}
+
+/// Replaces the word of every video by its frames.
+///
+/// # Errors
+/// [`PrepareError::MediaTokens`] if the number of words differs from the number of videos.
+pub(super) fn write_frames(
+    marked: &mut MarkedText,
+    [image, word]: [&str; 2],
+    images: Vec<PixelValues>,
+    videos: Vec<VideoValues>,
+) -> Result<ImagesInText, PrepareError> {
+    let found = marked.text.matches(word).count();
+    if found != videos.len() {
+        let (token, modality, media) = (word.to_owned(), Modality::Video, videos.len());
+        return Err(PrepareError::MediaTokens { token, modality, found, media });
+    }
+    let (mut images, mut videos) = (images.into_iter(), videos.into_iter());
+    let mut in_text = ImagesInText::default();
+    let mut written = EditedText::default();
+    let mut rest = marked.text.as_str();
+    while let Some((at, modality)) = next_medium(rest, image, word) {
+        written.text += &rest[..at];
+        rest = &rest[at..];
+        if modality == Modality::Image {
+            rest = &rest[image.len()..];
+            written.text += image;
+            in_text.push(images.next());
+            continue;
+        }
+        rest = &rest[word.len()..];
+        let Some(video) = videos.next() else { continue };
+        let frames: Vec<String> = (1..=video.frames).map(|frame| format!("Frame{frame}: {image}")).collect();
+        written.replace(word, &frames.join("\n"));
+        let tokens = video.pixels.tokens / video.frames.max(1);
+        in_text.tokens.extend(std::iter::repeat_n(tokens, video.frames as usize));
+        in_text.media.push(video.pixels);
+    }
+    // More images than placeholders; the expansion reports the mismatch.
+    images.for_each(|image| in_text.push(Some(image)));
+    written.text += rest;
+    marked.targets.iter_mut().for_each(|target| *target = written.shift(target));
+    marked.text = written.text;
+    Ok(in_text)
+}
+
+impl ImagesInText {
+    fn push(&mut self, image: Option<PixelValues>) {
+        self.tokens.extend(image.as_ref().map(|image| image.tokens));
+        self.media.extend(image);
+    }
+}
+
+/// Returns the position and modality of the next image or video.
+fn next_medium(text: &str, image: &str, word: &str) -> Option<(usize, Modality)> {
+    let places = [(text.find(image), Modality::Image), (text.find(word), Modality::Video)];
+    places.into_iter().filter_map(|(at, modality)| Some((at?, modality))).min_by_key(|(at, _)| *at)
+}
+
+/// Text in which words were replaced.
+#[derive(Debug, Default)]
+struct EditedText {
+    text: String,
+    /// End of each replaced word in the old text, and the shift in bytes of everything after it.
+    shifts: Vec<(usize, isize)>,
+}
+
+impl EditedText {
+    fn replace(&mut self, word: &str, by: &str) {
+        let shift = self.shifts.last().map_or(0, |(_, shift)| *shift);
+        let end_before = (self.text.len() + word.len()).saturating_add_signed(-shift);
+        self.text += by;
+        self.shifts.push((end_before, shift + by.len() as isize - word.len() as isize));
+    }
+
+    fn shift(&self, range: &Range<usize>) -> Range<usize> {
+        let place = |at: usize| {
+            let known = self.shifts.partition_point(|(end, _)| *end <= at);
+            known.checked_sub(1).map_or(at, |last| at.saturating_add_signed(self.shifts[last].1))
+        };
+        place(range.start)..place(range.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORDS: [&str; 2] = ["<P>", "<video>"];
+
+    fn image(tokens: u32) -> PixelValues {
+        PixelValues { tokens, ..PixelValues::default() }
+    }
+
+    fn video(frames: u32, tokens: u32) -> VideoValues {
+        VideoValues { pixels: image(tokens), frames, seconds_per_grid: 1.0 }
+    }
+
+    #[test]
+    fn every_frame_gets_its_line_and_what_is_learned_stays_where_it_was() {
+        let text = "a <P> <video>\nsaid <video> more".to_owned();
+        let targets = vec![0..1, 14..18, 27..31];
+        let words = |marked: &MarkedText| -> Vec<String> {
+            marked.targets.iter().map(|target| marked.text[target.clone()].to_owned()).collect()
+        };
+        let mut marked = MarkedText { text, targets };
+        assert_eq!(words(&marked), ["a", "said", "more"]);
+        let videos = vec![video(2, 10), video(1, 5)];
+        let in_text = write_frames(&mut marked, WORDS, vec![image(7)], videos).unwrap();
+        assert_eq!(marked.text, "a <P> Frame1: <P>\nFrame2: <P>\nsaid Frame1: <P> more");
+        assert_eq!(words(&marked), ["a", "said", "more"]);
+        assert_eq!(in_text.tokens, [7, 5, 5, 5]);
+        assert_eq!(in_text.media.iter().map(|media| media.tokens).collect::<Vec<_>>(), [7, 10, 5]);
+    }
+
+    #[test]
+    fn words_and_videos_must_match() {
+        let mut marked = MarkedText { text: "<video>".into(), targets: Vec::new() };
+        let error = write_frames(&mut marked, WORDS, Vec::new(), Vec::new()).unwrap_err();
+        assert_eq!(error.to_string(), "the text has 1 `<video>` tokens for 0 videos");
+    }
+}

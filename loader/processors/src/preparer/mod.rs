@@ -1,0 +1,325 @@
+//! Prepares samples: [`Preparer`] makes model inputs of decoded samples, and tensors of microbatches of them.
+//!
+//! ```text
+//! fields ─conversation─▶ turns ─chat_template, labels─▶ text, targets ─tokenizer─▶ ids
+//! images, clips, videos ─tensors─▶ tensors and token counts ────────────expand─▶ ids with media ─length─▶ sample
+//! samples ─pack─▶ tensors of a microbatch
+//! ```
+
+mod buckets;
+mod builder;
+mod count;
+mod expand;
+mod filler;
+mod frames;
+mod length;
+mod pack;
+mod pixels;
+mod positions;
+mod processor;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use dflop_costmodel::{ModelSpec, SampleShape};
+use dflop_samples::inputs::{
+    AudioFeatures, IGNORED, ModelInputs, PixelValues, PrepareError, PreparedSample, VideoValues,
+};
+use dflop_samples::media::Media;
+use dflop_samples::sample::text::Modality;
+use dflop_samples::sample::{BatchLayout, Sample};
+
+pub use self::buckets::Buckets;
+pub use self::builder::PreparerBuilder;
+pub use self::count::{PreparedTexts, TokenizedTexts};
+pub use self::length::LongSample;
+
+use self::count::MarkerTokens;
+use self::expand::{Expanded, Expander};
+use self::frames::{ImagesInText, write_frames};
+use self::pack::Packer;
+use crate::chat::{Conversation, Labeler, MarkedText, Tokenizer, read_conversation, target_tokens};
+use crate::family::{Family, VideoText};
+use crate::image::Normalization;
+use crate::message::{Message, MessagePart};
+use crate::tensors::{AudioTensors, ImageTensors, VideoTensors};
+
+/// Reason to reject a video that was not decoded.
+const UNDECODED_VIDEO: &str = if cfg!(feature = "video") {
+    "the video is not decoded"
+} else {
+    "the video is not decoded: this build has no FFmpeg; build with the feature `video`"
+};
+
+/// Treatment of text that is not a conversation, such as a caption.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum PlainText {
+    /// It follows its media without a chat template and ends with the end-of-sequence token; all of it is a
+    /// training target.
+    #[default]
+    Continue,
+    /// It is the assistant's answer to a question about the media.
+    Answer {
+        /// Question of the user; may be empty.
+        question: String,
+    },
+}
+
+/// Converts samples to model inputs, and microbatches of them to tensors.
+#[derive(Debug, Clone)]
+pub struct Preparer {
+    family: Family,
+    tokenizer: Arc<Tokenizer>,
+    labeler: Arc<Labeler>,
+    expander: Expander,
+    images: Option<Arc<dyn ImageTensors>>,
+    audio: Option<Arc<dyn AudioTensors>>,
+    videos: Option<Arc<dyn VideoTensors>>,
+    plain_text: PlainText,
+    packer: Packer,
+    media_buckets: Option<Buckets>,
+    tokens_max: Option<u64>,
+    long_sample: LongSample,
+    markers: MarkerTokens,
+    /// Source of the chat template.
+    chat_template: Arc<str>,
+}
+
+impl Preparer {
+    /// Starts the settings of a preparer for a model; only the tokenizer is required.
+    #[must_use]
+    pub fn builder(model: &ModelSpec) -> PreparerBuilder {
+        PreparerBuilder::new(Family::from_model(model), model)
+    }
+
+    /// Returns the tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Decodes ids to text, including special tokens.
+    ///
+    /// # Errors
+    /// The message of the tokenizer.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
+        self.tokenizer.decode(ids)
+    }
+
+    /// Lowers the token limit of a sample, for example to the cap of a planned microbatch.
+    #[must_use]
+    pub fn tokens_at_most(mut self, tokens: u64) -> Self {
+        self.tokens_max = Some(self.tokens_max.map_or(tokens, |already| already.min(tokens)));
+        self
+    }
+
+    /// Pads packed rows, or each row of a padded layout, to a fixed number of tokens without targets. A
+    /// balanced loader takes the number from its planner, and fails rather than deliver a longer microbatch.
+    #[must_use]
+    pub fn pad_to_tokens(mut self, tokens: usize) -> Self {
+        self.packer.pad_to_tokens = Some(tokens);
+        self
+    }
+
+    /// Returns the arrangement of the samples of a microbatch in tensors.
+    #[must_use]
+    pub fn layout(&self) -> BatchLayout {
+        self.packer.layout
+    }
+
+    /// Prepares a decoded sample.
+    ///
+    /// # Errors
+    /// The reason why the model cannot take the sample; if [`PrepareError::is_dropped`], a setting excludes
+    /// it.
+    pub fn prepare(&self, sample: &Sample) -> Result<PreparedSample, PrepareError> {
+        let read = read_conversation(sample, |modality| self.takes(modality))?;
+        let (mut marked, has_special) = self.render_conversation(read.conversation)?;
+        let (images, clips) = (self.images(sample, &read.images)?, self.clips(sample, &read.clips)?);
+        let videos = self.videos(sample, &read.videos)?;
+        let (in_text, videos) = self.merge_frames(&mut marked, images, videos)?;
+        let tokens_of = |modality| match modality {
+            Modality::Image => in_text.tokens.clone(),
+            Modality::Audio => clips.iter().map(|clip| clip.tokens).collect(),
+            Modality::Video => videos.iter().map(|video| video.pixels.tokens).collect(),
+        };
+        let refused = |reason| PrepareError::Tokenizer { reason };
+        let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
+        let is_target = target_tokens(&encoded, &marked.targets);
+        let mut expanded = self.expander.expand(&encoded.ids, &is_target, tokens_of)?;
+        let cut_tokens = match self.tokens_max {
+            Some(tokens_max) => length::limit(&mut expanded, tokens_max as usize, self.long_sample)?,
+            None => 0,
+        };
+        let labels = labels(&expanded);
+        let Expanded { ids: input_ids, runs, .. } = expanded;
+        Ok(PreparedSample { input_ids, labels, runs, images: in_text.media, clips, videos, cut_tokens })
+    }
+
+    /// Returns whether the model takes a modality.
+    fn takes(&self, modality: Modality) -> bool {
+        match modality {
+            Modality::Image => self.images.is_some(),
+            Modality::Audio => self.audio.is_some(),
+            Modality::Video => self.videos.is_some(),
+        }
+    }
+
+    /// Returns whether images must be decoded; if not, their sizes are sufficient.
+    #[must_use]
+    pub fn reads_pixels(&self) -> bool {
+        self.images.as_ref().is_some_and(|images| images.reads_pixels())
+    }
+
+    /// Returns the conversion from bytes to pixel values, if the processor of images has one.
+    #[must_use]
+    pub fn pixel_normalization(&self) -> Option<Normalization> {
+        self.images.as_ref().and_then(|images| images.normalization())
+    }
+
+    /// Estimates the bytes of the tensors of a sample's media.
+    #[must_use]
+    pub fn tensor_bytes(&self, shape: &SampleShape) -> u64 {
+        let images = self.images.as_ref().map_or(0, |images| images.tensor_bytes(&shape.images));
+        let clips = self.audio.as_ref().map_or(0, |audio| {
+            shape.audio.iter().map(|&length| audio.tensor_bytes(length)).fold(0, u64::saturating_add)
+        });
+        let videos = self.videos.as_ref().map_or(0, |videos| {
+            shape.videos.iter().map(|&video| videos.tensor_bytes(video)).fold(0, u64::saturating_add)
+        });
+        images.saturating_add(clips).saturating_add(videos)
+    }
+
+    /// Makes the tensors of a microbatch, in the order of samples; `None` without samples, unless rows have a
+    /// fixed length.
+    #[must_use]
+    pub fn pack(&self, samples: Vec<PreparedSample>) -> Option<ModelInputs> {
+        self.packer.pack(samples, Vec::new())
+    }
+
+    /// Writes a conversation as text; also returns whether the tokenizer adds its own special tokens.
+    ///
+    /// Chat templates write special tokens themselves. As in `transformers`, a model's processor still adds
+    /// those of the tokenizer unless the text starts with the beginning-of-sequence token, and a text-only
+    /// model never adds them.
+    fn render_conversation(&self, conversation: Conversation) -> Result<(MarkedText, bool), PrepareError> {
+        let messages = match (conversation, &self.plain_text) {
+            (Conversation::Turns(messages), _) => messages,
+            (Conversation::Plain(parts), PlainText::Answer { question }) => answer(parts, question),
+            (Conversation::Plain(parts), PlainText::Continue) => {
+                return Ok((self.render_plain(&parts), true));
+            }
+        };
+        let refused = |reason| PrepareError::ChatTemplate { reason };
+        let marked = self.labeler.render(&messages).map_err(refused)?;
+        let bos = self.tokenizer.special_tokens().get("bos_token");
+        let has_bos = bos.is_some_and(|bos| marked.text.starts_with(bos.as_str()));
+        let has_special = self.family.has_media() && !has_bos;
+        Ok((marked, has_special))
+    }
+
+    /// Writes text without turns and its media, followed by the end-of-sequence token.
+    fn render_plain(&self, parts: &[MessagePart]) -> MarkedText {
+        let mut marked = MarkedText::default();
+        for part in parts {
+            let start = marked.text.len();
+            marked.text += &self.family.inline(std::slice::from_ref(part), "");
+            if matches!(part, MessagePart::Text(_)) {
+                marked.targets.push(start..marked.text.len());
+            }
+        }
+        let end = self.tokenizer.special_tokens().get("eos_token");
+        if let (Some(end), Some(target)) = (end, marked.targets.last_mut()) {
+            let is_last = target.end == marked.text.len();
+            let start = marked.text.len();
+            marked.text += end;
+            if is_last {
+                target.end = marked.text.len();
+            } else {
+                marked.targets.push(start..marked.text.len());
+            }
+        }
+        marked
+    }
+
+    fn images(&self, sample: &Sample, places: &[usize]) -> Result<Vec<PixelValues>, PrepareError> {
+        let Some(processor) = self.images.as_ref().filter(|_| !places.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        let image = |&place: &usize| match &sample.fields[place].media {
+            Media::Image(image) => Some(image),
+            _ => None,
+        };
+        let images: Vec<_> = places.iter().filter_map(image).collect();
+        let extensions: Vec<&str> = places.iter().map(|&place| &*sample.fields[place].extension).collect();
+        let refused = |source| PrepareError::Medium { field: extensions.join(", "), source };
+        processor.images(&images).map_err(refused)
+    }
+
+    fn clips(&self, sample: &Sample, places: &[usize]) -> Result<Vec<AudioFeatures>, PrepareError> {
+        let mut clips = Vec::with_capacity(places.len());
+        for &place in places {
+            let field = &sample.fields[place];
+            let (Some(processor), Media::Audio(clip)) = (&self.audio, &field.media) else { continue };
+            let refused = |source| PrepareError::Medium { field: field.extension.to_string(), source };
+            clips.push(processor.clip(clip).map_err(refused)?);
+        }
+        Ok(clips)
+    }
+
+    fn videos(&self, sample: &Sample, places: &[usize]) -> Result<Vec<VideoValues>, PrepareError> {
+        let Some(processor) = &self.videos else { return Ok(Vec::new()) };
+        let mut videos = Vec::with_capacity(places.len());
+        for &place in places {
+            let field = &sample.fields[place];
+            let refused = |source| PrepareError::Medium { field: field.extension.to_string(), source };
+            if let Some(VideoText::Whole(placeholder)) = self.family.video()
+                && !self.expander.has_placeholder(Modality::Video)
+            {
+                let token = placeholder.token;
+                let reason =
+                    format!("the vocabulary has no `{token}`, the placeholder of this model's videos");
+                return Err(refused(reason.into()));
+            }
+            let Media::Video(video) = &field.media else {
+                return Err(refused(UNDECODED_VIDEO.into()));
+            };
+            videos.push(processor.video(video).map_err(refused)?);
+        }
+        Ok(videos)
+    }
+
+    /// Separates images from videos; if the family writes frames as images, all are images.
+    fn merge_frames(
+        &self,
+        marked: &mut MarkedText,
+        images: Vec<PixelValues>,
+        videos: Vec<VideoValues>,
+    ) -> Result<(ImagesInText, Vec<VideoValues>), PrepareError> {
+        if let (Some(VideoText::Frames { word }), Some(image)) = (self.family.video(), self.family.image()) {
+            let in_text = write_frames(marked, [image.token, word], images, videos)?;
+            return Ok((in_text, Vec::new()));
+        }
+        let tokens = images.iter().map(|image| image.tokens).collect();
+        Ok((ImagesInText { media: images, tokens }, videos))
+    }
+}
+
+/// Makes a text the answer to a question about its media.
+fn answer(parts: Vec<MessagePart>, question: &str) -> Vec<Message> {
+    let (answer, mut asked): (Vec<_>, Vec<_>) =
+        parts.into_iter().partition(|part| matches!(part, MessagePart::Text(_)));
+    if !question.is_empty() {
+        asked.push(MessagePart::Text(question.to_owned()));
+    }
+    let turn = |role: &str, content| Message { role: role.to_owned(), content };
+    vec![turn("user", asked), turn("assistant", answer)]
+}
+
+/// Returns the labels; the first token of a sample has no predecessor that could predict it.
+fn labels(expanded: &Expanded) -> Vec<i32> {
+    let is_learned = |(place, is_target): (usize, &bool)| *is_target && place > 0;
+    let learned = expanded.is_target.iter().enumerate().map(is_learned);
+    learned.zip(&expanded.ids).map(|(is_learned, &id)| if is_learned { id as i32 } else { IGNORED }).collect()
+}

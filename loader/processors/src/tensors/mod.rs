@@ -1,0 +1,183 @@
+//! Tensors of images, audio and videos: the interface between their processors and the text.
+//!
+//! A processor turns decoded media into the tensors of its family and returns the number of LLM tokens of
+//! each: [`ImageProcessor`], also for videos, and [`AudioProcessor`]. [`CountedImages`], [`CountedAudio`] and
+//! [`CountedVideos`] only count, by the token rules of planning: a pipeline stage that holds only the
+//! language model needs ids, grids and labels, but no pixels.
+
+mod typed;
+mod video;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use dflop_costmodel::tokens::audio::whisper_windows;
+use dflop_costmodel::tokens::{EncoderWork, VisionRule};
+use dflop_costmodel::{AudioLength, ImageSize};
+use dflop_samples::BoxError;
+use dflop_samples::inputs::{AudioFeatures, PixelValues};
+use dflop_samples::media::{Audio, PixelType, RgbImage};
+
+pub use self::video::{CountedVideos, VideoTensors};
+
+use self::typed::TypedProcessor;
+use crate::audio::{AudioProcessor, WINDOW_FRAMES};
+use crate::image::{ImageProcessor, Normalization};
+
+/// Makes tensors from images.
+pub trait ImageTensors: Debug + Send + Sync {
+    /// Processes all images of one sample; some families treat several images differently from a single one.
+    ///
+    /// # Errors
+    /// The reason why the model cannot take an image.
+    fn images(&self, images: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError>;
+
+    /// Estimates the bytes of the tensors of a sample's images, so that memory can be bounded before they are
+    /// made.
+    fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64;
+
+    /// Returns the same processor with pixels of another type; `None` if it has only one.
+    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
+        let _ = pixels;
+        None
+    }
+
+    /// Returns the conversion from bytes to pixel values, if it is one.
+    fn normalization(&self) -> Option<Normalization> {
+        None
+    }
+
+    /// Returns whether it reads pixels; if not, images are neither read nor decoded, and only have their
+    /// size.
+    fn reads_pixels(&self) -> bool {
+        true
+    }
+}
+
+/// Makes tensors from audio clips.
+pub trait AudioTensors: Debug + Send + Sync {
+    /// Processes one audio clip.
+    ///
+    /// # Errors
+    /// The reason why the model cannot take it.
+    fn clip(&self, audio: &Audio) -> Result<AudioFeatures, BoxError>;
+
+    /// Estimates the bytes of the features of an audio clip.
+    fn tensor_bytes(&self, length: AudioLength) -> u64;
+}
+
+/// Counts the tokens of images without making pixels.
+#[derive(Debug, Clone, Copy)]
+pub struct CountedImages(
+    /// Token rule, the same as for planning.
+    pub VisionRule,
+);
+
+impl ImageTensors for CountedImages {
+    fn images(&self, images: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError> {
+        let size = |image: &&RgbImage| ImageSize { width: image.width, height: image.height };
+        let sizes: Vec<ImageSize> = images.iter().map(size).collect();
+        let works = self.works(&sizes)?;
+        let values = |(size, work): (&ImageSize, EncoderWork)| -> Result<PixelValues, BoxError> {
+            let tokens = u32::try_from(work.tokens.saturating_sub(u64::from(self.0.marker_tokens())))?;
+            let mut values = PixelValues { tokens, ..PixelValues::default() };
+            match self.0 {
+                VisionRule::AnyRes(_) => values.image_size = Some([size.height, size.width]),
+                VisionRule::Native(rule) => {
+                    let [columns, rows] = rule.grid(*size)?;
+                    values.grid_thw = Some([1, u32::try_from(rows)?, u32::try_from(columns)?]);
+                }
+                VisionRule::DynamicTiles(_) | VisionRule::Fixed(_) => {}
+            }
+            Ok(values)
+        };
+        sizes.iter().zip(works).map(values).collect()
+    }
+
+    fn tensor_bytes(&self, _: &[ImageSize]) -> u64 {
+        0
+    }
+
+    fn of_type(&self, _: PixelType) -> Option<Arc<dyn ImageTensors>> {
+        Some(Arc::new(*self))
+    }
+
+    fn reads_pixels(&self) -> bool {
+        false
+    }
+}
+
+impl CountedImages {
+    fn works(&self, sizes: &[ImageSize]) -> Result<Vec<EncoderWork>, dflop_costmodel::Error> {
+        let alone = |size: &ImageSize| self.0.images(std::slice::from_ref(size));
+        if let (VisionRule::AnyRes(rule), [_, _, ..]) = (self.0, sizes) {
+            let each = |size: &ImageSize| rule.several_images(std::slice::from_ref(size));
+            return sizes.iter().map(each).collect();
+        }
+        sizes.iter().map(alone).collect()
+    }
+}
+
+/// Counts the tokens of audio clips without making features.
+#[derive(Debug, Clone, Copy)]
+pub struct CountedAudio;
+
+impl AudioTensors for CountedAudio {
+    fn clip(&self, audio: &Audio) -> Result<AudioFeatures, BoxError> {
+        let length = AudioLength { frames: audio.frames() as u64, sample_rate_hz: audio.sample_rate_hz };
+        let tokens = u32::try_from(whisper_windows(length)?.tokens)?;
+        Ok(AudioFeatures { tokens, ..AudioFeatures::default() })
+    }
+
+    fn tensor_bytes(&self, _: AudioLength) -> u64 {
+        0
+    }
+}
+
+impl ImageTensors for ImageProcessor {
+    fn images(&self, images: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError> {
+        Ok(ImageProcessor::images(self, images)?)
+    }
+
+    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
+        Some(Arc::new(TypedProcessor { processor: *self, pixels }))
+    }
+
+    fn normalization(&self) -> Option<Normalization> {
+        Some(ImageProcessor::normalization(self))
+    }
+
+    fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64 {
+        let squares = |rule: VisionRule, side: u16| {
+            let items = rule.images(sizes).map_or(0, |work| work.items);
+            items.saturating_mul(square_bytes(side))
+        };
+        match self {
+            Self::LlavaOneVision(family) => squares(VisionRule::AnyRes(family.rule), family.rule.tile_pixels),
+            Self::InternVl(family) => squares(VisionRule::DynamicTiles(family.rule), family.rule.tile_pixels),
+            Self::QwenVl(family) => {
+                let frames = u64::from(family.rule.frames_per_patch.get());
+                let patch_bytes = frames * square_bytes(family.rule.patch_pixels.get());
+                let patches = VisionRule::Native(family.rule).images(sizes).map_or(0, |work| work.items);
+                patches.saturating_mul(patch_bytes)
+            }
+            Self::Clip(square) | Self::Siglip(square) => sizes.len() as u64 * square_bytes(square.side),
+        }
+    }
+}
+
+/// Returns the bytes of a square of f32 pixels in three colors.
+pub(super) fn square_bytes(side: u16) -> u64 {
+    3 * u64::from(side).pow(2) * size_of::<f32>() as u64
+}
+
+impl AudioTensors for AudioProcessor {
+    fn clip(&self, audio: &Audio) -> Result<AudioFeatures, BoxError> {
+        Ok(AudioProcessor::clip(self, audio)?)
+    }
+
+    fn tensor_bytes(&self, length: AudioLength) -> u64 {
+        let windows = whisper_windows(length).map_or(0, |work| work.items);
+        windows.saturating_mul(u64::from(self.mels) * WINDOW_FRAMES as u64 * size_of::<f32>() as u64)
+    }
+}

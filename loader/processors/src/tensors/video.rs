@@ -1,0 +1,246 @@
+//! Turns sampled frames of videos into the tensors of a family, and counts their tokens and duration.
+//!
+//! The frames are those that [`VideoSampling`](dflop_samples::media::VideoSampling) selected. If the token rule of a
+//! model takes fewer, some of them are selected again, evenly spread. Callers that decode videos themselves
+//! may pass a [`Video`] as well.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use dflop_costmodel::VideoShape;
+use dflop_costmodel::tokens::VisionRule;
+use dflop_samples::BoxError;
+use dflop_samples::inputs::{PixelValues, VideoValues};
+use dflop_samples::media::{PixelType, Video};
+
+use super::square_bytes;
+use super::typed::TypedProcessor;
+use crate::image::ImageProcessor;
+
+/// Frames per second if neither the video nor its time stamps give a rate; the default of `transformers`.
+const UNKNOWN_RATE: f64 = 24.0;
+
+/// Makes tensors from videos.
+pub trait VideoTensors: Debug + Send + Sync {
+    /// Processes one video.
+    ///
+    /// # Errors
+    /// The reason why the model cannot take it.
+    fn video(&self, video: &Video) -> Result<VideoValues, BoxError>;
+
+    /// Estimates the bytes of the tensors of a video.
+    fn tensor_bytes(&self, shape: VideoShape) -> u64;
+
+    /// Returns the same processor with pixels of another type; `None` if it has only one.
+    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
+        let _ = pixels;
+        None
+    }
+}
+
+/// Counts the tokens of videos without making pixels.
+#[derive(Debug, Clone, Copy)]
+pub struct CountedVideos(
+    /// Token rule, the same as for planning.
+    pub VisionRule,
+);
+
+impl VideoTensors for CountedVideos {
+    fn video(&self, video: &Video) -> Result<VideoValues, BoxError> {
+        let shape = shape_of(video)?;
+        let (frames, frames_per_layer) = frames_of_rule(&self.0, shape.frames);
+        let work = self.0.video(shape)?;
+        let mut pixels = PixelValues::default();
+        let tokens = match self.0 {
+            VisionRule::AnyRes(_) | VisionRule::Fixed(_) => work.tokens,
+            VisionRule::DynamicTiles(rule) => work.items * u64::from(rule.tile_tokens),
+            VisionRule::Native(rule) => {
+                let size = dflop_costmodel::ImageSize { width: video.width, height: video.height };
+                let patch = u64::from(rule.patch_pixels.get());
+                let [columns, rows] = rule.resized_frame(size)?.map(|pixels| pixels / patch);
+                let layers = frames.div_ceil(frames_per_layer);
+                pixels.grid_thw = Some([layers, u32::try_from(rows)?, u32::try_from(columns)?]);
+                work.tokens.saturating_sub(u64::from(rule.marker_tokens))
+            }
+        };
+        pixels.tokens = u32::try_from(tokens)?;
+        Ok(VideoValues {
+            pixels,
+            frames,
+            seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer),
+        })
+    }
+
+    fn tensor_bytes(&self, _: VideoShape) -> u64 {
+        0
+    }
+
+    fn of_type(&self, _: PixelType) -> Option<Arc<dyn VideoTensors>> {
+        Some(Arc::new(*self))
+    }
+}
+
+impl VideoTensors for ImageProcessor {
+    fn video(&self, video: &Video) -> Result<VideoValues, BoxError> {
+        self.video_as(video, PixelType::Float32)
+    }
+
+    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
+        Some(Arc::new(TypedProcessor { processor: *self, pixels }))
+    }
+
+    fn tensor_bytes(&self, shape: VideoShape) -> u64 {
+        let items = |rule: VisionRule| rule.video(shape).map_or(0, |work| work.items);
+        match self {
+            Self::LlavaOneVision(family) => {
+                items(VisionRule::AnyRes(family.rule)).saturating_mul(square_bytes(family.rule.tile_pixels))
+            }
+            Self::InternVl(family) => items(VisionRule::DynamicTiles(family.rule))
+                .saturating_mul(square_bytes(family.rule.tile_pixels)),
+            Self::QwenVl(family) => {
+                let frames = u64::from(family.rule.frames_per_patch.get());
+                let patch_bytes = frames * square_bytes(family.rule.patch_pixels.get());
+                items(VisionRule::Native(family.rule)).saturating_mul(patch_bytes)
+            }
+            Self::Clip(square) | Self::Siglip(square) => {
+                u64::from(shape.frames).saturating_mul(square_bytes(square.side))
+            }
+        }
+    }
+}
+
+impl ImageProcessor {
+    /// Processes one video, with pixels of a type.
+    pub(super) fn video_as(&self, video: &Video, pixels: PixelType) -> Result<VideoValues, BoxError> {
+        let shape = shape_of(video)?;
+        let rule = self.rule();
+        let (frames, frames_per_layer) =
+            rule.map_or((shape.frames, 1), |rule| frames_of_rule(&rule, shape.frames));
+        let pixels = self.sampled_video_as(video, pixels)?;
+        Ok(VideoValues {
+            pixels,
+            frames,
+            seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer),
+        })
+    }
+
+    /// Returns the token rule of the family; `None` if every frame is an image and none is left out.
+    fn rule(&self) -> Option<VisionRule> {
+        match self {
+            Self::LlavaOneVision(family) => Some(VisionRule::AnyRes(family.rule)),
+            Self::InternVl(family) => Some(VisionRule::DynamicTiles(family.rule)),
+            Self::QwenVl(family) => Some(VisionRule::Native(family.rule)),
+            Self::Clip(_) | Self::Siglip(_) => None,
+        }
+    }
+}
+
+fn shape_of(video: &Video) -> Result<VideoShape, BoxError> {
+    let frames = u32::try_from(video.frames())?;
+    if frames == 0 {
+        return Err("the video has no frames".into());
+    }
+    Ok(VideoShape { frames, width: video.width, height: video.height })
+}
+
+/// Returns how many of `frames` frames a rule takes, and how many of those form a layer.
+fn frames_of_rule(rule: &VisionRule, frames: u32) -> (u32, u32) {
+    let (frames_max, frames_per_layer) = match rule {
+        VisionRule::AnyRes(rule) => (rule.frames_max, 1),
+        VisionRule::Fixed(rule) => (rule.frames_max, 1),
+        VisionRule::DynamicTiles(rule) => (rule.frames_max, 1),
+        VisionRule::Native(rule) => (rule.frames_max, u32::from(rule.frames_per_patch.get())),
+    };
+    (frames.min(frames_max.max(1)), frames_per_layer)
+}
+
+fn seconds_per_grid(video: &Video, taken: u32, frames_per_layer: u32) -> f32 {
+    let rate = frames_per_second(video) * (f64::from(taken) / video.frames() as f64);
+    (f64::from(frames_per_layer) / rate) as f32
+}
+
+fn frames_per_second(video: &Video) -> f64 {
+    if video.frames_per_second > 0.0 && video.frames_per_second.is_finite() {
+        return video.frames_per_second;
+    }
+    let times = &video.times_seconds;
+    let seconds = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
+    if seconds > 0.0 { (times.len() - 1) as f64 / seconds } else { UNKNOWN_RATE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_costmodel::ModelSpec;
+
+    fn video(frames: usize, width: u32, height: u32) -> Video {
+        Video {
+            width,
+            height,
+            times_seconds: (0..frames).map(|frame| frame as f64 / 4.0).collect(),
+            frames_per_second: 0.0,
+            pixels: (0..frames * 3 * width as usize * height as usize).map(|byte| byte as u8).collect(),
+        }
+    }
+
+    #[test]
+    fn counted_videos_are_those_that_are_made_and_planned() {
+        for model in ["qwen2-vl-7b", "qwen2.5-vl-7b", "llava-ov-qwen2.5-7b", "internvl3-8b"] {
+            let spec = ModelSpec::preset(model).unwrap();
+            let rule = spec.vision.unwrap().rule;
+            let processor = ImageProcessor::for_model(&spec).unwrap();
+            for (frames, width, height) in [(1, 60, 40), (3, 40, 60), (4, 64, 64), (40, 30, 20)] {
+                let video = video(frames, width, height);
+                let shape = VideoShape { frames: frames as u32, width, height };
+                let made = VideoTensors::video(&processor, &video).unwrap();
+                let counted = CountedVideos(rule).video(&video).unwrap();
+                let bytes = 4 * made.pixels.values.len() as u64;
+                assert_eq!(
+                    processor.tensor_bytes(shape).max(bytes),
+                    processor.tensor_bytes(shape),
+                    "{model}"
+                );
+                assert_eq!(made.pixels.shape.iter().product::<usize>(), made.pixels.values.len());
+                let PixelValues { grid_thw, tokens, .. } = made.pixels;
+                assert_eq!(counted.pixels, PixelValues { grid_thw, tokens, ..PixelValues::default() });
+                assert_eq!(
+                    (counted.frames, counted.seconds_per_grid),
+                    (made.frames, made.seconds_per_grid),
+                    "{model}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_layer_lasts_as_long_as_its_frames() {
+        let spec = ModelSpec::preset("qwen2.5-vl-7b").unwrap();
+        let counted = CountedVideos(spec.vision.unwrap().rule);
+        let at_two = |video| Video { frames_per_second: 2.0, ..video };
+        for (video, seconds) in [
+            (video(4, 28, 28), 0.5),
+            (at_two(video(4, 28, 28)), 1.0),
+            (video(1, 28, 28), 2.0 / 24.0),
+            // 768 of 1,536 frames are taken, which halves the rate.
+            (at_two(video(1_536, 1, 1)), 2.0),
+        ] {
+            let found = counted.video(&video).unwrap().seconds_per_grid;
+            assert!((found - seconds).abs() < 1e-7, "{found} {seconds}");
+        }
+    }
+
+    #[test]
+    fn videos_that_do_not_fit_themselves_are_refused() {
+        let processor = ImageProcessor::for_model(&ModelSpec::preset("internvl3-8b").unwrap()).unwrap();
+        let refusal = |video: &Video| {
+            let error = VideoTensors::video(&processor, video).unwrap_err();
+            dflop_samples::reason_of(&*error)
+        };
+        assert!(refusal(&Video::default()).contains("no frames"));
+        let mut short = video(2, 4, 4);
+        short.pixels.pop();
+        assert!(refusal(&short).contains("do not match"), "{}", refusal(&short));
+        short.pixels.truncate(48);
+        assert!(refusal(&short).contains("expected the pixels of 2 frames, got 1"), "{}", refusal(&short));
+    }
+}

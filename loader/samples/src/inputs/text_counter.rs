@@ -1,0 +1,21 @@
+//! Counters of text tokens by a model's own tokenizer.
+
+use std::fmt::Debug;
+
+use crate::error::BoxError;
+use crate::sample::Sample;
+use crate::sample::text::TextLength;
+
+/// Counts the tokens of a sample's texts.
+pub trait TextCounter: Debug + Send + Sync {
+    /// Returns 16 hex digits that are equal only for counters with equal results.
+    fn digest(&self) -> String;
+
+    /// Returns the tokens of a sample without those of its media, and how many of them are targets.
+    ///
+    /// - `sample`: its texts and JSON documents; all other fields are undecoded and empty
+    ///
+    /// # Errors
+    /// The reason why it cannot be counted; the index then keeps the estimate.
+    fn count(&self, sample: &Sample) -> Result<TextLength, BoxError>;
+}

@@ -1,0 +1,305 @@
+//! Decodes images to 8-bit RGB.
+//!
+//! The format is recognized by content. Size limits are checked against the header before pixels are
+//! allocated; the orientation comes from the same header as the shape in [`super::probe`], so both agree.
+
+mod crop;
+mod jpeg;
+mod jpeg_source;
+#[cfg(feature = "turbojpeg")]
+mod jpeg_turbo;
+mod pixel_type;
+mod raster;
+mod reduction;
+mod resize;
+mod to_tensor;
+mod webp;
+
+use image::metadata::Orientation;
+
+use super::error::DecodeError;
+use super::limits::{ImageLimits, check_limit};
+use super::probe::{ImageFormat, ImageHeader, image_header};
+
+pub use self::pixel_type::Pixel;
+pub use self::pixel_type::{PixelBuffer, PixelFormat, PixelLayout, PixelType};
+pub(super) use self::reduction::Reduction;
+pub(crate) use self::resize::resize_crop;
+pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder, PixelStatistics};
+
+/// Decoded image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RgbImage {
+    /// Columns.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// `[height, width, 3]`: red, green, blue, each 0 to 255.
+    pub pixels: Vec<u8>,
+    /// Whether the file ended too early or lost its position, so that some pixels are invented; lenient
+    /// decoding only.
+    pub is_truncated: bool,
+}
+
+/// Decodes an image to RGB.
+///
+/// # Errors
+/// See [`DecodeError`]. In strict mode a JPEG whose data end too early is [`DecodeError::Truncated`].
+///
+/// # Examples
+/// ```
+/// use dflop_samples::media::{ImageLimits, decode_rgb};
+/// let bmp = [
+///     0x42, 0x4D, 58, 0, 0, 0, 0, 0, 0, 0, 54, 0, 0, 0, 40, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 24, 0, 0,
+/// 0, 0,     0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 30, 20, 10, 0, ]; let image =
+/// decode_rgb(&bmp, &ImageLimits::default())?; assert_eq!((image.width, image.height, image.pixels), (1, 1,
+/// vec![10, 20, 30]));
+/// # Ok::<(), dflop_samples::media::DecodeError>(())
+/// ```
+pub fn decode_rgb(bytes: &[u8], limits: &ImageLimits) -> Result<RgbImage, DecodeError> {
+    let mut image = RgbImage::default();
+    decode_rgb_into(bytes, limits, &mut image)?;
+    Ok(image)
+}
+
+/// Decodes an image to RGB into `image`, whose pixel buffer is reused.
+///
+/// After an error the content of `image` is unspecified.
+///
+/// # Errors
+/// See [`decode_rgb`].
+pub fn decode_rgb_into(bytes: &[u8], limits: &ImageLimits, image: &mut RgbImage) -> Result<(), DecodeError> {
+    let header = stored_header(bytes, limits)?;
+    decode_stored_into(bytes, &header, Reduction::NONE, limits, image)?;
+    let orientation = header.orientation;
+    if orientation != Orientation::NoTransforms {
+        turn(image, orientation);
+    }
+    Ok(())
+}
+
+/// Reads the header and checks the size; returns the orientation to apply, if any.
+pub(super) fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageHeader, DecodeError> {
+    let header = image_header(bytes)?;
+    check_pixels(header.format, header.stored.width, header.stored.height, limits)?;
+    let is_turned = limits.is_orientation_applied;
+    let orientation = if is_turned { header.orientation } else { Orientation::NoTransforms };
+    Ok(ImageHeader { orientation, ..header })
+}
+
+/// Decodes the image as stored, possibly reduced by up to `reduction`.
+pub(super) fn decode_stored_into(
+    bytes: &[u8],
+    header: &ImageHeader,
+    reduction: Reduction,
+    limits: &ImageLimits,
+    image: &mut RgbImage,
+) -> Result<(), DecodeError> {
+    match header.format {
+        ImageFormat::Jpeg => jpeg::decode_into(bytes, reduction, limits, image),
+        format => raster::decode_into(bytes, format, limits, image),
+    }
+}
+
+fn check_pixels(
+    format: ImageFormat,
+    width: u32,
+    height: u32,
+    limits: &ImageLimits,
+) -> Result<(), DecodeError> {
+    let pixels = u64::from(width) * u64::from(height);
+    check_limit(format.name(), pixels, "pixels", "pixels_max", limits.pixels_max)
+}
+
+fn turn(image: &mut RgbImage, orientation: Orientation) {
+    let pixels = std::mem::take(&mut image.pixels);
+    let Some(buffer) = image::RgbImage::from_raw(image.width, image.height, pixels) else {
+        unreachable!("every decoder fills width x height x 3 bytes")
+    };
+    let mut turned = image::DynamicImage::ImageRgb8(buffer);
+    turned.apply_orientation(orientation);
+    (image.width, image.height) = (turned.width(), turned.height());
+    image.pixels = turned.into_rgb8().into_raw();
+}
+
+#[cfg(test)]
+mod tests {
+    use image::{DynamicImage, GrayImage, ImageBuffer, ImageFormat as Encoding, Luma, Rgba, RgbaImage};
+
+    use super::*;
+    use crate::media::fixtures::{
+        ADOBE_CMYK_JPEG, PROGRESSIVE_JPEG, bytes_of_hex, encode, exif_body, gradient, with_segment,
+    };
+    use crate::media::limits::Strictness;
+
+    fn decoded(bytes: &[u8]) -> RgbImage {
+        decode_rgb(bytes, &ImageLimits::default()).unwrap()
+    }
+
+    fn decoded_leniently(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+        decode_rgb(bytes, &ImageLimits { strictness: Strictness::Lenient, ..ImageLimits::default() })
+    }
+
+    fn refused(bytes: &[u8]) -> DecodeError {
+        decode_rgb(bytes, &ImageLimits::default()).unwrap_err()
+    }
+
+    fn assert_near(image: &RgbImage, expected: &image::RgbImage, tolerance: u8) {
+        assert_eq!((image.width, image.height), expected.dimensions());
+        for (position, (actual, expected)) in image.pixels.iter().zip(expected.as_raw()).enumerate() {
+            assert!(actual.abs_diff(*expected) <= tolerance, "{actual} for {expected} at {position}");
+        }
+    }
+
+    #[test]
+    fn lossless_formats_are_exact_for_odd_sizes() {
+        for (width, height) in [(1, 1), (17, 5), (64, 33)] {
+            let image = gradient(width, height);
+            for encoding in [Encoding::Png, Encoding::Bmp, Encoding::Tiff, Encoding::WebP] {
+                assert_near(&decoded(&encode(image.clone(), encoding)), &image, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn sequential_and_progressive_jpeg_are_near_the_original() {
+        assert_near(&decoded(&encode(gradient(37, 29), Encoding::Jpeg)), &gradient(37, 29), 8);
+        assert_near(&decoded(&bytes_of_hex(PROGRESSIVE_JPEG)), &gradient(40, 24), 16);
+    }
+
+    #[test]
+    fn gray_is_repeated_alpha_is_dropped_and_16_bits_become_8() {
+        let gray = GrayImage::from_fn(9, 7, |x, y| Luma([(x * 20 + y) as u8]));
+        let expected = DynamicImage::from(gray.clone()).into_rgb8();
+        assert_near(&decoded(&encode(gray.clone(), Encoding::Png)), &expected, 0);
+        assert_near(&decoded(&encode(gray, Encoding::Jpeg)), &expected, 8);
+        let clear = RgbaImage::from_pixel(3, 3, Rgba([10, 20, 30, 0]));
+        assert_eq!(decoded(&encode(clear, Encoding::Png)).pixels[..3], [10, 20, 30]);
+        let deep = ImageBuffer::<Luma<u16>, _>::from_pixel(2, 2, Luma([0x80_80]));
+        assert_eq!(decoded(&encode(deep, Encoding::Png)).pixels[..3], [128, 128, 128]);
+    }
+
+    #[test]
+    fn palettes_are_looked_up_in_the_first_frame_of_an_animation() {
+        let frame =
+            |value| image::Frame::new(RgbaImage::from_pixel(4, 4, Rgba([value, 0, 255 - value, 255])));
+        let mut file = Vec::new();
+        image::codecs::gif::GifEncoder::new(&mut file).encode_frames([frame(255), frame(0)]).unwrap();
+        assert_eq!(decoded(&file).pixels, [255, 0, 0].repeat(16));
+    }
+
+    #[test]
+    fn adobe_cmyk_is_inverted_and_adobe_rgb_is_not_converted() {
+        let cmyk = decoded(&bytes_of_hex(ADOBE_CMYK_JPEG));
+        assert_near(&cmyk, &image::RgbImage::from_pixel(8, 8, image::Rgb([47, 165, 208])), 5);
+        let red = encode(image::RgbImage::from_pixel(8, 8, image::Rgb([255, 0, 0])), Encoding::Jpeg);
+        let stored = decoded(&with_segment(&red, 0xEE, b"Adobe\0\x64\0\0\0\0\0"));
+        assert_near(&stored, &image::RgbImage::from_pixel(8, 8, image::Rgb([76, 85, 255])), 3);
+    }
+
+    #[test]
+    fn every_cut_of_a_jpeg_is_an_error_or_flagged() {
+        for file in [encode(gradient(40, 24), Encoding::Jpeg), bytes_of_hex(PROGRESSIVE_JPEG)] {
+            for length in 0..file.len() {
+                let error = refused(&file[..length]);
+                assert!(!error.to_string().is_empty());
+                if let Ok(image) = decoded_leniently(&file[..length]) {
+                    assert!(image.is_truncated, "cut to {length} of {} bytes", file.len());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn short_scan_with_an_end_marker_is_truncated() {
+        let file = encode(gradient(64, 64), Encoding::Jpeg);
+        let mut cut = file[..file.len() * 3 / 4].to_vec();
+        cut.extend([0xFF, 0xD9]);
+        assert!(matches!(refused(&cut), DecodeError::Truncated { .. }));
+        assert!(decoded_leniently(&cut).unwrap().is_truncated);
+    }
+
+    #[test]
+    fn unused_data_before_the_end_marker_is_malformed() {
+        let file = encode(gradient(64, 64), Encoding::Jpeg);
+        let with_surplus = |bytes| [&file[..file.len() - 2], &vec![0; bytes], &[0xFF, 0xD9]].concat();
+        assert!(!decoded(&with_surplus(2)).is_truncated);
+        assert!(matches!(refused(&with_surplus(30)), DecodeError::Malformed { .. }));
+        assert!(decoded_leniently(&with_surplus(30)).unwrap().is_truncated);
+    }
+
+    #[test]
+    fn flat_images_and_bytes_behind_the_end_marker_are_complete() {
+        for (width, height) in [(8, 8), (64, 64), (300, 200)] {
+            let mut file = encode(GrayImage::from_pixel(width, height, Luma([128])), Encoding::Jpeg);
+            assert!(!decoded(&file).is_truncated);
+            file.extend(b"trailing bytes \xFF\xD8\xFF\xD9");
+            assert!(!decoded(&file).is_truncated);
+        }
+    }
+
+    #[test]
+    fn a_reused_buffer_shows_nothing_of_the_last_image() {
+        let mut image =
+            decoded(&encode(image::RgbImage::from_pixel(64, 64, image::Rgb([1, 2, 3])), Encoding::Png));
+        let file = encode(gradient(64, 64), Encoding::Jpeg);
+        let limits = ImageLimits { strictness: Strictness::Lenient, ..ImageLimits::default() };
+        decode_rgb_into(&file[..file.len() - 200], &limits, &mut image).unwrap();
+        assert!(image.is_truncated);
+        assert!(!image.pixels.chunks(3).any(|pixel| pixel == [1, 2, 3]));
+    }
+
+    #[test]
+    fn exif_orientation_is_applied_as_the_reference_does() {
+        let file = encode(gradient(20, 12), Encoding::Jpeg);
+        let plain = decoded(&file);
+        for value in 1..=8 {
+            let turned_file = with_segment(&file, 0xE1, &exif_body(value));
+            let buffer = image::RgbImage::from_raw(plain.width, plain.height, plain.pixels.clone()).unwrap();
+            let mut expected = DynamicImage::from(buffer);
+            expected.apply_orientation(Orientation::from_exif(value).unwrap());
+            assert_near(&decoded(&turned_file), &expected.into_rgb8(), 0);
+            let limits = ImageLimits { is_orientation_applied: false, ..ImageLimits::default() };
+            assert_eq!(decode_rgb(&turned_file, &limits).unwrap(), plain);
+        }
+    }
+
+    #[test]
+    fn size_lies_are_refused_before_allocation() {
+        let mut png = encode(gradient(4, 4), Encoding::Png);
+        png[16..24].copy_from_slice(&[0x7F, 0xFF, 0xFF, 0xFF, 0x7F, 0xFF, 0xFF, 0xFF]);
+        let mut jpeg = encode(gradient(8, 8), Encoding::Jpeg);
+        let frame = jpeg.windows(2).position(|pair| pair == [0xFF, 0xC0]).unwrap();
+        jpeg[frame + 5..frame + 9].fill(0xFF);
+        let mut bmp = encode(gradient(4, 4), Encoding::Bmp);
+        bmp[18..26].copy_from_slice(&[0xFF, 0xFF, 0xFF, 0x7F, 0, 0, 0, 0x80]);
+        for file in [png, jpeg, bmp] {
+            assert!(matches!(refused(&file), DecodeError::TooLarge { limit: "pixels_max", .. }));
+        }
+        let limits = ImageLimits { alloc_bytes_max: 2_000, ..ImageLimits::default() };
+        for file in [encode(gradient(40, 24), Encoding::Png), bytes_of_hex(PROGRESSIVE_JPEG)] {
+            let refused = decode_rgb(&file, &limits);
+            assert!(matches!(refused, Err(DecodeError::TooLarge { limit: "alloc_bytes_max", .. })));
+        }
+    }
+
+    #[test]
+    fn png_with_a_wrong_checksum_is_refused_where_pixels_depend_on_it() {
+        let file = encode(gradient(9, 9), Encoding::Png);
+        for chunk in [b"IHDR", b"IDAT"] {
+            let at = file.windows(4).position(|name| name == chunk).unwrap();
+            let length = u32::from_be_bytes(file[at - 4..at].try_into().unwrap()) as usize;
+            let mut damaged = file.clone();
+            damaged[at + 4 + length] ^= 1;
+            assert!(matches!(refused(&damaged), DecodeError::Codec { format: "png", .. }));
+        }
+    }
+
+    #[test]
+    fn exotic_jpeg_codings_are_unsupported() {
+        let mut file = encode(gradient(8, 8), Encoding::Jpeg);
+        let frame = file.windows(2).position(|pair| pair == [0xFF, 0xC0]).unwrap();
+        file[frame + 4] = 12;
+        assert_eq!(refused(&file).to_string(), "unsupported jpeg: 12 bits in coding 0xC0");
+    }
+}

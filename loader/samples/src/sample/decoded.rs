@@ -1,0 +1,59 @@
+//! Samples, decoded or not, as a loader delivers them.
+
+use std::sync::Arc;
+
+use crate::media::Media;
+use crate::raw_sample::{RawSample, SampleId};
+
+/// A field of a delivered sample.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Field {
+    /// Part of the entry name after the key's dot, lower-cased.
+    pub extension: Arc<str>,
+    /// The content; [`Media::Opaque`] if it was not decoded.
+    pub media: Media,
+}
+
+/// A delivered sample.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// Entry path up to the first dot of its file name.
+    pub key: String,
+    /// URL of the shard.
+    pub shard: Arc<str>,
+    /// Offset of the sample's first header in the shard, after decompression.
+    pub offset: u64,
+    /// Epoch that the sample is drawn from, from 0.
+    pub epoch: u64,
+    /// Payload bytes that were read for it, encoded.
+    pub bytes: u64,
+    /// The fields, in shard order; without images where those went into a tensor, without images and clips
+    /// where the sample was prepared for a model.
+    pub fields: Vec<Field>,
+}
+
+impl Sample {
+    /// Makes a sample of the decoded fields of a raw one, of which `bytes` payload bytes were read.
+    #[must_use]
+    pub fn of_raw(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Self {
+        Self { key: raw.key, shard: raw.shard, offset: raw.offset, epoch: raw.epoch, bytes, fields }
+    }
+
+    /// Returns what identifies the sample in its dataset.
+    #[must_use]
+    pub fn id(&self) -> SampleId<'_> {
+        SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
+    }
+
+    /// Makes a sample of decoded fields, as a loader delivers it.
+    #[must_use]
+    pub fn new(key: impl Into<String>, fields: Vec<Field>) -> Self {
+        Self { key: key.into(), shard: "".into(), offset: 0, epoch: 0, bytes: 0, fields }
+    }
+
+    /// Returns the content of the field with this extension.
+    #[must_use]
+    pub fn field(&self, extension: &str) -> Option<&Media> {
+        self.fields.iter().find(|field| &*field.extension == extension).map(|field| &field.media)
+    }
+}

@@ -1,0 +1,111 @@
+//! Resolves names of media in a JSON document to fields of the sample.
+
+use serde_json::Value;
+
+use super::{content, modality_of_extension};
+use crate::sample::decoded::Field;
+use crate::sample::text::Modality;
+
+/// Most digits of a field's number; longer numbers are file names, as in COCO.
+const NUMBER_DIGITS_MAX: usize = 4;
+
+/// Columns that name media, one modality per row; the first filled one counts.
+pub const MEDIA_COLUMNS: [&[&str]; 3] = [
+    &["image", "images", "image_path"],
+    &["audio_filepath", "audio", "audios", "wav", "audio_path", "sound"],
+    &["video", "videos", "video_path"],
+];
+
+/// Returns the media of one modality that a document names, in its order: from a column, else from its
+/// messages.
+///
+/// A column without a name of this modality, such as a caption under `image`, is ignored.
+pub(super) fn named_media(json: &Value, modality: Modality) -> Option<Vec<&str>> {
+    // `MEDIA_COLUMNS` has the order of `Modality::ALL`.
+    let columns = MEDIA_COLUMNS[modality as usize];
+    columns.iter().find_map(|column| media_names(json.get(*column)?, modality)).or_else(|| {
+        let names: Option<Vec<&str>> = content::media_parts(json, modality).collect();
+        names.filter(|names| !names.is_empty())
+    })
+}
+
+/// Returns one name or a list of names; null entries, which mark texts in interleaved lists, are left out.
+fn media_names(value: &Value, modality: Modality) -> Option<Vec<&str>> {
+    let names: Option<Vec<&str>> = match value {
+        Value::Array(values) => values.iter().filter(|value| !value.is_null()).map(named_path).collect(),
+        value => named_path(value).map(|name| vec![name]),
+    };
+    names.filter(|names| names.iter().any(|name| modality_of_extension(name) == Some(modality)))
+}
+
+/// Finds the field of each name; fails with the first name without a field, and the reason.
+///
+/// - `fields`: all fields of the modality, in order
+pub(super) fn resolve<'a, 'n>(
+    key: &str,
+    fields: &[&'a Field],
+    names: &[&'n str],
+) -> Result<Vec<&'a Field>, (&'n str, String)> {
+    let found: Vec<Option<&'a Field>> = names.iter().map(|name| field_named(key, fields, name)).collect();
+    let is_field =
+        |name: &&str| is_numbered(name) && fields.iter().any(|field| is_numbered(&field.extension));
+    // Names that match no field are paths of the imported files, unless they have the form of field names.
+    if found.iter().all(Option::is_none) && !names.iter().any(is_field) {
+        return match_imported(fields, names);
+    }
+    names
+        .iter()
+        .zip(found)
+        .map(|(&name, field)| field.ok_or_else(|| (name, "the sample has no field of this name".to_owned())))
+        .collect()
+}
+
+/// Finds the field with this extension or entry name, ignoring directories.
+pub(super) fn field_named<'a>(key: &str, fields: &[&'a Field], name: &str) -> Option<&'a Field> {
+    let key_base = key.rsplit('/').next().unwrap_or_default();
+    let base = name.rsplit('/').next().unwrap_or_default();
+    let in_entry = base.strip_prefix(key_base).and_then(|rest| rest.strip_prefix('.'));
+    let is_named = |field: &&&Field| {
+        field.extension.eq_ignore_ascii_case(name)
+            || in_entry.is_some_and(|extension| field.extension.eq_ignore_ascii_case(extension))
+    };
+    fields.iter().find(is_named).copied()
+}
+
+/// Returns whether the name is `NUMBER.EXTENSION`, the pattern of a sample with several fields of one
+/// modality.
+fn is_numbered(name: &str) -> bool {
+    let Some((number, extension)) = name.split_once('.') else { return false };
+    (1..=NUMBER_DIGITS_MAX).contains(&number.len())
+        && number.bytes().all(|byte| byte.is_ascii_digit())
+        && !extension.contains(['.', '/'])
+}
+
+/// Matches paths of source files with fields: the importer names the n-th `N.EXTENSION`, or `EXTENSION` if
+/// there is only one. Fields of another name or format match by position if their number is equal.
+fn match_imported<'a, 'n>(
+    fields: &[&'a Field],
+    names: &[&'n str],
+) -> Result<Vec<&'a Field>, (&'n str, String)> {
+    let last_part = |name: &str| name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+    let field = |(number, &name): (usize, &&'n str)| {
+        let extension = last_part(name);
+        let expected = if names.len() > 1 { format!("{number}.{extension}") } else { extension };
+        let found = fields.iter().find(|field| *field.extension == *expected);
+        let counts = format!("{} names for {} fields", names.len(), fields.len());
+        let reason = || format!("the sample has no field of this name or `{expected}`, and {counts}");
+        found.copied().ok_or_else(|| (name, reason()))
+    };
+    let matched: Result<Vec<_>, _> = names.iter().enumerate().map(field).collect();
+    if matched.is_err() && fields.len() == names.len() { Ok(fields.to_vec()) } else { matched }
+}
+
+/// A path, or an object that holds one; `None` for anything else.
+#[must_use]
+pub fn named_path(value: &Value) -> Option<&str> {
+    let path = match value {
+        Value::Object(object) => ["file", "path"].iter().find_map(|column| object.get(*column)?.as_str()),
+        value => value.as_str(),
+    };
+    path.filter(|path| !path.trim().is_empty())
+}

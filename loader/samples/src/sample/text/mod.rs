@@ -1,0 +1,33 @@
+//! Measures the length of a text for the model: tokens, and tokens that the loss is computed on.
+//!
+//! Counts are estimates from the text itself, made once at indexing; they need no tokenizer and are the same
+//! on every machine.
+
+mod conversation;
+mod estimate;
+mod placeholder;
+
+pub use self::conversation::{ASSISTANT_ROLES, turns};
+pub(crate) use self::conversation::{CAPTION_KEYS, QUESTION_ANSWER_KEYS, content, has_content, interleaved};
+pub use self::conversation::{has_turns, measure_json};
+pub use self::estimate::estimate_tokens;
+pub use self::placeholder::{Modality, Piece, split_placeholders};
+
+/// Length of a text in tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TextLength {
+    /// Tokens of the whole text.
+    pub tokens: u32,
+    /// Tokens that the loss is computed on; at most `tokens`.
+    pub target_tokens: u32,
+}
+
+/// Measures plain text, all of which is target; placeholders of media count nothing.
+#[must_use]
+pub fn measure_text(text: &str) -> TextLength {
+    let tokens = split_placeholders(text).into_iter().fold(0u32, |sum, piece| match piece {
+        Piece::Text(words) => sum.saturating_add(estimate_tokens(words)),
+        Piece::Media(_) => sum,
+    });
+    TextLength { tokens, target_tokens: tokens }
+}
