@@ -64,6 +64,34 @@ pub fn seed_from(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(GAMMA, |seed, word| mix(seed ^ word).wrapping_add(GAMMA))
 }
 
+/// Seed of a run, from which every kind of random choice takes a stream of its own.
+///
+/// # Examples
+/// ```
+/// use dflop_costmodel::random::Seed;
+/// assert_eq!(Seed(7).stream("order"), 7);
+/// assert_ne!(Seed(7).stream("transforms"), Seed(7).stream("dropout"));
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Seed(pub u64);
+
+impl Seed {
+    /// Streams that are the seed itself. Their draws hash it with a position that no other of them has, and
+    /// the orders and augmentations of a seed stay those of earlier versions.
+    const OF_THE_SEED: [&str; 5] = ["order", "shards", "buffer", "augment", "weights"];
+
+    /// Returns the seed of a stream: `order` of samples, `shards` for their order, `buffer` for the shuffle
+    /// buffer, `augment` for images, `weights` for initial weights, `transforms` for user code, or any other
+    /// name.
+    #[must_use]
+    pub fn stream(self, name: &str) -> u64 {
+        if Self::OF_THE_SEED.contains(&name) {
+            return self.0;
+        }
+        seed_from([self.0, name.len() as u64].into_iter().chain(name.bytes().map(u64::from)))
+    }
+}
+
 /// Output function of splitmix64, a bijection on 64 bits.
 const fn mix(state: u64) -> u64 {
     let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -74,6 +102,9 @@ const fn mix(state: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The stream `transforms` of seed 7.
+    const RECORDED: u64 = 0;
 
     #[test]
     fn numbers_are_those_of_the_published_generator() {
@@ -97,6 +128,17 @@ mod tests {
     fn seed_depends_on_the_order_of_words() {
         assert_ne!(seed_from([1, 2]), seed_from([2, 1]));
         assert_ne!(seed_from([0]), seed_from([0, 0]));
+    }
+
+    #[test]
+    fn streams_of_a_seed_differ_and_never_change() {
+        for name in Seed::OF_THE_SEED {
+            assert_eq!(Seed(9).stream(name), 9);
+        }
+        let streams = ["transforms", "transform", ""].map(|name| Seed(9).stream(name));
+        assert!(streams[0] != streams[1] && streams[1] != streams[2] && streams[2] != 9);
+        assert_ne!(Seed(8).stream("transforms"), streams[0]);
+        assert_eq!(Seed(7).stream("transforms"), RECORDED);
     }
 
     #[test]

@@ -174,15 +174,13 @@ impl PyLoader {
         if let Some(samples) = samples {
             builder = builder.samples_max(samples);
         }
+        builder = builder.seed(seed);
         if let Some(samples) = shuffle_buffer {
-            builder = builder.shuffle(ShuffleBuffer {
-                bytes_max: shuffle_bytes,
-                seed,
-                ..ShuffleBuffer::new(samples)
-            });
+            builder =
+                builder.shuffle(ShuffleBuffer { bytes_max: shuffle_bytes, ..ShuffleBuffer::new(samples) });
         }
         if shuffle_shards {
-            builder = builder.shuffle_shards(seed);
+            builder = builder.shuffle_shards();
         }
         let user_code = UserCode::new(transform_threads, seed, Delivery::new(framework, decode), false);
         let first_exception = user_code.first_exception.clone();

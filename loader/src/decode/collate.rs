@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use dflop_samples::inputs::{PreparedSample, SampleProcessor};
 use dflop_samples::media::augment::{Augment, ImageAugment};
-use dflop_samples::media::{
-    DecodeError, DecodeLimits, FieldKind, PixelFormat, VideoSampling, kind_of_extension,
-};
+use dflop_samples::media::codec::registered_codec;
+use dflop_samples::media::{DecodeError, DecodeLimits, Modality, PixelFormat, VideoSampling, modality_of};
 use dflop_samples::sample::{Sample, decoded_bytes};
 
 use super::batch::{Batch, Pixels};
@@ -155,7 +154,7 @@ impl Collator {
     /// images go into tensors, whose number is bounded instead.
     pub(crate) fn decoded_bytes(&self, samples: &[RawSample]) -> u64 {
         let is_decoded = self.decode == Decode::Media;
-        let bytes = |sample| decoded_bytes(sample, &self.limits.video.sampling);
+        let bytes = |sample| decoded_bytes(sample, &self.limits);
         samples.iter().filter(|_| is_decoded).map(bytes).sum()
     }
 
@@ -259,8 +258,10 @@ impl Collator {
                 let augmentation = self.augmentation(&raw, field);
                 let mut slot = free.next().expect("one slot per image was cut above");
                 let payload = field.payload.clone().unwrap_or_default();
+                let codec = registered_codec(&field.extension);
                 let job = self.pool.submit(move |worker| {
-                    let result = worker.decode_pixels(&payload, augmentation.as_ref(), format, slot.bytes());
+                    let (augment, out) = (augmentation.as_ref(), slot.bytes());
+                    let result = worker.decode_pixels(codec, payload, augment, format, out);
                     (slot, result)
                 });
                 images.push((field.extension.clone(), job.await?));
@@ -382,7 +383,7 @@ impl Collator {
 }
 
 fn is_image(field: &RawField) -> bool {
-    kind_of_extension(&field.extension) == FieldKind::Image
+    modality_of(&field.extension) == Some(Modality::Image)
 }
 
 /// Returns the payload bytes of the fields that were read.

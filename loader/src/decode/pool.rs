@@ -9,8 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use bytes::Bytes;
 use dflop_samples::media::augment::ImageAugment;
-use dflop_samples::media::{DecodeError, ImageLimits, ImageTensorDecoder, PixelFormat, PixelStatistics};
+use dflop_samples::media::{
+    Codec, DecodeError, DecodeLimits, ImageLimits, ImageTensorDecoder, Media, PixelFormat, PixelStatistics,
+};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 
@@ -78,15 +81,25 @@ impl Worker {
         Self { rgb: kernel.rgb224(), kernel }
     }
 
-    /// Decodes an image into the bytes of a square; a panic of a codec is an error like any other.
+    /// Decodes an image into the bytes of a square, by a registered codec or the built-in one; a panic of a
+    /// codec is an error like any other.
     pub(crate) fn decode_pixels(
         &mut self,
-        payload: &[u8],
+        codec: Option<&'static dyn Codec>,
+        payload: Bytes,
         augment: Option<&ImageAugment>,
         format: PixelFormat,
         out: &mut [u8],
     ) -> Result<bool, DecodeError> {
-        let decode = || self.rgb.decode_formatted_into(payload, augment, format, out);
+        let decode = || {
+            let Some(codec) = codec else {
+                return self.rgb.decode_formatted_into(&payload, augment, format, out);
+            };
+            match codec.decode(payload, &DecodeLimits::default())? {
+                Media::Image(image) => self.rgb.convert_formatted_into(image, augment, format, out),
+                _ => Err(DecodeError::codec(codec.name(), "the codec of an image returned no image")),
+            }
+        };
         let decoded = catch_unwind(AssertUnwindSafe(decode));
         decoded.unwrap_or_else(|_| {
             *self = Self::new(self.kernel);

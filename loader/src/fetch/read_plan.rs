@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use dflop_costmodel::ImageSize;
-use dflop_samples::sample::FieldShape;
+use dflop_samples::media::MediaShape;
 
 use crate::error::Skipped;
 use crate::index::{Index, SampleRow};
@@ -93,9 +93,9 @@ impl ReadPlan {
 }
 
 /// The size of an image whose pixels no later stage needs.
-fn size_alone(extension: &str, shape: FieldShape, demand: &dyn Demand) -> Option<ImageSize> {
+fn size_alone(extension: &str, shape: MediaShape, demand: &dyn Demand) -> Option<ImageSize> {
     match shape {
-        FieldShape::Image(size) if !demand.needs_pixels(extension) => Some(size),
+        MediaShape::Image(size) if !demand.needs_pixels(extension) => Some(size),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@
 //! other does, so a file that is named twice is packed once. The entry itself is kept verbatim, in addition
 //! to its media.
 
-use dflop_samples::media::{FieldKind, kind_of_extension};
+use dflop_samples::media::{Modality, modality_of};
 use dflop_samples::sample::document::{MEDIA_COLUMNS, named_path};
 use serde_json::{Map, Value};
 
@@ -120,7 +120,7 @@ fn named_paths(value: &Value) -> Option<Vec<&str>> {
 /// Returns the transcript; an entry with a conversation has none, because its `text` is something else.
 fn transcript(entry: &Map<String, Value>, media: &[(String, String)]) -> Option<String> {
     let is_recording = MEDIA_COLUMNS[AUDIO].iter().any(|column| is_filled(entry, column))
-        || media.iter().any(|(extension, _)| kind_of_extension(extension) == FieldKind::Audio);
+        || media.iter().any(|(extension, _)| modality_of(extension) == Some(Modality::Audio));
     let has_turns = ["conversations", "messages"].iter().any(|column| is_filled(entry, column));
     if !is_recording || has_turns {
         return None;

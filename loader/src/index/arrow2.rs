@@ -97,7 +97,7 @@ mod tests {
     }
 
     /// Extension, bytes and shape of a field.
-    type FieldOf = (String, u64, [u32; 2]);
+    type FieldOf = (String, u64, [u32; 4]);
 
     /// Key, offset, and `(extension, bytes, shape)` of each field, read from arrow2's arrays.
     fn rows(chunk: &Chunk<Box<dyn Array>>) -> Vec<(String, u64, Vec<FieldOf>)> {
@@ -113,7 +113,7 @@ mod tests {
             let field = |at: usize| {
                 let shape: PrimitiveArray<u32> = column(&*shapes.value(at));
                 let name = names.value(extensions.key_value(at)).to_owned();
-                (name, bytes.value(at), [shape.value(0), shape.value(1)])
+                (name, bytes.value(at), std::array::from_fn(|number| shape.value(number)))
             };
             (0..list.len()).map(field).collect()
         };
@@ -126,13 +126,9 @@ mod tests {
         let expected: Vec<_> = (0..index.len())
             .map(|sample| {
                 let row = index.sample(sample);
-                let fields = row.fields().map(|field| {
-                    let shape = match field.shape {
-                        dflop_samples::sample::FieldShape::Text(text) => [text.tokens, text.target_tokens],
-                        _ => [0, 0],
-                    };
-                    (field.extension.to_owned(), field.bytes, shape)
-                });
+                let fields = row
+                    .fields()
+                    .map(|field| (field.extension.to_owned(), field.bytes, field.shape.to_numbers().1));
                 (row.key().to_owned(), row.offset(), fields.collect::<Vec<_>>())
             })
             .collect();

@@ -6,9 +6,8 @@ use std::time::UNIX_EPOCH;
 
 use arrow_array::builder::StringBuilder;
 use dflop_samples::inputs::TextCounter;
-use dflop_samples::media::{DecodeLimits, VideoSampling, decode};
-use dflop_samples::sample::text::TextLength;
-use dflop_samples::sample::{FieldFault, FieldShape, measure_sampled};
+use dflop_samples::media::{DecodeLimits, MediaShape, TextLength, VideoSampling, decode};
+use dflop_samples::sample::{FieldFault, measure_within};
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -18,7 +17,7 @@ use super::foreign::{Claims, ForeignIndexes, HeaderLayout, differences, grouping
 use super::plain::{push_completed, push_plain, wanted_bytes};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
-use super::schema::{AUDIO, IMAGE, IndexedShard, OPAQUE, TEXT, VIDEO};
+use super::schema::IndexedShard;
 use super::text_counts::{CountedTexts, ShardCounter};
 use crate::error::{Error, Result, Skipped, reason_of};
 use crate::shard::tar::ranged::Archive;
@@ -43,7 +42,8 @@ pub(super) struct ShardColumns {
     pub(super) extensions: Vec<u16>,
     pub(super) start_blocks: Vec<u32>,
     pub(super) bytes: Vec<u64>,
-    pub(super) media: Vec<u8>,
+    /// Kind and numbers of the shape of each field.
+    pub(super) kinds: Vec<u16>,
     pub(super) shapes: Vec<u32>,
     /// Token counts, by counter.
     pub(super) text_counts: Vec<CountedTexts>,
@@ -287,10 +287,9 @@ impl Builder {
         }
     }
 
-    fn check_sample(&self, sample: &RawSample) -> Result<Vec<EncodedShape>, FieldFault> {
-        let shapes = measure_sampled(sample, &self.limits.video.sampling)?;
-        let mut encoded = Vec::with_capacity(shapes.len());
-        for (field, shape) in sample.fields.iter().zip(shapes) {
+    fn check_sample(&self, sample: &RawSample) -> Result<Vec<MediaShape>, FieldFault> {
+        let shapes = measure_within(sample, &self.limits)?;
+        for field in &sample.fields {
             let fault = |reason| FieldFault { field: field.extension.clone(), reason };
             if (field.offset - sample.offset) / BLOCK_BYTES > u64::from(u32::MAX) {
                 return Err(fault("lies more than 2 TiB after its sample's first header".into()));
@@ -300,9 +299,8 @@ impl Builder {
                 let decoded = decode(&field.extension, payload, &self.limits);
                 decoded.map_err(|error| fault(reason_of(&error)))?;
             }
-            encoded.push(encode_shape(shape).map_err(fault)?);
         }
-        Ok(encoded)
+        Ok(shapes)
     }
 
     pub(super) fn skip_shard(&mut self, shard: &Shard, reason: String) {
@@ -310,7 +308,7 @@ impl Builder {
         self.built.skipped.push(Skipped { shard, offset: 0, key: None, field: None, reason });
     }
 
-    fn push_sample(&mut self, sample: &RawSample, shapes: &[EncodedShape]) {
+    fn push_sample(&mut self, sample: &RawSample, shapes: &[MediaShape]) {
         let repeated = !self.keys_seen.insert(xxh3_128(sample.key.as_bytes()));
         // One warning per shard, because keys that repeat usually repeat often.
         if repeated && !std::mem::replace(&mut self.has_repeated_key, true) {
@@ -346,11 +344,13 @@ impl Builder {
 }
 
 /// Returns the text length of a sample as estimated in the shapes of its fields.
-fn estimated(shapes: &[(u8, [u32; 2])]) -> TextLength {
-    let texts = shapes.iter().filter(|(medium, _)| *medium == TEXT);
-    texts.fold(TextLength::default(), |sum, (_, [tokens, target_tokens])| TextLength {
-        tokens: sum.tokens.saturating_add(*tokens),
-        target_tokens: sum.target_tokens.saturating_add(*target_tokens),
+fn estimated(shapes: &[MediaShape]) -> TextLength {
+    shapes.iter().fold(TextLength::default(), |sum, shape| match shape {
+        MediaShape::Text(length) => TextLength {
+            tokens: sum.tokens.saturating_add(length.tokens),
+            target_tokens: sum.target_tokens.saturating_add(length.target_tokens),
+        },
+        _ => sum,
     })
 }
 
@@ -376,16 +376,17 @@ pub(super) fn hash_sample<'a>(
 }
 
 impl ShardColumns {
-    fn push(&mut self, sample: &RawSample, shapes: &[EncodedShape]) {
+    fn push(&mut self, sample: &RawSample, shapes: &[MediaShape]) {
         self.keys.append_value(&sample.key);
         self.offsets.push(sample.offset);
-        for (field, &(medium, shape)) in sample.fields.iter().zip(shapes) {
+        for (field, shape) in sample.fields.iter().zip(shapes) {
+            let (kind, numbers) = shape.to_numbers();
             let extension = self.extension(&field.extension);
             self.extensions.push(extension);
             self.start_blocks.push(((field.offset - sample.offset) / BLOCK_BYTES) as u32);
             self.bytes.push(field.bytes);
-            self.media.push(medium);
-            self.shapes.extend(shape);
+            self.kinds.push(kind);
+            self.shapes.extend(numbers);
         }
         self.field_ends.push(self.extensions.len() as i32);
     }
@@ -402,54 +403,5 @@ impl ShardColumns {
     fn last_sample_bytes(&self) -> u64 {
         let blocks = self.start_blocks.last().copied().unwrap_or(0);
         u64::from(blocks) * BLOCK_BYTES + self.bytes.last().copied().unwrap_or(0)
-    }
-}
-
-/// Code of the medium of a field and its shape, as in [`super::schema`].
-type EncodedShape = (u8, [u32; 2]);
-
-/// # Errors
-/// The number that does not fit into its column.
-fn encode_shape(shape: FieldShape) -> Result<EncodedShape, String> {
-    Ok(match shape {
-        FieldShape::Opaque => (OPAQUE, [0, 0]),
-        FieldShape::Image(size) => (IMAGE, [size.width, size.height]),
-        FieldShape::Audio(length) => {
-            let frames = u32::try_from(length.frames);
-            let frames = frames.map_err(|_| format!("{} audio frames, over {}", length.frames, u32::MAX))?;
-            (AUDIO, [frames, length.sample_rate_hz])
-        }
-        FieldShape::Video(shape) => {
-            let sides = [shape.width, shape.height].map(u16::try_from);
-            let [Ok(width), Ok(height)] = sides else {
-                let most = u16::MAX;
-                return Err(format!(
-                    "a video of {} x {} pixels exceeds {most} pixels a side",
-                    shape.width, shape.height
-                ));
-            };
-            (VIDEO, [shape.frames, u32::from(width) << 16 | u32::from(height)])
-        }
-        FieldShape::Text(length) => (TEXT, [length.tokens, length.target_tokens]),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use dflop_costmodel::{AudioLength, VideoShape};
-
-    use super::*;
-
-    #[test]
-    fn what_does_not_fit_its_column_is_a_fault_and_never_cut() {
-        let audio = |frames| encode_shape(FieldShape::Audio(AudioLength { frames, sample_rate_hz: 48_000 }));
-        assert_eq!(audio(u64::from(u32::MAX)), Ok((AUDIO, [u32::MAX, 48_000])));
-        assert_eq!(audio(1 << 32), Err("4294967296 audio frames, over 4294967295".to_owned()));
-        let video = |width, height| encode_shape(FieldShape::Video(VideoShape { frames: 9, width, height }));
-        assert_eq!(video(65_535, 2), Ok((VIDEO, [9, 65_535 << 16 | 2])));
-        assert_eq!(
-            video(2, 65_536),
-            Err("a video of 2 x 65536 pixels exceeds 65535 pixels a side".to_owned())
-        );
     }
 }

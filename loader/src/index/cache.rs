@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dflop_samples::media::VideoSampling;
+use dflop_samples::media::codec::registered;
 use sha2::{Digest, Sha256};
 
 use super::build::{build_checked, identity_of_file};
@@ -106,6 +107,7 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
                 return assemble(shards, decoded, Some(directory.join(&name)), options);
             }
         }
+        log_rebuild(&candidates, &name);
     }
     let lock = locked(&candidates, &name, options)?;
     let first = lock.as_ref().ok().map(|(directory, _)| directory.join(&name));
@@ -290,6 +292,7 @@ fn open_fitting(
         && indexed.iter().zip(stats).all(|(indexed, identity)| is_version(indexed, identity));
     let is_fitting = is_same
         && has_video_shapes(&decoded, options)
+        && has_present_codecs(&decoded)
         && (0..shards.len()).all(|shard| has_last_sample(&shards[shard], &decoded, shard));
     is_fitting.then_some(decoded)
 }
@@ -318,6 +321,24 @@ fn has_video_shapes(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
     !cfg!(feature = "video")
         || decoded.metadata.video_sampling == Some(options.video_sampling)
         || !decoded.rows.iter().any(ShardRows::has_videos)
+}
+
+/// Returns whether the shapes come from the codecs that this process has registered.
+fn has_present_codecs(decoded: &DecodedIndex) -> bool {
+    let extensions = decoded.rows.iter().flat_map(ShardRows::extensions);
+    registered(extensions).into_iter().eq(decoded.metadata.codecs.iter().map(String::as_str))
+}
+
+/// Logs that an index file that exists cannot be used, and the reason.
+fn log_rebuild(candidates: &[PathBuf], name: &str) {
+    let mut paths = candidates.iter().map(|directory| directory.join(name));
+    let Some((file, path)) = paths.find_map(|path| Some((read_private(&path).ok()?, path))) else { return };
+    let index = path.display();
+    if let Err(reason) = decode_index(&file) {
+        tracing::warn!(%index, %reason, "the index cannot be read and is built again");
+    } else {
+        tracing::info!(%index, "the index has other shards, codecs, frames or counts and is built again");
+    }
 }
 
 /// Returns whether the last indexed sample of a shard is at its location. Names, sizes and times may agree

@@ -18,7 +18,8 @@ use arrow_buffer::OffsetBuffer;
 use arrow_ipc::writer::FileWriter;
 use arrow_schema::{ArrowError, Schema};
 use bytes::Bytes;
-use dflop_samples::media::{VideoSampling, is_video_extension};
+use dflop_samples::media::codec::registered;
+use dflop_samples::media::{Modality, SHAPE_DIMENSIONS, VideoSampling, modality_of};
 use sha2::{Digest, Sha256};
 
 use super::build::{BuiltShard, ShardColumns};
@@ -47,7 +48,7 @@ pub(super) struct ShardSummary {
 impl ShardSummary {
     /// Returns whether any field has the extension of a video.
     pub(super) fn has_videos(&self) -> bool {
-        self.extension_names.iter().any(|name| is_video_extension(name))
+        self.extension_names.iter().any(|name| modality_of(name) == Some(Modality::Video))
     }
 }
 
@@ -149,6 +150,7 @@ impl IndexFile {
             skipped: Vec::new(),
             warnings: Vec::new(),
             video_sampling: cfg!(feature = "video").then_some(video_sampling),
+            codecs: registered(names.iter().map(|name| &**name)).into_iter().map(str::to_owned).collect(),
         };
         let mut places = Vec::with_capacity(shards.len());
         for (number, SpilledShard { summary, rows }) in shards.into_iter().enumerate() {
@@ -266,8 +268,8 @@ fn arrays_of(columns: ShardColumns) -> Result<Vec<ArrayRef>, ArrowError> {
         Arc::new(extensions),
         Arc::new(PrimitiveArray::from(columns.start_blocks)),
         Arc::new(PrimitiveArray::from(columns.bytes)),
-        Arc::new(PrimitiveArray::from(columns.media)),
-        Arc::new(FixedSizeListArray::try_new(shape_item(), 2, shapes, None)?),
+        Arc::new(PrimitiveArray::from(columns.kinds)),
+        Arc::new(FixedSizeListArray::try_new(shape_item(), SHAPE_DIMENSIONS as i32, shapes, None)?),
     ];
     let fields = StructArray::try_new(field_columns(), fields, None)?;
     let ends = OffsetBuffer::new(field_ends.into());

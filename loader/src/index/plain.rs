@@ -3,8 +3,7 @@
 use std::io;
 
 use bytes::Bytes;
-use dflop_samples::media::probe::ImageFormat;
-use dflop_samples::media::{FieldKind, kind_of_extension};
+use dflop_samples::media::{Payload, codec_of};
 use dflop_samples::sample::measure_sample;
 
 use super::build::Builder;
@@ -57,12 +56,8 @@ pub(super) fn wanted_bytes(entry: &Entry, is_decoded: bool, whole_bytes_max: u64
         return entry.bytes;
     }
     let extension = split_key(&entry.name).map(|(_, extension)| extension).unwrap_or_default();
-    let is_jumped = match kind_of_extension(&extension) {
-        FieldKind::Image | FieldKind::Npy => true,
-        FieldKind::Opaque => !extension.ends_with("opus"),
-        _ => false,
-    };
-    if is_jumped { PREFIX_BYTES } else { entry.bytes }
+    let is_whole = codec_of(&extension).is_some_and(|codec| codec.payload() == Payload::Whole);
+    if is_whole { entry.bytes } else { PREFIX_BYTES }
 }
 
 /// Reads the rest of a sample's fields where their start does not determine the shape: images that store
@@ -76,9 +71,9 @@ fn complete<A: Archive>(sample: &mut RawSample, archive: &mut A) -> io::Result<(
     }
     let is_understood = measure_sample(sample).is_ok();
     for field in &mut sample.fields {
-        let is_jpeg = field.payload.as_deref().and_then(ImageFormat::from_bytes) == Some(ImageFormat::Jpeg);
-        let is_image = kind_of_extension(&field.extension) == FieldKind::Image;
-        let is_enough = is_understood && (is_jpeg || !is_image);
+        let prefix = field.payload.as_deref().unwrap_or_default();
+        let is_settled = codec_of(&field.extension).is_none_or(|codec| codec.is_settled(prefix));
+        let is_enough = is_understood && is_settled;
         if is_cut(&field.payload, field.bytes) && !is_enough {
             field.payload = Some(archive.read(field.offset..field.offset + field.bytes)?);
         }

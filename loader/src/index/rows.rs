@@ -3,17 +3,15 @@
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{UInt8Type, UInt16Type, UInt32Type, UInt64Type};
+use arrow_array::types::{UInt16Type, UInt32Type, UInt64Type};
 use arrow_array::{
     Array, ArrayRef, DictionaryArray, ListArray, PrimitiveArray, RecordBatch, StringArray, StructArray,
 };
 use arrow_schema::ArrowError;
-use dflop_costmodel::{AudioLength, ImageSize, Module, SampleShape, VideoShape};
-use dflop_samples::media::is_video_extension;
-use dflop_samples::sample::FieldShape;
-use dflop_samples::sample::text::TextLength;
+use dflop_costmodel::{Module, SampleShape};
+use dflop_samples::media::{MediaShape, Modality, SHAPE_DIMENSIONS, modality_of};
 
-use super::schema::{AUDIO, IMAGE, TEXT, VIDEO, field_columns, field_item};
+use super::schema::{field_columns, field_item};
 use super::text_counts;
 
 /// Bytes of a tar block, the unit of `start_blocks`.
@@ -30,7 +28,7 @@ pub(super) struct ShardRows {
     names: StringArray,
     starts: PrimitiveArray<UInt32Type>,
     bytes: PrimitiveArray<UInt64Type>,
-    media: PrimitiveArray<UInt8Type>,
+    kinds: PrimitiveArray<UInt16Type>,
     shapes: PrimitiveArray<UInt32Type>,
     /// Token counts, by the digest of the counter.
     text_counts: Vec<(String, PrimitiveArray<UInt32Type>)>,
@@ -54,7 +52,7 @@ impl ShardRows {
             extensions,
             starts: fields.column_by_name("start_blocks")?.as_primitive_opt()?.clone(),
             bytes: fields.column_by_name("bytes")?.as_primitive_opt()?.clone(),
-            media: fields.column_by_name("medium")?.as_primitive_opt()?.clone(),
+            kinds: fields.column_by_name("kind")?.as_primitive_opt()?.clone(),
             shapes: fields
                 .column_by_name("shape")?
                 .as_fixed_size_list_opt()?
@@ -151,7 +149,7 @@ pub struct FieldRow<'a> {
     /// Length of the payload.
     pub bytes: u64,
     /// Shape of the medium.
-    pub shape: FieldShape,
+    pub shape: MediaShape,
 }
 
 impl<'a> SampleRow<'a> {
@@ -202,30 +200,22 @@ impl<'a> SampleRow<'a> {
 impl ShardRows {
     /// Returns whether any field has a medium of an encoder.
     pub(super) fn has_media_of(&self, module: Module) -> bool {
-        let kinds = match module {
-            Module::Vision => [IMAGE, VIDEO],
-            Module::Audio => [AUDIO; 2],
-            Module::Llm => [TEXT; 2],
+        let is_of = |shape| match shape {
+            MediaShape::Image(_) | MediaShape::Video(_) => module == Module::Vision,
+            MediaShape::Audio(_) => module == Module::Audio,
+            MediaShape::Text(_) => module == Module::Llm,
+            MediaShape::Opaque => false,
         };
-        self.media.values().iter().any(|medium| kinds.contains(medium))
+        (0..self.kinds.len()).any(|at| is_of(self.shape(at)))
     }
 
     /// Returns whether any field of the dataset has the extension of a video.
     pub(super) fn has_videos(&self) -> bool {
-        self.names.iter().flatten().any(is_video_extension)
+        self.names.iter().flatten().any(|name| modality_of(name) == Some(Modality::Video))
     }
 
-    fn shape(&self, at: usize) -> FieldShape {
-        let (first, second) = (self.shapes.value(2 * at), self.shapes.value(2 * at + 1));
-        match self.media.value(at) {
-            IMAGE => FieldShape::Image(ImageSize { width: first, height: second }),
-            AUDIO => FieldShape::Audio(AudioLength { frames: first.into(), sample_rate_hz: second }),
-            TEXT => FieldShape::Text(TextLength { tokens: first, target_tokens: second }),
-            VIDEO => {
-                let (width, height) = (second >> 16, second & 0xFFFF);
-                FieldShape::Video(VideoShape { frames: first, width, height })
-            }
-            _ => FieldShape::Opaque,
-        }
+    fn shape(&self, at: usize) -> MediaShape {
+        let numbers = &self.shapes.values()[SHAPE_DIMENSIONS * at..];
+        MediaShape::from_numbers(self.kinds.value(at), std::array::from_fn(|place| numbers[place]))
     }
 }

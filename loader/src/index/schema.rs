@@ -8,13 +8,12 @@
 //! | `fields.extension` | dictionary u16 to utf8 | part of the entry name after the key's dot |
 //! | `fields.start_blocks` | u32 | start of the payload after `offset`, in blocks of 512 bytes |
 //! | `fields.bytes` | u64 | length of the payload |
-//! | `fields.medium` | u8 | 0 opaque, 1 image, 2 audio, 3 text, 4 video |
-//! | `fields.shape` | two u32 | by medium, see below |
+//! | `fields.kind` | u16 | kind of the shape: [`MediaShape::to_numbers`] |
+//! | `fields.shape` | four u32 | the shape as numbers: [`MediaShape::to_numbers`] |
 //! | `text_tokens:DIGEST` | two u32 | tokens without those of media, target tokens, by one counter |
 //!
-//! Shape of an image: width, height in pixels; of audio: frames, sample rate in Hz; of text: tokens, target
-//! tokens; of video: frames after sampling, width x 65,536 + height. There may be any number of `text_tokens`
-//! columns.
+//! The columns are the same for every modality: a new one is a new kind. There may be any number of
+//! `text_tokens` columns.
 //!
 //! A record batch is a shard. The schema's metadata key `dflop` holds the rest as JSON: [`Metadata`].
 
@@ -23,13 +22,15 @@ use std::sync::Arc;
 use arrow_array::types::UInt32Type;
 use arrow_array::{ArrayRef, FixedSizeListArray, PrimitiveArray};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema};
-use dflop_samples::media::VideoSampling;
+#[cfg(doc)]
+use dflop_samples::media::MediaShape;
+use dflop_samples::media::{SHAPE_DIMENSIONS, VideoSampling};
 
 use crate::error::Skipped;
 use crate::shard::Compression;
 
 /// Changes whenever the meaning of the file changes; an index of another version is rebuilt.
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 /// Prefix of the names of token count columns, followed by the digest of the counter.
 pub(super) const TEXT_TOKENS_PREFIX: &str = "text_tokens:";
 /// Metadata key of the JSON document.
@@ -71,14 +72,10 @@ pub(super) struct Metadata {
     /// Sampling of videos; `None` if they were not decoded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) video_sampling: Option<VideoSampling>,
+    /// Names of the registered codecs that shapes come from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) codecs: Vec<String>,
 }
-
-/// Codes of `fields.medium`.
-pub(super) const OPAQUE: u8 = 0;
-pub(super) const IMAGE: u8 = 1;
-pub(super) const AUDIO: u8 = 2;
-pub(super) const TEXT: u8 = 3;
-pub(super) const VIDEO: u8 = 4;
 
 pub(super) fn shape_item() -> Arc<Field> {
     Arc::new(Field::new("item", DataType::UInt32, false))
@@ -90,8 +87,8 @@ pub(super) fn field_columns() -> Fields {
         Field::new("extension", extension, false),
         Field::new("start_blocks", DataType::UInt32, false),
         Field::new("bytes", DataType::UInt64, false),
-        Field::new("medium", DataType::UInt8, false),
-        Field::new("shape", pair(), false),
+        Field::new("kind", DataType::UInt16, false),
+        Field::new("shape", numbers(SHAPE_DIMENSIONS), false),
     ])
 }
 
@@ -99,9 +96,9 @@ pub(super) fn field_item() -> Arc<Field> {
     Arc::new(Field::new("item", DataType::Struct(field_columns()), false))
 }
 
-/// Returns the type of a column of two numbers per row.
-fn pair() -> DataType {
-    DataType::FixedSizeList(shape_item(), 2)
+/// Returns the type of a column of this many numbers per row.
+fn numbers(count: usize) -> DataType {
+    DataType::FixedSizeList(shape_item(), count as i32)
 }
 
 /// Returns a token count column: tokens and target tokens of each sample.
@@ -124,7 +121,7 @@ pub(super) fn schema<'a>(metadata: String, counters: impl IntoIterator<Item = &'
         Field::new("offset", DataType::UInt64, false),
         Field::new("fields", DataType::List(field_item()), false),
     ];
-    let counted = |digest| Field::new(format!("{TEXT_TOKENS_PREFIX}{digest}"), pair(), false);
+    let counted = |digest| Field::new(format!("{TEXT_TOKENS_PREFIX}{digest}"), numbers(2), false);
     columns.extend(counters.into_iter().map(counted));
     Schema::new(columns).with_metadata([(METADATA_KEY.to_owned(), metadata)].into())
 }

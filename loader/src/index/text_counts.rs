@@ -10,7 +10,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::UInt32Type;
 use arrow_array::{PrimitiveArray, RecordBatch};
 use dflop_samples::inputs::TextCounter;
-use dflop_samples::media::{DecodeLimits, FieldKind, Media, decode_json, decode_text, kind_of_extension};
+use dflop_samples::media::{Content, DecodeLimits, Media, codec_of};
 use dflop_samples::sample::text::TextLength;
 use dflop_samples::sample::{Field, Sample};
 
@@ -98,12 +98,10 @@ impl ShardCounter {
 /// Returns the sample with its texts and documents; other fields have only their names.
 fn texts_of(sample: &RawSample, limits: &DecodeLimits) -> Sample {
     let field = |field: &RawField| {
-        let payload = field.payload.as_deref().unwrap_or_default();
-        let media = match kind_of_extension(&field.extension) {
-            FieldKind::Text => decode_text(payload, limits.text_bytes_max).ok().map(Media::Text),
-            FieldKind::Json => decode_json(payload, limits.text_bytes_max).ok().map(Media::Json),
-            _ => None,
-        };
+        let codec = codec_of(&field.extension);
+        let codec = codec.filter(|codec| matches!(codec.content(), Content::Text | Content::Document));
+        let media =
+            codec.and_then(|codec| codec.decode(field.payload.clone().unwrap_or_default(), limits).ok());
         let media = media.unwrap_or_else(|| Media::Opaque(bytes::Bytes::new()));
         Field { extension: field.extension.clone(), media }
     };

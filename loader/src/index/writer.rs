@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use dflop_samples::media::{FieldKind, VideoSampling, kind_of_extension};
+use dflop_samples::media::{Payload, VideoSampling, codec_of};
 
 use super::build::{Builder, BuiltShard, build_shard, indexed};
 use super::cache::{IndexOptions, directories, index_error, stats, store};
@@ -122,11 +122,7 @@ impl WrittenIndex {
 
 /// Returns whether the shape of a field depends on its payload, judged by its name.
 fn has_shape(name: &str) -> bool {
-    match kind_of_extension(name) {
-        FieldKind::Npy => false,
-        FieldKind::Opaque => name.to_ascii_lowercase().ends_with("opus"),
-        _ => true,
-    }
+    codec_of(name).is_some_and(|codec| codec.payload() != Payload::Unused)
 }
 
 fn identity(shard: &Shard) -> Result<Identity> {

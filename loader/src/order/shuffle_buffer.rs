@@ -23,13 +23,14 @@ pub struct ShuffleBuffer {
     /// Samples in the buffer before the first of an epoch leaves; from then on the buffer grows by one with
     /// every sample that leaves. A smaller number gives an earlier first batch that is shuffled less.
     pub samples_initial: usize,
-    /// Seed of the draws.
-    pub seed: u64,
+    /// Seed of the draws; `None` for that of the loader.
+    pub seed: Option<u64>,
 }
 
 impl fmt::Display for ShuffleBuffer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { samples_max, bytes_max, samples_initial, seed } = self;
+        let seed = seed.unwrap_or_default();
         write!(
             formatter,
             "a buffer of {samples_max} samples and {bytes_max} bytes that begins with {samples_initial}, seed {seed}"
@@ -38,10 +39,10 @@ impl fmt::Display for ShuffleBuffer {
 }
 
 impl ShuffleBuffer {
-    /// A buffer of up to `samples_max` samples and 256 MiB that fills before the first sample leaves; seed 0.
+    /// A buffer of up to `samples_max` samples and 256 MiB that fills before the first sample leaves.
     #[must_use]
     pub fn new(samples_max: usize) -> Self {
-        Self { samples_max, bytes_max: 256 << 20, samples_initial: samples_max, seed: 0 }
+        Self { samples_max, bytes_max: 256 << 20, samples_initial: samples_max, seed: None }
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -110,7 +111,8 @@ impl<T> Shuffler<T> {
     /// Takes the next sample and returns its place; the last sample moves there. `None` if the buffer is
     /// empty.
     pub(crate) fn draw(&mut self) -> Option<(usize, T)> {
-        let at = draw_below(self.waiting.len(), self.settings.seed, self.epoch, self.drawn)?;
+        let at =
+            draw_below(self.waiting.len(), self.settings.seed.unwrap_or_default(), self.epoch, self.drawn)?;
         let (sample, bytes) = self.waiting.swap_remove(at);
         self.drawn += 1;
         self.bytes -= bytes;
@@ -161,7 +163,7 @@ mod tests {
             seed: u64,
             epoch in 0u64..3,
         ) {
-            let settings = ShuffleBuffer { samples_max, bytes_max, samples_initial, seed };
+            let settings = ShuffleBuffer { samples_max, bytes_max, samples_initial, seed: Some(seed) };
             let (order, samples_high, bytes_high) = shuffled(settings, epoch, &sizes);
             let mut sorted = order.clone();
             sorted.sort_unstable();
@@ -173,7 +175,7 @@ mod tests {
 
         #[test]
         fn no_sample_leaves_before_its_buffer_was_full(samples_max in 1usize..50, seed: u64) {
-            let settings = ShuffleBuffer { seed, ..ShuffleBuffer::new(samples_max) };
+            let settings = ShuffleBuffer { seed: Some(seed), ..ShuffleBuffer::new(samples_max) };
             let (order, ..) = shuffled(settings, 0, &[1; 200]);
             for (place, &number) in order.iter().enumerate() {
                 prop_assert!(number < place + samples_max, "sample {number} left as number {place}");
@@ -184,7 +186,9 @@ mod tests {
     #[test]
     fn seeds_and_epochs_draw_apart_and_a_buffer_of_one_keeps_the_order() {
         let sizes = [1; 100];
-        let order = |seed, epoch| shuffled(ShuffleBuffer { seed, ..ShuffleBuffer::new(50) }, epoch, &sizes).0;
+        let order = |seed, epoch| {
+            shuffled(ShuffleBuffer { seed: Some(seed), ..ShuffleBuffer::new(50) }, epoch, &sizes).0
+        };
         assert_ne!(order(0, 0), order(1, 0));
         assert_ne!(order(0, 0), order(0, 1));
         assert!(shuffled(ShuffleBuffer::new(1), 0, &sizes).0.into_iter().eq(0..100));

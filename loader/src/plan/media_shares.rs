@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use dflop_costmodel::{Module, SampleShape};
+use dflop_samples::media::Modality;
 
 use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
@@ -16,21 +17,12 @@ use super::step_plan::StepPlan;
 pub struct SampleMedium {
     /// Index of the sample in [`StepPlan::samples`].
     pub place: u32,
-    /// Kind of the medium.
-    pub kind: MediumKind,
-    /// Index among the sample's media of this kind, in the order in which they occur.
+    /// Modality of the medium.
+    pub modality: Modality,
+    /// Index among the sample's media of this modality, in the order in which they occur.
     pub index: u32,
     /// Predicted time in the whole encoder, forward and backward, nanoseconds.
     pub cost_ns: u64,
-}
-
-/// Kind of a medium.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "the names are their meaning")]
-pub enum MediumKind {
-    Image,
-    Video,
-    Audio,
 }
 
 impl StepPlanner {
@@ -56,12 +48,12 @@ impl StepPlanner {
         let mut media = Vec::new();
         for &place in plan.ranks[rank][microbatch].iter().filter(|place| !plan.is_refused(**place)) {
             self.row(plan.samples[place as usize]).read_shape(&mut shape);
-            for (kind, index, alone) in single_media(&shape) {
-                let module = if kind == MediumKind::Audio { Module::Audio } else { Module::Vision };
+            for (modality, index, alone) in single_media(&shape) {
+                let module = if modality == Modality::Audio { Module::Audio } else { Module::Vision };
                 let Some(at) = model.modules().iter().position(|own| *own == module) else { continue };
                 // The sample was predicted with all of its media, so each of them can be.
                 let cost_ns = model.predict(&alone).map_or(0, |cost| cost.module_ns.as_slice()[at]);
-                media.push(SampleMedium { place, kind, index, cost_ns });
+                media.push(SampleMedium { place, modality, index, cost_ns });
             }
         }
         let costs_ns: Vec<u64> = media.iter().map(|medium| medium.cost_ns).collect();
@@ -74,24 +66,24 @@ impl StepPlanner {
 }
 
 /// Lists each medium of a sample with its shape alone.
-fn single_media(shape: &SampleShape) -> impl Iterator<Item = (MediumKind, u32, SampleShape)> + '_ {
+fn single_media(shape: &SampleShape) -> impl Iterator<Item = (Modality, u32, SampleShape)> + '_ {
     let images = shape
         .images
         .iter()
-        .map(|image| (MediumKind::Image, SampleShape { images: vec![*image], ..SampleShape::default() }));
+        .map(|image| (Modality::Image, SampleShape { images: vec![*image], ..SampleShape::default() }));
     let videos = shape
         .videos
         .iter()
-        .map(|video| (MediumKind::Video, SampleShape { videos: vec![*video], ..SampleShape::default() }));
+        .map(|video| (Modality::Video, SampleShape { videos: vec![*video], ..SampleShape::default() }));
     let audio = shape
         .audio
         .iter()
-        .map(|clip| (MediumKind::Audio, SampleShape { audio: vec![*clip], ..SampleShape::default() }));
+        .map(|clip| (Modality::Audio, SampleShape { audio: vec![*clip], ..SampleShape::default() }));
     let mut next = [0; 3];
-    images.chain(videos).chain(audio).map(move |(kind, alone)| {
-        let index = &mut next[kind as usize];
+    images.chain(videos).chain(audio).map(move |(modality, alone)| {
+        let index = &mut next[modality as usize];
         *index += 1;
-        (kind, *index - 1, alone)
+        (modality, *index - 1, alone)
     })
 }
 

@@ -19,7 +19,7 @@ pub use self::builder::StepPlannerBuilder;
 pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};
 pub use self::cost_function::{CostFault, CostFunction, CostInput};
 pub use self::lockstep::Synchronization;
-pub use self::media_shares::{MediumKind, SampleMedium};
+pub use self::media_shares::SampleMedium;
 pub use self::padding::PadTo;
 pub use self::planner::StepPlanner;
 pub use self::step_plan::StepPlan;

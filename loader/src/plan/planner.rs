@@ -144,6 +144,12 @@ impl StepPlanner {
         &self.model
     }
 
+    /// Returns the seed of the run.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.source.seed
+    }
+
     /// Returns the number of data-parallel ranks.
     #[must_use]
     pub fn dp_size(&self) -> usize {

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use dflop_samples::media::{FieldKind, is_video_extension, kind_of_extension};
+use dflop_samples::media::{Content, Modality, content_of, modality_of};
 
 use crate::error::{Error, Result};
 
@@ -27,9 +27,8 @@ pub struct FieldSelection {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Name {
-    Images,
-    Audio,
-    Video,
+    /// Fields of a modality.
+    Medium(Modality),
     Text,
     /// Lower-case extension, or its last part.
     Extension(String),
@@ -59,7 +58,7 @@ impl FieldSelection {
 
     /// Selects the images.
     pub(crate) fn images() -> Self {
-        Self { names: Some(vec![Name::Images]) }
+        Self { names: Some(vec![Name::Medium(Modality::Image)]) }
     }
 
     /// Selects the fields of both.
@@ -95,9 +94,8 @@ impl fmt::Display for FieldSelection {
 impl fmt::Display for Name {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Images => formatter.write_str("images"),
-            Self::Audio => formatter.write_str("audio"),
-            Self::Video => formatter.write_str("video"),
+            Self::Medium(Modality::Image) => formatter.write_str("images"),
+            Self::Medium(modality) => formatter.write_str(modality.name()),
             Self::Text => formatter.write_str("text"),
             Self::Extension(name) => formatter.write_str(name),
             Self::Pattern(pieces) => formatter.write_str(&pieces.join("*")),
@@ -109,9 +107,9 @@ impl Name {
     fn parse(name: &str) -> Self {
         let name = name.trim().to_lowercase();
         match name.as_str() {
-            "images" => Self::Images,
-            "audio" => Self::Audio,
-            "video" => Self::Video,
+            "images" => Self::Medium(Modality::Image),
+            "audio" => Self::Medium(Modality::Audio),
+            "video" => Self::Medium(Modality::Video),
             "text" => Self::Text,
             _ if name.contains('*') => Self::Pattern(name.split('*').map(str::to_owned).collect()),
             _ => Self::Extension(name),
@@ -120,10 +118,8 @@ impl Name {
 
     fn fits(&self, extension: &str) -> bool {
         match self {
-            Self::Images => kind_of_extension(extension) == FieldKind::Image,
-            Self::Audio => kind_of_extension(extension) == FieldKind::Audio,
-            Self::Video => is_video_extension(extension),
-            Self::Text => kind_of_extension(extension) == FieldKind::Text,
+            Self::Medium(modality) => modality_of(extension) == Some(*modality),
+            Self::Text => content_of(extension) == Some(Content::Text),
             Self::Extension(name) => name == extension || extension.rsplit('.').next() == Some(name),
             Self::Pattern(pieces) => fits_pattern(pieces, extension),
         }
@@ -168,6 +164,7 @@ mod tests {
             ("images", "seg.png", true),
             ("images", "wav", false),
             ("audio", "0.flac", true),
+            ("audio", "opus", true),
             ("text", "caption", true),
             ("text", "json", false),
             ("video", "mp4", true),

@@ -6,7 +6,7 @@ use dflop_loader::decode::Decode;
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder};
-use dflop_loader::media::Media;
+use dflop_loader::media::{Media, Modality};
 use dflop_loader::order::Tail;
 use dflop_loader::sample::Sample;
 use dflop_loader::sample::document::{ContentPart, MediaFault, SampleMedia};
@@ -69,7 +69,7 @@ impl Mixed {
         let planner = planner(&index, 7, 1, 2, Tail::Carry);
         let mut builder = BalancedLoader::builder(planner, 0).steps(1);
         if let Some(fields) = fields {
-            builder = builder.fields(fields.iter().map(|&name| name.to_owned()).collect());
+            builder = builder.fields(FieldSelection::new(fields).unwrap());
         }
         let steps: Vec<_> = run(builder.build().unwrap().stream().try_collect()).unwrap();
         let microbatches = steps.into_iter().flat_map(|step| step.microbatches);
@@ -106,26 +106,31 @@ fn both_loaders_deliver_samples_that_differ_whole_and_alike() {
     }
 }
 
+/// Content that is the image at this place.
+fn image(at: usize) -> ContentPart<'static> {
+    ContentPart::Medium(Modality::Image, at)
+}
+
 #[test]
 fn every_sample_says_what_media_it_has_and_in_which_order() {
     let samples = Mixed::new(Compression::Plain).plain();
     let media = |key| SampleMedia::from_sample(sample(&samples, key)).unwrap();
     assert!(media("text").images.is_empty() && media("text").audio.is_empty());
     assert_eq!(media("text").parts().unwrap(), [ContentPart::Text("only words")]);
-    assert_eq!(media("one").parts().unwrap(), [ContentPart::Image(0), ContentPart::Text("a kite")]);
+    assert_eq!(media("one").parts().unwrap(), [image(0), ContentPart::Text("a kite")]);
     let numbered = ["img_0.png", "img_1.png", "img_2.png", "img_3.png", "img_10.png"];
     assert_eq!(image_names(sample(&samples, "five")).unwrap(), numbered);
     let widths: Vec<u32> = media("five").images().map(|image| image.width).collect();
     assert_eq!(widths, [20, 21, 22, 23, 30]);
     let turns = media("five").turns().unwrap().unwrap();
+    assert_eq!(turns[0].parts[..3], [image(0), ContentPart::Text(" and "), image(1)]);
+    assert_eq!(turns[0].parts[3..], [image(2), image(3), image(4)]);
     assert_eq!(
-        turns[0].parts[..3],
-        [ContentPart::Image(0), ContentPart::Text(" and "), ContentPart::Image(1)]
+        media("clip").parts().unwrap(),
+        [ContentPart::Medium(Modality::Audio, 0), ContentPart::Text("hello")]
     );
-    assert_eq!(turns[0].parts[3..], [ContentPart::Image(2), ContentPart::Image(3), ContentPart::Image(4)]);
-    assert_eq!(media("clip").parts().unwrap(), [ContentPart::Audio(0), ContentPart::Text("hello")]);
     assert_eq!(image_names(sample(&samples, "list")).unwrap(), ["1.jpg", "0.jpg"]);
-    let page = [ContentPart::Text("see"), ContentPart::Image(0), ContentPart::Text("there")];
+    let page = [ContentPart::Text("see"), image(0), ContentPart::Text("there")];
     assert_eq!(media("page").parts().unwrap(), page);
 }
 
@@ -177,7 +182,8 @@ fn a_field_that_no_sample_has_is_an_error() {
     let shards = expand_shards(&[mixed.shard.to_str().unwrap()]).unwrap();
     let index = std::sync::Arc::new(Index::open_or_build(shards, &IndexOptions::default()).unwrap());
     let builder = BalancedLoader::builder(planner(&index, 7, 1, 2, Tail::Carry), 0);
-    let refused = builder.fields(vec!["nothing".into(), "jpge".into()]).build().unwrap_err().to_string();
+    let refused =
+        builder.fields(FieldSelection::new(["nothing", "jpge"]).unwrap()).build().unwrap_err().to_string();
     assert_eq!(refused, error);
 }
 

@@ -10,6 +10,7 @@ use dflop_loader::loader::{BalancedLoader, Step};
 use dflop_loader::media::Media;
 use dflop_loader::order::Tail;
 use dflop_loader::plan::StepPlanner;
+use dflop_loader::shard::FieldSelection;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::planner;
 use dflop_tests::run;
@@ -79,7 +80,11 @@ fn a_run_from_a_later_step_is_the_tail_of_the_full_run() {
 fn only_the_wanted_fields_are_read() {
     let data = TempDataset::new(1, 12, Compression::Plain);
     let planner = planner(&data.index(), 12, 1, 1, Tail::Carry);
-    let loader = BalancedLoader::builder(planner, 0).fields(vec!["txt".into()]).steps(1).build().unwrap();
+    let loader = BalancedLoader::builder(planner, 0)
+        .fields(FieldSelection::new(["txt"]).unwrap())
+        .steps(1)
+        .build()
+        .unwrap();
     let steps: Vec<Step> = run(loader.stream().try_collect()).unwrap();
     let samples = &steps[0].microbatches[0].samples;
     assert_eq!(samples.len(), 12);

@@ -1,4 +1,5 @@
 //! Tests decoding and augmentation.
 
 mod augment;
+mod own_codec;
 mod video;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::Loader;
+use dflop_loader::media::MediaShape;
 use dflop_loader::media::{Media, VideoSampling};
-use dflop_loader::sample::FieldShape;
 use dflop_loader::shard::expand_shards;
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
@@ -25,7 +25,7 @@ fn index(pattern: &str, video_sampling: VideoSampling) -> Arc<Index> {
     Arc::new(Index::open_or_build(expand_shards(&[pattern]).unwrap(), &options).unwrap())
 }
 
-fn shape_of_video(index: &Index) -> FieldShape {
+fn shape_of_video(index: &Index) -> MediaShape {
     index.sample(0).fields().next().unwrap().shape
 }
 
@@ -40,7 +40,7 @@ fn without_ffmpeg_a_video_is_opaque() {
     let directory = tempfile::tempdir().unwrap();
     let pattern = shard(directory.path(), b"not read");
     let index = index(&pattern, VideoSampling::default());
-    assert_eq!((shape_of_video(&index), index.video_sampling()), (FieldShape::Opaque, None));
+    assert_eq!((shape_of_video(&index), index.video_sampling()), (MediaShape::Opaque, None));
     let loader = || Loader::builder(expand_shards(&[&pattern]).unwrap());
     assert_eq!(first_field(loader()), Media::Opaque("not read".into()));
     let refused = loader().video_sampling(VideoSampling::default()).build().unwrap_err().to_string();
@@ -77,7 +77,7 @@ fn the_index_counts_the_frames_that_loaders_deliver() {
         (VideoSampling::default(), 4),
     ] {
         let index = index(&pattern, sampling);
-        let FieldShape::Video(shape) = shape_of_video(&index) else { panic!("no video") };
+        let MediaShape::Video(shape) = shape_of_video(&index) else { panic!("no video") };
         assert_eq!((shape.frames, shape.width, shape.height), (frames, 48, 32), "{sampling:?}");
         assert_eq!(index.video_sampling(), Some(sampling));
         let loader = Loader::builder(expand_shards(&[&pattern]).unwrap()).video_sampling(sampling);

@@ -1,7 +1,8 @@
 //! Checks the shares that the ranks of a tensor-parallel group take of a microbatch's media.
 
 use dflop_costmodel::SampleShape;
-use dflop_loader::plan::{MediumKind, SampleMedium};
+use dflop_loader::media::Modality;
+use dflop_loader::plan::SampleMedium;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning;
 
@@ -22,16 +23,16 @@ fn every_medium_of_a_microbatch_has_one_rank() {
             for &place in places {
                 planner.row(plan.samples[place as usize]).read_shape(&mut shape);
                 let counts = [
-                    (MediumKind::Image, shape.images.len()),
-                    (MediumKind::Video, shape.videos.len()),
-                    (MediumKind::Audio, shape.audio.len()),
+                    (Modality::Image, shape.images.len()),
+                    (Modality::Video, shape.videos.len()),
+                    (Modality::Audio, shape.audio.len()),
                 ];
                 for (kind, count) in counts {
                     expected.extend((0..count as u32).map(|index| (place, kind, index)));
                 }
             }
             expected.sort_unstable();
-            let names = found.iter().map(|medium| (medium.place, medium.kind, medium.index));
+            let names = found.iter().map(|medium| (medium.place, medium.modality, medium.index));
             assert!(names.eq(expected.iter().copied()), "{found:?} {expected:?}");
             assert!(found.iter().all(|medium| medium.cost_ns > 0));
             media_in_all += found.len();

@@ -41,9 +41,12 @@ fn dependencies_point_one_way() {
     assert!(workspace_dependencies("dflop-costmodel").is_empty());
     let balancer = workspace_dependencies("dflop-balancer");
     assert!(balancer.iter().all(|name| name == "dflop-costmodel"), "{balancer:?}");
-    assert_eq!(workspace_dependencies("dflop-loader"), ["dflop-balancer", "dflop-costmodel"]);
+    assert_eq!(workspace_dependencies("dflop-samples"), ["dflop-costmodel"]);
+    assert_eq!(workspace_dependencies("dflop-processors"), ["dflop-costmodel", "dflop-samples"]);
+    let loader = workspace_dependencies("dflop-loader");
+    assert_eq!(loader, ["dflop-balancer", "dflop-costmodel", "dflop-samples"], "without its optional part");
     let executor = workspace_dependencies("dflop-executor");
-    let nested = ["dflop-comm", "dflop-device", "dflop-models"];
+    let nested = ["dflop-comm", "dflop-device", "dflop-models", "dflop-processors", "dflop-samples"];
     let to_the_left = ["dflop-balancer", "dflop-costmodel", "dflop-loader"];
     let may_use = |name: &String| to_the_left.iter().chain(&nested).any(|other| other == name);
     assert!(executor.iter().all(may_use), "{executor:?}");

@@ -103,7 +103,7 @@ proptest! {
         for rank in 0..world {
             let mut builder = dealt(&data, rank, world).batch_size(batch_size).epochs(epochs).drop_last(drops_last);
             if let Some(seed) = shard_seed {
-                builder = builder.shuffle_shards(seed);
+                builder = builder.seed(seed).shuffle_shards();
             }
             if let Some(samples) = buffer {
                 builder = builder.shuffle(ShuffleBuffer::new(samples));
@@ -145,7 +145,8 @@ fn bad_samples_are_replaced_by_those_that_follow() {
     {
         let mut seen = BTreeSet::new();
         for rank in 0..4 {
-            let mut builder = dealt(&set, rank, 4).decode(decode).batch_size(3).shuffle_shards(1).epochs(2);
+            let mut builder =
+                dealt(&set, rank, 4).decode(decode).batch_size(3).seed(1).shuffle_shards().epochs(2);
             if let Some(samples) = buffer {
                 builder = builder.shuffle(ShuffleBuffer::new(samples));
             }
@@ -190,7 +191,7 @@ fn one_rank_delivers_what_a_stream_of_whole_shards_delivers() {
     let shards = Loader::builder(expand_shards(&[texts.pattern()]).unwrap());
     let flat = |builder: LoaderBuilder| {
         let builder = builder.batch_size(4).epochs(2).error_budget(ErrorBudget::new(1.0).unwrap());
-        all(builder.shuffle_shards(3)).into_iter().flatten().collect::<Vec<_>>()
+        all(builder.seed(3).shuffle_shards()).into_iter().flatten().collect::<Vec<_>>()
     };
     assert_eq!(flat(dealt(&dataset(&texts.pattern()).unwrap(), 0, 1)), flat(shards));
 }
@@ -277,8 +278,8 @@ fn a_rank_requests_the_bytes_of_its_share_alone() {
     for world in [1, 5] {
         let before = server.counts().body_bytes();
         for rank in 0..world {
-            let read = all(dealt(&set, rank, world).shuffle_shards(1));
-            assert_eq!(read, all(dealt(&local, rank, world).shuffle_shards(1)));
+            let read = all(dealt(&set, rank, world).seed(1).shuffle_shards());
+            assert_eq!(read, all(dealt(&local, rank, world).seed(1).shuffle_shards()));
         }
         let (read, all) = (server.counts().body_bytes() - before, set.index().payload_bytes());
         assert!(read < all * 3 / 2, "{world} ranks read {read} of {all} bytes");

@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt};
 fn loader(data: &TempDataset) -> LoaderBuilder {
     let augment = Augment::builder().flip(0.5).seed(5).build().unwrap();
     let builder = Loader::builder(expand_shards(&[data.pattern()]).unwrap()).batch_size(6).augment(augment);
-    builder.shuffle_shards(3).shuffle(ShuffleBuffer::new(10))
+    builder.seed(3).shuffle_shards().shuffle(ShuffleBuffer::new(10))
 }
 
 fn batches(builder: LoaderBuilder) -> Vec<String> {
@@ -35,7 +35,7 @@ fn a_stream_that_begins_with_an_epoch_is_that_epoch_of_a_longer_run() {
         assert_eq!(pass, long[epoch as usize * 4..][..4], "epoch {epoch}");
     }
     assert_eq!(batches(loader(&data).first_epoch(2).epochs(2)), long[8..]);
-    let plain = |builder: LoaderBuilder| batches(builder.shuffle_shards(9));
+    let plain = |builder: LoaderBuilder| batches(builder.seed(9).shuffle_shards());
     assert_eq!(plain(loader(&data).first_epoch(1)), plain(loader(&data).epochs(2))[4..]);
 }
 

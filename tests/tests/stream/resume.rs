@@ -67,7 +67,7 @@ fn buffers() -> impl Strategy<Value = Option<ShuffleBuffer>> {
             samples_max,
             bytes_max,
             samples_initial,
-            seed,
+            seed: Some(seed),
         }),
     )
 }
@@ -82,7 +82,7 @@ fn with_order(
         None => builder,
     };
     match shard_seed {
-        Some(seed) => builder.shuffle_shards(seed),
+        Some(seed) => builder.seed(seed).shuffle_shards(),
         None => builder,
     }
 }
@@ -112,7 +112,8 @@ proptest! {
 fn a_chain_of_restores_is_the_whole_stream() {
     let texts = MixedTexts::new(&[9, 14, 3, 8], Compression::Plain);
     let builder = Loader::builder(expand_shards(&[texts.pattern()]).unwrap()).batch_size(3).epochs(3);
-    let builder = builder.shuffle(ShuffleBuffer { seed: 4, ..ShuffleBuffer::new(10) }).shuffle_shards(1);
+    let builder =
+        builder.shuffle(ShuffleBuffer { seed: Some(4), ..ShuffleBuffer::new(10) }).seed(1).shuffle_shards();
     let whole = part(builder.clone(), usize::MAX);
     let mut joined = Seen::new();
     let mut next = builder.clone();

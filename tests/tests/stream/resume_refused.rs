@@ -92,7 +92,7 @@ fn a_state_of_another_stream_is_refused() {
         assert!(message.contains(mentioned), "{message}");
     };
     refused(builder(&texts).restore(plain.clone()).shuffle(ShuffleBuffer::new(3)), "shuffled");
-    refused(builder(&texts).restore(plain.clone()).shuffle_shards(1), "dealt");
+    refused(builder(&texts).restore(plain.clone()).seed(1).shuffle_shards(), "dealt");
     refused(builder(&texts).restore(plain.clone()).shards_of_rank(0, 2), "dealt");
     refused(builder(&MixedTexts::new(&[4, 4], Compression::Plain)).restore(plain.clone()), "3 shards");
     let other = expand_shards(

@@ -48,7 +48,7 @@ fn a_shuffled_epoch_is_a_permutation_and_every_epoch_another() {
     assert_ne!(first, second);
     assert_ne!(first, in_order);
     assert_eq!(two, order(ShuffleBuffer::new(20)), "equal seeds give equal orders");
-    assert_ne!(two, order(ShuffleBuffer { seed: 1, ..ShuffleBuffer::new(20) }));
+    assert_ne!(two, order(ShuffleBuffer { seed: Some(1), ..ShuffleBuffer::new(20) }));
     in_order.sort();
     for epoch in [first, second] {
         let mut sorted = epoch.to_vec();
@@ -60,7 +60,7 @@ fn a_shuffled_epoch_is_a_permutation_and_every_epoch_another() {
 #[test]
 fn shards_are_read_in_another_order_in_every_epoch() {
     let texts = MixedTexts::new(&[2; 8], Compression::Plain);
-    let all = keys(&batches(builder(&[texts.pattern()]).shuffle_shards(3).epochs(2)));
+    let all = keys(&batches(builder(&[texts.pattern()]).seed(3).shuffle_shards().epochs(2)));
     let (first, second) = all.split_at(all.len() / 2);
     assert_ne!(first, second);
     let sorted = |keys: &[String]| {
@@ -78,7 +78,7 @@ fn ranks_share_the_shards_of_every_epoch() {
     for seed in [None, Some(5)] {
         let share = |rank, world| {
             let builder = builder(&names).shards_of_rank(rank, world).epochs(2);
-            let builder = if let Some(seed) = seed { builder.shuffle_shards(seed) } else { builder };
+            let builder = if let Some(seed) = seed { builder.seed(seed).shuffle_shards() } else { builder };
             keys(&batches(builder))
         };
         let mut joined: Vec<String> = (0..3).flat_map(|rank| share(rank, 3)).collect();

@@ -39,11 +39,11 @@ fn parse_jitter(text: &str) -> Result<Jitter, String> {
 
 impl AugmentArgs {
     /// Builds the augmentation; `None` if no argument is given.
-    pub(crate) fn augment(&self, seed: u64) -> Result<Option<Augment>, Failure> {
+    pub(crate) fn augment(&self) -> Result<Option<Augment>, Failure> {
         if !self.random_crop && !self.flip && self.color_jitter.is_none() {
             return Ok(None);
         }
-        let mut builder = Augment::builder().seed(seed);
+        let mut builder = Augment::builder();
         if self.random_crop {
             builder = builder.random_crop(CROP_SCALE, CROP_RATIO);
         }

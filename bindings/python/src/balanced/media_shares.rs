@@ -1,6 +1,6 @@
 //! Shares the media of a microbatch between the ranks of a tensor-parallel group.
 
-use dflop_loader::plan::{MediumKind, SampleMedium, StepPlan};
+use dflop_loader::plan::{SampleMedium, StepPlan};
 use pyo3::prelude::*;
 
 use super::loader_config::RunningLoader;
@@ -28,12 +28,7 @@ pub(super) fn media_shares<'py>(
     let medium = class(py, "Medium")?;
     let convert = |of: SampleMedium| {
         let key = running.planner.row(plan.samples[of.place as usize]).key().to_owned();
-        let kind = match of.kind {
-            MediumKind::Image => "image",
-            MediumKind::Video => "video",
-            MediumKind::Audio => "audio",
-        };
-        medium.call1((key, kind, of.index, of.cost_ns as f64 / 1e9))
+        medium.call1((key, of.modality.name(), of.index, of.cost_ns as f64 / 1e9))
     };
     shares.into_iter().map(|share| share.into_iter().map(convert).collect()).collect()
 }

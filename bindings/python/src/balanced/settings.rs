@@ -15,6 +15,7 @@ use dflop_loader::order::{Shuffle, Tail};
 use dflop_loader::plan::{BlankMedia, CostFunction, StepPlanner, StepPlannerBuilder, Synchronization};
 use dflop_loader::processors::{Buckets, LongSample, Preparer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
+use dflop_loader::shard::FieldSelection;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 
@@ -271,6 +272,7 @@ impl ReadSettings {
         seed: u64,
     ) -> Result<Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>, DflopError> {
         let augment = self.augment.as_ref().map(|augment| augment.build(seed)).transpose()?;
+        let fields = self.fields.as_ref().map(FieldSelection::new).transpose()?;
         Ok(Box::new(move |builder| {
             let read = self.clone();
             let mut builder = builder
@@ -283,8 +285,8 @@ impl ReadSettings {
             if let Some(bytes) = read.microbatch_bytes {
                 builder = builder.microbatch_bytes_max(bytes);
             }
-            if let Some(fields) = read.fields {
-                builder = builder.fields(fields);
+            if let Some(fields) = &fields {
+                builder = builder.fields(fields.clone());
             }
             if let Some(augment) = augment {
                 builder = builder.augment(augment);

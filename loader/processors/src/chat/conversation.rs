@@ -81,15 +81,15 @@ impl PlacedMedia<'_, '_> {
     fn parts(&mut self, parts: Vec<ContentPart<'_>>) -> Vec<MessagePart> {
         let part = |part| match part {
             ContentPart::Text(text) => MessagePart::Text(text.to_owned()),
-            ContentPart::Image(at) => {
+            ContentPart::Medium(Modality::Image, at) => {
                 self.images.push(self.media.images[at]);
                 MessagePart::Image
             }
-            ContentPart::Audio(at) => {
+            ContentPart::Medium(Modality::Audio, at) => {
                 self.clips.push(self.media.audio[at]);
                 MessagePart::Audio
             }
-            ContentPart::Video(at) => {
+            ContentPart::Medium(Modality::Video, at) => {
                 self.videos.push(self.media.videos[at]);
                 MessagePart::Video
             }

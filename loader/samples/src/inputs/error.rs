@@ -1,8 +1,8 @@
 //! Defines the errors of preparing a sample.
 
 use crate::error::BoxError;
+use crate::media::Modality;
 use crate::sample::document::MediaFault;
-use crate::sample::text::Modality;
 
 /// Reason why a sample cannot be turned into model inputs; the sample is skipped and recorded.
 #[derive(Debug, thiserror::Error)]

@@ -2,8 +2,8 @@
 
 use dflop_costmodel::Module;
 
+use crate::media::Modality;
 use crate::media::PixelBuffer;
-use crate::sample::text::Modality;
 
 /// Label of a token that no loss is computed on.
 pub const IGNORED: i32 = -100;

@@ -3,9 +3,9 @@
 mod batch_layout;
 mod decoded;
 pub mod document;
-mod shape;
+mod measure;
 pub mod text;
 
 pub use self::batch_layout::{BatchLayout, PaddingSide};
 pub use self::decoded::{Field, Sample};
-pub use self::shape::{FieldFault, FieldShape, decoded_bytes, measure_sample, measure_sampled};
+pub use self::measure::{FieldFault, decoded_bytes, measure_sample, measure_within};

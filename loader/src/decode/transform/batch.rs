@@ -285,7 +285,7 @@ impl TransformStage {
 
     fn seed(&self, at: usize, raw: &RawSample, extension: &str) -> u64 {
         let number = self.transforms.list[at].number;
-        field_seed(self.transforms.seed, raw.id(), raw.epoch, extension, number)
+        field_seed(self.transforms.seed.unwrap_or_default(), raw.id(), raw.epoch, extension, number)
     }
 }
 

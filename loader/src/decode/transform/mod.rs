@@ -30,7 +30,8 @@ mod whole_sample;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use dflop_samples::media::{IMAGE_EXTENSIONS, Media};
+use dflop_samples::media::codec::extensions_of;
+use dflop_samples::media::{Media, Modality};
 
 pub(crate) use self::batch::{PendingTransforms, TransformStage};
 pub use self::whole_sample::{SampleAnswer, SampleInput, SampleTransform};
@@ -120,7 +121,8 @@ pub struct Transforms {
     list: Vec<AddedTransform>,
     threads: usize,
     items_max: usize,
-    seed: u64,
+    /// `None` for the seed of the loader.
+    seed: Option<u64>,
 }
 
 /// Transform with its place.
@@ -158,7 +160,7 @@ impl AddedTransform {
 
 impl Default for Transforms {
     fn default() -> Self {
-        Self { list: Vec::new(), threads: 1, items_max: 64, seed: 0 }
+        Self { list: Vec::new(), threads: 1, items_max: 64, seed: None }
     }
 }
 
@@ -204,10 +206,17 @@ impl Transforms {
         self
     }
 
-    /// Sets the base of [`TransformInput::seed`] and [`SampleInput::seed`]. Default: 0.
+    /// Sets the base of [`TransformInput::seed`] and [`SampleInput::seed`]. Default: the stream `transforms` of
+    /// the loader's seed.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Sets the seed, unless one was set.
+    pub(crate) fn or_seed(mut self, seed: u64) -> Self {
+        self.seed.get_or_insert(seed);
         self
     }
 
@@ -232,7 +241,8 @@ impl Transforms {
             }
         }
         let mut of_fields = self.list.iter().filter(|of| of.selection().is_some());
-        let of_images = of_fields.any(|of| IMAGE_EXTENSIONS.iter().any(|extension| of.wants(extension)));
+        let images = extensions_of(Modality::Image);
+        let of_images = of_fields.any(|of| images.iter().any(|extension| of.wants(extension)));
         if matches!(decode, Decode::Pixels { .. }) && of_images {
             let reason = "images that are decoded into one tensor pass no transform: name other fields, or decode to \
                           `Media`, and resize and collate images there";

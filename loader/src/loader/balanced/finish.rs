@@ -7,9 +7,9 @@ use dflop_costmodel::SampleCost;
 use dflop_samples::sample::Sample;
 use tokio::sync::mpsc;
 
-use super::builder::BalancedLoaderBuilder;
 use super::packing::Packing;
 use super::read_ahead::{BegunPart, PendingMicrobatch};
+use super::settings::BalancedSettings;
 use super::{Microbatch, StepPart};
 use crate::decode::Collator;
 use crate::error::{Error, PlanError, Result};
@@ -37,11 +37,7 @@ struct StepAtWork {
 }
 
 impl Finisher {
-    pub(super) fn new(
-        settings: &BalancedLoaderBuilder,
-        collator: Collator,
-        log: Arc<PrepareLog>,
-    ) -> Result<Self> {
+    pub(super) fn new(settings: &BalancedSettings, collator: Collator, log: Arc<PrepareLog>) -> Result<Self> {
         let (planner, packing) = (settings.planner.clone(), Packing::new(settings, log)?);
         Ok(Self { collator, planner, packing, dp_rank: settings.dp_rank, step: None })
     }

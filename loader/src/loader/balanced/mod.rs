@@ -9,6 +9,7 @@ mod builder;
 mod finish;
 mod packing;
 mod read_ahead;
+mod settings;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +26,7 @@ use tokio::sync::watch;
 pub use self::builder::BalancedLoaderBuilder;
 use self::finish::Finisher;
 use self::read_ahead::begin_parts;
+use self::settings::BalancedSettings;
 use super::watchdog::Watchdog;
 use crate::decode::{Collator, DecodePool, TransformStage};
 use crate::error::{Error, Result, Skipped};
@@ -135,7 +137,7 @@ impl Microbatch {
 /// Streams one DP rank's share of every global batch.
 #[derive(Debug)]
 pub struct BalancedLoader {
-    settings: BalancedLoaderBuilder,
+    settings: Arc<BalancedSettings>,
     pool: Arc<DecodePool>,
     transforms: Option<Arc<TransformStage>>,
     skips: Arc<SkipLog>,
@@ -203,9 +205,9 @@ impl BalancedLoader {
             let metrics = pool.metrics().clone();
             metrics.begin_stream();
             let shards = settings.planner.datasets().iter().flat_map(|set| set.index().shards().to_vec()).collect();
-            let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), shards);
-            let collator = Collator::new(settings.decode, pool, skips.clone())
-                .augment(settings.augment)
+            let watchdog = Watchdog::new(settings.shared.stalls.clone(), metrics.clone(), shards);
+            let collator = Collator::new(settings.shared.decode, pool, skips.clone())
+                .augment(settings.shared.augment)
                 .transforms(transforms)
                 .video_sampling(settings.video_sampling)
                 .preparer(settings.preparer.clone());

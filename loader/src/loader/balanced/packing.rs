@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dflop_samples::inputs::{Filler, SampleProcessor};
 
 use super::Microbatch;
-use super::builder::BalancedLoaderBuilder;
+use super::settings::BalancedSettings;
 use crate::decode::Collator;
 use crate::error::Result;
 use crate::flow::{PrepareLog, TruncatedSample};
@@ -25,7 +25,7 @@ impl Packing {
     /// # Errors
     /// [`Error::Config`](crate::error::Error::Config) if a processor refuses the blank medium that
     /// microbatches need.
-    pub(super) fn new(settings: &BalancedLoaderBuilder, log: Arc<PrepareLog>) -> Result<Self> {
+    pub(super) fn new(settings: &BalancedSettings, log: Arc<PrepareLog>) -> Result<Self> {
         let (planner, preparer) = (&settings.planner, settings.preparer.clone());
         let filler = match &preparer {
             Some(preparer) if settings.is_packed => Some(Arc::new(preparer.filler(planner.towers())?)),

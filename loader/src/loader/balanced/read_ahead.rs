@@ -12,7 +12,7 @@ use futures::Stream;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
-use super::builder::BalancedLoaderBuilder;
+use super::settings::BalancedSettings;
 use crate::decode::{Collator, PendingSample, Transforms};
 use crate::error::{Error, PlanError, Result};
 use crate::fetch::{Demand, ReadPlan, StepReader, StepReaderSettings};
@@ -95,24 +95,27 @@ fn plan_ahead(
 ///
 /// - `started`: the step that was started last
 pub(super) fn begin_parts(
-    settings: BalancedLoaderBuilder,
+    settings: Arc<BalancedSettings>,
     collator: Collator,
     started: watch::Receiver<u64>,
 ) -> impl Stream<Item = Result<BegunPart>> + Send {
     try_stream! {
         let metrics = collator.metrics().clone();
-        let budget = ByteBudget::new(settings.buffered_bytes_max, metrics.decoded.clone());
+        let budget = ByteBudget::new(settings.buffered_bytes_max(), metrics.decoded.clone());
         let limit = MemoryLimit { settings: settings.clone() };
         let until = settings.steps.map_or(u64::MAX, |steps| settings.from_step.saturating_add(steps));
         let until = until.min(settings.planner.steps().len().unwrap_or(u64::MAX));
         let steps = settings.from_step..until;
         let ahead = settings.steps_ahead;
         let mut plans = plan_ahead(settings.planner.clone(), steps, ahead, started, metrics.clone());
-        let demand = InputDemand { preparer: settings.preparer, transforms: settings.transforms };
+        let demand = InputDemand {
+            preparer: settings.preparer.clone(),
+            transforms: settings.shared.transforms.clone(),
+        };
         let read_settings = StepReaderSettings {
-            planner: settings.planner,
-            share: settings.share,
-            fields: settings.fields,
+            planner: settings.planner.clone(),
+            share: settings.share.clone(),
+            fields: settings.shared.fields.clone(),
             demand: Arc::new(demand),
             unpacked_bytes_max: settings.unpacked_bytes_max,
         };
@@ -127,7 +130,7 @@ pub(super) fn begin_parts(
             let mut waiting: VecDeque<ReadPlan> =
                 places.iter().map(|places| at_work.plan(&plan, places)).collect();
             limit.check(&plan, &waiting)?;
-            while let Some(mut group) = next_group(&mut waiting, settings.buffered_bytes_max) {
+            while let Some(mut group) = next_group(&mut waiting, settings.buffered_bytes_max()) {
                 let bytes: Vec<u64> = group.iter().map(|reads| reads.resident_bytes).collect();
                 let mut lease = budget.lease(bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))).await?;
                 metered(metrics.stage(LoaderStage::Read), at_work.fetch(&mut group)).await?;
@@ -169,7 +172,7 @@ fn next_group(waiting: &mut VecDeque<ReadPlan>, buffered_bytes_max: u64) -> Opti
 
 /// Refuses microbatches that do not fit into memory.
 struct MemoryLimit {
-    settings: BalancedLoaderBuilder,
+    settings: Arc<BalancedSettings>,
 }
 
 impl MemoryLimit {
@@ -178,7 +181,7 @@ impl MemoryLimit {
         let largest = microbatches.iter().enumerate().max_by_key(|(_, reads)| reads.resident_bytes);
         let Some((microbatch, reads)) = largest else { return Ok(()) };
         // What is buffered anyway is not looked at, so that most steps ask nothing of the system.
-        if reads.resident_bytes <= self.settings.buffered_bytes_max {
+        if reads.resident_bytes <= self.settings.buffered_bytes_max() {
             return Ok(());
         }
         let available = || memory_available().unwrap_or(u64::MAX);

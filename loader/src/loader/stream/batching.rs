@@ -9,8 +9,8 @@ use std::sync::Arc;
 use async_stream::try_stream;
 use tokio::sync::mpsc::{Receiver, UnboundedReceiver};
 
-use super::builder::LoaderBuilder;
 use super::dealt::{Deal, DealtItem, DealtSettings, Replacements, read_dealt};
+use super::settings::StreamSettings;
 use super::shuffle_stage::{ShuffleStage, ShuffledItem};
 use super::stream_state::Progressed;
 use crate::decode::{Collator, Decode, PendingBatch, PendingSample};
@@ -52,9 +52,9 @@ struct OpenBatch<'a> {
 }
 
 impl BatchStarter {
-    fn new(settings: &LoaderBuilder, collator: Collator) -> Self {
+    fn new(settings: &StreamSettings, collator: Collator) -> Self {
         let metrics = collator.metrics();
-        let encoded = ByteBudget::new(settings.buffered_bytes_max / 2, metrics.undecoded.clone());
+        let encoded = ByteBudget::new(settings.buffered_bytes_max() / 2, metrics.undecoded.clone());
         let decoded = ByteBudget::new(settings.decoded_bytes_max, metrics.decoded.clone());
         Self { collator, encoded, decoded, batch_size: settings.batch_size }
     }
@@ -118,7 +118,7 @@ impl OpenBatch<'_> {
 
 /// Collects samples to batches and starts their decoding; the last batch may have no sample.
 pub(super) fn begin_batches(
-    settings: LoaderBuilder,
+    settings: Arc<StreamSettings>,
     known: KnownShards,
     collator: Collator,
 ) -> impl futures::Stream<Item = Result<BegunBatch>> + Send {
@@ -154,16 +154,16 @@ pub(super) fn begin_batches(
 
 /// Watches whether samples have the fields that were named, until one has.
 struct FieldWatch<'a> {
-    settings: &'a LoaderBuilder,
+    settings: &'a StreamSettings,
     is_watching: bool,
     samples: u64,
     epoch: Option<u64>,
 }
 
 impl<'a> FieldWatch<'a> {
-    fn new(settings: &'a LoaderBuilder) -> Self {
+    fn new(settings: &'a StreamSettings) -> Self {
         // A restored stream does not know the samples before.
-        let is_watching = !settings.fields.is_all() && settings.input.restored.is_none();
+        let is_watching = !settings.shared.fields.is_all() && settings.input.restored.is_none();
         Self { settings, is_watching, samples: 0, epoch: None }
     }
 
@@ -184,7 +184,7 @@ impl<'a> FieldWatch<'a> {
         if !self.is_watching || self.samples == 0 {
             return Ok(());
         }
-        let LoaderBuilder { fields, shards, .. } = self.settings;
+        let (fields, shards) = (&self.settings.shared.fields, &self.settings.shards);
         Err(no_field_in_stream("fields", fields, self.samples, shards).await)
     }
 }
@@ -192,7 +192,7 @@ impl<'a> FieldWatch<'a> {
 /// Collects dealt samples to batches and starts their decoding; after the samples of the pass, as many more
 /// as are asked for through `replace`.
 pub(super) fn begin_dealt_batches(
-    settings: LoaderBuilder,
+    settings: Arc<StreamSettings>,
     deal: Deal,
     collator: Collator,
     mut replace: UnboundedReceiver<u64>,
@@ -272,7 +272,7 @@ impl DealtFeed {
 
 /// Starts the reader of dealt samples, where a state says if there is one.
 async fn start_dealt(
-    settings: &LoaderBuilder,
+    settings: &StreamSettings,
     deal: &Deal,
     collator: Collator,
 ) -> Result<(BatchStarter, DealtFeed)> {
@@ -285,8 +285,8 @@ async fn start_dealt(
         metrics: metrics.clone(),
         field_bytes_max: settings.field_bytes_max,
         fields: settings.read_fields(),
-        is_read_through: settings.decode == Decode::Raw,
-        requested_bytes_max: settings.buffered_bytes_max,
+        is_read_through: settings.shared.decode == Decode::Raw,
+        requested_bytes_max: settings.buffered_bytes_max(),
     };
     let of_epoch = deal.epoch_samples(settings.drops_last);
     let held = again.into_values().flatten();
@@ -311,7 +311,7 @@ async fn start_dealt(
 
 /// Starts the reader, where a state says if there is one.
 async fn start(
-    settings: &LoaderBuilder,
+    settings: &StreamSettings,
     known: KnownShards,
     collator: Collator,
 ) -> Result<(BatchStarter, ShuffleStage)> {
@@ -325,9 +325,9 @@ async fn start(
         metrics: metrics.clone(),
         field_bytes_max: settings.field_bytes_max,
         fields: settings.read_fields(),
-        is_read_through: settings.decode == Decode::Raw,
+        is_read_through: settings.shared.decode == Decode::Raw,
         budget: ByteBudget::new(settings.reader_bytes(), metrics.undecoded.clone()),
-        requested_bytes_max: settings.buffered_bytes_max,
+        requested_bytes_max: settings.buffered_bytes_max(),
     });
     let feed = shuffled(settings, source, start, metrics).await?;
     Ok((BatchStarter::new(settings, collator), feed))
@@ -335,7 +335,7 @@ async fn start(
 
 /// Starts the shuffle buffer, if there is one, over a reader that starts at a position.
 async fn shuffled(
-    settings: &LoaderBuilder,
+    settings: &StreamSettings,
     source: Receiver<Result<ReaderItem>>,
     start: Position,
     metrics: Arc<Metrics>,

@@ -9,6 +9,8 @@ mod batching;
 mod buffered_sample;
 mod builder;
 mod dealt;
+mod input;
+mod settings;
 mod shuffle_stage;
 mod stream_state;
 
@@ -23,8 +25,9 @@ use tokio::sync::mpsc::{Receiver, unbounded_channel};
 
 use self::batching::{BegunBatch, begin_batches, begin_dealt_batches};
 pub use self::builder::LoaderBuilder;
-pub use self::builder::RestoredInput;
 use self::dealt::Refill;
+pub use self::input::RestoredInput;
+use self::settings::StreamSettings;
 use self::stream_state::Tracker;
 pub use self::stream_state::{HELD_BYTES_MAX, StreamState};
 
@@ -41,7 +44,7 @@ pub type BatchStream = BoxStream<'static, Result<Batch>>;
 /// Streams the samples of shards in shard order, decoded and in batches.
 #[derive(Debug)]
 pub struct Loader {
-    settings: LoaderBuilder,
+    settings: Arc<StreamSettings>,
     pool: Arc<DecodePool>,
     skips: Arc<SkipLog>,
     kernel_cpu_ns: Arc<AtomicU64>,
@@ -74,15 +77,14 @@ impl Loader {
         let batches = try_stream! {
             metrics.begin_stream();
             *lock(&tracker) = settings.input.tracker()?;
-            let collator = Collator::new(settings.decode, pool, skips.clone())
-                .augment(settings.augment)
+            let collator = Collator::new(settings.shared.decode, pool, skips.clone())
+                .augment(settings.shared.augment)
                 .transforms(transforms)
                 .pixel_format(settings.pixel_format)
                 .video_sampling(settings.video_sampling);
             let ahead = settings.batches_ahead();
-            let watchdog = Watchdog::new(settings.stalls.clone(), metrics.clone(), settings.shards.clone());
-            let checked = settings.clone();
-            let (mut begun, mut refill) = begin(settings, known, &collator, ahead);
+            let watchdog = Watchdog::new(settings.shared.stalls.clone(), metrics.clone(), settings.shards.clone());
+            let (mut begun, mut refill) = begin(settings.clone(), known, &collator, ahead);
             loop {
                 let next = next_batch(&mut begun, refill.as_mut(), &collator, &tracker);
                 let next = watchdog.watch(metered(metrics.stage(LoaderStage::Collate), next)).await?;
@@ -96,7 +98,7 @@ impl Loader {
                 }
             }
             skips.check(true)?;
-            check_transforms(&collator, &checked).await?;
+            check_transforms(&collator, &settings).await?;
         };
         batches.boxed()
     }
@@ -158,7 +160,7 @@ fn lock(tracker: &Mutex<Tracker>) -> MutexGuard<'_, Tracker> {
 
 /// Checks, at the end of a stream, that every transform had a field; a restored stream does not know the
 /// samples before.
-async fn check_transforms(collator: &Collator, settings: &LoaderBuilder) -> Result<()> {
+async fn check_transforms(collator: &Collator, settings: &StreamSettings) -> Result<()> {
     let without_field = collator.transform_stage().and_then(|stage| stage.without_field());
     let samples = collator.skips().samples();
     match without_field.filter(|_| samples > 0 && settings.input.restored.is_none()) {
@@ -169,7 +171,7 @@ async fn check_transforms(collator: &Collator, settings: &LoaderBuilder) -> Resu
 
 /// Starts batches, ahead of the consumer; dealt samples are cut to full batches by the [`Refill`].
 fn begin(
-    settings: LoaderBuilder,
+    settings: Arc<StreamSettings>,
     known: KnownShards,
     collator: &Collator,
     ahead: usize,

@@ -57,24 +57,21 @@ fn parse_share(text: &str) -> Result<(usize, usize), String> {
 }
 
 impl InputArgs {
-    /// Returns the seed of both shuffles and of augmentation.
-    pub(crate) fn seed(&self) -> u64 {
-        self.seed
-    }
-
     pub(crate) fn is_resumed(&self) -> bool {
         self.resume.is_some()
     }
 
     /// Sets order, share and state of a loader builder.
-    pub(crate) fn apply(&self, mut builder: LoaderBuilder) -> Result<LoaderBuilder, Failure> {
+    pub(crate) fn apply(&self, builder: LoaderBuilder) -> Result<LoaderBuilder, Failure> {
+        let mut builder = builder.seed(self.seed);
         if let Some(samples) = self.shuffle_buffer {
             let samples_initial = self.shuffle_initial.unwrap_or(samples);
-            let (samples_max, bytes_max, seed) = (samples, self.shuffle_bytes, self.seed);
-            builder = builder.shuffle(ShuffleBuffer { samples_max, bytes_max, samples_initial, seed });
+            let bytes_max = self.shuffle_bytes;
+            let buffer = ShuffleBuffer { bytes_max, samples_initial, ..ShuffleBuffer::new(samples) };
+            builder = builder.shuffle(buffer);
         }
         if self.shuffle_shards {
-            builder = builder.shuffle_shards(self.seed);
+            builder = builder.shuffle_shards();
         }
         if let Some((rank, world)) = self.shards_of_rank {
             builder = builder.shards_of_rank(rank, world);

@@ -174,7 +174,7 @@ fn loader(args: &StreamArgs, skipped_file: Option<Arc<SkippedFile>>) -> Result<L
     if let Some(fields) = &args.fields {
         builder = builder.fields(FieldSelection::new(fields)?);
     }
-    if let Some(augment) = args.augment.augment(args.input.seed())? {
+    if let Some(augment) = args.augment.augment()? {
         builder = builder.augment(augment);
     }
     if let Some(sampling) = args.video.sampling()? {

@@ -33,17 +33,17 @@ pub(super) struct RandomCrop {
 /// Builds an [`Augment`].
 #[derive(Debug, Clone, Default)]
 pub struct AugmentBuilder {
-    seed: u64,
+    seed: Option<u64>,
     crop: Option<RandomCrop>,
     flip_probability: f64,
     jitter: ColorJitter,
 }
 
 impl AugmentBuilder {
-    /// Sets the seed of all random draws. Default: 0.
+    /// Sets the seed of all random draws. Default: that of the loader, 0 without one.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
+        self.seed = Some(seed);
         self
     }
 

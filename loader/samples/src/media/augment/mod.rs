@@ -9,7 +9,7 @@
 //! # Examples
 //! ```
 //! use dflop_samples::media::augment::Augment;
-//! use dflop_samples::shard::SampleId;
+//! use dflop_samples::SampleId;
 //! use dflop_samples::media::RgbImage;
 //!
 //! let augment = Augment::builder().random_crop(0.5..=1.0, 0.75..=1.5).flip(0.5).seed(7).build()?;
@@ -40,7 +40,8 @@ use crate::raw_sample::SampleId;
 /// Random changes of images, with their ranges and probabilities.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Augment {
-    seed: u64,
+    /// `None` for the seed of the loader.
+    seed: Option<u64>,
     crop: Option<RandomCrop>,
     flip_probability: f64,
     jitter: ColorJitter,
@@ -53,13 +54,20 @@ impl Augment {
         AugmentBuilder::default()
     }
 
+    /// Sets the seed, unless the builder set one.
+    #[must_use]
+    pub fn or_seed(mut self, seed: u64) -> Self {
+        self.seed.get_or_insert(seed);
+        self
+    }
+
     /// Returns the changes of one image.
     ///
     /// - `epoch`: epoch of the sample, from 0
     /// - `field`: extension of the image's field, which distinguishes it from the other fields of its sample
     #[must_use]
     pub fn image(&self, sample: SampleId<'_>, epoch: u64, field: &str) -> ImageAugment {
-        let random = RandomSource::new(self.seed, sample, epoch, field);
+        let random = RandomSource::new(self.seed.unwrap_or_default(), sample, epoch, field);
         ImageAugment { augment: *self, random }
     }
 }

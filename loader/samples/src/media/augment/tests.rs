@@ -28,7 +28,7 @@ fn draws_depend_on_everything_that_names_an_image_and_on_nothing_else() {
         all().image(SampleId { shard: "shard-001.tar", ..sample("kite") }, 2, "1.jpg"),
         all().image(sample("kite"), 3, "1.jpg"),
         all().image(sample("kite"), 2, "0.jpg"),
-        Augment { seed: 12, ..all() }.image(sample("kite"), 2, "1.jpg"),
+        Augment { seed: Some(12), ..all() }.image(sample("kite"), 2, "1.jpg"),
     ];
     for other in others {
         assert_ne!(other.draw(DISPLAYED), reference);

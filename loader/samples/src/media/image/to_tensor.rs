@@ -20,7 +20,6 @@ use super::{RgbImage, decode_stored_into, stored_header};
 use crate::media::augment::{ImageAugment, ImageChanges};
 use crate::media::error::DecodeError;
 use crate::media::limits::ImageLimits;
-use crate::media::probe::ImageHeader;
 
 /// Mean of the `ImageNet` pixels: red, green, blue, on a scale of 0 to 1.
 pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
@@ -174,17 +173,76 @@ impl ImageTensorDecoder {
         assert_eq!(out.len(), self.values(), "`out` must have `values()` elements");
         let header = stored_header(bytes, &self.limits)?;
         let draw = augment.map_or_else(ImageChanges::default, |augment| augment.draw(header.display_size()));
-        let crop_box = self.crop_box(&header, &draw);
+        let crop_box = self.crop_box(header.stored, header.orientation, &draw);
         let reduction = self.reduction(crop_box);
         decode_stored_into(bytes, &header, reduction, &self.limits, &mut self.stored)?;
-        self.resample(&header, crop_box)?;
+        self.write_square(header.stored, header.orientation, crop_box, &draw, layout, out)
+    }
+
+    /// Converts a decoded image as [`decode_formatted_into`](Self::decode_formatted_into) does after decoding.
+    ///
+    /// # Errors
+    /// [`DecodeError::Malformed`] if the number of pixels does not match the size of the image.
+    ///
+    /// # Panics
+    /// See [`decode_formatted_into`](Self::decode_formatted_into).
+    pub fn convert_formatted_into(
+        &mut self,
+        image: RgbImage,
+        augment: Option<&ImageAugment>,
+        format: PixelFormat,
+        out: &mut [u8],
+    ) -> Result<bool, DecodeError> {
+        let PixelFormat { pixels, layout } = format;
+        match pixels {
+            PixelType::Float32 => {
+                self.convert_as::<f32>(image, augment, layout, bytemuck::cast_slice_mut(out))
+            }
+            PixelType::BFloat16 => {
+                self.convert_as::<bf16>(image, augment, layout, bytemuck::cast_slice_mut(out))
+            }
+            PixelType::UInt8 => self.convert_as::<u8>(image, augment, layout, out),
+        }
+    }
+
+    fn convert_as<P: Pixel>(
+        &mut self,
+        image: RgbImage,
+        augment: Option<&ImageAugment>,
+        layout: PixelLayout,
+        out: &mut [P],
+    ) -> Result<bool, DecodeError> {
+        assert_eq!(out.len(), self.values(), "`out` must have `values()` elements");
+        let size = ImageSize { width: image.width, height: image.height };
+        let bytes = u64::from(size.width) * u64::from(size.height) * 3;
+        if bytes == 0 || image.pixels.len() as u64 != bytes {
+            let reason = format!("{} bytes for {} x {} pixels", image.pixels.len(), size.width, size.height);
+            return Err(DecodeError::malformed("image", 0, reason));
+        }
+        let draw = augment.map_or_else(ImageChanges::default, |augment| augment.draw(size));
+        self.stored = image;
+        let crop_box = self.crop_box(size, Orientation::NoTransforms, &draw);
+        self.write_square(size, Orientation::NoTransforms, crop_box, &draw, layout, out)
+    }
+
+    /// Resamples, changes, orients and normalizes the stored image; returns whether it is truncated.
+    fn write_square<P: Pixel>(
+        &mut self,
+        size: ImageSize,
+        orientation: Orientation,
+        crop_box: CropBox,
+        draw: &ImageChanges,
+        layout: PixelLayout,
+        out: &mut [P],
+    ) -> Result<bool, DecodeError> {
+        self.resample(size, crop_box)?;
         draw.colors.apply(&mut self.square);
-        let is_as_stored = header.orientation == Orientation::NoTransforms && !draw.is_flipped;
+        let is_as_stored = orientation == Orientation::NoTransforms && !draw.is_flipped;
         let square = if is_as_stored {
             &self.square
         } else {
             let side = self.side.get() as usize;
-            orient_square(&self.square, side, header.orientation, draw.is_flipped, &mut self.turned);
+            orient_square(&self.square, side, orientation, draw.is_flipped, &mut self.turned);
             &self.turned
         };
         match layout {
@@ -200,10 +258,10 @@ impl ImageTensorDecoder {
     }
 
     /// Returns the part of the stored image that becomes the square.
-    fn crop_box(&self, header: &ImageHeader, draw: &ImageChanges) -> CropBox {
+    fn crop_box(&self, size: ImageSize, orientation: Orientation, draw: &ImageChanges) -> CropBox {
         match draw.crop {
-            Some(crop) => CropBox::from(crop).to_stored(header.stored, header.orientation),
-            None => CropBox::center(header.stored, self.side.get()),
+            Some(crop) => CropBox::from(crop).to_stored(size, orientation),
+            None => CropBox::center(size, self.side.get()),
         }
     }
 
@@ -219,10 +277,10 @@ impl ImageTensorDecoder {
         Reduction::NONE
     }
 
-    fn resample(&mut self, header: &ImageHeader, crop_box: CropBox) -> Result<(), DecodeError> {
+    fn resample(&mut self, size: ImageSize, crop_box: CropBox) -> Result<(), DecodeError> {
         let decoded = ImageSize { width: self.stored.width, height: self.stored.height };
         let target = ImageSize { width: self.side.get(), height: self.side.get() };
-        let crop_box = crop_box.in_decoded(header.stored, decoded);
+        let crop_box = crop_box.in_decoded(size, decoded);
         resize_part(&mut self.resizer, &self.stored, crop_box, target, self.square.as_flattened_mut())
     }
 }

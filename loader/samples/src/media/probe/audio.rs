@@ -12,7 +12,7 @@ use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackType};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
 use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
 
-use super::{AudioLength, MediaShape, flac, ogg, wav};
+use super::{AudioLength, flac, ogg, wav};
 use crate::media::error::DecodeError;
 
 /// An audio container that [`crate::media::decode_audio`] reads, recognized by its first bytes.
@@ -61,10 +61,10 @@ pub(crate) fn audio_format(bytes: &[u8]) -> Result<AudioFormat, DecodeError> {
     })
 }
 
-/// Reads the shape of an audio clip of `field_bytes` bytes.
-pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediaShape, DecodeError> {
+/// Reads the length and the channels, at least 1, of an audio clip of `field_bytes` bytes.
+pub(crate) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<(AudioLength, u16), DecodeError> {
     let format = audio_format(prefix)?;
-    let (length, channels) = match format {
+    Ok(match format {
         AudioFormat::Wav => {
             let header = wav::read_wav_header(prefix, field_bytes)?;
             (header.length, header.channels)
@@ -82,8 +82,7 @@ pub(super) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<MediaShape,
             let frames = if is_estimated { packet_frames(reader.as_mut(), id) } else { length.frames };
             (AudioLength { frames, ..length }, channels)
         }
-    };
-    Ok(MediaShape::Audio { length, channels })
+    })
 }
 
 /// Opens the demultiplexer of a format.

@@ -127,7 +127,7 @@ fn orientation_of(format: ImageFormat, bytes: &[u8]) -> Result<Orientation, Deco
 }
 
 /// Returns whether a PNG ends before its pixels, so that its orientation is still unknown.
-pub(super) fn ends_before_pixels(bytes: &[u8]) -> bool {
+pub(crate) fn ends_before_pixels(bytes: &[u8]) -> bool {
     ImageFormat::from_bytes(bytes) == Some(ImageFormat::Png) && png_exif(bytes).is_err()
 }
 

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::media::is_video_extension;
 use crate::media::tests::shared_files;
 use crate::media::video::*;
+use crate::media::{Modality, modality_of};
 
 const ALL: VideoSampling = VideoSampling::Uniform { frames: u32::MAX };
 
@@ -53,7 +53,7 @@ fn difference(video: &Video, frames: &[usize], expected: &[u8]) -> Option<(usize
 fn videos() -> Vec<(PathBuf, Vec<u8>)> {
     let is_video = |path: &Path| {
         let extension = path.extension().unwrap_or_default().to_string_lossy();
-        is_video_extension(&extension)
+        modality_of(&extension) == Some(Modality::Video)
     };
     ["mp4", "mkv", "webm", "avi", "mov"]
         .iter()

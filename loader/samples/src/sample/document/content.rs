@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
+use crate::media::Modality;
 use crate::sample::text;
-use crate::sample::text::{Modality, Piece, split_placeholders};
+use crate::sample::text::{Piece, split_placeholders};
 
 /// Piece of content whose placeholder is not matched with a field yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

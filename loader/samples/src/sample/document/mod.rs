@@ -25,9 +25,9 @@ pub use self::parts::{ChatTurn, ContentPart};
 
 use self::names::{named_media, resolve};
 use super::decoded::{Field, Sample};
-use super::text::{Modality, has_content};
+use super::text::has_content;
 use crate::error::Skipped;
-use crate::media::{FieldKind, Media, is_video_extension, kind_of_extension};
+use crate::media::{Content, Media, Modality, content_of, modality_of as modality_of_extension};
 
 /// Mismatch between the document of a sample and its fields.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +64,7 @@ impl MediaFault {
 /// # Examples
 /// ```
 /// use dflop_samples::sample::{Field, Sample};
-/// use dflop_samples::media::{Media, RgbImage};
+/// use dflop_samples::media::{Media, Modality, RgbImage};
 /// use dflop_samples::sample::document::ContentPart;
 /// use dflop_samples::sample::document::SampleMedia;
 ///
@@ -80,7 +80,8 @@ impl MediaFault {
 /// let media = SampleMedia::from_sample(&sample)?;
 /// assert_eq!(&*media.images[0].extension, "1.jpg");
 /// let turns = media.turns()?.unwrap();
-/// assert_eq!(turns[0].parts, [ContentPart::Image(0), ContentPart::Text("then "), ContentPart::Image(1)]);
+/// let placed = |at| ContentPart::Medium(Modality::Image, at);
+/// assert_eq!(turns[0].parts, [placed(0), ContentPart::Text("then "), placed(1)]);
 /// # Ok::<(), dflop_samples::sample::document::MediaFault>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -160,22 +161,10 @@ fn modality_of(field: &Field) -> Option<Modality> {
     }
 }
 
-/// Returns the modality of an extension, also where this build cannot decode it (Opus, video).
-fn modality_of_extension(extension: &str) -> Option<Modality> {
-    let last = extension.rsplit('.').next().unwrap_or_default();
-    match kind_of_extension(extension) {
-        FieldKind::Image => Some(Modality::Image),
-        FieldKind::Audio => Some(Modality::Audio),
-        _ if last.eq_ignore_ascii_case("opus") => Some(Modality::Audio),
-        _ if is_video_extension(extension) => Some(Modality::Video),
-        _ => None,
-    }
-}
-
 fn is_text(field: &Field) -> bool {
     match &field.media {
         Media::Text(_) => true,
-        Media::Opaque(_) => kind_of_extension(&field.extension) == FieldKind::Text,
+        Media::Opaque(_) => content_of(&field.extension) == Some(Content::Text),
         _ => false,
     }
 }

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::{content, modality_of_extension};
+use crate::media::Modality;
 use crate::sample::decoded::Field;
-use crate::sample::text::Modality;
 
 /// Most digits of a field's number; longer numbers are file names, as in COCO.
 const NUMBER_DIGITS_MAX: usize = 4;

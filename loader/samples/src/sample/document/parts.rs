@@ -3,22 +3,17 @@
 use super::content::{UnplacedPart, UnplacedTurn};
 use super::names::field_named;
 use super::{MediaFault, SampleMedia, are_numbered, content, documents, in_order, is_text, modality_of};
-use crate::media::Media;
+use crate::media::{Media, Modality};
 use crate::sample::decoded::Field;
 use crate::sample::text;
-use crate::sample::text::Modality;
 
 /// Piece of content in its final order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentPart<'a> {
     /// Text between media, never empty.
     Text(&'a str),
-    /// An image, by its index in [`SampleMedia::images`].
-    Image(usize),
-    /// An audio clip, by its index in [`SampleMedia::audio`].
-    Audio(usize),
-    /// A video, by its index in [`SampleMedia::videos`].
-    Video(usize),
+    /// A medium, by its modality and its index in [`SampleMedia::by_modality`].
+    Medium(Modality, usize),
 }
 
 /// Turn of a conversation.
@@ -168,7 +163,7 @@ impl<'a> SampleMedia<'a> {
         let mut part = |part: &UnplacedPart<'a>| match part {
             UnplacedPart::Text(text) => Some(ContentPart::Text(text)),
             UnplacedPart::Media(modality, _) => {
-                orders[*modality as usize].next().map(|at| ContentPart::medium(*modality, at))
+                orders[*modality as usize].next().map(|at| ContentPart::Medium(*modality, at))
             }
         };
         Ok(contents.iter().map(|content| content.iter().filter_map(&mut part).collect()).collect())
@@ -205,16 +200,6 @@ impl<'a> SampleMedia<'a> {
         }
         let mut free = free.into_iter();
         Ok(named.into_iter().filter_map(|at| at.or_else(|| free.next())).collect())
-    }
-}
-
-impl ContentPart<'_> {
-    const fn medium(modality: Modality, at: usize) -> Self {
-        match modality {
-            Modality::Image => Self::Image(at),
-            Modality::Audio => Self::Audio(at),
-            Modality::Video => Self::Video(at),
-        }
     }
 }
 

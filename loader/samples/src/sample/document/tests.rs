@@ -16,6 +16,11 @@ fn image() -> Media {
     Media::Image(RgbImage::default())
 }
 
+/// Content that is the image at this place.
+fn placed(at: usize) -> ContentPart<'static> {
+    ContentPart::Medium(Modality::Image, at)
+}
+
 /// Makes a sample of images with these names, and a document.
 fn images(names: &[&'static str], document: Value) -> Sample {
     let images = names.iter().map(|name| (*name, image()));
@@ -80,8 +85,7 @@ fn marks_and_parts_stand_for_media_in_order() {
         {"from": "human", "value": "<image>\nthen <image>?"}, {"from": "gpt", "value": "a kite"}]});
     let sample = images(&["0.jpg", "1.jpg"], marked);
     let turns = SampleMedia::from_sample(&sample).unwrap().turns().unwrap().unwrap();
-    let asked =
-        [ContentPart::Image(0), ContentPart::Text("then "), ContentPart::Image(1), ContentPart::Text("?")];
+    let asked = [placed(0), ContentPart::Text("then "), placed(1), ContentPart::Text("?")];
     assert_eq!((turns[0].role, &*turns[0].parts), ("human", &asked[..]));
     assert_eq!(turns[1], ChatTurn { role: "gpt", parts: vec![ContentPart::Text("a kite")] });
 
@@ -89,7 +93,7 @@ fn marks_and_parts_stand_for_media_in_order() {
         {"type": "image_url", "image_url": {"url": "1.jpg"}}, {"type": "text", "text": "or"}, {"type": "image"}]}]});
     let sample = images(&["0.jpg", "1.jpg"], parts);
     let turns = SampleMedia::from_sample(&sample).unwrap().turns().unwrap().unwrap();
-    assert_eq!(turns[0].parts, [ContentPart::Image(1), ContentPart::Text("or"), ContentPart::Image(0)]);
+    assert_eq!(turns[0].parts, [placed(1), ContentPart::Text("or"), placed(0)]);
 }
 
 #[test]
@@ -112,7 +116,7 @@ fn displayed(names: &[&'static str], parts: &Value) -> Result<Vec<String>, Strin
     let media = SampleMedia::from_sample(&sample).map_err(|fault| fault.reason)?;
     let turns = media.turns().map_err(|fault| format!("{}: {}", fault.field, fault.reason))?.unwrap();
     let name = |part: &ContentPart<'_>| match part {
-        ContentPart::Image(at) => Some(media.images[*at].extension.to_string()),
+        ContentPart::Medium(Modality::Image, at) => Some(media.images[*at].extension.to_string()),
         _ => None,
     };
     Ok(turns[0].parts.iter().filter_map(name).collect())
@@ -161,21 +165,18 @@ fn a_second_conversation_is_a_fault_and_a_describing_list_is_none() {
 fn a_question_and_its_answer_are_turns_and_captions_stand_behind_media() {
     let asked = images(&["jpg"], json!({"question": "<image>\nwhat?", "answer": "a kite"}));
     let turns = SampleMedia::from_sample(&asked).unwrap().turns().unwrap().unwrap();
-    assert_eq!(
-        (turns[0].role, &*turns[0].parts),
-        ("user", &[ContentPart::Image(0), ContentPart::Text("what?")][..])
-    );
+    assert_eq!((turns[0].role, &*turns[0].parts), ("user", &[placed(0), ContentPart::Text("what?")][..]));
     assert_eq!((turns[1].role, &*turns[1].parts), ("assistant", &[ContentPart::Text("a kite")][..]));
     let caption = sample(vec![("json", Media::Json(json!({"caption": "a kite"}))), ("jpg", image())]);
     let media = SampleMedia::from_sample(&caption).unwrap();
     assert_eq!(media.turns().unwrap(), None);
-    assert_eq!(media.parts().unwrap(), [ContentPart::Image(0), ContentPart::Text("a kite")]);
+    assert_eq!(media.parts().unwrap(), [placed(0), ContentPart::Text("a kite")]);
     let behind = sample(vec![
         ("txt", text("hi <audio>")),
         ("wav", Media::Audio(crate::media::Audio::default())),
         ("jpg", image()),
     ]);
-    let expected = [ContentPart::Image(0), ContentPart::Text("hi "), ContentPart::Audio(0)];
+    let expected = [placed(0), ContentPart::Text("hi "), ContentPart::Medium(Modality::Audio, 0)];
     assert_eq!(SampleMedia::from_sample(&behind).unwrap().parts().unwrap(), expected);
     let deaf = SampleMedia::for_modalities(&behind, |modality| modality == Modality::Image).unwrap();
     assert_eq!(deaf.parts().unwrap_err().reason, "1 audio placeholders for 0 clips");
@@ -185,16 +186,15 @@ fn a_question_and_its_answer_are_turns_and_captions_stand_behind_media() {
 fn texts_and_images_interleave_by_document_or_by_number() {
     let lists = json!({"texts": ["a", null, "b"], "images": [null, "0.jpg", null]});
     let by_list = images(&["0.jpg"], lists);
-    let expected = [ContentPart::Text("a"), ContentPart::Image(0), ContentPart::Text("b")];
+    let expected = [ContentPart::Text("a"), placed(0), ContentPart::Text("b")];
     assert_eq!(SampleMedia::from_sample(&by_list).unwrap().parts().unwrap(), expected);
     let fields = vec![("0.txt", text("a")), ("1.jpg", image()), ("10.txt", text("c")), ("2.txt", text("b"))];
     let by_number = sample(fields);
-    let expected =
-        [ContentPart::Text("a"), ContentPart::Image(0), ContentPart::Text("b"), ContentPart::Text("c")];
+    let expected = [ContentPart::Text("a"), placed(0), ContentPart::Text("b"), ContentPart::Text("c")];
     assert_eq!(SampleMedia::from_sample(&by_number).unwrap().parts().unwrap(), expected);
     let as_stored = sample(vec![("wav", Media::Audio(crate::media::Audio::default())), ("txt", text("hi"))]);
     assert_eq!(
         SampleMedia::from_sample(&as_stored).unwrap().parts().unwrap(),
-        [ContentPart::Audio(0), ContentPart::Text("hi")]
+        [ContentPart::Medium(Modality::Audio, 0), ContentPart::Text("hi")]
     );
 }

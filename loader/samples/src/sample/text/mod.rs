@@ -11,16 +11,8 @@ pub use self::conversation::{ASSISTANT_ROLES, turns};
 pub(crate) use self::conversation::{CAPTION_KEYS, QUESTION_ANSWER_KEYS, content, has_content, interleaved};
 pub use self::conversation::{has_turns, measure_json};
 pub use self::estimate::estimate_tokens;
-pub use self::placeholder::{Modality, Piece, split_placeholders};
-
-/// Length of a text in tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TextLength {
-    /// Tokens of the whole text.
-    pub tokens: u32,
-    /// Tokens that the loss is computed on; at most `tokens`.
-    pub target_tokens: u32,
-}
+pub use self::placeholder::{Piece, split_placeholders};
+pub use crate::media::{Modality, TextLength};
 
 /// Measures plain text, all of which is target; placeholders of media count nothing.
 #[must_use]

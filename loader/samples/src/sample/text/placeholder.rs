@@ -1,44 +1,10 @@
 //! Splits a text at the placeholders that datasets write for media.
 
+use crate::media::Modality;
+
 /// Placeholders and the modality of the medium that each represents.
 const PLACEHOLDERS: [(&str, Modality); 3] =
     [("<image>", Modality::Image), ("<audio>", Modality::Audio), ("<video>", Modality::Video)];
-
-/// Modality of a medium that can be placed in a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Modality {
-    /// An image.
-    Image,
-    /// Audio: one clip.
-    Audio,
-    /// A video.
-    Video,
-}
-
-impl Modality {
-    /// All modalities, in the order of their discriminants.
-    pub const ALL: [Self; 3] = [Self::Image, Self::Audio, Self::Video];
-
-    /// Returns the name that datasets and chat templates use.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Image => "image",
-            Self::Audio => "audio",
-            Self::Video => "video",
-        }
-    }
-
-    /// Returns the plural used in messages.
-    #[must_use]
-    pub const fn plural(self) -> &'static str {
-        match self {
-            Self::Image => "images",
-            Self::Audio => "clips",
-            Self::Video => "videos",
-        }
-    }
-}
 
 /// Piece of a text with placeholders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +22,8 @@ pub enum Piece<'a> {
 ///
 /// # Examples
 /// ```
-/// use dflop_samples::sample::text::{Modality, Piece, split_placeholders};
+/// use dflop_samples::media::Modality;
+/// use dflop_samples::sample::text::{Piece, split_placeholders};
 /// let pieces = split_placeholders("<image>\nWhat is it?");
 /// assert_eq!(pieces, [Piece::Media(Modality::Image), Piece::Text("What is it?")]);
 /// ```

@@ -1,0 +1,46 @@
+//! Images: JPEG, PNG, WebP, GIF, BMP, TIFF, recognized by their content.
+
+use bytes::Bytes;
+
+use super::{Codec, Content, Payload};
+use crate::media::probe::{ImageFormat, ends_before_pixels, image_header};
+use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, Modality, decode_rgb};
+
+/// Codec of images; an animation is its first frame.
+#[derive(Debug)]
+pub(super) struct ImageCodec;
+
+impl Codec for ImageCodec {
+    fn name(&self) -> &'static str {
+        "image"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &["jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff"]
+    }
+
+    fn content(&self) -> Content {
+        Content::Medium(Modality::Image)
+    }
+
+    fn payload(&self) -> Payload {
+        Payload::Prefix
+    }
+
+    /// Only a JPEG stores its orientation before the pixels in any case.
+    fn is_settled(&self, prefix: &[u8]) -> bool {
+        ImageFormat::from_bytes(prefix) == Some(ImageFormat::Jpeg)
+    }
+
+    fn probe(&self, prefix: &[u8], field_bytes: u64, _: &DecodeLimits) -> Result<MediaShape, DecodeError> {
+        let header = image_header(prefix)?;
+        if (prefix.len() as u64) < field_bytes && ends_before_pixels(prefix) {
+            return Err(DecodeError::PrefixTooShort { prefix_bytes: prefix.len() as u64 });
+        }
+        Ok(MediaShape::Image(header.display_size()))
+    }
+
+    fn decode(&self, bytes: Bytes, limits: &DecodeLimits) -> Result<Media, DecodeError> {
+        decode_rgb(&bytes, &limits.image).map(Media::Image)
+    }
+}

@@ -1,0 +1,198 @@
+//! Finds the codec of a field: one that was registered, else a built-in one.
+
+use std::sync::{PoisonError, RwLock};
+
+use super::{BUILT_IN, Codec, Content};
+use crate::media::modality::Modality;
+
+/// Codecs of other crates. One list for the process, because the name of a field means the same everywhere.
+static REGISTERED: RwLock<Vec<&'static dyn Codec>> = RwLock::new(Vec::new());
+
+/// Conflict of a codec with one that was registered before.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CodecConflict {
+    /// Another codec has the name.
+    #[error("codec `{name}` is registered already")]
+    Name {
+        /// Name of both.
+        name: &'static str,
+    },
+    /// Another registered codec claims an extension.
+    #[error("`.{extension}` is claimed by codec `{known}`, so codec `{name}` cannot claim it")]
+    Extension {
+        /// The claimed extension.
+        extension: &'static str,
+        /// The codec that was registered before.
+        known: &'static str,
+        /// The refused codec.
+        name: &'static str,
+    },
+    /// An extension is empty, has a dot or an upper-case letter, so that no field would match it.
+    #[error("codec `{name}` claims `{extension}`; expected the last part of an extension in lower case")]
+    Spelling {
+        /// The refused extension.
+        extension: &'static str,
+        /// The refused codec.
+        name: &'static str,
+    },
+}
+
+/// Registers a codec for this process, before any dataset is opened. It replaces built-in codecs for its
+/// extensions.
+///
+/// Register the same codecs in every process that reads the data: an index names the registered codecs that
+/// its shapes come from, and is rebuilt where they differ.
+///
+/// # Errors
+/// [`CodecConflict`] if the name or an extension is taken by a registered codec, or an extension cannot match.
+pub fn register(codec: &'static dyn Codec) -> Result<(), CodecConflict> {
+    let name = codec.name();
+    let cannot_match = |extension: &&&'static str| {
+        extension.is_empty() || extension.chars().any(|letter| letter == '.' || letter.is_uppercase())
+    };
+    if let Some(extension) = codec.extensions().iter().find(cannot_match) {
+        return Err(CodecConflict::Spelling { extension, name });
+    }
+    let mut registered = REGISTERED.write().unwrap_or_else(PoisonError::into_inner);
+    for known in registered.iter() {
+        if known.name() == name {
+            return Err(CodecConflict::Name { name });
+        }
+        if let Some(extension) = codec.extensions().iter().find(|own| known.extensions().contains(own)) {
+            return Err(CodecConflict::Extension { extension, known: known.name(), name });
+        }
+    }
+    registered.push(codec);
+    Ok(())
+}
+
+/// Returns the codec of the field with this WebDataset extension: everything after the first dot of the file
+/// name.
+///
+/// Only the part after the last dot counts, ignoring case: `seg.png` and `0.PNG` are images, `txt.gz` has no
+/// codec.
+///
+/// # Examples
+/// ```
+/// use dflop_samples::media::codec::codec_of;
+/// assert_eq!(codec_of("left.JPG").unwrap().name(), "image");
+/// assert!(codec_of("txt.gz").is_none());
+/// ```
+#[must_use]
+pub fn codec_of(extension: &str) -> Option<&'static dyn Codec> {
+    registered_codec(extension).or_else(|| claiming(&BUILT_IN, extension))
+}
+
+/// Returns the kind of content of a field, by its extension; `None` without a codec.
+#[must_use]
+pub fn content_of(extension: &str) -> Option<Content> {
+    codec_of(extension).map(Codec::content)
+}
+
+/// Returns the modality of a field, by its extension, also where this build cannot decode it (Opus, video);
+/// `None` for texts and values.
+#[must_use]
+pub fn modality_of(extension: &str) -> Option<Modality> {
+    match content_of(extension)? {
+        Content::Medium(modality) => Some(modality),
+        Content::Text | Content::Document | Content::Value => None,
+    }
+}
+
+/// Returns the extensions of a modality, built-in ones first.
+#[must_use]
+pub fn extensions_of(modality: Modality) -> Vec<&'static str> {
+    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+    let codecs = BUILT_IN.iter().chain(registered.iter());
+    let of_modality = codecs.filter(|codec| codec.content() == Content::Medium(modality));
+    of_modality.flat_map(|codec| codec.extensions()).copied().collect()
+}
+
+/// Returns the names of the registered codecs that claim any of these extensions, sorted.
+#[must_use]
+pub fn registered<'a>(extensions: impl Iterator<Item = &'a str>) -> Vec<&'static str> {
+    let mut names: Vec<_> = extensions.filter_map(registered_codec).map(Codec::name).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Returns the registered codec of the field with this extension; `None` if it has a built-in one or none.
+#[must_use]
+pub fn registered_codec(extension: &str) -> Option<&'static dyn Codec> {
+    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+    claiming(&registered, extension)
+}
+
+fn claiming(codecs: &[&'static dyn Codec], extension: &str) -> Option<&'static dyn Codec> {
+    let last = extension.rsplit('.').next().unwrap_or(extension);
+    let claims = |codec: &&&'static dyn Codec| {
+        codec.extensions().iter().any(|claimed| claimed.eq_ignore_ascii_case(last))
+    };
+    codecs.iter().find(claims).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::media::{DecodeError, DecodeLimits, Media, MediaShape};
+
+    /// A codec of nothing.
+    #[derive(Debug)]
+    struct Nothing(&'static str, &'static [&'static str]);
+
+    impl Codec for Nothing {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn extensions(&self) -> &'static [&'static str] {
+            self.1
+        }
+
+        fn content(&self) -> Content {
+            Content::Value
+        }
+
+        fn probe(&self, _: &[u8], _: u64, _: &DecodeLimits) -> Result<MediaShape, DecodeError> {
+            Ok(MediaShape::Opaque)
+        }
+
+        fn decode(&self, bytes: Bytes, _: &DecodeLimits) -> Result<Media, DecodeError> {
+            Ok(Media::Opaque(bytes))
+        }
+    }
+
+    #[test]
+    fn built_in_codecs_share_no_extension_and_no_name() {
+        let mut extensions: Vec<&str> =
+            BUILT_IN.iter().flat_map(|codec| codec.extensions()).copied().collect();
+        let count = extensions.len();
+        extensions.sort_unstable();
+        extensions.dedup();
+        assert_eq!(extensions.len(), count);
+        let mut names: Vec<&str> = BUILT_IN.iter().map(|codec| codec.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), BUILT_IN.len());
+    }
+
+    #[test]
+    fn a_registered_codec_is_found_and_conflicts_are_named() {
+        static FIRST: Nothing = Nothing("first", &["first-ext"]);
+        static SAME: Nothing = Nothing("first", &["same-ext"]);
+        static TAKEN: Nothing = Nothing("taken", &["other-ext", "first-ext"]);
+        static UPPER: Nothing = Nothing("upper", &["Ext"]);
+        assert!(codec_of("a.first-ext").is_none());
+        register(&FIRST).unwrap();
+        assert_eq!(codec_of("a.FIRST-ext").unwrap().name(), "first");
+        assert_eq!(registered(["jpg", "first-ext", "b.first-ext"].into_iter()), ["first"]);
+        assert_eq!(register(&SAME), Err(CodecConflict::Name { name: "first" }));
+        let conflict = CodecConflict::Extension { extension: "first-ext", known: "first", name: "taken" };
+        assert_eq!(register(&TAKEN), Err(conflict));
+        assert_eq!(register(&UPPER), Err(CodecConflict::Spelling { extension: "Ext", name: "upper" }));
+        assert!(codec_of("other-ext").is_none(), "a refused codec claims nothing");
+    }
+}

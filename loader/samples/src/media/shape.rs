@@ -1,0 +1,141 @@
+//! Describes the shape of one field: what the cost model needs to know of its medium, and the index stores.
+
+use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
+
+/// Numbers that hold any shape.
+pub const SHAPE_DIMENSIONS: usize = 4;
+
+/// Length of a text in tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct TextLength {
+    /// Tokens of the whole text.
+    pub tokens: u32,
+    /// Tokens that the loss is computed on; at most `tokens`.
+    pub target_tokens: u32,
+}
+
+/// Shape of the medium in one field.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MediaShape {
+    /// No codec claims the field, or its content costs nothing.
+    #[default]
+    Opaque,
+    /// An image as displayed, or the first frame of an animation.
+    Image(ImageSize),
+    /// An audio clip.
+    Audio(AudioLength),
+    /// A video, after sampling and turning.
+    Video(VideoShape),
+    /// A text, also inside JSON.
+    Text(TextLength),
+}
+
+/// Codes of the shapes in an index; a code never gets another meaning.
+const OPAQUE: u16 = 0;
+const IMAGE: u16 = 1;
+const AUDIO: u16 = 2;
+const TEXT: u16 = 3;
+const VIDEO: u16 = 4;
+
+impl MediaShape {
+    /// Returns the code of the kind of shape, and the shape as numbers: of an image width and height in
+    /// pixels; of audio the lower 32 bits of the number of frames, the sample rate in Hz, the upper 32 bits
+    /// of the number of frames; of a text tokens and target tokens; of a video frames, width and height.
+    #[must_use]
+    pub const fn to_numbers(self) -> (u16, [u32; SHAPE_DIMENSIONS]) {
+        match self {
+            Self::Opaque => (OPAQUE, [0; SHAPE_DIMENSIONS]),
+            Self::Image(size) => (IMAGE, [size.width, size.height, 0, 0]),
+            Self::Audio(length) => {
+                (AUDIO, [length.frames as u32, length.sample_rate_hz, (length.frames >> 32) as u32, 0])
+            }
+            Self::Text(length) => (TEXT, [length.tokens, length.target_tokens, 0, 0]),
+            Self::Video(shape) => (VIDEO, [shape.frames, shape.width, shape.height, 0]),
+        }
+    }
+
+    /// Returns the shape of a code and its numbers; a code that is unknown costs nothing.
+    #[must_use]
+    pub fn from_numbers(kind: u16, [first, second, third, _]: [u32; SHAPE_DIMENSIONS]) -> Self {
+        match kind {
+            IMAGE => Self::Image(ImageSize { width: first, height: second }),
+            AUDIO => Self::Audio(AudioLength {
+                frames: u64::from(third) << 32 | u64::from(first),
+                sample_rate_hz: second,
+            }),
+            TEXT => Self::Text(TextLength { tokens: first, target_tokens: second }),
+            VIDEO => Self::Video(VideoShape { frames: first, width: second, height: third }),
+            _ => Self::Opaque,
+        }
+    }
+
+    /// Returns the bytes that the decoded field takes in memory: RGB pixels, f32 samples of mono audio
+    /// (stereo is rare in training data), else as many as are stored.
+    #[must_use]
+    pub fn decoded_bytes(self, stored_bytes: u64) -> u64 {
+        match self {
+            Self::Image(size) => area(size.width, size.height).saturating_mul(3),
+            Self::Audio(length) => length.frames.saturating_mul(size_of::<f32>() as u64),
+            Self::Video(shape) => {
+                area(shape.width, shape.height).saturating_mul(3).saturating_mul(shape.frames.into())
+            }
+            Self::Text(_) | Self::Opaque => stored_bytes,
+        }
+    }
+
+    /// Adds the field to the shape of its sample.
+    pub fn add_to(self, shape: &mut SampleShape) {
+        match self {
+            Self::Opaque => {}
+            Self::Image(size) => shape.images.push(size),
+            Self::Audio(length) => shape.audio.push(length),
+            Self::Video(video) => shape.videos.push(video),
+            Self::Text(length) => {
+                shape.text_tokens = shape.text_tokens.saturating_add(length.tokens);
+                shape.target_tokens = shape.target_tokens.saturating_add(length.target_tokens);
+            }
+        }
+    }
+}
+
+fn area(width: u32, height: u32) -> u64 {
+    u64::from(width) * u64::from(height)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shapes() -> impl Strategy<Value = MediaShape> {
+        prop_oneof![
+            Just(MediaShape::Opaque),
+            any::<[u32; 2]>().prop_map(|[width, height]| MediaShape::Image(ImageSize { width, height })),
+            any::<(u64, u32)>().prop_map(|(frames, sample_rate_hz)| MediaShape::Audio(AudioLength {
+                frames,
+                sample_rate_hz
+            })),
+            any::<[u32; 3]>().prop_map(|[frames, width, height]| MediaShape::Video(VideoShape {
+                frames,
+                width,
+                height
+            })),
+            any::<[u32; 2]>()
+                .prop_map(|[tokens, target_tokens]| MediaShape::Text(TextLength { tokens, target_tokens })),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_shape_comes_back_from_its_numbers(shape in shapes()) {
+            let (kind, numbers) = shape.to_numbers();
+            prop_assert_eq!(MediaShape::from_numbers(kind, numbers), shape);
+        }
+    }
+
+    #[test]
+    fn an_unknown_kind_costs_nothing() {
+        assert_eq!(MediaShape::from_numbers(900, [1; SHAPE_DIMENSIONS]), MediaShape::Opaque);
+    }
+}

@@ -1,0 +1,195 @@
+//! Settings that both loaders share: how samples are read and decoded, which are bad, when a loader is stuck.
+
+use std::sync::Arc;
+
+use dflop_costmodel::random::Seed;
+use dflop_samples::media::augment::Augment;
+
+use super::watchdog::{StallListener, StallSettings};
+use crate::decode::{Decode, Transforms, WORKERS_MAX, check_augment};
+use crate::error::{Error, Result, check_at_most};
+use crate::flow::{ErrorBudget, SkipListener};
+use crate::shard::FieldSelection;
+
+/// Settings of [`Loader`](super::Loader) and [`BalancedLoader`](super::BalancedLoader) alike.
+///
+/// The builders of both loaders have the same methods; use a value of this type to give several loaders the
+/// same settings.
+///
+/// # Examples
+/// ```
+/// use dflop_loader::loader::{Loader, LoaderSettings};
+/// use dflop_loader::shard::expand_shards;
+///
+/// let settings = LoaderSettings::default().workers(8).seed(7);
+/// let training = Loader::builder(expand_shards(&["-"])?).settings(settings.clone()).batch_size(64);
+/// let validation = Loader::builder(expand_shards(&["-"])?).settings(settings.workers(2)).batch_size(8);
+/// # Ok::<(), dflop_loader::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct LoaderSettings {
+    pub(super) decode: Decode,
+    pub(super) fields: FieldSelection,
+    pub(super) augment: Option<Augment>,
+    pub(super) transforms: Transforms,
+    pub(super) workers: usize,
+    /// `None` for the default of the loader.
+    pub(super) buffered_bytes_max: Option<u64>,
+    pub(super) error_budget: ErrorBudget,
+    pub(super) skip_listener: Option<Arc<dyn SkipListener>>,
+    pub(super) stalls: StallSettings,
+    /// `None` for the default of the loader.
+    pub(super) seed: Option<u64>,
+}
+
+impl Default for LoaderSettings {
+    fn default() -> Self {
+        Self {
+            decode: Decode::Media,
+            fields: FieldSelection::ALL,
+            augment: None,
+            transforms: Transforms::new(),
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            buffered_bytes_max: None,
+            error_budget: ErrorBudget::default(),
+            skip_listener: None,
+            stalls: StallSettings::default(),
+            seed: None,
+        }
+    }
+}
+
+impl LoaderSettings {
+    /// Checks the settings that do not depend on the loader.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.workers == 0 {
+            return Err(Error::Config { setting: "workers", reason: "must be at least 1".into() });
+        }
+        check_at_most("workers", self.workers as u64, WORKERS_MAX)?;
+        check_augment(self.decode, self.augment.as_ref())?;
+        self.transforms.check(self.decode)?;
+        self.stalls.check()
+    }
+
+    /// Gives every random choice its stream of the seed, where it has no seed of its own.
+    pub(super) fn seeded(mut self, default: u64) -> Self {
+        let seed = Seed(self.seed.unwrap_or(default));
+        self.augment = self.augment.map(|augment| augment.or_seed(seed.stream("augment")));
+        self.transforms = self.transforms.or_seed(seed.stream("transforms"));
+        self.seed = Some(seed.0);
+        self
+    }
+}
+
+/// Writes the methods of the shared settings for a type that holds a [`LoaderSettings`] in a field.
+macro_rules! shared_settings {
+    ($($field:ident).*) => {
+        /// Sets what is done with the bytes of a sample. Default: [`Decode::Media`].
+        #[must_use]
+        pub fn decode(mut self, decode: Decode) -> Self {
+            self$(.$field)*.decode = decode;
+            self
+        }
+
+        /// Reads these fields only; others are passed over, in streams too. Default: all, and with
+        /// [`Decode::Pixels`] the images.
+        #[must_use]
+        pub fn fields(mut self, fields: FieldSelection) -> Self {
+            self$(.$field)*.fields = fields;
+            self
+        }
+
+        /// Changes images at random, the same for a sample and epoch wherever it is decoded. With
+        /// [`Decode::Pixels`] the random crop takes the place of the center crop; with [`Decode::Media`] an
+        /// image keeps its width and height, so that planned costs hold. Default: no change.
+        #[must_use]
+        pub fn augment(mut self, augment: Augment) -> Self {
+            self$(.$field)*.augment = Some(augment);
+            self
+        }
+
+        /// Passes fields, or whole samples, through user code after decoding and before a processor; with
+        /// [`Decode::Pixels`] all but the images. A field that no codec claims, and that a transform makes an
+        /// image, is planned at no cost: indexes do not know it. Default: none.
+        #[must_use]
+        pub fn transforms(mut self, transforms: Transforms) -> Self {
+            self$(.$field)*.transforms = transforms;
+            self
+        }
+
+        /// Sets how many threads decode. Default: one per core.
+        #[must_use]
+        pub fn workers(mut self, threads: usize) -> Self {
+            self$(.$field)*.workers = threads;
+            self
+        }
+
+        /// Sets how many bytes of samples may wait. Of a `Loader` these are payload bytes that wait for their
+        /// decoder; a larger sample is alone, and of remote shards as many bytes again may be requested ahead.
+        /// Of a `BalancedLoader` they are decoded and prepared samples that wait to be delivered, by the
+        /// shapes in the index; a larger microbatch is loaded alone. Default: 64 MiB and 256 MiB.
+        ///
+        /// That is exact for a `Loader` of [`Decode::Media`]: never more than this or one sample. What is
+        /// collected first, batches as stored and batches of pixel tensors, is read ahead within one half and
+        /// held within the other, or as one batch where a batch is larger. A shuffle buffer has a bound of
+        /// its own and halves the bytes likewise.
+        #[must_use]
+        pub fn buffered_bytes_max(mut self, bytes: u64) -> Self {
+            self$(.$field)*.buffered_bytes_max = Some(bytes);
+            self
+        }
+
+        /// Sets how many bad samples are tolerated. Default: 5 % of an epoch; without an index 5 %, counted
+        /// after the first 1,000.
+        #[must_use]
+        pub fn error_budget(mut self, budget: ErrorBudget) -> Self {
+            self$(.$field)*.error_budget = budget;
+            self
+        }
+
+        /// Notifies a listener of every skipped sample, also of those that `skipped` does not list.
+        #[must_use]
+        pub fn skip_listener(mut self, listener: Arc<dyn SkipListener>) -> Self {
+            self$(.$field)*.skip_listener = Some(listener);
+            self
+        }
+
+        /// Logs a stall after this many seconds without progress while the consumer waits, and again after
+        /// each further interval. `INFINITY` disables it. Default: 60.
+        #[must_use]
+        pub fn stall_seconds_max(mut self, seconds: f64) -> Self {
+            self$(.$field)*.stalls.warn_seconds = seconds;
+            self
+        }
+
+        /// Fails the stream with [`Error::Stalled`](crate::Error::Stalled) after this many seconds without
+        /// progress. Default: disabled.
+        #[must_use]
+        pub fn stall_seconds_error(mut self, seconds: f64) -> Self {
+            self$(.$field)*.stalls.error_seconds = seconds;
+            self
+        }
+
+        /// Sets the listener for stalls. Default: [`LogStalls`](crate::loader::LogStalls).
+        #[must_use]
+        pub fn stall_listener(mut self, listener: Arc<dyn StallListener>) -> Self {
+            self$(.$field)*.stalls.listener = listener;
+            self
+        }
+
+        /// Sets the seed of all random choices that have no seed of their own: the shard order and the shuffle
+        /// buffer of a `Loader`, augmentation, transforms; each draws from its own
+        /// [stream](dflop_costmodel::random::Seed::stream). Default: that of the planner, or 0.
+        #[must_use]
+        pub fn seed(mut self, seed: u64) -> Self {
+            self$(.$field)*.seed = Some(seed);
+            self
+        }
+    };
+}
+
+pub(super) use shared_settings;
+
+impl LoaderSettings {
+    shared_settings!();
+}
