@@ -4,8 +4,8 @@
 //! [`order`], [`plan`], [`fetch`], [`decode`] and [`loader`]; each imports only rooms before it. [`flow`] and
 //! [`error`] lie below all of them; [`write`](mod@write), [`import`] and [`model`] are side doors.
 //!
-//! [`media`], [`sample`] and [`inputs`] are the crate `dflop-samples`, usable without shards. With the feature
-//! `processors`, `processors` is the crate `dflop-processors`, which makes model inputs of samples.
+//! [`media`], [`sample`] and [`inputs`] are the crate `dflop-samples`, usable without shards. With the
+//! feature `processors`, `processors` is the crate `dflop-processors`, which makes model inputs of samples.
 //!
 //! Two loaders share every stage below them. [`loader::Loader`] streams shards in order and needs nothing but
 //! their names. [`loader::BalancedLoader`] reads through an [`index::Index`]: it knows the shape of every

@@ -30,6 +30,8 @@ struct FreeBuffers {
     free_bytes: u64,
     used_bytes: u64,
     used_bytes_max: u64,
+    /// Bytes that were allocated elsewhere and count toward the limit.
+    reserved_bytes: u64,
     /// Limit on used bytes; `None` for no limit.
     limit_bytes: Option<u64>,
 }
@@ -48,6 +50,12 @@ impl FreeBuffers {
         }
         self.free_bytes -= values.as_ref().map_or(0, |_| bytes_of(len));
         values
+    }
+
+    /// Returns whether this many further bytes exceed the limit.
+    fn exceeds(&self, bytes: u64) -> bool {
+        let used_bytes = self.used_bytes.saturating_add(self.reserved_bytes);
+        self.limit_bytes.is_some_and(|limit| used_bytes.saturating_add(bytes) > limit)
     }
 
     fn bytes_max(&self) -> u64 {
@@ -69,11 +77,8 @@ impl BufferPool {
     fn take_up_to(self: &Arc<Self>, len: usize, longest: usize) -> Result<CpuFloats> {
         let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes_of(len) as usize;
-        let none = Error::out_of_memory(bytes, free_buffers.used_bytes);
-        if free_buffers
-            .limit_bytes
-            .is_some_and(|limit| free_buffers.used_bytes.saturating_add(bytes_of(len)) > limit)
-        {
+        let none = Error::out_of_memory(bytes, free_buffers.used_bytes + free_buffers.reserved_bytes);
+        if free_buffers.exceeds(bytes_of(len)) {
             return Err(none);
         }
         let mut values = free_buffers.pop(len..=longest).unwrap_or_default();
@@ -112,8 +117,29 @@ impl BufferPool {
         self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).limit_bytes = Some(bytes);
     }
 
+    /// Counts bytes that are allocated elsewhere toward the limit, until they are released.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if they exceed the limit.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<()> {
+        let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if free_buffers.exceeds(bytes) {
+            let used_bytes = free_buffers.used_bytes + free_buffers.reserved_bytes;
+            return Err(Error::out_of_memory(bytes as usize, used_bytes));
+        }
+        free_buffers.reserved_bytes += bytes;
+        Ok(())
+    }
+
+    /// Releases reserved bytes.
+    pub(super) fn release(&self, bytes: u64) {
+        self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).reserved_bytes -= bytes;
+    }
+
+    /// Returns the bytes of used buffers and reserved bytes.
     pub(super) fn used_bytes(&self) -> u64 {
-        self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).used_bytes
+        let free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        free_buffers.used_bytes + free_buffers.reserved_bytes
     }
 }
 

@@ -57,6 +57,11 @@ impl Cpu {
         self
     }
 
+    /// Returns the pool of the buffers, whose limit is that of the device.
+    pub(crate) fn pool_of_buffers(&self) -> &Arc<BufferPool> {
+        &self.buffers
+    }
+
     /// Number of computing threads.
     #[must_use]
     pub fn threads(&self) -> usize {

@@ -125,9 +125,9 @@ macro_rules! shared_settings {
         }
 
         /// Sets how many bytes of samples may wait. Of a `Loader` these are payload bytes that wait for their
-        /// decoder; a larger sample is alone, and of remote shards as many bytes again may be requested ahead.
-        /// Of a `BalancedLoader` they are decoded and prepared samples that wait to be delivered, by the
-        /// shapes in the index; a larger microbatch is loaded alone. Default: 64 MiB and 256 MiB.
+        /// decoder; a larger sample is alone, and of remote shards as many bytes again may be requested
+        /// ahead. Of a `BalancedLoader` they are decoded and prepared samples that wait to be delivered, by
+        /// the shapes in the index; a larger microbatch is loaded alone. Default: 64 MiB and 256 MiB.
         ///
         /// That is exact for a `Loader` of [`Decode::Media`]: never more than this or one sample. What is
         /// collected first, batches as stored and batches of pixel tensors, is read ahead within one half and
@@ -177,8 +177,8 @@ macro_rules! shared_settings {
             self
         }
 
-        /// Sets the seed of all random choices that have no seed of their own: the shard order and the shuffle
-        /// buffer of a `Loader`, augmentation, transforms; each draws from its own
+        /// Sets the seed of all random choices that have no seed of their own: the shard order and the
+        /// shuffle buffer of a `Loader`, augmentation, transforms; each draws from its own
         /// [stream](dflop_costmodel::random::Seed::stream). Default: that of the planner, or 0.
         #[must_use]
         pub fn seed(mut self, seed: u64) -> Self {

@@ -1,4 +1,5 @@
-//! Brings a codec from outside the crate: its images are indexed, planned, decoded and trained on like others.
+//! Brings a codec from outside the crate: its images are indexed, planned, decoded and trained on like
+//! others.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -6,6 +7,7 @@ use std::sync::Arc;
 
 use dflop_costmodel::ImageSize;
 use dflop_loader::decode::Decode;
+use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder};
 use dflop_loader::media::codec::{Codec, Content, Payload, register};
@@ -81,7 +83,7 @@ fn write_shard(directory: &Path) -> Vec<Shard> {
 }
 
 fn batch(builder: LoaderBuilder) -> (dflop_loader::decode::Batch, usize) {
-    let loader = builder.batch_size(9).build().unwrap();
+    let loader = builder.batch_size(9).error_budget(ErrorBudget::new(0.5).unwrap()).build().unwrap();
     let mut batches: Vec<_> = run(loader.stream().try_collect()).unwrap();
     (batches.remove(0), loader.skipped().len())
 }

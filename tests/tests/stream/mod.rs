@@ -5,4 +5,5 @@ mod delivery;
 mod first_epoch;
 mod resume;
 mod resume_refused;
+mod shared_settings;
 mod unindexed;

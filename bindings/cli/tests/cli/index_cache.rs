@@ -9,10 +9,16 @@ use dflop_tests::tar::TarBytes;
 use crate::command::{command, dflop, object, text};
 
 fn order(pattern: &str, more: &[&str]) -> String {
+    let (stdout, stderr) = order_and_log(pattern, more);
+    assert_eq!(stderr, "");
+    stdout
+}
+
+fn order_and_log(pattern: &str, more: &[&str]) -> (String, String) {
     let size = ["--global-batch", "6", "--dp-size", "2", "--work", "20", "--json"];
     let run = dflop(&[&["order", pattern], &size[..], more].concat());
-    assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""));
-    run.stdout
+    assert_eq!(run.status, Some(0), "{}", run.stderr);
+    (run.stdout, run.stderr)
 }
 
 fn index_path(pattern: &str) -> PathBuf {
@@ -101,7 +107,9 @@ fn cut_index_is_made_anew() {
     let bytes = std::fs::read(&path).expect("the index is there");
     for length in [0, 1, 9, bytes.len() / 2, bytes.len() - 1] {
         std::fs::write(&path, &bytes[..length]).expect("the index can be written");
-        assert_eq!(order(&data.pattern(), &[]), whole, "cut to {length} bytes");
+        let (found, log) = order_and_log(&data.pattern(), &[]);
+        assert_eq!(found, whole, "cut to {length} bytes");
+        assert!(log.lines().count() == 1 && log.contains("is built again"), "{log}");
     }
     assert_eq!(std::fs::read(&path).expect("the index is there"), bytes);
 }

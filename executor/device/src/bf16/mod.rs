@@ -9,9 +9,6 @@
 
 mod storage;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use half::bf16;
 
 pub use storage::Bf16Floats;
@@ -34,8 +31,6 @@ use crate::ops::vocab_parallel_cross_entropy::PartialSoftmax;
 #[derive(Debug, Clone)]
 pub struct CpuBf16 {
     cpu: Cpu,
-    /// Bytes of all live bf16 buffers.
-    used_bytes: Arc<AtomicU64>,
 }
 
 impl CpuBf16 {
@@ -44,7 +39,13 @@ impl CpuBf16 {
     /// # Errors
     /// [`crate::Error::Threads`] if they cannot be started.
     pub fn new(threads: usize) -> Result<Self> {
-        Ok(Self { cpu: Cpu::new(threads)?, used_bytes: Arc::default() })
+        Ok(Self::on(Cpu::new(threads)?))
+    }
+
+    /// Makes a device that computes on the threads of `cpu`, within its limit of memory.
+    #[must_use]
+    pub fn on(cpu: Cpu) -> Self {
+        Self { cpu }
     }
 
     /// Number of computing threads.
@@ -88,7 +89,7 @@ impl Device for CpuBf16 {
     }
 
     fn memory_used_bytes(&self) -> u64 {
-        self.cpu.memory_used_bytes() + self.used_bytes.load(Ordering::Relaxed)
+        self.cpu.memory_used_bytes()
     }
 
     fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {

@@ -2,14 +2,13 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
 use super::CpuBf16;
-use crate::buffer_pool::CpuFloats;
+use crate::buffer_pool::{BufferPool, CpuFloats};
 use crate::device::{Buffer, Device};
 use crate::error::{Error, Result};
 
@@ -30,12 +29,13 @@ pub(super) enum Storage {
 #[derive(Debug)]
 pub(super) struct Bf16Values {
     pub(super) values: Vec<bf16>,
-    used_bytes: Arc<AtomicU64>,
+    /// Pool whose limit the values count toward.
+    pool: Arc<BufferPool>,
 }
 
 impl Drop for Bf16Values {
     fn drop(&mut self) {
-        self.used_bytes.fetch_sub(2 * self.values.len() as u64, Ordering::Relaxed);
+        self.pool.release(2 * self.values.len() as u64);
     }
 }
 
@@ -67,12 +67,13 @@ impl Deref for Widened<'_> {
 impl CpuBf16 {
     pub(super) fn halves(&self, len: usize) -> Result<Bf16Values> {
         let mut values = Vec::new();
-        let pool = |_| Error::out_of_memory(2 * len, self.memory_used_bytes());
-        values.try_reserve_exact(len).map_err(pool)?;
+        let none = |_| Error::out_of_memory(2 * len, self.memory_used_bytes());
+        values.try_reserve_exact(len).map_err(none)?;
+        let pool = self.cpu.pool_of_buffers();
+        pool.reserve(2 * len as u64)?;
         // NaN in debug builds, so that a read before a write is noticed
         values.resize(len, if cfg!(debug_assertions) { bf16::NAN } else { bf16::ZERO });
-        self.used_bytes.fetch_add(2 * len as u64, Ordering::Relaxed);
-        Ok(Bf16Values { values, used_bytes: Arc::clone(&self.used_bytes) })
+        Ok(Bf16Values { values, pool: Arc::clone(pool) })
     }
 
     fn widen(&self, halves: &[bf16]) -> Result<CpuFloats> {

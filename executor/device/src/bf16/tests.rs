@@ -187,3 +187,15 @@ fn numbers_are_rounded_to_nearest_with_ties_to_even() {
     assert!(matches!(device.alloc(usize::MAX / 8), Err(crate::Error::OutOfMemory { .. })));
     assert_eq!((stored.len(), exact.len()), (6, 6));
 }
+
+#[test]
+fn a_limit_of_memory_holds_for_both_types_together() {
+    let device = CpuBf16::on(Cpu::new(1).unwrap().memory_limit(100));
+    let halves = device.alloc(30).unwrap();
+    assert!(device.upload_f32(&[0.0; 10]).is_ok());
+    assert!(matches!(device.upload_f32(&[0.0; 11]), Err(crate::Error::OutOfMemory { .. })));
+    assert!(matches!(device.alloc(21), Err(crate::Error::OutOfMemory { .. })));
+    assert_eq!(device.memory_used_bytes(), 60);
+    drop(halves);
+    assert!(device.upload_f32(&[0.0; 25]).is_ok());
+}

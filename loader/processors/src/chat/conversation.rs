@@ -1,8 +1,8 @@
 //! Converts the fields of a sample to turns.
 //!
-//! The rules are those of [`dflop_samples::sample::document`], by which [`dflop_samples::sample`] estimated the sample's
-//! tokens: a JSON conversation takes precedence, then text fields, then a question and its answer, then a
-//! caption. Only text that was counted is prepared.
+//! The rules are those of [`dflop_samples::sample::document`], by which [`dflop_samples::sample`] estimated
+//! the sample's tokens: a JSON conversation takes precedence, then text fields, then a question and its
+//! answer, then a caption. Only text that was counted is prepared.
 
 use dflop_samples::inputs::PrepareError;
 use dflop_samples::sample::document::{ChatTurn, ContentPart, SampleMedia};
@@ -35,8 +35,8 @@ pub struct SampleConversation {
 
 /// Reads the conversation of a sample.
 ///
-/// Media are matched with placeholders as in [`dflop_samples::sample::document`]. In a conversation, media of a
-/// modality without any placeholder go before the first turn of the user. Media for which `takes` is false
+/// Media are matched with placeholders as in [`dflop_samples::sample::document`]. In a conversation, media of
+/// a modality without any placeholder go before the first turn of the user. Media for which `takes` is false
 /// are left out.
 ///
 /// # Errors

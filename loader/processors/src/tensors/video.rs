@@ -1,8 +1,8 @@
 //! Turns sampled frames of videos into the tensors of a family, and counts their tokens and duration.
 //!
-//! The frames are those that [`VideoSampling`](dflop_samples::media::VideoSampling) selected. If the token rule of a
-//! model takes fewer, some of them are selected again, evenly spread. Callers that decode videos themselves
-//! may pass a [`Video`] as well.
+//! The frames are those that [`VideoSampling`](dflop_samples::media::VideoSampling) selected. If the token
+//! rule of a model takes fewer, some of them are selected again, evenly spread. Callers that decode videos
+//! themselves may pass a [`Video`] as well.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Measures the shape of every field of a sample, from headers and texts.
 //!
-//! The index stores the shapes, and the cost model predicts from them. Content that no decoder could read is a fault, so
-//! that a bad sample is known before anything is planned; see [`crate::media::probe`] for what headers can
-//! tell.
+//! The index stores the shapes, and the cost model predicts from them. Content that no decoder could read is
+//! a fault, so that a bad sample is known before anything is planned; see [`crate::media::probe`] for what
+//! headers can tell.
 
 use std::sync::Arc;
 

@@ -2,10 +2,10 @@
 //!
 //! A [`Transform`] takes the fields that a [`FieldSelection`] selects, a [`SampleTransform`] whole samples:
 //! of a batch, or of a microbatch of a balanced loader. It runs after decoding and built-in image
-//! augmentation, and before a [`SampleProcessor`](dflop_samples::inputs::SampleProcessor), as soon as a batch is read rather than
-//! when it is requested. Read-ahead is bounded as it is without transforms, so a slow transform stalls the
-//! reader. The bytes that it allocates are not known in advance: memory is bounded by the number of batches
-//! in flight.
+//! augmentation, and before a [`SampleProcessor`](dflop_samples::inputs::SampleProcessor), as soon as a batch
+//! is read rather than when it is requested. Read-ahead is bounded as it is without transforms, so a slow
+//! transform stalls the reader. The bytes that it allocates are not known in advance: memory is bounded by
+//! the number of batches in flight.
 //!
 //! ```text
 //! batch ─▶ decode pool ─▶ transform threads: transforms in order, calls of at most `items_max` fields or
@@ -206,8 +206,8 @@ impl Transforms {
         self
     }
 
-    /// Sets the base of [`TransformInput::seed`] and [`SampleInput::seed`]. Default: the stream `transforms` of
-    /// the loader's seed.
+    /// Sets the base of [`TransformInput::seed`] and [`SampleInput::seed`]. Default: the stream `transforms`
+    /// of the loader's seed.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);

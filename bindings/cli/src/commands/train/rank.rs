@@ -51,9 +51,7 @@ pub(crate) fn run(
     };
     match config.optimizer.precision {
         PrecisionName::F32 => run_on(&cpu, peak, config, setup, comm, task, on_step),
-        PrecisionName::Bf16 => {
-            run_on(&CpuBf16::new(config.parallel.threads)?, peak, config, setup, comm, task, on_step)
-        }
+        PrecisionName::Bf16 => run_on(&CpuBf16::on(cpu), peak, config, setup, comm, task, on_step),
     }
 }
 

@@ -146,3 +146,16 @@ fn a_run_that_diverges_ends_with_its_step() {
         assert!(!run.stderr.contains("panicked"), "{}", run.stderr);
     }
 }
+
+#[test]
+fn a_limit_of_memory_holds_in_either_precision() {
+    for precision in ["f32", "bf16"] {
+        let limited = format!("learning_rate = 2e-3\nprecision = \"{precision}\"");
+        let job = Job::with(&[
+            ("work = 500", "work = 500\nmemory_gib = 0.00001"),
+            ("learning_rate = 2e-3", &limited),
+        ]);
+        let message = message(&job, &[], 1);
+        assert!(message.contains("out of memory"), "{precision}: {message}");
+    }
+}

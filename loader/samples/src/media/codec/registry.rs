@@ -44,7 +44,8 @@ pub enum CodecConflict {
 /// its shapes come from, and is rebuilt where they differ.
 ///
 /// # Errors
-/// [`CodecConflict`] if the name or an extension is taken by a registered codec, or an extension cannot match.
+/// [`CodecConflict`] if the name or an extension is taken by a registered codec, or an extension cannot
+/// match.
 pub fn register(codec: &'static dyn Codec) -> Result<(), CodecConflict> {
     let name = codec.name();
     let cannot_match = |extension: &&&'static str| {

@@ -45,6 +45,14 @@ impl Default for PixelStatistics {
     }
 }
 
+/// Image that becomes a square.
+enum Source<'a> {
+    /// A file.
+    Encoded(&'a [u8]),
+    /// Pixels that another codec decoded.
+    Decoded(RgbImage),
+}
+
 /// Decodes images to `[3, side, side]` tensors; reuses its buffers, so each worker thread owns one.
 #[derive(Debug)]
 pub struct ImageTensorDecoder {
@@ -132,7 +140,7 @@ impl ImageTensorDecoder {
         augment: Option<&ImageAugment>,
         out: &mut [f32],
     ) -> Result<bool, DecodeError> {
-        self.decode_as(bytes, augment, PixelLayout::ChannelsFirst, out)
+        self.square_as(Source::Encoded(bytes), augment, PixelLayout::ChannelsFirst, out)
     }
 
     /// Decodes one image to values of some type and order; bytes are not normalized.
@@ -151,35 +159,11 @@ impl ImageTensorDecoder {
         format: PixelFormat,
         out: &mut [u8],
     ) -> Result<bool, DecodeError> {
-        let PixelFormat { pixels, layout } = format;
-        match pixels {
-            PixelType::Float32 => {
-                self.decode_as::<f32>(bytes, augment, layout, bytemuck::cast_slice_mut(out))
-            }
-            PixelType::BFloat16 => {
-                self.decode_as::<bf16>(bytes, augment, layout, bytemuck::cast_slice_mut(out))
-            }
-            PixelType::UInt8 => self.decode_as::<u8>(bytes, augment, layout, out),
-        }
+        self.formatted(Source::Encoded(bytes), augment, format, out)
     }
 
-    fn decode_as<P: Pixel>(
-        &mut self,
-        bytes: &[u8],
-        augment: Option<&ImageAugment>,
-        layout: PixelLayout,
-        out: &mut [P],
-    ) -> Result<bool, DecodeError> {
-        assert_eq!(out.len(), self.values(), "`out` must have `values()` elements");
-        let header = stored_header(bytes, &self.limits)?;
-        let draw = augment.map_or_else(ImageChanges::default, |augment| augment.draw(header.display_size()));
-        let crop_box = self.crop_box(header.stored, header.orientation, &draw);
-        let reduction = self.reduction(crop_box);
-        decode_stored_into(bytes, &header, reduction, &self.limits, &mut self.stored)?;
-        self.write_square(header.stored, header.orientation, crop_box, &draw, layout, out)
-    }
-
-    /// Converts a decoded image as [`decode_formatted_into`](Self::decode_formatted_into) does after decoding.
+    /// Converts a decoded image as [`decode_formatted_into`](Self::decode_formatted_into) does after
+    /// decoding.
     ///
     /// # Errors
     /// [`DecodeError::Malformed`] if the number of pixels does not match the size of the image.
@@ -193,48 +177,54 @@ impl ImageTensorDecoder {
         format: PixelFormat,
         out: &mut [u8],
     ) -> Result<bool, DecodeError> {
+        self.formatted(Source::Decoded(image), augment, format, out)
+    }
+
+    fn formatted(
+        &mut self,
+        source: Source<'_>,
+        augment: Option<&ImageAugment>,
+        format: PixelFormat,
+        out: &mut [u8],
+    ) -> Result<bool, DecodeError> {
         let PixelFormat { pixels, layout } = format;
         match pixels {
             PixelType::Float32 => {
-                self.convert_as::<f32>(image, augment, layout, bytemuck::cast_slice_mut(out))
+                self.square_as::<f32>(source, augment, layout, bytemuck::cast_slice_mut(out))
             }
             PixelType::BFloat16 => {
-                self.convert_as::<bf16>(image, augment, layout, bytemuck::cast_slice_mut(out))
+                self.square_as::<bf16>(source, augment, layout, bytemuck::cast_slice_mut(out))
             }
-            PixelType::UInt8 => self.convert_as::<u8>(image, augment, layout, out),
+            PixelType::UInt8 => self.square_as::<u8>(source, augment, layout, out),
         }
     }
 
-    fn convert_as<P: Pixel>(
+    /// Stores the image, resamples, changes, orients and normalizes it; returns whether it is truncated.
+    fn square_as<P: Pixel>(
         &mut self,
-        image: RgbImage,
+        source: Source<'_>,
         augment: Option<&ImageAugment>,
         layout: PixelLayout,
         out: &mut [P],
     ) -> Result<bool, DecodeError> {
         assert_eq!(out.len(), self.values(), "`out` must have `values()` elements");
-        let size = ImageSize { width: image.width, height: image.height };
-        let bytes = u64::from(size.width) * u64::from(size.height) * 3;
-        if bytes == 0 || image.pixels.len() as u64 != bytes {
-            let reason = format!("{} bytes for {} x {} pixels", image.pixels.len(), size.width, size.height);
-            return Err(DecodeError::malformed("image", 0, reason));
-        }
-        let draw = augment.map_or_else(ImageChanges::default, |augment| augment.draw(size));
-        self.stored = image;
-        let crop_box = self.crop_box(size, Orientation::NoTransforms, &draw);
-        self.write_square(size, Orientation::NoTransforms, crop_box, &draw, layout, out)
-    }
-
-    /// Resamples, changes, orients and normalizes the stored image; returns whether it is truncated.
-    fn write_square<P: Pixel>(
-        &mut self,
-        size: ImageSize,
-        orientation: Orientation,
-        crop_box: CropBox,
-        draw: &ImageChanges,
-        layout: PixelLayout,
-        out: &mut [P],
-    ) -> Result<bool, DecodeError> {
+        let draw = |displayed| augment.map_or_else(ImageChanges::default, |augment| augment.draw(displayed));
+        let (size, orientation, crop_box, draw) = match source {
+            Source::Encoded(bytes) => {
+                let header = stored_header(bytes, &self.limits)?;
+                let draw = draw(header.display_size());
+                let crop_box = self.crop_box(header.stored, header.orientation, &draw);
+                let reduction = self.reduction(crop_box);
+                decode_stored_into(bytes, &header, reduction, &self.limits, &mut self.stored)?;
+                (header.stored, header.orientation, crop_box, draw)
+            }
+            Source::Decoded(image) => {
+                let size = checked_size(&image)?;
+                self.stored = image;
+                let draw = draw(size);
+                (size, Orientation::NoTransforms, self.crop_box(size, Orientation::NoTransforms, &draw), draw)
+            }
+        };
         self.resample(size, crop_box)?;
         draw.colors.apply(&mut self.square);
         let is_as_stored = orientation == Orientation::NoTransforms && !draw.is_flipped;
@@ -283,6 +273,17 @@ impl ImageTensorDecoder {
         let crop_box = crop_box.in_decoded(size, decoded);
         resize_part(&mut self.resizer, &self.stored, crop_box, target, self.square.as_flattened_mut())
     }
+}
+
+/// Returns the size of a decoded image whose pixels match it.
+fn checked_size(image: &RgbImage) -> Result<ImageSize, DecodeError> {
+    let size = ImageSize { width: image.width, height: image.height };
+    let bytes = u64::from(size.width) * u64::from(size.height) * 3;
+    if bytes == 0 || image.pixels.len() as u64 != bytes {
+        let reason = format!("{} bytes for {} x {} pixels", image.pixels.len(), size.width, size.height);
+        return Err(DecodeError::malformed("image", 0, reason));
+    }
+    Ok(size)
 }
 
 fn normalization_tables(statistics: PixelStatistics) -> [[f32; 256]; 3] {
