@@ -108,7 +108,7 @@ class Media(InFolder):
                 dflop.Image(16, **settings)
         path = self.shard({"a.png": example._png(9, 9, 1)})
         with self.assertRaisesRegex(dflop.ConfigError, "NumPy has no bfloat16"):
-            dflop.Loader(path, image=dflop.Image(16, dtype="bfloat16"))
+            dflop.Loader(path, image=dflop.Image(16, dtype="bfloat16"), array_type="numpy")
 
     def test_transforms_run_beside_images(self) -> None:
         path = self.shard(

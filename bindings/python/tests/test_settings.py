@@ -113,7 +113,7 @@ class Groups(Settings):
         ]:
             with self.subTest(settings), self.assertRaises(dflop.ConfigError) as caught:
                 self.balanced(**settings)
-            self.assertEqual(caught.exception.setting, setting)
+            self.assertIn(setting, caught.exception.setting)
 
     def test_another_class_is_refused(self) -> None:
         with self.assertRaisesRegex(TypeError, r"expected `plan` to be a `dflop\.Plan`, found dict"):
@@ -182,7 +182,7 @@ class Models(Settings):
     def test_a_loader_of_a_cost_model_makes_model_inputs_and_pickles(self) -> None:
         loader = self.balanced(model=dflop.CostModel(self.model, device="a100"), steps=1)
         for one in (loader, pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
-            (step,) = one
+            (step,) = (each.hold() for each in one)
             self.assertIn("input_ids", step.microbatches[0])
         self.assertIn("CostModel(", repr(loader))
 

@@ -238,7 +238,7 @@ def _place_of(loader: str, keyword: str) -> str | None:
         for group in classes:
             if name in [field.name for field in fields(group)]:
                 call = f"{taken_by}=dflop.{group.__name__}({name}=…)"
-                return f"`{name}` is a field of `dflop.{group.__name__}`, {call}"
+                return f"`{name}` is a field of `dflop.{group.__name__}`: {call}"
     if loader == "BalancedLoader" and keyword in MODEL_SETTINGS:
-        return f"`{keyword}` is a setting of `dflop.CostModel`, model=dflop.CostModel(…, {keyword}=…)"
+        return f"`{keyword}` is a setting of `dflop.CostModel`: model=dflop.CostModel(…, {keyword}=…)"
     return f"its name is `{name}`" if name in ("dp_rank", "dp_size") else None
