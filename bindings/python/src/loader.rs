@@ -37,12 +37,12 @@ use crate::transform::FirstException;
 /// Args: dataset: a `Dataset`, or shards as in `Dataset`. batch_size: samples of a batch. image: converts all
 /// images to one array, float32 ``[images, 3, size, size]`` by default, under ``"image"``. dp_rank: reads the
 /// share of this one of ``dp_size`` data-parallel ranks in the samples. seed: seed of all random choices.
-/// epochs: number of times that a pass reads the shards. samples: ends a pass after this many samples, good or
-/// bad. drop_last: leaves out a last batch that has fewer samples than ``batch_size``; with ``dp_size``, no
-/// sample is repeated then, except in place of a bad one. shuffle_buffer: samples in the shuffle buffer, at
-/// most ``shuffle_bytes`` bytes. Default: no buffer. shuffle_shards: shuffles the order of shards, differently
-/// in every epoch. read: a `Read`: fields, decoding, threads, buffers, error budget. transforms: user code for
-/// fields and samples: a dictionary of field names and functions, or a list of `Transform` and
+/// epochs: number of times that a pass reads the shards. samples: ends a pass after this many samples, good
+/// or bad. drop_last: leaves out a last batch that has fewer samples than ``batch_size``; with ``dp_size``,
+/// no sample is repeated then, except in place of a bad one. shuffle_buffer: samples in the shuffle buffer,
+/// at most ``shuffle_bytes`` bytes. Default: no buffer. shuffle_shards: shuffles the order of shards,
+/// differently in every epoch. read: a `Read`: fields, decoding, threads, buffers, error budget. transforms:
+/// user code for fields and samples: a dictionary of field names and functions, or a list of `Transform` and
 /// `SampleTransform`. filter: function that selects samples by shape, before the pass: called with lists of
 /// dictionaries of ``key``, ``bytes``, ``text_tokens``, ``target_tokens``, ``images``, ``audio`` and
 /// ``videos``, it returns whether to keep each; it must return the same on all ranks. ``filtered_samples``
