@@ -13,11 +13,11 @@ import dflop
 import torch
 import torch._dynamo as dynamo
 
-SETTINGS = {
-    "as they come": {},
-    "pad_to_tokens=3000": {"pad_to_tokens": 3000},
-    "ladders": {"length_buckets": "ladder", "media_buckets": "ladder"},
-    "multiples of 256 tokens and 512 patches": {"length_buckets": 256, "media_buckets": 512},
+PROCESSORS = {
+    "as they come": dflop.Processor(),
+    "pad_to_tokens=3000": dflop.Processor(pad_to_tokens=3000),
+    "ladders": dflop.Processor(length_buckets="ladder", media_buckets="ladder"),
+    "multiples of 256 tokens and 512 patches": dflop.Processor(length_buckets=256, media_buckets=512),
 }
 
 
@@ -34,16 +34,18 @@ def graphs(microbatches: list, name: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shards", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=pathlib.Path)
     arguments = parser.parse_args()
     dataset = dflop.Dataset(arguments.shards, tokenizer=arguments.model, model=arguments.model)
     lines, patches_as_they_come = [], 0
-    for name, settings in SETTINGS.items():
+    for name, processor in PROCESSORS.items():
         common = {"global_batch_size": 32, "microbatches": 4, "steps": 10, "array_type": "torch"}
-        loader = dflop.BalancedLoader(dataset, model=arguments.model, **common | settings)
+        loader = dflop.BalancedLoader(dataset, model=arguments.model, processor=processor, **common)
         microbatches = [microbatch for step in loader for microbatch in step.microbatches]
         padding = sum(one.padding_tokens for one in microbatches)
         tokens = sum(one.tokens for one in microbatches)

@@ -96,10 +96,9 @@ def main():
     directory = directory_of()
     model = ddp.model_of(directory)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    steps = {
-        name: list(ddp.loader_of(directory, **settings, steps=arguments.steps, strategy=name))
-        for name in STRATEGIES
-    }
+    settings["steps"] = arguments.steps
+    plans = {name: dflop.Plan(strategy=name) for name in STRATEGIES}
+    steps = {name: list(ddp.loader_of(directory, **settings, plan=plan)) for name, plan in plans.items()}
     train(model, optimizer, steps["balanced"][:2])
     rounds = []
     for turn in range(arguments.rounds):

@@ -39,7 +39,8 @@ def cpu():
 shards, epochs, workers, batch_size = sys.argv[1], *map(int, sys.argv[2:])
 cpu_before, before = cpu(), time.perf_counter()
 samples = 0
-loader = dflop.Loader(shards, batch_size=batch_size, image=dflop.Image(size=224), workers=workers, epochs=epochs)
+settings = {"image": dflop.Image(size=224), "read": dflop.Read(workers=workers), "array_type": "numpy"}
+loader = dflop.Loader(shards, batch_size=batch_size, epochs=epochs, **settings)
 for batch in loader:
     samples += len(batch.samples)
     assert batch["image"].shape[1:] == (3, 224, 224)
@@ -59,7 +60,9 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="interpreter that has dflop")
     parser.add_argument("--peers", type=Path, help="directory of the peers' scripts")
     parser.add_argument("--peers-python", help="interpreter that has the peers")
-    parser.add_argument("--with", dest="others", default="", help="peers in addition to webdataset: spdl,datago")
+    parser.add_argument(
+        "--with", dest="others", default="", help="peers in addition to webdataset: spdl,datago"
+    )
     parser.add_argument("--corpus-images", type=Path, help="the corpus without audio, for datago")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=2, help="passes over the corpus of dflop's loaders")

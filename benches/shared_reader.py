@@ -31,7 +31,11 @@ def run_rank(way: str, rank: int, ranks: int, name: str, settings: dict, results
 
     def make() -> dflop.BalancedLoader:
         return dflop.BalancedLoader(
-            global_batch_size=64, microbatches=16, strategy="lpt", array_type="numpy", **settings
+            global_batch_size=64,
+            microbatches=16,
+            plan=dflop.Plan(strategy="lpt"),
+            array_type="numpy",
+            **settings,
         )
 
     loader = make() if way == WAYS[0] else dflop.SharedLoader(make, rank=rank, size=ranks, name=name)

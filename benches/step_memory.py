@@ -18,7 +18,9 @@ settings = json.loads(sys.argv[1])
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 begin, delivered, microbatches = time.process_time(), 0, 0
 try:
-    for step in dflop.BalancedLoader(steps=2, strategy="lpt", **settings):
+    groups = {"order": dflop.Order, "read": dflop.Read, "processor": dflop.Processor}
+    settings |= {name: of(**settings[name]) for name, of in groups.items() if name in settings}
+    for step in dflop.BalancedLoader(steps=2, plan=dflop.Plan(strategy="lpt"), **settings):
         for microbatch in step.microbatches:
             microbatches += 1
             delivered += sum(value.nbytes for value in microbatch.values() if hasattr(value, "nbytes"))
@@ -30,18 +32,20 @@ except dflop.Error as error:
 MIB = 1 << 20
 SETTINGS = [
     {"global_batch_size": 10_000, "microbatches": 1},
-    {"global_batch_size": 10_000, "microbatches": 1, "repeat_samples": True},
-    {"global_batch_size": 10_000, "microbatches": 100, "repeat_samples": True},
-    {"global_batch_size": 10_000, "microbatches": 1_000, "repeat_samples": True},
-    {"global_batch_size": 128, "microbatches": 16, "buffered_bytes": 32 * MIB},
-    {"global_batch_size": 128, "microbatches": 16, "buffered_bytes": 100 * MIB},
+    {"global_batch_size": 10_000, "microbatches": 1, "order": {"repeat_samples": True}},
+    {"global_batch_size": 10_000, "microbatches": 100, "order": {"repeat_samples": True}},
+    {"global_batch_size": 10_000, "microbatches": 1_000, "order": {"repeat_samples": True}},
+    {"global_batch_size": 128, "microbatches": 16, "read": {"buffered_bytes": 32 * MIB}},
+    {"global_batch_size": 128, "microbatches": 16, "read": {"buffered_bytes": 100 * MIB}},
     {"global_batch_size": 128, "microbatches": 16},
-    {"global_batch_size": 128, "microbatches": 16, "dtype": "uint8"},
+    {"global_batch_size": 128, "microbatches": 16, "processor": {"dtype": "uint8"}},
 ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shards", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=pathlib.Path)

@@ -103,7 +103,7 @@ def by_dflop(files: list[tuple[str, bytes]]) -> dict[str, np.ndarray]:
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))
         found = {}
-        loader = dflop.Loader(shard, batch_size=16, workers=2, error_budget=1.0)
+        loader = dflop.Loader(shard, batch_size=16, read=dflop.Read(workers=2, error_budget=1.0))
         for batch in loader:
             for at, sample in enumerate(batch.samples):
                 names = [name for name in batch.keys() if batch[name][at] is not None]

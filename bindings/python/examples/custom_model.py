@@ -76,7 +76,8 @@ def collate(made):
 
 def loader_of(**settings):
     model = dflop.Custom(modules={"vision": 4e8, "llm": 4e9}, tokens=tokens)
-    defaults = {"global_batch_size": 16, "microbatches": 4, "steps": 6, "inputs": inputs, "collate": collate}
+    processor = dflop.CustomProcessor(inputs=inputs, collate=collate)
+    defaults = {"global_batch_size": 16, "microbatches": 4, "steps": 6, "processor": processor}
     return dflop.BalancedLoader(DIRECTORY / "shards", model=model, **defaults | settings)
 
 

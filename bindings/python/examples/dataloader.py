@@ -18,7 +18,7 @@ def dataset_of(directory: Path) -> dflop.torch.IterableDataset:
     settings = {
         "batch_size": 16,
         "image": dflop.Image(size=32),
-        "fields": ["images", "cls"],
+        "read": dflop.Read(fields=["images", "cls"]),
         "array_type": "torch",
     }
     return dflop.torch.IterableDataset(dflop.Loader(directory / "shards", shuffle_buffer=64, **settings))

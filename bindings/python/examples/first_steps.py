@@ -10,9 +10,8 @@ def main() -> None:
     directory = dflop.example.directory(samples=128)  # your shards and your model's directory go here
 
     # 1. Stream: batches of images and other fields, decoded on threads of this process.
-    loader = dflop.Loader(
-        directory / "shards", batch_size=32, image=dflop.Image(size=64), fields=["images", "cls"]
-    )
+    read = dflop.Read(fields=["images", "cls"])
+    loader = dflop.Loader(directory / "shards", batch_size=32, image=dflop.Image(size=64), read=read)
     for batch in loader:
         print(
             "batch of",
@@ -42,7 +41,8 @@ def main() -> None:
 
 def predicted_seconds(dataset: dflop.Dataset, model: Path, strategy: str) -> float:
     """Returns the predicted seconds of four steps on two ranks; a step ends with its slowest rank."""
-    settings = {"global_batch_size": 32, "microbatches": 2, "strategy": strategy, "steps": 4}
+    plan = dflop.Plan(strategy=strategy)
+    settings = {"global_batch_size": 32, "microbatches": 2, "plan": plan, "steps": 4}
     ranks = [
         dflop.BalancedLoader(dataset, model=model, dp_rank=rank, dp_size=2, **settings) for rank in range(2)
     ]

@@ -36,7 +36,7 @@ def update(model, optimizer, inputs, labels, weights):
 
 
 def images():
-    settings = {"fields": ["images", "cls"], "batch_size": 16, "array_type": "jax"}
+    settings = {"batch_size": 16, "read": dflop.Read(fields=["images", "cls"]), "array_type": "jax"}
     for batch in dflop.Loader(DIRECTORY / "shards", image=dflop.Image(size=SIDE), **settings):
         labels = np.repeat([int(name) for name in batch["cls"]], np.diff(batch.image_rows)[:, 0])
         missing = IMAGES - len(labels)
@@ -46,8 +46,9 @@ def images():
 
 def texts():
     ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
-    settings = {"global_batch_size": 6, "pad_to_tokens": TOKENS, "steps": 12, "array_type": "jax"}
-    for step in dflop.BalancedLoader(ds, model=DIRECTORY / "model", skip_media_tensors=True, **settings):
+    processor = dflop.Processor(pad_to_tokens=TOKENS, skip_media_tensors=True)
+    settings = {"global_batch_size": 6, "steps": 12, "processor": processor, "array_type": "jax"}
+    for step in dflop.BalancedLoader(ds, model=DIRECTORY / "model", **settings):
         (mb,) = step.microbatches
         labels = jnp.roll(mb["labels"], -1, axis=1)
         yield (mb["input_ids"], mb["position_ids"][0]), jnp.abs(labels), (labels >= 0) * mb.loss_scale_sum

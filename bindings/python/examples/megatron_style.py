@@ -27,8 +27,10 @@ class DataIterator:
     def __init__(self, split, **rank):
         model = DIRECTORY / "model"
         ds = dflop.Dataset(DIRECTORY / "shards", split=split, tokenizer=model, model=model)
-        rank |= {"microbatches": MICROBATCHES, "pad_to_tokens": SEQ_LENGTH, "global_batch_size": 8}
-        loader = dflop.BalancedLoader(ds, model=model, validation=split != "train", **rank)
+        order = dflop.Order(validation=split != "train")
+        rank |= {"microbatches": MICROBATCHES, "global_batch_size": 8, "order": order}
+        rank["processor"] = dflop.Processor(pad_to_tokens=SEQ_LENGTH)
+        loader = dflop.BalancedLoader(ds, model=model, **rank)
         self.microbatches, self.epoch = dflop.torch.Microbatches(loader, MICROBATCHES), iter(())
 
     def __next__(self):

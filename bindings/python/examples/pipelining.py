@@ -52,8 +52,9 @@ if __name__ == "__main__":
     stage = PipelineStage([Vision, Language][rank](model), rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, 4, loss_fn=loss_of, scale_grads=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    settings = {"global_batch_size": 16, "microbatches": 4, "steps": 8, "skip_media_tensors": rank > 0}
-    settings |= {"model": directory / "model", "stages": [1, 1], "pad_to_tokens": 640}
+    settings = {"model": directory / "model", "global_batch_size": 16, "microbatches": 4, "steps": 8}
+    settings["processor"] = dflop.Processor(pad_to_tokens=640, skip_media_tensors=rank > 0)
+    settings["plan"] = dflop.Plan(stages=[1, 1], schedule="1f1b")
     for step in dflop.BalancedLoader(directory / "shards", **settings):
         print(f"stage {rank}, step {step.step}: loss {backward(schedule, step, rank):.3f}", flush=True)
         optimizer.step()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dflop_costmodel::{DeviceRate, Module, ModuleTimes, SampleCost, SampleShape};
+use dflop_costmodel::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost, SampleShape};
 use dflop_loader::error::BoxError;
 use dflop_loader::plan::{CostFunction, CostInput};
 use pyo3::exceptions::PyValueError;
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping};
 
 use crate::error::DflopError;
-use crate::model::ModelArgument;
+use crate::model::{ModelArgument, ModelSettings, PyCostModel, custom_model};
 
 /// FLOPs of a token's forward and backward pass per parameter.
 ///
@@ -49,31 +49,43 @@ impl CostFunction for PyCost {
     }
 }
 
-/// A model with the user's functions for its costs.
+/// A model with its costs, those of the user's functions included.
 pub(crate) struct CostedModel {
-    /// Names of the model; none of a custom one.
+    /// Names of the model, in whose files its processor is described; none of a custom one.
     pub(crate) names: Vec<String>,
-    /// Modules of a custom model.
-    pub(crate) custom: Option<Vec<Module>>,
+    pub(crate) costs: CostModel,
     pub(crate) cost: Option<Arc<dyn CostFunction>>,
 }
 
 impl CostedModel {
-    /// - `device`: gives the rate of a custom model
-    /// - `cost`: replaces times
-    pub(crate) fn new(model: &Bound<'_, PyAny>, device: &str, cost: Option<Py<PyAny>>) -> PyResult<Self> {
-        let times = cost.map(PyCost::new);
+    /// - `model`: names, a `dflop.CostModel` or a `dflop.Custom`
+    /// - `times`: replaces times
+    pub(crate) fn new(model: &Bound<'_, PyAny>, times: Option<Arc<PyCost>>) -> PyResult<Self> {
+        let of_times = |times: Option<Arc<PyCost>>| times.map(|times| -> Arc<dyn CostFunction> { times });
         match ModelArgument::new(model)? {
             ModelArgument::Names(names) => {
-                Ok(Self { names, custom: None, cost: times.map(|times| -> Arc<dyn CostFunction> { times }) })
+                let settings = ModelSettings::new(names);
+                let costs = model.py().detach(|| settings.cost_model())?;
+                Ok(Self { names: settings.names, costs, cost: of_times(times) })
             }
-            ModelArgument::Custom { parameters, tokens } => {
-                let rate = DeviceRate::preset(device).map_err(DflopError::from)?;
-                let custom = parameters.iter().map(|(module, _)| *module).collect();
+            ModelArgument::Costs(model) => {
+                let PyCostModel { names, model, .. } = model.get();
+                let (names, costs) = (names.clone(), CostModel::clone(model));
+                Ok(Self { names, costs, cost: of_times(times) })
+            }
+            ModelArgument::Custom { parameters, device, tokens } => {
+                let rate = DeviceRate::preset(&device).map_err(DflopError::from)?;
+                let modules: Vec<Module> = parameters.iter().map(|(module, _)| *module).collect();
+                let costs = custom_model(&modules, rate)?;
                 let cost = CustomCost::new(tokens.unbind(), &parameters, &rate, times);
-                Ok(Self { names: Vec::new(), custom: Some(custom), cost: Some(cost) })
+                Ok(Self { names: Vec::new(), costs, cost: Some(cost) })
             }
         }
+    }
+
+    /// Returns whether no file describes the model.
+    pub(crate) fn is_custom(&self) -> bool {
+        self.names.is_empty()
     }
 }
 

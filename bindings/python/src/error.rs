@@ -109,6 +109,8 @@ impl DflopError {
 fn keyword(setting: &'static str) -> &'static str {
     match setting {
         "global_batch" => "global_batch_size",
+        "rank" => "dp_rank",
+        "world" => "dp_size",
         "samples_max" => "samples",
         "buffered_bytes_max" => "buffered_bytes",
         "stall_seconds_error" => "stall_seconds",
@@ -131,9 +133,10 @@ impl From<dflop_loader::Error> for DflopError {
             E::Model(error) => return Self::from(error.clone()),
             E::Config { setting, reason } => {
                 let setting = keyword(setting);
+                let reason = reason.replace("`world`", "`dp_size`");
                 return Self::new_message("ConfigError", "config", format!("invalid `{setting}`: {reason}"))
                     .field("setting", setting)
-                    .field("reason", reason.clone());
+                    .field("reason", reason);
             }
             _ => Self::new(class_of(error.category()), error.kind(), &error),
         };

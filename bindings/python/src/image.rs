@@ -134,8 +134,8 @@ pub(crate) struct AugmentSettings {
 }
 
 impl AugmentSettings {
-    pub(crate) fn build(&self, seed: u64) -> Result<Augment, DflopError> {
-        let mut builder = Augment::builder().seed(seed).flip(self.flip).color_jitter(self.jitter);
+    pub(crate) fn build(&self) -> Result<Augment, DflopError> {
+        let mut builder = Augment::builder().flip(self.flip).color_jitter(self.jitter);
         if let Some(([least, most], [narrowest, widest])) = self.crop {
             builder = builder.random_crop(least..=most, narrowest..=widest);
         }

@@ -27,7 +27,9 @@ mod image;
 mod loader;
 mod model;
 mod names;
+mod read;
 mod runtime;
+mod settings;
 mod table;
 mod tasks;
 mod tokenizer;
@@ -45,7 +47,7 @@ mod _native {
     #[pymodule_export]
     use crate::balance::py_balance;
     #[pymodule_export]
-    use crate::balanced::{MicrobatchIterator, Plan, PyBalancedLoader, StepIterator, StepMicrobatches};
+    use crate::balanced::{MicrobatchIterator, PyBalancedLoader, PyStepPlan, StepIterator, StepMicrobatches};
     #[pymodule_export]
     use crate::cli::{cli, command};
     #[pymodule_export]

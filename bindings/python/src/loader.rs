@@ -3,15 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use dflop_loader::decode::Decode;
-use dflop_loader::flow::ErrorBudget;
 use dflop_loader::loader::{BatchStream, Loader, LoaderBuilder, StreamState};
 use dflop_loader::order::ShuffleBuffer;
-use dflop_loader::shard::FieldSelection;
 use futures::StreamExt;
 use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::arguments::{Arguments, arguments};
 use crate::arrays::framework::Framework;
@@ -19,15 +16,16 @@ use crate::convert::{self, Delivery};
 use crate::dataset::{PyDataset, Source};
 use crate::error::{DflopError, to_python};
 use crate::filter::filtered_by_shape;
-use crate::image::{Image, PyAugment};
-use crate::names::Names;
+use crate::image::Image;
+use crate::read::{ReadArguments, ReadSettings};
 use crate::runtime::Threaded;
-use crate::transform::{FirstException, UserCode};
+use crate::settings::{Group, refuse_keywords};
+use crate::transform::FirstException;
 
-/// Streams batches of samples, decoded on its own threads; needs an index only for ``world``, a split and
+/// Streams batches of samples, decoded on its own threads; needs an index only for ``dp_size``, a split and
 /// ``len``, which is built on demand.
 ///
-/// ``len(loader)`` is the number of batches of a pass. With ``world`` above 1, or a `Dataset` with a split,
+/// ``len(loader)`` is the number of batches of a pass. With ``dp_size`` above 1, or a `Dataset` with a split,
 /// samples are dealt: each rank reads one contiguous range of the samples of an epoch, and all ranks have the
 /// same number of full batches, and a last one of the same length. A rank that lacks samples, because its
 /// range is shorter by one or because samples are bad, goes on with those that follow, from the last to the
@@ -37,26 +35,19 @@ use crate::transform::{FirstException, UserCode};
 /// ``load_state_dict`` it resumes from the state. Bad samples are skipped and listed in ``skipped``.
 ///
 /// Args: dataset: a `Dataset`, or shards as in `Dataset`. batch_size: samples of a batch. image: converts all
-/// images to one array, float32 ``[images, 3, size, size]`` by default, under ``"image"``. filter: function
-/// that selects samples by shape, before the pass: called with lists of dictionaries of ``key``, ``bytes``,
-/// ``text_tokens``, ``target_tokens``, ``images``, ``audio`` and ``videos``, it returns whether to keep each;
-/// it must return the same on all ranks. ``filtered_samples`` counts the others. decode: ``media`` decodes
-/// every field by its extension, ``raw`` delivers fields as stored. fields: names of the fields to read:
-/// extensions, or ``images``, ``audio``, ``video``, ``text``. Default: all fields, or the images with
-/// ``image``. augment: random augmentation of images that keep their size, with ``decode="media"``. workers:
-/// number of decoder threads. Default: one per core. epochs: number of times that a pass reads the shards.
-/// samples: ends a pass after this many samples, good or bad. shuffle_buffer: samples in the shuffle buffer,
+/// images to one array, float32 ``[images, 3, size, size]`` by default, under ``"image"``. dp_rank: reads the
+/// share of this one of ``dp_size`` data-parallel ranks in the samples. seed: seed of all random choices.
+/// epochs: number of times that a pass reads the shards. samples: ends a pass after this many samples, good
+/// or bad. drop_last: leaves out a last batch that has fewer samples than ``batch_size``; with ``dp_size``,
+/// no sample is repeated then, except in place of a bad one. shuffle_buffer: samples in the shuffle buffer,
 /// at most ``shuffle_bytes`` bytes. Default: no buffer. shuffle_shards: shuffles the order of shards,
-/// differently in every epoch. seed: seed of all random choices. rank: reads the share of this one of
-/// ``world`` ranks in the samples. drop_last: leaves out a last batch that has fewer samples than
-/// ``batch_size``; with ``world``, no sample is repeated then, except in place of a bad one. error_budget:
-/// tolerated fraction of bad samples, checked after the first 1,000 and at the end; 0 tolerates none, from
-/// the first sample on. ``error_count`` limits their number. buffered_bytes: maximum payload bytes that wait
-/// for the decoders. stall_seconds: ends a pass with `StalledError` after this many seconds without progress.
-/// Default: never. transforms: user code for fields and samples: a dictionary of field names and functions,
-/// or a list of `Transform` and `SampleTransform`; they run on ``transform_threads`` threads. array_type:
-/// library of the delivered arrays: ``numpy``, ``torch``, ``jax``, ``dlpack`` (`Array`), or ``auto``: PyTorch
-/// if it has been imported, else NumPy. Always over the same memory.
+/// differently in every epoch. read: a `Read`: fields, decoding, threads, buffers, error budget. transforms:
+/// user code for fields and samples: a dictionary of field names and functions, or a list of `Transform` and
+/// `SampleTransform`. filter: function that selects samples by shape, before the pass: called with lists of
+/// dictionaries of ``key``, ``bytes``, ``text_tokens``, ``target_tokens``, ``images``, ``audio`` and
+/// ``videos``, it returns whether to keep each; it must return the same on all ranks. ``filtered_samples``
+/// counts the others. array_type: library of the delivered arrays: ``numpy``, ``torch``, ``jax``, ``dlpack``
+/// (`Array`), or ``auto``: PyTorch if it has been imported, else NumPy. Always over the same memory.
 ///
 /// Raises:
 ///     ConfigError: a setting is invalid.
@@ -105,92 +96,71 @@ impl Pass {
 #[pymethods]
 impl PyLoader {
     #[new]
-    #[pyo3(signature = (
-        dataset, *, batch_size=32, image=None, filter=None, decode="media", fields=None, augment=None, workers=None, epochs=1,
-        samples=None, shuffle_buffer=None, shuffle_bytes=268_435_456, shuffle_shards=false, seed=0, rank=0, world=1, drop_last=false,
-        error_budget=0.05, error_count=None, buffered_bytes=67_108_864, stall_seconds=None,
-        transforms=None, transform_threads=1, array_type="numpy"
-    ))]
+    #[pyo3(
+        signature = (
+            dataset, *, batch_size=32, image=None, dp_rank=0, dp_size=1, seed=0, epochs=1, samples=None,
+            drop_last=false, shuffle_buffer=None, shuffle_bytes=268_435_456, shuffle_shards=false, read=None,
+            transforms=None, filter=None, array_type="auto", **unknown
+        ),
+        // The same without the keywords that are refused.
+        text_signature = "(dataset, *, batch_size=32, image=None, dp_rank=0, dp_size=1, seed=0, epochs=1, \
+                          samples=None, drop_last=False, shuffle_buffer=None, shuffle_bytes=268435456, \
+                          shuffle_shards=False, read=None, transforms=None, filter=None, array_type='auto')"
+    )]
     #[expect(clippy::too_many_arguments, reason = "one keyword each")]
     fn new<'py>(
         py: Python<'py>,
         dataset: Source<'py>,
         batch_size: usize,
         image: Option<Bound<'py, Image>>,
-        filter: Option<Bound<'py, PyAny>>,
-        decode: &str,
-        fields: Option<Names>,
-        augment: Option<PyRef<'_, PyAugment>>,
-        workers: Option<usize>,
+        dp_rank: usize,
+        dp_size: usize,
+        seed: u64,
         epochs: u64,
         samples: Option<u64>,
+        drop_last: bool,
         shuffle_buffer: Option<usize>,
         shuffle_bytes: u64,
         shuffle_shards: bool,
-        seed: u64,
-        rank: usize,
-        world: usize,
-        drop_last: bool,
-        error_budget: f64,
-        error_count: Option<u64>,
-        buffered_bytes: u64,
-        stall_seconds: Option<f64>,
+        read: Option<Bound<'py, PyAny>>,
         transforms: Option<Bound<'py, PyAny>>,
-        transform_threads: usize,
+        filter: Option<Bound<'py, PyAny>>,
         array_type: &str,
+        unknown: Option<Bound<'py, PyDict>>,
     ) -> PyResult<Self> {
+        refuse_keywords(py, "Loader", unknown.as_ref())?;
         let dataset = dataset.dataset(py)?;
-        let fields = fields.map(|names| names.0);
         let arguments = arguments! {
-            py, dataset, batch_size, image, filter, decode, fields, augment, workers, epochs, samples,
-            shuffle_buffer, shuffle_bytes, shuffle_shards, seed, rank, world, drop_last, error_budget,
-            error_count, buffered_bytes, stall_seconds, transforms, transform_threads, array_type,
+            py, dataset, batch_size, image, dp_rank, dp_size, seed, epochs, samples, drop_last,
+            shuffle_buffer, shuffle_bytes, shuffle_shards, read, transforms, filter, array_type,
         };
         let framework = Framework::parse(array_type)?;
         let image = image.map(|image| image.get().clone());
-        let (builder, filtered_samples) = builder_of(&dataset, filter.as_ref(), rank, world)?;
-        let mut builder = builder
-            .decode(parse_decode(decode, image.as_ref())?)
-            .batch_size(batch_size)
-            .epochs(epochs)
-            .buffered_bytes_max(buffered_bytes)
-            .stall_seconds_error(stall_seconds.unwrap_or(f64::INFINITY))
-            .error_budget(budget(error_budget, error_count)?)
-            .drop_last(drop_last);
-        if let Some(fields) = fields {
-            builder = builder.fields(FieldSelection::new(fields).map_err(DflopError::from)?);
-        }
-        let augment = augment.map(|augment| augment.settings.clone());
-        let is_scaled = image.as_ref().is_some_and(|image| image.is_scaled);
-        if let Some(image) = &image {
-            builder = builder.pixel_statistics(image.statistics()).pixel_format(image.format(framework)?);
-        }
-        if let Some(settings) = augment.or(image.and_then(|image| image.augment)) {
-            builder = builder.augment(settings.build(seed)?);
-        }
-        if let Some(workers) = workers {
-            builder = builder.workers(workers);
-        }
+        let (builder, filtered_samples) = builder_of(&dataset, filter.as_ref(), dp_rank, dp_size)?;
+        let builder = builder.batch_size(batch_size).epochs(epochs).drop_last(drop_last);
+        let mut builder = convert_images(builder, image.as_ref(), framework)?;
         if let Some(samples) = samples {
             builder = builder.samples_max(samples);
         }
-        builder = builder.seed(seed);
         if let Some(samples) = shuffle_buffer {
-            builder =
-                builder.shuffle(ShuffleBuffer { bytes_max: shuffle_bytes, ..ShuffleBuffer::new(samples) });
+            let buffer = ShuffleBuffer::new(samples);
+            builder = builder.shuffle(ShuffleBuffer { bytes_max: shuffle_bytes, ..buffer });
         }
         if shuffle_shards {
             builder = builder.shuffle_shards();
         }
-        let user_code = UserCode::new(transform_threads, seed, Delivery::new(framework, decode), false);
-        let first_exception = user_code.first_exception.clone();
-        let transforms = user_code.transforms(transforms.as_ref())?;
-        let builder = builder.scaled_decode(is_scaled).transforms(transforms);
-        let loader = start(&builder)?;
-        let pass = Mutex::new(Some(Pass::new(loader, 0)));
-        let delivery = Delivery::new(framework, decode);
-        let dataset = dataset.unbind();
-        let streams = Mutex::default();
+        let of_read = ReadArguments {
+            seed,
+            framework,
+            transforms: transforms.as_ref(),
+            image: image.as_ref(),
+            is_prepared: false,
+        };
+        let read = ReadSettings::new(&Group::new(py, "read", read.as_ref(), "Read")?, &of_read)?;
+        let builder = read.apply_to_stream(builder)?;
+        let pass = Mutex::new(Some(Pass::new(start(&builder)?, 0)));
+        let ReadSettings { first_exception, delivery, .. } = read;
+        let (dataset, streams) = (dataset.unbind(), Mutex::default());
         Ok(Self {
             arguments,
             dataset,
@@ -228,7 +198,7 @@ impl PyLoader {
 
     /// Number of batches of a pass; opens the index.
     ///
-    /// Without ``world`` and split, batches in which all samples are bad are counted, and not delivered.
+    /// Without ``dp_size`` and split, batches in which all samples are bad are counted, and not delivered.
     ///
     /// Raises:
     ///     TypeError: the shards cannot be indexed, so that the number is unknown.
@@ -373,16 +343,16 @@ impl PyLoader {
     }
 }
 
-/// Starts the settings of a loader of whole shards, or of a rank's samples; returns the number of samples
+/// Starts the settings of a loader of whole shards, or of a DP rank's samples; returns the number of samples
 /// that the filter left out too.
 fn builder_of(
     dataset: &Bound<'_, PyDataset>,
     filter: Option<&Bound<'_, PyAny>>,
-    rank: usize,
-    world: usize,
+    dp_rank: usize,
+    dp_size: usize,
 ) -> PyResult<(LoaderBuilder, u64)> {
     let of = dataset.get();
-    if world == 1 && rank == 0 && filter.is_none() && !of.has_split() {
+    if dp_size == 1 && dp_rank == 0 && filter.is_none() && !of.has_split() {
         return Ok((Loader::builder(of.shard_list().to_vec()), 0));
     }
     let mut samples = of.open(dataset.py())?;
@@ -390,31 +360,23 @@ fn builder_of(
         samples = filtered_by_shape(samples, filter)?;
     }
     let filtered = samples.filtered();
-    Ok((Loader::builder(Vec::new()).samples_of_rank(samples, rank, world), filtered))
+    Ok((Loader::builder(Vec::new()).samples_of_rank(samples, dp_rank, dp_size), filtered))
+}
+
+/// Sets the conversion of images to one array.
+fn convert_images(
+    builder: LoaderBuilder,
+    image: Option<&Image>,
+    framework: Framework,
+) -> Result<LoaderBuilder, DflopError> {
+    let Some(image) = image else { return Ok(builder) };
+    let builder = builder.pixel_statistics(image.statistics()).pixel_format(image.format(framework)?);
+    Ok(builder.scaled_decode(image.is_scaled))
 }
 
 fn start(builder: &LoaderBuilder) -> PyResult<Arc<Threaded<Loader>>> {
     let loader = builder.clone().build().map_err(DflopError::from)?;
     Ok(Arc::new(Threaded::new(loader)))
-}
-
-/// Parses the decoding of samples.
-pub(crate) fn parse_decode(name: &str, image: Option<&Image>) -> PyResult<Decode> {
-    match (name, image) {
-        ("media", Some(image)) => Ok(Decode::Pixels { side: image.side }),
-        ("media", None) => Ok(Decode::Media),
-        ("raw", None) => Ok(Decode::Raw),
-        ("raw", Some(_)) => {
-            Err(DflopError::config("decode", "`raw` delivers images as stored: drop `image`").into())
-        }
-        _ => Err(DflopError::config("decode", format!("expected media or raw, found `{name}`")).into()),
-    }
-}
-
-/// Returns the error budget of a fraction and a number of bad samples.
-pub(crate) fn budget(fraction: f64, count: Option<u64>) -> PyResult<ErrorBudget> {
-    let budget = ErrorBudget::new(fraction).map_err(DflopError::from)?;
-    Ok(count.map_or(budget, |samples| budget.at_most(samples)))
 }
 
 /// Iterator over a pass of a `Loader`.

@@ -21,30 +21,36 @@ use crate::error::DflopError;
 use crate::names::Names;
 use crate::table::Table;
 
+/// Device preset of a model without another.
+const DEVICE: &str = "h100";
+
 /// Names of a model, the device or profile that it runs on, and its training setup.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug)]
 pub(crate) struct ModelSettings {
     pub(crate) names: Vec<String>,
-    pub(crate) device: String,
-    pub(crate) profile: Option<PathBuf>,
-    pub(crate) profile_tp: Option<[u32; 2]>,
-    pub(crate) packed_tokens: Option<u64>,
-    pub(crate) freeze: Option<String>,
-    pub(crate) recompute: String,
-    /// Modules of a model that no file describes; `names` are then empty.
-    pub(crate) custom: Option<Vec<Module>>,
+    device: String,
+    profile: Option<PathBuf>,
+    profile_tp: Option<[u32; 2]>,
+    packed_tokens: Option<u64>,
+    frozen: FrozenParts,
+    recompute: Recomputation,
 }
 
 /// A model as the user names it.
 pub(crate) enum ModelArgument<'py> {
     /// Presets, directories or names of the hub.
     Names(Vec<String>),
-    /// A `dflop.Custom`: the parameters of its modules, and its function of tokens.
-    Custom { parameters: Vec<(Module, f64)>, tokens: Bound<'py, PyAny> },
+    /// A `dflop.CostModel`.
+    Costs(Bound<'py, PyCostModel>),
+    /// A `dflop.Custom`: the parameters of its modules, its device, and its function of tokens.
+    Custom { parameters: Vec<(Module, f64)>, device: String, tokens: Bound<'py, PyAny> },
 }
 
 impl<'py> ModelArgument<'py> {
     pub(crate) fn new(model: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(costs) = model.cast::<PyCostModel>() {
+            return Ok(Self::Costs(costs.clone()));
+        }
         let class = model.py().import("dflop.custom")?.getattr("Custom")?;
         if !model.is_instance(&class)? {
             if model.is_instance_of::<PyDict>() {
@@ -57,22 +63,27 @@ impl<'py> ModelArgument<'py> {
         let by_name: BTreeMap<String, f64> = model.getattr("modules")?.extract()?;
         let of = |module: &Module| by_name.get(module.name()).map(|parameters| (*module, *parameters));
         let parameters = Module::ALL.iter().filter_map(of).collect();
-        Ok(Self::Custom { parameters, tokens: model.getattr("tokens")? })
+        let device = model.getattr("device")?.extract()?;
+        Ok(Self::Custom { parameters, device, tokens: model.getattr("tokens")? })
     }
 }
 
 impl ModelSettings {
-    pub(crate) fn spec(&self) -> Result<ModelSpec, DflopError> {
-        let Some(modules) = &self.custom else { return Ok(spec_of(&self.names)?) };
-        // Any model of these modules does: its costs are never asked for.
-        let mut spec = ModelSpec::preset("tiny")?;
-        spec.vision = spec.vision.filter(|_| modules.contains(&Module::Vision));
-        spec.audio = spec.audio.filter(|_| modules.contains(&Module::Audio));
-        Ok(spec)
+    /// Returns the settings of a model on the default device.
+    pub(crate) fn new(names: Vec<String>) -> Self {
+        Self {
+            names,
+            device: DEVICE.to_owned(),
+            profile: None,
+            profile_tp: None,
+            packed_tokens: None,
+            frozen: FrozenParts::default(),
+            recompute: Recomputation::default(),
+        }
     }
 
     pub(crate) fn cost_model(&self) -> Result<CostModel, DflopError> {
-        let spec = self.spec()?;
+        let spec = spec_of(&self.names)?;
         let model = match &self.profile {
             Some(path) => {
                 let options = profile_options(self.profile_tp, self.packed_tokens)?;
@@ -80,16 +91,21 @@ impl ModelSettings {
             }
             None => CostModel::new(spec, DeviceRate::preset(&self.device)?),
         };
-        let frozen: FrozenParts = match &self.freeze {
-            Some(parts) => parts.parse()?,
-            None => FrozenParts::default(),
-        };
-        let recompute: Recomputation = self.recompute.parse()?;
-        Ok(model.recomputation(recompute).frozen(frozen)?)
+        Ok(model.recomputation(self.recompute).frozen(self.frozen)?)
     }
 }
 
+/// Returns a model of these modules, whose own costs are never asked for.
+pub(crate) fn custom_model(modules: &[Module], rate: DeviceRate) -> Result<CostModel, DflopError> {
+    let mut spec = ModelSpec::preset("tiny")?;
+    spec.vision = spec.vision.filter(|_| modules.contains(&Module::Vision));
+    spec.audio = spec.audio.filter(|_| modules.contains(&Module::Audio));
+    Ok(CostModel::new(spec, rate))
+}
+
 /// Predicts the cost of a sample from its shape alone: tokens, and seconds of each module.
+///
+/// `BalancedLoader` balances by it, where it is the ``model``.
 ///
 /// Args: model: preset, directory of a checkpoint, name in the local Hugging Face cache, or a list of these
 /// that are joined. device: device preset, whose stated FLOP rate gives seconds; unused with ``profile``.
@@ -104,7 +120,8 @@ impl ModelSettings {
 #[pyclass(frozen, name = "CostModel", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyCostModel {
-    model: Arc<CostModel>,
+    pub(crate) names: Vec<String>,
+    pub(crate) model: Arc<CostModel>,
     arguments: Arguments,
 }
 
@@ -127,19 +144,19 @@ impl PyCostModel {
     ) -> PyResult<Self> {
         let model = model.0;
         let arguments = arguments!(py, model, device, profile, profile_tp, packed_tokens, freeze, recompute);
-        let (device, recompute) = (device.to_owned(), recompute.to_owned());
         let settings = ModelSettings {
             names: model,
-            device,
+            device: device.to_owned(),
             profile,
             profile_tp,
             packed_tokens,
-            freeze,
-            recompute,
-            custom: None,
+            frozen: freeze
+                .map_or(Ok(FrozenParts::default()), |parts| parts.parse())
+                .map_err(DflopError::from)?,
+            recompute: recompute.parse().map_err(DflopError::from)?,
         };
         let model = py.detach(|| settings.cost_model())?;
-        Ok(Self { model: Arc::new(model), arguments })
+        Ok(Self { names: settings.names, model: Arc::new(model), arguments })
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ())> {

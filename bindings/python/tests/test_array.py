@@ -50,7 +50,7 @@ class Arrays(InFolder):
                 array.__dlpack__(max_version=version)
 
     def test_stored_bytes_are_read_only_views(self) -> None:
-        (batch,) = dflop.Loader(self.path, decode="raw")
+        (batch,) = dflop.Loader(self.path, read=dflop.Read(decode="raw"))
         stored = batch["bin"][0]
         self.assertEqual(bytes(stored), b"some bytes")
         self.assertTrue(stored.is_readonly and memoryview(stored).readonly)
@@ -63,7 +63,7 @@ class Arrays(InFolder):
             self.image("dlpack").__dlpack__(dl_device=(2, 0))
 
     def test_arrays_travel_between_processes(self) -> None:
-        (batch,) = dflop.Loader(self.path, decode="raw")
+        (batch,) = dflop.Loader(self.path, read=dflop.Read(decode="raw"))
         self.assertEqual(pickle.loads(pickle.dumps(batch["bin"][0])), b"some bytes")
         array = self.image("dlpack")
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(array)), np.asarray(array))

@@ -44,12 +44,12 @@ class Balanced(WithExample):
         self.assertGreaterEqual(step.makespan_seconds, step.lower_bound_seconds)
 
     def test_with_a_pipeline_the_slowest_module_counts(self) -> None:
-        for mb in next(iter(self.loader(stages=[1, 1]))).microbatches:
+        for mb in next(iter(self.loader(plan=dflop.Plan(stages=[1, 1])))).microbatches:
             self.assertEqual(mb.cost_seconds, max(mb.module_seconds.values()))
 
     def test_ranks_share_each_global_batch_by_the_same_plan(self) -> None:
         ranks = [self.loader(dp_rank=rank, dp_size=3, steps=4) for rank in range(3)]
-        whole = self.loader(strategy="data-blind", steps=4)
+        whole = self.loader(plan=dflop.Plan(strategy="data-blind"), steps=4)
         for *shares, all_samples in zip(*ranks, whole, strict=True):
             self.assertEqual(len({share.digest for share in shares}), 1)
             keys = [key for share in shares for mb in share.microbatches for key in mb.sample_keys]
@@ -60,8 +60,9 @@ class Balanced(WithExample):
         for meet in ("step", "microbatch"):
             predicted = {}
             for strategy in ("search", "data-blind"):
-                settings = {"dp_size": 2, "steps": 5, "synchronize": meet, "strategy": strategy}
-                predicted[strategy] = sum(step.makespan_seconds for step in self.loader(**settings))
+                plan = dflop.Plan(synchronize=meet, strategy=strategy)
+                loader = self.loader(dp_size=2, steps=5, plan=plan)
+                predicted[strategy] = sum(step.makespan_seconds for step in loader)
             self.assertLess(predicted["search"], 0.95 * predicted["data-blind"], meet)
 
     def test_a_step_takes_what_its_slowest_rank_takes(self) -> None:
@@ -96,7 +97,7 @@ class Balanced(WithExample):
         raise AssertionError
 
     def test_iterating_goes_on_and_a_run_that_ended_begins_again(self) -> None:
-        loader = self.loader(validation=True, steps=4)
+        loader = self.loader(order=dflop.Order(validation=True), steps=4)
         self.assertEqual(len(loader), 6)
         self.assertEqual([step.step for step in loader], [0, 1, 2, 3])
         self.assertEqual([step.step for step in loader], [4, 5])
@@ -108,14 +109,14 @@ class Balanced(WithExample):
         self.assertEqual(self.loader().steps_per_epoch, 6)
 
     def test_padding_gives_equal_shapes_and_is_no_target(self) -> None:
-        loader = self.loader(pad_to_tokens=1024, microbatches=4, steps=3)
+        loader = self.loader(processor=dflop.Processor(pad_to_tokens=1024), microbatches=4, steps=3)
         for step in loader:
             for mb in step.microbatches:
                 self.assertEqual(mb["input_ids"].shape, (1, 1024))
                 self.assertEqual(mb.tokens + mb.padding_tokens, 1024)
                 self.assertTrue((mb["labels"][0, mb.tokens :] == -100).all())
         exact = self.loader(microbatches=4, steps=1)
-        padded = self.loader(pad_to_tokens=4096, microbatches=4, steps=1)
+        padded = self.loader(processor=dflop.Processor(pad_to_tokens=4096), microbatches=4, steps=1)
         cost = [
             sum(mb.module_seconds["llm"] for step in loader for mb in step.microbatches)
             for loader in (padded, exact)
@@ -123,7 +124,7 @@ class Balanced(WithExample):
         self.assertGreater(cost[0], cost[1])
 
     def test_too_short_a_fixed_length_is_an_error_before_the_step(self) -> None:
-        loader = self.loader(pad_to_tokens=64)
+        loader = self.loader(processor=dflop.Processor(pad_to_tokens=64))
         with self.assertRaises(dflop.PlanError) as caught:
             next(iter(loader))
         self.assertRegex(str(caught.exception), "pad_to_tokens")
@@ -168,7 +169,7 @@ class Balanced(WithExample):
                 loader.media_shares(step, microbatch, ranks)
 
     def test_stage_times_change_later_plans(self) -> None:
-        loader = self.loader(microbatches=4, correction_interval=4)
+        loader = self.loader(microbatches=4, plan=dflop.Plan(correction_interval=4))
         reports = []
         for step in loader:
             # Long microbatches take twice as long as predicted.
@@ -210,21 +211,30 @@ class Balanced(WithExample):
             ({"model": "no-such-model"}, dflop.ModelError, "unknown model"),
             ({"dp_rank": 2, "dp_size": 2}, dflop.ConfigError, "dp_rank"),
             ({"global_batch_size": 1}, dflop.ConfigError, "global"),
-            ({"strategy": "best"}, dflop.ConfigError, "strategy"),
-            ({"layout": "dense"}, dflop.ConfigError, "layout"),
+            ({"plan": dflop.Plan(strategy="best")}, dflop.ConfigError, "strategy"),
+            ({"processor": dflop.Processor(layout="dense")}, dflop.ConfigError, "layout"),
             ({"tokenizer": self.directory / "none.json"}, dflop.ReadError, "none.json"),
-            ({"model": "tiny", "pad_to_tokens": 64}, dflop.ConfigError, "needs a tokenizer"),
             (
-                {"model": "tiny", "length_buckets": "ladder"},
+                {"model": "tiny", "processor": dflop.Processor(pad_to_tokens=64)},
+                dflop.ConfigError,
+                "pad_to_tokens.*needs a tokenizer",
+            ),
+            (
+                {"model": "tiny", "processor": dflop.Processor(length_buckets="ladder")},
                 dflop.ConfigError,
                 "length_buckets.*needs a tokenizer",
             ),
-            ({"model": "tiny", "dtype": "uint8"}, dflop.ConfigError, "dtype.*needs a tokenizer"),
-            ({"profile": self.directory}, dflop.ReadError, "no .csv"),
-            ({"correction_interval": 0}, dflop.ModelError, "interval"),
+            (
+                {"model": "tiny", "processor": dflop.Processor(dtype="uint8")},
+                dflop.ConfigError,
+                "dtype.*needs a tokenizer",
+            ),
+            ({"plan": dflop.Plan(correction_interval=0)}, dflop.ModelError, "interval"),
         ]:
             with self.subTest(settings), self.assertRaisesRegex(error, reason):
                 self.loader(**settings)
+        with self.assertRaisesRegex(dflop.ReadError, "no .csv"):
+            dflop.CostModel(self.model, profile=self.directory)
 
 
 class Costs(WithExample):
@@ -236,7 +246,11 @@ class Costs(WithExample):
             return [{"vision": 0.0, "llm": 1.0 if sample["images"] else 0.0} for sample in samples]
 
         loader = dflop.BalancedLoader(
-            self.shards, model=self.model, global_batch_size=16, microbatches=4, cost=cost, tokens_max=100_000
+            self.shards,
+            model=self.model,
+            global_batch_size=16,
+            microbatches=4,
+            plan=dflop.Plan(cost=cost, tokens_max=100_000),
         )
         step = next(iter(loader))
         keys = {
@@ -264,7 +278,9 @@ class Costs(WithExample):
             (lambda samples: [[float("nan"), 0.1]] * len(samples), "NaN|nan"),
             (lambda samples: 1 / 0, "division by zero"),
         ]:
-            loader = dflop.BalancedLoader(self.shards, model=self.model, global_batch_size=4, cost=answer)
+            loader = dflop.BalancedLoader(
+                self.shards, model=self.model, global_batch_size=4, plan=dflop.Plan(cost=answer)
+            )
             with self.subTest(reason), self.assertRaisesRegex(dflop.Error, reason):
                 next(iter(loader))
 

@@ -1,6 +1,7 @@
 """Tests the user's own code in `dflop.BalancedLoader`: custom models, processors, filters."""
 
 import copy
+import dataclasses
 import json
 import pickle
 import threading
@@ -32,6 +33,7 @@ def collate(made: list[np.ndarray]) -> dict:
 
 
 MODEL = dflop.Custom(modules={"vision": 4e8, "llm": 4e9}, tokens=tokens)
+PROCESSOR = dflop.CustomProcessor(inputs=inputs, collate=collate)
 
 
 class Own(WithExample):
@@ -40,7 +42,7 @@ class Own(WithExample):
         return dflop.BalancedLoader(self.shards, **settings)
 
     def prepared(self, **settings: object) -> dflop.BalancedLoader:
-        return self.loader(**{"inputs": inputs, "collate": collate} | settings)
+        return self.loader(**{"processor": PROCESSOR} | settings)
 
 
 class Models(Own):
@@ -49,14 +51,15 @@ class Models(Own):
             for mb in step.microbatches:
                 self.assertEqual(set(mb.module_seconds), {"vision", "llm"})
                 self.assertGreater(mb.planned_tokens, 0)
-        rate = {name: self.prepared(steps=1, device=name) for name in ("h100", "a100")}
+        models = {name: dataclasses.replace(MODEL, device=name) for name in ("h100", "a100")}
+        rate = {name: self.prepared(steps=1, model=model) for name, model in models.items()}
         seconds = {name: next(iter(loader)).makespan_seconds for name, loader in rate.items()}
         self.assertGreater(seconds["a100"], seconds["h100"])
 
     def test_microbatches_are_balanced_by_the_tokens(self) -> None:
         predicted = {}
         for strategy in ("search", "data-blind"):
-            steps = self.prepared(steps=5, strategy=strategy, dp_size=2)
+            steps = self.prepared(steps=5, plan=dflop.Plan(strategy=strategy), dp_size=2)
             predicted[strategy] = sum(step.makespan_seconds for step in steps)
         self.assertLess(predicted["search"], 0.95 * predicted["data-blind"])
 
@@ -69,7 +72,7 @@ class Models(Own):
             return [[2.0]] * len(samples)
 
         model = dflop.Custom(modules={"llm": 1e9}, tokens=with_targets)
-        step = next(iter(self.prepared(model=model, cost=cost)))
+        step = next(iter(self.prepared(model=model, plan=dflop.Plan(cost=cost))))
         self.assertEqual(step.target_tokens, 48)
         self.assertEqual(step.makespan_seconds, 32.0)
 
@@ -119,7 +122,8 @@ class Processors(Own):
                 raise ValueError(f"no inputs of {sample.key}")
             return inputs(sample)
 
-        loader, empty = self.prepared(inputs=picky, microbatches=16, epochs=1, error_budget=1.0), 0
+        processor, tolerant = dataclasses.replace(PROCESSOR, inputs=picky), dflop.Read(error_budget=1.0)
+        loader, empty = self.prepared(processor=processor, microbatches=16, epochs=1, read=tolerant), 0
         for step in loader:
             for mb in step.microbatches:
                 self.assertFalse(bad & set(mb.sample_keys))
@@ -133,7 +137,7 @@ class Processors(Own):
         self.assertEqual({one["key"] for one in loader.skipped}, bad)
         self.assertIn("ValueError: no inputs of", loader.skipped[0]["reason"])
 
-        strict = self.prepared(inputs=picky, error_count=3)
+        strict = self.prepared(processor=processor, read=dflop.Read(error_count=3))
         with self.assertRaises(dflop.ErrorBudgetError) as caught:
             for step in strict:
                 list(step.microbatches)
@@ -147,7 +151,7 @@ class Processors(Own):
             made.append(sample.key)
             return inputs(sample)
 
-        step = next(iter(self.prepared(inputs=slow, input_threads=2)))
+        step = next(iter(self.prepared(processor=dataclasses.replace(PROCESSOR, inputs=slow, threads=2))))
         first = next(microbatches := iter(step.microbatches))
         deadline = time.monotonic() + 10
         while len(made) == len(first.samples) and time.monotonic() < deadline:
@@ -159,14 +163,16 @@ class Processors(Own):
         self.assertLess(len(made), 17)
 
     def test_half_a_processor_is_refused(self) -> None:
-        for settings, error in [
-            ({"inputs": inputs}, "give both"),
-            ({"collate": collate}, "give both"),
-            ({"inputs": inputs, "collate": collate, "input_threads": 0}, "at least 1"),
-            ({"inputs": inputs, "collate": collate, "tokenizer": self.model}, "your own code"),
+        for settings, error, reason in [
+            ({"inputs": inputs}, TypeError, "collate"),
+            ({"collate": collate}, TypeError, "inputs"),
+            ({"inputs": inputs, "collate": 3}, TypeError, "`collate` to be a function, found int"),
+            ({"inputs": inputs, "collate": collate, "threads": 0}, ValueError, "at least 1"),
         ]:
-            with self.subTest(error), self.assertRaisesRegex(ValueError, error):
-                self.loader(**settings)
+            with self.subTest(reason), self.assertRaisesRegex(error, reason):
+                dflop.CustomProcessor(**settings)
+        with self.assertRaisesRegex(dflop.ConfigError, "your own code"):
+            self.prepared(tokenizer=self.model)
 
 
 class Filters(Own):
@@ -174,7 +180,8 @@ class Filters(Own):
         def short(samples: list[dict]) -> list[bool]:
             return [sample["tokens"] < 150 and len(sample["images"]) == 1 for sample in samples]
 
-        settings = {"model": self.model, "filter": short, "microbatches": 1, "epochs": 1, "tail": "short"}
+        settings = {"model": self.model, "filter": short, "microbatches": 1, "epochs": 1}
+        settings["order"] = dflop.Order(tail="short")
         keys = []
         for rank in range(2):
             loader = self.loader(dp_rank=rank, dp_size=2, **settings)

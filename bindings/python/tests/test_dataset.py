@@ -46,7 +46,9 @@ class Datasets(WithExample):
         model = dflop.CostModel(self.model)
         counts = [pyarrow.table(model.annotate(ds)).column("tokens").to_pylist() for ds in (estimated, exact)]
         self.assertNotEqual(counts[0], counts[1])
-        loader = dflop.BalancedLoader(exact, model=self.model, global_batch_size=32, validation=True)
+        loader = dflop.BalancedLoader(
+            exact, model=self.model, global_batch_size=32, order=dflop.Order(validation=True)
+        )
         for step in loader:
             for mb in step.microbatches:
                 self.assertEqual(mb.planned_tokens, mb.tokens)
@@ -59,7 +61,7 @@ class Datasets(WithExample):
         parts = [dflop.Dataset(self.shards, split=name, splits=splits) for name in ("train", "val")]
         self.assertEqual(sum(map(len, parts)), 96)
         loader = dflop.BalancedLoader(
-            parts[1], model="tiny", tokenizer=False, global_batch_size=4, validation=True
+            parts[1], model="tiny", tokenizer=False, global_batch_size=4, order=dflop.Order(validation=True)
         )
         delivered = sum(len(mb.samples) for step in loader for mb in step.microbatches)
         self.assertEqual(delivered, len(parts[1]))

@@ -17,7 +17,7 @@ def lengths(loader: dflop.Loader) -> list[int]:
 
 class Ranks(WithExample):
     def loader(self, rank: int, world: int, **settings: object) -> dflop.Loader:
-        return dflop.Loader(self.shards, rank=rank, world=world, batch_size=5, **settings)
+        return dflop.Loader(self.shards, dp_rank=rank, dp_size=world, batch_size=5, **settings)
 
     def test_all_ranks_have_the_same_number_of_batches(self) -> None:
         everything = sorted(keys(dflop.Loader(self.shards)))
@@ -117,12 +117,12 @@ class Ranks(WithExample):
         splits.write_text(json.dumps({"splits": {"few": {"keys": names[3:40:4]}}}))
         dataset = dflop.Dataset(self.shards, split="few", splits=splits)
         self.assertEqual(keys(dflop.Loader(dataset)), names[3:40:4])
-        parts = [keys(dflop.Loader(dataset, rank=rank, world=3, batch_size=2)) for rank in range(3)]
+        parts = [keys(dflop.Loader(dataset, dp_rank=rank, dp_size=3, batch_size=2)) for rank in range(3)]
         self.assertEqual([len(part) for part in parts], [4, 4, 4])
         self.assertEqual({key for part in parts for key in part}, set(names[3:40:4]))
 
     def test_a_rank_outside_the_world_is_refused(self) -> None:
-        for rank, world, setting in ((2, 2, "rank"), (1, 1, "rank"), (0, 0, "world")):
+        for rank, world, setting in ((2, 2, "dp_rank"), (1, 1, "dp_rank"), (0, 0, "dp_size")):
             with self.assertRaises(dflop.ConfigError) as caught:
                 self.loader(rank, world)
             self.assertEqual(caught.exception.setting, setting)
@@ -140,10 +140,10 @@ class BadSamples(InFolder):
                 lengths(
                     dflop.Loader(
                         dflop.Dataset(shard),
-                        rank=rank,
-                        world=world,
+                        dp_rank=rank,
+                        dp_size=world,
                         batch_size=2,
-                        error_budget=1,
+                        read=dflop.Read(error_budget=1),
                         transforms=[dflop.Transform("txt", self.some, has_context=True)],
                     )
                 )
@@ -154,7 +154,7 @@ class BadSamples(InFolder):
                 self.assertEqual(bad, [bad[0]] * world)
                 self.assertEqual(sum(bad[0]), -(-12 // world))
         with self.assertRaisesRegex(dflop.DataError, "in a row"):
-            list(dflop.Loader(shard, world=2, error_budget=1, transforms={"txt": refuse}))
+            list(dflop.Loader(shard, dp_size=2, read=dflop.Read(error_budget=1), transforms={"txt": refuse}))
 
     @staticmethod
     def some(values: list[str], contexts: list[dict[str, object]]) -> list[object]:
@@ -173,7 +173,7 @@ class BadSamples(InFolder):
             len(loader)
         self.assertEqual(keys(loader), ["a"])
         with self.assertRaisesRegex(dflop.ConfigError, "stream and cannot be indexed"):
-            dflop.Loader(piped, rank=0, world=2)
+            dflop.Loader(piped, dp_rank=0, dp_size=2)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Media(InFolder):
                 "c.cls": b"5",
             }
         )
-        (batch,) = dflop.Loader(path, image=dflop.Image(size=16), fields=["images", "cls"])
+        (batch,) = dflop.Loader(path, image=dflop.Image(size=16), read=dflop.Read(fields=["images", "cls"]))
         self.assertEqual(batch["image"].shape, (3, 3, 16, 16))
         self.assertEqual(batch.image_rows, [(0, 2), (2, 2), (2, 3)])
         self.assertEqual(batch["cls"], [3, 4, 5])
@@ -108,7 +108,7 @@ class Media(InFolder):
                 dflop.Image(16, **settings)
         path = self.shard({"a.png": example._png(9, 9, 1)})
         with self.assertRaisesRegex(dflop.ConfigError, "NumPy has no bfloat16"):
-            dflop.Loader(path, image=dflop.Image(16, dtype="bfloat16"))
+            dflop.Loader(path, image=dflop.Image(16, dtype="bfloat16"), array_type="numpy")
 
     def test_transforms_run_beside_images(self) -> None:
         path = self.shard(
@@ -128,7 +128,9 @@ class Media(InFolder):
         path = self.shard(
             {"a.png": example._png(9, 9, 1), "a.json": b"{", "b.png": example._png(9, 9, 2), "b.json": b"[1]"}
         )
-        loader = dflop.Loader(path, image=dflop.Image(size=8), fields=["images", "json"], error_budget=1)
+        loader = dflop.Loader(
+            path, image=dflop.Image(size=8), read=dflop.Read(fields=["images", "json"], error_budget=1)
+        )
         (batch,) = loader
         self.assertEqual((batch.sample_keys, batch["json"], batch["image"].shape[0]), (["b"], [[1]], 1))
         self.assertEqual([(bad["key"], bad["field"]) for bad in loader.skipped], [("a", "json")])
@@ -136,7 +138,10 @@ class Media(InFolder):
     def test_augmentations_depend_on_the_epoch_alone(self) -> None:
         path = self.shard({"a.png": example._png(60, 60, 5)})
         image = dflop.Image(size=16, augment=dflop.Augment(crop_scale=(0.1, 0.5), flip=0.5))
-        one, two = (dflop.Loader(path, image=image, seed=3, workers=workers, epochs=2) for workers in (1, 2))
+        one, two = (
+            dflop.Loader(path, image=image, seed=3, read=dflop.Read(workers=workers), epochs=2)
+            for workers in (1, 2)
+        )
         first, second = list(one), list(two)
         np.testing.assert_array_equal(first[0]["image"], second[0]["image"])
         self.assertFalse(np.array_equal(first[0]["image"], first[0]["image"][:, :, ::-1]))
@@ -161,7 +166,7 @@ class Passes(WithExample):
         self.assertEqual(self.keys(loader), second)
 
     def test_ranks_share_the_shards(self) -> None:
-        parts = [self.keys(dflop.Loader(self.shards, rank=rank, world=3)) for rank in range(3)]
+        parts = [self.keys(dflop.Loader(self.shards, dp_rank=rank, dp_size=3)) for rank in range(3)]
         self.assertEqual(
             sorted(key for part in parts for key in part), sorted(self.keys(dflop.Loader(self.shards)))
         )
@@ -223,12 +228,12 @@ class Errors(InFolder):
         path = self.shard({"a.txt": b"x"})
         cases = {
             "batch_size": {"batch_size": 0},
-            "workers": {"workers": 0},
+            "workers": {"read": dflop.Read(workers=0)},
             "epochs": {"epochs": 0},
-            "rank": {"rank": 3, "world": 2},
-            "decode": {"decode": "pixels"},
-            "fields": {"fields": []},
-            "error_budget": {"error_budget": 2.0},
+            "dp_rank": {"dp_rank": 3, "dp_size": 2},
+            "decode": {"read": dflop.Read(decode="pixels")},
+            "fields": {"read": dflop.Read(fields=[])},
+            "error_budget": {"read": dflop.Read(error_budget=2.0)},
             "scaled_decode": {"image": dflop.Image(8, scaled_decode=True)},
         }
         for setting, settings in cases.items():
@@ -246,29 +251,29 @@ class Errors(InFolder):
     def test_fields_that_no_sample_has_are_an_error(self) -> None:
         path = self.shard({f"{number}.{kind}": b"1" for number in range(6) for kind in ("txt", "cls2")})
         message = "none of 6 samples has a field `jpg, cls`; they have: cls2, txt"
-        wrong = {"fields": ["jpg", "cls"], "decode": "raw"}
+        wrong = {"read": dflop.Read(fields=["jpg", "cls"], decode="raw")}
         for settings in ({}, {"epochs": 5}, {"shuffle_buffer": 4, "epochs": 2}, {"batch_size": 2}):
             loader = dflop.Loader(path, **wrong, **settings)
             with self.subTest(settings), self.assertRaisesRegex(dflop.ConfigError, message) as caught:
                 list(loader)
             self.assertEqual(caught.exception.setting, "fields")
         with self.assertRaisesRegex(dflop.ConfigError, message):
-            dflop.Loader(path, **wrong, world=2)
-        (batch,) = dflop.Loader(path, fields=["jpg", "cls2"])
+            dflop.Loader(path, **wrong, dp_size=2)
+        (batch,) = dflop.Loader(path, read=dflop.Read(fields=["jpg", "cls2"]))
         self.assertEqual(batch["cls2"], [1] * 6)
 
     def test_too_many_bad_samples_end_the_pass_and_are_named(self) -> None:
         samples = {
             f"{number}.png": b"not an image" if number % 2 else example._png(9, 9, 1) for number in range(20)
         }
-        loader = dflop.Loader(self.shard(samples), error_count=3)
+        loader = dflop.Loader(self.shard(samples), read=dflop.Read(error_count=3))
         with self.assertRaises(dflop.ErrorBudgetError) as caught:
             list(loader)
         self.assertEqual(caught.exception.most, 3)
         self.assertEqual(caught.exception.first["key"], "1")
         copy = pickle.loads(pickle.dumps(caught.exception))
         self.assertEqual((str(copy), copy.fields), (str(caught.exception), caught.exception.fields))
-        tolerant = dflop.Loader(self.directory / "a.tar", error_budget=1.0)
+        tolerant = dflop.Loader(self.directory / "a.tar", read=dflop.Read(error_budget=1.0))
         self.assertEqual(sum(len(batch.samples) for batch in tolerant) + len(tolerant.skipped), 20)
 
     def test_an_error_knows_its_fields_and_no_others(self) -> None:

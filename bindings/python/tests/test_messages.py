@@ -14,7 +14,7 @@ class Messages(WithExample):
         for name, magic in cases.items():
             shard = self.directory / "other.tar"
             shard.write_bytes(magic + b"x" * 2000)
-            loader = dflop.Loader(shard, error_budget=1.0)
+            loader = dflop.Loader(shard, read=dflop.Read(error_budget=1.0))
             list(loader)
             self.assertEqual([bad["reason"] for bad in loader.skipped], [f"this is {name}, not a tar"])
             with self.assertRaisesRegex(dflop.DataError, f"this is {name}, not a tar"):
@@ -57,7 +57,7 @@ class Messages(WithExample):
         with self.assertRaisesRegex(
             dflop.ConfigError, "expected .*`lpt`, .*`search` \\(also `balanced`\\).*, found `lptt`"
         ):
-            loader(strategy="lptt")
+            loader(plan=dflop.Plan(strategy="lptt"))
         with self.assertRaisesRegex(dflop.ConfigError, "invalid `samples`"):
             dflop.Loader(self.shards, samples=0)
 

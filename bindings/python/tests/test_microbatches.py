@@ -31,7 +31,11 @@ class Damaged(InFolder):
         self.damaged = damage(self.directory / "shards" / "000.tar", every=1)
 
     def loader(self, **settings: object) -> dflop.BalancedLoader:
-        settings = {"global_batch_size": 16, "microbatches": 8, "error_budget": 1.0} | settings
+        settings = {
+            "global_batch_size": 16,
+            "microbatches": 8,
+            "read": dflop.Read(error_budget=1.0),
+        } | settings
         return dflop.BalancedLoader(self.directory / "shards", model=self.directory / "model", **settings)
 
     def test_microbatches_without_samples_are_rows_of_padding(self) -> None:
@@ -51,7 +55,10 @@ class Damaged(InFolder):
 
     def test_with_several_ranks_every_microbatch_has_an_image(self) -> None:
         for layout in ("packed", "padded", "padded_left"):
-            loaders = [self.loader(dp_rank=rank, dp_size=2, steps=3, layout=layout) for rank in range(2)]
+            loaders = [
+                self.loader(dp_rank=rank, dp_size=2, steps=3, processor=dflop.Processor(layout=layout))
+                for rank in range(2)
+            ]
             for shares in zip(*loaders, strict=True):
                 counts = [len(share.microbatches) for share in shares]
                 self.assertEqual(counts, [8, 8])
@@ -63,19 +70,19 @@ class Damaged(InFolder):
                     self.assertEqual(mb["input_ids"].size, mb.tokens + mb.padding_tokens)
 
     def test_blank_media_are_a_choice(self) -> None:
-        never = self.loader(dp_size=2, blank_media="never", steps=1)
+        never = self.loader(dp_size=2, processor=dflop.Processor(blank_media="never"), steps=1)
         self.assertTrue(any("pixel_values" not in mb for step in never for mb in step.microbatches))
-        always = self.loader(blank_media="always", steps=1)
+        always = self.loader(processor=dflop.Processor(blank_media="always"), steps=1)
         self.assertTrue(all("pixel_values" in mb for step in always for mb in step.microbatches))
         with self.assertRaisesRegex(dflop.ConfigError, "auto, always or never, found `no`"):
-            self.loader(blank_media="no")
+            self.loader(processor=dflop.Processor(blank_media="no"))
 
     def test_short_steps_and_dropped_samples_leave_valid_microbatches(self) -> None:
         for settings in (
-            {"validation": True, "global_batch_size": 40},
-            {"tail": "short", "epochs": 1, "global_batch_size": 40},
-            {"long_sample": "drop", "sample_tokens_max": 40, "steps": 3},
-            {"long_sample": "drop", "sample_tokens_max": 1, "steps": 1},
+            {"order": dflop.Order(validation=True), "global_batch_size": 40},
+            {"order": dflop.Order(tail="short"), "epochs": 1, "global_batch_size": 40},
+            {"processor": dflop.Processor(long_sample="drop", sample_tokens_max=40), "steps": 3},
+            {"processor": dflop.Processor(long_sample="drop", sample_tokens_max=1), "steps": 1},
         ):
             with self.subTest(settings):
                 for step in self.loader(**settings):
@@ -98,7 +105,7 @@ class PixelTypes(WithExample):
             model=self.model,
             global_batch_size=16,
             microbatches=4,
-            dtype=dtype,
+            processor=dflop.Processor(dtype=dtype),
             array_type=array_type,
         )
         return [mb for mb in next(iter(loader)).microbatches if "pixel_values" in mb]
@@ -196,12 +203,12 @@ class Steps(WithExample):
     def test_a_batch_larger_than_the_data_is_refused_unless_asked_for(self) -> None:
         with self.assertRaisesRegex(dflop.ConfigError, "97 samples are more than the 96 .*repeat_samples"):
             self.loader(global_batch_size=97)
-        loader = self.loader(global_batch_size=97, repeat_samples=True, steps=1)
+        loader = self.loader(global_batch_size=97, order=dflop.Order(repeat_samples=True), steps=1)
         keys = [key for step in loader for mb in step.microbatches for key in mb.sample_keys]
         self.assertEqual((len(keys), len(set(keys))), (97, 96))
 
     def test_what_does_not_fit_into_memory_is_refused_with_its_size(self) -> None:
-        loader = self.loader(buffered_bytes=1, microbatch_bytes=100_000)
+        loader = self.loader(read=dflop.Read(buffered_bytes=1, microbatch_bytes=100_000))
         with self.assertRaisesRegex(dflop.PlanError, "samples, which take about .* MB") as caught:
             list(next(iter(loader)).microbatches)
         self.assertGreater(caught.exception.bytes, caught.exception.bytes_max)
@@ -211,7 +218,8 @@ class Steps(WithExample):
         program = f"""
 import resource, sys, dflop
 loader = dflop.BalancedLoader({str(self.shards)!r}, model={str(self.model)!r}, global_batch_size=2000,
-    repeat_samples=True, microbatches=250, search_effort=0, strategy="lpt", buffered_bytes=8 << 20, steps=1)
+    microbatches=250, steps=1, order=dflop.Order(repeat_samples=True), read=dflop.Read(buffered_bytes=8 << 20),
+    plan=dflop.Plan(search_effort=0, strategy="lpt"))
 bytes = 0
 for step in loader:
     for number, microbatch in enumerate(step.microbatches):

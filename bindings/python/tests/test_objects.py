@@ -36,8 +36,8 @@ class Objects(WithExample):
             "Image()": dflop.Image(),
             f"Dataset({name}, requests_max=3)": dataset,
             "CostModel(['tiny'], device='a100')": dflop.CostModel("tiny", device="a100"),
-            f"Loader(Dataset({name}, requests_max=3), batch_size=4, fields=['cls', 'txt'], seed=7)": dflop.Loader(
-                dataset, batch_size=4, fields=["cls", "txt"], seed=7
+            f"Loader(Dataset({name}, requests_max=3), batch_size=4, seed=7, read=Read(fields=['cls', 'txt']))": dflop.Loader(
+                dataset, batch_size=4, read=dflop.Read(fields=["cls", "txt"]), seed=7
             ),
         }
         for text, made in cases.items():
@@ -74,9 +74,8 @@ class Objects(WithExample):
             shuffle_buffer=20,
             seed=3,
             image=dflop.Image(8),
-            augment=None,
-            rank=1,
-            world=2,
+            dp_rank=1,
+            dp_size=2,
         )
         self.assertEqual(keys(pickle.loads(pickle.dumps(loader))), keys(loader))
         loader.set_epoch(4)
@@ -114,7 +113,7 @@ class Objects(WithExample):
         def digests(loader: dflop.BalancedLoader) -> list[str]:
             return [step.digest for step in loader]
 
-        third = digests(self.balanced(first_epoch=2))
+        third = digests(self.balanced(order=dflop.Order(first_epoch=2)))
         loader = self.balanced()
         self.assertNotEqual(digests(loader), third)
         loader.set_epoch(2)
@@ -177,7 +176,7 @@ class Objects(WithExample):
 
         next(iter(dflop.Loader(self.shards)))
         before = threads()
-        loaders = [dflop.Loader(self.shards, batch_size=4, workers=8) for _ in range(4)]
+        loaders = [dflop.Loader(self.shards, batch_size=4, read=dflop.Read(workers=8)) for _ in range(4)]
         iterators = [iter(loader) for loader in loaders]
         for iterator in iterators:
             next(iterator)

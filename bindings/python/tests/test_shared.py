@@ -63,9 +63,7 @@ class Payload(unittest.TestCase):
         arrays = payload.read(memory)
         places = [array.__array_interface__["data"][0] for array in arrays]
         self.assertTrue(all(place % payload.ALIGNMENT == 0 for place in places))
-        self.assertEqual(
-            [second - first for first, second in itertools.pairwise(places)], [8_000_000] * 2
-        )
+        self.assertEqual([second - first for first, second in itertools.pairwise(places)], [8_000_000] * 2)
 
 
 def digest(value: Any) -> str:
@@ -167,7 +165,7 @@ class Ranks(WithExample):
         self.assertEqual(steps_of(plain), expected[3:])
 
     def test_epochs_are_set_on_all_ranks(self) -> None:
-        plain = self.balanced(first_epoch=1)
+        plain = self.balanced(order=dflop.Order(first_epoch=1))
         expected = steps_of(plain)
         group = self.group(2)
         self.on_all(group, lambda loader: loader.set_epoch(1))
@@ -217,7 +215,7 @@ class Ranks(WithExample):
             raise ZeroDivisionError("by nothing")
 
         def broken() -> dflop.Loader:
-            return dflop.Loader(self.shards, transforms={"json": divide}, error_count=0)
+            return dflop.Loader(self.shards, transforms={"json": divide}, read=dflop.Read(error_count=0))
 
         for error in self.errors(self.group(2, broken), list):
             self.assertIsInstance(error, dflop.ErrorBudgetError)
@@ -245,9 +243,11 @@ class Ranks(WithExample):
             return np.full((3, 5_000), len(sample.key))
 
         def make() -> dflop.BalancedLoader:
-            return self.balanced(
-                inputs=inputs, collate=lambda parts: {"made": np.stack(parts)}, steps=2, tokenizer=None
-            )
+            def collate(parts: list[np.ndarray]) -> dict[str, np.ndarray]:
+                return {"made": np.stack(parts)}
+
+            processor = dflop.CustomProcessor(inputs=inputs, collate=collate)
+            return self.balanced(processor=processor, steps=2, tokenizer=None)
 
         def made(loader: Any) -> list[Any]:
             return [[one["made"].sum() for one in step.microbatches] for step in loader]

@@ -49,7 +49,8 @@ class SampleTransforms(InFolder):
 
     def test_samples_are_left_out_and_counted(self) -> None:
         loader = self.loader(
-            lambda samples: [None if sample.key < "05" else sample for sample in samples], error_budget=0.0
+            lambda samples: [None if sample.key < "05" else sample for sample in samples],
+            read=dflop.Read(error_budget=0.0),
         )
         self.assertEqual(
             [key for batch in loader for key in batch.sample_keys],
@@ -64,17 +65,17 @@ class SampleTransforms(InFolder):
                 raise RuntimeError("three is bad")
             return [ValueError("seven is bad") if sample.key == "07" else sample for sample in samples]
 
-        loader = self.loader(picky, error_budget=1.0)
+        loader = self.loader(picky, read=dflop.Read(error_budget=1.0))
         self.assertEqual(sum(len(batch.samples) for batch in loader), 18)
         self.assertEqual([bad["key"] for bad in loader.skipped], ["03", "07"])
         with self.assertRaises(dflop.ErrorBudgetError) as caught:
-            list(self.loader(picky, error_count=0))
+            list(self.loader(picky, read=dflop.Read(error_count=0)))
         self.assertIsInstance(caught.exception.__cause__, RuntimeError)
 
     def test_wrong_results_are_named(self) -> None:
         with self.assertRaisesRegex(dflop.UserCodeError, "expected 8 samples from a transform, found 1"):
             list(self.loader(lambda samples: samples[:1]))
-        loader = self.loader(lambda samples: [3 for _ in samples], error_budget=1.0)
+        loader = self.loader(lambda samples: [3 for _ in samples], read=dflop.Read(error_budget=1.0))
         self.assertEqual([batch.samples for batch in loader if batch.samples], [])
         self.assertIn("expected a mapping of fields from a transform, found", loader.skipped[0]["reason"])
         with self.assertRaises(TypeError):
@@ -89,7 +90,7 @@ class SampleTransforms(InFolder):
         drawn = [
             [
                 seed
-                for batch in self.loader(seeds, has_context=True, workers=workers)
+                for batch in self.loader(seeds, has_context=True, read=dflop.Read(workers=workers))
                 for seed in batch["seed"]
             ]
             for workers in (1, 2)
@@ -170,7 +171,7 @@ class Transforms(InFolder):
                 raise RuntimeError("three is bad")
             return [ValueError("seven is bad") if text == "text 7" else text for text in texts]
 
-        loader = dflop.Loader(self.path, transforms={"txt": picky}, error_budget=1.0)
+        loader = dflop.Loader(self.path, transforms={"txt": picky}, read=dflop.Read(error_budget=1.0))
         (batch,) = loader
         self.assertEqual(len(batch.samples), 18)
         self.assertEqual(
@@ -184,21 +185,25 @@ class Transforms(InFolder):
             raise SystemExit("enough")
 
         with self.assertRaises(dflop.UserCodeError) as caught:
-            list(dflop.Loader(self.path, transforms={"txt": leave}, error_budget=1.0))
+            list(dflop.Loader(self.path, transforms={"txt": leave}, read=dflop.Read(error_budget=1.0)))
         self.assertIsInstance(caught.exception.__cause__, SystemExit)
 
     def test_bad_samples_count_against_the_budget(self) -> None:
         with self.assertRaises(dflop.ErrorBudgetError):
-            list(dflop.Loader(self.path, transforms={"txt": lambda texts: 1 / 0}, error_count=5))
+            list(
+                dflop.Loader(
+                    self.path, transforms={"txt": lambda texts: 1 / 0}, read=dflop.Read(error_count=5)
+                )
+            )
 
     def test_the_first_exception_is_the_cause_of_the_error(self) -> None:
         def divide(texts: list[str]) -> list[str]:
             return [text if int(text[5:]) < 7 else 1 // 0 for text in texts]
 
-        settings = ({"error_count": 3}, {"error_budget": 0.0}, {"error_budget": 0.1})
-        for setting in settings:
-            loader = dflop.Loader(self.path, batch_size=4, transforms={"txt": divide}, **setting)
-            with self.subTest(setting), self.assertRaises(dflop.ErrorBudgetError) as caught:
+        reads = (dflop.Read(error_count=3), dflop.Read(error_budget=0.0), dflop.Read(error_budget=0.1))
+        for read in reads:
+            loader = dflop.Loader(self.path, batch_size=4, transforms={"txt": divide}, read=read)
+            with self.subTest(read), self.assertRaises(dflop.ErrorBudgetError) as caught:
                 list(loader)
             cause = caught.exception.__cause__
             self.assertIsInstance(cause, ZeroDivisionError)
@@ -211,7 +216,8 @@ class Transforms(InFolder):
 
         delivered = []
         with self.assertRaises(dflop.ErrorBudgetError):
-            for batch in dflop.Loader(self.path, batch_size=4, transforms={"txt": picky}, error_budget=0.0):
+            strict = dflop.Read(error_budget=0.0)
+            for batch in dflop.Loader(self.path, batch_size=4, transforms={"txt": picky}, read=strict):
                 delivered.extend(batch.sample_keys)
         self.assertEqual(len(delivered), 8)
 
@@ -226,7 +232,7 @@ class Transforms(InFolder):
                 list(loader)
             self.assertEqual(caught.exception.setting, "transforms")
             with self.assertRaisesRegex(dflop.ConfigError, message):
-                dflop.Loader(self.path, world=2, transforms={"txt": keep, name: keep})
+                dflop.Loader(self.path, dp_size=2, transforms={"txt": keep, name: keep})
 
     def test_a_wrong_number_of_values_ends_the_pass(self) -> None:
         with self.assertRaisesRegex(dflop.Error, "expected 20 values from a transform, found 3"):
@@ -241,7 +247,11 @@ class Transforms(InFolder):
                 return texts
 
             transform = dflop.Transform("txt", look, has_context=True)
-            list(dflop.Loader(self.path, transforms=[transform], workers=workers, seed=9, epochs=2))
+            list(
+                dflop.Loader(
+                    self.path, transforms=[transform], read=dflop.Read(workers=workers), seed=9, epochs=2
+                )
+            )
         self.assertEqual(seen[0], seen[1])
         self.assertEqual(len({context["seed"] for context in seen[0]}), 40)
         self.assertEqual([context["key"] for context in seen[0][:2]], ["00", "01"])
@@ -254,7 +264,7 @@ class Transforms(InFolder):
             return [np.array([int(part) for part in bytes(one).split(b",")]) for one in stored]
 
         loader = dflop.Loader(
-            path, transforms=[dflop.Transform("num", decode, decodes=True)], error_budget=1.0
+            path, transforms=[dflop.Transform("num", decode, decodes=True)], read=dflop.Read(error_budget=1.0)
         )
         (batch,) = loader
         np.testing.assert_array_equal(batch["num"][0], [1, 2, 3])

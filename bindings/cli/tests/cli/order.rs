@@ -162,3 +162,14 @@ fn a_line_tells_that_a_byte_cap_left_no_partition_near_the_mean() {
     assert_eq!(line(&[]).get("near_mean_cap_dropped"), None);
     assert_eq!(line(&["--bytes-max", "100010"])["near_mean_cap_dropped"], true);
 }
+
+#[test]
+fn steps_are_planned_for_the_schedule() {
+    let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
+    let shape = ["--global-batch", "8", "--dp-size", "1", "--microbatches", "4", "--stages", "1,1,2"];
+    let of_schedule = |schedule| order(&data.pattern(), &[&shape[..], &["--schedule", schedule]].concat());
+    assert_eq!(of_schedule("1f1b"), order(&data.pattern(), &shape));
+    assert_ne!(of_schedule("1f1b"), of_schedule("interleaved:2"));
+    let run = dflop(&[&["order", &data.pattern(), "--schedule", "interleaved:3"], &shape[..]].concat());
+    assert!(run.status != Some(0) && run.stderr.contains("schedule"), "{}", run.stderr);
+}

@@ -6,6 +6,8 @@ Three ways to use it:
 - `BalancedLoader` delivers every data-parallel rank its share of each global batch as balanced microbatches;
 - `plan`, `simulate`, `stats` and `CostModel` predict the cost of training before it runs.
 
+Their settings are in groups: `Plan`, `Order`, `Processor` and `Read`.
+
 `dflop.torch` adds what needs PyTorch: profiles of your own modules, timers, a ``Dataset`` for its
 ``DataLoader``.
 """
@@ -26,9 +28,9 @@ from dflop._native import (
     Image,
     Loader,
     Mixture,
-    Plan,
     SampleTransform,
     StepIterator,
+    StepPlan,
     Table,
     Transform,
     __version__,
@@ -52,6 +54,7 @@ from dflop.errors import (
     StateError,
     UserCodeError,
 )
+from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 
 if TYPE_CHECKING:
     from dflop import example, torch
@@ -69,6 +72,7 @@ __all__ = [
     "ConfigError",
     "CostModel",
     "Custom",
+    "CustomProcessor",
     "DataError",
     "Dataset",
     "Error",
@@ -80,8 +84,11 @@ __all__ = [
     "Microbatch",
     "Mixture",
     "ModelError",
+    "Order",
     "Plan",
     "PlanError",
+    "Processor",
+    "Read",
     "ReadError",
     "Sample",
     "SampleTransform",
@@ -92,6 +99,7 @@ __all__ = [
     "StateError",
     "Step",
     "StepIterator",
+    "StepPlan",
     "Table",
     "Transform",
     "UserCodeError",

@@ -14,10 +14,10 @@ class Custom:
     """A model that dflop does not know, for ``BalancedLoader(model=…)``.
 
     The loader then balances by the tokens that you count, and your own processor makes the tensors
-    (``inputs=``, ``collate=``).
+    (`CustomProcessor`).
 
-    A token takes 6 FLOPs per parameter of its module, forward and backward, at the rate of the loader's
-    ``device``; attention over long sequences is not counted. ``cost=`` of the loader replaces these times.
+    A token takes 6 FLOPs per parameter of its module, forward and backward, at the rate of the ``device``;
+    attention over long sequences is not counted. ``Plan.cost`` replaces these times.
 
     Attributes:
         modules: parameters of each module by name: ``vision``, ``audio``, and ``llm``, which is required.
@@ -25,6 +25,7 @@ class Custom:
             ``images`` (width and height of each), ``audio``, ``videos``; returns for each a dictionary with
             the tokens of each module: those inside the encoder, and all LLM positions. ``targets``, if it is
             there, are the tokens that the loss is taken over. It must be pure and the same on all ranks.
+        device: device preset, whose stated FLOP rate gives seconds.
 
     Raises:
         ValueError: a module is unknown, there is no ``llm``, or a number of parameters is not positive.
@@ -33,6 +34,7 @@ class Custom:
 
     modules: Mapping[str, float]
     tokens: Callable[[list[dict[str, Any]]], Sequence[Mapping[str, int]]]
+    device: str = "h100"
 
     def __post_init__(self) -> None:
         for name, parameters in self.modules.items():

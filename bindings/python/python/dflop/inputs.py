@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ from dflop.errors import Error, UserCodeError
 
 if TYPE_CHECKING:
     from dflop._native import MicrobatchIterator
-    from dflop.batches import Microbatch, Sample
+    from dflop.batches import Microbatch
+    from dflop.settings import CustomProcessor
 
 IGNORED = -100
 # A microbatch is made while the one before it is trained on.
@@ -20,24 +21,11 @@ MICROBATCHES_AHEAD = 2
 
 
 class Inputs:
-    """Makes model inputs of samples by two functions; see ``inputs`` and ``collate`` of `BalancedLoader`."""
+    """Makes model inputs of samples by the functions of a `dflop.CustomProcessor`."""
 
-    def __init__(
-        self,
-        inputs: Callable[[Sample], Any] | None,
-        collate: Callable[[list[Any]], Mapping[str, Any]] | None,
-        threads: int,
-    ) -> None:
-        if inputs is None or collate is None:
-            raise ValueError(
-                "`inputs` makes something of each sample, and `collate` a mapping of it: give both"
-            )
-        if not callable(inputs) or not callable(collate):
-            raise TypeError("expected `inputs` and `collate` to be functions")
-        if threads < 1:
-            raise ValueError(f"expected at least 1 input thread, found {threads}")
-        self._inputs, self._collate = inputs, collate
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dflop-inputs")
+    def __init__(self, processor: CustomProcessor) -> None:
+        self._inputs, self._collate = processor.inputs, processor.collate
+        self._pool = ThreadPoolExecutor(processor.threads, thread_name_prefix="dflop-inputs")
         # Tensors of one sample, from which microbatches without samples are made.
         self._template: dict[str, Any] | None = None
 
@@ -105,14 +93,6 @@ class Inputs:
                 raise UserCodeError(message, "no_inputs")
             self._template = _without_targets(dict(self._collate([good.result()])))
         return dict(self._template)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Inputs, (self._inputs, self._collate, self._pool._max_workers)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Inputs:
-        return Inputs(
-            copy.deepcopy(self._inputs, memo), copy.deepcopy(self._collate, memo), self._pool._max_workers
-        )
 
 
 def _without_targets(tensors: dict[str, Any]) -> dict[str, Any]:

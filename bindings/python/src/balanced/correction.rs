@@ -86,14 +86,14 @@ fn check(modules: &[Module], plan: &StepPlan, seconds: &StageSeconds) -> Result<
 }
 
 /// The plan of a step, for reporting its times.
-#[pyclass(frozen, module = "dflop._native")]
+#[pyclass(frozen, name = "StepPlan", module = "dflop._native")]
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct PyStepPlan {
     pub(super) plan: Arc<StepPlan>,
 }
 
 #[pymethods]
-impl Plan {
+impl PyStepPlan {
     /// Reads a plan from the JSON that pickling writes.
     #[new]
     fn new(json: &str) -> PyResult<Self> {
@@ -121,6 +121,6 @@ impl Plan {
     }
 
     fn __repr__(&self) -> String {
-        format!("Plan(step={}, digest={})", self.plan.step, self.plan.digest)
+        format!("StepPlan(step={}, digest={})", self.plan.step, self.plan.digest)
     }
 }

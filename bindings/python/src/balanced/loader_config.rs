@@ -13,8 +13,8 @@ use pyo3::prelude::*;
 use serde_json::Value;
 
 use crate::error::DflopError;
+use crate::read::ReadSettings;
 use crate::runtime::Threaded;
-use crate::transform::FirstException;
 
 /// Key of the corrections in a state, next to the fields of the Rust loader.
 const CORRECTIONS: &str = "corrections";
@@ -23,11 +23,11 @@ const CORRECTIONS: &str = "corrections";
 pub(super) struct LoaderConfig {
     pub(super) planner: StepPlannerBuilder,
     pub(super) preparer: Option<Arc<Preparer>>,
-    /// Applies all settings but the planner to a loader builder.
-    pub(super) settings: Box<dyn Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder + Send + Sync>,
+    pub(super) read: ReadSettings,
+    /// Steps after which an iteration ends.
+    pub(super) steps: Option<u64>,
     /// A `dflop.inputs.Inputs`: the user's code that makes model inputs.
     pub(super) inputs: Option<Py<PyAny>>,
-    pub(super) first_exception: FirstException,
     pub(super) dp_rank: usize,
     pub(super) accepts_changed_data: bool,
 }
@@ -113,7 +113,10 @@ impl LoaderConfig {
         if let Some(preparer) = &self.preparer {
             builder = builder.preparer(preparer.clone());
         }
-        (self.settings)(builder)
+        if let Some(steps) = self.steps {
+            builder = builder.steps(steps);
+        }
+        self.read.apply(builder)
     }
 }
 

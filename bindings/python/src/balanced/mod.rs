@@ -1,6 +1,5 @@
 //! `dflop.BalancedLoader`: delivers one DP rank's share of every global batch as balanced microbatches.
 
-mod buckets;
 mod correction;
 mod loader_config;
 mod media_shares;
@@ -9,44 +8,36 @@ mod settings;
 mod step_microbatches;
 mod steps;
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use dflop_balancer::Caps;
 use dflop_costmodel::correction::CorrectionOptions;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 
-use buckets::buckets;
-pub(crate) use correction::Plan;
+pub(crate) use correction::PyStepPlan;
 use correction::{Learner, StageSeconds};
 use loader_config::{LoaderConfig, RunningLoader, State};
 pub(crate) use settings::strategy;
-use settings::{PlanSettings, PrepareSettings, ReadSettings, Settings};
+use settings::{OrderSettings, PlanSettings, ProcessorSettings, RunSettings, Settings, cost};
 pub(crate) use step_microbatches::{MicrobatchIterator, StepMicrobatches};
 use steps::Iteration;
 pub(crate) use steps::StepIterator;
 
 use crate::arguments::{Arguments, arguments};
 use crate::arrays::framework::Framework;
-use crate::convert::{self, Delivery};
+use crate::convert;
 use crate::cost::CostedModel;
 use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
-use crate::image::{PyAugment, pixel_type};
-use crate::loader::{budget, parse_decode};
-use crate::model::ModelSettings;
-use crate::names::Names;
+use crate::read::{ReadArguments, ReadSettings};
 use crate::runtime;
-use crate::tokenizer::TokenizerSettings;
-use crate::transform::UserCode;
+use crate::settings::{Group, refuse_keywords};
 
 #[doc = include_str!("balanced_loader.md")]
 #[pyclass(frozen, name = "BalancedLoader", module = "dflop._native")]
 pub(crate) struct PyBalancedLoader {
     arguments: Arguments,
     config: Arc<LoaderConfig>,
-    delivery: Delivery,
     /// The loader of the current iteration, or of the next one.
     running: Mutex<Arc<RunningLoader>>,
     /// Iterations that have not ended, which are closed with the loader.
@@ -58,24 +49,18 @@ pub(crate) struct PyBalancedLoader {
 #[pymethods]
 impl PyBalancedLoader {
     #[new]
-    #[pyo3(signature = (
-        dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0, filter=None,
-        inputs=None, collate=None, input_threads=1, tokenizer=None, chat_template=None, caption_prompt=None, layout="packed", pad_to_tokens=None, length_buckets=None, media_buckets=None, sample_multiple_of=1, long_sample="error",
-        sample_tokens_max=None, skip_media_tensors=false, dtype="float32", blank_media="auto", token_counts="exact",
-        strategy="search", stages=None, synchronize="step", tokens_max=None, bytes_max=None, search_effort=20_000,
-        device="h100", profile=None, profile_tp=None, packed_tokens=None, freeze=None, recompute="none", cost=None,
-        tail="carry", repeat_samples=false, shuffle="global", block_samples=None, open_blocks=None, epochs=None, first_epoch=0,
-        validation=false, accept_changed_data=false, steps=None,
-        transforms=None, transform_threads=1, fields=None, decode="media", augment=None, workers=None,
-        steps_ahead=2, buffered_bytes=268_435_456, microbatch_bytes=None, error_budget=0.05, error_count=None, stall_seconds=None,
-        correction_interval=32, array_type="auto"
-    ))]
-    #[expect(
-        clippy::too_many_arguments,
-        clippy::too_many_lines,
-        clippy::fn_params_excessive_bools,
-        reason = "one keyword each"
+    #[pyo3(
+        signature = (
+            dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0, epochs=None,
+            steps=None, tokenizer=None, processor=None, plan=None, order=None, read=None, transforms=None,
+            filter=None, array_type="auto", **unknown
+        ),
+        // The same without the keywords that are refused.
+        text_signature = "(dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0, \
+                          epochs=None, steps=None, tokenizer=None, processor=None, plan=None, order=None, read=None, \
+                          transforms=None, filter=None, array_type='auto')"
     )]
+    #[expect(clippy::too_many_arguments, reason = "one keyword each")]
     fn new<'py>(
         py: Python<'py>,
         dataset: Source<'py>,
@@ -85,139 +70,46 @@ impl PyBalancedLoader {
         dp_rank: usize,
         dp_size: usize,
         seed: u64,
-        filter: Option<Bound<'py, PyAny>>,
-        inputs: Option<Bound<'py, PyAny>>,
-        collate: Option<Bound<'py, PyAny>>,
-        input_threads: usize,
-        tokenizer: Option<Bound<'py, PyAny>>,
-        chat_template: Option<String>,
-        caption_prompt: Option<String>,
-        layout: &str,
-        pad_to_tokens: Option<u64>,
-        length_buckets: Option<Bound<'py, PyAny>>,
-        media_buckets: Option<Bound<'py, PyAny>>,
-        sample_multiple_of: usize,
-        long_sample: &str,
-        sample_tokens_max: Option<u64>,
-        skip_media_tensors: bool,
-        dtype: &str,
-        blank_media: &str,
-        token_counts: &str,
-        strategy: &str,
-        stages: Option<Vec<usize>>,
-        synchronize: &str,
-        tokens_max: Option<u64>,
-        bytes_max: Option<u64>,
-        search_effort: u64,
-        device: &str,
-        profile: Option<PathBuf>,
-        profile_tp: Option<[u32; 2]>,
-        packed_tokens: Option<u64>,
-        freeze: Option<String>,
-        recompute: &str,
-        cost: Option<Py<PyAny>>,
-        tail: &str,
-        repeat_samples: bool,
-        shuffle: &str,
-        block_samples: Option<u64>,
-        open_blocks: Option<u64>,
         epochs: Option<u64>,
-        first_epoch: u64,
-        validation: bool,
-        accept_changed_data: bool,
         steps: Option<u64>,
+        tokenizer: Option<Bound<'py, PyAny>>,
+        processor: Option<Bound<'py, PyAny>>,
+        plan: Option<Bound<'py, PyAny>>,
+        order: Option<Bound<'py, PyAny>>,
+        read: Option<Bound<'py, PyAny>>,
         transforms: Option<Bound<'py, PyAny>>,
-        transform_threads: usize,
-        fields: Option<Names>,
-        decode: &str,
-        augment: Option<PyRef<'py, PyAugment>>,
-        workers: Option<usize>,
-        steps_ahead: usize,
-        buffered_bytes: u64,
-        microbatch_bytes: Option<u64>,
-        error_budget: f64,
-        error_count: Option<u64>,
-        stall_seconds: Option<f64>,
-        correction_interval: u64,
+        filter: Option<Bound<'py, PyAny>>,
         array_type: &str,
+        unknown: Option<Bound<'py, PyDict>>,
     ) -> PyResult<Self> {
-        let (source, fields) = (dataset.resolved(py)?, fields.map(|names| names.0));
+        refuse_keywords(py, "BalancedLoader", unknown.as_ref())?;
+        let source = dataset.resolved(py)?;
         let dataset = source.object();
         let arguments = arguments! {
-            py, dataset, model, global_batch_size, microbatches, dp_rank, dp_size, seed, filter, inputs, collate, input_threads, tokenizer, chat_template,
-            caption_prompt, layout, pad_to_tokens, length_buckets, media_buckets, sample_multiple_of, long_sample, sample_tokens_max, skip_media_tensors, dtype, blank_media,
-            token_counts, strategy, stages, synchronize, tokens_max, bytes_max, search_effort, device, profile,
-            profile_tp, packed_tokens, freeze, recompute, cost, tail, repeat_samples, shuffle, block_samples,
-            open_blocks, epochs, first_epoch, validation, accept_changed_data, steps, transforms, transform_threads,
-            fields, decode, augment, workers, steps_ahead, buffered_bytes, microbatch_bytes, error_budget,
-            error_count, stall_seconds, correction_interval, array_type,
+            py, dataset, model, global_batch_size, microbatches, dp_rank, dp_size, seed, epochs, steps,
+            tokenizer, processor, plan, order, read, transforms, filter, array_type,
         };
         let framework = Framework::parse(array_type)?;
-        let inputs = own_inputs(py, inputs, collate, input_threads)?;
-        let CostedModel { names, custom, cost } = CostedModel::new(&model, device, cost)?;
-        let model = ModelSettings {
-            names,
-            custom,
-            device: device.to_owned(),
-            profile,
-            profile_tp,
-            packed_tokens,
-            freeze,
-            recompute: recompute.to_owned(),
-        };
-        let plan = PlanSettings {
-            global_batch_size,
-            microbatches,
-            dp_rank,
-            dp_size,
-            stages,
-            synchronize: synchronize.to_owned(),
-            strategy: strategy.to_owned(),
-            caps: Caps { tokens_max, bytes_max },
-            search_effort,
+        let of_read = ReadArguments {
             seed,
-            tail: tail.to_owned(),
-            repeats_samples: repeat_samples,
-            shuffle: shuffle.to_owned(),
-            block_samples,
-            open_blocks,
-            epochs,
-            first_epoch,
-            is_validation: validation,
-            accepts_changed_data: accept_changed_data,
-            cost,
+            framework,
+            transforms: transforms.as_ref(),
+            image: None,
+            is_prepared: true,
         };
-        let prepare = PrepareSettings {
-            tokenizer: TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?,
-            layout: layout.to_owned(),
-            pad_to_tokens,
-            length_buckets: buckets(length_buckets.as_ref(), "length_buckets")?,
-            media_buckets: buckets(media_buckets.as_ref(), "media_buckets")?,
-            sample_multiple: sample_multiple_of,
-            long_sample: long_sample.to_owned(),
-            sample_tokens_max,
-            skip_media_tensors,
-            pixels: pixel_type(dtype, framework)?,
-            blank_media: blank_media.to_owned(),
-            token_counts: token_counts.to_owned(),
+        let plan = Group::new(py, "plan", plan.as_ref(), "Plan")?;
+        let (processor, own_processor) = processors(py, processor)?;
+        let settings = Settings {
+            filter,
+            inputs: own_processor,
+            model: CostedModel::new(&model, cost(&plan)?)?,
+            run: RunSettings { global_batch_size, microbatches, dp_rank, dp_size, seed, epochs, steps },
+            plan: PlanSettings::new(&plan)?,
+            order: OrderSettings::new(&Group::new(py, "order", order.as_ref(), "Order")?)?,
+            processor: ProcessorSettings::new(&processor, tokenizer.as_ref(), framework)?,
+            read: ReadSettings::new(&Group::new(py, "read", read.as_ref(), "Read")?, &of_read)?,
         };
-        let user_code = UserCode::new(transform_threads, seed, Delivery::new(framework, decode), true);
-        let read = ReadSettings {
-            decode: parse_decode(decode, None)?,
-            fields,
-            augment: augment.map(|augment| augment.settings.clone()),
-            workers,
-            steps,
-            steps_ahead,
-            buffered_bytes,
-            microbatch_bytes,
-            error_budget: budget(error_budget, error_count)?,
-            stall_seconds: stall_seconds.unwrap_or(f64::INFINITY),
-            first_exception: user_code.first_exception.clone(),
-            transforms: user_code.transforms(transforms.as_ref())?,
-        };
-        let config = Settings { filter, inputs, model, plan, prepare, read }.loader_config(py, source)?;
-        Self::start(py, arguments, config, correction_interval, Delivery::new(framework, decode))
+        Self::start(py, arguments, settings, source)
     }
 
     /// Resumes after the last delivered step; restarts if the run has ended.
@@ -230,10 +122,10 @@ impl PyBalancedLoader {
             step = if step == running.planner.steps().len().unwrap_or(u64::MAX) { 0 } else { step };
         }
         let config = self.config.clone();
-        config.first_exception.forget();
+        config.read.first_exception.forget();
         let restarted = Arc::new(runtime::run(py, move || config.restart(&running, step))?);
         *self.running() = restarted.clone();
-        let iterator = StepIterator::new(self.config.clone(), restarted, self.delivery)?;
+        let iterator = StepIterator::new(self.config.clone(), restarted)?;
         let mut iterations = self.iterations.lock().unwrap_or_else(PoisonError::into_inner);
         iterations.retain(|iteration| iteration.strong_count() > 0);
         iterations.push(Arc::downgrade(&iterator.iteration));
@@ -300,7 +192,7 @@ impl PyBalancedLoader {
         step: &Bound<'py, PyAny>,
         seconds: StageSeconds,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let plan = step.getattr("plan")?.cast_into::<Plan>()?.get().plan.clone();
+        let plan = step.getattr("plan")?.cast_into::<PyStepPlan>()?.get().plan.clone();
         let running = self.running().clone();
         let mut learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
         let learner = match &mut *learner {
@@ -329,7 +221,7 @@ impl PyBalancedLoader {
         microbatch: usize,
         ranks: usize,
     ) -> PyResult<Vec<Vec<Bound<'py, PyAny>>>> {
-        let plan = step.getattr("plan")?.cast_into::<Plan>()?.get().plan.clone();
+        let plan = step.getattr("plan")?.cast_into::<PyStepPlan>()?.get().plan.clone();
         let running = self.running().clone();
         media_shares::media_shares(py, &running, &plan, [self.config.dp_rank, microbatch], ranks)
     }
@@ -350,8 +242,8 @@ impl PyBalancedLoader {
         self.restart(py, move || config.build(Some(state)))
     }
 
-    /// Restarts the run at the first sample of an epoch, counted from 0, as a loader with this
-    /// ``first_epoch`` does; corrections that were learned from measured times are dropped.
+    /// Restarts the run at the first sample of an epoch, counted from 0, as ``Order(first_epoch=…)`` starts
+    /// it; corrections that were learned from measured times are dropped.
     fn set_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
         let config = self.config.clone();
         self.restart(py, move || config.build_at_epoch(epoch))
@@ -426,21 +318,21 @@ impl PyBalancedLoader {
 
 impl PyBalancedLoader {
     /// Builds the loader of the first iteration.
-    fn start(
-        py: Python<'_>,
+    fn start<'py>(
+        py: Python<'py>,
         arguments: Arguments,
-        config: LoaderConfig,
-        interval_steps: u64,
-        delivery: Delivery,
+        settings: Settings<'py>,
+        data: Source<'py>,
     ) -> PyResult<Self> {
+        let interval_steps = settings.plan.correction_interval;
         let options = CorrectionOptions { interval_steps, ..CorrectionOptions::default() };
         // Checks the options now rather than in the middle of a run.
         Learner::new(options)?;
-        let config = Arc::new(config);
+        let config = Arc::new(settings.loader_config(py, data)?);
         let making = config.clone();
         let running = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
         let (learner, iterations) = (Mutex::new(None), Mutex::default());
-        Ok(Self { arguments, config, delivery, running, iterations, learner, options })
+        Ok(Self { arguments, config, running, iterations, learner, options })
     }
 
     /// Replaces the loader by one of another run, or of another state of the run.
@@ -463,16 +355,16 @@ impl PyBalancedLoader {
     }
 }
 
-/// Returns the user's own processor, a `dflop.inputs.Inputs`.
-fn own_inputs<'py>(
+/// Returns the settings of the built-in processor, and the user's own one, a `dflop.inputs.Inputs`.
+fn processors<'py>(
     py: Python<'py>,
-    inputs: Option<Bound<'py, PyAny>>,
-    collate: Option<Bound<'py, PyAny>>,
-    threads: usize,
-) -> PyResult<Option<Py<PyAny>>> {
-    if inputs.is_none() && collate.is_none() {
-        return Ok(None);
-    }
-    let class = py.import("dflop.inputs")?.getattr("Inputs")?;
-    Ok(Some(class.call1((inputs, collate, threads))?.unbind()))
+    given: Option<Bound<'py, PyAny>>,
+) -> PyResult<(Group<'py>, Option<Py<PyAny>>)> {
+    let own = py.import("dflop.settings")?.getattr("CustomProcessor")?;
+    let (built_in, own) = match given {
+        Some(processor) if processor.is_instance(&own)? => (None, Some(processor)),
+        built_in => (built_in, None),
+    };
+    let inputs = |own| py.import("dflop.inputs")?.getattr("Inputs")?.call1((own,)).map(Bound::unbind);
+    Ok((Group::new(py, "processor", built_in.as_ref(), "Processor")?, own.map(inputs).transpose()?))
 }

@@ -155,7 +155,7 @@ impl MicrobatchIterator {
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (position, live) = (self.position.get()?, self.iteration.live.get()?);
         let next = runtime::wait(py, async { self.next(&mut *position.lock().await, &live).await })?;
-        let next = next.map_err(|error| self.iteration.config.first_exception.explain(py, error))?;
+        let next = next.map_err(|error| self.iteration.config.read.first_exception.explain(py, error))?;
         let Some((number, next, is_first_again)) = next else { return Ok(None) };
         if is_first_again {
             warn_of_second_read(py, self.step)?;
@@ -163,7 +163,7 @@ impl MicrobatchIterator {
         if let Some(taken) = self.taken.get(py, number)? {
             return Ok(Some(taken));
         }
-        let delivery = self.iteration.delivery.resolved(py)?;
+        let delivery = self.iteration.config.read.delivery.resolved(py)?;
         let Iteration { config, running, .. } = &*self.iteration;
         let normalization = config.preparer.as_ref().and_then(|preparer| preparer.pixel_normalization());
         let made = microbatch(py, next, running.planner.model(), normalization, delivery)?;

@@ -10,10 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tokio::sync::Mutex;
 
-use super::correction::Plan;
+use super::correction::PyStepPlan;
 use super::loader_config::{LoaderConfig, RunningLoader};
 use super::step_microbatches::StepMicrobatches;
-use crate::convert::{Delivery, class};
+use crate::convert::class;
 use crate::runtime::Threaded;
 
 /// What the steps of one iteration share.
@@ -21,7 +21,6 @@ pub(super) struct Iteration {
     pub(super) config: Arc<LoaderConfig>,
     pub(super) running: Arc<RunningLoader>,
     pub(super) live: Threaded<Mutex<Live>>,
-    pub(super) delivery: Delivery,
 }
 
 /// A stream of steps, and where it stands.
@@ -62,9 +61,9 @@ impl Live {
 }
 
 impl Iteration {
-    fn new(config: Arc<LoaderConfig>, running: Arc<RunningLoader>, delivery: Delivery) -> PyResult<Self> {
+    fn new(config: Arc<LoaderConfig>, running: Arc<RunningLoader>) -> PyResult<Self> {
         let parts = running.loader.get()?.parts();
-        Ok(Self { config, running, live: Threaded::new(Mutex::new(Live::new(parts))), delivery })
+        Ok(Self { config, running, live: Threaded::new(Mutex::new(Live::new(parts))) })
     }
 
     /// Ends the stream, and waits for it.
@@ -80,12 +79,8 @@ pub(crate) struct StepIterator {
 }
 
 impl StepIterator {
-    pub(super) fn new(
-        config: Arc<LoaderConfig>,
-        running: Arc<RunningLoader>,
-        delivery: Delivery,
-    ) -> PyResult<Self> {
-        Ok(Self { iteration: Arc::new(Iteration::new(config, running, delivery)?) })
+    pub(super) fn new(config: Arc<LoaderConfig>, running: Arc<RunningLoader>) -> PyResult<Self> {
+        Ok(Self { iteration: Arc::new(Iteration::new(config, running)?) })
     }
 }
 
@@ -113,7 +108,7 @@ impl StepIterator {
     /// meanwhile.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let next = self.iteration.live.wait(py, async |live| live.lock().await.next_step().await)?;
-        let next = next.map_err(|error| self.iteration.config.first_exception.explain(py, error))?;
+        let next = next.map_err(|error| self.iteration.config.read.first_exception.explain(py, error))?;
         let Some((plan, microbatches)) = next else { return Ok(None) };
         step(py, &self.iteration, plan, microbatches).map(Some)
     }
@@ -131,6 +126,6 @@ fn step<'py>(
     let (digest, target_tokens) = (plan.digest.to_string(), plan.target_tokens);
     let step = plan.step;
     let microbatches = StepMicrobatches::new(py, Arc::clone(iteration), step, len)?;
-    let plan = Plan { plan };
+    let plan = PyStepPlan { plan };
     class(py, "Step")?.call1((step, microbatches, target_tokens, digest, makespan, bound, plan))
 }

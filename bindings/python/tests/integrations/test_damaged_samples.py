@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from trainers import WithData, difference, example, gradients_of, torchrun
 
-SETTINGS = {"global_batch_size": 12, "microbatches": 3, "seed": 1, "error_budget": 1.0}
+SETTINGS = {"global_batch_size": 12, "microbatches": 3, "seed": 1, "read": dflop.Read(error_budget=1.0)}
 STEPS, RANKS, MOST = 3, 2, 10
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -35,7 +35,7 @@ def rank_of_job(directory: Path) -> None:
     found = {}
     for strategy in STRATEGIES:
         model = ddp.model_of(directory)
-        for step in ddp.loader_of(directory, **SETTINGS, strategy=strategy):
+        for step in ddp.loader_of(directory, **SETTINGS, plan=dflop.Plan(strategy=strategy)):
             # Microbatches without images come last, because gradients are averaged with the last one.
             step = step.hold()
             step.microbatches.sort(key=has_images, reverse=True)
@@ -50,7 +50,7 @@ def rank_of_job(directory: Path) -> None:
             }
             model.zero_grad()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in ddp.loader_of(directory, **SETTINGS, strategy=strategy):
+        for step in ddp.loader_of(directory, **SETTINGS, plan=dflop.Plan(strategy=strategy)):
             ddp.backward(model, step)
             optimizer.step()
             optimizer.zero_grad()
@@ -67,7 +67,7 @@ def cuts(directory: Path, strategy: str, dp_size: int, **settings: object) -> li
             model=directory / "model",
             dp_rank=dp_rank,
             dp_size=dp_size,
-            strategy=strategy,
+            plan=dflop.Plan(strategy=strategy),
             array_type="torch",
             **SETTINGS | settings,
         )

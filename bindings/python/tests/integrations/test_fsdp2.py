@@ -27,10 +27,9 @@ def rank_of_job(directory: Path) -> None:
     parts = {name: tuple(one.to_local().shape) for name, one in model.named_parameters()}
     for strategy in STRATEGIES:
         settings = SETTINGS | {
-            "strategy": strategy,
             "dp_rank": rank,
             "dp_size": RANKS,
-            "synchronize": "microbatch",
+            "plan": dflop.Plan(strategy=strategy, synchronize="microbatch"),
         }
         for step in dflop.BalancedLoader(directory / "shards", model=directory / "model", **settings):
             step = step.hold()

@@ -79,7 +79,9 @@ class OneByOne(unittest.TestCase):
             total = 0.0
             for rank in range(size):
                 settings = {"global_batch_size": 12, "microbatches": 2, "dp_rank": rank, "dp_size": size}
-                loader = dflop.BalancedLoader(self.ds, model=self.model, layout=layout, **settings)
+                loader = dflop.BalancedLoader(
+                    self.ds, model=self.model, processor=dflop.Processor(layout=layout), **settings
+                )
                 with torch.no_grad():
                     for mb in next(iter(loader)).microbatches:
                         total += net(**mb).loss.item() * mb.loss_scale / size

@@ -17,10 +17,10 @@ TOKENS = 640
 SETTINGS = {
     "global_batch_size": 12,
     "microbatches": 4,
-    "pad_to_tokens": TOKENS,
+    "processor": dflop.Processor(pad_to_tokens=TOKENS),
     "steps": 3,
     "array_type": "torch",
-    "stages": [1, 1],
+    "plan": dflop.Plan(stages=[1, 1]),
 }
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 
@@ -40,7 +40,8 @@ def rank_of_job(directory: Path) -> None:
         part = [pipelining.Vision, pipelining.Language][rank](model)
         stage = PipelineStage(part, rank, 2, torch.device("cpu"))
         schedule = schedule_of(stage, 4, loss_fn=pipelining.loss_of, scale_grads=False)
-        for step in steps_of(directory, skip_media_tensors=rank > 0):
+        processor = dflop.Processor(pad_to_tokens=TOKENS, skip_media_tensors=rank > 0)
+        for step in steps_of(directory, processor=processor):
             loss = pipelining.backward(schedule, step, rank)
             gradients = {
                 key: one.grad.clone() for key, one in model.named_parameters() if one.grad is not None
@@ -101,8 +102,8 @@ class Stages(WithData):
                 self.assertEqual(padding.tolist(), list(range(one.padding_tokens)))
 
     def test_padding_counts_in_the_cost(self) -> None:
-        longer = steps_of(self.directory, pad_to_tokens=2 * TOKENS)
-        plain = steps_of(self.directory, pad_to_tokens=None)
+        longer = steps_of(self.directory, processor=dflop.Processor(pad_to_tokens=2 * TOKENS))
+        plain = steps_of(self.directory, processor=None)
         for one, more, none in zip(self.steps, longer, plain, strict=True):
             cost = [
                 sum(each.module_seconds["llm"] for each in step.microbatches) for step in (none, one, more)
@@ -111,11 +112,11 @@ class Stages(WithData):
 
     def test_too_many_tokens_are_an_error_before_the_step(self) -> None:
         for strategy in ("search", "data-blind"):
+            plan = dflop.Plan(strategy=strategy, stages=[1, 1])
             loader = dflop.BalancedLoader(
                 self.directory / "shards",
                 model=self.directory / "model",
-                strategy=strategy,
-                **SETTINGS | {"pad_to_tokens": 120},
+                **SETTINGS | {"processor": dflop.Processor(pad_to_tokens=120), "plan": plan},
             )
             with (
                 self.subTest(strategy=strategy),
@@ -127,7 +128,7 @@ class Stages(WithData):
     def test_unequal_lengths_are_what_the_pipeline_refuses(self) -> None:
         """Checks that lengths differ without padding."""
         lengths = {
-            one["input_ids"].shape[1] for one in steps_of(self.directory, pad_to_tokens=None)[0].microbatches
+            one["input_ids"].shape[1] for one in steps_of(self.directory, processor=None)[0].microbatches
         }
         self.assertGreater(len(lengths), 1)
 

@@ -24,7 +24,8 @@ class Gradients(WithData):
 
     def test_a_balanced_step_has_the_gradient_of_its_global_batch_in_one_pass(self) -> None:
         whole = self.steps(microbatches=1)
-        for settings in ({"microbatches": 4}, {"microbatches": 3, "strategy": "data-blind"}):
+        blind = dflop.Plan(strategy="data-blind")
+        for settings in ({"microbatches": 4}, {"microbatches": 3, "plan": blind}):
             cut = self.steps(**settings)
             self.assertEqual(keys_of(cut), keys_of(whole))
             for one, other in zip(cut, whole, strict=True):
@@ -35,7 +36,7 @@ class Gradients(WithData):
                     self.assertLess(difference(found, wanted), 1e-4)
 
     def test_the_loss_is_the_mean_over_all_target_tokens(self) -> None:
-        (step,) = self.steps(steps=1, layout="padded")
+        (step,) = self.steps(steps=1, processor=dflop.Processor(layout="padded"))
         model, summed, targets = pytorch.model_of(self.directory), 0.0, 0
         with torch.no_grad():
             for one in step.microbatches:
@@ -50,7 +51,10 @@ class Gradients(WithData):
         self.assertAlmostEqual(self.gradients(step)[0], summed / targets, places=5)
 
     def test_packed_and_padded_layouts_learn_the_same(self) -> None:
-        layouts = {layout: self.steps(layout=layout) for layout in ("packed", "padded", "padded_left")}
+        layouts = {
+            layout: self.steps(processor=dflop.Processor(layout=layout))
+            for layout in ("packed", "padded", "padded_left")
+        }
         for packed, *padded in zip(*layouts.values(), strict=True):
             loss, wanted = self.gradients(packed)
             self.assertTrue(all(one["input_ids"].shape[0] == 1 for one in packed.microbatches))
@@ -93,7 +97,9 @@ class Gradients(WithData):
 
 class PixelTypes(WithData):
     def pixels(self, dtype: str) -> list[dflop.Microbatch]:
-        loader = pytorch.loader_of(self.directory, steps=1, dtype=dtype, array_type="torch")
+        loader = pytorch.loader_of(
+            self.directory, steps=1, processor=dflop.Processor(dtype=dtype), array_type="torch"
+        )
         return [mb for step in loader for mb in step.microbatches if "pixel_values" in mb]
 
     def test_pixels_are_those_of_single_precision_in_every_type(self) -> None:

@@ -21,9 +21,10 @@ dp_rank, tp_rank = divmod(dist.get_rank(), tp)
 groups = [dist.new_group(list(range(first, first + tp))) for first in range(0, dp * tp, tp)]
 
 def make(**settings):
+    settings = {"processor": dflop.Processor(dtype="bfloat16")} | settings
     return dflop.BalancedLoader(
         shards, model=model, tokenizer=model, global_batch_size=16, microbatches=2, dp_rank=dp_rank, dp_size=dp,
-        array_type="torch", dtype="bfloat16", epochs=2, **settings
+        array_type="torch", epochs=2, **settings
     )
 
 def digest(mb):
@@ -75,7 +76,7 @@ class SharedLoaders(WithData):
     def test_a_loader_that_cannot_be_made_is_an_error_on_all_ranks(self) -> None:
         code = """
             try:
-                dflop.torch.shared_loader(lambda: make(layout="dense"), groups[dp_rank])
+                dflop.torch.shared_loader(lambda: make(processor=dflop.Processor(layout="dense")), groups[dp_rank])
             except dflop.Error as error:
                 print(type(error).__name__, "layout" in str(error))
         """

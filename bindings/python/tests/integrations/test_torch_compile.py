@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import unittest
 
 import dflop
@@ -10,7 +11,7 @@ import torch._dynamo
 from trainers import WithData, difference, example, gradients_of
 
 pytorch = example("pytorch")
-BUCKETS = {"length_buckets": "ladder", "media_buckets": "ladder"}
+BUCKETS = dflop.Processor(length_buckets="ladder", media_buckets="ladder")
 
 
 class Compiled(WithData):
@@ -32,7 +33,7 @@ class Compiled(WithData):
         return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
     def test_a_handful_of_graphs_at_under_a_tenth_of_padding(self) -> None:
-        varying, bucketed = self.steps(), self.steps(**BUCKETS)
+        varying, bucketed = self.steps(), self.steps(processor=BUCKETS)
         for name, most in (("input_ids", 8), ("pixel_values", 10)):
             found = self.graphs(varying, name), self.graphs(bucketed, name)
             self.assertGreater(found[0], 25, name)
@@ -53,7 +54,8 @@ class Compiled(WithData):
         self.assertLess(1 - rows[0] / rows[1], 0.1)
 
     def test_buckets_change_no_gradient(self) -> None:
-        plain, bucketed = self.steps(steps=2), self.steps(steps=2, sample_multiple_of=8, **BUCKETS)
+        processor = dataclasses.replace(BUCKETS, sample_multiple_of=8)
+        plain, bucketed = self.steps(steps=2), self.steps(steps=2, processor=processor)
         for one, other in zip(plain, bucketed, strict=True):
             found = []
             for step in (one, other):
@@ -63,7 +65,7 @@ class Compiled(WithData):
             self.assertLess(difference(found[1][1], found[0][1]), 1e-4)
 
     def test_every_sequence_is_a_multiple_for_context_parallelism(self) -> None:
-        for step in self.steps(steps=2, sample_multiple_of=8):
+        for step in self.steps(steps=2, processor=dflop.Processor(sample_multiple_of=8)):
             for microbatch in step.microbatches:
                 self.assertTrue((microbatch.cu_seqlens % 8 == 0).all())
 

@@ -254,8 +254,9 @@ class RealLoader(unittest.TestCase):
         directory = dflop.example.directory(samples=64)
         config = Qwen2VLConfig.from_pretrained(directory / "model")
         model = Qwen2VLForConditionalGeneration(config)
-        settings = {"global_batch_size": 8, "microbatches": 2, "device": "cpu", "correction_interval": 2}
-        loader = dflop.BalancedLoader(directory / "shards", model=directory / "model", steps=4, **settings)
+        settings = {"global_batch_size": 8, "microbatches": 2, "plan": dflop.Plan(correction_interval=2)}
+        model = dflop.CostModel(directory / "model", device="cpu")
+        loader = dflop.BalancedLoader(directory / "shards", model=model, steps=4, **settings)
         answering = Answers(loader)
         with dflop.torch.StageTimer(
             answering, encoder=model.model.visual, llm=model.model.language_model

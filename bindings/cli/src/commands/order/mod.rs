@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use dflop_balancer::Strategy;
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::plan::{StepPlan, StepPlanner};
 use serde::Serialize;
 
@@ -26,6 +27,10 @@ pub(crate) struct OrderArgs {
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
     #[arg(help = format!("Strategy: {}", Strategy::describe(Strategy::of_any_size())))]
     strategy: Strategy,
+    /// Schedule that runs the stages, for which steps are planned: `gpipe`, `1f1b`, `1f1b-ahead:R` with
+    /// encoders R rounds ahead, or `interleaved:V` with V stages per pipeline rank.
+    #[arg(long, value_name = "NAME", default_value = "1f1b")]
+    schedule: ScheduleKind,
     /// Epoch whose first sample starts step 0.
     #[arg(long, value_name = "E", default_value_t = 0, conflicts_with = "resume")]
     epoch: u64,
@@ -70,7 +75,8 @@ struct OrderLine<'a> {
 }
 
 pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
-    let planner = args.planned.planner(args.epoch, &args.resume)?.strategy(args.strategy);
+    let planner = args.planned.planner(args.epoch, &args.resume)?;
+    let planner = planner.strategy(args.strategy).schedule(args.schedule)?;
     if args.shuffle_quality {
         return print_shuffle_quality(&planner, &args.planned.plan, args.epoch, args.json, out);
     }

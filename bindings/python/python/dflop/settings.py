@@ -1,0 +1,244 @@
+"""Settings of the loaders, in frozen dataclasses: planning, order, model inputs, reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from dflop._native import Augment
+    from dflop.batches import Sample
+
+_Buckets: TypeAlias = int | Sequence[int] | Literal["ladder"]
+
+
+class _Settings:
+    """Prints the fields that do not have their defaults."""
+
+    def __repr__(self) -> str:
+        own: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]
+        given = ((field, getattr(self, field.name)) for field in own)
+        shown = [f"{field.name}={value!r}" for field, value in given if not _is_default(field, value)]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _is_default(field: Field[Any], value: object) -> bool:
+    return field.default is not MISSING and type(value) is type(field.default) and value == field.default
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(_Settings):
+    """Assignment of the samples of a global batch to ranks and microbatches.
+
+    Attributes:
+        strategy: ``search``, ``multi_lpt``, ``kk``, ``lpt``, ``random``, or ``data-blind``.
+        search_effort: work units of the search per step; the same units give the same plan on every machine.
+        stages: pipeline stages of every module, in the order of ``BalancedLoader.modules``. Default: no
+            pipeline; all modules of a rank run one after the other on its device, as with DDP and FSDP.
+        schedule: schedule that runs the stages: ``gpipe``, ``1f1b``, ``1f1b-ahead:R`` with encoders R rounds
+            ahead, or ``interleaved:V`` with V stages per pipeline rank.
+        synchronize: without a pipeline, when ranks wait for each other: at the end of a ``step``, as in DDP
+            with accumulated gradients, or in every ``microbatch``, as in FSDP.
+        tokens_max: maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
+        bytes_max: maximum payload bytes of a microbatch. Default: no limit.
+        cost: function that returns the costs of samples in place of the cost model. It is called with the
+            samples of a global batch, a list of dictionaries (``key``, ``data_set``, ``sample``,
+            ``text_tokens``, ``target_tokens``, ``images``, ``audio``, ``videos``, ``tokens``, ``seconds``),
+            and returns a list with the seconds of each module, as a dictionary or in the order of
+            ``BalancedLoader.modules``. It must be pure and the same on all ranks.
+        correction_interval: steps after which reported stage times change later plans.
+    """
+
+    strategy: str = "search"
+    search_effort: int = 20_000
+    stages: Sequence[int] | None = None
+    schedule: str = "1f1b"
+    synchronize: Literal["step", "microbatch"] = "step"
+    tokens_max: int | None = None
+    bytes_max: int | None = None
+    cost: Callable[[list[dict[str, Any]]], Sequence[Any]] | None = None
+    correction_interval: int = 32
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Order(_Settings):
+    """Order of the samples of a run, and the ends of its epochs.
+
+    Attributes:
+        shuffle: ``global``, ``blocks`` (runs of neighbors) or ``none``.
+        block_samples: maximum samples of a run of neighbors that ``blocks`` keeps together. Default: 1,024.
+        open_blocks: runs that ``blocks`` shuffles with each other. Default: 64.
+        tail: treatment of the samples at the end of an epoch that do not fill a global batch: ``carry``,
+            ``drop`` or ``short``.
+        repeat_samples: allows a global batch that is larger than the data, so that a step has samples several
+            times.
+        first_epoch: epoch whose first sample starts step 0.
+        validation: reads every sample exactly once, in index order.
+        accept_changed_data: resumes a state even if a dataset has changed; that dataset continues with its
+            next epoch.
+    """
+
+    shuffle: Literal["global", "blocks", "none"] = "global"
+    block_samples: int | None = None
+    open_blocks: int | None = None
+    tail: Literal["carry", "drop", "short"] = "carry"
+    repeat_samples: bool = False
+    first_epoch: int = 0
+    validation: bool = False
+    accept_changed_data: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Processor(_Settings):
+    """Built-in processor, which turns media and texts into the tensors that the model takes.
+
+    Attributes:
+        chat_template: Jinja source of the chat template. Default: the tokenizer's, else the published one of
+            the model family.
+        caption_prompt: prompt that captions answer. Default: captions are trained on without a chat template.
+        layout: ``packed`` puts all samples into one row, one after another, with ``cu_seqlens``; ``padded``
+            and ``padded_left`` give each sample a row. Attention must not cross packed samples: microbatches
+            have ``use_cache=False``, because that of ``transformers`` crosses them with a cache.
+        pad_to_tokens: pads the tensors of all microbatches to this many tokens, for pipelines that need equal
+            shapes; padding is masked from the loss and has a cost.
+        length_buckets: pads each row up to one of few lengths, so that ``torch.compile`` makes few graphs: a
+            number, to its multiples; a list, to the next in it; ``ladder``, to one of eight lengths between
+            powers of two.
+        media_buckets: the same for the patches, or tiles, of a microbatch, by a blank image.
+        sample_multiple_of: pads each packed sequence to a multiple: twice the degree of context parallelism.
+        long_sample: treatment of samples over ``Plan.tokens_max`` or ``sample_tokens_max``: ``error``
+            (skipped as bad), ``truncate`` (the text is truncated), ``drop``.
+        sample_tokens_max: maximum tokens of a sample. Default: no limit.
+        token_counts: ``exact`` counts texts with the tokenizer, once, and keeps the counts in the index, so
+            that plans and ``loss_scale`` are exact; ``estimated`` uses estimates from headers, unless the
+            index has counts: ``loss_scale`` is then off by one factor per step, counted over planned tokens.
+        dtype: type of the pixels: ``float32``; ``bfloat16``, half the memory; ``uint8``, a quarter, which
+            `Microbatch.normalized` turns into pixels on the device.
+        blank_media: gives microbatches without an image (or a clip) a blank one, so that every rank runs the
+            encoder, without which DDP lacks gradients and FSDP waits for ever: ``auto`` with several ranks,
+            if the data has such media, ``always``, or ``never``. It is not in planned costs, and takes some
+            tokens of ``pad_to_tokens``.
+        skip_media_tensors: counts the tokens of media and delivers no pixels, for ranks that run the LLM
+            only.
+    """
+
+    chat_template: str | None = None
+    caption_prompt: str | None = None
+    layout: Literal["packed", "padded", "padded_left"] = "packed"
+    pad_to_tokens: int | None = None
+    length_buckets: _Buckets | None = None
+    media_buckets: _Buckets | None = None
+    sample_multiple_of: int = 1
+    long_sample: Literal["error", "truncate", "drop"] = "error"
+    sample_tokens_max: int | None = None
+    token_counts: Literal["exact", "estimated"] = "exact"
+    dtype: Literal["float32", "bfloat16", "uint8"] = "float32"
+    blank_media: Literal["auto", "always", "never"] = "auto"
+    skip_media_tensors: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CustomProcessor(_Settings):
+    """Your own processor, for any model.
+
+    Attributes:
+        inputs: makes of a `Sample` what you like, on ``threads`` threads, while earlier microbatches are
+            trained on; an exception makes the sample bad.
+        collate: makes of a list of these the mapping that the model takes; its ``labels`` (-100 where there
+            is no target) are counted. A microbatch without samples gets the tensors of an earlier sample,
+            with all labels -100.
+        threads: number of threads that call ``inputs``.
+
+    Raises:
+        TypeError: ``inputs`` or ``collate`` is not a function.
+        ValueError: there is no thread.
+    """
+
+    inputs: Callable[[Sample], Any]
+    collate: Callable[[list[Any]], Mapping[str, Any]]
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "collate"):
+            if not callable(function := getattr(self, name)):
+                raise TypeError(f"expected `{name}` to be a function, found {type(function).__name__}")
+        if self.threads < 1:
+            raise ValueError(f"expected `threads` to be at least 1, found {self.threads}")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Read(_Settings):
+    """Reading and decoding of samples, in `Loader` and `BalancedLoader`.
+
+    Attributes:
+        fields: names of the fields to read: extensions, or ``images``, ``audio``, ``video``, ``text``.
+            Default: all fields, or the images with ``image``.
+        decode: ``media`` decodes every field by its extension, ``raw`` delivers fields as stored.
+        augment: random augmentation of images that keep their size, with ``decode="media"``.
+        workers: number of decoder threads. Default: one per core.
+        transform_threads: number of threads that call ``transforms``.
+        buffered_bytes: maximum bytes in memory. Default: `Loader` lets 64 MiB of payload wait for the
+            decoders; in `BalancedLoader` 256 MiB of samples wait, decoded and prepared, and a larger
+            microbatch is loaded alone.
+        error_budget: tolerated fraction of bad samples, checked after the first 1,000 and at the end; 0
+            tolerates none, from the first sample on.
+        error_count: tolerated number of bad samples. Default: no limit but the fraction.
+        stall_seconds: ends the stream with `StalledError` after this many seconds without progress. Default:
+            never.
+        steps_ahead: number of steps that are planned, read and decoded before they are asked for, as far as
+            ``buffered_bytes`` allows; `BalancedLoader` only. Default: 2.
+        microbatch_bytes: refuses a microbatch that takes more, by the shapes in the index; `BalancedLoader`
+            only. Default: the memory that is available.
+    """
+
+    fields: str | Sequence[str] | None = None
+    decode: Literal["media", "raw"] = "media"
+    augment: Augment | None = None
+    workers: int | None = None
+    transform_threads: int = 1
+    buffered_bytes: int | None = None
+    error_budget: float = 0.05
+    error_count: int | None = None
+    stall_seconds: float | None = None
+    steps_ahead: int | None = None
+    microbatch_bytes: int | None = None
+
+
+# Dataclasses by the keyword that takes them, in the order in which fields are looked for.
+GROUPS: Mapping[str, Mapping[str, Sequence[type[Any]]]] = {
+    "Loader": {"read": [Read]},
+    "BalancedLoader": {
+        "plan": [Plan],
+        "order": [Order],
+        "processor": [Processor, CustomProcessor],
+        "read": [Read],
+    },
+}
+# Names of settings as other loaders spell them.
+RENAMED = {"rank": "dp_rank", "world": "dp_size", "input_threads": "threads"}
+MODEL_SETTINGS = ("device", "profile", "profile_tp", "packed_tokens", "freeze", "recompute")
+
+
+def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:
+    """Refuses keywords that a loader does not have, with the place of the setting if it has one.
+
+    Raises:
+        TypeError: there is a keyword.
+    """
+    for keyword in keywords:
+        hint = _place_of(loader, keyword)
+        message = f"{loader}() got an unexpected keyword argument {keyword!r}"
+        raise TypeError(f"{message}: {hint}" if hint else message)
+
+
+def _place_of(loader: str, keyword: str) -> str | None:
+    name = RENAMED.get(keyword, keyword)
+    for taken_by, classes in GROUPS[loader].items():
+        for group in classes:
+            if name in [field.name for field in fields(group)]:
+                call = f"{taken_by}=dflop.{group.__name__}({name}=…)"
+                return f"`{name}` is a field of `dflop.{group.__name__}`: {call}"
+    if loader == "BalancedLoader" and keyword in MODEL_SETTINGS:
+        return f"`{keyword}` is a setting of `dflop.CostModel`: model=dflop.CostModel(…, {keyword}=…)"
+    return f"its name is `{name}`" if name in ("dp_rank", "dp_size") else None
