@@ -255,8 +255,8 @@ class RealLoader(unittest.TestCase):
         config = Qwen2VLConfig.from_pretrained(directory / "model")
         model = Qwen2VLForConditionalGeneration(config)
         settings = {"global_batch_size": 8, "microbatches": 2, "plan": dflop.Plan(correction_interval=2)}
-        model = dflop.CostModel(directory / "model", device="cpu")
-        loader = dflop.BalancedLoader(directory / "shards", model=model, steps=4, **settings)
+        costs = dflop.CostModel(directory / "model", device="cpu")
+        loader = dflop.BalancedLoader(directory / "shards", model=costs, steps=4, **settings)
         answering = Answers(loader)
         with dflop.torch.StageTimer(
             answering, encoder=model.model.visual, llm=model.model.language_model
