@@ -24,7 +24,8 @@ impl<'a> CheckpointFields<'a> {
     /// Takes the files of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Configuration`](crate::Error::Configuration) if a file or a nested processor is not an object.
+    /// [`Error::Configuration`](crate::Error::Configuration) if a file or a nested processor is not an
+    /// object.
     pub fn new(documents: &'a Documents) -> Result<Self> {
         let document = |file, document: &'a Option<Value>| match document {
             None => Ok(None),

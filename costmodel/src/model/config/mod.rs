@@ -1,11 +1,11 @@
 //! Reads a [`ModelSpec`] from the `config.json` of a checkpoint and the files of its processor.
 //!
 //! [`Documents`] are the parsed files of a directory as it is downloaded from Hugging Face; the caller reads
-//! them from disk. A [`ModelFamily`](crate::model::ModelFamily) reads them, in both old forms, with the fields
-//! of the LLM at the top, and new ones, with `text_config` and `vision_config`, as well as in the
-//! `internvl_chat` form of the original repositories. A missing field has the default of transformers 4.57.1; where the processor's files
-//! are missing altogether, token rules are the published ones of the family. Nothing is guessed: a field that
-//! is invalid or not supported is an
+//! them from disk. A [`ModelFamily`](crate::model::ModelFamily) reads them, in both old forms, with the
+//! fields of the LLM at the top, and new ones, with `text_config` and `vision_config`, as well as in the
+//! `internvl_chat` form of the original repositories. A missing field has the default of transformers 4.57.1;
+//! where the processor's files are missing altogether, token rules are the published ones of the family.
+//! Nothing is guessed: a field that is invalid or not supported is an
 //! [`Error::Configuration`](crate::Error::Configuration) that names file, field and value.
 //!
 //! CLIP, SigLIP and Whisper alone are encoders. [`ModelSpec::compose`] joins them with a language model.

@@ -138,6 +138,18 @@ const QWEN2_VL: Architecture = Architecture {
     ..QWEN2
 };
 
+impl LlmSpec {
+    /// Reads a language model from its own `config.json` or from a `text_config`, as a family does for the
+    /// decoder inside its checkpoints; a missing `model_type` is `default_type`, such as `"qwen2"`.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is not
+    /// a known language model.
+    pub fn from_fields(fields: &ConfigFields<'_>, default_type: &str) -> Result<Self> {
+        text_config(fields, default_type)
+    }
+}
+
 /// Reads a language model from some fields; `model_type` defaults to `default_type`.
 pub(super) fn text_config(fields: &ConfigFields<'_>, default_type: &str) -> Result<LlmSpec> {
     let model_type = fields.text("model_type")?.unwrap_or(default_type);

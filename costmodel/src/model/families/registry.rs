@@ -60,7 +60,7 @@ impl ModelFamilies {
     }
 
     /// Iterates over all families, your own first.
-    pub fn iter(&self) -> impl Iterator<Item = &dyn ModelFamily> {
+    pub fn all(&self) -> impl Iterator<Item = &dyn ModelFamily> {
         self.own.iter().map(|family| &**family).chain(BUILT_IN)
     }
 
@@ -73,13 +73,11 @@ impl ModelFamilies {
         let Some(model_type) = files.config.text("model_type")? else {
             return Err(files.config.invalid("model_type", format!("is missing, {}", self.known())));
         };
-        match self.iter().find(|family| family.model_types().contains(&model_type)) {
-            Some(family) => family.read(&files),
-            None => {
-                let problem = format!("= \"{model_type}\" is unknown, {}", self.known());
-                Err(files.config.invalid("model_type", problem))
-            }
-        }
+        let Some(family) = self.all().find(|family| family.model_types().contains(&model_type)) else {
+            let problem = format!("= \"{model_type}\" is unknown, {}", self.known());
+            return Err(files.config.invalid("model_type", problem));
+        };
+        family.read(&files)
     }
 
     /// Reads a model from the files of its checkpoint; a language model without encoders is a model of text.
@@ -96,7 +94,7 @@ impl ModelFamilies {
     /// # Errors
     /// [`Error::UnknownModel`] with the known names, if there is none.
     pub fn preset(&self, name: &str) -> Result<ModelSpec> {
-        for family in self.iter() {
+        for family in self.all() {
             if let Some(preset) = family.presets().iter().find(|preset| preset.name == name) {
                 let Preset { vision, audio, llm, .. } = *preset;
                 return Ok(ModelSpec { name: name.to_owned(), family: family.id(), vision, audio, llm });
@@ -108,11 +106,11 @@ impl ModelFamilies {
     /// Returns the names that [`preset`](Self::preset) knows.
     #[must_use]
     pub fn preset_names(&self) -> Vec<&'static str> {
-        self.iter().flat_map(ModelFamily::presets).map(|preset| preset.name).collect()
+        self.all().flat_map(ModelFamily::presets).map(|preset| preset.name).collect()
     }
 
     fn known(&self) -> String {
-        let mut known: Vec<&str> = self.iter().flat_map(ModelFamily::model_types).copied().collect();
+        let mut known: Vec<&str> = self.all().flat_map(ModelFamily::model_types).copied().collect();
         known.sort_unstable();
         known.dedup();
         format!("known are {}", known.join(", "))
