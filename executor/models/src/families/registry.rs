@@ -190,14 +190,12 @@ impl BlockFamilies {
     fn of_document<'a>(&self, document: &'a Value) -> Result<(&dyn FamilyBlocks, ConfigFields<'a>)> {
         let config = ConfigFields::new(CONFIG_FILE, document)?;
         let model_type = config.text("model_type")?.unwrap_or_default();
-        match self.iter().find(|family| family.model_types().contains(&model_type)) {
-            Some(family) => Ok((family, config)),
-            None => {
-                let known: Vec<&str> = self.iter().flat_map(FamilyBlocks::model_types).copied().collect();
-                let problem = format!("= \"{model_type}\" is not supported, known are {}", known.join(", "));
-                Err(config.invalid("model_type", problem).into())
-            }
-        }
+        let Some(family) = self.iter().find(|family| family.model_types().contains(&model_type)) else {
+            let known: Vec<&str> = self.iter().flat_map(FamilyBlocks::model_types).copied().collect();
+            let problem = format!("= \"{model_type}\" is not supported, known are {}", known.join(", "));
+            return Err(config.invalid("model_type", problem).into());
+        };
+        Ok((family, config))
     }
 }
 
