@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::config::{CheckpointFields, ConfigFields, Documents, PartialModelSpec};
-use dflop_costmodel::model::{EncoderDetails, EncoderSpec, LlmSpec, Mlp, Preset, Projector, VisionSpec};
+use dflop_costmodel::model::{EncoderDetails, EncoderSpec, LlmSpec, Mlp, Projector, VisionSpec};
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::fixed_tile::FixedTile;
 use dflop_costmodel::{CostModel, DeviceRate, FamilyId, ImageSize, ModelFamilies, ModelFamily, SampleShape};
@@ -101,10 +101,6 @@ impl ModelFamily for KiteSizes {
             }),
         };
         Ok(PartialModelSpec { family: KITE, vision: Some(vision), audio: None, llm: Some(llm) })
-    }
-
-    fn presets(&self) -> &[Preset] {
-        &[]
     }
 }
 
