@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn patches_stand_in_the_order_of_their_merging() {
-        let taken = SMALL.image::<f32>(RgbView::from(&counting()), &mut Resampler::default()).unwrap();
+        let taken = SMALL.image::<f32>(RgbView::from(&counting()), 1, &mut Resampler::default()).unwrap();
         assert_eq!((taken.shape, taken.grid_thw, taken.tokens), (vec![8, 24], Some([1, 2, 4]), 2));
         // Upper left, upper right, lower left, lower right; then the next block.
         let corners: Vec<f32> = taken.values.f32().chunks(24).map(|patch| patch[0]).collect();
