@@ -53,7 +53,10 @@ pub use correction::{CorrectionTable, FACTOR_ONE};
 pub use dataset_statistics::{DatasetStatistics, Outlier};
 pub use error::{Error, Result};
 pub use frozen::FrozenParts;
-pub use model::{EncoderParameters, LlmParameters, MediaUnits, ModelSpec, SampleUnits, config};
+pub use model::{
+    EncoderParameters, FamilyId, LlmParameters, MediaUnits, ModelFamilies, ModelFamily, ModelSpec,
+    SampleUnits, config,
+};
 pub use module::{Module, ModuleTimes};
 pub use predict::{
     AccuracyReport, BinAccuracy, CostModel, DeviceLink, DeviceLinks, DevicePreset, DeviceRate, ErrorSummary,

@@ -63,4 +63,6 @@ mod documents {
     struct RemoteStores;
     #[doc = include_str!("../../docs/resume-and-mixtures.md")]
     struct ResumeAndMixtures;
+    #[doc = include_str!("../../docs/model-families.md")]
+    struct ModelFamilies;
 }

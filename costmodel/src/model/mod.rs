@@ -1,15 +1,18 @@
 //! Describes models: their sizes, and where the sizes come from.
 //!
 //! A [`ModelSpec`] is plain data: a preset ([`ModelSpec::preset`]), read from the `config.json` of a
-//! checkpoint ([`config`]), or deserialized. FLOPs, parameters, memory and tokens follow from it.
+//! checkpoint ([`config`]), or deserialized. [`ModelFamilies`] has the families of models, one file each.
+//! FLOPs, parameters, memory and tokens follow from it.
 
 pub mod config;
+pub(crate) mod families;
+mod family;
 mod parameters;
-mod presets;
 mod sample_units;
 mod spec;
-pub(crate) mod towers;
 
+pub use families::{ModelFamilies, ModelFamily, Preset};
+pub use family::FamilyId;
 pub use parameters::{EncoderParameters, LlmParameters};
 pub use sample_units::{MediaUnits, SampleUnits};
 pub use spec::{

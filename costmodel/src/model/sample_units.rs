@@ -34,7 +34,9 @@ impl MediaUnits {
     #[must_use]
     pub fn of_patches(spec: &ModelSpec, patches: u32, squares: u64, window_squares: Option<u64>) -> Self {
         let units = Self { units: patches, pairs: 0 };
-        let Some(VisionSpec { encoder, rule: VisionRule::Native(rule) }) = &spec.vision else { return units };
+        let Some(VisionSpec { encoder, rule: VisionRule::Native(rule), .. }) = &spec.vision else {
+            return units;
+        };
         let full_windows = rule.window_patches.map_or(squares, |side| {
             u64::from(side.get()).pow(2).saturating_mul(u64::from(patches)).min(squares)
         });

@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
+use super::FamilyId;
 use crate::module::Module;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::{EncoderWork, MediaRule, VisionRule};
@@ -17,6 +18,9 @@ use crate::tokens::{EncoderWork, MediaRule, VisionRule};
 pub struct ModelSpec {
     /// Name in messages and reports.
     pub name: String,
+    /// Family of the checkpoint; [`FamilyId::COMPOSED`] if its encoders are of several.
+    #[serde(default)]
+    pub family: FamilyId,
     /// Encoder of images and videos; `None` for a model without vision.
     pub vision: Option<VisionSpec>,
     /// Encoder of audio; `None` for a model without audio.
@@ -44,6 +48,9 @@ impl ModelSpec {
 /// Vision encoder and its token rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VisionSpec {
+    /// Family of the encoder, which decides on placeholders, processor and blocks.
+    #[serde(default)]
+    pub family: FamilyId,
     /// Encoder and its projector.
     pub encoder: EncoderSpec,
     /// Rule that turns pixels into encoder items and tokens.
@@ -53,6 +60,9 @@ pub struct VisionSpec {
 /// Audio encoder and its token rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AudioSpec {
+    /// Family of the encoder, which decides on placeholders, processor and blocks.
+    #[serde(default)]
+    pub family: FamilyId,
     /// Encoder and its projector.
     pub encoder: EncoderSpec,
     /// Rule that turns seconds into windows and tokens.

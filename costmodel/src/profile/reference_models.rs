@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 
 use super::Profile;
 use crate::error::{Error, Result};
-use crate::model::towers::{self, InternVitOptions, SquareInput, TowerSize};
+use crate::model::families::intern_vl::{self, InternVitOptions};
+use crate::model::families::tower::{PATCH_INPUTS, SquareInput, TowerSize};
+use crate::model::families::{llava_onevision, siglip};
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::any_res::AnyRes;
 use crate::tokens::dynamic_tiles::DynamicTiles;
-
-const PATCH_INPUTS: u32 = 3 * 14 * 14;
 
 /// Name and size of an encoder; its layers, hidden width, heads and MLP width.
 type EncoderRow = (&'static str, &'static str, [u32; 4]);
@@ -68,14 +68,15 @@ fn compose(families: &BTreeSet<&str>, encoders: &Names<'_>, llms: &Names<'_>) ->
     let (llm_name, llm_size) = only("LLM", llms)?;
     let llm = llm(llm_name, llm_size)?;
     let encoder = encoder(encoder_name, encoder_size, family, &llm)?;
-    let rule = if encoder_name == "siglip" {
-        VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION)
+    let (of_encoder, rule) = if encoder_name == "siglip" {
+        (llava_onevision::FAMILY, VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION))
     } else {
-        VisionRule::DynamicTiles(DynamicTiles::INTERN_VL)
+        (intern_vl::FAMILY, VisionRule::DynamicTiles(DynamicTiles::INTERN_VL))
     };
     Ok(ModelSpec {
         name: format!("{family}-{encoder_name}-{encoder_size}-{llm_name}-{llm_size}"),
-        vision: Some(VisionSpec { encoder, rule }),
+        family: of_encoder,
+        vision: Some(VisionSpec { family: of_encoder, encoder, rule }),
         audio: None,
         llm,
     })
@@ -107,14 +108,14 @@ fn encoder(name: &str, size: &str, family: &str, llm: &LlmSpec) -> Result<Encode
     let [layers, hidden, heads, ffn] = *row;
     let dimensions = TowerSize { layers, hidden, heads, ffn };
     let tower = if name == "siglip" {
-        towers::siglip(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 729 }, false)
+        siglip::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 729 }, false)
     } else {
         let parts = if size == "6b" { InternVitOptions::LARGE } else { InternVitOptions::SMALL };
-        towers::intern_vit(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 1024 }, parts)
+        intern_vl::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 1024 }, parts)
     };
     let projector = match family {
-        "internvl" => towers::intern_vl_projector(hidden, 4, llm.hidden),
-        _ => towers::llava_projector(hidden, llm.hidden, true),
+        "internvl" => intern_vl::projector(hidden, 4, llm.hidden),
+        _ => llava_onevision::projector(hidden, llm.hidden, true),
     };
     Ok(EncoderSpec { projector, ..tower })
 }

@@ -4,7 +4,8 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
-use dflop_costmodel::config::{Documents, PartialModelSpec};
+use dflop_costmodel::ModelSpec;
+use dflop_costmodel::config::PartialModelSpec;
 use serde_json::Value;
 
 use super::encoder::{EncoderConfig, FrozenEncoder};
@@ -12,6 +13,7 @@ use super::llm::LlmConfig;
 use super::stage_blocks::{StageBlocks, single_layers};
 use super::tensor_parallel::TensorParallel;
 use crate::error::{Error, Result};
+use crate::families::BlockFamilies;
 use crate::weights::{Checkpoint, ParameterSpec};
 use dflop_device::Device;
 
@@ -61,18 +63,23 @@ impl ModelConfig {
     /// Largest number of transformer layers of a module, above that of any published model.
     pub const LAYERS_MAX: u32 = 10_000;
 
-    /// Reads the `config.json` of a checkpoint.
+    /// Reads the `config.json` of a checkpoint of a built-in family; [`BlockFamilies::model`] also knows
+    /// others.
     ///
     /// # Errors
     /// [`Error::CostModel`] or [`Error::ModelConfig`] if a field is invalid or not supported, or there are
     /// more than [`LAYERS_MAX`](Self::LAYERS_MAX) layers.
     pub fn from_config(document: &Value) -> Result<Self> {
-        check_layers(document)?;
-        Ok(Self {
-            vision: EncoderConfig::vision(document)?,
-            audio: EncoderConfig::audio(document)?,
-            llm: LlmConfig::from_config(document)?,
-        })
+        BlockFamilies::default().model(document)
+    }
+
+    /// Builds a model of a built-in family from its sizes alone, such as a preset's; epsilons and activations
+    /// are the family's defaults. [`BlockFamilies::model_of`] also knows others.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`] that names the family which has no blocks.
+    pub fn from_spec(spec: &ModelSpec) -> Result<Self> {
+        BlockFamilies::default().model_of(spec)
     }
 
     fn encoder(&self, module: ModuleKind) -> Result<&EncoderConfig> {
@@ -189,11 +196,36 @@ impl ModelConfig {
     }
 }
 
+impl BlockFamilies {
+    /// Reads a model from the `config.json` of its checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::CostModel`] or [`Error::ModelConfig`] if a field is invalid or not supported, or there are
+    /// more than [`ModelConfig::LAYERS_MAX`] layers.
+    pub fn model(&self, document: &Value) -> Result<ModelConfig> {
+        // the readers of the modules report what is wrong with other fields
+        if let Ok(sizes) = self.read_sizes(document) {
+            check_layers(&sizes)?;
+        }
+        let (vision, audio) = (self.vision(document)?, self.audio(document)?);
+        Ok(ModelConfig { vision, audio, llm: self.llm(document)? })
+    }
+
+    /// Builds a model from its sizes alone; epsilons and activations are the family's defaults.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`] that names the family which has no blocks, or the heads that do not divide the
+    /// width of their module.
+    pub fn model_of(&self, spec: &ModelSpec) -> Result<ModelConfig> {
+        check_layers(&spec.clone().into())?;
+        check_heads(spec)?;
+        let (vision, audio) = (self.vision_of(spec)?, self.audio_of(spec)?);
+        Ok(ModelConfig { vision, audio, llm: self.llm_of(spec)? })
+    }
+}
+
 /// Checks the number of layers of every module, before anything is allocated for each of them.
-fn check_layers(document: &Value) -> Result<()> {
-    let documents = Documents { config: document.clone(), ..Documents::default() };
-    // the readers of the modules report what is wrong with other fields
-    let Ok(spec) = PartialModelSpec::from_hugging_face(&documents) else { return Ok(()) };
+fn check_layers(spec: &PartialModelSpec) -> Result<()> {
     let layers = [
         ("vision encoder", spec.vision.map(|vision| vision.encoder.layers)),
         ("audio encoder", spec.audio.map(|audio| audio.encoder.layers)),
@@ -203,6 +235,19 @@ fn check_layers(document: &Value) -> Result<()> {
         if let Some(layers) = layers.filter(|&layers| layers > ModelConfig::LAYERS_MAX) {
             let problem = format!("expected at most {}, found {layers} ({module})", ModelConfig::LAYERS_MAX);
             return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
+        }
+    }
+    Ok(())
+}
+
+/// Checks the sizes that blocks divide by, which readers of configurations have checked.
+fn check_heads(spec: &ModelSpec) -> Result<()> {
+    let heads = spec.encoders().map(|(module, encoder, _)| (module, encoder.hidden, encoder.heads));
+    let llm = (dflop_costmodel::Module::Llm, spec.llm.heads, spec.llm.kv_heads);
+    for (module, width, heads) in heads.chain([llm]) {
+        if heads == 0 || !width.is_multiple_of(heads) {
+            let problem = format!("= {heads} of {module} must divide {width}");
+            return Err(Error::ModelConfig { field: "heads".to_owned(), problem });
         }
     }
     Ok(())

@@ -7,9 +7,9 @@
 
 use std::sync::OnceLock;
 
+use dflop_costmodel::config::ConfigFields;
 use rayon::prelude::*;
 
-use super::config_fields::ConfigFields;
 use crate::error::Result;
 use dflop_device::Device;
 
@@ -40,14 +40,17 @@ impl PartialEq for KeptAngles {
 
 impl Rope {
     /// Reads the rotation of a language model; `default_theta` applies if the configuration has none.
-    pub(crate) fn read(text: &ConfigFields<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::CostModel`](crate::Error::CostModel) that names the invalid field.
+    pub fn read(text: &ConfigFields<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
         // older configurations have `rope_theta` next to `rope_scaling`
         let (scaling, theta) = if text.has("rope_parameters") {
-            let parameters = text.child("rope_parameters");
+            let parameters = text.child_or_empty("rope_parameters")?;
             let theta = parameters.number("rope_theta", default_theta)?;
             (parameters, theta)
         } else {
-            (text.child("rope_scaling"), text.number("rope_theta", default_theta)?)
+            (text.child_or_empty("rope_scaling")?, text.number("rope_theta", default_theta)?)
         };
         // older configurations name it `type`
         let key = if scaling.has("rope_type") { "rope_type" } else { "type" };
@@ -61,16 +64,21 @@ impl Rope {
                 }
             }
             Some("llama3") => scale_by_wavelength(&scaling, &mut frequencies)?,
-            Some(other) => return Err(scaling.refused(key, format!("= \"{other}\" is not supported"))),
+            Some(other) => {
+                return Err(scaling.invalid(key, format!("= \"{other}\" is not supported")).into());
+            }
         }
-        let axes = match scaling.counts("mrope_section")? {
+        let axes = match scaling.whole_numbers("mrope_section")? {
             None => vec![0; frequencies.len()],
             Some(sections) => {
-                if sections.len() != 3 || sections.iter().sum::<usize>() != frequencies.len() {
+                if sections.len() != 3
+                    || sections.iter().map(|&pairs| pairs as usize).sum::<usize>() != frequencies.len()
+                {
                     let problem = format!("must be three numbers that add up to {}", frequencies.len());
-                    return Err(scaling.refused("mrope_section", problem));
+                    return Err(scaling.invalid("mrope_section", problem).into());
                 }
-                let axes = (0..).zip(&sections).flat_map(|(axis, &pairs)| std::iter::repeat_n(axis, pairs));
+                let axes =
+                    (0..).zip(&sections).flat_map(|(axis, &pairs)| std::iter::repeat_n(axis, pairs as usize));
                 axes.collect()
             }
         };
@@ -155,7 +163,7 @@ mod tests {
     use dflop_device::Cpu;
 
     fn read(document: &serde_json::Value) -> Result<Rope> {
-        Rope::read(&ConfigFields::new(document), 8, 10_000.0)
+        Rope::read(&ConfigFields::new("config.json", document)?, 8, 10_000.0)
     }
 
     #[test]

@@ -5,10 +5,13 @@ use crate::error::{Error, Result};
 
 /// Names of configuration fields, for errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DimensionFields {
-    pub(crate) heads: &'static str,
-    pub(crate) kv_heads: &'static str,
-    pub(crate) mlp: &'static str,
+pub struct DimensionFields {
+    /// Field of the query heads.
+    pub heads: &'static str,
+    /// Field of the key and value heads.
+    pub kv_heads: &'static str,
+    /// Field of the width of the MLP.
+    pub mlp: &'static str,
 }
 
 /// Fails if the heads of an attention cannot be divided among ranks.

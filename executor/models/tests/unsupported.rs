@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 fn refusal<T>(result: dflop_models::Result<T>) -> String {
     match result {
-        Err(error @ Error::ModelConfig { .. }) => error.to_string(),
+        Err(error @ (Error::ModelConfig { .. } | Error::CostModel(_))) => error.to_string(),
         Err(error) => panic!("another kind of error: {error}"),
         Ok(_) => panic!("not refused"),
     }
@@ -49,8 +49,7 @@ fn separate_encoders_in_other_formats_are_refused() {
         json!({"model_type": "whisper", "d_model": 12, "encoder_layers": 2, "encoder_attention_heads": 3});
     for (model_type, mut config) in [("whisper", whisper.clone()), ("qwen2_audio_encoder", whisper)] {
         config["model_type"] = model_type.into();
-        let expected =
-            format!("`model_type` = \"{model_type}\" is not supported, encoders are read from qwen2_audio");
+        let expected = format!("`model_type` = \"{model_type}\" is not supported, known are ");
         assert!(refusal(EncoderConfig::audio(&config)).contains(&expected));
         assert!(refusal(ModelConfig::from_config(&config)).contains(&expected));
         assert!(EncoderConfig::vision(&config).unwrap().is_none());

@@ -10,7 +10,6 @@
 pub mod adaptive_grid;
 pub mod check;
 pub mod clock;
-mod config_json;
 mod gemm_peak;
 mod measure;
 mod memory_check;
@@ -56,11 +55,7 @@ impl MeasuredModel {
     /// # Errors
     /// [`dflop_models::Error::ModelConfig`] that names the module which no supported family has.
     pub fn from_spec(spec: ModelSpec) -> Result<Self> {
-        let vision =
-            config_json::vision(&spec).map(|document| EncoderConfig::vision(&document)).transpose()?;
-        let audio = config_json::audio(&spec).map(|document| EncoderConfig::audio(&document)).transpose()?;
-        let llm = dflop_models::llm::LlmConfig::from_config(&config_json::llm(&spec.llm))?;
-        Self { config: ModelConfig { vision: vision.flatten(), audio: audio.flatten(), llm }, spec }.checked()
+        Self { config: ModelConfig::from_spec(&spec)?, spec }.checked()
     }
 
     /// Checks that the model that runs has the sizes of the one that is predicted.
@@ -120,4 +115,26 @@ const fn kind_of(module: Module) -> ModuleKind {
 /// Makes the error of a model type.
 fn model_type(problem: String) -> Error {
     dflop_models::Error::ModelConfig { field: "model_type".to_owned(), problem }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_runs_with_its_dimensions() {
+        for name in ModelSpec::preset_names() {
+            let spec = ModelSpec::preset(name).unwrap();
+            let model =
+                MeasuredModel::from_spec(spec.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(model.config.llm.spec.layers, spec.llm.layers, "{name}");
+            assert_eq!(model.config.llm.spec.head_dim, spec.llm.head_dim, "{name}");
+            assert_eq!(model.config.llm.spec.details, spec.llm.details, "{name}");
+            let windowed = |spec: &ModelSpec| spec.vision.map_or(0, |vision| vision.encoder.windowed_layers);
+            let layers = model.config.vision.iter().flat_map(EncoderConfig::layer_specs);
+            let found =
+                layers.filter(|layer| layer.attention.mask == dflop_models::attention::AttentionMask::Window);
+            assert_eq!(found.count(), windowed(&spec) as usize, "{name}");
+        }
+    }
 }

@@ -8,14 +8,14 @@
 
 pub mod audio;
 mod chat;
-mod family;
+pub mod family;
 pub mod image;
 mod message;
 mod preparer;
 mod tensors;
 
 pub use self::chat::{ChatTemplate, Conversation, Encoded, SampleConversation, Tokenizer, read_conversation};
-pub use self::family::{Family, PixelLayout, Placeholder, VideoText};
+pub use self::family::{Family, PixelLayout, Placeholder, ProcessorFamilies, ProcessorFamily, VideoText};
 pub use self::message::{Message, MessagePart};
 pub use self::preparer::{
     Buckets, LongSample, PlainText, PreparedTexts, Preparer, PreparerBuilder, TokenizedTexts,

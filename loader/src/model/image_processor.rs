@@ -59,11 +59,13 @@ mod tests {
         let llm = ModelSpec::preset("tiny").unwrap().llm;
         let llm = PartialModelSpec { llm: Some(llm), ..PartialModelSpec::default() };
         let model = ModelSpec::compose("mine", &[directory.part().unwrap(), llm]).unwrap();
-        let Some(ImageProcessor::Siglip(square)) = directory.image_processor(&model).unwrap() else {
-            panic!("a square is made")
-        };
-        assert_eq!((square.side, square.tokens), (384, 729));
-        assert_eq!(square.filter, dflop_processors::image::Filter::Bilinear);
-        assert!((square.normalization.mean[2] - 0.3).abs() < 1e-9);
+        let processor = directory.image_processor(&model).unwrap().unwrap();
+        let image =
+            dflop_samples::media::RgbImage { width: 2, height: 2, pixels: vec![0; 12], is_truncated: false };
+        let made = processor.images(&[image]).unwrap().remove(0);
+        assert_eq!((&made.shape[..], made.tokens), (&[1, 3, 384, 384][..], 729));
+        let settings = processor.settings();
+        assert_eq!(settings.filter, dflop_processors::image::Filter::Bilinear);
+        assert!((settings.normalization.mean[2] - 0.3).abs() < 1e-9);
     }
 }

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::Documents;
 use dflop_loader::processors::image::ImageProcessor;
-use dflop_loader::processors::{ChatTemplate, Family, Message, MessagePart, Tokenizer};
+use dflop_loader::processors::{ChatTemplate, Family, Message, MessagePart, ProcessorFamilies, Tokenizer};
 
 use super::with_text;
 
@@ -14,7 +14,7 @@ use super::with_text;
 pub(super) fn chat_template(bytes: &[u8]) {
     with_text(bytes, |source| {
         let spec = ModelSpec::preset("qwen2-vl-7b").expect("a known model");
-        let family = Family::from_model(&spec);
+        let family = Family::of_model(&ProcessorFamilies::default(), &spec).expect("a built-in family");
         let parsed = ChatTemplate::parse(source, BTreeMap::new(), &family, SystemTime::UNIX_EPOCH);
         if let Ok(template) = parsed {
             let content = vec![MessagePart::Image, MessagePart::Text("A kite?".to_owned())];

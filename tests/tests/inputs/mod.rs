@@ -4,6 +4,7 @@ mod every_microbatch;
 mod media_inputs;
 mod media_truth;
 mod model_inputs;
+mod own_family;
 mod own_processor;
 mod processors;
 mod video_inputs;

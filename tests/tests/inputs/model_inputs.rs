@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_balancer::Caps;
-use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
+use dflop_costmodel::{CostModel, DeviceRate, FamilyId, ModelSpec};
 use dflop_loader::decode::Decode;
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::inputs::{IGNORED, ModelInputs, PreparedSample, TensorValues};
@@ -31,7 +31,8 @@ fn recorded() -> Value {
 fn model(family: &str) -> ModelSpec {
     if family == "text" {
         let sighted = ModelSpec::preset("llava-ov-llama3-8b").unwrap();
-        return ModelSpec { name: family.to_owned(), vision: None, audio: None, ..sighted };
+        let (name, family) = (family.to_owned(), FamilyId::new("llama"));
+        return ModelSpec { name, family, vision: None, audio: None, ..sighted };
     }
     ModelSpec::preset(family).unwrap()
 }

@@ -18,19 +18,23 @@ use dflop_device::Device;
 
 /// First block of an encoder, which turns a medium into rows of the first layer.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Stem {
+pub enum Stem {
+    /// Patches of images and videos.
     Patches(PatchStemSpec),
-    /// Prefix of names, number of mel bins and number of positions.
+    /// Two convolutions over log-mel frames.
     Audio {
+        /// Prefix of the names of parameters.
         prefix: &'static str,
+        /// Number of mel bins.
         mels: usize,
+        /// Number of positions of a window.
         positions: usize,
     },
 }
 
 /// Kind of media, and their arrangement in rows.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Arrangement {
+pub enum Arrangement {
     /// Square tiles of one size.
     Tiles(Tiles),
     /// Patches of images of their own resolution.
@@ -42,16 +46,22 @@ pub(super) enum Arrangement {
 /// Encoder with its projector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderConfig {
-    pub(super) hidden: usize,
-    pub(super) stem: Stem,
-    pub(super) layers: Vec<LayerSpec>,
-    pub(super) tail: Option<TailSpec>,
-    pub(super) projector: Option<ProjectorSpec>,
-    pub(super) arrangement: Arrangement,
+    /// Width of a row between layers.
+    pub hidden: usize,
+    /// First block.
+    pub stem: Stem,
+    /// Transformer layers that run.
+    pub layers: Vec<LayerSpec>,
+    /// Selection of rows after the layers, with norms.
+    pub tail: Option<TailSpec>,
+    /// Projector into the LLM; `None` for an encoder alone.
+    pub projector: Option<ProjectorSpec>,
+    /// Arrangement of media in rows.
+    pub arrangement: Arrangement,
     /// Prefixes of checkpoint tensors that the encoder does not use.
-    pub(super) ignored: Vec<String>,
+    pub ignored: Vec<String>,
     /// Names of the dimensions in the configuration, for errors.
-    pub(super) fields: &'static DimensionFields,
+    pub fields: &'static DimensionFields,
 }
 
 /// Frozen parts of an encoder.

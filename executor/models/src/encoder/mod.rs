@@ -1,6 +1,6 @@
 //! Encoders of images, videos and audio, with their projectors.
 //!
-//! [`EncoderConfig`] is read from a `config.json` and declares the blocks: stem, transformer layers, tail,
+//! [`EncoderConfig`], which a family makes, declares the blocks: stem, transformer layers, tail,
 //! projector. [`EncoderConfig::context`] turns the [`EncoderInput`] of a microbatch into the sparse matrices
 //! that blocks multiply with.
 
@@ -9,7 +9,6 @@ mod audio_windows;
 mod config;
 mod context;
 mod convolution;
-mod families;
 mod input;
 mod native_resolution;
 mod projector;
@@ -17,10 +16,15 @@ mod stem;
 mod tail;
 mod tiles;
 
-pub use config::{EncoderConfig, EncoderInputKind, FrozenEncoder};
+pub use config::{Arrangement, EncoderConfig, EncoderInputKind, FrozenEncoder, Stem};
 pub use input::{EncoderInput, TiledMedium};
+pub use native_resolution::NativeResolution;
+pub use projector::{ProjectorMap, ProjectorSpec};
+pub use stem::PatchStemSpec;
+pub use tail::TailSpec;
+pub use tiles::{TileRule, Tiles};
 
 use crate::weights::Init;
 
 /// Initialization of matrices without a checkpoint.
-const INIT: Init = Init::Normal(0.02);
+pub(crate) const INIT: Init = Init::Normal(0.02);

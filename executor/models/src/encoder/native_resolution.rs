@@ -7,13 +7,15 @@ use dflop_device::ops::sparse_rows::SparseRows;
 
 /// Arrangement of patches in rows.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct NativeResolution {
-    pub(super) patch_inputs: usize,
+pub struct NativeResolution {
+    /// Number of elements of a patch.
+    pub patch_inputs: usize,
     /// Number of patches along the side of a block that becomes one token.
-    pub(super) merge: usize,
+    pub merge: usize,
     /// Number of blocks along the side of a window.
-    pub(super) window: Option<usize>,
-    pub(super) rope: Rope,
+    pub window: Option<usize>,
+    /// Rotation by row and column.
+    pub rope: Rope,
 }
 
 impl NativeResolution {

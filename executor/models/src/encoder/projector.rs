@@ -14,23 +14,24 @@ use dflop_device::{Buffer, Device};
 
 /// Sizes and names of a projector.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct ProjectorSpec {
+pub struct ProjectorSpec {
     /// Number of rows that are merged into one.
-    pub(super) merged: usize,
+    pub merged: usize,
     /// Width of each row before merging.
-    pub(super) hidden: usize,
+    pub hidden: usize,
     /// Kind, name, epsilon and width of the norm; the width shows whether it applies before or after merging.
-    pub(super) norm: Option<(NormKind, String, f64, usize)>,
-    pub(super) map: ProjectorMap,
+    pub norm: Option<(NormKind, String, f64, usize)>,
+    /// Matrices.
+    pub map: ProjectorMap,
     /// Width of the LLM.
-    pub(super) outputs: usize,
+    pub outputs: usize,
     /// Name of the learned newline row, which ends lines of an image.
-    pub(super) newline: Option<String>,
+    pub newline: Option<String>,
 }
 
 /// Matrices of a projector.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum ProjectorMap {
+pub enum ProjectorMap {
     /// Names, width between the matrices, activation, and whether there are biases.
     Mlp([String; 2], usize, Activation, bool),
     /// Name of the matrix.

@@ -13,22 +13,25 @@ use dflop_device::{Buffer, Device};
 
 /// Sizes and names of a stem.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct PatchStemSpec {
+pub struct PatchStemSpec {
     /// Name of the convolution.
-    pub(super) name: String,
+    pub name: String,
     /// Shape of a kernel; its product is the number of elements of a patch.
-    pub(super) kernel: Vec<usize>,
-    pub(super) has_bias: bool,
+    pub kernel: Vec<usize>,
+    /// Whether the convolution has a bias.
+    pub has_bias: bool,
     /// Name and shape of the learned class row in front of every image.
-    pub(super) class: Option<(String, Vec<usize>)>,
+    pub class: Option<(String, Vec<usize>)>,
     /// Name and shape of the position table.
-    pub(super) positions: Option<(String, Vec<usize>)>,
+    pub positions: Option<(String, Vec<usize>)>,
     /// Name and epsilon of a final layer norm.
-    pub(super) norm: Option<(String, f64)>,
+    pub norm: Option<(String, f64)>,
 }
 
 impl PatchStemSpec {
-    pub(super) fn patch_inputs(&self) -> usize {
+    /// Returns the number of elements of a patch.
+    #[must_use]
+    pub fn patch_inputs(&self) -> usize {
         self.kernel.iter().product()
     }
 }

@@ -8,11 +8,11 @@ use dflop_device::{Buffer, Device};
 
 /// Names and epsilons of the layer norms of a tail.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct TailSpec {
+pub struct TailSpec {
     /// Norm before rows are selected.
-    pub(super) before: Option<(String, f64)>,
+    pub before: Option<(String, f64)>,
     /// Norm after rows are selected.
-    pub(super) after: Option<(String, f64)>,
+    pub after: Option<(String, f64)>,
 }
 
 /// End of an encoder.

@@ -9,18 +9,22 @@ use dflop_device::ops::sparse_rows::SparseRows;
 
 /// Arrangement of square tiles in rows, and selection of the projected rows.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Tiles {
-    pub(super) channels: usize,
+pub struct Tiles {
+    /// Number of color channels.
+    pub channels: usize,
     /// Number of pixels along a side.
-    pub(super) side: usize,
+    pub side: usize,
     /// Number of pixels along the side of a patch.
-    pub(super) patch: usize,
-    pub(super) has_class: bool,
-    pub(super) rule: TileRule,
+    pub patch: usize,
+    /// Whether a learned class row precedes the patches of a tile.
+    pub has_class: bool,
+    /// Selection and arrangement of the projected rows.
+    pub rule: TileRule,
 }
 
+/// Selection and arrangement of the rows that are projected.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum TileRule {
+pub enum TileRule {
     /// All rows, for an encoder without projector.
     All,
     /// Patches, arranged by the any-resolution rule.
@@ -35,11 +39,15 @@ impl Tiles {
         self.channels * self.side * self.side
     }
 
-    pub(super) fn patches_per_side(&self) -> usize {
+    /// Number of patches along a side of a tile.
+    #[must_use]
+    pub fn patches_per_side(&self) -> usize {
         self.side / self.patch
     }
 
-    pub(super) fn patches(&self) -> usize {
+    /// Number of patches of a tile.
+    #[must_use]
+    pub fn patches(&self) -> usize {
         self.patches_per_side().pow(2)
     }
 

@@ -7,6 +7,6 @@ mod head;
 mod vocabulary;
 
 pub use batch::{IGNORED, TextBatch};
-pub use config::LlmConfig;
+pub use config::{LlmConfig, LlmNames};
 pub use embedding::Embedding;
 pub use head::Head;

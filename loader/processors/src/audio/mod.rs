@@ -16,6 +16,8 @@ mod resample;
 
 use std::cell::RefCell;
 
+use dflop_costmodel::config::{ConfigFields, PREPROCESSOR_FILE};
+use dflop_costmodel::model::EncoderSpec;
 use dflop_costmodel::tokens::audio::whisper_windows;
 use dflop_costmodel::{AudioLength, ModelSpec};
 use dflop_samples::inputs::AudioFeatures;
@@ -58,12 +60,17 @@ thread_local! {
 
 impl AudioProcessor {
     /// Returns the processor of a model of the cost model; `None` for a model without audio.
+    #[must_use]
+    pub fn for_model(model: &ModelSpec) -> Option<Self> {
+        Self::for_encoder(&model.audio?.encoder)
+    }
+
+    /// Returns the processor of an encoder of Whisper's form; `None` if its stem takes too many mels.
     ///
     /// The number of mels follows from the encoder's stem: two outputs of a convolution of width 3 over the
     /// mels, and one of width 3 over the channels.
     #[must_use]
-    pub fn for_model(model: &ModelSpec) -> Option<Self> {
-        let encoder = model.audio?.encoder;
+    pub fn for_encoder(encoder: &EncoderSpec) -> Option<Self> {
         let mels = encoder.stem_inputs.saturating_sub(3 * encoder.hidden) / 6;
         Some(Self { mels: u16::try_from(mels).ok()?.clamp(1, 1024), long_clips: LongClips::default() })
     }
@@ -73,33 +80,33 @@ impl AudioProcessor {
     /// # Errors
     /// [`Error::Config`] if it is not Whisper's, or if its rate, hop, transform or window length differs.
     pub fn from_preprocessor_config(json: &Value) -> Result<Self> {
-        let refused = |reason: String| Error::Config { setting: "preprocessor_config", reason };
-        let name = json.get("feature_extractor_type").and_then(Value::as_str);
-        if name != Some("WhisperFeatureExtractor") {
-            return Err(refused("`feature_extractor_type` must be `WhisperFeatureExtractor`".to_owned()));
-        }
-        let number = |key: &str, default: u64| match json.get(key) {
-            None | Some(Value::Null) => Ok(default),
-            Some(value) => value.as_u64().ok_or_else(|| refused(format!("`{key}` must be an integer"))),
-        };
-        for (key, only) in
-            [("sampling_rate", 16_000), ("hop_length", 160), ("n_fft", 400), ("chunk_length", 30)]
-        {
-            if number(key, only)? != only {
-                return Err(refused(format!("`{key}` must be {only}")));
+        let read = || {
+            let fields = ConfigFields::new(PREPROCESSOR_FILE, json)?;
+            let key = "feature_extractor_type";
+            if fields.text(key)? != Some("WhisperFeatureExtractor") {
+                return Err(fields.invalid(key, "must be `WhisperFeatureExtractor`"));
             }
-        }
-        if ["padding_value", "dither"]
-            .iter()
-            .any(|key| json.get(key).is_some_and(|value| value.as_f64() != Some(0.0)))
-        {
-            return Err(refused("`padding_value` and `dither` must be 0".to_owned()));
-        }
-        let mels = number("feature_size", 80)?;
-        match u16::try_from(mels) {
-            Ok(mels @ 1..=1024) => Ok(Self { mels, long_clips: LongClips::default() }),
-            _ => Err(refused(format!("`feature_size` = {mels} is out of range"))),
-        }
+            for (key, only) in
+                [("sampling_rate", 16_000), ("hop_length", 160), ("n_fft", 400), ("chunk_length", 30)]
+            {
+                if fields.count(key, only)? != only {
+                    return Err(fields.invalid(key, format!("must be {only}")));
+                }
+            }
+            for key in ["padding_value", "dither"] {
+                if fields.value(key).is_some_and(|value| value.as_f64() != Some(0.0)) {
+                    return Err(fields.invalid(key, "must be 0"));
+                }
+            }
+            match fields.count("feature_size", 80)? {
+                mels @ 1..=1024 => Ok(Self { mels: mels as u16, long_clips: LongClips::default() }),
+                mels => Err(fields.invalid("feature_size", format!("= {mels} is out of range"))),
+            }
+        };
+        read().map_err(|error: dflop_costmodel::Error| Error::Config {
+            setting: "preprocessor_config",
+            reason: error.to_string(),
+        })
     }
 
     /// Prepares one clip of any rate and any number of channels; an empty clip has no windows.

@@ -1,12 +1,22 @@
 //! Describes model families: how media are written into the text, and which tensors the model takes.
 //!
 //! The processor of every family replaces the placeholder of a medium by as many copies as the encoder
-//! produces tokens. [`Family::from_model`] derives the family from the cost model's description of the model,
-//! so that planning and preparation follow the same rule.
+//! produces tokens. One file has one family, with its placeholders, pixel layout, chat template and image
+//! processor; [`ProcessorFamilies`] finds it by the id that a [`ModelSpec`](dflop_costmodel::ModelSpec)
+//! carries.
 
-use dflop_costmodel::ModelSpec;
-use dflop_costmodel::tokens::VisionRule;
+mod clip_siglip;
+mod intern_vl;
+mod llava_onevision;
+mod qwen2_audio;
+mod qwen_vl;
+mod registry;
 
+pub use self::clip_siglip::Square;
+pub use self::intern_vl::InternVl;
+pub use self::llava_onevision::LlavaOneVision;
+pub use self::qwen_vl::QwenVl;
+pub use self::registry::{AudioInputs, ProcessorFamilies, ProcessorFamily, VisionInputs};
 use crate::message::MessagePart;
 
 /// Text form of one modality.
@@ -30,30 +40,6 @@ impl Placeholder {
         }
     }
 }
-
-/// Images of LLaVA-OneVision.
-const LLAVA_IMAGE: Placeholder = Placeholder { token: "<image>", markers: None, has_markers_in_text: false };
-/// Images of InternVL, in the spelling of its converted checkpoints.
-const INTERN_IMAGE: Placeholder =
-    Placeholder { token: "<IMG_CONTEXT>", markers: Some(["<img>", "</img>"]), has_markers_in_text: false };
-/// Images of Qwen2-VL and Qwen2.5-VL.
-const QWEN_IMAGE: Placeholder = Placeholder {
-    token: "<|image_pad|>",
-    markers: Some(["<|vision_start|>", "<|vision_end|>"]),
-    has_markers_in_text: true,
-};
-/// Videos of LLaVA-OneVision.
-const LLAVA_VIDEO: Placeholder = Placeholder { token: "<video>", markers: None, has_markers_in_text: false };
-/// Videos of Qwen2-VL and Qwen2.5-VL.
-const QWEN_VIDEO: Placeholder = Placeholder { token: "<|video_pad|>", ..QWEN_IMAGE };
-/// Positions per second of video in the released checkpoints of Qwen2.5-VL.
-const QWEN_TOKENS_PER_SECOND: u32 = 2;
-/// Audio clips of Qwen2-Audio.
-const QWEN_AUDIO: Placeholder = Placeholder {
-    token: "<|AUDIO|>",
-    markers: Some(["<|audio_bos|>", "<|audio_eos|>"]),
-    has_markers_in_text: true,
-};
 
 /// Layout of the pixels of several images in one tensor, with its companion tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,28 +91,6 @@ pub struct Family {
 }
 
 impl Family {
-    /// Returns the family of a model; a model without encoders is a text model.
-    #[must_use]
-    pub fn from_model(model: &ModelSpec) -> Self {
-        let image = model.vision.map(|vision| match vision.rule {
-            VisionRule::AnyRes(_) => (LLAVA_IMAGE, PixelLayout::PaddedTiles),
-            VisionRule::DynamicTiles(_) => (INTERN_IMAGE, PixelLayout::Tiles),
-            VisionRule::Fixed(_) => (LLAVA_IMAGE, PixelLayout::Tiles),
-            VisionRule::Native(rule) => {
-                // Qwen2.5-VL introduced window attention and absolute time together.
-                let tokens_per_second = rule.window_patches.map(|_| QWEN_TOKENS_PER_SECOND);
-                let merge = u32::from(rule.merge.get());
-                (QWEN_IMAGE, PixelLayout::Patches { merge, tokens_per_second })
-            }
-        });
-        let video = model.vision.map(|vision| match vision.rule {
-            VisionRule::AnyRes(_) | VisionRule::Fixed(_) => VideoText::Whole(LLAVA_VIDEO),
-            VisionRule::DynamicTiles(_) => VideoText::Frames { word: "<video>" },
-            VisionRule::Native(_) => VideoText::Whole(QWEN_VIDEO),
-        });
-        Self { image, video, audio: model.audio.map(|_| QWEN_AUDIO) }
-    }
-
     /// Returns the family of a text-only model.
     #[must_use]
     pub const fn text() -> Self {
@@ -162,26 +126,6 @@ impl Family {
     #[must_use]
     pub fn has_media(&self) -> bool {
         self.image.is_some() || self.audio.is_some()
-    }
-
-    /// Returns the template to use if the model's files contain none.
-    ///
-    /// - `has_header_ids`: whether the vocabulary has the turn format of Llama 3
-    #[must_use]
-    pub fn built_in_template(&self, has_header_ids: bool) -> &'static str {
-        if has_header_ids {
-            return include_str!("templates/llama3.jinja");
-        }
-        match (self.pixel_layout(), &self.audio) {
-            (Some(PixelLayout::PaddedTiles), None) => include_str!("templates/llava_onevision.jinja"),
-            (Some(PixelLayout::Tiles), None) if self.image() == Some(&LLAVA_IMAGE) => {
-                include_str!("templates/llava_onevision.jinja")
-            }
-            (Some(PixelLayout::Tiles), None) => include_str!("templates/internvl.jinja"),
-            (Some(PixelLayout::Patches { .. }), None) => include_str!("templates/qwen2_vl.jinja"),
-            (None, Some(_)) => include_str!("templates/qwen2_audio.jinja"),
-            (None, None) | (Some(_), Some(_)) => include_str!("templates/chatml.jinja"),
-        }
     }
 
     /// Writes the parts of a turn as one string: media as their placeholders, each followed by `separator`.

@@ -26,7 +26,7 @@ pub struct Normalization {
 }
 
 /// Value of every byte in every channel.
-pub(super) type Tables<T> = [[T; 256]; 3];
+pub(crate) type Tables<T> = [[T; 256]; 3];
 
 impl Normalization {
     const BYTE: f64 = 1.0 / 255.0;
@@ -37,7 +37,7 @@ impl Normalization {
     /// Maps bytes to the range -1 to 1.
     pub const SIGNED: Self = Self { scale: Self::BYTE, mean: [0.5; 3], deviation: [0.5; 3] };
 
-    pub(super) fn tables<T: Pixel>(&self) -> Tables<T> {
+    pub(crate) fn tables<T: Pixel>(&self) -> Tables<T> {
         std::array::from_fn(|channel| {
             let mean = self.mean[channel] as f32;
             let deviation = self.deviation[channel] as f32;
@@ -47,7 +47,7 @@ impl Normalization {
     }
 
     /// Returns the mean as a color, rounded down as the processors do.
-    pub(super) fn mean_color(&self) -> [u8; 3] {
+    pub(crate) fn mean_color(&self) -> [u8; 3] {
         self.mean.map(|mean| (mean * 255.0) as u8)
     }
 }

@@ -11,7 +11,7 @@ use super::rgb_view::RgbView;
 
 /// Image, possibly centered in a larger plain canvas.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Canvas<'a> {
+pub(crate) struct Canvas<'a> {
     pixels: &'a [u8],
     columns: AxisExtent,
     rows: AxisExtent,
@@ -20,7 +20,7 @@ pub(super) struct Canvas<'a> {
 
 impl<'a> Canvas<'a> {
     /// Makes a canvas of the image itself.
-    pub(super) fn from_image(image: RgbView<'a>) -> Self {
+    pub(crate) fn from_image(image: RgbView<'a>) -> Self {
         let [columns, rows] = [image.width, image.height].map(|length| {
             let stored = length as usize;
             AxisExtent { whole: stored, before: 0, stored }
@@ -29,7 +29,7 @@ impl<'a> Canvas<'a> {
     }
 
     /// Centers the image in the smallest square that contains it.
-    pub(super) fn padded_to_square(image: RgbView<'a>, background: [u8; 3]) -> Self {
+    pub(crate) fn padded_to_square(image: RgbView<'a>, background: [u8; 3]) -> Self {
         let mut canvas = Self { background, ..Self::from_image(image) };
         let side = canvas.columns.stored.max(canvas.rows.stored);
         for length in [&mut canvas.columns, &mut canvas.rows] {
@@ -41,26 +41,26 @@ impl<'a> Canvas<'a> {
 
 /// Target size and region of a resize.
 #[derive(Clone, Debug)]
-pub(super) struct Resize {
-    pub(super) filter: Filter,
+pub(crate) struct Resize {
+    pub(crate) filter: Filter,
     /// Size of the whole image after resampling, in pixels, at least 1 x 1.
-    pub(super) width: usize,
-    pub(super) height: usize,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
     /// Wanted columns of the resampled image.
-    pub(super) columns: Range<usize>,
-    pub(super) rows: Range<usize>,
+    pub(crate) columns: Range<usize>,
+    pub(crate) rows: Range<usize>,
 }
 
 impl Resize {
     /// Resizes a whole image to this size.
-    pub(super) fn whole(filter: Filter, width: usize, height: usize) -> Self {
+    pub(crate) fn whole(filter: Filter, width: usize, height: usize) -> Self {
         Self { filter, width, height, columns: 0..width, rows: 0..height }
     }
 }
 
 /// Resampler that reuses its memory between images.
 #[derive(Debug, Default)]
-pub(super) struct Resampler {
+pub(crate) struct Resampler {
     columns: AxisWeights,
     rows: AxisWeights,
     strip: Vec<u8>,
@@ -71,7 +71,7 @@ pub(super) struct Resampler {
 
 impl Resampler {
     /// Resizes an image and calls `emit` with the index and the `[width, 3]` bytes of every wanted row.
-    pub(super) fn resize(
+    pub(crate) fn resize(
         &mut self,
         canvas: &Canvas<'_>,
         resize: &Resize,

@@ -5,21 +5,26 @@ use dflop_samples::media::{RgbImage, Video};
 
 /// Borrowed pixels, `[height, width, 3]`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RgbView<'a> {
-    pub(super) width: u32,
-    pub(super) height: u32,
-    pub(super) pixels: &'a [u8],
+pub struct RgbView<'a> {
+    /// Columns.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Red, green and blue of every pixel, row by row.
+    pub pixels: &'a [u8],
 }
 
 impl<'a> RgbView<'a> {
     /// Returns the frames of a video; the last one may lack pixels.
-    pub(super) fn frames_of(video: &'a Video) -> Vec<Self> {
+    pub(crate) fn frames_of(video: &'a Video) -> Vec<Self> {
         let (width, height) = (video.width, video.height);
         let bytes = 3 * width as usize * height as usize;
         video.pixels.chunks(bytes.max(1)).map(|pixels| Self { width, height, pixels }).collect()
     }
 
-    pub(super) const fn size(self) -> ImageSize {
+    /// Returns columns and rows.
+    #[must_use]
+    pub const fn size(self) -> ImageSize {
         ImageSize { width: self.width, height: self.height }
     }
 }

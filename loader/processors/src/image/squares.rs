@@ -7,7 +7,7 @@ use super::rgb_view::RgbView;
 use super::tiles::{TilePlacement, Tiles};
 
 /// Makes `[frames, 3, side, side]`, each frame resized by `resize`, which must want `side` x `side` pixels.
-pub(super) fn squares<T: Pixel>(
+pub(crate) fn squares<T: Pixel>(
     frames: &[RgbView<'_>],
     side: usize,
     normalization: &Normalization,

@@ -5,7 +5,7 @@ use super::normalize::Tables;
 
 /// Tile tensor under construction; pixels that are not written must be blackened.
 #[derive(Debug)]
-pub(super) struct Tiles<'a, T> {
+pub(crate) struct Tiles<'a, T> {
     values: Vec<T>,
     side: usize,
     tables: &'a Tables<T>,
@@ -13,20 +13,20 @@ pub(super) struct Tiles<'a, T> {
 
 /// Grid of tiles inside the tensor, and the offset in pixels of an image on it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TilePlacement {
-    pub(super) first_tile: usize,
-    pub(super) columns: usize,
-    pub(super) left: usize,
-    pub(super) top: usize,
+pub(crate) struct TilePlacement {
+    pub(crate) first_tile: usize,
+    pub(crate) columns: usize,
+    pub(crate) left: usize,
+    pub(crate) top: usize,
 }
 
 impl<'a, T: Pixel> Tiles<'a, T> {
-    pub(super) fn new(tiles: usize, side: usize, tables: &'a Tables<T>) -> Self {
+    pub(crate) fn new(tiles: usize, side: usize, tables: &'a Tables<T>) -> Self {
         Self { values: vec![T::default(); tiles * 3 * side * side], side, tables }
     }
 
     /// Makes tiles black.
-    pub(super) fn blacken(&mut self, tiles: std::ops::Range<usize>) {
+    pub(crate) fn blacken(&mut self, tiles: std::ops::Range<usize>) {
         let plane = self.side * self.side;
         let planes = &mut self.values[tiles.start * 3 * plane..tiles.end * 3 * plane];
         for (index, plane) in planes.chunks_exact_mut(plane).enumerate() {
@@ -35,7 +35,7 @@ impl<'a, T: Pixel> Tiles<'a, T> {
     }
 
     /// Writes one row of an image, `[width, 3]` bytes, `y` rows below its top.
-    pub(super) fn write_row(&mut self, place: TilePlacement, y: usize, pixels: &[u8]) {
+    pub(crate) fn write_row(&mut self, place: TilePlacement, y: usize, pixels: &[u8]) {
         let y = place.top + y;
         let first_tile = place.first_tile + y / self.side * place.columns;
         let mut left = place.left;
@@ -60,7 +60,7 @@ impl<'a, T: Pixel> Tiles<'a, T> {
         }
     }
 
-    pub(super) fn into_values(self) -> Vec<T> {
+    pub(crate) fn into_values(self) -> Vec<T> {
         self.values
     }
 }

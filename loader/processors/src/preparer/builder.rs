@@ -15,11 +15,10 @@ use super::expand::Expander;
 use super::length::LongSample;
 use super::pack::Packer;
 use super::{PlainText, Preparer};
-use crate::audio::AudioProcessor;
 use crate::chat::ChatTemplate;
 use crate::chat::Labeler;
 use crate::chat::Tokenizer;
-use crate::family::{Family, PixelLayout};
+use crate::family::{Family, PixelLayout, ProcessorFamilies};
 use crate::image::ImageProcessor;
 use crate::tensors::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
 use crate::tensors::{CountedVideos, VideoTensors};
@@ -29,10 +28,24 @@ const HEADER_TOKEN: &str = "<|start_header_id|>";
 /// Token of ChatML, the turn format of all other families here.
 const CHATML_TOKEN: &str = "<|im_start|>";
 
+/// Family of a model, and its processors of images and audio.
+type Inputs = (Family, Option<ImageProcessor>, Option<Arc<dyn AudioTensors>>);
+
+fn inputs(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Inputs> {
+    let family = Family::of_model(families, model)?;
+    let images = families.vision(model)?.map(|inputs| inputs.processor);
+    let audio = families.audio(model)?.map(|inputs| inputs.processor);
+    Ok((family, images, audio))
+}
+
 /// Builder of a [`Preparer`].
 #[derive(Debug, Clone)]
 pub struct PreparerBuilder {
     family: Family,
+    /// Chat templates for a vocabulary without and with the turn format of Llama 3.
+    built_in_templates: [&'static str; 2],
+    /// Reason why the model's family cannot be used.
+    refused: Option<String>,
     rule: Option<VisionRule>,
     markers: MarkerTokens,
     tokenizer: Option<Tokenizer>,
@@ -52,18 +65,21 @@ pub struct PreparerBuilder {
 }
 
 impl PreparerBuilder {
-    pub(super) fn new(family: Family, model: &ModelSpec) -> Self {
-        let images = ImageProcessor::for_model(model);
-        let audio = AudioProcessor::for_model(model).filter(|_| family.audio().is_some());
+    pub(super) fn new(families: &ProcessorFamilies, model: &ModelSpec) -> Self {
+        let found = inputs(families, model);
+        let refused = found.as_ref().err().map(ToString::to_string);
+        let (family, images, audio) = found.unwrap_or_else(|_| (Family::text(), None, None));
         Self {
             rule: model.vision.map(|vision| vision.rule),
             markers: MarkerTokens::from_model(model),
+            built_in_templates: [false, true].map(|has_ids| families.chat_template(model, has_ids)),
+            refused,
             family,
+            images: images.clone().map(|processor| -> Arc<dyn ImageTensors> { Arc::new(processor) }),
+            audio,
+            videos: images.map(|processor| -> Arc<dyn VideoTensors> { Arc::new(processor) }),
             tokenizer: None,
             chat_template: None,
-            images: images.map(|processor| -> Arc<dyn ImageTensors> { Arc::new(processor) }),
-            audio: audio.map(|processor| -> Arc<dyn AudioTensors> { Arc::new(processor) }),
-            videos: images.map(|processor| -> Arc<dyn VideoTensors> { Arc::new(processor) }),
             plain_text: PlainText::default(),
             layout: BatchLayout::Packed,
             tokens_max: None,
@@ -91,8 +107,8 @@ impl PreparerBuilder {
         self
     }
 
-    /// Sets the processor of images. Default: [`ImageProcessor::for_model`], which equals the Hugging Face
-    /// processor of the model's family.
+    /// Sets the processor of images. Default: that of the model's family, which equals its
+    /// Hugging Face processor.
     #[must_use]
     pub fn image_processor(mut self, processor: Arc<dyn ImageTensors>) -> Self {
         self.images = Some(processor);
@@ -130,14 +146,14 @@ impl PreparerBuilder {
         self
     }
 
-    /// Sets the processor of audio clips. Default: [`AudioProcessor::for_model`].
+    /// Sets the processor of audio clips. Default: that of the model's family.
     #[must_use]
     pub fn audio_processor(mut self, processor: Arc<dyn AudioTensors>) -> Self {
         self.audio = Some(processor);
         self
     }
 
-    /// Sets the processor of videos. Default: [`ImageProcessor::for_model`], even if images have another
+    /// Sets the processor of videos. Default: that of the model's family, even if images have another
     /// processor.
     #[must_use]
     pub fn video_processor(mut self, processor: Arc<dyn VideoTensors>) -> Self {
@@ -196,11 +212,14 @@ impl PreparerBuilder {
     /// Checks that tokenizer, chat template and model match.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no tokenizer, if its vocabulary lacks a placeholder of the model, if the
-    /// template cannot render a question and its answer, or if there is a processor for a modality that the
-    /// model does not take.
+    /// [`Error::Config`] if the model's family has no processor, if there is no tokenizer, if its vocabulary
+    /// lacks a placeholder of the model, if the template cannot render a question and its answer, or if there
+    /// is a processor for a modality that the model does not take.
     pub fn build(mut self) -> Result<Preparer> {
         let invalid = |setting, reason: &str| Err(Error::Config { setting, reason: reason.to_owned() });
+        if let Some(reason) = self.refused {
+            return invalid("family", &reason);
+        }
         self.check_buckets()?;
         if !self.set_pixel_type() {
             return invalid("pixel_type", "the processor of images or videos has no pixels of this type");
@@ -222,8 +241,8 @@ impl PreparerBuilder {
         }
         let source = match self.chat_template.as_deref().or(tokenizer.chat_template()) {
             Some(source) => source,
-            None if tokenizer.id(CHATML_TOKEN).is_some() => self.family.built_in_template(false),
-            None if tokenizer.id(HEADER_TOKEN).is_some() => self.family.built_in_template(true),
+            None if tokenizer.id(CHATML_TOKEN).is_some() => self.built_in_templates[0],
+            None if tokenizer.id(HEADER_TOKEN).is_some() => self.built_in_templates[1],
             None => {
                 return invalid(
                     "chat_template",

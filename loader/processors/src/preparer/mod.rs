@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! fields ─conversation─▶ turns ─chat_template, labels─▶ text, targets ─tokenizer─▶ ids
-//! images, clips, videos ─tensors─▶ tensors and token counts ────────────expand─▶ ids with media ─length─▶ sample
-//! samples ─pack─▶ tensors of a microbatch
+//! images, clips, videos ─tensors─▶ tensors and token counts ────────────expand─▶ ids with media ─length─▶
+//! sample samples ─pack─▶ tensors of a microbatch
 //! ```
 
 mod buckets;
@@ -40,7 +40,7 @@ use self::expand::{Expanded, Expander};
 use self::frames::{ImagesInText, write_frames};
 use self::pack::Packer;
 use crate::chat::{Conversation, Labeler, MarkedText, Tokenizer, read_conversation, target_tokens};
-use crate::family::{Family, VideoText};
+use crate::family::{Family, ProcessorFamilies, VideoText};
 use crate::image::Normalization;
 use crate::message::{Message, MessagePart};
 use crate::tensors::{AudioTensors, ImageTensors, VideoTensors};
@@ -87,10 +87,16 @@ pub struct Preparer {
 }
 
 impl Preparer {
-    /// Starts the settings of a preparer for a model; only the tokenizer is required.
+    /// Starts the settings of a preparer for a model of a built-in family; only the tokenizer is required.
     #[must_use]
     pub fn builder(model: &ModelSpec) -> PreparerBuilder {
-        PreparerBuilder::new(Family::from_model(model), model)
+        Self::builder_of(model, &ProcessorFamilies::default())
+    }
+
+    /// Starts the settings of a preparer for a model of one of `families`.
+    #[must_use]
+    pub fn builder_of(model: &ModelSpec, families: &ProcessorFamilies) -> PreparerBuilder {
+        PreparerBuilder::new(families, model)
     }
 
     /// Returns the tokenizer.

@@ -140,7 +140,7 @@ impl ImageTensors for ImageProcessor {
     }
 
     fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
-        Some(Arc::new(TypedProcessor { processor: *self, pixels }))
+        Some(Arc::new(TypedProcessor { processor: self.clone(), pixels }))
     }
 
     fn normalization(&self) -> Option<Normalization> {
@@ -148,27 +148,10 @@ impl ImageTensors for ImageProcessor {
     }
 
     fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64 {
-        let squares = |rule: VisionRule, side: u16| {
-            let items = rule.images(sizes).map_or(0, |work| work.items);
-            items.saturating_mul(square_bytes(side))
-        };
-        match self {
-            Self::LlavaOneVision(family) => squares(VisionRule::AnyRes(family.rule), family.rule.tile_pixels),
-            Self::InternVl(family) => squares(VisionRule::DynamicTiles(family.rule), family.rule.tile_pixels),
-            Self::QwenVl(family) => {
-                let frames = u64::from(family.rule.frames_per_patch.get());
-                let patch_bytes = frames * square_bytes(family.rule.patch_pixels.get());
-                let patches = VisionRule::Native(family.rule).images(sizes).map_or(0, |work| work.items);
-                patches.saturating_mul(patch_bytes)
-            }
-            Self::Clip(square) | Self::Siglip(square) => sizes.len() as u64 * square_bytes(square.side),
-        }
+        let of_rule = |rule: VisionRule| rule.images(sizes).map_or(0, |work| work.items);
+        let items = self.rule().map_or(sizes.len() as u64, of_rule);
+        items.saturating_mul(self.item_bytes())
     }
-}
-
-/// Returns the bytes of a square of f32 pixels in three colors.
-pub(super) fn square_bytes(side: u16) -> u64 {
-    3 * u64::from(side).pow(2) * size_of::<f32>() as u64
 }
 
 impl AudioTensors for AudioProcessor {

@@ -11,7 +11,7 @@ use super::{ImageTensors, VideoTensors};
 use crate::image::{ImageProcessor, Normalization};
 
 /// A processor with a type of pixels.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct TypedProcessor {
     pub(crate) processor: ImageProcessor,
     pub(crate) pixels: PixelType,
@@ -19,7 +19,7 @@ pub(crate) struct TypedProcessor {
 
 impl TypedProcessor {
     /// Scales an estimate for single precision.
-    fn scaled(self, bytes: u64) -> u64 {
+    fn scaled(&self, bytes: u64) -> u64 {
         bytes / PixelType::Float32.bytes() * self.pixels.bytes()
     }
 }

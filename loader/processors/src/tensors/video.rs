@@ -13,7 +13,6 @@ use dflop_samples::BoxError;
 use dflop_samples::inputs::{PixelValues, VideoValues};
 use dflop_samples::media::{PixelType, Video};
 
-use super::square_bytes;
 use super::typed::TypedProcessor;
 use crate::image::ImageProcessor;
 
@@ -86,26 +85,13 @@ impl VideoTensors for ImageProcessor {
     }
 
     fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
-        Some(Arc::new(TypedProcessor { processor: *self, pixels }))
+        Some(Arc::new(TypedProcessor { processor: self.clone(), pixels }))
     }
 
     fn tensor_bytes(&self, shape: VideoShape) -> u64 {
-        let items = |rule: VisionRule| rule.video(shape).map_or(0, |work| work.items);
-        match self {
-            Self::LlavaOneVision(family) => {
-                items(VisionRule::AnyRes(family.rule)).saturating_mul(square_bytes(family.rule.tile_pixels))
-            }
-            Self::InternVl(family) => items(VisionRule::DynamicTiles(family.rule))
-                .saturating_mul(square_bytes(family.rule.tile_pixels)),
-            Self::QwenVl(family) => {
-                let frames = u64::from(family.rule.frames_per_patch.get());
-                let patch_bytes = frames * square_bytes(family.rule.patch_pixels.get());
-                items(VisionRule::Native(family.rule)).saturating_mul(patch_bytes)
-            }
-            Self::Clip(square) | Self::Siglip(square) => {
-                u64::from(shape.frames).saturating_mul(square_bytes(square.side))
-            }
-        }
+        let of_rule = |rule: VisionRule| rule.video(shape).map_or(0, |work| work.items);
+        let items = self.rule().map_or(u64::from(shape.frames), of_rule);
+        items.saturating_mul(self.item_bytes())
     }
 }
 
@@ -122,16 +108,6 @@ impl ImageProcessor {
             frames,
             seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer),
         })
-    }
-
-    /// Returns the token rule of the family; `None` if every frame is an image and none is left out.
-    fn rule(&self) -> Option<VisionRule> {
-        match self {
-            Self::LlavaOneVision(family) => Some(VisionRule::AnyRes(family.rule)),
-            Self::InternVl(family) => Some(VisionRule::DynamicTiles(family.rule)),
-            Self::QwenVl(family) => Some(VisionRule::Native(family.rule)),
-            Self::Clip(_) | Self::Siglip(_) => None,
-        }
     }
 }
 

@@ -1,8 +1,55 @@
-//! Reads Llama, Qwen2 and Qwen2.5, Qwen3, and `InternLM2`, alone or as `text_config`.
+//! Llama, Qwen2 and Qwen2.5, Qwen3, and `InternLM2`, alone or as `text_config`.
 
-use super::{CheckpointFields, Fields, PartialModelSpec};
 use crate::error::Result;
-use crate::model::{AttentionBias, LlmDetails, LlmSpec};
+use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
+use crate::model::{AttentionBias, FamilyId, LlmDetails, LlmSpec, ModelFamily};
+
+/// Language model without encoders, of the architecture with this name.
+#[derive(Debug)]
+pub(super) struct LanguageModel(pub(super) [&'static str; 1]);
+
+impl ModelFamily for LanguageModel {
+    fn id(&self) -> FamilyId {
+        FamilyId::new(self.0[0])
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &self.0
+    }
+
+    fn read(&self, files: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
+        let llm = text_config(&files.config, "")?;
+        Ok(PartialModelSpec { family: self.id(), llm: Some(llm), ..PartialModelSpec::default() })
+    }
+}
+
+/// Qwen2.5-7B; Qwen2-7B has the same sizes.
+pub(super) const QWEN2_5_7B: LlmSpec = qwen2(28, 3584, [28, 4, 128], 18_944, 152_064);
+pub(super) const QWEN2_5_32B: LlmSpec = qwen2(64, 5120, [40, 8, 128], 27_648, 152_064);
+pub(super) const QWEN2_5_72B: LlmSpec = qwen2(80, 8192, [64, 8, 128], 29_568, 152_064);
+pub(super) const LLAMA3_8B: LlmSpec = llama(32, 4096, [32, 8, 128], 14_336, 128_256);
+pub(super) const LLAMA3_70B: LlmSpec = llama(80, 8192, [64, 8, 128], 28_672, 128_256);
+/// The LLM of Qwen2-Audio.
+pub(super) const QWEN_7B: LlmSpec = qwen2(32, 4096, [32, 32, 128], 11_008, 156_032);
+pub(super) const TINY_LLM: LlmSpec = llama(4, 256, [4, 2, 64], 1024, 4096);
+
+/// Makes a Llama; `heads` are query heads, key and value heads, and the width of one head.
+const fn llama(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) -> LlmSpec {
+    let [heads, kv_heads, head_dim] = heads;
+    let details = LlmDetails {
+        attention_bias: AttentionBias::None,
+        has_mlp_bias: false,
+        has_qk_norm: false,
+        has_tied_embeddings: false,
+    };
+    LlmSpec { layers, hidden, heads, kv_heads, head_dim, ffn, vocab, details }
+}
+
+const fn qwen2(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) -> LlmSpec {
+    let mut spec = llama(layers, hidden, heads, ffn, vocab);
+    spec.details.attention_bias = AttentionBias::Qkv;
+    spec
+}
 
 /// Defaults of an architecture.
 struct Architecture {
@@ -91,14 +138,20 @@ const QWEN2_VL: Architecture = Architecture {
     ..QWEN2
 };
 
-/// Reads a language model without encoders.
-pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
-    let llm = text_config(&source.config, "")?;
-    Ok(PartialModelSpec { llm: Some(llm), ..PartialModelSpec::default() })
+impl LlmSpec {
+    /// Reads a language model from its own `config.json` or from a `text_config`, as a family does for the
+    /// decoder inside its checkpoints; a missing `model_type` is `default_type`, such as `"qwen2"`.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is not
+    /// a known language model.
+    pub fn from_fields(fields: &ConfigFields<'_>, default_type: &str) -> Result<Self> {
+        text_config(fields, default_type)
+    }
 }
 
 /// Reads a language model from some fields; `model_type` defaults to `default_type`.
-pub(super) fn text_config(fields: &Fields<'_>, default_type: &str) -> Result<LlmSpec> {
+pub(super) fn text_config(fields: &ConfigFields<'_>, default_type: &str) -> Result<LlmSpec> {
     let model_type = fields.text("model_type")?.unwrap_or(default_type);
     let Some(architecture) = ARCHITECTURES.iter().find(|known| known.name == model_type) else {
         let known = ARCHITECTURES.map(|known| known.name).join(", ");
@@ -109,7 +162,7 @@ pub(super) fn text_config(fields: &Fields<'_>, default_type: &str) -> Result<Llm
 }
 
 /// Reads the language model of Qwen2-VL and Qwen2.5-VL, whose fields are at the top in older files.
-pub(super) fn qwen_vl(config: &Fields<'_>, text_type: &'static str) -> Result<LlmSpec> {
+pub(super) fn qwen_vl(config: &ConfigFields<'_>, text_type: &'static str) -> Result<LlmSpec> {
     match config.child("text_config")? {
         Some(text) => text_config(&text, text_type),
         None => Architecture { name: text_type, ..QWEN2_VL }.read(config),
@@ -117,7 +170,7 @@ pub(super) fn qwen_vl(config: &Fields<'_>, text_type: &'static str) -> Result<Ll
 }
 
 impl Architecture {
-    fn read(&self, fields: &Fields<'_>) -> Result<LlmSpec> {
+    fn read(&self, fields: &ConfigFields<'_>) -> Result<LlmSpec> {
         check_full_attention(fields)?;
         let hidden = fields.count("hidden_size", self.hidden)?;
         let heads = fields.count("num_attention_heads", self.heads)?;
@@ -156,7 +209,7 @@ impl Architecture {
 }
 
 /// Checks that attention is full, since sliding windows are not modeled.
-fn check_full_attention(fields: &Fields<'_>) -> Result<()> {
+fn check_full_attention(fields: &ConfigFields<'_>) -> Result<()> {
     if fields.flag("use_sliding_window", false)? {
         return Err(fields.invalid("use_sliding_window", "must be false, sliding windows are not supported"));
     }

@@ -1,12 +1,15 @@
-//! Reads SigLIP and CLIP, alone or as `vision_config`.
+//! Reads encoders that take squares of one size, with the fields that their families share.
 
-use super::{CheckpointFields, FRAMES_MAX, Fields, PartialModelSpec};
+use super::tower::{SquareInput, TowerSize};
+use super::{clip, siglip};
 use crate::error::Result;
-use crate::model::towers::{self, SquareInput, TowerSize};
-use crate::model::{EncoderSpec, VisionSpec};
+use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
+use crate::model::{EncoderSpec, FamilyId, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::fixed_tile::FixedTile;
 
+/// Frames that a video is sampled down to, if neither a file nor the family sets another number.
+pub(super) const FRAMES_MAX: u32 = 32;
 /// Largest side of an image or a patch in pixels.
 const SIDE_MAX: u32 = u16::MAX as u32;
 
@@ -21,21 +24,11 @@ pub(super) struct SquareTower {
     pub(super) patches_per_side: u32,
 }
 
-/// Reads SigLIP alone.
-pub(super) fn siglip(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
-    alone(source, &siglip_tower(&vision_fields(&source.config)?)?, "size", false)
-}
-
-/// Reads CLIP alone; as in LLaVA, the class token is dropped.
-pub(super) fn clip(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
-    alone(source, &clip_tower(&vision_fields(&source.config)?)?, "crop_size", true)
-}
-
 /// Reads the tower of a `vision_config`.
-pub(super) fn tower(fields: &Fields<'_>) -> Result<SquareTower> {
+pub(super) fn tower(fields: &ConfigFields<'_>) -> Result<SquareTower> {
     match fields.text("model_type")?.unwrap_or("siglip_vision_model") {
-        "siglip_vision_model" => siglip_tower(fields),
-        "clip_vision_model" => clip_tower(fields),
+        "siglip_vision_model" => siglip::tower(fields),
+        "clip_vision_model" => clip::tower(fields),
         unknown => {
             let problem =
                 format!("= \"{unknown}\" is unknown, known are clip_vision_model, siglip_vision_model");
@@ -45,28 +38,16 @@ pub(super) fn tower(fields: &Fields<'_>) -> Result<SquareTower> {
 }
 
 /// Returns the vision tower's fields: in `vision_config` in a checkpoint of both towers, else at the top.
-fn vision_fields<'a>(config: &Fields<'a>) -> Result<Fields<'a>> {
+pub(super) fn vision_fields<'a>(config: &ConfigFields<'a>) -> Result<ConfigFields<'a>> {
     match config.text("model_type")? {
         Some("siglip" | "clip") => config.child_or_empty("vision_config"),
         _ => Ok(config.clone()),
     }
 }
 
-/// # Source
-/// `SiglipVisionConfig` of transformers 4.57.1; `vision_use_head` as its `SiglipVisionTransformer` reads it.
-fn siglip_tower(fields: &Fields<'_>) -> Result<SquareTower> {
-    let has_head = fields.flag("vision_use_head", true)?;
-    square_tower(fields, 16, |dimensions, square| towers::siglip(dimensions, square, has_head))
-}
-
-/// # Source
-/// `CLIPVisionConfig` of transformers 4.57.1.
-fn clip_tower(fields: &Fields<'_>) -> Result<SquareTower> {
-    square_tower(fields, 32, towers::clip)
-}
-
-fn square_tower(
-    fields: &Fields<'_>,
+/// Reads an encoder of squares; `patch_default` is the side of a patch in pixels.
+pub(super) fn square_tower(
+    fields: &ConfigFields<'_>,
     patch_default: u32,
     make: impl FnOnce(TowerSize, SquareInput) -> EncoderSpec,
 ) -> Result<SquareTower> {
@@ -76,7 +57,7 @@ fn square_tower(
 }
 
 /// Reads layers, width, heads and width of the MLP under the names that most towers share.
-pub(super) fn dimensions(fields: &Fields<'_>, defaults: [u32; 4]) -> Result<TowerSize> {
+pub(super) fn dimensions(fields: &ConfigFields<'_>, defaults: [u32; 4]) -> Result<TowerSize> {
     let [layers, hidden, heads, ffn] = defaults;
     let hidden = fields.count("hidden_size", hidden)?;
     let heads = fields.count("num_attention_heads", heads)?;
@@ -90,7 +71,7 @@ pub(super) fn dimensions(fields: &Fields<'_>, defaults: [u32; 4]) -> Result<Towe
 }
 
 /// Reads the side in pixels, the input of the tower, and the patches along the side.
-pub(super) fn square(fields: &Fields<'_>, image: u32, patch: u32) -> Result<(u16, SquareInput, u32)> {
+pub(super) fn square(fields: &ConfigFields<'_>, image: u32, patch: u32) -> Result<(u16, SquareInput, u32)> {
     let image_pixels = fields.square_side("image_size", image)?;
     let patch_pixels = fields.square_side("patch_size", patch)?;
     let channels = fields.count("num_channels", 3)?;
@@ -108,7 +89,7 @@ pub(super) fn square(fields: &Fields<'_>, image: u32, patch: u32) -> Result<(u16
 }
 
 /// Computes the multiply-adds per hidden unit of a patch of some frames.
-pub(super) fn patch_inputs(fields: &Fields<'_>, channels: u32, patch: u32, frames: u32) -> Result<u32> {
+pub(super) fn patch_inputs(fields: &ConfigFields<'_>, channels: u32, patch: u32, frames: u32) -> Result<u32> {
     let inputs = [channels, patch, patch, frames]
         .into_iter()
         .fold(1_u64, |product, factor| product.saturating_mul(u64::from(factor)));
@@ -117,7 +98,7 @@ pub(super) fn patch_inputs(fields: &Fields<'_>, channels: u32, patch: u32, frame
 
 /// Returns the number of layers that run for the hidden state with this index: 0 is before the first layer,
 /// -1 after the last.
-pub(super) fn layers_until(fields: &Fields<'_>, key: &str, index: i64, layers: u32) -> Result<u32> {
+pub(super) fn layers_until(fields: &ConfigFields<'_>, key: &str, index: i64, layers: u32) -> Result<u32> {
     let states = i64::from(layers) + 1;
     let place = if index < 0 { states.checked_add(index) } else { Some(index) };
     match place {
@@ -126,8 +107,10 @@ pub(super) fn layers_until(fields: &Fields<'_>, key: &str, index: i64, layers: u
     }
 }
 
-fn alone(
+/// Reads an encoder of squares alone; `key` is the field of the processor with the side of the square.
+pub(super) fn alone(
     source: &CheckpointFields<'_>,
+    family: FamilyId,
     tower: &SquareTower,
     key: &str,
     is_cropped: bool,
@@ -140,12 +123,12 @@ fn alone(
         is_cropped,
         frames_max: source.frames_max(FRAMES_MAX)?,
     });
-    let vision = VisionSpec { encoder: tower.encoder, rule };
-    Ok(PartialModelSpec { vision: Some(vision), ..PartialModelSpec::default() })
+    let vision = VisionSpec { family, encoder: tower.encoder, rule };
+    Ok(PartialModelSpec { family, vision: Some(vision), ..PartialModelSpec::default() })
 }
 
 /// Checks that the processor makes squares of the tower's size.
-pub(super) fn check_processor_side(processor: &Fields<'_>, key: &str, tower_pixels: u16) -> Result<()> {
+pub(super) fn check_processor_side(processor: &ConfigFields<'_>, key: &str, tower_pixels: u16) -> Result<()> {
     let side = match processor.value(key) {
         None => return Ok(()),
         Some(serde_json::Value::Object(_)) => {

@@ -1,10 +1,11 @@
 //! Reads InternVL 2, 2.5 and 3 in the form of their original repositories, `model_type` `internvl_chat`.
 
-use super::intern_vl::{Tiling, compose, is_rms_norm};
-use super::vision::{SquareTower, dimensions, square};
-use super::{CheckpointFields, Fields, PartialModelSpec, llm};
+use super::intern_vl::{InternVitOptions, Tiling, compose, encoder, is_rms_norm};
+use super::language_models;
+use super::squares::{SquareTower, dimensions, square};
+
 use crate::error::Result;
-use crate::model::towers::{self, InternVitOptions};
+use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 
 /// # Source
 /// `InternVLChatConfig` and `InternVisionConfig` as published with InternVL 2.5: Chen et al., "Expanding
@@ -18,7 +19,7 @@ pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     if text.value("model_type").is_none() {
         return Err(text.invalid("model_type", "is missing"));
     }
-    let llm = llm::text_config(&text, "")?;
+    let llm = language_models::text_config(&text, "")?;
     let tower = tower(&vision)?;
     if let Some(side) = config.optional_count("force_image_size")?
         && side != u32::from(tower.image_pixels)
@@ -31,7 +32,7 @@ pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
 }
 
 /// Reads `InternVisionConfig`; its defaults are the sizes of InternViT-6B.
-fn tower(fields: &Fields<'_>) -> Result<SquareTower> {
+fn tower(fields: &ConfigFields<'_>) -> Result<SquareTower> {
     let dimensions = dimensions(fields, [48, 3200, 25, 12_800])?;
     let (image_pixels, square, patches_per_side) = square(fields, 224, 14)?;
     let norm = fields.text("norm_type")?.unwrap_or("rms_norm");
@@ -41,11 +42,11 @@ fn tower(fields: &Fields<'_>) -> Result<SquareTower> {
         has_rms_norm: is_rms_norm(fields, norm)?,
         ..InternVitOptions::SMALL
     };
-    let encoder = towers::intern_vit(dimensions, square, parts);
+    let encoder = encoder(dimensions, square, parts);
     Ok(SquareTower { encoder, image_pixels, patches_per_side })
 }
 
-fn select_layer(config: &Fields<'_>) -> Result<(&'static str, i64)> {
+fn select_layer(config: &ConfigFields<'_>) -> Result<(&'static str, i64)> {
     let key = "select_layer";
     match config.value(key) {
         None => Ok((key, -1)),
@@ -57,7 +58,7 @@ fn select_layer(config: &Fields<'_>) -> Result<(&'static str, i64)> {
 }
 
 /// Reads the largest number of tiles of an image; the training scripts set it, together with a thumbnail.
-fn tiles_max(config: &Fields<'_>) -> Result<u32> {
+fn tiles_max(config: &ConfigFields<'_>) -> Result<u32> {
     if let Some(least) = config.optional_count("min_dynamic_patch")?.filter(|least| *least != 1) {
         return Err(config.invalid("min_dynamic_patch", format!("must be 1, found {least}")));
     }

@@ -1,14 +1,118 @@
-//! Reads Qwen2-VL and Qwen2.5-VL, with the fields of the LLM at the top or in `text_config`.
+//! Qwen2-VL and Qwen2.5-VL: images in native resolution, with the fields of the LLM at the top or in
+//! `text_config`.
 
 use std::num::NonZeroU16;
 
-use super::vision::patch_inputs;
-use super::{CheckpointFields, Fields, PartialModelSpec, llm};
+use super::language_models::{self, QWEN2_5_7B};
+use super::squares::patch_inputs;
+use super::tower::{PATCH_INPUTS, TowerSize, product, tower as bare_tower};
 use crate::error::Result;
-use crate::model::towers::{self, TowerSize};
-use crate::model::{EncoderSpec, LlmSpec, VisionSpec};
+use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
+use crate::model::{
+    EncoderDetails, EncoderSpec, FamilyId, LlmSpec, Mlp, ModelFamily, Preset, Projector, VisionSpec,
+};
 use crate::tokens::VisionRule;
 use crate::tokens::native::{NativeResolution, PixelRange};
+
+const QWEN2_VL: FamilyId = FamilyId::new("qwen2_vl");
+const QWEN2_5_VL: FamilyId = FamilyId::new("qwen2_5_vl");
+
+/// Qwen2-VL.
+#[derive(Debug)]
+pub(super) struct Qwen2Vl;
+
+impl ModelFamily for Qwen2Vl {
+    fn id(&self) -> FamilyId {
+        QWEN2_VL
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &["qwen2_vl"]
+    }
+
+    fn read(&self, files: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
+        read_2(files)
+    }
+
+    fn presets(&self) -> &[Preset] {
+        &[Preset { name: "qwen2-vl-7b", vision: Some(QWEN2_VL_VIT), audio: None, llm: QWEN2_5_7B }]
+    }
+}
+
+/// Qwen2.5-VL.
+#[derive(Debug)]
+pub(super) struct Qwen25Vl;
+
+impl ModelFamily for Qwen25Vl {
+    fn id(&self) -> FamilyId {
+        QWEN2_5_VL
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &["qwen2_5_vl"]
+    }
+
+    fn read(&self, files: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
+        read_2_5(files)
+    }
+
+    fn presets(&self) -> &[Preset] {
+        &[Preset { name: "qwen2.5-vl-7b", vision: Some(QWEN2_5_VL_VIT), audio: None, llm: QWEN2_5_7B }]
+    }
+}
+
+const QWEN2_VL_VIT: VisionSpec = VisionSpec {
+    family: QWEN2_VL,
+    encoder: EncoderSpec {
+        projector: merger(1280, 4, 2, QWEN2_5_7B.hidden),
+        ..qwen2_vl(TowerSize { layers: 32, hidden: 1280, heads: 16, ffn: 5120 }, 2 * PATCH_INPUTS)
+    },
+    rule: VisionRule::Native(NativeResolution::QWEN2_VL),
+};
+
+/// Qwen2.5-VL's tower, with full attention in layers 7, 15, 23 and 31 and windows in the others.
+const QWEN2_5_VL_VIT: VisionSpec = VisionSpec {
+    family: QWEN2_5_VL,
+    encoder: EncoderSpec {
+        projector: merger(1280, 4, 1, QWEN2_5_7B.hidden),
+        ..qwen2_5_vl(TowerSize { layers: 32, hidden: 1280, heads: 16, ffn: 3420 }, 2 * PATCH_INPUTS, 28)
+    },
+    rule: VisionRule::Native(NativeResolution::QWEN2_5_VL),
+};
+
+/// Builds the tower of Qwen2-VL: rotary positions, no bias of the stem. `patch_inputs` covers the frames of a
+/// patch.
+const fn qwen2_vl(size: TowerSize, patch_inputs: u32) -> EncoderSpec {
+    let details = EncoderDetails {
+        class_tokens: 0,
+        has_pooling_head: false,
+        unused_layers: 0,
+        stem_medium_inputs: patch_inputs,
+        layer_vectors: 9,
+        layer_ffn_vectors: 1,
+        outside_parameters: product(patch_inputs, size.hidden),
+    };
+    bare_tower(size, Mlp::Plain, patch_inputs, details)
+}
+
+/// Builds the tower of Qwen2.5-VL: Qwen2-VL's with norms without bias, gated MLPs and windows.
+const fn qwen2_5_vl(size: TowerSize, patch_inputs: u32, windowed_layers: u32) -> EncoderSpec {
+    let mut spec = qwen2_vl(size, patch_inputs);
+    spec.mlp = Mlp::Gated;
+    spec.windowed_layers = windowed_layers;
+    spec.details.layer_vectors = 7;
+    spec.details.layer_ffn_vectors = 2;
+    spec
+}
+
+/// Builds the merger of Qwen2-VL and Qwen2.5-VL: a norm of `norm_vectors` vectors of an encoder token, then
+/// two matrices with biases over `merged_tokens` tokens side by side.
+const fn merger(hidden: u32, merged_tokens: u32, norm_vectors: u32, llm_hidden: u32) -> Projector {
+    let width = hidden.saturating_mul(merged_tokens);
+    let vectors =
+        product(norm_vectors, hidden).saturating_add(width as u64).saturating_add(llm_hidden as u64);
+    Projector::new(merged_tokens, width, Some(width)).vectors(vectors)
+}
 
 /// Settings that both towers have under the same names.
 struct Patches {
@@ -22,11 +126,11 @@ struct Patches {
 /// # Source
 /// `Qwen2VLConfig` and `Qwen2VLVisionConfig` of transformers 4.57.1, in which `hidden_size` is the width of
 /// the LLM.
-pub(super) fn read_2(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
-    let llm = llm::qwen_vl(&source.config, "qwen2_vl_text")?;
+fn read_2(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
+    let llm = language_models::qwen_vl(&source.config, "qwen2_vl_text")?;
     let fields = source.config.child_or_empty("vision_config")?;
     let hidden = fields.count("embed_dim", 1280)?;
-    let ffn = f64::from(hidden) * fields.ratio("mlp_ratio", 4.0)?;
+    let ffn = f64::from(hidden) * fields.number("mlp_ratio", 4.0)?;
     if !(1.0..=f64::from(u32::MAX)).contains(&ffn) {
         return Err(fields.invalid("mlp_ratio", format!("makes an MLP {ffn} wide")));
     }
@@ -34,14 +138,14 @@ pub(super) fn read_2(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> 
     let patches = patches(&fields)?;
     let out_hidden = fields.count("hidden_size", 3584)?;
     require_width(&fields, "hidden_size", out_hidden, &llm)?;
-    let tower = towers::qwen2_vl(dimensions, patches.inputs);
-    compose(source, tower, &patches, 2, llm, None)
+    let tower = qwen2_vl(dimensions, patches.inputs);
+    compose(source, QWEN2_VL, tower, &patches, 2, llm, None)
 }
 
 /// # Source
 /// `Qwen2_5_VLConfig` and `Qwen2_5_VLVisionConfig` of transformers 4.57.1.
-pub(super) fn read_2_5(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
-    let llm = llm::qwen_vl(&source.config, "qwen2_5_vl_text")?;
+fn read_2_5(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
+    let llm = language_models::qwen_vl(&source.config, "qwen2_5_vl_text")?;
     let fields = source.config.child_or_empty("vision_config")?;
     let hidden = fields.count("hidden_size", 3584)?;
     let ffn = fields.count("intermediate_size", 3420)?;
@@ -51,17 +155,17 @@ pub(super) fn read_2_5(source: &CheckpointFields<'_>) -> Result<PartialModelSpec
     require_width(&fields, "out_hidden_size", out_hidden, &llm)?;
     let windowed = dimensions.layers - full_layers(&fields, dimensions.layers)?;
     let window = window_patches(&fields, &patches)?;
-    let tower = towers::qwen2_5_vl(dimensions, patches.inputs, windowed);
-    compose(source, tower, &patches, 1, llm, Some(window))
+    let tower = qwen2_5_vl(dimensions, patches.inputs, windowed);
+    compose(source, QWEN2_5_VL, tower, &patches, 1, llm, Some(window))
 }
 
-fn dimensions(fields: &Fields<'_>, width: &str, hidden: u32, ffn: u32) -> Result<TowerSize> {
+fn dimensions(fields: &ConfigFields<'_>, width: &str, hidden: u32, ffn: u32) -> Result<TowerSize> {
     let heads = fields.count("num_heads", 16)?;
     fields.require_multiple(width, hidden, "num_heads", heads)?;
     Ok(TowerSize { layers: fields.count("depth", 32)?, hidden, heads, ffn })
 }
 
-fn patches(fields: &Fields<'_>) -> Result<Patches> {
+fn patches(fields: &ConfigFields<'_>) -> Result<Patches> {
     let pixels = fields.count("patch_size", 14)?;
     let frames = fields.count("temporal_patch_size", 2)?;
     let inputs = patch_inputs(fields, fields.count("in_channels", 3)?, pixels, frames)?;
@@ -69,7 +173,7 @@ fn patches(fields: &Fields<'_>) -> Result<Patches> {
 }
 
 /// Checks that the merger's output is as wide as the LLM.
-fn require_width(fields: &Fields<'_>, key: &str, width: u32, llm: &LlmSpec) -> Result<()> {
+fn require_width(fields: &ConfigFields<'_>, key: &str, width: u32, llm: &LlmSpec) -> Result<()> {
     if width == llm.hidden {
         return Ok(());
     }
@@ -77,23 +181,16 @@ fn require_width(fields: &Fields<'_>, key: &str, width: u32, llm: &LlmSpec) -> R
 }
 
 /// Counts the layers of full attention; an index after the last layer names none.
-fn full_layers(fields: &Fields<'_>, layers: u32) -> Result<u32> {
+fn full_layers(fields: &ConfigFields<'_>, layers: u32) -> Result<u32> {
     let key = "fullatt_block_indexes";
-    let mut indices = vec![7, 15, 23, 31];
-    if let Some(value) = fields.value(key) {
-        let Some(listed) = value.as_array() else {
-            return Err(fields.invalid(key, "must be a list of layers"));
-        };
-        let index = |index| fields.whole_number(key, index, 0);
-        indices = listed.iter().map(index).collect::<Result<Vec<u32>>>()?;
-    }
+    let mut indices = fields.whole_numbers(key)?.unwrap_or_else(|| vec![7, 15, 23, 31]);
     indices.sort_unstable();
     indices.dedup();
     Ok(indices.iter().filter(|index| **index < layers).count() as u32)
 }
 
 /// Returns the side of a window in patches, rounded down to whole merged tokens as the tower does.
-fn window_patches(fields: &Fields<'_>, patches: &Patches) -> Result<NonZeroU16> {
+fn window_patches(fields: &ConfigFields<'_>, patches: &Patches) -> Result<NonZeroU16> {
     let pixels = fields.count("window_size", 112)?;
     let window = pixels / patches.merge / patches.pixels * patches.merge;
     match u16::try_from(window).ok().and_then(NonZeroU16::new) {
@@ -106,6 +203,7 @@ fn window_patches(fields: &Fields<'_>, patches: &Patches) -> Result<NonZeroU16> 
 
 fn compose(
     source: &CheckpointFields<'_>,
+    family: FamilyId,
     tower: EncoderSpec,
     patches: &Patches,
     norm_vectors: u32,
@@ -113,10 +211,11 @@ fn compose(
     window_patches: Option<NonZeroU16>,
 ) -> Result<PartialModelSpec> {
     let merged = patches.merge.saturating_mul(patches.merge);
-    let projector = towers::qwen_merger(tower.hidden, merged, norm_vectors, llm.hidden);
+    let projector = merger(tower.hidden, merged, norm_vectors, llm.hidden);
     let encoder = EncoderSpec { projector, ..tower };
     let rule = VisionRule::Native(rule(source, patches, window_patches)?);
-    Ok(PartialModelSpec { vision: Some(VisionSpec { encoder, rule }), audio: None, llm: Some(llm) })
+    let vision = Some(VisionSpec { family, encoder, rule });
+    Ok(PartialModelSpec { family, vision, audio: None, llm: Some(llm) })
 }
 
 /// # Source
@@ -150,7 +249,7 @@ fn rule(
 }
 
 /// Checks that a processor cuts the patches that the tower takes.
-fn check_patches(processor: &Fields<'_>, patches: &Patches) -> Result<()> {
+fn check_patches(processor: &ConfigFields<'_>, patches: &Patches) -> Result<()> {
     for (key, of_tower, default) in [
         ("patch_size", patches.pixels, 14),
         ("merge_size", patches.merge, 2),
@@ -164,7 +263,7 @@ fn check_patches(processor: &Fields<'_>, patches: &Patches) -> Result<()> {
     Ok(())
 }
 
-fn pixel_range(processor: &Fields<'_>, default: PixelRange) -> Result<PixelRange> {
+fn pixel_range(processor: &ConfigFields<'_>, default: PixelRange) -> Result<PixelRange> {
     let size = processor.child_or_empty("size")?;
     for (edge, pixels) in [("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")] {
         // Older processors wrote `size` with other keys, and the limits a second time.

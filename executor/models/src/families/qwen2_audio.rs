@@ -1,22 +1,22 @@
-//! Reads the encoder of Qwen2-Audio: Whisper, an average of neighboring rows, and a linear projector.
+//! Qwen2-Audio: Whisper, an average of neighboring rows, and a linear projector.
 //!
 //! # Source
 //! Radford et al.: "Robust Speech Recognition via Large-Scale Weak Supervision", 2022, arXiv:2212.04356; Chu
 //! et al.: "Qwen2-Audio Technical Report", 2024, arXiv:2407.10759.
 
-use dflop_costmodel::config::{Documents, PartialModelSpec};
-use serde_json::Value;
+use dflop_costmodel::FamilyId;
 
-use super::{full_attention, plain_mlp};
+use super::language_models::{DecoderDefaults, decoder};
+use super::registry::FamilyBlocks;
+use super::source::BlockSource;
+use super::{activation, full_attention, plain_mlp};
+use crate::DimensionFields;
 use crate::attention::QkvNames;
-use crate::config_fields::ConfigFields;
-use crate::encoder::config::{Arrangement, EncoderConfig, Stem};
-use crate::encoder::projector::{ProjectorMap, ProjectorSpec};
-use crate::encoder::tail::TailSpec;
-use crate::error::{Error, Result};
+use crate::encoder::{Arrangement, EncoderConfig, ProjectorMap, ProjectorSpec, Stem, TailSpec};
+use crate::error::Result;
 use crate::layer::LayerSpec;
+use crate::llm::LlmConfig;
 use crate::norm::NormKind;
-use crate::sharding_check::DimensionFields;
 use dflop_device::ops::activation::Activation;
 
 /// Epsilon of all norms, which is not part of the configuration.
@@ -28,19 +28,35 @@ const FIELDS: DimensionFields = DimensionFields {
     mlp: "audio_config.encoder_ffn_dim",
 };
 
-/// Reads Qwen2-Audio.
-pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
-    let documents = Documents { config: document.clone(), ..Documents::default() };
-    let part = PartialModelSpec::from_hugging_face(&documents)?;
-    let (Some(audio), Some(llm)) = (part.audio, part.llm) else {
-        let problem = "has no audio encoder".to_owned();
-        return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
-    };
-    let (fields, spec) = (ConfigFields::new(document).child("audio_config"), audio.encoder);
-    if fields.flag("scale_embedding", false)? {
-        return Err(fields.refused("scale_embedding", "= true is not supported"));
+/// Qwen2-Audio.
+#[derive(Debug)]
+pub(super) struct Qwen2Audio;
+
+impl FamilyBlocks for Qwen2Audio {
+    fn id(&self) -> FamilyId {
+        FamilyId::new("qwen2_audio")
     }
-    let activation = fields.activation("activation_function", Activation::GeluExact)?;
+
+    fn model_types(&self) -> &[&str] {
+        &["qwen2_audio"]
+    }
+
+    fn audio(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
+        encoder(source)
+    }
+
+    fn llm(&self, source: &BlockSource<'_>) -> Result<LlmConfig> {
+        decoder(source, &DecoderDefaults::NESTED)
+    }
+}
+
+fn encoder(source: &BlockSource<'_>) -> Result<EncoderConfig> {
+    let (audio, llm) = (source.audio()?, source.llm()?);
+    let (fields, spec) = (source.fields().child_or_empty("audio_config")?, audio.encoder);
+    if fields.flag("scale_embedding", false)? {
+        return Err(fields.invalid("scale_embedding", "= true is not supported").into());
+    }
+    let act = activation(&fields, "activation_function", Activation::GeluExact)?;
     let layer = |layer: u32| {
         let name = |rest: &str| format!("{PREFIX}layers.{layer}.{rest}");
         // Keys have no bias, which would add the same to all scores of a row.
@@ -51,7 +67,7 @@ pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
             epsilon: EPSILON,
             norm_names: ["self_attn_layer_norm", "final_layer_norm"].map(name),
             attention: full_attention(&spec, QkvNames::Separate(qkv), name("self_attn.out_proj")),
-            mlp: plain_mlp(&spec, ["fc1", "fc2"].map(name), activation),
+            mlp: plain_mlp(&spec, ["fc1", "fc2"].map(name), act),
             scales: None,
         }
     };
@@ -60,8 +76,9 @@ pub(super) fn qwen2_audio(document: &Value) -> Result<EncoderConfig> {
         hidden,
         stem: Stem::Audio {
             prefix: PREFIX,
-            mels: fields.count("num_mel_bins")?.unwrap_or(128),
-            positions: fields.count("max_source_positions")?.unwrap_or(1500),
+            // the stem reads six frames of mel bins per token
+            mels: (spec.details.stem_medium_inputs / 6) as usize,
+            positions: audio.rule.window_tokens as usize,
         },
         layers: (0..spec.layers).map(layer).collect(),
         tail: Some(TailSpec { before: None, after: Some((format!("{PREFIX}layer_norm"), EPSILON)) }),

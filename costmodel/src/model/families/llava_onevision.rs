@@ -1,14 +1,69 @@
-//! Reads LLaVA-OneVision.
+//! LLaVA-OneVision: SigLIP or CLIP on tiles of the grid that wastes least.
 
 use serde_json::Value;
 
-use super::vision::{SquareTower, check_processor_side, layers_until, tower};
-use super::{CheckpointFields, FRAMES_MAX, Fields, PartialModelSpec, excerpt, llm};
+use super::language_models::{self, LLAMA3_8B, LLAMA3_70B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B};
+use super::siglip;
+use super::squares::{FRAMES_MAX, SquareTower, check_processor_side, layers_until, tower};
+use super::tower::{PATCH_INPUTS, SquareInput, TowerSize, product};
 use crate::error::Result;
-use crate::model::towers::{self, SquareInput, TowerSize};
-use crate::model::{EncoderSpec, VisionSpec};
+use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec, excerpt};
+use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projector, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::any_res::{AnyRes, VideoNewline};
+
+pub(crate) const FAMILY: FamilyId = FamilyId::new("llava_onevision");
+
+/// LLaVA-OneVision.
+#[derive(Debug)]
+pub(super) struct LlavaOneVision;
+
+impl ModelFamily for LlavaOneVision {
+    fn id(&self) -> FamilyId {
+        FAMILY
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &["llava_onevision"]
+    }
+
+    fn read(&self, files: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
+        read(files)
+    }
+
+    fn presets(&self) -> &[Preset] {
+        &PRESETS
+    }
+}
+
+const PRESETS: [Preset; 5] = [
+    preset("llava-ov-qwen2.5-7b", QWEN2_5_7B),
+    preset("llava-ov-qwen2.5-32b", QWEN2_5_32B),
+    preset("llava-ov-qwen2.5-72b", QWEN2_5_72B),
+    preset("llava-ov-llama3-8b", LLAMA3_8B),
+    preset("llava-ov-llama3-70b", LLAMA3_70B),
+];
+
+const fn preset(name: &'static str, llm: LlmSpec) -> Preset {
+    Preset { name, vision: Some(siglip_so400m(llm)), audio: None, llm }
+}
+
+/// Makes SigLIP-so400m as in LLaVA-OneVision, whose projector is as wide as the LLM and has a newline
+/// embedding.
+pub(super) const fn siglip_so400m(llm: LlmSpec) -> VisionSpec {
+    let dimensions = TowerSize { layers: 27, hidden: 1152, heads: 16, ffn: 4304 };
+    let tower = siglip::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 729 }, false);
+    let mut projector = projector(1152, llm.hidden, true);
+    projector.vector_parameters += llm.hidden as u64;
+    let encoder = EncoderSpec { projector, ..tower };
+    VisionSpec { family: FAMILY, encoder, rule: VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION) }
+}
+
+/// Builds the projector of LLaVA: two matrices, as wide as the LLM.
+pub(crate) const fn projector(input: u32, llm_hidden: u32, has_bias: bool) -> Projector {
+    let biases = if has_bias { product(2, llm_hidden) } else { 0 };
+    Projector::new(1, input, Some(llm_hidden)).vectors(biases)
+}
 
 /// Largest side of the grids of the published checkpoints, in tiles.
 const GRID_SIDE: u8 = 6;
@@ -16,10 +71,10 @@ const GRID_SIDE: u8 = 6;
 /// # Source
 /// `LlavaOnevisionConfig`, `LlavaOnevisionImageProcessor` and `LlavaOnevisionProcessor` of transformers
 /// 4.57.1.
-pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
+fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
     let text = config.child_or_empty("text_config")?;
-    let llm = llm::text_config(&text, "qwen2")?;
+    let llm = language_models::text_config(&text, "qwen2")?;
     let tower = match config.child("vision_config")? {
         Some(fields) => tower(&fields)?,
         None => default_tower(),
@@ -28,24 +83,25 @@ pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     check_class_token(config, &tower)?;
     let input = tower.encoder.hidden.saturating_mul(features);
     let has_bias = config.flag("multimodal_projector_bias", true)?;
-    let mut projector = towers::llava_projector(input, llm.hidden, has_bias);
+    let mut projector = projector(input, llm.hidden, has_bias);
     projector.vector_parameters = projector.vector_parameters.saturating_add(u64::from(llm.hidden));
     let mut encoder = EncoderSpec { projector, ..tower.encoder };
     encoder.details.unused_layers = encoder.layers - used_layers;
     let rule = VisionRule::AnyRes(rule(source, &tower)?);
-    Ok(PartialModelSpec { vision: Some(VisionSpec { encoder, rule }), audio: None, llm: Some(llm) })
+    let vision = Some(VisionSpec { family: FAMILY, encoder, rule });
+    Ok(PartialModelSpec { family: FAMILY, vision, audio: None, llm: Some(llm) })
 }
 
 /// Makes the default tower: SigLIP-so400m without its last layer and its head.
 fn default_tower() -> SquareTower {
     let dimensions = TowerSize { layers: 26, hidden: 1152, heads: 16, ffn: 4304 };
     let square = SquareInput { patch_inputs: 3 * 14 * 14, patches: 729 };
-    let encoder = towers::siglip(dimensions, square, false);
+    let encoder = siglip::encoder(dimensions, square, false);
     SquareTower { encoder, image_pixels: 384, patches_per_side: 27 }
 }
 
 /// Returns the number of layers up to the last one whose output is taken, and the number of outputs taken.
-fn feature_layers(config: &Fields<'_>, layers: u32) -> Result<(u32, u32)> {
+fn feature_layers(config: &ConfigFields<'_>, layers: u32) -> Result<(u32, u32)> {
     let key = "vision_feature_layer";
     let index = |value: &Value| match value.as_i64() {
         Some(index) => layers_until(config, key, index, layers),
@@ -67,7 +123,7 @@ fn feature_layers(config: &Fields<'_>, layers: u32) -> Result<(u32, u32)> {
 /// Checks that the selection strategy fits the tower.
 ///
 /// Only the strategy `default` drops the class token; in a tower without one it would drop a patch.
-fn check_class_token(config: &Fields<'_>, tower: &SquareTower) -> Result<()> {
+fn check_class_token(config: &ConfigFields<'_>, tower: &SquareTower) -> Result<()> {
     let key = "vision_feature_select_strategy";
     let has_class_token = tower.encoder.details.class_tokens > 0;
     match config.text(key)?.unwrap_or("full") {
@@ -126,7 +182,7 @@ fn feature_tiles_max(source: &CheckpointFields<'_>) -> Result<u8> {
 /// Reads the largest grid side.
 ///
 /// The rule allows grids of 1 to n columns and as many rows; the file lists them all, height first.
-fn grid_side(fields: &Fields<'_>, tile_pixels: u16) -> Result<Option<u8>> {
+fn grid_side(fields: &ConfigFields<'_>, tile_pixels: u16) -> Result<Option<u8>> {
     let key = "image_grid_pinpoints";
     let Some(value) = fields.value(key) else { return Ok(None) };
     let listed: Vec<[u64; 2]> = serde_json::from_value(value.clone())

@@ -7,18 +7,38 @@ use crate::error::{Error, Result};
 /// Longest part of a value that an error shows, in characters.
 const EXCERPT_CHARS: usize = 60;
 
-/// Object of a JSON document; fields that are `null` count as missing, unless asked for.
-#[derive(Clone)]
-pub(super) struct Fields<'a> {
+/// Object of a JSON document, with the file and the path that its errors name.
+///
+/// The one reader of `config.json` and of the processors' files in all crates. Fields that are `null` count
+/// as missing, except in [`is_null`](Self::is_null). Fields that nobody asks for may hold anything.
+///
+/// # Examples
+/// ```
+/// use dflop_costmodel::config::{CONFIG_FILE, ConfigFields};
+///
+/// # fn main() -> dflop_costmodel::Result<()> {
+/// let document = serde_json::json!({"vision_config": {"hidden_size": 0}});
+/// let vision = ConfigFields::new(CONFIG_FILE, &document)?.child_or_empty("vision_config")?;
+/// assert_eq!(vision.count("depth", 32)?, 32);
+/// let message = vision.count("hidden_size", 1280).unwrap_err().to_string();
+/// assert_eq!(message, "`config.json`: `vision_config.hidden_size` must be at least 1, found 0");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct ConfigFields<'a> {
     file: &'static str,
     /// Path of the object in the document, with a trailing dot.
     path: String,
     object: Option<&'a Map<String, Value>>,
 }
 
-impl<'a> Fields<'a> {
-    /// Takes the document of a file.
-    pub(super) fn of(file: &'static str, document: &'a Value) -> Result<Self> {
+impl<'a> ConfigFields<'a> {
+    /// Takes the document of a file; errors name the file.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if the document is not an object.
+    pub fn new(file: &'static str, document: &'a Value) -> Result<Self> {
         let path = String::new();
         match document {
             Value::Object(object) => Ok(Self { file, path, object: Some(object) }),
@@ -30,13 +50,17 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes a missing object.
-    pub(super) fn empty(file: &'static str) -> Self {
+    /// Takes a missing object, in which every field has its default.
+    #[must_use]
+    pub const fn empty(file: &'static str) -> Self {
         Self { file, path: String::new(), object: None }
     }
 
     /// Returns the object under a key, if there is one.
-    pub(super) fn child(&self, key: &str) -> Result<Option<Self>> {
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if the field is not an object.
+    pub fn child(&self, key: &str) -> Result<Option<Self>> {
         let path = format!("{}{key}.", self.path);
         match self.value(key) {
             None => Ok(None),
@@ -46,32 +70,53 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns the object under a key; an empty one if it is missing.
-    pub(super) fn child_or_empty(&self, key: &str) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if the field is not an object.
+    pub fn child_or_empty(&self, key: &str) -> Result<Self> {
         let path = format!("{}{key}.", self.path);
         Ok(self.child(key)?.unwrap_or(Self { file: self.file, path, object: None }))
     }
 
-    pub(super) fn value(&self, key: &str) -> Option<&'a Value> {
+    /// Returns the value of a field, if there is one.
+    #[must_use]
+    pub fn value(&self, key: &str) -> Option<&'a Value> {
         self.object?.get(key).filter(|value| !value.is_null())
     }
 
+    /// Returns whether there is a value.
+    #[must_use]
+    pub fn has(&self, key: &str) -> bool {
+        self.value(key).is_some()
+    }
+
     /// Returns whether the field is present and `null`.
-    pub(super) fn is_null(&self, key: &str) -> bool {
+    #[must_use]
+    pub fn is_null(&self, key: &str) -> bool {
         self.object.is_some_and(|object| object.get(key).is_some_and(Value::is_null))
     }
 
-    /// Reads a whole number of at least 1.
-    pub(super) fn count(&self, key: &str, default: u32) -> Result<u32> {
+    /// Reads a whole number of at least 1; `default` if it is missing.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is anything else.
+    pub fn count(&self, key: &str, default: u32) -> Result<u32> {
         Ok(self.optional_count(key)?.unwrap_or(default))
     }
 
     /// Reads a whole number of at least 1, if there is one.
-    pub(super) fn optional_count(&self, key: &str) -> Result<Option<u32>> {
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is anything else.
+    pub fn optional_count(&self, key: &str) -> Result<Option<u32>> {
         self.value(key).map(|value| self.whole_number(key, value, 1)).transpose()
     }
 
-    /// Reads a whole number from `least` to `u32::MAX`.
-    pub(super) fn whole_number(&self, key: &str, value: &Value, least: u32) -> Result<u32> {
+    /// Reads a value of the field `key` as a whole number from `least` to `u32::MAX`.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is anything else.
+    pub fn whole_number(&self, key: &str, value: &Value, least: u32) -> Result<u32> {
         let invalid =
             |must: String| Err(self.invalid(key, format!("must be {must}, found {}", excerpt(value))));
         // A negative number is an integer, but not a `u64`.
@@ -83,7 +128,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool> {
+    /// Reads `true` or `false`; `default` if it is missing.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is anything else.
+    pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
         match self.value(key) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
@@ -91,8 +140,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads a number above 0.
-    pub(super) fn ratio(&self, key: &str, default: f64) -> Result<f64> {
+    /// Reads a number above 0; `default` if it is missing.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is anything else.
+    pub fn number(&self, key: &str, default: f64) -> Result<f64> {
         let Some(value) = self.value(key) else { return Ok(default) };
         match value.as_f64() {
             Some(ratio) if ratio > 0.0 && ratio.is_finite() => Ok(ratio),
@@ -100,7 +152,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>> {
+    /// Reads a string, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is anything else.
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -108,8 +164,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads the side of a square: a number, or a list of two equal numbers.
-    pub(super) fn square_side(&self, key: &str, default: u32) -> Result<u32> {
+    /// Reads the side of a square, a number or a list of two equal numbers; `default` if it is missing.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is anything else.
+    pub fn square_side(&self, key: &str, default: u32) -> Result<u32> {
         match self.value(key) {
             None => Ok(default),
             Some(Value::Array(sides)) => {
@@ -126,8 +185,25 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Checks that `divisor` divides the field.
-    pub(super) fn require_multiple(&self, key: &str, value: u32, of: &str, divisor: u32) -> Result<()> {
+    /// Reads a list of whole numbers of at least 0, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is anything else.
+    pub fn whole_numbers(&self, key: &str) -> Result<Option<Vec<u32>>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let Some(listed) = value.as_array() else {
+            return Err(
+                self.invalid(key, format!("must be a list of whole numbers, found {}", excerpt(value)))
+            );
+        };
+        listed.iter().map(|number| self.whole_number(key, number, 0)).collect::<Result<_>>().map(Some)
+    }
+
+    /// Checks that `divisor`, the value of the field `of`, divides `value`, that of the field `key`.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it does not.
+    pub fn require_multiple(&self, key: &str, value: u32, of: &str, divisor: u32) -> Result<()> {
         if value.is_multiple_of(divisor) {
             return Ok(());
         }
@@ -135,14 +211,16 @@ impl<'a> Fields<'a> {
         Err(self.invalid(key, format!("= {value} must be a multiple of `{of_path}` = {divisor}")))
     }
 
-    pub(super) fn invalid(&self, key: &str, problem: impl Into<String>) -> Error {
+    /// Makes the error of a field; `problem` follows its name: "must be even, found 7".
+    #[must_use]
+    pub fn invalid(&self, key: &str, problem: impl Into<String>) -> Error {
         let field = format!("{}{key}", self.path);
         Error::Configuration { file: self.file, field, problem: problem.into() }
     }
 }
 
 /// Formats a value as JSON, cut short.
-pub(super) fn excerpt(value: &Value) -> String {
+pub(crate) fn excerpt(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(EXCERPT_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -160,7 +238,8 @@ mod tests {
     fn errors_name_file_field_and_what_was_found() {
         let document = json!({"text_config": {"heads": 0, "hidden": -4, "layers": 4_294_967_296_u64, "ffn": 2.5,
             "vocab": "many", "tied": 1, "ratio": -0.5, "side": [3, 4], "sides": [1, 2, 3], "inner": 7}});
-        let fields = Fields::of("config.json", &document).unwrap().child("text_config").unwrap().unwrap();
+        let fields =
+            ConfigFields::new("config.json", &document).unwrap().child("text_config").unwrap().unwrap();
         let long = Value::String("x".repeat(99));
         for (error, message) in [
             (fields.count("heads", 1).map(|_| ()), "`text_config.heads` must be at least 1, found 0"),
@@ -176,7 +255,7 @@ mod tests {
             ),
             (fields.flag("tied", true).map(|_| ()), "`text_config.tied` must be true or false, found 1"),
             (
-                fields.ratio("ratio", 1.0).map(|_| ()),
+                fields.number("ratio", 1.0).map(|_| ()),
                 "`text_config.ratio` must be a number above 0, found -0.5",
             ),
             (fields.square_side("side", 1).map(|_| ()), "`text_config.side` must be a square, found 3 x 4"),
@@ -191,14 +270,14 @@ mod tests {
             assert_eq!(error.unwrap_err().to_string(), format!("`config.json`: {message}"));
         }
         assert!(excerpt(&long).chars().count() <= EXCERPT_CHARS + 1);
-        let error = Fields::of("config.json", &json!([1])).err().unwrap().to_string();
+        let error = ConfigFields::new("config.json", &json!([1])).err().unwrap().to_string();
         assert_eq!(error, "`config.json`: `the document` must be an object, found [1]");
     }
 
     #[test]
     fn a_missing_field_has_its_default() {
         let document = json!({"nothing": null, "side": [14, 14], "patch": 16});
-        let fields = Fields::of("config.json", &document).unwrap();
+        let fields = ConfigFields::new("config.json", &document).unwrap();
         assert_eq!(fields.count("nothing", 7), Ok(7));
         assert!(fields.is_null("nothing") && !fields.is_null("missing"));
         assert_eq!((fields.square_side("side", 1), fields.square_side("patch", 1)), (Ok(14), Ok(16)));

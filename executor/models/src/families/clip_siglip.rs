@@ -1,0 +1,49 @@
+//! CLIP and SigLIP alone, whose output is the last hidden state.
+
+use dflop_costmodel::FamilyId;
+
+use super::registry::FamilyBlocks;
+use super::source::BlockSource;
+use super::squares::square_tower;
+use crate::encoder::{EncoderConfig, TailSpec, TileRule};
+use crate::error::Result;
+
+/// CLIP.
+#[derive(Debug)]
+pub(super) struct Clip;
+
+/// SigLIP.
+#[derive(Debug)]
+pub(super) struct Siglip;
+
+impl FamilyBlocks for Clip {
+    fn id(&self) -> FamilyId {
+        FamilyId::new("clip")
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &["clip_vision_model"]
+    }
+
+    /// The norm after the layers applies to the pooled row only.
+    fn vision(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
+        let tower = square_tower(&source.fields(), &source.vision()?, "", TileRule::All)?;
+        Ok(tower.joined(None, None))
+    }
+}
+
+impl FamilyBlocks for Siglip {
+    fn id(&self) -> FamilyId {
+        FamilyId::new("siglip")
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &["siglip_vision_model"]
+    }
+
+    fn vision(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
+        let tower = square_tower(&source.fields(), &source.vision()?, "", TileRule::All)?;
+        let tail = tower.last_norm.clone().map(|norm| TailSpec { before: Some(norm), after: None });
+        Ok(tower.joined(tail, None))
+    }
+}

@@ -1,0 +1,109 @@
+//! Decoders: Llama and Qwen2, alone or inside a multimodal model.
+
+use dflop_costmodel::FamilyId;
+
+use super::activation;
+use super::registry::FamilyBlocks;
+use super::source::BlockSource;
+use crate::DimensionFields;
+use crate::error::Result;
+use crate::llm::{LlmConfig, LlmNames};
+use crate::rope::Rope;
+use crate::weights::Init;
+use dflop_device::ops::activation::Activation;
+
+/// Language model without encoders, of the architecture with this name.
+#[derive(Debug)]
+pub(super) struct LanguageModel(pub(super) [&'static str; 1]);
+
+impl FamilyBlocks for LanguageModel {
+    fn id(&self) -> FamilyId {
+        FamilyId::new(self.0[0])
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &self.0
+    }
+}
+
+/// Fields of dimensions in the configuration of a language model, and inside a multimodal one.
+const FIELDS: [(&DimensionFields, &str); 2] = [
+    (
+        &DimensionFields {
+            heads: "num_attention_heads",
+            kv_heads: "num_key_value_heads",
+            mlp: "intermediate_size",
+        },
+        "vocab_size",
+    ),
+    (
+        &DimensionFields {
+            heads: "text_config.num_attention_heads",
+            kv_heads: "text_config.num_key_value_heads",
+            mlp: "text_config.intermediate_size",
+        },
+        "text_config.vocab_size",
+    ),
+];
+
+/// Architectures of decoders inside a multimodal model whose blocks these are.
+const KNOWN_TEXT: [&str; 4] = ["llama", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"];
+
+/// Names and defaults in which the decoders of families differ.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DecoderDefaults {
+    /// Prefix of `embed_tokens`, `layers` and `norm` in checkpoints.
+    pub prefix: &'static str,
+    /// Name of the LM head's weight.
+    pub head: &'static str,
+    /// Epsilon of norms, if the configuration has none.
+    pub epsilon: f64,
+    /// Base of the rotation frequencies, if the configuration has none.
+    pub theta: f64,
+}
+
+impl DecoderDefaults {
+    /// A language model alone.
+    pub const ALONE: Self = Self { prefix: "model.", head: "lm_head.weight", epsilon: 1e-6, theta: 1e4 };
+    /// A language model inside a multimodal model of transformers.
+    pub const NESTED: Self =
+        Self { prefix: "language_model.model.", head: "language_model.lm_head.weight", ..Self::ALONE };
+}
+
+/// Makes a decoder with the names of its own checkpoints.
+pub(super) fn alone(source: &BlockSource<'_>) -> Result<LlmConfig> {
+    decoder(source, &DecoderDefaults::ALONE)
+}
+
+/// Makes a decoder from the fields of `text_config`, or of the whole document if there is none.
+///
+/// # Errors
+/// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid or not supported.
+pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<LlmConfig> {
+    let (mut spec, top) = (source.llm()?, source.fields());
+    let is_nested = top.has("text_config");
+    let text = if is_nested { top.child_or_empty("text_config")? } else { top.clone() };
+    if let Some(found) = text.text("model_type")?.filter(|found| is_nested && !KNOWN_TEXT.contains(found)) {
+        let problem = format!("= \"{found}\" is not supported, known are {}", KNOWN_TEXT.join(", "));
+        return Err(text.invalid("model_type", problem).into());
+    }
+    if !spec.head_dim.is_multiple_of(2) {
+        let problem = format!("must give heads an even width to rotate, found {}", spec.head_dim);
+        return Err(text.invalid("num_attention_heads", problem).into());
+    }
+    if activation(&text, "hidden_act", Activation::Silu)? != Activation::Silu {
+        return Err(text.invalid("hidden_act", "must be \"silu\" in a gated MLP").into());
+    }
+    // the outer field counts in multimodal configurations, as in transformers
+    let tied = if top.has("tie_word_embeddings") { &top } else { &text };
+    spec.details.has_tied_embeddings =
+        tied.flag("tie_word_embeddings", source.config.is_none() && spec.details.has_tied_embeddings)?;
+    let (fields, vocabulary) = FIELDS[usize::from(is_nested)];
+    Ok(LlmConfig {
+        rope: Rope::read(&text, spec.head_dim as usize, defaults.theta)?,
+        epsilon: text.number("rms_norm_eps", defaults.epsilon)?,
+        init: Init::Normal(text.number("initializer_range", 0.02)?),
+        spec,
+        names: LlmNames { prefix: defaults.prefix, head: defaults.head, fields, vocabulary },
+    })
+}

@@ -1,0 +1,70 @@
+//! Makes the encoder and the decoder of a model family, from its checkpoints or from sizes alone.
+//!
+//! One file has one family. [`BlockFamilies`] finds it by the `model_type` of a checkpoint or by the id that
+//! a [`ModelSpec`](dflop_costmodel::ModelSpec) carries, among the built-in ones and your own.
+
+mod clip_siglip;
+mod intern_vl;
+mod language_models;
+mod llava_onevision;
+mod qwen2_audio;
+mod qwen_vl;
+mod registry;
+mod source;
+mod squares;
+
+use dflop_costmodel::config::ConfigFields;
+use dflop_costmodel::model::EncoderSpec;
+
+pub use self::language_models::{DecoderDefaults, decoder};
+pub use self::registry::{BlockFamilies, FamilyBlocks};
+pub use self::source::BlockSource;
+use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
+use crate::encoder::INIT;
+use crate::error::Result;
+use crate::mlp::{MlpNames, MlpSpec};
+use dflop_device::ops::activation::Activation;
+
+/// Reads the name of an activation.
+fn activation(fields: &ConfigFields<'_>, key: &str, default: Activation) -> Result<Activation> {
+    match fields.text(key)? {
+        None => Ok(default),
+        Some("gelu") => Ok(Activation::GeluExact),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+        Some("quick_gelu") => Ok(Activation::GeluQuick),
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        Some(other) => {
+            Err(fields.invalid(key, format!("= \"{other}\" is not a supported activation")).into())
+        }
+    }
+}
+
+/// Attention of an encoder in which all rows of an image or audio clip attend to each other.
+#[must_use]
+pub fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> AttentionSpec {
+    let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
+    AttentionSpec {
+        hidden,
+        heads,
+        kv_heads: heads,
+        head_dim: hidden / heads,
+        qkv,
+        output: (output, true),
+        mask: AttentionMask::Full,
+        is_rotated: false,
+        init: INIT,
+    }
+}
+
+/// MLP of two matrices with biases.
+#[must_use]
+pub fn plain_mlp(spec: &EncoderSpec, names: [String; 2], activation: Activation) -> MlpSpec {
+    MlpSpec {
+        inputs: spec.hidden as usize,
+        middle: spec.ffn as usize,
+        outputs: spec.hidden as usize,
+        names: MlpNames::Plain(names, activation),
+        has_bias: true,
+        init: INIT,
+    }
+}

@@ -1,0 +1,203 @@
+//! Qwen2-VL and Qwen2.5-VL: images and videos of their own resolution.
+//!
+//! Rows are rotated by row and column; Qwen2.5-VL attends within windows in most layers.
+//!
+//! # Source
+//! Wang et al.: "Qwen2-VL", 2024, arXiv:2409.12191; Bai et al.: "Qwen2.5-VL Technical Report", 2025,
+//! arXiv:2502.13923, section 2.1.1.
+
+use dflop_costmodel::FamilyId;
+use dflop_costmodel::config::ConfigFields;
+use dflop_costmodel::model::EncoderSpec;
+use dflop_costmodel::tokens::VisionRule;
+use dflop_costmodel::tokens::native::NativeResolution as Rule;
+
+use super::language_models::{DecoderDefaults, decoder};
+use super::registry::FamilyBlocks;
+use super::source::BlockSource;
+use super::{activation, full_attention, plain_mlp};
+use crate::DimensionFields;
+use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
+use crate::encoder::{
+    Arrangement, EncoderConfig, INIT, NativeResolution, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem,
+};
+use crate::error::Result;
+use crate::layer::LayerSpec;
+use crate::llm::LlmConfig;
+use crate::mlp::{MlpNames, MlpSpec};
+use crate::norm::NormKind;
+use crate::rope::Rope;
+use dflop_device::ops::activation::Activation;
+
+/// Epsilon of all norms, which is not part of the configuration.
+const EPSILON: f64 = 1e-6;
+/// Default base of the rotation frequencies.
+const THETA: f64 = 10_000.0;
+/// Default layers of full attention in Qwen2.5-VL.
+const FULL_LAYERS: [u32; 4] = [7, 15, 23, 31];
+
+const FIELDS: DimensionFields = DimensionFields {
+    heads: "vision_config.num_heads",
+    kv_heads: "vision_config.num_heads",
+    mlp: "vision_config.intermediate_size",
+};
+
+/// Qwen2-VL or Qwen2.5-VL.
+#[derive(Debug)]
+pub(super) struct QwenVl {
+    model_types: [&'static str; 1],
+    /// Whether layers have windows, norms without bias and gated MLPs.
+    is_windowed: bool,
+}
+
+impl QwenVl {
+    pub(super) const QWEN2: Self = Self { model_types: ["qwen2_vl"], is_windowed: false };
+    pub(super) const QWEN2_5: Self = Self { model_types: ["qwen2_5_vl"], is_windowed: true };
+}
+
+impl FamilyBlocks for QwenVl {
+    fn id(&self) -> FamilyId {
+        FamilyId::new(self.model_types[0])
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &self.model_types
+    }
+
+    fn vision(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
+        if self.is_windowed { qwen2_5_vl(source) } else { qwen2_vl(source) }
+    }
+
+    fn llm(&self, source: &BlockSource<'_>) -> Result<LlmConfig> {
+        decoder(source, &DecoderDefaults { epsilon: 1e-5, theta: 1e6, ..DecoderDefaults::ALONE })
+    }
+}
+
+/// Returns the encoder and its token rule.
+fn encoder(source: &BlockSource<'_>, fields: &ConfigFields<'_>) -> Result<(EncoderSpec, Rule)> {
+    let vision = source.vision()?;
+    match vision.rule {
+        VisionRule::Native(rule) => Ok((vision.encoder, rule)),
+        _ => Err(fields.invalid("patch_size", "must be that of images of their own size").into()),
+    }
+}
+
+fn qwen2_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
+    let fields = source.fields().child_or_empty("vision_config")?;
+    let (spec, rule) = encoder(source, &fields)?;
+    let act = activation(&fields, "hidden_act", Activation::GeluQuick)?;
+    let layer = |layer: usize| {
+        let name = |rest: &str| format!("visual.blocks.{layer}.{rest}");
+        LayerSpec {
+            norm: NormKind::Layer,
+            epsilon: EPSILON,
+            norm_names: ["norm1", "norm2"].map(name),
+            attention: attention(&spec, layer, AttentionMask::Full),
+            mlp: plain_mlp(&spec, ["mlp.fc1", "mlp.fc2"].map(name), act),
+            scales: None,
+        }
+    };
+    let layers = (0..spec.layers as usize).map(layer).collect();
+    config(source, &fields, (&spec, &rule), NormKind::Layer, layers)
+}
+
+fn qwen2_5_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
+    let fields = source.fields().child_or_empty("vision_config")?;
+    let (spec, rule) = encoder(source, &fields)?;
+    if activation(&fields, "hidden_act", Activation::Silu)? != Activation::Silu {
+        return Err(fields.invalid("hidden_act", "must be \"silu\" in a gated MLP").into());
+    }
+    let full = match (fields.whole_numbers("fullatt_block_indexes")?, &source.config) {
+        (Some(listed), _) => listed,
+        (None, Some(_)) => FULL_LAYERS.to_vec(),
+        (None, None) => full_layers(spec.layers, spec.windowed_layers),
+    };
+    let layer = |layer: usize| {
+        let name = |rest: &str| format!("visual.blocks.{layer}.{rest}");
+        let mask = if full.contains(&(layer as u32)) { AttentionMask::Full } else { AttentionMask::Window };
+        LayerSpec {
+            norm: NormKind::Rms,
+            epsilon: EPSILON,
+            norm_names: ["norm1", "norm2"].map(name),
+            attention: attention(&spec, layer, mask),
+            mlp: MlpSpec {
+                inputs: spec.hidden as usize,
+                middle: spec.ffn as usize,
+                outputs: spec.hidden as usize,
+                names: MlpNames::Gated(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name)),
+                has_bias: true,
+                init: INIT,
+            },
+            scales: None,
+        }
+    };
+    let layers = (0..spec.layers as usize).map(layer).collect();
+    config(source, &fields, (&spec, &rule), NormKind::Rms, layers)
+}
+
+/// Returns the layers with full attention, each the last of an equally long run of windowed layers.
+fn full_layers(layers: u32, windowed: u32) -> Vec<u32> {
+    let full = layers - windowed.min(layers);
+    (1..=full).map(|layer| layer * layers / full - 1).collect()
+}
+
+fn attention(spec: &EncoderSpec, layer: usize, mask: AttentionMask) -> AttentionSpec {
+    let name = |rest: &str| format!("visual.blocks.{layer}.attn.{rest}");
+    let full = full_attention(spec, QkvNames::Fused(name("qkv")), name("proj"));
+    AttentionSpec { mask, is_rotated: true, ..full }
+}
+
+fn config(
+    source: &BlockSource<'_>,
+    fields: &ConfigFields<'_>,
+    (spec, rule): (&EncoderSpec, &Rule),
+    norm: NormKind,
+    layers: Vec<LayerSpec>,
+) -> Result<EncoderConfig> {
+    let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
+    // half of the pairs of columns rotate by row, half by column
+    if !(hidden / heads).is_multiple_of(4) {
+        let problem =
+            format!("must give heads a width that is a multiple of 4 to rotate, found {}", hidden / heads);
+        return Err(fields.invalid("num_heads", problem).into());
+    }
+    let outputs = source.llm()?.hidden as usize;
+    let channels = fields.count("in_channels", 3)? as usize;
+    let [frames, patch, merge] =
+        [rule.frames_per_patch, rule.patch_pixels, rule.merge].map(|size| usize::from(size.get()));
+    let theta = fields.child_or_empty("rope_parameters")?.number("rope_theta", THETA)?;
+    let stem = PatchStemSpec {
+        name: "visual.patch_embed.proj".to_owned(),
+        kernel: vec![channels, frames, patch, patch],
+        has_bias: false,
+        class: None,
+        positions: None,
+        norm: None,
+    };
+    let merged = merge * merge;
+    let names = ["visual.merger.mlp.0", "visual.merger.mlp.2"].map(str::to_owned);
+    let projector = ProjectorSpec {
+        merged,
+        hidden,
+        norm: Some((norm, "visual.merger.ln_q".to_owned(), EPSILON, hidden)),
+        map: ProjectorMap::Mlp(names, merged * hidden, Activation::GeluExact, true),
+        outputs,
+        newline: None,
+    };
+    let arrangement = Arrangement::Native(NativeResolution {
+        patch_inputs: stem.patch_inputs(),
+        merge,
+        window: rule.window_patches.map(|patches| usize::from(patches.get()) / merge),
+        rope: Rope::for_images(theta, hidden / heads),
+    });
+    Ok(EncoderConfig {
+        hidden,
+        stem: Stem::Patches(stem),
+        layers,
+        tail: None,
+        projector: Some(projector),
+        arrangement,
+        ignored: Vec::new(),
+        fields: &FIELDS,
+    })
+}

@@ -1,0 +1,238 @@
+//! Finds the family of a checkpoint or a model spec, among the built-in ones and your own.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use dflop_costmodel::config::{CONFIG_FILE, ConfigFields, Documents, PartialModelSpec};
+use dflop_costmodel::{FamilyId, ModelFamilies, ModelSpec};
+use serde_json::Value;
+
+use super::clip_siglip::{Clip, Siglip};
+use super::intern_vl::InternVl;
+use super::language_models::{self, LanguageModel};
+use super::llava_onevision::LlavaOneVision;
+use super::qwen_vl::QwenVl;
+use super::qwen2_audio::Qwen2Audio;
+use super::source::{BlockSource, missing};
+use crate::encoder::EncoderConfig;
+use crate::error::Result;
+use crate::llm::LlmConfig;
+
+/// All built-in families.
+static BUILT_IN: [&dyn FamilyBlocks; 9] = [
+    &LanguageModel(["llama"]),
+    &LanguageModel(["qwen2"]),
+    &QwenVl::QWEN2,
+    &QwenVl::QWEN2_5,
+    &LlavaOneVision,
+    &InternVl,
+    &Qwen2Audio,
+    &Clip,
+    &Siglip,
+];
+
+/// Model family: makes the blocks of its encoders and of its decoder, with the names of its checkpoints.
+///
+/// A family outside this crate implements this trait and goes into [`BlockFamilies::with`].
+pub trait FamilyBlocks: Debug + Send + Sync {
+    /// Returns the id that its modules carry.
+    fn id(&self) -> FamilyId;
+
+    /// Returns the values of `model_type` of the checkpoints that have these names.
+    fn model_types(&self) -> &[&str];
+
+    /// Makes the image encoder. Default: the family has none.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
+    /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid or not supported.
+    fn vision(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
+        let _ = source;
+        Err(missing("image encoder"))
+    }
+
+    /// Makes the audio encoder. Default: the family has none.
+    ///
+    /// # Errors
+    /// As [`vision`](Self::vision).
+    fn audio(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
+        let _ = source;
+        Err(missing("audio encoder"))
+    }
+
+    /// Makes the decoder. Default: a Llama or a Qwen2 with the names of its own checkpoints.
+    ///
+    /// # Errors
+    /// As [`vision`](Self::vision).
+    fn llm(&self, source: &BlockSource<'_>) -> Result<LlmConfig> {
+        language_models::alone(source)
+    }
+}
+
+/// Model families by `model_type` and by [`FamilyId`]: the built-in ones and your own.
+#[derive(Debug, Clone, Default)]
+pub struct BlockFamilies {
+    own: Vec<Arc<dyn FamilyBlocks>>,
+    sizes: ModelFamilies,
+}
+
+impl BlockFamilies {
+    /// Adds a family; where names are taken, the family that was added last has precedence.
+    #[must_use]
+    pub fn with(mut self, family: impl FamilyBlocks + 'static) -> Self {
+        self.own.insert(0, Arc::new(family));
+        self
+    }
+
+    /// Sets the families that read sizes. Default: the built-in ones.
+    #[must_use]
+    pub fn sizes(mut self, families: ModelFamilies) -> Self {
+        self.sizes = families;
+        self
+    }
+
+    /// Returns the family of an id.
+    #[must_use]
+    pub fn get(&self, id: FamilyId) -> Option<&dyn FamilyBlocks> {
+        self.iter().find(|family| family.id() == id)
+    }
+
+    /// Reads the sizes of a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid.
+    pub fn read_sizes(&self, document: &Value) -> Result<PartialModelSpec> {
+        Ok(self.sizes.read(&Documents { config: document.clone(), ..Documents::default() })?)
+    }
+
+    /// Reads the image encoder of a checkpoint, if the model has one.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
+    /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid, or the `model_type` has an image
+    /// encoder that is not supported.
+    pub fn vision(&self, document: &Value) -> Result<Option<EncoderConfig>> {
+        let spec = self.read_sizes(document);
+        if spec.as_ref().is_ok_and(|spec| spec.vision.is_none()) {
+            return Ok(None);
+        }
+        let (family, config) = self.of_document(document)?;
+        family.vision(&BlockSource { spec: spec?, config: Some(config) }).map(Some)
+    }
+
+    /// Reads the audio encoder of a checkpoint, if the model has one.
+    ///
+    /// # Errors
+    /// As [`vision`](Self::vision).
+    pub fn audio(&self, document: &Value) -> Result<Option<EncoderConfig>> {
+        let spec = self.read_sizes(document);
+        if spec.as_ref().is_ok_and(|spec| spec.audio.is_none()) {
+            return Ok(None);
+        }
+        let (family, config) = self.of_document(document)?;
+        family.audio(&BlockSource { spec: spec?, config: Some(config) }).map(Some)
+    }
+
+    /// Reads the decoder of a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
+    /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid, or the `model_type` is not
+    /// supported or is not that of a language model.
+    pub fn llm(&self, document: &Value) -> Result<LlmConfig> {
+        let spec = self.read_sizes(document)?;
+        let (family, config) = self.of_document(document)?;
+        let source = BlockSource { spec, config: Some(config) };
+        source.llm()?;
+        family.llm(&source)
+    }
+
+    /// Makes the image encoder of a model from its sizes alone, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the id that the encoder carries.
+    pub fn vision_of(&self, model: &ModelSpec) -> Result<Option<EncoderConfig>> {
+        let Some(vision) = &model.vision else { return Ok(None) };
+        self.known(vision.family)?.vision(&of_sizes(model)).map(Some)
+    }
+
+    /// Makes the audio encoder of a model from its sizes alone, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the id that the encoder carries.
+    pub fn audio_of(&self, model: &ModelSpec) -> Result<Option<EncoderConfig>> {
+        let Some(audio) = &model.audio else { return Ok(None) };
+        self.known(audio.family)?.audio(&of_sizes(model)).map(Some)
+    }
+
+    /// Makes the decoder of a model from its sizes alone; that of a family without blocks is a Llama.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if the sizes are not supported.
+    pub fn llm_of(&self, model: &ModelSpec) -> Result<LlmConfig> {
+        let source = of_sizes(model);
+        self.get(model.family).map_or_else(|| language_models::alone(&source), |family| family.llm(&source))
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &dyn FamilyBlocks> {
+        self.own.iter().map(|family| &**family).chain(BUILT_IN)
+    }
+
+    fn known(&self, id: FamilyId) -> Result<&dyn FamilyBlocks> {
+        self.get(id).ok_or_else(|| {
+            let known: Vec<String> = self.iter().map(|family| family.id().to_string()).collect();
+            let problem = format!("`{id}` has no blocks, known are {}", known.join(", "));
+            crate::Error::ModelConfig { field: "family".to_owned(), problem }
+        })
+    }
+
+    /// Returns the family of a checkpoint, and the fields of its `config.json`.
+    fn of_document<'a>(&self, document: &'a Value) -> Result<(&dyn FamilyBlocks, ConfigFields<'a>)> {
+        let config = ConfigFields::new(CONFIG_FILE, document)?;
+        let model_type = config.text("model_type")?.unwrap_or_default();
+        let Some(family) = self.iter().find(|family| family.model_types().contains(&model_type)) else {
+            let known: Vec<&str> = self.iter().flat_map(FamilyBlocks::model_types).copied().collect();
+            let problem = format!("= \"{model_type}\" is not supported, known are {}", known.join(", "));
+            return Err(config.invalid("model_type", problem).into());
+        };
+        Ok((family, config))
+    }
+}
+
+fn of_sizes(model: &ModelSpec) -> BlockSource<'static> {
+    BlockSource { spec: model.clone().into(), config: None }
+}
+
+impl EncoderConfig {
+    /// Reads the image encoder of a built-in family, if the model has one: of LLaVA-OneVision, InternVL,
+    /// Qwen2-VL or Qwen2.5-VL, or a separate CLIP or SigLIP. [`BlockFamilies::vision`] also knows others.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
+    /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid or not supported.
+    pub fn vision(document: &Value) -> Result<Option<Self>> {
+        BlockFamilies::default().vision(document)
+    }
+
+    /// Reads the audio encoder of a built-in family, if the model has one: of Qwen2-Audio.
+    /// [`BlockFamilies::audio`] also knows others.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
+    /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid or not supported.
+    pub fn audio(document: &Value) -> Result<Option<Self>> {
+        BlockFamilies::default().audio(document)
+    }
+}
+
+impl LlmConfig {
+    /// Reads the decoder of a built-in family from the `config.json` of a checkpoint. [`BlockFamilies::llm`]
+    /// also knows others.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
+    /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid or not supported.
+    pub fn from_config(document: &Value) -> Result<Self> {
+        BlockFamilies::default().llm(document)
+    }
+}

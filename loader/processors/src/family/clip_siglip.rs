@@ -1,0 +1,244 @@
+//! CLIP and SigLIP: one square per image. CLIP scales the shorter side and crops, SigLIP stretches the whole
+//! image.
+
+use dflop_costmodel::config::ConfigFields;
+use dflop_costmodel::model::VisionSpec;
+use dflop_costmodel::tokens::VisionRule;
+use dflop_costmodel::tokens::fixed_tile::FixedTile;
+use dflop_costmodel::{FamilyId, Result};
+use dflop_samples::inputs::PixelValues;
+
+use super::llava_onevision::LlavaOneVisionFamily;
+use super::registry::{ProcessorFamily, VisionInputs};
+use super::{PixelLayout, VideoText, llava_onevision};
+use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
+use crate::image::normalize::Normalization;
+use crate::image::resample::{Resampler, Resize};
+use crate::image::squares::squares;
+use crate::image::{
+    Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, SquareResize, positions,
+    square_bytes,
+};
+
+/// CLIP, whose placeholders and template are those of LLaVA.
+#[derive(Debug)]
+pub(super) struct Clip;
+
+/// SigLIP, whose placeholders and template are those of LLaVA.
+#[derive(Debug)]
+pub(super) struct Siglip;
+
+impl ProcessorFamily for Clip {
+    fn id(&self) -> FamilyId {
+        FamilyId::new("clip")
+    }
+
+    fn vision(&self, vision: &VisionSpec) -> Option<VisionInputs> {
+        inputs(vision)
+    }
+
+    fn chat_template(&self) -> &'static str {
+        LlavaOneVisionFamily.chat_template()
+    }
+
+    fn image_processor_types(&self) -> &[&str] {
+        &["CLIPImageProcessor", "CLIPFeatureExtractor"]
+    }
+
+    fn read_image_processor(&self, fields: &ConfigFields<'_>) -> Result<ImageProcessor> {
+        Ok(ImageProcessor::new(read_clip(fields)?))
+    }
+}
+
+impl ProcessorFamily for Siglip {
+    fn id(&self) -> FamilyId {
+        FamilyId::new("siglip")
+    }
+
+    fn vision(&self, vision: &VisionSpec) -> Option<VisionInputs> {
+        inputs(vision)
+    }
+
+    fn chat_template(&self) -> &'static str {
+        LlavaOneVisionFamily.chat_template()
+    }
+
+    fn image_processor_types(&self) -> &[&str] {
+        &["SiglipImageProcessor"]
+    }
+
+    fn read_image_processor(&self, fields: &ConfigFields<'_>) -> Result<ImageProcessor> {
+        Ok(ImageProcessor::new(read_siglip(fields)?))
+    }
+}
+
+fn inputs(vision: &VisionSpec) -> Option<VisionInputs> {
+    let VisionRule::Fixed(rule) = vision.rule else { return None };
+    Some(VisionInputs {
+        image: llava_onevision::IMAGE,
+        layout: PixelLayout::Tiles,
+        video: VideoText::Whole(llava_onevision::VIDEO),
+        processor: ImageProcessor::new(Square::from_rule(rule)),
+    })
+}
+
+/// Settings of a processor that makes one square from an image.
+///
+/// # Source
+/// `CLIPImageProcessor` and `SiglipImageProcessor` of transformers 4.57.1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Square {
+    /// Length of the shorter side before the crop, at least `side`; `None` stretches the whole image.
+    pub shortest_side: Option<u16>,
+    /// Side of the square in pixels.
+    pub side: u16,
+    /// Encoder tokens of the square, each an LLM position.
+    pub tokens: u32,
+    /// The resampling filter.
+    pub filter: Filter,
+    /// Conversion from bytes to values.
+    pub normalization: Normalization,
+}
+
+impl Square {
+    /// CLIP ViT-L/14 at 336 pixels, the vision encoder of LLaVA 1.5.
+    pub const CLIP_336: Self = Self {
+        shortest_side: Some(336),
+        side: 336,
+        tokens: 576,
+        filter: Filter::Bicubic,
+        normalization: Normalization::CLIP,
+    };
+    /// SigLIP-so400m/14 at 384 pixels.
+    pub const SIGLIP_384: Self = Self {
+        shortest_side: None,
+        side: 384,
+        tokens: 729,
+        filter: Filter::Bicubic,
+        normalization: Normalization::SIGNED,
+    };
+
+    /// Returns the published processor of CLIP for a rule that crops, of SigLIP for one that stretches.
+    #[must_use]
+    pub const fn from_rule(rule: FixedTile) -> Self {
+        let square = if rule.is_cropped { Self::CLIP_336 } else { Self::SIGLIP_384 };
+        let shortest_side = if rule.is_cropped { Some(rule.tile_pixels) } else { None };
+        Self { shortest_side, side: rule.tile_pixels, tokens: rule.tile_patches, ..square }
+    }
+
+    /// Makes `[frames, 3, side, side]`; an image is one frame.
+    fn frames<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
+        let side = usize::from(self.side);
+        let values = squares::<T>(frames, side, &self.normalization, resampler, |frame| self.resize(frame));
+        PixelValues {
+            values: T::buffer(values),
+            shape: vec![frames.len(), 3, side, side],
+            grid_thw: None,
+            image_size: None,
+            tokens: positions(frames.len() as u64 * u64::from(self.tokens)),
+        }
+    }
+
+    fn resize(&self, image: RgbView<'_>) -> Resize {
+        let side = usize::from(self.side);
+        let Some(shortest) = self.shortest_side else {
+            return Resize::whole(self.filter, side, side);
+        };
+        let size = image.size();
+        let shorter = u64::from(size.width.min(size.height));
+        let resized = [size.width, size.height]
+            .map(|length| (u64::from(length) * u64::from(shortest) / shorter) as usize);
+        let [columns, rows] = resized.map(|length| {
+            let start = (length - side) / 2;
+            start..start + side
+        });
+        Resize { filter: self.filter, width: resized[0], height: resized[1], columns, rows }
+    }
+}
+
+impl GenericProcessor for Square {
+    fn rule(&self) -> Option<VisionRule> {
+        None
+    }
+
+    fn settings(&self) -> PixelSettings {
+        let square = match self.shortest_side {
+            Some(shortest_side) => SquareResize::Cropped { shortest_side },
+            None => SquareResize::Stretched,
+        };
+        PixelSettings { filter: self.filter, normalization: self.normalization, square: Some(square) }
+    }
+
+    fn set(&mut self, settings: &PixelSettings) {
+        (self.filter, self.normalization) = (settings.filter, settings.normalization);
+        match settings.square {
+            Some(SquareResize::Stretched) => self.shortest_side = None,
+            Some(SquareResize::Cropped { shortest_side }) => {
+                self.shortest_side = Some(shortest_side.max(self.side));
+            }
+            None => {}
+        }
+    }
+
+    fn item_bytes(&self) -> u64 {
+        square_bytes(self.side)
+    }
+
+    fn image<T: Pixel>(
+        &self,
+        image: RgbView<'_>,
+        _: usize,
+        resampler: &mut Resampler,
+    ) -> Result<PixelValues> {
+        Ok(self.frames::<T>(&[image], resampler))
+    }
+
+    fn video<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> Result<PixelValues> {
+        Ok(self.frames::<T>(frames, resampler))
+    }
+}
+
+fn read_clip(fields: &ConfigFields<'_>) -> Result<Square> {
+    let is_cropped = fields.flag("do_center_crop", true)?;
+    let shortest_side = match fields.value("size") {
+        Some(size) if size.is_number() || size.get("shortest_edge").is_some() => {
+            Some(square_side(fields, "size", 224)?)
+        }
+        Some(_) => None,
+        None => Some(224),
+    };
+    let side = match (shortest_side, is_cropped) {
+        (Some(_), true) => square_side(fields, "crop_size", 224)?,
+        (None, false) => square_side(fields, "size", 224)?,
+        (None, true) => {
+            let side = square_side(fields, "size", 224)?;
+            if square_side(fields, "crop_size", 224)? != side {
+                return Err(fields.invalid("crop_size", "must equal a square `size`"));
+            }
+            side
+        }
+        (Some(_), false) => {
+            return Err(fields.invalid("do_center_crop", "must be true, or images would differ in size"));
+        }
+    };
+    if shortest_side.is_some_and(|shortest| shortest < side) {
+        return Err(fields.invalid("crop_size", "must not exceed `size`"));
+    }
+    read_square(fields, shortest_side, side, Normalization::CLIP)
+}
+
+fn read_siglip(fields: &ConfigFields<'_>) -> Result<Square> {
+    let side = square_side(fields, "size", 224)?;
+    read_square(fields, None, side, Normalization::SIGNED)
+}
+
+fn read_square(
+    fields: &ConfigFields<'_>,
+    shortest_side: Option<u16>,
+    side: u16,
+    default: Normalization,
+) -> Result<Square> {
+    let tokens = (u32::from(side) / PATCH_PIXELS as u32).pow(2);
+    let (filter, normalization) = (filter(fields)?, normalization(fields, default)?);
+    Ok(Square { shortest_side, side, tokens, filter, normalization })
+}

@@ -1,0 +1,36 @@
+//! Qwen2-Audio: log-mel spectrograms of Whisper.
+
+use std::sync::Arc;
+
+use dflop_costmodel::FamilyId;
+use dflop_costmodel::model::AudioSpec;
+
+use super::Placeholder;
+use super::registry::{AudioInputs, ProcessorFamily};
+use crate::audio::AudioProcessor;
+
+/// Audio clips.
+const CLIP: Placeholder = Placeholder {
+    token: "<|AUDIO|>",
+    markers: Some(["<|audio_bos|>", "<|audio_eos|>"]),
+    has_markers_in_text: true,
+};
+
+/// Qwen2-Audio.
+#[derive(Debug)]
+pub(super) struct Qwen2AudioFamily;
+
+impl ProcessorFamily for Qwen2AudioFamily {
+    fn id(&self) -> FamilyId {
+        FamilyId::new("qwen2_audio")
+    }
+
+    fn audio(&self, audio: &AudioSpec) -> Option<AudioInputs> {
+        let processor = AudioProcessor::for_encoder(&audio.encoder)?;
+        Some(AudioInputs { clip: CLIP, processor: Arc::new(processor) })
+    }
+
+    fn chat_template(&self) -> &'static str {
+        include_str!("templates/qwen2_audio.jinja")
+    }
+}

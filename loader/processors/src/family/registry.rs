@@ -1,0 +1,245 @@
+//! Finds the family of a model or of an image processor, among the built-in ones and your own.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use dflop_costmodel::config::{ConfigFields, PREPROCESSOR_FILE};
+use dflop_costmodel::model::{AudioSpec, VisionSpec};
+use dflop_costmodel::{FamilyId, ModelSpec};
+use dflop_samples::{Error, Result};
+use serde_json::Value;
+
+use super::clip_siglip::{Clip, Siglip};
+use super::intern_vl::InternVlFamily;
+use super::llava_onevision::LlavaOneVisionFamily;
+use super::qwen_vl::QwenVlFamily;
+use super::qwen2_audio::Qwen2AudioFamily;
+use super::{Family, PixelLayout, Placeholder, VideoText};
+use crate::image::ImageProcessor;
+use crate::tensors::AudioTensors;
+
+/// All built-in families.
+static BUILT_IN: [&dyn ProcessorFamily; 7] = [
+    &LlavaOneVisionFamily,
+    &InternVlFamily,
+    &QwenVlFamily::QWEN2,
+    &QwenVlFamily::QWEN2_5,
+    &Qwen2AudioFamily,
+    &Clip,
+    &Siglip,
+];
+
+/// Text form, layout and processor of the images and videos of a model.
+#[derive(Debug, Clone)]
+pub struct VisionInputs {
+    /// Text form of an image.
+    pub image: Placeholder,
+    /// Text form of a video.
+    pub video: VideoText,
+    /// Layout of the pixels of several images in one tensor.
+    pub layout: PixelLayout,
+    /// Processor of images and videos, with the statistics of the published checkpoints.
+    pub processor: ImageProcessor,
+}
+
+/// Text form and processor of the audio clips of a model.
+#[derive(Debug, Clone)]
+pub struct AudioInputs {
+    /// Text form of a clip.
+    pub clip: Placeholder,
+    /// Processor of clips.
+    pub processor: Arc<dyn AudioTensors>,
+}
+
+/// Model family as its Hugging Face processor treats it: placeholders, tensors and chat template.
+///
+/// A family outside this crate implements this trait and goes into [`ProcessorFamilies::with`]. A modality
+/// that it does not have returns `None`, as does an encoder whose token rule is not the family's.
+pub trait ProcessorFamily: Debug + Send + Sync {
+    /// Returns the id that encoders of this family carry.
+    fn id(&self) -> FamilyId;
+
+    /// Returns text form, layout and processor of images and videos. Default: none.
+    fn vision(&self, vision: &VisionSpec) -> Option<VisionInputs> {
+        let _ = vision;
+        None
+    }
+
+    /// Returns text form and processor of audio clips. Default: none.
+    fn audio(&self, audio: &AudioSpec) -> Option<AudioInputs> {
+        let _ = audio;
+        None
+    }
+
+    /// Returns the chat template, in Jinja, for models whose files contain none. Default: `ChatML`.
+    fn chat_template(&self) -> &'static str {
+        CHATML
+    }
+
+    /// Returns the values of `image_processor_type` that this family reads, without the suffix `Fast`.
+    /// Default: none.
+    fn image_processor_types(&self) -> &[&str] {
+        &[]
+    }
+
+    /// Reads the image processor from a `preprocessor_config.json`; missing settings have its defaults.
+    ///
+    /// # Errors
+    /// [`dflop_costmodel::Error::Configuration`] that names the field. Default: the family has no image
+    /// processor.
+    fn read_image_processor(&self, fields: &ConfigFields<'_>) -> dflop_costmodel::Result<ImageProcessor> {
+        Err(fields.invalid("image_processor_type", "belongs to a family without an image processor"))
+    }
+}
+
+/// Template of models that have no media, or media of several families.
+const CHATML: &str = include_str!("templates/chatml.jinja");
+
+/// Families of processors by [`FamilyId`]: the built-in ones and your own.
+#[derive(Debug, Clone, Default)]
+pub struct ProcessorFamilies {
+    own: Vec<Arc<dyn ProcessorFamily>>,
+}
+
+impl ProcessorFamilies {
+    /// Adds a family; where ids or processor types are taken, the family that was added last has precedence.
+    #[must_use]
+    pub fn with(mut self, family: impl ProcessorFamily + 'static) -> Self {
+        self.own.insert(0, Arc::new(family));
+        self
+    }
+
+    /// Returns the family of an id.
+    #[must_use]
+    pub fn get(&self, id: FamilyId) -> Option<&dyn ProcessorFamily> {
+        self.iter().find(|family| family.id() == id)
+    }
+
+    /// Returns the inputs of a model's vision encoder; `None` for a model without one.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no family has the id that the encoder carries, or the family has another rule.
+    pub fn vision(&self, model: &ModelSpec) -> Result<Option<VisionInputs>> {
+        let Some(vision) = &model.vision else { return Ok(None) };
+        let inputs = self.known(vision.family)?.vision(vision);
+        inputs.map(Some).ok_or_else(|| other_rule(vision.family, "vision"))
+    }
+
+    /// Returns the inputs of a model's audio encoder; `None` for a model without one.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no family has the id that the encoder carries, or the family has another rule.
+    pub fn audio(&self, model: &ModelSpec) -> Result<Option<AudioInputs>> {
+        let Some(audio) = &model.audio else { return Ok(None) };
+        let inputs = self.known(audio.family)?.audio(audio);
+        inputs.map(Some).ok_or_else(|| other_rule(audio.family, "audio"))
+    }
+
+    /// Returns the chat template to use if the model's files contain none.
+    ///
+    /// - `has_header_ids`: whether the vocabulary has the turn format of Llama 3
+    #[must_use]
+    pub fn chat_template(&self, model: &ModelSpec, has_header_ids: bool) -> &'static str {
+        if has_header_ids {
+            return include_str!("templates/llama3.jinja");
+        }
+        self.get(model.family).map_or(CHATML, ProcessorFamily::chat_template)
+    }
+
+    /// Reads a `preprocessor_config.json` of Hugging Face by its `image_processor_type`, including the "fast"
+    /// variants; missing settings have the processor's defaults.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the processor is unknown or a setting is not supported.
+    pub fn read_image_processor(&self, json: &Value) -> Result<ImageProcessor> {
+        let read = || {
+            let fields = ConfigFields::new(PREPROCESSOR_FILE, json)?;
+            let key = "image_processor_type";
+            let named = fields.text(key)?;
+            let Some(name) =
+                named.map_or_else(|| fields.text("feature_extractor_type"), |name| Ok(Some(name)))?
+            else {
+                return Err(fields.invalid(key, "is required"));
+            };
+            check_steps(&fields)?;
+            let short = name.strip_suffix("Fast").unwrap_or(name);
+            match self.iter().find(|family| family.image_processor_types().contains(&short)) {
+                Some(family) => family.read_image_processor(&fields),
+                None => Err(fields.invalid(key, format!("= \"{name}\" is unknown"))),
+            }
+        };
+        read().map_err(|error| refused(error.to_string()))
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &dyn ProcessorFamily> {
+        self.own.iter().map(|family| &**family).chain(BUILT_IN)
+    }
+
+    fn known(&self, id: FamilyId) -> Result<&dyn ProcessorFamily> {
+        self.get(id).ok_or_else(|| {
+            let known: Vec<String> = self.iter().map(|family| family.id().to_string()).collect();
+            let reason =
+                format!("the model's family `{id}` has no processor, known are {}", known.join(", "));
+            Error::Config { setting: "family", reason }
+        })
+    }
+}
+
+/// Checks the steps: every processor here resizes, rescales and normalizes, so none of them may be disabled.
+fn check_steps(fields: &ConfigFields<'_>) -> dflop_costmodel::Result<()> {
+    for step in ["do_resize", "do_rescale", "do_normalize"] {
+        if !fields.flag(step, true)? {
+            return Err(fields.invalid(step, "must be true"));
+        }
+    }
+    Ok(())
+}
+
+fn other_rule(id: FamilyId, modality: &str) -> Error {
+    let reason = format!("the family `{id}` has no {modality} encoder with the model's token rule");
+    Error::Config { setting: "family", reason }
+}
+
+fn refused(reason: String) -> Error {
+    Error::Config { setting: "preprocessor_config", reason }
+}
+
+impl Family {
+    /// Returns the family of a model; a model without encoders is a text model.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the family of an encoder is unknown.
+    pub fn of_model(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Self> {
+        let (vision, audio) = (families.vision(model)?, families.audio(model)?);
+        let audio = audio.map(|inputs| inputs.clip);
+        Ok(match vision {
+            Some(VisionInputs { image, layout, video, .. }) => {
+                Self { image: Some((image, layout)), video: Some(video), audio }
+            }
+            None => Self { image: None, video: None, audio },
+        })
+    }
+}
+
+impl ImageProcessor {
+    /// Returns the processor of a model of a built-in family, with the statistics of the published
+    /// checkpoints; `None` for a model without vision or of another family, which
+    /// [`ProcessorFamilies::vision`] has.
+    #[must_use]
+    pub fn for_model(model: &ModelSpec) -> Option<Self> {
+        let inputs = ProcessorFamilies::default().vision(model).ok()?;
+        inputs.map(|inputs| inputs.processor)
+    }
+
+    /// Reads a `preprocessor_config.json` of a built-in family: LLaVA-OneVision, InternVL (`GotOcr2`),
+    /// Qwen2-VL, CLIP and SigLIP; [`ProcessorFamilies::read_image_processor`] also knows others.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the processor is unknown or a setting is not supported.
+    pub fn from_preprocessor_config(json: &Value) -> Result<Self> {
+        ProcessorFamilies::default().read_image_processor(json)
+    }
+}
+
+#[cfg(test)]
+mod tests;
