@@ -8,9 +8,9 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use dflop_benches::archives::{archive, write_headers_only};
 use dflop_benches::images::jpeg;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
+use dflop_loader::StepPlanner;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::media::{Audio, ImageLimits, ImageTensorDecoder, decode_rgb};
-use dflop_loader::plan::StepPlanner;
 use dflop_loader::processors::audio::{AudioProcessor, LongClips};
 use dflop_loader::processors::image::ImageProcessor;
 use dflop_loader::shard::tar::Entry;

@@ -13,12 +13,10 @@ use std::time::Instant;
 
 use dflop_device::ops::adamw::AdamW;
 use dflop_device::{Cpu, Device};
-use dflop_models::BlockOutput;
-use dflop_models::Result;
-use dflop_models::llm::TextBatch;
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_models::stage::{Activations, Stage};
 use dflop_models::weights::Seed;
+use dflop_models::{
+    Activations, BlockOutput, FrozenModules, ModelConfig, ModuleKind, Result, Stage, StageRange, TextBatch,
+};
 
 const SAMPLES: usize = 8;
 const TOKENS: usize = 128;

@@ -13,7 +13,7 @@
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
 pub mod checkpoint;
-pub mod error;
+mod error;
 pub mod inputs;
 pub mod optimizer;
 pub mod pipeline;

@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::BalancedLoader;
-use dflop_loader::plan::StepPlanner;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{BalancedLoader, StepPlanner};
 use futures::StreamExt;
 
 #[path = "shared/small_data.rs"]

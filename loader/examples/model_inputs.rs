@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::BalancedLoader;
-use dflop_loader::plan::StepPlanner;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{BalancedLoader, StepPlanner};
 use dflop_processors::{PlainText, Preparer};
 use futures::StreamExt;
 

@@ -2,7 +2,7 @@
 //!
 //! Without an argument it makes a small shard first.
 
-use dflop_loader::loader::Loader;
+use dflop_loader::Loader;
 use dflop_loader::shard::expand_shards;
 use futures::StreamExt;
 

@@ -1,16 +1,15 @@
 //! Streams WebDataset shards as decoded, cost-annotated and balanced microbatches.
 //!
-//! The rooms of the crate are the way of a sample: [`store`], [`shard`], [`index`], [`dataset`],
-//! [`order`], [`plan`], [`fetch`], [`decode`] and [`loader`]; each imports only rooms before it. [`flow`] and
-//! [`error`] lie below all of them; [`write`](mod@write), [`import`] and [`model`] are side doors.
-//!
-//! [`media`], [`sample`] and [`inputs`] are the crate `dflop-samples`, usable without shards. With the
-//! feature `processors`, `processors` is the crate `dflop-processors`, which makes model inputs of samples.
-//!
-//! Two loaders share every stage below them. [`loader::Loader`] streams shards in order and needs nothing but
-//! their names. [`loader::BalancedLoader`] reads through an [`index::Index`]: it knows the shape of every
-//! sample before it reads one, predicts the cost of each, and gives every data-parallel rank its share of
+//! Two loaders share every stage below them. [`Loader`] streams shards in order and needs nothing but their
+//! names. [`BalancedLoader`] reads through an [`index::Index`]: it knows the shape of every sample before it
+//! reads one, predicts the cost of each ([`StepPlanner`]), and gives every data-parallel rank its share of
 //! each global batch as balanced microbatches. All ranks compute the same plan without communication.
+//!
+//! The rooms of the crate are the way of a sample: [`store`], [`shard`], [`index`], then dataset, order, plan
+//! and fetch, whose types are here at the root, [`decode`] and the loaders; each imports only rooms before
+//! it. [`flow`] and [`error`] lie below all of them; [`write`](mod@write), [`import`] and [`model`] are side
+//! doors. [`media`], [`sample`] and [`inputs`] are the crate `dflop-samples`, usable without shards. With the
+//! feature `processors`, `processors` is the crate `dflop-processors`, which makes model inputs of samples.
 //!
 //! ```text
 //! store -> shard -> decode -> batches                           Loader: in order
@@ -22,7 +21,7 @@
 //!
 //! # Examples
 //! ```
-//! use dflop_loader::loader::Loader;
+//! use dflop_loader::Loader;
 //! use dflop_loader::shard::expand_shards;
 //! use futures::StreamExt;
 //!
@@ -46,18 +45,18 @@
 //! # }
 //! ```
 
-pub mod dataset;
+mod dataset;
 pub mod decode;
 pub mod error;
-pub mod fetch;
+mod fetch;
 pub mod flow;
 pub mod import;
 pub mod index;
-pub mod loader;
+mod loader;
 pub mod model;
-pub mod order;
-pub mod permutation;
-pub mod plan;
+mod order;
+mod permutation;
+mod plan;
 pub mod shard;
 pub mod store;
 pub mod write;
@@ -66,4 +65,20 @@ pub mod write;
 pub use dflop_processors as processors;
 pub use dflop_samples::{inputs, media, sample};
 
+pub use dataset::{Dataset, SPLITS_FILE, Splits, cost_table};
 pub use error::{Error, Result};
+pub use fetch::{DpShare, Share};
+pub use loader::{
+    BalancedLoader, BalancedLoaderBuilder, BatchStream, HELD_BYTES_MAX, Loader, LoaderBuilder,
+    LoaderSettings, LogStalls, Microbatch, PartStream, RestoredInput, Stall, StallListener, Step, StepPart,
+    StepStream, StreamState,
+};
+pub use order::{
+    EpochOrder, LoaderState, MixRules, Mixture, Order, Origin, Shuffle, ShuffleBuffer, ShuffleQuality,
+    StepSample, Steps, Stop, Tail,
+};
+pub use permutation::Permutation;
+pub use plan::{
+    BlankMedia, CostFault, CostFunction, CostInput, PadTo, SampleMedium, StepPlan, StepPlanner,
+    StepPlannerBuilder, StrategySummary, Synchronization, compare_strategies, simulate_plan,
+};

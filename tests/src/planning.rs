@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::Index;
-use dflop_loader::order::{Mixture, Tail};
-use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
+use dflop_loader::{Mixture, StepPlanner, StepPlannerBuilder, Tail};
 
 /// Builds a planner of `global_batch` samples over `dp_size` ranks with `microbatches` each, for the model
 /// with a vision and an audio encoder.

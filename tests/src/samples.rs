@@ -5,11 +5,10 @@ use std::sync::Arc;
 use dflop_loader::decode::Decode;
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::Index;
-use dflop_loader::loader::{BalancedLoader, Loader};
 use dflop_loader::media::Media;
-use dflop_loader::order::Tail;
 use dflop_loader::sample::Sample;
 use dflop_loader::shard::Shard;
+use dflop_loader::{BalancedLoader, Loader, Tail};
 use futures::StreamExt;
 use sha2::{Digest, Sha256};
 

@@ -1,9 +1,7 @@
 //! Joins what the loaders of all ranks deliver to whole global batches.
 
 use dflop_loader::decode::Decode;
-use dflop_loader::loader::{BalancedLoader, Step};
-use dflop_loader::order::LoaderState;
-use dflop_loader::plan::StepPlanner;
+use dflop_loader::{BalancedLoader, LoaderState, Step, StepPlanner};
 use futures::{StreamExt, TryStreamExt};
 
 /// Identity of a delivered sample: shard, key and epoch.

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
+use dflop_loader::StepPlanner;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::plan::StepPlanner;
 use dflop_loader::shard::expand_shards;
 use dflop_loader::write::{ShardCompression, ShardWriter};
 use rustix::time::{ClockId, clock_gettime};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost, SampleShape};
 use dflop_loader::error::BoxError;
-use dflop_loader::plan::{CostFunction, CostInput};
+use dflop_loader::{CostFunction, CostInput};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping};

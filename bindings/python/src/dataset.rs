@@ -3,14 +3,12 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dflop_loader::dataset::Dataset;
-use dflop_loader::dataset::Splits;
 use dflop_loader::error::SelectionError;
 use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::order::{Mixture, Stop};
 use dflop_loader::shard::{Shard, ShardAccess, expand_shards_in};
 use dflop_loader::store::{ReadMode, ShardCache, Stores};
+use dflop_loader::{Dataset, Mixture, Splits, Stop};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 

@@ -1,10 +1,8 @@
 //! Selects samples by a Python function, before a run.
 
 use dflop_costmodel::{CostModel, SampleShape};
-use dflop_loader::dataset::Dataset;
 use dflop_loader::index::SampleRow;
-use dflop_loader::order::Mixture;
-use dflop_loader::plan::CostInput;
+use dflop_loader::{CostInput, Dataset, Mixture};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 

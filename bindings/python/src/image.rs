@@ -183,7 +183,7 @@ impl PyAugment {
             flip,
             jitter: ColorJitter { brightness, contrast, saturation, hue },
         };
-        settings.build(0)?;
+        settings.build()?;
         Ok(Self { settings })
     }
 

@@ -3,8 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use dflop_loader::loader::{BatchStream, Loader, LoaderBuilder, StreamState};
-use dflop_loader::order::ShuffleBuffer;
+use dflop_loader::{BatchStream, Loader, LoaderBuilder, ShuffleBuffer, StreamState};
 use futures::StreamExt;
 use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;

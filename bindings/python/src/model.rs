@@ -9,7 +9,7 @@ use dflop_costmodel::{
     AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, Module, SampleCost, SampleShape,
     VideoShape,
 };
-use dflop_loader::dataset::cost_table;
+use dflop_loader::cost_table;
 use dflop_loader::model::{profile_options, read_profile, spec_of};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;

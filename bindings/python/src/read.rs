@@ -2,8 +2,8 @@
 
 use dflop_loader::decode::Decode;
 use dflop_loader::flow::ErrorBudget;
-use dflop_loader::loader::{BalancedLoaderBuilder, LoaderBuilder, LoaderSettings};
 use dflop_loader::shard::FieldSelection;
+use dflop_loader::{BalancedLoaderBuilder, LoaderBuilder, LoaderSettings};
 use pyo3::prelude::*;
 
 use crate::arrays::framework::Framework;

@@ -12,29 +12,41 @@
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
-pub mod attention;
+mod attention;
 mod block;
-pub mod context;
+mod context;
 pub mod encoder;
-pub mod error;
+mod error;
 pub mod families;
-pub mod layer;
-pub mod linear;
-pub mod llm;
-pub mod mlp;
-pub mod model_config;
-pub mod norm;
-pub mod parameters;
-pub mod rope;
+mod layer;
+mod linear;
+mod llm;
+mod mlp;
+mod model_config;
+mod norm;
+mod parameters;
+mod rope;
 mod sharding_check;
-pub mod stage;
+mod stage;
 mod stage_blocks;
-pub mod tensor_parallel;
+mod tensor_parallel;
 pub mod weights;
 
+pub use attention::{Attention, AttentionMask, AttentionSpec, QkvNames};
 pub(crate) use block::expect_rows;
 pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
+pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
 pub use error::{Error, Result};
 pub use families::{BlockFamilies, BlockSource, FamilyBlocks};
+pub use layer::{Layer, LayerSpec};
+pub use linear::Linear;
+pub use llm::{Embedding, Head, IGNORED, LlmConfig, LlmNames, TextBatch};
+pub use mlp::{Mlp, MlpNames, MlpSpec};
+pub use model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
+pub use norm::{Norm, NormKind};
+pub use parameters::{Declaration, GradientPair, Parameters};
+pub use rope::Rope;
 pub use sharding_check::DimensionFields;
+pub use stage::{Activations, Stage, StageOptions, StageSettings, assemble};
 pub use stage_blocks::StageBlocks;
+pub use tensor_parallel::{TensorParallel, TensorPass};

@@ -4,7 +4,7 @@
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::Documents;
 use dflop_device::Cpu;
-use dflop_models::model_config::ModelConfig;
+use dflop_models::ModelConfig;
 use serde_json::{Value, json};
 
 /// Published configurations, reduced to the fields that affect parameters; in old and new formats.

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use dflop_device::{Cpu, Device};
-use dflop_models::Error;
-use dflop_models::context::MicrobatchContext;
 use dflop_models::encoder::{EncoderInput, TiledMedium};
-use dflop_models::llm::{LlmConfig, TextBatch};
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_models::stage::{Activations, Stage};
 use dflop_models::weights::Seed;
+use dflop_models::{
+    Activations, Error, FrozenModules, LlmConfig, MicrobatchContext, ModelConfig, ModuleKind, Stage,
+    StageRange, TextBatch,
+};
 use dflop_models::{BlockOutput, encoder::EncoderConfig};
 use serde_json::{Value, json};
 

@@ -1,9 +1,8 @@
 //! Models that the cost model knows but the executor does not run are refused by name, never read as another
 //! model.
 
-use dflop_models::Error;
 use dflop_models::encoder::EncoderConfig;
-use dflop_models::model_config::ModelConfig;
+use dflop_models::{Error, ModelConfig};
 use serde_json::{Value, json};
 
 fn refusal<T>(result: dflop_models::Result<T>) -> String {

@@ -4,10 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use dflop_device::{Cpu, Device};
-use dflop_models::Error;
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_models::stage::Activations;
 use dflop_models::weights::{Checkpoint, INDEX_FILE, Seed, Tensor, WEIGHTS_FILE, write};
+use dflop_models::{Activations, Error, FrozenModules, ModelConfig, ModuleKind, StageRange};
 
 const MODELS: [&str; 7] =
     ["llama", "qwen2", "llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];

@@ -14,7 +14,7 @@ use crate::optimizer::JobOptimizer;
 use crate::optimizer::{ParameterState, Precision};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
-use dflop_models::stage::Stage;
+use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Checkpoint, WeightSource};
 

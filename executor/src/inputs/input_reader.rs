@@ -17,12 +17,11 @@ use dflop_comm::Comm;
 use dflop_device::Device;
 use dflop_loader::flow::start_runtime;
 use dflop_loader::inputs::PreparedSample;
-use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Microbatch, StepStream};
-use dflop_loader::order::LoaderState;
-use dflop_loader::plan::{StepPlan, StepPlanner};
 use dflop_loader::processors::{Preparer, PreparerBuilder};
-use dflop_models::context::MicrobatchContext;
-use dflop_models::model_config::ModuleKind;
+use dflop_loader::{
+    BalancedLoader, BalancedLoaderBuilder, LoaderState, Microbatch, StepPlan, StepPlanner, StepStream,
+};
+use dflop_models::{MicrobatchContext, ModuleKind};
 
 /// Inputs of a step that is ready to run.
 pub struct StepInputs<D: Device> {

@@ -3,9 +3,8 @@
 use crate::error::Result;
 use dflop_device::Device;
 use dflop_loader::inputs::{AudioFeatures, PixelValues, PreparedSample};
-use dflop_models::context::MicrobatchContext;
 use dflop_models::encoder::{EncoderConfig, EncoderInput, TiledMedium};
-use dflop_models::model_config::ModuleKind;
+use dflop_models::{MicrobatchContext, ModuleKind};
 
 /// Joins the media of samples, in order: of each sample its images, then its videos, or its audio clips.
 pub(super) fn context<D: Device>(

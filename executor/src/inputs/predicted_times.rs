@@ -2,12 +2,12 @@
 
 use dflop_costmodel::correction::Observation;
 use dflop_costmodel::{Module, SampleShape};
-use dflop_loader::plan::{StepPlan, StepPlanner};
+use dflop_loader::{StepPlan, StepPlanner};
 
 use super::step_media::StepMedia;
 use crate::error::Result;
 use crate::pipeline::{Job, PipelineStepPlan};
-use dflop_models::model_config::ModuleKind;
+use dflop_models::ModuleKind;
 
 /// Predicted times of whole modules over the microbatches of a step, with both numbered as in the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use dflop_loader::fetch::Share;
-use dflop_loader::plan::{StepPlan, StepPlanner};
+use dflop_loader::{Share, StepPlan, StepPlanner};
 
 use super::step_media::StepMedia;
 use crate::pipeline::Job;
-use dflop_models::model_config::ModuleKind;
+use dflop_models::ModuleKind;
 
 /// The samples whose media a replica of an encoder encodes, out of those of all LLM ranks, balanced round by
 /// round.

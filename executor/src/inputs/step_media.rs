@@ -1,11 +1,11 @@
 //! Lists the media of a planned step by microbatch of the LLM, before any sample is read.
 
 use dflop_costmodel::{Module, SampleShape};
-use dflop_loader::plan::{StepPlan, StepPlanner};
+use dflop_loader::{StepPlan, StepPlanner};
 
 use crate::error::{Error, Result};
 use crate::pipeline::{Job, MediumPlan, MicrobatchPlan, PipelineStepPlan};
-use dflop_models::model_config::ModuleKind;
+use dflop_models::ModuleKind;
 
 /// All media of one sample for one encoder; a single medium in the pipeline's plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

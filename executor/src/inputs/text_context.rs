@@ -5,8 +5,7 @@ use dflop_device::Device;
 use dflop_loader::inputs::{MediaRun, PreparedSample, TensorValues};
 use dflop_loader::processors::Preparer;
 use dflop_loader::sample::text::Modality;
-use dflop_models::context::MicrobatchContext;
-use dflop_models::llm::{LlmConfig, TextBatch};
+use dflop_models::{LlmConfig, MicrobatchContext, TextBatch};
 
 /// Packs samples one after another.
 pub(super) fn context<D: Device>(

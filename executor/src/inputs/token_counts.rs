@@ -6,7 +6,7 @@ use crate::pipeline::{Job, RankPlacement};
 use dflop_comm::{Comm, StepContext};
 use dflop_loader::inputs::PreparedSample;
 use dflop_loader::sample::text::Modality;
-use dflop_models::model_config::ModuleKind;
+use dflop_models::ModuleKind;
 
 /// Columns of the table.
 const TOKENS: usize = 0;

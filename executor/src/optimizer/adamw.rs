@@ -10,7 +10,7 @@ use std::collections::btree_map::Entry;
 use crate::error::{Error, Result};
 use dflop_device::ops::adamw::AdamW;
 use dflop_device::{Buffer, Device};
-use dflop_models::stage::Stage;
+use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
 /// Number format that weights are stored in.

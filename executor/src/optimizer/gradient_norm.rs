@@ -12,7 +12,7 @@ use super::ownership::Ownership;
 use crate::error::{Error, Result};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
-use dflop_models::stage::Stage;
+use dflop_models::Stage;
 
 /// Constant that `PyTorch` adds to the norm before it divides.
 const EPSILON: f64 = 1e-6;

@@ -7,7 +7,7 @@ use super::ownership::Ownership;
 use crate::error::{Error, Result};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
-use dflop_models::stage::Stage;
+use dflop_models::Stage;
 
 /// Settings of the optimizer of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]

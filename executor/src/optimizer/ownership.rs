@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::error::Result;
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
-use dflop_models::stage::Stage;
+use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
 /// Separates names in a message; no tensor name contains it.

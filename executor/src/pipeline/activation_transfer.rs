@@ -10,7 +10,7 @@ use super::topology::Topology;
 use crate::error::Result;
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
-use dflop_models::model_config::ModuleKind;
+use dflop_models::ModuleKind;
 
 /// Direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -15,9 +15,7 @@ use super::gradient_groups::GradientGroups;
 use super::job::Job;
 use dflop_comm::{Buffer, Comm, Handle, StepContext};
 use dflop_device::{Buffer as _, Device};
-use dflop_models::Result;
-use dflop_models::parameters::Parameters;
-use dflop_models::stage::Stage;
+use dflop_models::{Parameters, Result, Stage};
 
 /// An all-reduce in progress.
 struct Bucket {
@@ -269,10 +267,8 @@ mod tests {
     use crate::pipeline::ModuleParallelism;
     use dflop_comm::{Settings, threads};
     use dflop_device::Cpu;
-    use dflop_models::llm::TextBatch;
-    use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind};
-    use dflop_models::stage::Activations;
     use dflop_models::weights::Seed;
+    use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, TextBatch};
 
     /// Counts collectives in progress after the backward of the last layer, after all layers, and at the end.
     fn collectives(job: &Job, comm: &dyn Comm) -> crate::Result<[usize; 3]> {

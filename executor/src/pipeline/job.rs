@@ -6,7 +6,7 @@ use dflop_balancer::schedule::ScheduleKind;
 
 use crate::error::{Error, Result};
 use dflop_device::Cpu;
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
+use dflop_models::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 
 /// Parallelism of one module of a job: its stages, replicas and tensor-parallel degree.
 #[derive(Debug, Clone, PartialEq, Eq)]

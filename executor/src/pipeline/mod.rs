@@ -20,12 +20,11 @@
 //! use dflop_executor::Result;
 //! use dflop_executor::comm::{Comm, Settings, threads};
 //! use dflop_executor::device::Cpu;
-//! use dflop_executor::models::llm::TextBatch;
-//! use dflop_executor::models::model_config::{FrozenModules, ModelConfig, ModuleKind};
+//! use dflop_executor::models::{FrozenModules, ModelConfig, ModuleKind, TextBatch};
 //! use dflop_executor::pipeline::{
 //!     Job, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep,
 //! };
-//! use dflop_executor::models::stage::Activations;
+//! use dflop_executor::models::Activations;
 //! use dflop_executor::models::weights::Seed;
 //!
 //! // Three layers on two ranks, two microbatches of four tokens.

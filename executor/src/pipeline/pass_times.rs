@@ -76,7 +76,7 @@ mod tests {
 
     use super::super::{ModuleParallelism, simulate};
     use super::*;
-    use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind};
+    use dflop_models::{FrozenModules, ModelConfig, ModuleKind};
 
     fn job(schedule: ScheduleKind, stages: usize, dp_size: usize) -> Job {
         let document = serde_json::json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 24,

@@ -16,7 +16,7 @@ use super::topology::Topology;
 use crate::error::{Error, Result};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
-use dflop_models::stage::Stage;
+use dflop_models::Stage;
 
 /// Default number of gradients per collective: 4 MiB.
 const BUCKET_ELEMENTS: usize = 1 << 20;

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::job::Job;
 use crate::error::{Error, Result};
-use dflop_models::model_config::{ModuleKind, StageRange};
+use dflop_models::{ModuleKind, StageRange};
 
 /// Role of a world rank in a job: its coordinates and stages.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,8 +8,7 @@ use super::rank_map::RankPlacement;
 use super::step_plan::{PipelineStepPlan, name};
 use crate::error::{Error, Result};
 use dflop_device::Device;
-use dflop_models::context::{MicrobatchContext, ModuleInputs};
-use dflop_models::model_config::ModuleKind;
+use dflop_models::{MicrobatchContext, ModuleInputs, ModuleKind};
 
 /// The plan of a step, and the contexts of the microbatches that this rank computes.
 ///

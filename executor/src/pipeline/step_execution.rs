@@ -13,9 +13,7 @@ use super::transfer_buffers::TransferBuffers;
 use crate::error::{Error, Result};
 use dflop_comm::StepContext;
 use dflop_device::Device;
-use dflop_models::BlockOutput;
-use dflop_models::parameters::Parameters;
-use dflop_models::stage::Stage;
+use dflop_models::{BlockOutput, Parameters, Stage};
 
 /// Execution of one step on one rank.
 pub(super) struct StepExecution<'a, D: Device> {

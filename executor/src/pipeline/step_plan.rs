@@ -6,7 +6,7 @@ use super::assign_media::assign_media;
 use super::job::Job;
 use super::route::{RoutePlan, RoutedMedium};
 use crate::error::{Error, Result};
-use dflop_models::model_config::ModuleKind;
+use dflop_models::ModuleKind;
 
 /// An image, video or audio clip of a microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct MicrobatchPlan {
     /// replica must count the same. A microbatch planned without tokens has none.
     pub tokens: usize,
     /// Its media, in the order of their tokens in
-    /// [`TextBatch::media_places`](dflop_models::llm::TextBatch::media_places).
+    /// [`TextBatch::media_places`](dflop_models::TextBatch::media_places).
     pub media: Vec<MediumPlan>,
 }
 

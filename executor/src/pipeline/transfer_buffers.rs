@@ -216,8 +216,7 @@ mod tests {
     use super::*;
     use dflop_comm::{Comm, Settings, StepContext, threads};
     use dflop_device::Cpu;
-    use dflop_models::llm::TextBatch;
-    use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind};
+    use dflop_models::{FrozenModules, ModelConfig, ModuleKind, TextBatch};
 
     fn job() -> Job {
         let document = serde_json::json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 24,

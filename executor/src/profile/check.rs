@@ -23,10 +23,8 @@ use super::synthetic_inputs::{numbers, text_context};
 use super::{MeasuredModel, kind_of};
 use crate::error::Result;
 use dflop_device::{Cpu, Device};
-use dflop_models::context::MicrobatchContext;
-use dflop_models::model_config::{FrozenModules, StageRange};
-use dflop_models::stage::{Activations, Stage};
 use dflop_models::weights::Seed;
+use dflop_models::{Activations, FrozenModules, MicrobatchContext, Stage, StageRange};
 
 /// Bound of the median error.
 pub const MEDIAN_BOUND: f64 = 0.05;

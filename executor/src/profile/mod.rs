@@ -23,8 +23,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use dflop_models::encoder::EncoderConfig;
-use dflop_models::layer::LayerSpec;
-use dflop_models::model_config::{ModelConfig, ModuleKind};
+use dflop_models::{LayerSpec, ModelConfig, ModuleKind};
 
 pub use clock::Clock;
 pub use gemm_peak::gemm_peak_flops;
@@ -132,8 +131,7 @@ mod tests {
             assert_eq!(model.config.llm.spec.details, spec.llm.details, "{name}");
             let windowed = |spec: &ModelSpec| spec.vision.map_or(0, |vision| vision.encoder.windowed_layers);
             let layers = model.config.vision.iter().flat_map(EncoderConfig::layer_specs);
-            let found =
-                layers.filter(|layer| layer.attention.mask == dflop_models::attention::AttentionMask::Window);
+            let found = layers.filter(|layer| layer.attention.mask == dflop_models::AttentionMask::Window);
             assert_eq!(found.count(), windowed(&spec) as usize, "{name}");
         }
     }

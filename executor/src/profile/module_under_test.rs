@@ -17,13 +17,11 @@ use crate::error::Result;
 use dflop_device::ops::adamw::AdamW;
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Buffer, Cpu, CpuFloats, Device};
-use dflop_models::attention::AttentionMask;
-use dflop_models::context::MicrobatchContext;
-use dflop_models::layer::{Layer, LayerSpec};
-use dflop_models::model_config::{FrozenModules, ModuleKind, StageRange};
-use dflop_models::stage::{Activations, Stage, StageOptions};
 use dflop_models::weights::Seed;
-use dflop_models::{Block, BlockOutput, StageBlocks};
+use dflop_models::{
+    Activations, AttentionMask, Block, BlockOutput, FrozenModules, Layer, LayerSpec, MicrobatchContext,
+    ModuleKind, Stage, StageBlocks, StageOptions, StageRange,
+};
 
 /// Smallest share of the layers' time that is left as linear work after attention is subtracted: a guard
 /// against noise.

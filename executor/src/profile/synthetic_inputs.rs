@@ -2,9 +2,8 @@
 
 use crate::error::Result;
 use dflop_device::Cpu;
-use dflop_models::context::MicrobatchContext;
 use dflop_models::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
-use dflop_models::llm::{IGNORED, LlmConfig, TextBatch};
+use dflop_models::{IGNORED, LlmConfig, MicrobatchContext, TextBatch};
 
 /// Tokens of a sample in the LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

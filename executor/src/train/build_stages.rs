@@ -6,10 +6,8 @@ use crate::error::{Error, Result};
 use crate::pipeline::{Job, PipelineRank};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
-use dflop_models::model_config::FrozenModules;
-use dflop_models::stage::{Activations, Stage, StageSettings};
-use dflop_models::tensor_parallel::TensorParallel;
 use dflop_models::weights::WeightSource;
+use dflop_models::{Activations, FrozenModules, Stage, StageSettings, TensorParallel};
 
 /// Builds the stages of this rank; all ranks of the job call it together.
 ///

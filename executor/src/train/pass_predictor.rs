@@ -9,7 +9,7 @@ use dflop_balancer::schedule::Part;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::profile::{Part as ProfilePart, Phase};
 use dflop_costmodel::{CostModel, FrozenParts, ModelSpec, Module, Profile, ProfileOptions, SampleShape};
-use dflop_loader::plan::{StepPlan, StepPlanner};
+use dflop_loader::{StepPlan, StepPlanner};
 
 use crate::error::Result;
 use crate::inputs::{PredictedTimes, costed};
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::pipeline::ModuleParallelism;
     use crate::profile::MeasuredModel;
-    use dflop_models::model_config::{FrozenModules, ModuleKind};
+    use dflop_models::{FrozenModules, ModuleKind};
 
     /// Rows of two layers, 4 us a token forward and 8 backward; 1 and 2 us outside them; 10 and 20 us a
     /// target.

@@ -1,7 +1,7 @@
 //! Corrects the cost model of later plans by measured times.
 
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker};
-use dflop_loader::plan::{StepPlan, StepPlanner};
+use dflop_loader::{StepPlan, StepPlanner};
 
 use super::measured_times::MeasuredTimes;
 use crate::error::{Error, Result};

@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use dflop_device::Cpu;
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan};
-use dflop_models::context::MicrobatchContext;
 use dflop_models::encoder::{EncoderConfig, EncoderInput};
-use dflop_models::llm::{LlmConfig, TextBatch};
-use dflop_models::model_config::{ModelConfig, ModuleKind};
+use dflop_models::{LlmConfig, MicrobatchContext, ModelConfig, ModuleKind, TextBatch};
 use serde_json::{Value, json};
 
 pub(crate) const LLM_LAYERS: usize = 4;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use dflop_comm::{Cause, Settings};
 use dflop_executor::Error;
 use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan, RankStep};
-use dflop_models::model_config::ModuleKind;
+use dflop_models::ModuleKind;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Seed, WeightSource};
 

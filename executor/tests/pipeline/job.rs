@@ -11,9 +11,8 @@ use dflop_executor::pipeline::{
     Job, ModuleParallelism, PipelineRank, PipelineStepPlan, RankPlacement, RankStep, TimedAction,
 };
 use dflop_executor::{Error, Result};
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind};
-use dflop_models::stage::Activations;
 use dflop_models::weights::{Seed, WeightSource};
+use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind};
 
 use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
 use super::reference::Truth;

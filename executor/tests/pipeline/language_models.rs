@@ -2,8 +2,7 @@
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_executor::pipeline::ModuleParallelism;
-use dflop_models::model_config::{FrozenModules, ModuleKind};
-use dflop_models::stage::Activations;
+use dflop_models::{Activations, FrozenModules, ModuleKind};
 
 use super::batch::{LLM_LAYERS, language_model, round_robin, texts};
 use super::job::{Setting, run_job};

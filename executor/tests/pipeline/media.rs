@@ -5,8 +5,7 @@ use std::sync::Arc;
 use dflop_balancer::schedule::{Action, ScheduleKind};
 use dflop_executor::pipeline::ModuleParallelism;
 use dflop_models::encoder::FrozenEncoder;
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind};
-use dflop_models::stage::Activations;
+use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind};
 
 use super::batch::{Cut, Item, LLM_LAYERS, Sample, round_robin, sample, with_encoders};
 use super::job::{Setting, run_job};

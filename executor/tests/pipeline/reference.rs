@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_device::{Cpu, Device};
-use dflop_models::BlockOutput;
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_models::stage::{Activations, Stage};
 use dflop_models::weights::Seed;
+use dflop_models::{Activations, BlockOutput, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange};
 
 use super::batch::{Sample, media_context, text_context};
 

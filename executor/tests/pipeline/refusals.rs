@@ -6,7 +6,7 @@ use dflop_device::Cpu;
 use dflop_executor::pipeline::{
     Job, MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan,
 };
-use dflop_models::model_config::ModuleKind;
+use dflop_models::ModuleKind;
 
 use super::batch::{LLM_LAYERS, language_model, with_encoders};
 use super::job::Setting;

@@ -1,7 +1,7 @@
 //! Properties of routes: everything sent arrives, nothing else does, and gradients return the same way.
 
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineStepPlan, RouteEnd};
-use dflop_models::model_config::ModuleKind;
+use dflop_models::ModuleKind;
 use proptest::prelude::*;
 
 use super::batch::{LLM_LAYERS, with_encoders};

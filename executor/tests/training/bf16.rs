@@ -4,7 +4,7 @@ use dflop_comm::{Comm, Communicator, threads};
 use dflop_device::{Buffer, Cpu, CpuBf16, Device};
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
-use dflop_models::stage::Stage;
+use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::Seed;
 

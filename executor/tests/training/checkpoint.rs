@@ -9,7 +9,7 @@ use dflop_device::Cpu;
 use dflop_executor::Error;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState, SavedCheckpoint};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
-use dflop_models::stage::Stage;
+use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Checkpoint, Seed, Tensor, WeightSource};
 use serde_json::json;
@@ -241,7 +241,7 @@ fn a_state_of_another_model_is_refused_by_tensor() {
     let saved = CheckpointDirectory::new(directory.path()).latest(&alone()).unwrap().unwrap();
     let mut wider = document();
     wider["intermediate_size"] = json!(32);
-    let config = dflop_models::model_config::ModelConfig::from_config(&wider).unwrap();
+    let config = dflop_models::ModelConfig::from_config(&wider).unwrap();
     let error = config.check::<Cpu>(saved.weights()).unwrap_err().to_string();
     assert!(
         error.contains("`model.layers.0.mlp.gate_proj.weight` to have shape [32, 16], found [24, 16]"),

@@ -9,12 +9,11 @@ use dflop_executor::Result;
 use dflop_executor::optimizer::{
     AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision, UpdateReport,
 };
-use dflop_models::BlockOutput;
-use dflop_models::context::MicrobatchContext;
-use dflop_models::llm::TextBatch;
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_models::stage::{Activations, Stage};
 use dflop_models::weights::WeightSource;
+use dflop_models::{
+    Activations, BlockOutput, FrozenModules, MicrobatchContext, ModelConfig, ModuleKind, Stage, StageRange,
+    TextBatch,
+};
 use serde_json::{Value, json};
 
 pub(crate) const WIDTH: usize = 16;

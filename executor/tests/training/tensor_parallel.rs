@@ -8,10 +8,10 @@ use dflop_comm::Comm;
 use dflop_device::{Cpu, Device};
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
-use dflop_models::model_config::{FrozenModules, ModuleKind, StageRange};
-use dflop_models::stage::{Activations, Stage, StageSettings};
-use dflop_models::tensor_parallel::TensorParallel;
 use dflop_models::weights::{Seed, WeightSource};
+use dflop_models::{
+    Activations, FrozenModules, ModuleKind, Stage, StageRange, StageSettings, TensorParallel,
+};
 
 use super::model::{LAYERS, config, run_whole, settings};
 use super::support::{Transport, patient, run};

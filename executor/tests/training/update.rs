@@ -9,10 +9,8 @@ use dflop_executor::Error;
 use dflop_executor::optimizer::{
     AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Ownership, Precision, UpdateReport,
 };
-use dflop_models::llm::TextBatch;
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_models::stage::Activations;
 use dflop_models::weights::{Checkpoint, Seed};
+use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, StageRange, TextBatch};
 use std::sync::Arc;
 
 use super::model::{LAYERS, mean_loss, run_staged, run_whole, settings, stage, train_whole, weights};
@@ -66,7 +64,7 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage() {
 }
 
 /// Sums the gradients of replicas, as a pipeline does.
-pub(crate) fn reduce(stage: &mut dflop_models::stage::Stage<Cpu>, comm: &dyn Comm, step: u64) {
+pub(crate) fn reduce(stage: &mut dflop_models::Stage<Cpu>, comm: &dyn Comm, step: u64) {
     let device = stage.device().clone();
     stage.parameters_mut().fold_shared_gradients(&device).unwrap();
     for (_, _, gradient) in stage.parameters_mut().trained_mut() {

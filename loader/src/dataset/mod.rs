@@ -21,9 +21,8 @@ const FILTERED_TOGETHER: u64 = 1 << 12;
 /// # Examples
 /// ```
 /// # use std::sync::Arc;
-/// # use dflop_loader::dataset::Dataset;
+/// # use dflop_loader::{Dataset, Splits};
 /// # use dflop_loader::index::{Index, IndexOptions};
-/// # use dflop_loader::dataset::Splits;
 /// # fn main() -> dflop_loader::Result<()> {
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let mut writer = dflop_loader::write::ShardWriter::builder(&directory.path().join("shards")).build()?;

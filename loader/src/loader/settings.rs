@@ -18,7 +18,7 @@ use crate::shard::FieldSelection;
 ///
 /// # Examples
 /// ```
-/// use dflop_loader::loader::{Loader, LoaderSettings};
+/// use dflop_loader::{Loader, LoaderSettings};
 /// use dflop_loader::shard::expand_shards;
 ///
 /// let settings = LoaderSettings::default().workers(8).seed(7);

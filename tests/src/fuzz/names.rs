@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dflop_loader::dataset::Splits;
+use dflop_loader::Splits;
 use dflop_loader::import::PackOptions;
 use dflop_loader::index::foreign::energon::{parse_info, parse_tar_index, splits as energon_splits};
 use dflop_loader::index::foreign::webshart::parse_payloads;

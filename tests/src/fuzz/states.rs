@@ -2,8 +2,7 @@
 
 use dflop_balancer::Instance;
 use dflop_costmodel::Profile;
-use dflop_loader::loader::StreamState;
-use dflop_loader::order::LoaderState;
+use dflop_loader::{LoaderState, StreamState};
 
 use super::with_text;
 

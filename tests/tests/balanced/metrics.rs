@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::flow::{ErrorBudget, LoaderStage, MetricsSnapshot};
-use dflop_loader::loader::{BalancedLoader, Loader, Step};
-use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{BalancedLoader, Loader, Step, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::planning::planner;

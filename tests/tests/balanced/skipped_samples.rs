@@ -2,12 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use dflop_loader::Error;
 use dflop_loader::error::BudgetError;
 use dflop_loader::flow::ErrorBudget;
-use dflop_loader::loader::{BalancedLoader, Loader, Step};
-use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{BalancedLoader, Error, Loader, Step, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::planning::planner;

@@ -3,11 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use dflop_loader::Error;
 use dflop_loader::flow::LoaderStage;
-use dflop_loader::loader::{BalancedLoader, Loader, Stall, StallListener};
-use dflop_loader::order::Tail;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{BalancedLoader, Error, Loader, Stall, StallListener, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::jpeg;
 use dflop_tests::planning::planner;

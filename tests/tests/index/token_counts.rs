@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape};
 use dflop_loader::index::{Index, IndexOptions, TextCounter, TokenCounts};
-use dflop_loader::loader::BalancedLoader;
-use dflop_loader::plan::StepPlanner;
 use dflop_loader::processors::{PlainText, Preparer, Tokenizer};
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{BalancedLoader, StepPlanner};
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;

@@ -8,12 +8,12 @@ use dflop_loader::error::{BudgetError, PlanError};
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::inputs::{IGNORED, ModelInputs, TensorValues};
-use dflop_loader::loader::{BalancedLoader, Microbatch, Step, StepPart};
-use dflop_loader::plan::{BlankMedia, StepPlanner, StepPlannerBuilder};
 use dflop_loader::processors::{Buckets, Preparer, Tokenizer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
 use dflop_loader::shard::expand_shards;
-use dflop_loader::{Error, Result};
+use dflop_loader::{
+    BalancedLoader, BlankMedia, Error, Microbatch, Result, Step, StepPart, StepPlanner, StepPlannerBuilder,
+};
 use dflop_tests::media::{png, wav};
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;

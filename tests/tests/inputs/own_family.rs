@@ -17,26 +17,22 @@ use dflop_executor::comm::{Comm, Settings, threads};
 use dflop_executor::device::Cpu;
 use dflop_executor::device::ops::activation::Activation;
 use dflop_executor::inputs::InputReader;
-use dflop_executor::models::attention::QkvNames;
+use dflop_executor::models::QkvNames;
 use dflop_executor::models::encoder::{
     Arrangement, EncoderConfig, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem, TailSpec, TileRule, Tiles,
 };
 use dflop_executor::models::families::{DecoderDefaults, decoder, full_attention, plain_mlp};
-use dflop_executor::models::layer::LayerSpec;
-use dflop_executor::models::llm::LlmConfig;
-use dflop_executor::models::model_config::{FrozenModules, ModelConfig, ModuleKind};
-use dflop_executor::models::norm::NormKind;
-use dflop_executor::models::stage::Activations;
 use dflop_executor::models::weights::Seed;
-use dflop_executor::models::{BlockFamilies, BlockSource, DimensionFields, FamilyBlocks};
+use dflop_executor::models::{
+    Activations, BlockFamilies, BlockSource, DimensionFields, FamilyBlocks, FrozenModules, LayerSpec,
+    LlmConfig, ModelConfig, ModuleKind, NormKind,
+};
 use dflop_executor::pipeline::{Job, ModuleParallelism};
 use dflop_executor::train::join_job;
 use dflop_loader::error::BoxError;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::inputs::{PixelValues, TextCounter};
 use dflop_loader::media::{Media, PixelBuffer, PixelType, RgbImage};
-use dflop_loader::order::Shuffle;
-use dflop_loader::plan::StepPlanner;
 use dflop_loader::processors::family::VisionInputs;
 use dflop_loader::processors::image::{
     Filter, ImageProcessor, Normalization, PixelSettings, RgbView, VisionProcessor,
@@ -47,6 +43,7 @@ use dflop_loader::processors::{
 };
 use dflop_loader::sample::{Field, Sample};
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{Shuffle, StepPlanner};
 use dflop_tests::media::png;
 use dflop_tests::tar::TarBytes;
 use serde_json::{Value, json};

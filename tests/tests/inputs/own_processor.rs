@@ -7,10 +7,9 @@ use dflop_loader::error::ProcessorError;
 use dflop_loader::inputs::{
     Filler, IGNORED, ModelInputs, NamedTensor, PrepareError, PreparedSample, SampleProcessor,
 };
-use dflop_loader::loader::{BalancedLoader, Step};
 use dflop_loader::media::Media;
-use dflop_loader::order::Tail;
 use dflop_loader::sample::{BatchLayout, Sample};
+use dflop_loader::{BalancedLoader, Step, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::planner;
 use dflop_tests::run;

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use dflop_loader::decode::{Batch, Decode};
-use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder};
 use dflop_loader::media::augment::{Augment, ColorJitter};
 use dflop_loader::media::{Media, RgbImage};
-use dflop_loader::order::Tail;
 use dflop_loader::sample::Sample;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{BalancedLoader, Loader, LoaderBuilder, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::planner;
 use dflop_tests::{expand_with_pipes, run};

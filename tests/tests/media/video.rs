@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use dflop_loader::Loader;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::Loader;
 use dflop_loader::media::MediaShape;
 use dflop_loader::media::{Media, VideoSampling};
 use dflop_loader::shard::expand_shards;
@@ -29,7 +29,7 @@ fn shape_of_video(index: &Index) -> MediaShape {
     index.sample(0).fields().next().unwrap().shape
 }
 
-fn first_field(builder: dflop_loader::loader::LoaderBuilder) -> Media {
+fn first_field(builder: dflop_loader::LoaderBuilder) -> Media {
     let batches: Vec<_> = run(builder.build().unwrap().stream().try_collect()).unwrap();
     batches[0].samples[0].field("mp4").unwrap().clone()
 }
@@ -59,10 +59,10 @@ fn made(source: &str) -> Option<Vec<u8>> {
 }
 
 #[cfg(feature = "video")]
-fn planner(index: &Arc<Index>, family: &str) -> dflop_loader::plan::StepPlannerBuilder {
+fn planner(index: &Arc<Index>, family: &str) -> dflop_loader::StepPlannerBuilder {
     use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
     let costs = CostModel::new(ModelSpec::preset(family).unwrap(), DeviceRate::preset("h100").unwrap());
-    dflop_loader::plan::StepPlanner::builder(index.clone(), costs).global_batch(2).dp_size(1).work(100)
+    dflop_loader::StepPlanner::builder(index.clone(), costs).global_batch(2).dp_size(1).work(100)
 }
 
 #[cfg(feature = "video")]
@@ -94,7 +94,7 @@ fn the_index_counts_the_frames_that_loaders_deliver() {
 #[test]
 fn decoded_videos_have_as_many_tokens_as_their_index_plans() {
     use dflop_costmodel::ModelSpec;
-    use dflop_loader::loader::BalancedLoader;
+    use dflop_loader::BalancedLoader;
     use dflop_loader::processors::{Preparer, Tokenizer};
 
     let directory = tempfile::tempdir().unwrap();
@@ -140,7 +140,7 @@ fn a_run_goes_on_with_the_frames_that_it_began_with() {
     let (rate, spread) = (VideoSampling::default(), VideoSampling::Uniform { frames: 6 });
     let indexed = |sampling| planner(&index(&pattern, sampling), "qwen2-vl-7b");
     let state = indexed(rate).build().unwrap().state(3).unwrap();
-    let state = dflop_loader::order::LoaderState::from_json(&state.to_json()).unwrap();
+    let state = dflop_loader::LoaderState::from_json(&state.to_json()).unwrap();
     assert_eq!(indexed(rate).restore(state.clone()).build().unwrap().first_step(), 3);
     let refused = indexed(spread).restore(state.clone()).build().unwrap_err().to_string();
     let both = "were sampled as 2 frames per second, 64 at most, and are now as 6 frames evenly spread";
@@ -151,7 +151,7 @@ fn a_run_goes_on_with_the_frames_that_it_began_with() {
     assert_eq!(accepted.plan(4).unwrap().samples, whole.plan(4).unwrap().samples);
     // A planner with other frames does not accept the state either.
     let other = indexed(spread).build().unwrap();
-    let loader = dflop_loader::loader::BalancedLoader::builder(other, 0).restore(state);
+    let loader = dflop_loader::BalancedLoader::builder(other, 0).restore(state);
     assert!(loader.build().unwrap_err().to_string().contains(both));
 }
 

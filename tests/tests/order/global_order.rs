@@ -2,9 +2,8 @@
 //! earlier ones.
 
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::order::Tail;
-use dflop_loader::plan::StepPlan;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{StepPlan, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::planner;
 
@@ -78,7 +77,7 @@ fn balancing_beats_the_data_blind_cut() {
     let data = TempDataset::new(4, 64, Compression::Plain);
     let planner = planner(&data.index(), 64, 4, 4, Tail::Carry);
     let blind = planner.clone().strategy(dflop_balancer::Strategy::ROUND_ROBIN);
-    let total = |planner: &dflop_loader::plan::StepPlanner| -> u64 {
+    let total = |planner: &dflop_loader::StepPlanner| -> u64 {
         (0..4).map(|step| planner.plan(step).unwrap().makespan_ns).sum()
     };
     assert!(total(&planner) < total(&blind));

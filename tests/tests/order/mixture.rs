@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dflop_loader::dataset::Dataset;
-use dflop_loader::order::{Mixture, Stop, Tail};
+use dflop_loader::{Dataset, Mixture, Stop, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::{builder, planner};
 use dflop_tests::streaming::{DeliveredId, stream_all_ranks};
@@ -60,7 +59,7 @@ fn the_digest_tells_datasets_apart_and_twins_are_shuffled_differently() {
         builder(mixture, 10, 1).build().unwrap()
     };
     let (first, second) = (mixture(1.0, 0.0).plan(0).unwrap(), mixture(0.0, 1.0).plan(0).unwrap());
-    let numbers = |plan: &dflop_loader::plan::StepPlan| -> Vec<u64> {
+    let numbers = |plan: &dflop_loader::StepPlan| -> Vec<u64> {
         plan.samples.iter().map(|sample| sample.sample).collect()
     };
     assert_ne!(numbers(&first), numbers(&second));

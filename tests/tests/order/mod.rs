@@ -2,5 +2,6 @@
 
 mod global_order;
 mod mixture;
+mod recorded;
 mod saved_state;
 mod splits;

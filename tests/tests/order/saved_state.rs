@@ -1,8 +1,8 @@
 //! Checks saved states: a run resumes exactly, on any number of ranks, or the error names the reason.
 
-use dflop_loader::dataset::Dataset;
-use dflop_loader::order::{LoaderState, Mixture, Shuffle, StepSample, Tail};
-use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
+use dflop_loader::{
+    Dataset, LoaderState, Mixture, Shuffle, StepPlanner, StepPlannerBuilder, StepSample, Tail,
+};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::builder;
 use dflop_tests::streaming::stream_all_ranks;
@@ -41,8 +41,7 @@ fn a_mixed_run_restored_on_three_and_two_ranks_delivers_what_the_uninterrupted_r
 fn a_state_counts_what_was_given_out_and_not_what_was_read_ahead() {
     let data = TempDataset::new(1, 40, Compression::Plain);
     let planner = builder(data.index(), 4, 1).build().unwrap();
-    let loader =
-        dflop_loader::loader::BalancedLoader::builder(planner.clone(), 0).steps_ahead(5).build().unwrap();
+    let loader = dflop_loader::BalancedLoader::builder(planner.clone(), 0).steps_ahead(5).build().unwrap();
     dflop_tests::run(async {
         use futures::StreamExt;
         let mut steps = loader.stream();
@@ -53,7 +52,7 @@ fn a_state_counts_what_was_given_out_and_not_what_was_read_ahead() {
         assert_eq!(loader.state().unwrap(), planner.state(2).unwrap());
     });
     let state = loader.state().unwrap();
-    let again = dflop_loader::loader::BalancedLoader::builder(planner, 0).restore(state).build().unwrap();
+    let again = dflop_loader::BalancedLoader::builder(planner, 0).restore(state).build().unwrap();
     assert_eq!(again.state().unwrap().step, 2);
 }
 

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use dflop_loader::dataset::{Dataset, Splits};
-use dflop_loader::order::Shuffle;
+use dflop_loader::{Dataset, Shuffle, Splits};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::builder;
 use dflop_tests::streaming::stream_all_ranks;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker, FACTOR_ONE};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, Module};
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::plan::{StepPlan, StepPlanner};
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{StepPlan, StepPlanner};
 use dflop_tests::tar::TarBytes;
 
 const DP_SIZE: usize = 2;

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use dflop_costmodel::correction::{CorrectionTable, FACTOR_ONE};
 use dflop_costmodel::{Module, ModuleTimes};
-use dflop_loader::Error;
 use dflop_loader::error::BoxError;
 use dflop_loader::error::UserCodeError;
-use dflop_loader::loader::BalancedLoader;
-use dflop_loader::plan::{CostFault, CostFunction, CostInput, StepPlan, StepPlanner};
+use dflop_loader::{BalancedLoader, CostFault, CostFunction, CostInput, Error, StepPlan, StepPlanner};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::builder;
 use dflop_tests::run;

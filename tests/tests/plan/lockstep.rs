@@ -1,10 +1,8 @@
 //! Checks plans for ranks that run all modules one after the other on one device.
 
 use dflop_balancer::Strategy;
-use dflop_loader::Error;
-use dflop_loader::loader::{BalancedLoader, Microbatch};
-use dflop_loader::plan::{StepPlan, StepPlannerBuilder, Synchronization};
 use dflop_loader::sample::BatchLayout;
+use dflop_loader::{BalancedLoader, Error, Microbatch, StepPlan, StepPlannerBuilder, Synchronization};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::{planning, run};
 use futures::StreamExt;

@@ -1,8 +1,8 @@
 //! Checks the shares that the ranks of a tensor-parallel group take of a microbatch's media.
 
 use dflop_costmodel::SampleShape;
+use dflop_loader::SampleMedium;
 use dflop_loader::media::Modality;
-use dflop_loader::plan::SampleMedium;
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning;
 

@@ -2,9 +2,8 @@
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, StageTimes};
-use dflop_loader::Error;
-use dflop_loader::plan::{StepPlan, StepPlannerBuilder};
 use dflop_loader::sample::BatchLayout;
+use dflop_loader::{Error, StepPlan, StepPlannerBuilder};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning;
 

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use dflop_balancer::Caps;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use dflop_loader::Error;
 use dflop_loader::error::PlanError;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::plan::StepPlanner;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{Error, StepPlanner};
 use dflop_tests::tar::TarBytes;
 
 const LARGE_BYTES: usize = 100_000;

@@ -8,11 +8,11 @@ use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape};
 use dflop_loader::error::PlanError;
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::inputs::{IGNORED, ModelInputs, TensorValues};
-use dflop_loader::loader::{BalancedLoader, Microbatch, Step, StepStream};
-use dflop_loader::plan::{PadTo, StepPlanner, StepPlannerBuilder};
 use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
-use dflop_loader::{Error, Result};
+use dflop_loader::{
+    BalancedLoader, Error, Microbatch, PadTo, Result, Step, StepPlanner, StepPlannerBuilder, StepStream,
+};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};

@@ -1,8 +1,7 @@
 //! Checks that steps are planned for the schedule that runs them.
 
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_loader::Error;
-use dflop_loader::plan::{StepPlannerBuilder, simulate_plan};
+use dflop_loader::{Error, StepPlannerBuilder, simulate_plan};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning;
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use dflop_costmodel::AudioLength;
+use dflop_loader::Loader;
 use dflop_loader::decode::Batch;
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::Loader;
 use dflop_loader::media::MediaShape;
 use dflop_loader::shard::expand_shards;
 use dflop_tests::dataset::{Compression, compress};

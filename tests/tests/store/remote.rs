@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use dflop_loader::decode::Decode;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::{BalancedLoader, Loader};
 use dflop_loader::shard::{Shard, expand_shards, expand_shards_in};
 use dflop_loader::store::{Backoff, RetryConfig, ShardCache, Stores, StoresBuilder};
+use dflop_loader::{BalancedLoader, Loader};
 use dflop_tests::dataset::{Compression, TempDataset, compress};
 use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
 use dflop_tests::media::jpeg;
@@ -129,7 +129,7 @@ fn a_loader_counts_its_own_retries() {
     let of_plain = faults();
     assert!(of_plain > 0);
     assert_eq!(loader.metrics().retries, of_plain);
-    let planner = dflop_tests::planning::planner(&index, 8, 1, 2, dflop_loader::order::Tail::Carry);
+    let planner = dflop_tests::planning::planner(&index, 8, 1, 2, dflop_loader::Tail::Carry);
     let loader = BalancedLoader::builder(planner, 0).steps(STEPS).decode(Decode::Raw).build().unwrap();
     run(loader.stream().try_collect::<Vec<_>>()).unwrap();
     assert!(faults() > of_plain);

@@ -4,15 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use dflop_loader::dataset::{Dataset, Splits};
 use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::error::{BudgetError, SelectionError};
 use dflop_loader::error::{Error, Result};
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::{Loader, LoaderBuilder, StreamState};
-use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::{Shard, expand_shards};
+use dflop_loader::{Dataset, Loader, LoaderBuilder, ShuffleBuffer, Splits, StreamState};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::fault_server::{Behavior, FaultServer};
 use dflop_tests::mixed::MixedTexts;

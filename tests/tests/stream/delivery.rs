@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 
 use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::flow::ErrorBudget;
-use dflop_loader::loader::{Loader, LoaderBuilder};
 use dflop_loader::media::Media;
+use dflop_loader::{Loader, LoaderBuilder};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::{jpeg, png};
 use dflop_tests::tar::TarBytes;

@@ -1,10 +1,9 @@
 //! Checks plain loaders that start with a later epoch, as trainers do that loop over epochs themselves.
 
 use dflop_loader::decode::Batch;
-use dflop_loader::loader::{Loader, LoaderBuilder, StreamState};
 use dflop_loader::media::augment::Augment;
-use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{Loader, LoaderBuilder, ShuffleBuffer, StreamState};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};

@@ -2,9 +2,8 @@
 
 use dflop_loader::decode::Batch;
 use dflop_loader::flow::ErrorBudget;
-use dflop_loader::loader::{Loader, LoaderBuilder, RestoredInput, StreamState};
-use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{Loader, LoaderBuilder, RestoredInput, ShuffleBuffer, StreamState};
 use dflop_tests::dataset::Compression;
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::{expand_with_pipes, run};

@@ -1,9 +1,8 @@
 //! Checks that a state of another stream, or of changed shards, is an error that names the reason.
 
 use dflop_loader::flow::ErrorBudget;
-use dflop_loader::loader::{Loader, LoaderBuilder, StreamState};
-use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{Loader, LoaderBuilder, ShuffleBuffer, StreamState};
 use dflop_tests::dataset::Compression;
 use dflop_tests::mixed::MixedTexts;
 use dflop_tests::run;

@@ -1,11 +1,10 @@
 //! Checks the settings that both loaders share, and the seed from which all random choices draw.
 
 use dflop_loader::decode::Batch;
-use dflop_loader::loader::{BalancedLoader, Loader, LoaderBuilder, LoaderSettings};
 use dflop_loader::media::augment::{Augment, AugmentBuilder};
-use dflop_loader::order::{ShuffleBuffer, Tail};
 use dflop_loader::sample::Sample;
 use dflop_loader::shard::{FieldSelection, expand_shards};
+use dflop_loader::{BalancedLoader, Loader, LoaderBuilder, LoaderSettings, ShuffleBuffer, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::planner;
 use dflop_tests::run;

@@ -4,9 +4,8 @@ use std::num::NonZeroU32;
 
 use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::flow::ErrorBudget;
-use dflop_loader::loader::{Loader, LoaderBuilder};
-use dflop_loader::order::ShuffleBuffer;
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{Loader, LoaderBuilder, ShuffleBuffer};
 use dflop_tests::dataset::Compression;
 use dflop_tests::media::jpeg;
 use dflop_tests::mixed::MixedTexts;

@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use dflop_loader::dataset::Dataset;
-use dflop_loader::dataset::Splits;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::shard::{Shard, ShardAccess, expand_shards_in};
 use dflop_loader::store::{ReadMode, ShardCache, Stores};
+use dflop_loader::{Dataset, Splits};
 
 use crate::args::video::VideoArgs;
 use crate::failure::Failure;

@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use dflop_loader::dataset::Dataset;
 use dflop_loader::index::{IndexOptions, TokenCounts};
-use dflop_loader::order::{Mixture, Stop};
 use dflop_loader::shard::{ShardAccess, expand_shards_in};
+use dflop_loader::{Dataset, Mixture, Stop};
 use serde::Deserialize;
 
 use crate::args::dataset::{IndexLocationArgs, open_dataset};

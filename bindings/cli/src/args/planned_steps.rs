@@ -1,7 +1,7 @@
 //! Arguments of `order` and `simulate`, which plan the steps of a dataset and read no payload.
 
 use clap::Args;
-use dflop_loader::plan::StepPlanner;
+use dflop_loader::StepPlanner;
 
 use super::mixture::MixtureArgs;
 use super::step_plan::{ResumeArgs, StepPlanArgs};

@@ -5,9 +5,8 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::{Caps, Strategy};
-use dflop_loader::order::{LoaderState, Mixture, Shuffle, Tail};
-use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 use dflop_loader::sample::BatchLayout;
+use dflop_loader::{LoaderState, Mixture, Shuffle, StepPlanner, StepPlannerBuilder, Tail};
 
 use crate::args::model::ModelArgs;
 use crate::failure::Failure;

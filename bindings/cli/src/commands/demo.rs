@@ -10,9 +10,8 @@ use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::loader::BalancedLoader;
-use dflop_loader::plan::{StepPlan, StepPlanner, simulate_plan};
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{BalancedLoader, StepPlan, StepPlanner, simulate_plan};
 use futures::StreamExt;
 use serde::Serialize;
 

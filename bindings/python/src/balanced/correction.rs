@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_costmodel::Module;
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker, IntervalReport};
-use dflop_loader::plan::StepPlan;
+use dflop_loader::StepPlan;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 

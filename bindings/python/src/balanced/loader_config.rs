@@ -4,11 +4,10 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_costmodel::correction::CorrectionTable;
-use dflop_loader::fetch::Share;
-use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder};
-use dflop_loader::order::LoaderState;
-use dflop_loader::plan::{StepPlan, StepPlanner, StepPlannerBuilder};
 use dflop_loader::processors::Preparer;
+use dflop_loader::{
+    BalancedLoader, BalancedLoaderBuilder, LoaderState, Share, StepPlan, StepPlanner, StepPlannerBuilder,
+};
 use pyo3::prelude::*;
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! Shares the media of a microbatch between the ranks of a tensor-parallel group.
 
-use dflop_loader::plan::{SampleMedium, StepPlan};
+use dflop_loader::{SampleMedium, StepPlan};
 use pyo3::prelude::*;
 
 use super::loader_config::RunningLoader;

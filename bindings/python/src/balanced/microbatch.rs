@@ -1,8 +1,8 @@
 //! Converts a microbatch to `dflop.batches.Microbatch`.
 
 use dflop_costmodel::CostModel;
+use dflop_loader::Microbatch;
 use dflop_loader::inputs::{ModelInputs, NamedTensor, TensorValues};
-use dflop_loader::loader::Microbatch;
 use dflop_loader::processors::image::Normalization;
 use pyo3::prelude::*;
 

@@ -287,7 +287,7 @@ impl PyBalancedLoader {
     /// Number of samples that ``filter`` left out, of all datasets.
     #[getter]
     fn filtered_samples(&self) -> u64 {
-        self.running().planner.datasets().iter().map(dflop_loader::dataset::Dataset::filtered).sum()
+        self.running().planner.datasets().iter().map(dflop_loader::Dataset::filtered).sum()
     }
 
     /// Number of skipped samples, summed over epochs.

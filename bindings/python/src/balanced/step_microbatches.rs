@@ -4,9 +4,8 @@ use std::ffi::CString;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dflop_loader::Error;
 use dflop_loader::error::Skipped;
-use dflop_loader::loader::Microbatch;
+use dflop_loader::{Error, Microbatch};
 use pyo3::exceptions::{PyIndexError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySlice};

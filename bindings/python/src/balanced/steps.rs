@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use dflop_loader::Error;
-use dflop_loader::loader::{Microbatch, PartStream, StepPart};
-use dflop_loader::plan::StepPlan;
+use dflop_loader::{Error, Microbatch, PartStream, StepPart, StepPlan};
 use futures::StreamExt;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;

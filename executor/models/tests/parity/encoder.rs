@@ -1,7 +1,7 @@
 //! Recorded media of a model.
 
 use dflop_device::Cpu;
-use dflop_models::context::MicrobatchContext;
+use dflop_models::MicrobatchContext;
 use dflop_models::encoder::{EncoderConfig, EncoderInput, TiledMedium};
 
 use super::fixture::Fixture;

@@ -5,11 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_device::Cpu;
-use dflop_models::context::MicrobatchContext;
-use dflop_models::llm::{LlmConfig, TextBatch};
-use dflop_models::stage::{Stage, StageOptions};
 use dflop_models::weights::{Checkpoint, WeightSource};
-use dflop_models::{BlockOutput, StageBlocks};
+use dflop_models::{BlockOutput, LlmConfig, MicrobatchContext, Stage, StageBlocks, StageOptions, TextBatch};
 use serde_json::Value;
 
 /// Largest difference of a tensor, relative to its norm or to a thousandth of the largest norm.

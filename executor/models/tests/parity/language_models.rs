@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use dflop_device::Cpu;
-use dflop_models::llm::LlmConfig;
-use dflop_models::stage::{Activations, StageOptions};
+use dflop_models::{Activations, LlmConfig, StageOptions};
 
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm, train};
 

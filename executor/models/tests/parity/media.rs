@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use dflop_device::Cpu;
 use dflop_models::encoder::{EncoderConfig, FrozenEncoder};
-use dflop_models::llm::LlmConfig;
-use dflop_models::stage::{Activations, Stage, StageOptions};
-use dflop_models::{BlockOutput, StageBlocks};
+use dflop_models::{Activations, BlockOutput, LlmConfig, Stage, StageBlocks, StageOptions};
 
 use super::encoder::{PLACEHOLDERS, encoder_context, encoder_of};
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};

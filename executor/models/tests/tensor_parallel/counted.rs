@@ -7,9 +7,7 @@ use dflop_comm::{
     Buffer, Comm, Communicator, Error, Failure, Handle, Payload, PayloadShape, Result, Slice, StepContext,
 };
 use dflop_device::Cpu;
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_models::stage::StageSettings;
-use dflop_models::tensor_parallel::TensorParallel;
+use dflop_models::{FrozenModules, ModelConfig, ModuleKind, StageRange, StageSettings, TensorParallel};
 use serde_json::json;
 
 use super::fixture::{Fixture, Text};

@@ -1,7 +1,7 @@
 //! Separate decoders: grouped queries with shared and copied keys, biases, tied and untied heads, uneven
 //! parts.
 
-use dflop_models::stage::Activations;
+use dflop_models::Activations;
 use serde_json::{Value, json};
 
 use super::fixture::{Fixture, TOLERANCE, difference, norm};

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use dflop_comm::{Cause, Communicator};
 use dflop_device::{Cpu, Device};
-use dflop_models::Error;
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_models::stage::{Stage, StageSettings};
-use dflop_models::tensor_parallel::TensorParallel;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Seed, WeightSource};
+use dflop_models::{
+    Error, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings, TensorParallel,
+};
 use serde_json::json;
 
 use super::fixture::{Fixture, Text};

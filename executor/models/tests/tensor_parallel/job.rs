@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use dflop_comm::Comm;
 use dflop_device::{Cpu, Device};
-use dflop_models::BlockOutput;
-use dflop_models::context::MicrobatchContext;
 use dflop_models::encoder::EncoderConfig;
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_models::stage::{Activations, Stage, StageSettings};
-use dflop_models::tensor_parallel::TensorParallel;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::WeightSource;
+use dflop_models::{
+    Activations, BlockOutput, FrozenModules, MicrobatchContext, ModelConfig, ModuleKind, Stage, StageRange,
+    StageSettings, TensorParallel,
+};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

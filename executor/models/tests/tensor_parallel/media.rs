@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use dflop_device::{Cpu, Device};
 use dflop_models::encoder::FrozenEncoder;
-use dflop_models::model_config::FrozenModules;
-use dflop_models::stage::{Activations, Stage, StageOptions};
-use dflop_models::tensor_parallel::TensorParallel;
-use dflop_models::{BlockOutput, StageBlocks};
+use dflop_models::{
+    Activations, BlockOutput, FrozenModules, Stage, StageBlocks, StageOptions, TensorParallel,
+};
 use serde_json::Value;
 
 use super::encoder::{encoder_context, encoder_of};

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use dflop_device::{Cpu, Device};
-use dflop_models::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-use dflop_models::stage::{Stage, StageSettings, assemble};
-use dflop_models::tensor_parallel::TensorParallel;
 use dflop_models::weights::{Checkpoint, Seed, Tensor, WEIGHTS_FILE, WeightSource, write};
+use dflop_models::{
+    FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings, TensorParallel, assemble,
+};
 use serde_json::json;
 
 use super::fixture::Fixture;

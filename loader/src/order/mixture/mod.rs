@@ -43,9 +43,8 @@ pub enum Stop {
 /// # Examples
 /// ```no_run
 /// # use std::sync::Arc;
-/// # use dflop_loader::dataset::Dataset;
+/// # use dflop_loader::{Dataset, Mixture, Stop};
 /// # use dflop_loader::index::Index;
-/// # use dflop_loader::order::{Mixture, Stop};
 /// # fn mixture(images: Arc<Index>, clips: Arc<Index>) -> Mixture {
 /// Mixture::new()
 ///     .dataset(images, 0.7)

@@ -35,9 +35,7 @@ const VERSION: u32 = 1;
 /// # use std::sync::Arc;
 /// # use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 /// # use dflop_loader::index::{Index, IndexOptions};
-/// # use dflop_loader::order::Mixture;
-/// # use dflop_loader::plan::StepPlanner;
-/// # use dflop_loader::order::LoaderState;
+/// # use dflop_loader::{LoaderState, Mixture, StepPlanner};
 /// # fn index(samples: usize) -> dflop_loader::Result<Arc<Index>> {
 /// #     let directory = tempfile::tempdir().unwrap().keep().join("shards");
 /// #     let mut writer = dflop_loader::write::ShardWriter::builder(&directory).build()?;

@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use dflop_loader::Error;
 use dflop_loader::decode::{Transform, TransformInput};
 use dflop_loader::flow::LoaderStage;
-use dflop_loader::loader::{Loader, LoaderBuilder};
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{Error, Loader, LoaderBuilder};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dflop_loader::decode::{Decode, TransformInput, Transforms};
-use dflop_loader::loader::{LoaderBuilder, StreamState};
 use dflop_loader::media::{CustomMedia, Media};
 use dflop_loader::sample::Sample;
+use dflop_loader::{LoaderBuilder, StreamState};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};

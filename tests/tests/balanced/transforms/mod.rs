@@ -11,11 +11,10 @@ use std::sync::Arc;
 
 use dflop_loader::decode::{Batch, Transform, TransformInput, Transforms};
 use dflop_loader::error::BoxError;
-use dflop_loader::loader::{BalancedLoader, BalancedLoaderBuilder, Loader, LoaderBuilder, Step};
 use dflop_loader::media::Media;
-use dflop_loader::order::Tail;
 use dflop_loader::sample::Sample;
 use dflop_loader::shard::{FieldSelection, expand_shards};
+use dflop_loader::{BalancedLoader, BalancedLoaderBuilder, Loader, LoaderBuilder, Step, Tail};
 use dflop_tests::dataset::TempDataset;
 use dflop_tests::planning::planner;
 use dflop_tests::run;

@@ -5,10 +5,10 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use dflop_loader::LoaderBuilder;
 use dflop_loader::decode::{Batch, Decode, SampleAnswer, SampleInput, SampleTransform, Transforms};
 use dflop_loader::error::UserCodeError;
 use dflop_loader::error::{BoxError, Error};
-use dflop_loader::loader::LoaderBuilder;
 use dflop_loader::media::Media;
 use dflop_loader::sample::{Field, Sample};
 use dflop_loader::shard::FieldSelection;

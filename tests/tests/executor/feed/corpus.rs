@@ -4,13 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
-use dflop_executor::models::model_config::ModelConfig;
+use dflop_executor::models::ModelConfig;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::model::ModelDirectory;
-use dflop_loader::order::Shuffle;
-use dflop_loader::plan::{StepPlanner, StepPlannerBuilder};
 use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{Shuffle, StepPlanner, StepPlannerBuilder};
 use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::tar::TarBytes;
 use serde_json::{Value, json};

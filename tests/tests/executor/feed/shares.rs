@@ -1,6 +1,6 @@
 //! Checks what each rank reads of the dataset.
 
-use dflop_executor::models::model_config::ModuleKind;
+use dflop_executor::models::ModuleKind;
 use dflop_loader::flow::LoaderStage;
 
 use super::corpus::{Corpus, Family, mixed};

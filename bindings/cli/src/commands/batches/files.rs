@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
+use dflop_loader::Microbatch;
 use dflop_loader::inputs::{NamedTensor, TensorValues};
-use dflop_loader::loader::Microbatch;
 use serde_json::json;
 
 use crate::failure::Failure;

@@ -10,9 +10,9 @@ use dflop_loader::error::Skipped;
 use dflop_loader::flow::PrepareReport;
 use dflop_loader::index::TokenCounts;
 use dflop_loader::inputs::{ModelInputs, NamedTensor, TensorValues};
-use dflop_loader::loader::{BalancedLoader, Microbatch};
 use dflop_loader::processors::{LongSample, Preparer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
+use dflop_loader::{BalancedLoader, Microbatch};
 use futures::StreamExt;
 use serde::Serialize;
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::Args;
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_loader::plan::{StepPlan, StepPlanner};
+use dflop_loader::{StepPlan, StepPlanner};
 use serde::Serialize;
 
 use crate::args::planned_steps::PlannedStepsArgs;

@@ -2,8 +2,7 @@
 
 use std::io::Write;
 
-use dflop_loader::order::ShuffleQuality;
-use dflop_loader::plan::StepPlanner;
+use dflop_loader::{ShuffleQuality, StepPlanner};
 use serde::Serialize;
 
 use crate::args::step_plan::StepPlanArgs;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use dflop_balancer::planner::ItemSize;
 use dflop_costmodel::{ModelSpec, SampleShape, SampleUnits};
-use dflop_loader::dataset::Dataset;
+use dflop_loader::Dataset;
 use serde::Serialize;
 
 use super::shapes;

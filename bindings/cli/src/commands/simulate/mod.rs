@@ -9,7 +9,7 @@ use clap::builder::ArgPredicate;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_loader::plan::{StepPlanner, StrategySummary, compare_strategies};
+use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
 use serde::Serialize;
 
 use crate::args::planned_steps::PlannedStepsArgs;

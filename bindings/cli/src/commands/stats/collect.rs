@@ -4,8 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dflop_costmodel::{CostModel, DatasetStatistics, SampleShape};
-use dflop_loader::dataset::Dataset;
-use dflop_loader::permutation::Permutation;
+use dflop_loader::{Dataset, Permutation};
 use serde::Serialize;
 
 /// Samples per part; parts are joined in order, so that results do not depend on the number of threads.

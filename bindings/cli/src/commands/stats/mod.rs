@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use dflop_costmodel::{Histogram, Module, Quantiles, SKETCH_ERROR};
-use dflop_loader::dataset::Dataset;
+use dflop_loader::Dataset;
 use serde::Serialize;
 
 use crate::args::dataset::IndexedArgs;

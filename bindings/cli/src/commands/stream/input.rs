@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use dflop_loader::loader::{Loader, LoaderBuilder, RestoredInput, StreamState};
-use dflop_loader::order::ShuffleBuffer;
+use dflop_loader::{Loader, LoaderBuilder, RestoredInput, ShuffleBuffer, StreamState};
 
 use crate::failure::Failure;
 use crate::output::write_file;

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use dflop_loader::flow::MetricsSnapshot;
-use dflop_loader::loader::{Stall, StallListener};
+use dflop_loader::{Stall, StallListener};
 
 use crate::failure::Failure;
 use crate::output::format_bytes;

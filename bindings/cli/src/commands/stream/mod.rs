@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use dflop_loader::Loader;
 use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::error::Skipped;
 use dflop_loader::flow::{ErrorBudget, MetricsSnapshot, SkipCount};
-use dflop_loader::loader::Loader;
 use dflop_loader::shard::{FIELD_BYTES_MAX, FieldSelection};
 use futures::StreamExt;
 use rustix::time::{ClockId, clock_gettime};

@@ -9,14 +9,14 @@ use dflop_executor::checkpoint::{CheckpointDirectory, SavedCheckpoint};
 use dflop_executor::comm::{Comm, StepContext, threads};
 use dflop_executor::device::{Cpu, CpuBf16, Device};
 use dflop_executor::inputs::InputReader;
-use dflop_executor::models::stage::Activations;
+use dflop_executor::models::Activations;
 use dflop_executor::models::weights::{Checkpoint, Seed, WeightSource};
 use dflop_executor::optimizer::{
     AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision,
 };
 use dflop_executor::profile::gemm_peak_flops;
 use dflop_executor::train::{StepReport, TraceWriter, TrainingRank, TrainingRankOptions, join_job};
-use dflop_loader::order::LoaderState;
+use dflop_loader::LoaderState;
 use serde_json::json;
 
 use super::config::{OptimizerTable, PrecisionName, TrainConfig};

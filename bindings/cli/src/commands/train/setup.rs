@@ -6,15 +6,14 @@ use std::sync::Arc;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
 use dflop_executor::models::encoder::FrozenEncoder;
-use dflop_executor::models::model_config::{FrozenModules, ModelConfig, ModuleKind};
+use dflop_executor::models::{FrozenModules, ModelConfig, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleParallelism};
 use dflop_executor::train::PassPredictor;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::model::{ModelDirectory, read_profile};
-use dflop_loader::order::LoaderState;
-use dflop_loader::plan::StepPlanner;
 use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
+use dflop_loader::{LoaderState, StepPlanner};
 
 use super::config::{ModuleTable, TrainConfig};
 use super::inline::MODEL;

@@ -8,8 +8,8 @@ mod processor;
 use std::ffi::CStr;
 use std::sync::Arc;
 
+use dflop_loader::StepPlanner;
 use dflop_loader::index::TokenCounts;
-use dflop_loader::plan::StepPlanner;
 use dflop_loader::processors::Preparer;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;

@@ -1,7 +1,6 @@
 //! Settings of a run: the global batches, which are keywords of the loader, and their order, `dflop.Order`.
 
-use dflop_loader::order::{Shuffle, Tail};
-use dflop_loader::plan::StepPlannerBuilder;
+use dflop_loader::{Shuffle, StepPlannerBuilder, Tail};
 use pyo3::prelude::*;
 
 use crate::error::DflopError;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Caps, Strategy};
-use dflop_loader::plan::{CostFunction, StepPlannerBuilder, Synchronization};
+use dflop_loader::{CostFunction, StepPlannerBuilder, Synchronization};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use dflop_costmodel::ModelSpec;
+use dflop_loader::BlankMedia;
 use dflop_loader::media::PixelType;
 use dflop_loader::model::image_processor_of;
-use dflop_loader::plan::BlankMedia;
 use dflop_loader::processors::{Buckets, LongSample, Preparer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
 use pyo3::prelude::*;
