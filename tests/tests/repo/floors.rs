@@ -26,6 +26,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 11] = [
             "flops",
             "frozen",
             "profile",
+            "measure",
             "correction",
             "memory",
             "predict",
