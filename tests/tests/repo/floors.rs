@@ -144,6 +144,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 11] = [
             "table",
             "dataset",
             "model",
+            "measure",
             "transform",
             "image",
             "cost",
