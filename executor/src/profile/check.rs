@@ -1,8 +1,8 @@
 //! Compares predictions with measured times of random microbatches.
 //!
 //! Microbatches are drawn from a seed, packed as in training, and run several times through whole modules of
-//! one stage each, all of them once per round. [`dflop_costmodel::measure`] defines the time and the spread of
-//! repeated runs, and the bounds of errors.
+//! one stage each, all of them once per round. [`dflop_costmodel::measure`] defines the time and the spread
+//! of repeated runs, and the bounds of errors.
 //!
 //! All runs of the first half of the microbatches then go to the adaptive correction, in two intervals, so
 //! that it turns itself off where it does not pay. The second half shows its value. A profile that fits

@@ -1,8 +1,9 @@
 //! Measures the profile of a model, module by module.
 //!
 //! Each module is measured twice. First its shapes are chosen ([`choose_points`]), with few runs of each.
-//! Then all shapes run in rounds, once per round, and only these runs go into the profile. So other load on the machine affects all shapes alike, and a shape finds caches and memory as another shape left
-//! them, as in training.
+//! Then all shapes run in rounds, once per round, and only these runs go into the profile. So other load on
+//! the machine affects all shapes alike, and a shape finds caches and memory as another shape left them, as
+//! in training.
 
 use std::time::{Duration, Instant};
 
