@@ -73,13 +73,11 @@ impl Walker {
 
     /// Takes bytes after the end marker, and moves past them.
     pub(crate) fn tail(&mut self, bytes: &[u8]) -> Result<(), ArchiveFault> {
-        match bytes.iter().position(|&byte| byte != 0) {
-            Some(position) => Err(TarFault::TrailingBytes.at(self.offset + position as u64)),
-            None => {
-                self.offset += bytes.len() as u64;
-                Ok(())
-            }
+        if let Some(position) = bytes.iter().position(|&byte| byte != 0) {
+            return Err(TarFault::TrailingBytes.at(self.offset + position as u64));
         }
+        self.offset += bytes.len() as u64;
+        Ok(())
     }
 }
 
