@@ -38,7 +38,7 @@ impl ShardStore for RetriedByStore {
         let retry = object_store::RetryConfig {
             backoff,
             max_retries: ATTEMPTS_MAX as usize - 1,
-            retry_timeout: Duration::from_secs(180),
+            retry_timeout: Duration::from_mins(3),
         };
         let options = ClientOptions::new().with_allow_http(true).with_timeout(TIMEOUT);
         let url = root.replace("own://", "http://");
@@ -69,7 +69,7 @@ fn read(server: &FaultServer, way: Way, expected: &[DeliveredSample]) -> Run {
     };
     let retry = RetryConfig { attempts_max, backoff: BACKOFF, deadline_seconds: 180 };
     // The reader's timeout must not end the attempts of the store.
-    let timeout = if matches!(way, Way::Store) { Duration::from_secs(180) } else { TIMEOUT };
+    let timeout = if matches!(way, Way::Store) { Duration::from_mins(3) } else { TIMEOUT };
     let stores = Stores::builder().store("own", Arc::new(RetriedByStore)).retry(retry);
     let stores = stores.request_timeout(timeout).chunk_bytes(CHUNK_BYTES).build().expect("valid settings");
     let url = server.url("shard-{0..3}.tar").replace("http://", scheme);
