@@ -39,6 +39,7 @@ mod dataset_statistics;
 mod error;
 pub mod flops;
 mod frozen;
+pub mod measure;
 pub mod memory;
 pub mod model;
 mod module;
@@ -53,15 +54,16 @@ pub use correction::{CorrectionTable, FACTOR_ONE};
 pub use dataset_statistics::{DatasetStatistics, Outlier};
 pub use error::{Error, Result};
 pub use frozen::FrozenParts;
+pub use measure::{ErrorSummary, TimeCurve};
 pub use model::{
     EncoderParameters, FamilyId, LlmParameters, MediaUnits, ModelFamilies, ModelFamily, ModelSpec,
     SampleUnits, config,
 };
 pub use module::{Module, ModuleTimes};
 pub use predict::{
-    AccuracyReport, BinAccuracy, CostModel, DeviceLink, DeviceLinks, DevicePreset, DeviceRate, ErrorSummary,
-    LayerTimes, ModuleAccuracy, PartAccuracy, PointAccuracy, PredictedTime, Prediction, ProfileOptions,
-    ProfileWarning, SampleCost, TimeCurve, Unpredicted,
+    AccuracyReport, BinAccuracy, CostModel, DeviceLink, DeviceLinks, DevicePreset, DeviceRate, LayerTimes,
+    ModuleAccuracy, PartAccuracy, PointAccuracy, PredictedTime, Prediction, ProfileOptions, ProfileWarning,
+    SampleCost, Unpredicted,
 };
 pub use profile::Profile;
 pub use quantiles::{Histogram, QuantileSketch, Quantiles, SKETCH_ERROR, median, nearest_rank, percentile};

@@ -80,7 +80,7 @@ fn every_kind_of_model_is_measured_predicted_and_run() {
         for module in &report.modules {
             assert!(module.errors.count >= module.second_half.count);
             assert_eq!(module.second_half.count, module.corrected.count);
-            assert!(module.p95_bound >= 0.12 && module.errors.p95 >= module.errors.median);
+            assert!(module.p95_bound >= 0.12 && module.errors.p95 >= module.errors.p50);
         }
     }
 }

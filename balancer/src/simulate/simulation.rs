@@ -34,12 +34,6 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Returns how long each rank waits or communicates, `[ranks]` nanoseconds.
-    #[must_use]
-    pub fn idle_ns(&self) -> Vec<u64> {
-        self.busy_ns.iter().map(|busy| self.makespan_ns - busy).collect()
-    }
-
     /// Returns the share of all ranks' time in which they do not compute, in `0..=1`.
     #[must_use]
     pub fn bubble_fraction(&self) -> f64 {

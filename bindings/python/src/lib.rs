@@ -25,6 +25,7 @@ mod error;
 mod filter;
 mod image;
 mod loader;
+mod measure;
 mod model;
 mod names;
 mod read;
@@ -56,6 +57,8 @@ mod _native {
     use crate::image::{Image, PyAugment};
     #[pymodule_export]
     use crate::loader::{BatchIterator, PyLoader};
+    #[pymodule_export]
+    use crate::measure::{PyTimeCurve, check_predictions, choose_sizes};
     #[pymodule_export]
     use crate::model::PyCostModel;
     #[pymodule_export]

@@ -8,26 +8,9 @@ use serde::Serialize;
 use super::held_out::HeldOutTimes;
 use crate::correction::{bin, bin_sizes};
 use crate::error::{Error, Result};
+use crate::measure::ErrorSummary;
 use crate::module::Module;
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, Setting};
-use crate::quantiles::median_of_sorted;
-
-/// Errors of a set of points, as fractions of the observed times.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct ErrorSummary {
-    /// Number of points compared.
-    pub count: usize,
-    /// Mean relative error; above 0 where predictions are too long.
-    pub bias: f64,
-    /// Mean of the absolute errors.
-    pub mape: f64,
-    /// Median of the absolute errors.
-    pub p50: f64,
-    /// 95 % of the absolute errors are at most this large.
-    pub p95: f64,
-    /// Largest absolute error.
-    pub max: f64,
-}
 
 /// Observed point, and its prediction from another profile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -226,22 +209,8 @@ fn group_by<'a, K: Ord + Copy>(
 }
 
 fn summarize(points: &[&PointAccuracy]) -> ErrorSummary {
-    if points.is_empty() {
-        return ErrorSummary::default();
-    }
-    let n = points.len() as f64;
-    let mut sizes: Vec<f64> = points.iter().map(|point| point.relative_error().abs()).collect();
-    sizes.sort_by(f64::total_cmp);
-    // Nearest rank, so that `p95` is one of the errors.
-    let rank_95 = (sizes.len() * 95).div_ceil(100).max(1) - 1;
-    ErrorSummary {
-        count: sizes.len(),
-        bias: points.iter().map(|point| point.relative_error()).sum::<f64>() / n,
-        mape: sizes.iter().sum::<f64>() / n,
-        p50: median_of_sorted(&sizes),
-        p95: sizes[rank_95],
-        max: sizes[sizes.len() - 1],
-    }
+    let errors: Vec<f64> = points.iter().map(|point| point.relative_error()).collect();
+    ErrorSummary::from_errors(&errors)
 }
 
 #[cfg(test)]

@@ -158,12 +158,6 @@ impl CostModel {
         Ok(self)
     }
 
-    /// Returns which parts are frozen.
-    #[must_use]
-    pub const fn frozen_parts(&self) -> FrozenParts {
-        self.frozen
-    }
-
     /// Adapts measured times to frozen parts and recomputation, always from the times as measured.
     fn apply_training(&mut self) {
         if let TimeSource::Profile(timing) = &mut self.times {
@@ -212,15 +206,6 @@ impl CostModel {
         match &self.times {
             TimeSource::Rate(_) => &[],
             TimeSource::Profile(timing) => timing.warnings(),
-        }
-    }
-
-    /// Returns the time of a module's optimizer step, if the profile has it.
-    #[must_use]
-    pub fn optimizer_time(&self, module: Module) -> Option<PredictedTime> {
-        match &self.times {
-            TimeSource::Rate(_) => None,
-            TimeSource::Profile(timing) => timing.optimizer(module),
         }
     }
 

@@ -83,12 +83,6 @@ impl<'a> CurveQuery<'a> {
         (!surface_points.is_empty()).then(|| Surface::new(surface_points).interval(self.interval))
     }
 
-    /// Adds up the time of the optimizer over all parts; `None` if none was measured.
-    pub(super) fn optimizer(&self) -> Option<Estimate> {
-        let parts = Part::ALL.into_iter().filter_map(|part| self.optimizer_of(part));
-        parts.reduce(Estimate::plus)
-    }
-
     /// Returns the time of the optimizer over the weights of one part.
     pub(super) fn optimizer_of(&self, part: Part) -> Option<Estimate> {
         let points = CurveQuery { phase: Phase::Optimizer, ..*self }.points_of(part);

@@ -26,20 +26,16 @@ mod module_timing;
 mod options;
 mod predicted_time;
 mod profile_timing;
-mod time_curve;
 mod warning;
 mod workload;
 
-pub use accuracy::{
-    AccuracyReport, BinAccuracy, ErrorSummary, ModuleAccuracy, PartAccuracy, PointAccuracy, Unpredicted,
-};
+pub use accuracy::{AccuracyReport, BinAccuracy, ModuleAccuracy, PartAccuracy, PointAccuracy, Unpredicted};
 pub use cost_model::{CostModel, Prediction, SampleCost};
 pub use device_preset::{DeviceLink, DeviceLinks, DevicePreset};
 pub use device_rate::DeviceRate;
 pub use layer_times::LayerTimes;
 pub use options::ProfileOptions;
 pub use predicted_time::PredictedTime;
-pub use time_curve::TimeCurve;
 pub use warning::ProfileWarning;
 
 #[cfg(test)]

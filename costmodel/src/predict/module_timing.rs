@@ -36,7 +36,6 @@ pub(super) struct ModuleTiming {
     full_layers: f64,
     windowed_layers: f64,
     packed_tokens: Option<f64>,
-    optimizer: Option<Estimate>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -78,7 +77,6 @@ impl ModuleTiming {
             full_layers: full.into(),
             windowed_layers: windowed.into(),
             packed_tokens: options.packed_tokens_of(module).map(|tokens| tokens as f64),
-            optimizer: query(Phase::Optimizer).optimizer(),
         })
     }
 
@@ -91,11 +89,6 @@ impl ModuleTiming {
             passes.push(PassTiming { outside_layers: None, head: None, ..forward.clone() });
         }
         Self { summed: sum(&passes), passes, ..self.clone() }
-    }
-
-    /// Returns the time of the optimizer step, if it was measured.
-    pub(super) fn optimizer(&self) -> Option<Estimate> {
-        self.optimizer
     }
 
     /// Returns forward and backward in nanoseconds.

@@ -110,11 +110,6 @@ impl ProfileTiming {
         self.module(module).map_or_else(Vec::new, |timing| timing.extrapolated(workload))
     }
 
-    /// Returns the time of a module's optimizer step, if it was measured.
-    pub(super) fn optimizer(&self, module: Module) -> Option<PredictedTime> {
-        self.module(module)?.optimizer().map(Into::into)
-    }
-
     fn module(&self, module: Module) -> Option<&ModuleTiming> {
         self.modules[module as usize].as_ref()
     }

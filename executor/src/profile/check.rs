@@ -1,9 +1,8 @@
 //! Compares predictions with measured times of random microbatches.
 //!
 //! Microbatches are drawn from a seed, packed as in training, and run several times through whole modules of
-//! one stage each, all of them once per round. The time of a microbatch is the **median** of its runs. Its
-//! **spread** is 1.4826 times their median absolute deviation, over the median: the noise between runs of the
-//! same microbatch. The error of a prediction is its distance from the median, over the median.
+//! one stage each, all of them once per round. [`dflop_costmodel::measure`] defines the time and the spread
+//! of repeated runs, and the bounds of errors.
 //!
 //! All runs of the first half of the microbatches then go to the adaptive correction, in two intervals, so
 //! that it turns itself off where it does not pay. The second half shows its value. A profile that fits
@@ -12,9 +11,9 @@
 use std::sync::Arc;
 
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker, Observation};
-use dflop_costmodel::{CostModel, Module, SampleShape};
-use dflop_costmodel::{median, percentile};
-use serde::Serialize;
+use dflop_costmodel::measure::{PredictionCheck, RepeatedRuns};
+use dflop_costmodel::{CostModel, ErrorSummary, Module, SampleShape};
+use serde::{Serialize, Serializer};
 
 use super::clock::Clock;
 use super::module_under_test::time_passes;
@@ -25,16 +24,6 @@ use crate::error::Result;
 use dflop_device::{Cpu, Device};
 use dflop_models::weights::Seed;
 use dflop_models::{Activations, FrozenModules, MicrobatchContext, Stage, StageRange};
-
-/// Bound of the median error.
-pub const MEDIAN_BOUND: f64 = 0.05;
-/// Bound of the 95th percentile of errors if spreads are small.
-pub const P95_BOUND: f64 = 0.12;
-/// Bound of the 95th percentile of errors if spreads are large, as a multiple of the 95th percentile of
-/// spreads.
-pub const P95_SPREADS: f64 = 1.5;
-/// Ratio of standard deviation to median absolute deviation of a normal distribution.
-const MAD_TO_DEVIATION: f64 = 1.4826;
 
 /// Number and size of the microbatches that are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,28 +68,14 @@ pub struct CheckedMicrobatch {
     pub runs_ns: Vec<u64>,
 }
 
-/// Relative errors of predictions over some microbatches.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct PredictionErrors {
-    /// Number of microbatches.
-    pub count: usize,
-    /// Mean signed error: above 0 if predictions are too long.
-    pub bias: f64,
-    /// Median of absolute errors.
-    pub median: f64,
-    /// Mean of absolute errors.
-    pub mean: f64,
-    /// 95th percentile of absolute errors.
-    pub p95: f64,
-}
-
 /// Result of one module.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModuleCheck {
     /// The module.
     pub module: Module,
     /// Errors over all its microbatches, without correction.
-    pub errors: PredictionErrors,
+    #[serde(serialize_with = "serialize_errors")]
+    pub errors: ErrorSummary,
     /// Median of the microbatches' spreads.
     pub spread_median: f64,
     /// 95th percentile of the microbatches' spreads.
@@ -110,9 +85,11 @@ pub struct ModuleCheck {
     /// Whether median and 95th percentile are within their bounds.
     pub is_within: bool,
     /// Errors over the second half, without correction.
-    pub second_half: PredictionErrors,
+    #[serde(serialize_with = "serialize_errors")]
+    pub second_half: ErrorSummary,
     /// Errors over the second half, with correction.
-    pub corrected: PredictionErrors,
+    #[serde(serialize_with = "serialize_errors")]
+    pub corrected: ErrorSummary,
     /// Number of shape bins whose correction factor is not 1.
     pub corrected_bins: usize,
 }
@@ -224,9 +201,7 @@ impl MicrobatchRuns {
         for ((module, context), runs) in self.contexts.iter().zip(&self.taken_ns) {
             let place = predictor.modules().iter().position(|of| of == module);
             let Some(predicted_ns) = place.map(|place| predicted.as_slice()[place]) else { continue };
-            let times: Vec<f64> = runs.iter().map(|&ns| ns as f64).collect();
-            let measured = median(times.clone());
-            let deviations = times.iter().map(|time| (time - measured).abs()).collect();
+            let measured = RepeatedRuns::new(&runs.iter().map(|&ns| ns as f64).collect::<Vec<f64>>());
             all.push(CheckedMicrobatch {
                 module: *module,
                 microbatch,
@@ -234,8 +209,8 @@ impl MicrobatchRuns {
                 tokens: context.layers.rows,
                 predicted_ns,
                 corrected_ns: None,
-                measured_ns: measured.round() as u64,
-                spread: MAD_TO_DEVIATION * median(deviations) / measured,
+                measured_ns: measured.median.round() as u64,
+                spread: measured.spread,
                 runs_ns: runs.clone(),
             });
         }
@@ -315,47 +290,45 @@ fn shares(
 
 impl ModuleCheck {
     fn new(module: Module, rows: &[&CheckedMicrobatch], corrected_bins: usize) -> Self {
-        let errors = PredictionErrors::of(rows.iter().map(|row| (row.predicted_ns, row.measured_ns)));
+        let errors = |predicted_ns: fn(&CheckedMicrobatch) -> Option<u64>| -> Vec<f64> {
+            let error = |row: &&CheckedMicrobatch| {
+                Some(predicted_ns(row)? as f64 / (row.measured_ns as f64).max(1.0) - 1.0)
+            };
+            rows.iter().filter_map(error).collect()
+        };
         let spreads: Vec<f64> = rows.iter().map(|row| row.spread).collect();
-        let spread_p95 = percentile(spreads.clone(), 95);
-        let p95_bound = P95_BOUND.max(P95_SPREADS * spread_p95);
-        let second: Vec<_> = rows.iter().filter_map(|row| Some((row, row.corrected_ns?))).collect();
+        let PredictionCheck { errors: all, spread_median, spread_p95, p95_bound, is_within } =
+            PredictionCheck::new(&errors(|row| Some(row.predicted_ns)), &spreads);
+        let second_half = errors(|row| row.corrected_ns.and(Some(row.predicted_ns)));
         Self {
             module,
-            errors,
-            spread_median: median(spreads),
+            errors: all,
+            spread_median,
             spread_p95,
             p95_bound,
-            is_within: errors.median <= MEDIAN_BOUND && errors.p95 <= p95_bound,
-            second_half: PredictionErrors::of(
-                second.iter().map(|(row, _)| (row.predicted_ns, row.measured_ns)),
-            ),
-            corrected: PredictionErrors::of(
-                second.iter().map(|(row, corrected)| (*corrected, row.measured_ns)),
-            ),
+            is_within,
+            second_half: ErrorSummary::from_errors(&second_half),
+            corrected: ErrorSummary::from_errors(&errors(|row| row.corrected_ns)),
             corrected_bins,
         }
     }
 }
 
-impl PredictionErrors {
-    /// Computes the errors of pairs of predicted and measured times.
-    fn of(pairs: impl Iterator<Item = (u64, u64)>) -> Self {
-        let errors: Vec<f64> =
-            pairs.map(|(predicted, measured)| predicted as f64 / (measured as f64).max(1.0) - 1.0).collect();
-        if errors.is_empty() {
-            return Self::default();
-        }
-        let count = errors.len();
-        let sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
-        Self {
-            count,
-            bias: errors.iter().sum::<f64>() / count as f64,
-            median: median(sizes.clone()),
-            mean: sizes.iter().sum::<f64>() / count as f64,
-            p95: percentile(sizes, 95),
-        }
+/// Writes errors with the field names of `dflop profile --check --json`.
+fn serialize_errors<S: Serializer>(
+    errors: &ErrorSummary,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Errors {
+        count: usize,
+        bias: f64,
+        median: f64,
+        mean: f64,
+        p95: f64,
     }
+    let ErrorSummary { count, bias, mape: mean, p50: median, p95, .. } = *errors;
+    Errors { count, bias, median, mean, p95 }.serialize(serializer)
 }
 
 #[cfg(test)]
@@ -386,38 +359,19 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_held_against_both_bounds() {
-        let mut rows: Vec<CheckedMicrobatch> = (0..20).map(|index| row(index, 1040, None, 0.01)).collect();
-        let good = module(&rows);
-        assert!(
-            good.is_within
-                && (good.errors.median - 0.04).abs() < 1e-9
-                && (good.errors.bias - 0.04).abs() < 1e-9
-        );
-        assert!((good.p95_bound - 0.12).abs() < 1e-9);
-        rows[0].predicted_ns = 700;
-        assert!(module(&rows).is_within, "one in twenty may be outside the bound");
-        rows[1].predicted_ns = 870;
-        assert!(!module(&rows).is_within, "two may not");
-        rows[2].spread = 0.1;
-        rows[3].spread = 0.1;
-        let noisy = module(&rows);
-        assert!(
-            noisy.is_within && (noisy.p95_bound - 0.15).abs() < 1e-9,
-            "unless runs are as far apart: {noisy:?}"
-        );
-        for row in &mut rows {
-            row.predicted_ns = 1051;
-        }
-        assert!(!module(&rows).is_within, "the median's bound does not move");
-    }
-
-    #[test]
     fn the_second_half_alone_says_what_a_correction_is_worth() {
         let rows = [row(0, 2000, None, 0.0), row(1, 1200, Some(1010), 0.0), row(2, 1200, Some(990), 0.0)];
         let found = module(&rows);
         assert_eq!((found.errors.count, found.second_half.count, found.corrected.count), (3, 2, 2));
-        assert!((found.second_half.mean - 0.2).abs() < 1e-9 && (found.corrected.mean - 0.01).abs() < 1e-9);
+        assert!((found.second_half.mape - 0.2).abs() < 1e-9 && (found.corrected.mape - 0.01).abs() < 1e-9);
         assert!(found.corrected.bias.abs() < 1e-9);
+    }
+
+    #[test]
+    fn errors_are_written_with_the_names_of_the_command() {
+        let written = serde_json::to_value(module(&[row(0, 1200, Some(1100), 0.0)])).unwrap();
+        let mut names: Vec<&String> = written["errors"].as_object().unwrap().keys().collect();
+        names.sort_unstable();
+        assert_eq!(names, ["bias", "count", "mean", "median", "p95"]);
     }
 }

@@ -1,35 +1,31 @@
 //! Measures the profile of a model, module by module.
 //!
-//! Each module is measured twice. First its shapes are chosen ([`super::adaptive_grid`]), with few runs of
-//! each. Then all shapes run in rounds, once per round, and only these runs go into the profile. So other
-//! load on the machine affects all shapes alike, and a shape finds caches and memory as another shape left
-//! them, as in training.
+//! Each module is measured twice. First its shapes are chosen ([`choose_points`]), with few runs of each.
+//! Then all shapes run in rounds, once per round, and only these runs go into the profile. So other load on
+//! the machine affects all shapes alike, and a shape finds caches and memory as another shape left them, as
+//! in training.
 
 use std::time::{Duration, Instant};
 
 use dflop_costmodel::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
+use dflop_costmodel::measure::{ChosenPoints, Grid, TimeCurve, TimeSource, choose_points};
 use dflop_costmodel::median;
 use dflop_costmodel::model::{EncoderSpec, LlmSpec};
 use dflop_costmodel::profile::{Measurement, ModuleWidths, Part, ProfileFile};
 use dflop_costmodel::tokens::EncoderWork;
 use dflop_costmodel::{EncoderParameters, LlmParameters, Module};
 
-use super::adaptive_grid::{ChosenPoints, Grid, TimeSource, choose};
 use super::clock::Clock;
 use super::module_under_test::ModuleUnderTest;
 use super::sequences::Sequences;
 use super::{MeasuredModel, gemm_peak_flops, kind_of, memory_check};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use dflop_device::Cpu;
 
 /// Runs of a shape while shapes are chosen.
 const CHOOSING_RUNS: usize = 3;
 /// Number of rounds from which on the runs of the choice stay out of the profile.
 const ROUNDS_MIN: usize = 3;
-/// Largest number of points per axis.
-const POINTS_MAX: usize = 24;
-/// Ratio of neighboring shapes in the first grid.
-const RATIO: f64 = 4.0;
 /// Shares of a module's time budget after which the choice of linear shapes, then of attention shapes, ends.
 const CHOOSING_SHARES: [f64; 2] = [0.3, 0.5];
 /// Bytes of weight, gradient and the optimizer's two moments.
@@ -168,26 +164,18 @@ fn measure_module(
     let kept = kept_bytes_per_token * u64::from(high);
     // Half of the state, weights and gradients, has been allocated by now.
     memory_check::check(module, layers, state_bytes / 2 + TRANSIENT * kept)?;
-    let grid = |part| Grid {
-        part,
-        tokens_min: low,
-        tokens_max: high,
-        ratio: RATIO,
-        error_bound: options.error_bound,
-        points_max: POINTS_MAX,
-    };
+    let grid = Grid::new(low, high, options.error_bound);
     let mut source = Source {
         subject: &mut subject,
-        is_attention: false,
+        part: Part::Linear,
         end: budget.end_of(CHOOSING_SHARES[0]),
         rows: Vec::new(),
     };
-    let whole = choose(&grid(Part::Linear), &mut source)?;
+    let whole = choose_points(&grid, &mut source)?;
     progress(&format!("{module}: {}", summary(&whole, "shapes")));
-    source.is_attention = true;
+    source.part = Part::Attention;
     source.end = budget.end_of(CHOOSING_SHARES[1]);
-    let lengths =
-        sequences.has_free_lengths().then(|| choose(&grid(Part::Attention), &mut source)).transpose()?;
+    let lengths = sequences.has_free_lengths().then(|| choose_points(&grid, &mut source)).transpose()?;
     if let Some(lengths) = &lengths {
         progress(&format!("{module}: {}", summary(lengths, "lengths of attention")));
     }
@@ -242,29 +230,32 @@ fn round(subject: &mut ModuleUnderTest<'_>, shapes: &[u32], lengths: &[u32]) -> 
 /// Source of times that runs the module.
 struct Source<'s, 'm> {
     subject: &'s mut ModuleUnderTest<'m>,
-    is_attention: bool,
+    /// Attention grows with the square of its tokens, everything else linearly.
+    part: Part,
     end: Instant,
     rows: Vec<Measurement>,
 }
 
 impl TimeSource for Source<'_, '_> {
-    fn snap(&self, tokens: u32) -> u32 {
-        if self.is_attention {
-            return self.subject.sequences.snap_length(tokens);
+    type Error = Error;
+
+    fn snap(&mut self, tokens: u32) -> Result<u32> {
+        if self.part == Part::Attention {
+            return Ok(self.subject.sequences.snap_length(tokens));
         }
         let (batch, length) = self.subject.sequences.packed(tokens);
-        batch * length
+        Ok(batch * length)
     }
 
     fn measure(&mut self, tokens: &[u32]) -> Result<Vec<f64>> {
         let mut times = vec![Vec::new(); tokens.len()];
         for run in 0..CHOOSING_RUNS {
             // Every point needs one run, even after the budget is spent.
-            if run > 0 && self.is_spent() {
+            if run > 0 && self.is_spent()? {
                 break;
             }
             for (&tokens, times) in tokens.iter().zip(&mut times) {
-                let (rows, microseconds) = if self.is_attention {
+                let (rows, microseconds) = if self.part == Part::Attention {
                     self.subject.measure_attention(tokens)?
                 } else {
                     self.subject.measure(tokens)?
@@ -276,8 +267,12 @@ impl TimeSource for Source<'_, '_> {
         Ok(times.into_iter().map(median).collect())
     }
 
-    fn is_spent(&self) -> bool {
-        Instant::now() >= self.end
+    fn predict(&mut self, points: &[(u32, f64)], tokens: &[u32]) -> Result<Vec<f64>> {
+        Ok(TimeCurve::interpolate(self.part, points, tokens))
+    }
+
+    fn is_spent(&mut self) -> Result<bool> {
+        Ok(Instant::now() >= self.end)
     }
 }
 

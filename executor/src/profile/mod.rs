@@ -1,13 +1,12 @@
 //! Measures the stages of a model on this device, as a profile that the cost model predicts from.
 //!
-//! [`measure`] runs parts of each module at shapes that [`adaptive_grid`] chooses and returns a
+//! [`measure`] runs parts of each module at shapes that [`dflop_costmodel::measure`] chooses and returns a
 //! [`dflop_costmodel::profile::ProfileFile`]. [`check`] draws microbatches of mixed samples, runs them as
 //! training does and compares predictions with measured times, with and without the adaptive correction.
 //! [`clock`] measures time.
 //!
 //! Everything here computes on [`dflop_device::Cpu`].
 
-pub mod adaptive_grid;
 pub mod check;
 pub mod clock;
 mod gemm_peak;

@@ -14,28 +14,7 @@ use crate::error::{Error, Result};
 /// # Errors
 /// [`Error::Model`] if the model cannot take a medium.
 pub fn model_flops(model: &CostModel, samples: &[SampleShape]) -> Result<u128> {
-    total(model, samples, Attention::Full, Recomputation::None)
-}
-
-/// Returns the FLOPs that are executed: causal attention over half of the pairs, and recomputation.
-///
-/// # Errors
-/// See [`model_flops`].
-pub fn executed_flops(
-    model: &CostModel,
-    samples: &[SampleShape],
-    recomputation: Recomputation,
-) -> Result<u128> {
-    total(model, samples, Attention::Causal, recomputation)
-}
-
-fn total(
-    model: &CostModel,
-    samples: &[SampleShape],
-    attention: Attention,
-    recomputation: Recomputation,
-) -> Result<u128> {
-    let modules = model.training_flops(samples, attention, recomputation)?;
+    let modules = model.training_flops(samples, Attention::Full, Recomputation::None)?;
     Ok(modules.into_iter().map(|(_, flops)| flops.total()).fold(0, u128::saturating_add))
 }
 
@@ -76,9 +55,6 @@ mod tests {
         let causal = 13_251_280_896_000_u128 + 1_089_994_752_000;
         let pairs = 2 * 28 * 28 * 128 * 1_000_000_u128;
         assert_eq!(model_flops(&model(), &samples).unwrap(), 3 * (causal + pairs));
-        let executed = |kind| executed_flops(&model(), &samples, kind).unwrap();
-        assert_eq!(executed(Recomputation::None), 3 * causal);
-        assert!(executed(Recomputation::Layers) > 3 * causal + 13_251_280_896_000);
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod training_rank;
 pub use build_stages::{build_stages, join_job};
 pub use forecast::Forecast;
 pub use measured_times::MeasuredTimes;
-pub use mfu::{executed_flops, model_flops, utilization};
+pub use mfu::{model_flops, utilization};
 pub use pass_predictor::PassPredictor;
 pub use step_report::StepReport;
 pub use trace::{TraceWriter, TracedAction, join_traces};

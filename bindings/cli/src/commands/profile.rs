@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use dflop_costmodel::{CostModel, Module, Profile, ProfileOptions};
+use dflop_costmodel::measure::MEDIAN_BOUND;
+use dflop_costmodel::{CostModel, ErrorSummary, Module, Profile, ProfileOptions};
 use dflop_executor::device::Cpu;
-use dflop_executor::profile::check::{
-    CheckOptions, CheckReport, CheckedMicrobatch, MEDIAN_BOUND, PredictionErrors, check,
-};
+use dflop_executor::profile::check::{CheckOptions, CheckReport, CheckedMicrobatch, check};
 use dflop_executor::profile::{MeasureOptions, MeasuredModel, MeasuredProfile, ModuleReport, measure};
 use serde::Serialize;
 
@@ -291,7 +290,7 @@ fn print_check(out: &mut impl Write, report: &CheckReport) -> Result<(), Failure
         )?;
     }
     for module in &report.modules {
-        let PredictionErrors { count, median, p95, bias, .. } = module.errors;
+        let ErrorSummary { count, p50: median, p95, bias, .. } = module.errors;
         writeln!(
             out,
             "{}: error of {count} microbatches median {} (bound {}), p95 {} (bound {}), bias {}; runs of one spread {} \
@@ -310,8 +309,8 @@ fn print_check(out: &mut impl Write, report: &CheckReport) -> Result<(), Failure
             out,
             "{}: second half, mean error {} as predicted, {} with the correction of the first half ({} bins)",
             module.module,
-            percent(module.second_half.mean),
-            percent(module.corrected.mean),
+            percent(module.second_half.mape),
+            percent(module.corrected.mape),
             module.corrected_bins
         )?;
     }

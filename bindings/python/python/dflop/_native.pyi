@@ -26,9 +26,12 @@ __all__ = [
     "StepMicrobatches",
     "StepPlan",
     "Table",
+    "TimeCurve",
     "Transform",
     "__version__",
     "balance",
+    "check_predictions",
+    "choose_sizes",
     "cli",
     "command",
     "index_part",
@@ -364,6 +367,23 @@ def balance(
     tokens_max: int | None = None,
     bytes_max: int | None = None,
 ) -> dict[str, Any]: ...
+
+@final
+class TimeCurve:
+    def __new__(cls, points: Iterable[tuple[int, float]], *, is_squared: bool = False) -> Self: ...
+    def at(self, tokens: int) -> float: ...
+
+def choose_sizes(
+    size_min: int,
+    size_max: int,
+    *,
+    error_bound: float,
+    snap: Callable[[int], int],
+    measure: Callable[[list[int]], Sequence[float]],
+    is_spent: Callable[[], bool],
+    predict: Callable[[list[tuple[int, float]], list[int]], Sequence[float]] | None = None,
+) -> tuple[list[int], float | None, int]: ...
+def check_predictions(predicted: Sequence[float], runs: Sequence[Sequence[float]]) -> dict[str, Any]: ...
 def cli(args: Sequence[str], *, program: Sequence[str]) -> int: ...
 def command(args: Sequence[str]) -> str: ...
 def index_part(dataset: Dataset, shards: Sequence[str]) -> bytes: ...

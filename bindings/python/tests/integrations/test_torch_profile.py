@@ -9,12 +9,13 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from statistics import median
 from unittest import mock
 
 import dflop.torch
 import torch
+from dflop._native import TimeCurve
 from dflop.torch._check import Prediction, draw
-from dflop.torch._curve import Curve, median
 from dflop.torch._rows import MICROSECONDS_MIN, Row, to_csv
 from dflop.torch._sequences import Sequences
 from dflop.torch._split import attention_times, linear_times, short_attention
@@ -117,8 +118,8 @@ class Splitting(unittest.TestCase):
         of_short = short_attention(packed, single, 64)
         linear = linear_times(packed, 64, of_short)
         attention = attention_times(single, linear, 64, of_short)
-        pack = Curve((tokens, median(times)) for tokens, times in linear.items())
-        alone = Curve(((tokens, median(times)) for tokens, times in attention.items()), power=2)
+        pack = TimeCurve((tokens, median(times)) for tokens, times in linear.items())
+        alone = TimeCurve(((tokens, median(times)) for tokens, times in attention.items()), is_squared=True)
         return pack.at(sum(lengths)) + sum(map(alone.at, lengths))
 
     def test_mixed_microbatches_are_predicted_from_packs_and_single_sequences(self) -> None:
@@ -146,7 +147,7 @@ class Splitting(unittest.TestCase):
 
 class Curves(unittest.TestCase):
     def test_predictions_are_those_of_the_cost_model(self) -> None:
-        """Compares the curves in Python with those in Rust."""
+        """Compares sums of curves with the predictions of a profile."""
         tokens = [64, 128, 300, 700, 701, 2048]
         rows, observed = [], []
         for phase, factor in (("forward", 1.0), ("backward", 2.1)):
@@ -191,9 +192,9 @@ class Curves(unittest.TestCase):
         self.assertLess(found["errors"]["max"], 1e-8)
 
     def test_a_curve_does_not_fall_and_is_linear_in_work_beyond_its_points(self) -> None:
-        curve = Curve([(10, 5.0), (20, 4.0), (40, 9.0)])
+        curve = TimeCurve([(10, 5.0), (20, 4.0), (40, 9.0)])
         self.assertEqual([curve.at(x) for x in (0, 10, 20)], [0.0, 4.5, 4.5])
-        square = Curve([(100, 1e4), (200, 4e4)], power=2)
+        square = TimeCurve([(100, 1e4), (200, 4e4)], is_squared=True)
         self.assertAlmostEqual(square.at(400), 16e4)
 
 

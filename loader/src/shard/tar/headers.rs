@@ -1,7 +1,6 @@
 //! Joins header blocks and extension headers into entries, for any source of bytes.
 //!
-//! [`Headers`] is fed one block at a time and returns what to read next, so the mapped reader and the
-//! streamed reader share every rule of the format and differ only in how bytes arrive.
+//! [`Headers`] is fed one block at a time and returns what to read next; [`super::walker`] adds offsets.
 
 use std::fmt::Write;
 

@@ -1,16 +1,20 @@
 //! Reads tar archives: names, offsets and payloads of their entries.
 //!
 //! [`mod@slice`] walks an archive that is in memory or memory-mapped and returns payloads without a copy;
-//! [`stream`] walks one that arrives as bytes. Both use `headers`, so they accept and reject the same
-//! archives. A damaged archive yields its good entries first and then a [`TarFault`](crate::error::TarFault);
-//! nothing ends silently. Entries go to [`crate::shard`].
+//! [`stream`] walks one that arrives as bytes, `ranged` one that is read by range. All use `walker`, so they
+//! accept and reject the same archives. A damaged archive yields its good entries first and then a
+//! [`TarFault`](crate::error::TarFault); nothing ends silently. Entries go to [`crate::shard`].
 
+mod entries;
 pub(crate) mod header;
 pub(crate) mod headers;
 mod pax;
 pub(crate) mod ranged;
 pub mod slice;
 pub mod stream;
+#[cfg(test)]
+mod tests;
+mod walker;
 
 use self::header::BLOCK_BYTES;
 

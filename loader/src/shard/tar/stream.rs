@@ -3,9 +3,10 @@
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
+use super::Entry;
 use super::header::BLOCK_BYTES;
-use super::headers::{Headers, Next};
-use super::{Entry, padded};
+use super::headers::Next;
+use super::walker::{Walker, with_padding};
 use crate::error::{ArchiveFault, TarFault};
 
 /// Bytes after the end marker that are searched for data that should not be there.
@@ -31,8 +32,7 @@ pub enum StreamFault {
 #[derive(Debug)]
 pub struct StreamEntries<R> {
     reader: R,
-    offset: u64,
-    headers: Headers,
+    walker: Walker,
     payload_bytes_max: u64,
     is_done: bool,
 }
@@ -40,7 +40,7 @@ pub struct StreamEntries<R> {
 impl<R: AsyncRead + Unpin> StreamEntries<R> {
     /// Starts at the beginning of `reader`; payloads over `payload_bytes_max` are skipped.
     pub fn new(reader: R, payload_bytes_max: u64) -> Self {
-        Self { reader, offset: 0, headers: Headers::default(), payload_bytes_max, is_done: false }
+        Self { reader, walker: Walker::default(), payload_bytes_max, is_done: false }
     }
 
     /// Reads the next entry and its payload, which is `None` if it exceeded the limit and was skipped.
@@ -75,114 +75,86 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         is_read: impl Fn(&Entry) -> bool,
     ) -> Result<Option<(Entry, Option<Bytes>)>, StreamFault> {
         loop {
-            let offset = self.offset;
-            let at = |fault: TarFault| fault.at(offset);
-            let Some(block) = self.read_block().await? else { return Ok(None) };
-            match self.headers.block(offset, &block).map_err(at)? {
+            let mut block = [0u8; BLOCK_BYTES];
+            let found = self.read_up_to(&mut block, self.walker.offset()).await?;
+            let Some(next) = self.walker.header(&block[..found])? else { return Ok(None) };
+            match next {
                 Next::Entry(entry) => {
-                    let payload = self.read_payload(&entry, is_read(&entry)).await?;
+                    let is_kept = is_read(&entry) && entry.bytes <= self.payload_bytes_max;
+                    let (payload, found) = if is_kept {
+                        let (payload, found) = self.read_payload(entry.bytes).await?;
+                        (Some(payload), found)
+                    } else {
+                        (None, self.skip_payload(entry.bytes).await?)
+                    };
+                    self.walker.pass_entry(&entry, found)?;
                     return Ok(Some((entry, payload)));
                 }
                 Next::Extension { bytes } => {
-                    let payload = self.read_exactly(offset, bytes).await?;
-                    self.headers.extension(&payload).map_err(at)?;
+                    let (payload, found) = self.read_payload(bytes).await?;
+                    self.walker.pass(bytes, found)?;
+                    self.walker.extension(&payload)?;
                 }
-                Next::Skip { bytes } => self.pass_over(offset, bytes).await?,
-                Next::End => return self.check_tail().await,
+                Next::Skip { bytes } => {
+                    let found = self.skip_payload(bytes).await?;
+                    self.walker.pass(bytes, found)?;
+                }
+                Next::End => return self.check_tail().await.map(|()| None),
             }
         }
     }
 
-    async fn read_block(&mut self) -> Result<Option<[u8; BLOCK_BYTES]>, StreamFault> {
+    /// Reads the next payload; returns as much of it as there is, and its length with padding.
+    ///
+    /// Grows its buffer as bytes arrive, so that a false length in a header cannot allocate more than was
+    /// received.
+    async fn read_payload(&mut self, bytes: u64) -> Result<(Bytes, u64), StreamFault> {
+        let mut payload = Vec::with_capacity(bytes.min(1 << 20) as usize);
+        let read = (&mut self.reader).take(bytes).read_to_end(&mut payload).await;
+        let found = read.map_err(|source| StreamFault::Read { offset: self.walker.offset(), source })?;
+        let found = self.skip_padding(bytes, found as u64).await?;
+        Ok((payload.into(), found))
+    }
+
+    /// Skips the next payload; returns the length of what there is of it, with padding.
+    async fn skip_payload(&mut self, bytes: u64) -> Result<u64, StreamFault> {
+        let copied = tokio::io::copy(&mut (&mut self.reader).take(bytes), &mut tokio::io::sink()).await;
+        let found = copied.map_err(|source| StreamFault::Read { offset: self.walker.offset(), source })?;
+        self.skip_padding(bytes, found).await
+    }
+
+    /// Skips the padding after a payload, unless the archive ends before; returns the length of both.
+    async fn skip_padding(&mut self, bytes: u64, found: u64) -> Result<u64, StreamFault> {
         let mut block = [0u8; BLOCK_BYTES];
+        let padding = if found < bytes { 0 } else { with_padding(bytes) - bytes };
+        let offset = self.walker.offset() + found;
+        Ok(found + self.read_up_to(&mut block[..padding as usize], offset).await? as u64)
+    }
+
+    /// Fills a buffer, except at the end of the stream; returns the number of bytes read.
+    async fn read_up_to(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize, StreamFault> {
         let mut filled = 0;
-        while filled < BLOCK_BYTES {
-            let read = self.reader.read(&mut block[filled..]).await;
-            match read.map_err(|source| StreamFault::Read { offset: self.offset, source })? {
-                0 if filled == 0 && self.offset > 0 => return Ok(None),
-                0 if filled == 0 => return Err(TarFault::Empty.at(0).into()),
-                0 => {
-                    let missing = (BLOCK_BYTES - filled) as u64;
-                    return Err(TarFault::Truncated { missing }.at(self.offset).into());
-                }
+        while filled < buffer.len() {
+            let read = self.reader.read(&mut buffer[filled..]).await;
+            match read.map_err(|source| StreamFault::Read { offset, source })? {
+                0 => break,
                 read => filled += read,
             }
         }
-        self.offset += BLOCK_BYTES as u64;
-        Ok(Some(block))
+        Ok(filled)
     }
 
-    async fn read_payload(&mut self, entry: &Entry, is_read: bool) -> Result<Option<Bytes>, StreamFault> {
-        let is_kept = is_read && entry.bytes <= self.payload_bytes_max;
-        let payload = if is_kept {
-            self.read_exactly(entry.header_offset, entry.bytes).await.map(Some)
-        } else {
-            self.pass_over(entry.header_offset, entry.bytes).await.map(|()| None)
-        };
-        payload.map_err(|fault| match fault {
-            StreamFault::Archive(fault) => {
-                StreamFault::Archive(fault.in_entry(&entry.name, entry.header_offset))
-            }
-            read @ StreamFault::Read { .. } => read,
-        })
-    }
-
-    /// Grows its buffer as bytes arrive, so that a false length in a header cannot allocate more than was
-    /// received.
-    async fn read_exactly(&mut self, header: u64, bytes: u64) -> Result<Bytes, StreamFault> {
-        let mut payload = Vec::with_capacity(bytes.min(1 << 20) as usize);
-        let read = (&mut self.reader).take(bytes).read_to_end(&mut payload).await;
-        self.advance(header, read.map(|read| read as u64), bytes)?;
-        self.read_padding(bytes).await?;
-        Ok(payload.into())
-    }
-
-    async fn pass_over(&mut self, header: u64, bytes: u64) -> Result<(), StreamFault> {
-        let copied = tokio::io::copy(&mut (&mut self.reader).take(bytes), &mut tokio::io::sink()).await;
-        self.advance(header, copied, bytes)?;
-        self.read_padding(bytes).await
-    }
-
-    fn advance(&mut self, header: u64, read: std::io::Result<u64>, wanted: u64) -> Result<(), StreamFault> {
-        let read = read.map_err(|source| StreamFault::Read { offset: self.offset, source })?;
-        self.offset += read;
-        match wanted - read {
-            0 => Ok(()),
-            missing => Err(TarFault::Truncated { missing }.at(header).into()),
-        }
-    }
-
-    /// Reads padding; only padding may be missing at the end of an archive.
-    async fn read_padding(&mut self, bytes: u64) -> Result<(), StreamFault> {
-        let padding = padded(bytes).map_or(0, |whole| whole - bytes);
-        let mut block = [0u8; BLOCK_BYTES];
-        let mut left = padding as usize;
-        while left > 0 {
-            let read = self.reader.read(&mut block[..left]).await;
-            match read.map_err(|source| StreamFault::Read { offset: self.offset, source })? {
-                0 => break,
-                read => left -= read,
-            }
-        }
-        self.offset += padding - left as u64;
-        Ok(())
-    }
-
-    async fn check_tail(&mut self) -> Result<Option<(Entry, Option<Bytes>)>, StreamFault> {
+    async fn check_tail(&mut self) -> Result<(), StreamFault> {
         let mut chunk = vec![0u8; 16 << 10];
         let mut tail = (&mut self.reader).take(TAIL_BYTES_MAX);
         loop {
-            let read = tail.read(&mut chunk).await;
-            let read =
-                read.map_err(|error| TarFault::UnreadableTail { reason: error.to_string() }.at(self.offset))?;
+            let read = tail.read(&mut chunk).await.map_err(|error| {
+                TarFault::UnreadableTail { reason: error.to_string() }.at(self.walker.offset())
+            })?;
             if read == 0 {
-                return Ok(None);
+                return Ok(());
             }
-            if let Some(position) = chunk[..read].iter().position(|&byte| byte != 0) {
-                let offset = self.offset + position as u64;
-                return Err(TarFault::TrailingBytes.at(offset).into());
-            }
-            self.offset += read as u64;
+            self.walker.tail(&chunk[..read])?;
         }
     }
 }

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 
-from dflop.torch._adaptive import Chosen, choose
-from dflop.torch._curve import Curve, median
+from dflop._native import TimeCurve, choose_sizes
 from dflop.torch._layers import cut_to, full_attention_layers
 from dflop.torch._rows import MICROSECONDS_MIN, Row
 from dflop.torch._split import attention_times, linear_times, short_attention
@@ -43,6 +43,20 @@ class Settings:
     tp: int
     cut_layers: tuple[int, ...]
     optimizer: MakeOptimizer | None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Chosen sizes, and the errors between them.
+
+    - `points`: sizes, ascending
+    - `error_max`: largest relative error in the middle of an interval; `None` if no middle was measured
+    - `open`: number of intervals whose error is not known to be within the bound
+    """
+
+    points: tuple[int, ...]
+    error_max: float | None
+    open: int
 
 
 @dataclass(frozen=True)
@@ -112,39 +126,41 @@ class Measurer:
         sequences, settings = self._subject.sequences, self._settings
         seen: dict[int, float] = {}
         is_fixed = sequences.is_fixed
-        chosen = choose(
+        sizes, error_max, open_ = choose_sizes(
             1 if is_fixed else sequences.short,
             max(settings.tokens_max // sequences.short, 2) * (1 if is_fixed else sequences.short),
             error_bound=settings.error_bound,
             snap=(lambda items: max(items, 1)) if is_fixed else sequences.snap_packed,
             measure=lambda sizes: self._times([self._pack(size) for size in sizes], sizes, seen),
-            draw=lambda points: Curve(points).at,
             is_spent=lambda: self._is_spent(CHOOSING_SHARES[1] if is_fixed else CHOOSING_SHARES[0]),
         )
-        return chosen, Curve(seen.items()).at
+        return Chosen(tuple(sizes), error_max, open_), TimeCurve(seen.items()).at
 
     def _choose_lengths(self, pack: Callable[[int], float]) -> Chosen:
         """Chooses single sequences, given the time of packs."""
         sequences, settings = self._subject.sequences, self._settings
 
-        def draw(points: list[tuple[int, float]]) -> Callable[[int], float]:
+        def predict(points: list[tuple[int, float]], sizes: list[int]) -> list[float]:
             single = {tokens: [time] for tokens, time in points}
             packed = {tokens: [pack(tokens)] for tokens in single}
             of_short = short_attention(packed, single, sequences.short)
             linear = {tokens: [pack(tokens) - tokens / sequences.short * of_short] for tokens in single}
             attention = attention_times(single, linear, sequences.short, of_short)
-            curve = Curve(((tokens, median(times)) for tokens, times in attention.items()), power=2)
-            return lambda tokens: pack(tokens) - tokens / sequences.short * of_short + curve.at(tokens)
+            curve = TimeCurve(
+                ((tokens, median(times)) for tokens, times in attention.items()), is_squared=True
+            )
+            return [pack(size) - size / sequences.short * of_short + curve.at(size) for size in sizes]
 
-        return choose(
+        sizes, error_max, open_ = choose_sizes(
             sequences.short,
             sequences.snap_length(max(settings.tokens_max, 2 * sequences.short)),
             error_bound=settings.error_bound,
             snap=sequences.snap_length,
             measure=lambda sizes: self._times([(size,) for size in sizes], sizes, {}),
-            draw=draw,
             is_spent=lambda: self._is_spent(CHOOSING_SHARES[1]),
+            predict=predict,
         )
+        return Chosen(tuple(sizes), error_max, open_)
 
     def _times(self, shapes: list[Lengths], sizes: Sequence[int], seen: dict[int, float]) -> list[float]:
         """Returns medians of a few runs of both passes, with the most layers."""

@@ -13,8 +13,9 @@ quadratic in the total tokens, that time is in linear work, and attention is alm
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 
-from dflop.torch._curve import Curve, median
+from dflop._native import TimeCurve
 from dflop.torch._rows import MICROSECONDS_MIN
 
 LINEAR_SHARE_MIN = 0.02
@@ -33,7 +34,7 @@ def short_attention(packed: Times, single: Times, short: int) -> float:
     - `packed`: times of packs of short sequences, by total tokens
     - `single`: times of single sequences, by their tokens
     """
-    pack = Curve((tokens, median(times)) for tokens, times in packed.items())
+    pack = TimeCurve((tokens, median(times)) for tokens, times in packed.items())
     far = [length for length in single if length >= REACH_MIN * short]
     needed = [(pack.at(length) - median(single[length])) / (length / short - 1) for length in far]
     return max([0.0, *needed])
@@ -51,7 +52,7 @@ def linear_times(packed: Times, short: int, of_short: float) -> dict[int, list[f
 
 def attention_times(single: Times, linear: Times, short: int, of_short: float) -> dict[int, list[float]]:
     """Returns the single sequences' times without linear work, from the short length on."""
-    line = Curve((tokens, median(times)) for tokens, times in linear.items())
+    line = TimeCurve((tokens, median(times)) for tokens, times in linear.items())
     attention = {
         length: [max(time - line.at(length), of_short, MICROSECONDS_MIN) for time in times]
         for length, times in single.items()

@@ -33,6 +33,13 @@ impl TimeCurve {
         }))
     }
 
+    /// Returns the times at `sizes` on the curve through `points`; none without points.
+    #[must_use]
+    pub fn interpolate(part: Part, points: &[(u32, f64)], sizes: &[u32]) -> Vec<f64> {
+        let curve = Self::new(part, points);
+        curve.iter().flat_map(|curve| sizes.iter().map(|&size| curve.at(size))).collect()
+    }
+
     /// Returns the time at a number of tokens, in the unit of the points.
     #[must_use]
     pub fn at(&self, tokens: u32) -> f64 {

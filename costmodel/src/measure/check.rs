@@ -1,0 +1,141 @@
+//! Compares predictions with measured times: errors, spreads of repeated runs, and their bounds.
+//!
+//! The time of a setting is the **median** of its runs. Its **spread** is 1.4826 times their median absolute
+//! deviation, over the median: the noise between runs of the same setting. The error of a prediction is its
+//! distance from the median, over the median.
+
+use serde::Serialize;
+
+use crate::quantiles::{median, median_of_sorted, nearest_rank, percentile};
+
+/// Bound of the median error.
+pub const MEDIAN_BOUND: f64 = 0.05;
+/// Bound of the 95th percentile of errors if spreads are small.
+const P95_BOUND: f64 = 0.12;
+/// Bound of the 95th percentile of errors if spreads are large, as a multiple of the 95th percentile of
+/// spreads.
+const P95_SPREADS: f64 = 1.5;
+/// Ratio of standard deviation to median absolute deviation of a normal distribution.
+const MAD_TO_DEVIATION: f64 = 1.4826;
+
+/// Errors of a set of predictions, as fractions of the observed times.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct ErrorSummary {
+    /// Number of predictions compared.
+    pub count: usize,
+    /// Mean relative error; above 0 where predictions are too long.
+    pub bias: f64,
+    /// Mean of the absolute errors.
+    pub mape: f64,
+    /// Median of the absolute errors.
+    pub p50: f64,
+    /// 95 % of the absolute errors are at most this large.
+    pub p95: f64,
+    /// Largest absolute error.
+    pub max: f64,
+}
+
+impl ErrorSummary {
+    /// Summarizes relative errors, `predicted / observed - 1`; all 0 without any.
+    #[must_use]
+    pub fn from_errors(errors: &[f64]) -> Self {
+        let mut sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
+        sizes.sort_by(f64::total_cmp);
+        // Nearest rank, so that `p95` is one of the errors.
+        let (Some(p95), Some(&max)) = (nearest_rank(&sizes, 95), sizes.last()) else {
+            return Self::default();
+        };
+        let n = sizes.len() as f64;
+        Self {
+            count: sizes.len(),
+            bias: errors.iter().sum::<f64>() / n,
+            mape: sizes.iter().sum::<f64>() / n,
+            p50: median_of_sorted(&sizes),
+            p95,
+            max,
+        }
+    }
+}
+
+/// Time and spread of a setting that ran several times.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RepeatedRuns {
+    /// Median of the runs, in their unit; NaN without runs.
+    pub median: f64,
+    /// Spread of the runs, as a fraction of the median.
+    pub spread: f64,
+}
+
+impl RepeatedRuns {
+    /// Summarizes runs.
+    #[must_use]
+    pub fn new(runs: &[f64]) -> Self {
+        let middle = median(runs.to_vec());
+        let deviations = runs.iter().map(|run| (run - middle).abs()).collect();
+        Self { median: middle, spread: MAD_TO_DEVIATION * median(deviations) / middle }
+    }
+}
+
+/// Errors of predictions, compared with the spread of the runs that they predict.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PredictionCheck {
+    /// Errors of all predictions.
+    pub errors: ErrorSummary,
+    /// Median of the spreads.
+    pub spread_median: f64,
+    /// 95th percentile of the spreads.
+    pub spread_p95: f64,
+    /// Bound that the 95th percentile of errors is compared with.
+    pub p95_bound: f64,
+    /// Whether median and 95th percentile are within their bounds.
+    pub is_within: bool,
+}
+
+impl PredictionCheck {
+    /// Compares relative errors with the spreads of the same settings.
+    #[must_use]
+    pub fn new(errors: &[f64], spreads: &[f64]) -> Self {
+        let errors = ErrorSummary::from_errors(errors);
+        let spread_p95 = percentile(spreads.to_vec(), 95);
+        let p95_bound = P95_BOUND.max(P95_SPREADS * spread_p95);
+        Self {
+            errors,
+            spread_median: median(spreads.to_vec()),
+            spread_p95,
+            p95_bound,
+            is_within: errors.p50 <= MEDIAN_BOUND && errors.p95 <= p95_bound,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_compared_with_both_bounds() {
+        let (mut errors, mut spreads) = (vec![0.04; 20], vec![0.01; 20]);
+        let check = |errors: &[f64], spreads: &[f64]| PredictionCheck::new(errors, spreads);
+        let good = check(&errors, &spreads);
+        assert!(good.is_within, "{good:?}");
+        assert!((good.errors.p50 - 0.04).abs() < 1e-9 && (good.errors.bias - 0.04).abs() < 1e-9);
+        assert!((good.p95_bound - 0.12).abs() < 1e-9);
+        errors[0] = -0.3;
+        assert!(check(&errors, &spreads).is_within, "one in twenty may be outside the bound");
+        errors[1] = -0.13;
+        assert!(!check(&errors, &spreads).is_within, "two may not");
+        spreads[2..4].fill(0.1);
+        let noisy = check(&errors, &spreads);
+        assert!(noisy.is_within && (noisy.p95_bound - 0.15).abs() < 1e-9, "unless runs are as far apart");
+        errors.fill(0.051);
+        assert!(!check(&errors, &spreads).is_within, "the median's bound does not move");
+    }
+
+    #[test]
+    fn the_spread_of_runs_is_relative_to_their_median() {
+        let runs = RepeatedRuns::new(&[90.0, 100.0, 100.0, 110.0, 400.0]);
+        assert!((runs.median - 100.0).abs() < 1e-12 && (runs.spread - 0.14826).abs() < 1e-12, "{runs:?}");
+        assert!(RepeatedRuns::new(&[]).median.is_nan());
+        assert_eq!(ErrorSummary::from_errors(&[]), ErrorSummary::default());
+    }
+}

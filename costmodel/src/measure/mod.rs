@@ -1,0 +1,14 @@
+//! Chooses what to measure, and compares predictions with what was measured.
+//!
+//! [`choose_points`] decides which sizes a measuring program runs, level by level, and stops where
+//! predictions between them are within an error bound. The program itself is a [`TimeSource`]: the executor,
+//! or PyTorch. [`TimeCurve`] is the interpolation of predictions; [`RepeatedRuns`], [`ErrorSummary`] and
+//! [`PredictionCheck`] compare predictions with repeated runs.
+
+mod adaptive_grid;
+mod check;
+mod time_curve;
+
+pub use adaptive_grid::{ChosenPoints, Grid, TimeSource, choose_points};
+pub use check::{ErrorSummary, MEDIAN_BOUND, PredictionCheck, RepeatedRuns};
+pub use time_curve::TimeCurve;

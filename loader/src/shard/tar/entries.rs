@@ -1,0 +1,103 @@
+//! Iterates over the entries of an archive of known length: in memory, memory-mapped, or read by range.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::Entry;
+use super::header::BLOCK_BYTES;
+use super::headers::Next;
+use super::walker::{Walker, with_padding};
+use crate::error::ArchiveFault;
+
+/// Source of an archive's bytes by offset.
+pub(crate) trait BlockSource {
+    /// Reason why a walk ends early.
+    type Fault: From<ArchiveFault>;
+
+    /// Most bytes after the end marker that are searched for data that should not be there.
+    const TAIL_BYTES_MAX: u64;
+
+    /// Returns the length of the archive.
+    fn bytes(&self) -> u64;
+
+    /// Reads a range inside the archive.
+    fn read(&mut self, range: Range<u64>) -> Result<Bytes, Self::Fault>;
+}
+
+/// Iterator over the entries of an archive with the beginnings of their payloads.
+///
+/// The last good entry is followed by at most one `Err`, then by `None`.
+#[derive(Debug)]
+pub(crate) struct Entries<S, W> {
+    pub(crate) archive: S,
+    /// Returns the number of bytes to read of a payload.
+    wanted: W,
+    walker: Walker,
+    is_done: bool,
+}
+
+impl<S: BlockSource, W: Fn(&Entry) -> u64> Entries<S, W> {
+    pub(crate) fn new(archive: S, wanted: W) -> Self {
+        Self::starting_at(archive, 0, wanted)
+    }
+
+    /// Starts at a header.
+    pub(crate) fn starting_at(archive: S, offset: u64, wanted: W) -> Self {
+        Self { archive, wanted, walker: Walker::starting_at(offset), is_done: false }
+    }
+
+    fn step(&mut self) -> Result<Option<(Entry, Bytes)>, S::Fault> {
+        loop {
+            let block = self.read_up_to(BLOCK_BYTES as u64)?;
+            let Some(next) = self.walker.header(&block)? else { return Ok(None) };
+            let payload = self.walker.offset();
+            match next {
+                Next::Entry(entry) => {
+                    self.walker.pass_entry(&entry, self.rest_up_to(with_padding(entry.bytes)))?;
+                    let wanted = (self.wanted)(&entry).min(entry.bytes);
+                    return Ok(Some((entry, self.archive.read(payload..payload + wanted)?)));
+                }
+                Next::Extension { bytes } => {
+                    self.walker.pass(bytes, self.rest_up_to(with_padding(bytes)))?;
+                    let records = self.archive.read(payload..payload + bytes)?;
+                    self.walker.extension(&records)?;
+                }
+                Next::Skip { bytes } => {
+                    self.walker.pass(bytes, self.rest_up_to(with_padding(bytes)))?;
+                }
+                Next::End => {
+                    let tail = self.read_up_to(S::TAIL_BYTES_MAX)?;
+                    self.walker.tail(&tail)?;
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Reads the next bytes, fewer at the end of the archive.
+    fn read_up_to(&mut self, bytes: u64) -> Result<Bytes, S::Fault> {
+        match self.rest_up_to(bytes) {
+            0 => Ok(Bytes::new()),
+            bytes => self.archive.read(self.walker.offset()..self.walker.offset() + bytes),
+        }
+    }
+
+    /// Returns the number of bytes from the offset to the end of the archive, at most `bytes`.
+    fn rest_up_to(&self, bytes: u64) -> u64 {
+        self.archive.bytes().saturating_sub(self.walker.offset()).min(bytes)
+    }
+}
+
+impl<S: BlockSource, W: Fn(&Entry) -> u64> Iterator for Entries<S, W> {
+    type Item = Result<(Entry, Bytes), S::Fault>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_done {
+            return None;
+        }
+        let step = self.step().transpose();
+        self.is_done = !matches!(step, Some(Ok(_)));
+        step
+    }
+}

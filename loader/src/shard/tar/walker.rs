@@ -1,0 +1,87 @@
+//! Walks the blocks of an archive: what is at each offset, where it ends, and what is wrong with it.
+//!
+//! [`Walker`] does no I/O. A reader passes it the header block at its offset, learns what follows, and
+//! reports how many bytes of that it found; so every source of bytes accepts and refuses the same archives,
+//! with the same faults at the same offsets. Readers are [`super::entries`], for archives of known length,
+//! and [`super::stream`].
+
+use super::header::BLOCK_BYTES;
+use super::headers::{Headers, Next};
+use super::{Entry, padded};
+use crate::error::{ArchiveFault, TarFault};
+
+/// Position in an archive.
+#[derive(Debug, Default)]
+pub(crate) struct Walker {
+    headers: Headers,
+    /// Offset of the next byte.
+    offset: u64,
+    /// Offset of the last header block.
+    header_offset: u64,
+}
+
+impl Walker {
+    /// Starts at the header at `offset`.
+    pub(crate) fn starting_at(offset: u64) -> Self {
+        Self { offset, ..Self::default() }
+    }
+
+    /// Returns the offset of the next byte.
+    pub(crate) const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Takes the header block at the offset, or the fewer bytes that the archive ends with.
+    ///
+    /// Returns `None` where the archive ends without an end marker, which is allowed.
+    pub(crate) fn header(&mut self, found: &[u8]) -> Result<Option<Next>, ArchiveFault> {
+        self.header_offset = self.offset;
+        let Some(block) = found.first_chunk() else {
+            return match found.len() {
+                0 if self.offset > 0 => Ok(None),
+                0 => Err(TarFault::Empty.at(0)),
+                found => Err(TarFault::Truncated { missing: (BLOCK_BYTES - found) as u64 }.at(self.offset)),
+            };
+        };
+        let next = self.headers.block(self.offset, block).map_err(|fault| fault.at(self.offset))?;
+        self.offset += BLOCK_BYTES as u64;
+        Ok(Some(next))
+    }
+
+    /// Moves past the payload of an entry.
+    ///
+    /// - `found`: bytes of it in the archive, with its padding
+    pub(crate) fn pass_entry(&mut self, entry: &Entry, found: u64) -> Result<(), ArchiveFault> {
+        self.pass(entry.bytes, found).map_err(|fault| fault.in_entry(&entry.name, entry.header_offset))
+    }
+
+    /// Moves past another payload of `bytes`; only padding may be missing at the end.
+    ///
+    /// - `found`: bytes of it in the archive, with its padding
+    pub(crate) fn pass(&mut self, bytes: u64, found: u64) -> Result<(), ArchiveFault> {
+        self.offset += found;
+        match bytes.saturating_sub(found) {
+            0 => Ok(()),
+            missing => Err(TarFault::Truncated { missing }.at(self.header_offset)),
+        }
+    }
+
+    /// Takes the payload of the last extension header, after it was passed.
+    pub(crate) fn extension(&mut self, payload: &[u8]) -> Result<(), ArchiveFault> {
+        self.headers.extension(payload).map_err(|fault| fault.at(self.header_offset))
+    }
+
+    /// Takes bytes after the end marker, and moves past them.
+    pub(crate) fn tail(&mut self, bytes: &[u8]) -> Result<(), ArchiveFault> {
+        if let Some(position) = bytes.iter().position(|&byte| byte != 0) {
+            return Err(TarFault::TrailingBytes.at(self.offset + position as u64));
+        }
+        self.offset += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+/// Returns the length of a payload with its padding.
+pub(crate) fn with_padding(bytes: u64) -> u64 {
+    padded(bytes).unwrap_or(u64::MAX)
+}
