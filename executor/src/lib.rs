@@ -1,6 +1,6 @@
 //! Runs encoder and LLM stages of multimodal training: forward, backward and optimizer.
 //!
-//! A [`Stage`](models::stage::Stage) is a range of consecutive layers of one module: an image or audio
+//! A [`Stage`](models::Stage) is a range of consecutive layers of one module: an image or audio
 //! encoder with its projector, or the LLM. [`models`] holds stages, models and their weights, [`device`] the
 //! operations that they are written against, [`comm`] the messages between ranks and their launcher: crates
 //! of their own.

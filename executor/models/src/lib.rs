@@ -2,7 +2,7 @@
 //!
 //! A module (encoder with its projector, or LLM) is a list of [`Block`]s: a first one that turns inputs into
 //! rows, transformer layers, and a last one that projects or computes the loss. A pipeline stage is a range
-//! of them ([`crate::stage`]). The layers of all families are one block, [`layer::Layer`], with different
+//! of them ([`Stage`]). The layers of all families are one block, [`Layer`], with different
 //! norms, projections and names; families differ in their first and last blocks. One file of [`families`] has
 //! one family.
 //!

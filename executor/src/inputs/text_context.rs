@@ -3,8 +3,8 @@
 use crate::error::Result;
 use dflop_device::Device;
 use dflop_loader::inputs::{MediaRun, PreparedSample, TensorValues};
+use dflop_loader::media::Modality;
 use dflop_loader::processors::Preparer;
-use dflop_loader::sample::text::Modality;
 use dflop_models::{LlmConfig, MicrobatchContext, TextBatch};
 
 /// Packs samples one after another.

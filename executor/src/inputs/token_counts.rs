@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::pipeline::{Job, RankPlacement};
 use dflop_comm::{Comm, StepContext};
 use dflop_loader::inputs::PreparedSample;
-use dflop_loader::sample::text::Modality;
+use dflop_loader::media::Modality;
 use dflop_models::ModuleKind;
 
 /// Columns of the table.

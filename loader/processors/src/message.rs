@@ -1,5 +1,7 @@
 //! Turns of a conversation, in the form that chat templates read.
 
+use dflop_samples::media::Modality;
+
 /// Turn in the form that a template reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
@@ -14,10 +16,6 @@ pub struct Message {
 pub enum MessagePart {
     /// Text between media.
     Text(String),
-    /// Position of an image.
-    Image,
-    /// Position of an audio clip.
-    Audio,
-    /// Position of a video.
-    Video,
+    /// Position of a medium.
+    Medium(Modality),
 }

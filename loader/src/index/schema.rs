@@ -8,11 +8,12 @@
 //! | `fields.extension` | dictionary u16 to utf8 | part of the entry name after the key's dot |
 //! | `fields.start_blocks` | u32 | start of the payload after `offset`, in blocks of 512 bytes |
 //! | `fields.bytes` | u64 | length of the payload |
-//! | `fields.kind` | u16 | kind of the shape: [`MediaShape::to_numbers`] |
-//! | `fields.shape` | four u32 | the shape as numbers: [`MediaShape::to_numbers`] |
+//! | `fields.kind` | u16 | kind of the shape |
+//! | `fields.shape` | four u32 | the shape as numbers |
 //! | `text_tokens:DIGEST` | two u32 | tokens without those of media, target tokens, by one counter |
 //!
-//! The columns are the same for every modality: a new one is a new kind. There may be any number of
+//! Kind and numbers are those of [`to_numbers`](dflop_samples::media::MediaShape::to_numbers): the columns are
+//! the same for every modality, and a new one is a new kind. There may be any number of
 //! `text_tokens` columns.
 //!
 //! A record batch is a shard. The schema's metadata key `dflop` holds the rest as JSON: [`Metadata`].
@@ -22,8 +23,6 @@ use std::sync::Arc;
 use arrow_array::types::UInt32Type;
 use arrow_array::{ArrayRef, FixedSizeListArray, PrimitiveArray};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema};
-#[cfg(doc)]
-use dflop_samples::media::MediaShape;
 use dflop_samples::media::{SHAPE_DIMENSIONS, VideoSampling};
 
 use crate::error::Skipped;

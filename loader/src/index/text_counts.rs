@@ -10,8 +10,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::UInt32Type;
 use arrow_array::{PrimitiveArray, RecordBatch};
 use dflop_samples::inputs::TextCounter;
-use dflop_samples::media::{Content, DecodeLimits, Media, codec_of};
-use dflop_samples::sample::text::TextLength;
+use dflop_samples::media::{Content, DecodeLimits, Media, TextLength, codec_of};
 use dflop_samples::sample::{Field, Sample};
 
 use super::schema::{TEXT_TOKENS_PREFIX, counter_digests};

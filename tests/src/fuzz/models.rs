@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::Documents;
+use dflop_loader::media::Modality;
 use dflop_loader::processors::image::ImageProcessor;
 use dflop_loader::processors::{ChatTemplate, Family, Message, MessagePart, ProcessorFamilies, Tokenizer};
 
@@ -17,7 +18,7 @@ pub(super) fn chat_template(bytes: &[u8]) {
         let family = Family::of_model(&ProcessorFamilies::default(), &spec).expect("a built-in family");
         let parsed = ChatTemplate::parse(source, BTreeMap::new(), &family, SystemTime::UNIX_EPOCH);
         if let Ok(template) = parsed {
-            let content = vec![MessagePart::Image, MessagePart::Text("A kite?".to_owned())];
+            let content = vec![MessagePart::Medium(Modality::Image), MessagePart::Text("A kite?".to_owned())];
             let turn = |role: &str| Message { role: role.to_owned(), content: content.clone() };
             let _rendered = template.render(&[turn("user"), turn("assistant")], true);
         }

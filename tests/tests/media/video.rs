@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use dflop_loader::Loader;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::media::MediaShape;
-use dflop_loader::media::{Media, VideoSampling};
+use dflop_loader::media::{Media, MediaShape, VideoSampling};
 use dflop_loader::shard::expand_shards;
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;

@@ -159,9 +159,7 @@ impl Write for Rendered {
 fn part_value(part: &MessagePart) -> Value {
     let kind = match part {
         MessagePart::Text(_) => "text",
-        MessagePart::Image => "image",
-        MessagePart::Audio => "audio",
-        MessagePart::Video => "video",
+        MessagePart::Medium(modality) => modality.name(),
     };
     let mut value = BTreeMap::from([("type", Value::from(kind))]);
     if let MessagePart::Text(text) = part {

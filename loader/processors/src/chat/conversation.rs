@@ -5,8 +5,9 @@
 //! answer, then a caption. Only text that was counted is prepared.
 
 use dflop_samples::inputs::PrepareError;
+use dflop_samples::media::Modality;
 use dflop_samples::sample::document::{ChatTurn, ContentPart, SampleMedia};
-use dflop_samples::sample::text::{ASSISTANT_ROLES, Modality, turns};
+use dflop_samples::sample::text::{ASSISTANT_ROLES, turns};
 use dflop_samples::sample::{Field, Sample};
 
 use crate::message::{Message, MessagePart};
@@ -46,7 +47,7 @@ pub fn read_conversation(
     takes: impl Fn(Modality) -> bool,
 ) -> Result<SampleConversation, PrepareError> {
     let media = SampleMedia::for_modalities(sample, takes)?;
-    let mut placed = PlacedMedia { media: &media, images: Vec::new(), clips: Vec::new(), videos: Vec::new() };
+    let mut placed = PlacedMedia { media: &media, placed: Default::default() };
     let mut conversation = match media.turns()? {
         Some(turns) => Conversation::Turns(messages(turns, &mut placed)?),
         None => Conversation::Plain(join_texts(placed.parts(media.parts()?))),
@@ -57,8 +58,7 @@ pub fn read_conversation(
             placed.prepend_unplaced(messages, modality);
         }
     }
-    let [images, clips, videos] =
-        [&placed.images, &placed.clips, &placed.videos].map(|fields| field_indices(sample, fields));
+    let [images, clips, videos] = placed.placed.map(|fields| field_indices(sample, &fields));
     let has_media = [&images, &clips, &videos].iter().any(|indices| !indices.is_empty());
     if !has_media && is_empty(&conversation) {
         return Err(PrepareError::conversation(
@@ -72,26 +72,17 @@ pub fn read_conversation(
 /// Media with a position in the text, in the order of their placeholders.
 struct PlacedMedia<'m, 'a> {
     media: &'m SampleMedia<'a>,
-    images: Vec<&'a Field>,
-    clips: Vec<&'a Field>,
-    videos: Vec<&'a Field>,
+    /// By modality, in the order of [`Modality::ALL`].
+    placed: [Vec<&'a Field>; 3],
 }
 
 impl PlacedMedia<'_, '_> {
     fn parts(&mut self, parts: Vec<ContentPart<'_>>) -> Vec<MessagePart> {
         let part = |part| match part {
             ContentPart::Text(text) => MessagePart::Text(text.to_owned()),
-            ContentPart::Medium(Modality::Image, at) => {
-                self.images.push(self.media.images[at]);
-                MessagePart::Image
-            }
-            ContentPart::Medium(Modality::Audio, at) => {
-                self.clips.push(self.media.audio[at]);
-                MessagePart::Audio
-            }
-            ContentPart::Medium(Modality::Video, at) => {
-                self.videos.push(self.media.videos[at]);
-                MessagePart::Video
+            ContentPart::Medium(modality, at) => {
+                self.placed[modality as usize].push(self.media.by_modality(modality)[at]);
+                MessagePart::Medium(modality)
             }
         };
         parts.into_iter().map(part).collect()
@@ -99,12 +90,7 @@ impl PlacedMedia<'_, '_> {
 
     /// Puts media without placeholders before the text of the first user turn.
     fn prepend_unplaced(&mut self, messages: &mut Vec<Message>, modality: Modality) {
-        let (placed, part) = match modality {
-            Modality::Image => (&mut self.images, MessagePart::Image),
-            Modality::Audio => (&mut self.clips, MessagePart::Audio),
-            Modality::Video => (&mut self.videos, MessagePart::Video),
-        };
-        let media = self.media.by_modality(modality);
+        let (placed, media) = (&mut self.placed[modality as usize], self.media.by_modality(modality));
         if !placed.is_empty() || media.is_empty() || messages.is_empty() {
             return;
         }
@@ -114,7 +100,7 @@ impl PlacedMedia<'_, '_> {
             messages.insert(at, Message { role: "user".to_owned(), content: Vec::new() });
             at
         });
-        messages[at].content.splice(0..0, std::iter::repeat_n(part, media.len()));
+        messages[at].content.splice(0..0, std::iter::repeat_n(MessagePart::Medium(modality), media.len()));
     }
 }
 

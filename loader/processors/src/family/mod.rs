@@ -17,6 +17,8 @@ pub use self::intern_vl::InternVl;
 pub use self::llava_onevision::LlavaOneVision;
 pub use self::qwen_vl::QwenVl;
 pub use self::registry::{AudioInputs, ProcessorFamilies, ProcessorFamily, VisionInputs};
+use dflop_samples::media::Modality;
+
 use crate::message::MessagePart;
 
 /// Text form of one modality.
@@ -135,9 +137,11 @@ impl Family {
             |of: Option<&Placeholder>| of.map(|of| of.to_text() + separator).unwrap_or_default();
         let part = |part: &MessagePart| match part {
             MessagePart::Text(text) => text.clone(),
-            MessagePart::Image => placeholder(self.image()),
-            MessagePart::Audio => placeholder(self.audio()),
-            MessagePart::Video => self.video().map(|of| of.to_text() + separator).unwrap_or_default(),
+            MessagePart::Medium(Modality::Image) => placeholder(self.image()),
+            MessagePart::Medium(Modality::Audio) => placeholder(self.audio()),
+            MessagePart::Medium(Modality::Video) => {
+                self.video().map(|of| of.to_text() + separator).unwrap_or_default()
+            }
         };
         parts.iter().map(part).collect()
     }

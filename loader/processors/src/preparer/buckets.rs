@@ -1,7 +1,7 @@
 //! Rounds lengths up to few different ones, so that compiled models see few shapes.
 
 use dflop_samples::inputs::{IGNORED, MediaRun, PixelValues};
-use dflop_samples::sample::text::Modality;
+use dflop_samples::media::Modality;
 
 use super::{PreparedSample, Preparer};
 use crate::family::PixelLayout;

@@ -6,8 +6,9 @@ use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 use dflop_samples::BoxError;
 use dflop_samples::inputs::{IGNORED, PixelValues, PrepareError, TextCounter, VideoValues};
+use dflop_samples::media::{Modality, TextLength};
 use dflop_samples::sample::Sample;
-use dflop_samples::sample::text::{ASSISTANT_ROLES, Modality, TextLength};
+use dflop_samples::sample::text::ASSISTANT_ROLES;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Preparer, labels};

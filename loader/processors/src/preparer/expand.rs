@@ -1,7 +1,7 @@
 //! Expands the placeholder of each medium to as many tokens as its encoder produces.
 
 use dflop_samples::inputs::{MediaRun, PrepareError};
-use dflop_samples::sample::text::Modality;
+use dflop_samples::media::Modality;
 use dflop_samples::{Error, Result};
 
 use crate::chat::Tokenizer;

@@ -7,8 +7,7 @@
 
 use dflop_costmodel::Module;
 use dflop_samples::inputs::{Filler, IGNORED, ModelInputs, PreparedSample};
-use dflop_samples::media::{Audio, RgbImage};
-use dflop_samples::sample::text::Modality;
+use dflop_samples::media::{Audio, Modality, RgbImage};
 use dflop_samples::{Error, Result};
 
 use super::Preparer;
@@ -57,10 +56,10 @@ impl Preparer {
             setting: "blank_media",
             reason: format!("no blank medium for the {module} encoder: {reason}"),
         };
-        let part = match module {
-            Module::Audio => MessagePart::Audio,
-            Module::Vision | Module::Llm => MessagePart::Image,
-        };
+        let part = MessagePart::Medium(match module {
+            Module::Audio => Modality::Audio,
+            Module::Vision | Module::Llm => Modality::Image,
+        });
         let mut filler = PreparedSample::default();
         match (module, &self.images, &self.audio) {
             (Module::Vision, Some(images), _) => {

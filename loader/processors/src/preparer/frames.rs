@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use dflop_samples::inputs::{PixelValues, PrepareError, VideoValues};
-use dflop_samples::sample::text::Modality;
+use dflop_samples::media::Modality;
 
 use crate::chat::MarkedText;
 

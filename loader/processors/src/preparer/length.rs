@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
     use dflop_samples::inputs::MediaRun;
-    use dflop_samples::sample::text::Modality;
+    use dflop_samples::media::Modality;
 
     const MEDIA: u32 = 9;
     const MARKER: u32 = 8;

@@ -26,8 +26,7 @@ use dflop_costmodel::{ModelSpec, SampleShape};
 use dflop_samples::inputs::{
     AudioFeatures, IGNORED, ModelInputs, PixelValues, PrepareError, PreparedSample, VideoValues,
 };
-use dflop_samples::media::Media;
-use dflop_samples::sample::text::Modality;
+use dflop_samples::media::{Media, Modality};
 use dflop_samples::sample::{BatchLayout, Sample};
 
 pub use self::buckets::Buckets;

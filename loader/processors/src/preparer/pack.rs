@@ -6,7 +6,7 @@
 //! sample, which has no predecessor, is never a target.
 
 use dflop_samples::inputs::{IGNORED, ModelInputs, NamedTensor, PreparedSample};
-use dflop_samples::sample::text::Modality;
+use dflop_samples::media::Modality;
 use dflop_samples::sample::{BatchLayout, PaddingSide};
 
 use super::buckets::Buckets;

@@ -11,7 +11,7 @@
 //! than a second share their positions in time.
 
 use dflop_samples::inputs::VideoValues;
-use dflop_samples::sample::text::Modality;
+use dflop_samples::media::Modality;
 
 use super::PreparedSample;
 

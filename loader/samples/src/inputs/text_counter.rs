@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use crate::error::BoxError;
+use crate::media::TextLength;
 use crate::sample::Sample;
-use crate::sample::text::TextLength;
 
 /// Counts the tokens of a sample's texts.
 pub trait TextCounter: Debug + Send + Sync {

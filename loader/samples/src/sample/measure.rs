@@ -9,9 +9,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dflop_costmodel::SampleShape;
 
-use super::text::{TextLength, has_content, measure_json, measure_text};
+use super::text::{has_content, measure_json, measure_text};
 use crate::error::{BoxError, Skipped, guarded, reason_of};
-use crate::media::{Content, DecodeLimits, Media, MediaShape, Payload, codec_of, probe_shape};
+use crate::media::{Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, probe_shape};
 use crate::raw_sample::{RawField, RawSample};
 
 /// Estimates the bytes that a decoded sample takes in memory, from the headers of its media.

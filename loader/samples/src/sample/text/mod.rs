@@ -12,7 +12,8 @@ pub(crate) use self::conversation::{CAPTION_KEYS, QUESTION_ANSWER_KEYS, content,
 pub use self::conversation::{has_turns, measure_json};
 pub use self::estimate::estimate_tokens;
 pub use self::placeholder::{Piece, split_placeholders};
-pub use crate::media::{Modality, TextLength};
+
+use crate::media::TextLength;
 
 /// Measures plain text, all of which is target; placeholders of media count nothing.
 #[must_use]
