@@ -324,6 +324,11 @@ impl StepPlanner {
     }
 
     pub(super) fn check_schedule(&self) -> Result<()> {
+        let is_pipeline = self.config.synchronization.is_none();
+        if !is_pipeline && self.config.schedule != ScheduleKind::OneForwardOneBackward {
+            let reason = "needs `stages`: modules that share one device have no pipeline".into();
+            return Err(Error::Config { setting: "schedule", reason });
+        }
         let invalid = |error| Error::Config { setting: "schedule", reason: reason_of(&error) };
         self.pipeline().check_schedule().map_err(invalid)
     }

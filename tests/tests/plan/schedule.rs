@@ -1,7 +1,7 @@
 //! Checks that steps are planned for the schedule that runs them.
 
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_loader::{Error, StepPlannerBuilder, simulate_plan};
+use dflop_loader::{Error, StepPlannerBuilder, Synchronization, simulate_plan};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning;
 
@@ -32,6 +32,10 @@ fn schedules_that_do_not_fit_the_stages_are_refused() {
         let refused = builder(&data).schedule(name.parse().unwrap()).build();
         assert!(matches!(refused, Err(Error::Config { setting: "schedule", .. })), "{name}: {refused:?}");
     }
+    let one_device =
+        planning::builder(data.index(), 24, 2).microbatches(6).one_device(Synchronization::PerStep);
+    let refused = one_device.schedule(ScheduleKind::GPipe).build().unwrap_err().to_string();
+    assert!(refused.contains("`schedule`") && refused.contains("needs `stages`"), "{refused}");
     let shared = builder(&data).module_dp_sizes(vec![1, 2, 2]).schedule("interleaved:2".parse().unwrap());
     assert!(matches!(shared.build(), Err(Error::Config { setting: "schedule", .. })));
 }

@@ -112,7 +112,7 @@ impl AudioProcessor {
     /// Prepares one clip of any rate and any number of channels; an empty clip has no windows.
     ///
     /// # Errors
-    /// [`Error::Data`] if the sample rate is out of range, or the clip is longer than two hours.
+    /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours.
     pub fn clip(&self, clip: &Audio) -> Result<AudioFeatures> {
         let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
         let windows_max = match self.long_clips {

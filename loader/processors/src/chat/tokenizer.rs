@@ -34,7 +34,7 @@ impl Tokenizer {
     /// Reads a tokenizer from a model directory, or from a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`Error::Storage`] if a file cannot be read, [`Error::Config`] if its content is invalid.
+    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if its content is invalid.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };

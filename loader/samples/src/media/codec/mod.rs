@@ -1,6 +1,6 @@
 //! Codecs: which fields they claim, the shape in a field's header, and its decoded value.
 //!
-//! A codec is one file here and one line in [`BUILT_IN`], or a type of another crate that is [`register`]ed.
+//! A codec is one file here and one line in `BUILT_IN`, or a type of another crate that is [`register`]ed.
 //! The last part of a field's extension selects its codec; within a codec the content decides, so a PNG named
 //! `.jpg` is decoded as a PNG. Everything else asks the codec: indexing which bytes its shape depends on
 //! ([`Codec::payload`]), planning for the shape ([`Codec::probe`]), documents for the modality
