@@ -97,7 +97,7 @@ mod tests {
     }
 
     /// Extension, bytes and shape of a field.
-    type FieldOf = (String, u64, [u32; 4]);
+    type FieldOf = (String, u64, [u32; 3]);
 
     /// Key, offset, and `(extension, bytes, shape)` of each field, read from arrow2's arrays.
     fn rows(chunk: &Chunk<Box<dyn Array>>) -> Vec<(String, u64, Vec<FieldOf>)> {

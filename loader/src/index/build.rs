@@ -43,7 +43,7 @@ pub(super) struct ShardColumns {
     pub(super) start_blocks: Vec<u32>,
     pub(super) bytes: Vec<u64>,
     /// Kind and numbers of the shape of each field.
-    pub(super) kinds: Vec<u16>,
+    pub(super) kinds: Vec<u8>,
     pub(super) shapes: Vec<u32>,
     /// Token counts, by counter.
     pub(super) text_counts: Vec<CountedTexts>,

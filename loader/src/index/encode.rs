@@ -19,7 +19,7 @@ use arrow_ipc::writer::FileWriter;
 use arrow_schema::{ArrowError, Schema};
 use bytes::Bytes;
 use dflop_samples::media::codec::registered;
-use dflop_samples::media::{Modality, SHAPE_DIMENSIONS, VideoSampling, modality_of};
+use dflop_samples::media::{Modality, SHAPE_NUMBERS, VideoSampling, modality_of};
 use sha2::{Digest, Sha256};
 
 use super::build::{BuiltShard, ShardColumns};
@@ -269,7 +269,7 @@ fn arrays_of(columns: ShardColumns) -> Result<Vec<ArrayRef>, ArrowError> {
         Arc::new(PrimitiveArray::from(columns.start_blocks)),
         Arc::new(PrimitiveArray::from(columns.bytes)),
         Arc::new(PrimitiveArray::from(columns.kinds)),
-        Arc::new(FixedSizeListArray::try_new(shape_item(), SHAPE_DIMENSIONS as i32, shapes, None)?),
+        Arc::new(FixedSizeListArray::try_new(shape_item(), SHAPE_NUMBERS as i32, shapes, None)?),
     ];
     let fields = StructArray::try_new(field_columns(), fields, None)?;
     let ends = OffsetBuffer::new(field_ends.into());

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{UInt16Type, UInt32Type, UInt64Type};
+use arrow_array::types::{UInt8Type, UInt16Type, UInt32Type, UInt64Type};
 use arrow_array::{
     Array, ArrayRef, DictionaryArray, ListArray, PrimitiveArray, RecordBatch, StringArray, StructArray,
 };
 use arrow_schema::ArrowError;
 use dflop_costmodel::{Module, SampleShape};
-use dflop_samples::media::{MediaShape, Modality, SHAPE_DIMENSIONS, modality_of};
+use dflop_samples::media::{MediaShape, Modality, SHAPE_NUMBERS, modality_of};
 
 use super::schema::{field_columns, field_item};
 use super::text_counts;
@@ -28,7 +28,7 @@ pub(super) struct ShardRows {
     names: StringArray,
     starts: PrimitiveArray<UInt32Type>,
     bytes: PrimitiveArray<UInt64Type>,
-    kinds: PrimitiveArray<UInt16Type>,
+    kinds: PrimitiveArray<UInt8Type>,
     shapes: PrimitiveArray<UInt32Type>,
     /// Token counts, by the digest of the counter.
     text_counts: Vec<(String, PrimitiveArray<UInt32Type>)>,
@@ -215,7 +215,7 @@ impl ShardRows {
     }
 
     fn shape(&self, at: usize) -> MediaShape {
-        let numbers = &self.shapes.values()[SHAPE_DIMENSIONS * at..];
+        let numbers = &self.shapes.values()[SHAPE_NUMBERS * at..];
         MediaShape::from_numbers(self.kinds.value(at), std::array::from_fn(|place| numbers[place]))
     }
 }

@@ -8,8 +8,8 @@
 //! | `fields.extension` | dictionary u16 to utf8 | part of the entry name after the key's dot |
 //! | `fields.start_blocks` | u32 | start of the payload after `offset`, in blocks of 512 bytes |
 //! | `fields.bytes` | u64 | length of the payload |
-//! | `fields.kind` | u16 | kind of the shape |
-//! | `fields.shape` | four u32 | the shape as numbers |
+//! | `fields.kind` | u8 | kind of the shape |
+//! | `fields.shape` | three u32 | the shape as numbers |
 //! | `text_tokens:DIGEST` | two u32 | tokens without those of media, target tokens, by one counter |
 //!
 //! Kind and numbers are those of [`to_numbers`](dflop_samples::media::MediaShape::to_numbers): the columns are
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use arrow_array::types::UInt32Type;
 use arrow_array::{ArrayRef, FixedSizeListArray, PrimitiveArray};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema};
-use dflop_samples::media::{SHAPE_DIMENSIONS, VideoSampling};
+use dflop_samples::media::{SHAPE_NUMBERS, VideoSampling};
 
 use crate::error::Skipped;
 use crate::shard::Compression;
@@ -86,8 +86,8 @@ pub(super) fn field_columns() -> Fields {
         Field::new("extension", extension, false),
         Field::new("start_blocks", DataType::UInt32, false),
         Field::new("bytes", DataType::UInt64, false),
-        Field::new("kind", DataType::UInt16, false),
-        Field::new("shape", numbers(SHAPE_DIMENSIONS), false),
+        Field::new("kind", DataType::UInt8, false),
+        Field::new("shape", numbers(SHAPE_NUMBERS), false),
     ])
 }
 

@@ -38,7 +38,7 @@ pub use self::json::decode_json;
 pub use self::limits::{AudioLimits, DecodeLimits, ImageLimits, Strictness};
 pub use self::modality::Modality;
 pub use self::numpy::{NpyArray, decode_npy};
-pub use self::shape::{MediaShape, SHAPE_DIMENSIONS, TextLength};
+pub use self::shape::{MediaShape, SHAPE_NUMBERS, TextLength};
 pub use self::text::decode_text;
 pub use self::video::{Video, VideoLimits, VideoSampling};
 

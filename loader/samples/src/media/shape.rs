@@ -3,7 +3,7 @@
 use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
 
 /// Numbers that hold any shape.
-pub const SHAPE_DIMENSIONS: usize = 4;
+pub const SHAPE_NUMBERS: usize = 3;
 
 /// Length of a text in tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -31,32 +31,32 @@ pub enum MediaShape {
 }
 
 /// Codes of the shapes in an index; a code never gets another meaning.
-const OPAQUE: u16 = 0;
-const IMAGE: u16 = 1;
-const AUDIO: u16 = 2;
-const TEXT: u16 = 3;
-const VIDEO: u16 = 4;
+const OPAQUE: u8 = 0;
+const IMAGE: u8 = 1;
+const AUDIO: u8 = 2;
+const TEXT: u8 = 3;
+const VIDEO: u8 = 4;
 
 impl MediaShape {
     /// Returns the code of the kind of shape, and the shape as numbers: of an image width and height in
     /// pixels; of audio the lower 32 bits of the number of frames, the sample rate in Hz, the upper 32 bits
     /// of the number of frames; of a text tokens and target tokens; of a video frames, width and height.
     #[must_use]
-    pub const fn to_numbers(self) -> (u16, [u32; SHAPE_DIMENSIONS]) {
+    pub const fn to_numbers(self) -> (u8, [u32; SHAPE_NUMBERS]) {
         match self {
-            Self::Opaque => (OPAQUE, [0; SHAPE_DIMENSIONS]),
-            Self::Image(size) => (IMAGE, [size.width, size.height, 0, 0]),
+            Self::Opaque => (OPAQUE, [0; SHAPE_NUMBERS]),
+            Self::Image(size) => (IMAGE, [size.width, size.height, 0]),
             Self::Audio(length) => {
-                (AUDIO, [length.frames as u32, length.sample_rate_hz, (length.frames >> 32) as u32, 0])
+                (AUDIO, [length.frames as u32, length.sample_rate_hz, (length.frames >> 32) as u32])
             }
-            Self::Text(length) => (TEXT, [length.tokens, length.target_tokens, 0, 0]),
-            Self::Video(shape) => (VIDEO, [shape.frames, shape.width, shape.height, 0]),
+            Self::Text(length) => (TEXT, [length.tokens, length.target_tokens, 0]),
+            Self::Video(shape) => (VIDEO, [shape.frames, shape.width, shape.height]),
         }
     }
 
     /// Returns the shape of a code and its numbers; a code that is unknown costs nothing.
     #[must_use]
-    pub fn from_numbers(kind: u16, [first, second, third, _]: [u32; SHAPE_DIMENSIONS]) -> Self {
+    pub fn from_numbers(kind: u8, [first, second, third]: [u32; SHAPE_NUMBERS]) -> Self {
         match kind {
             IMAGE => Self::Image(ImageSize { width: first, height: second }),
             AUDIO => Self::Audio(AudioLength {
@@ -136,6 +136,6 @@ mod tests {
 
     #[test]
     fn an_unknown_kind_costs_nothing() {
-        assert_eq!(MediaShape::from_numbers(900, [1; SHAPE_DIMENSIONS]), MediaShape::Opaque);
+        assert_eq!(MediaShape::from_numbers(200, [1; SHAPE_NUMBERS]), MediaShape::Opaque);
     }
 }
