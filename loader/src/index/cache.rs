@@ -325,7 +325,8 @@ fn has_video_shapes(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
 
 /// Returns whether the shapes come from the codecs that this process has registered.
 fn has_present_codecs(decoded: &DecodedIndex) -> bool {
-    let extensions = decoded.rows.iter().flat_map(ShardRows::extensions);
+    // All shards share one dictionary of extensions.
+    let extensions = decoded.rows.first().into_iter().flat_map(ShardRows::extensions);
     registered(extensions).into_iter().eq(decoded.metadata.codecs.iter().map(String::as_str))
 }
 
