@@ -200,13 +200,11 @@ impl<'a> SampleRow<'a> {
 impl ShardRows {
     /// Returns whether any field has a medium of an encoder.
     pub(super) fn has_media_of(&self, module: Module) -> bool {
-        let is_of = |shape| match shape {
-            MediaShape::Image(_) | MediaShape::Video(_) => module == Module::Vision,
-            MediaShape::Audio(_) => module == Module::Audio,
-            MediaShape::Text(_) => module == Module::Llm,
-            MediaShape::Opaque => false,
-        };
-        (0..self.kinds.len()).any(|at| is_of(self.shape(at)))
+        let mut is_present = [false; 1 << u8::BITS];
+        self.kinds.values().iter().for_each(|&kind| is_present[usize::from(kind)] = true);
+        let kinds = (0..=u8::MAX).filter(|&kind| is_present[usize::from(kind)]);
+        let shapes = kinds.map(|kind| MediaShape::from_numbers(kind, Default::default()));
+        shapes.map(MediaShape::module).any(|of| of == Some(module))
     }
 
     /// Returns whether any field of the dataset has the extension of a video.

@@ -1,6 +1,6 @@
 //! Describes the shape of one field: what the cost model needs to know of its medium, and the index stores.
 
-use dflop_costmodel::{AudioLength, ImageSize, SampleShape, VideoShape};
+use dflop_costmodel::{AudioLength, ImageSize, Module, SampleShape, VideoShape};
 
 /// Numbers that hold any shape.
 pub const SHAPE_NUMBERS: usize = 3;
@@ -66,6 +66,17 @@ impl MediaShape {
             TEXT => Self::Text(TextLength { tokens: first, target_tokens: second }),
             VIDEO => Self::Video(VideoShape { frames: first, width: second, height: third }),
             _ => Self::Opaque,
+        }
+    }
+
+    /// Returns the module whose work the field is; `None` if it costs nothing.
+    #[must_use]
+    pub const fn module(self) -> Option<Module> {
+        match self {
+            Self::Opaque => None,
+            Self::Image(_) | Self::Video(_) => Some(Module::Vision),
+            Self::Audio(_) => Some(Module::Audio),
+            Self::Text(_) => Some(Module::Llm),
         }
     }
 
