@@ -324,7 +324,7 @@ fn has_video_shapes(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
 }
 
 /// Returns whether the shapes come from the codecs that this process has registered.
-fn has_present_codecs(decoded: &DecodedIndex) -> bool {
+pub(super) fn has_present_codecs(decoded: &DecodedIndex) -> bool {
     // All shards share one dictionary of extensions.
     let extensions = decoded.rows.first().into_iter().flat_map(ShardRows::extensions);
     registered(extensions).into_iter().eq(decoded.metadata.codecs.iter().map(String::as_str))

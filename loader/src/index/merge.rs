@@ -17,7 +17,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::build::{build_shard, digest_of, hash_sample};
 use super::cache::{
-    IndexOptions, check_options, directories, index_error, is_version, stats, write_and_open,
+    IndexOptions, check_options, directories, has_present_codecs, index_error, is_version, stats,
+    write_and_open,
 };
 use super::encode::{EncodedShard, IndexFile, ShardSummary, SpilledShard};
 use super::file::{DecodedIndex, decode_index};
@@ -251,6 +252,10 @@ fn read_part(part: &Bytes) -> Result<Vec<PartShard<EncodedShard>>, String> {
             String::from_utf8(url.to_vec()).map_err(|_| "it is damaged: a URL is not UTF-8".to_owned())?;
         let file = take_bytes(&mut content).ok_or_else(short)?;
         let decoded = decode_index(&file).map_err(|error| format!("shard `{url}`: {error}"))?;
+        if !has_present_codecs(&decoded) {
+            let known = "register the same codecs in every process that indexes or merges";
+            return Err(format!("shard `{url}`: its shapes are those of other codecs; {known}"));
+        }
         shards
             .push(part_shard(url, file, decoded).ok_or("it contains several shards where one is expected")?);
     }

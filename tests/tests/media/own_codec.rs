@@ -96,7 +96,11 @@ fn a_codec_of_ones_own_is_indexed_planned_and_decoded_and_an_older_index_is_buil
     let (before, fingerprint) = (open(), open().fingerprint().to_owned());
     assert_eq!(shape(&before, 3), MediaShape::Opaque, "no codec claims the field yet");
 
+    let options = IndexOptions::default();
+    let part = Index::build_part(&shards, &options).unwrap();
     register(&RawPixels).unwrap();
+    let refused = Index::merge_parts(shards.clone(), [part], &options).unwrap_err().to_string();
+    assert!(refused.contains("other codecs"), "{refused}");
     let index = open();
     assert_eq!(shape(&index, 3), MediaShape::Image(ImageSize { width: 63, height: 40 }));
     assert_eq!(index.fingerprint(), fingerprint, "the same bytes in the same order");
