@@ -12,9 +12,9 @@
 //! | `fields.shape` | three u32 | the shape as numbers |
 //! | `text_tokens:DIGEST` | two u32 | tokens without those of media, target tokens, by one counter |
 //!
-//! Kind and numbers are those of [`to_numbers`](dflop_samples::media::MediaShape::to_numbers): the columns are
-//! the same for every modality, and a new one is a new kind. There may be any number of
-//! `text_tokens` columns.
+//! Kind and numbers are those of [`to_numbers`](dflop_samples::media::MediaShape::to_numbers): the columns
+//! are the same for every modality, and a new one is a new kind. There may be any number of `text_tokens`
+//! columns.
 //!
 //! A record batch is a shard. The schema's metadata key `dflop` holds the rest as JSON: [`Metadata`].
 
