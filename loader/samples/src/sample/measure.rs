@@ -21,8 +21,9 @@ use crate::raw_sample::{RawField, RawSample};
 pub fn decoded_bytes(sample: &RawSample, limits: &DecodeLimits) -> u64 {
     let of_field = |field: &RawField| {
         let payload = field.payload.as_deref().unwrap_or_default();
-        let shape = probe_shape(payload, field.bytes, &field.extension, limits);
-        shape.unwrap_or_default().decoded_bytes(field.bytes)
+        // A codec of another crate may panic on damaged bytes.
+        let shape = guarded(|| probe_shape(payload, field.bytes, &field.extension, limits));
+        shape.ok().and_then(Result::ok).unwrap_or_default().decoded_bytes(field.bytes)
     };
     sample.fields.iter().map(of_field).fold(0, u64::saturating_add)
 }
