@@ -129,7 +129,8 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Returns the kind of content.
     fn content(&self) -> Content;
 
-    /// Returns the bytes that the shape depends on; of texts and documents these have to be all. Default: all.
+    /// Returns the bytes that the shape depends on; of texts and documents these have to be all. Default:
+    /// all.
     fn payload(&self) -> Payload {
         Payload::Whole
     }
