@@ -12,7 +12,8 @@
 
 use dflop_device::Result;
 use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
-use dflop_device::{Cpu, CpuFloats, Device};
+use dflop_device::prelude::*;
+use dflop_device::{Cpu, Epilogue, Tensor};
 use dflop_executor::profile::clock::Clock;
 use dflop_executor::profile::gemm_peak_flops;
 
@@ -25,12 +26,12 @@ struct Layer {
     rows: usize,
     outputs: usize,
     inputs: usize,
-    x: CpuFloats,
-    weight: CpuFloats,
-    dy: CpuFloats,
-    y: CpuFloats,
-    dx: CpuFloats,
-    d_weight: CpuFloats,
+    x: Tensor<Cpu>,
+    weight: Tensor<Cpu>,
+    dy: Tensor<Cpu>,
+    y: Tensor<Cpu>,
+    dx: Tensor<Cpu>,
+    d_weight: Tensor<Cpu>,
     best: [f64; 3],
 }
 
@@ -94,11 +95,17 @@ impl Layer {
         };
         let shape = GemmShape { rows, columns: outputs, inner: inputs };
         let transposed = by_input.transposed();
-        timed(0, &mut || device.gemm(shape, (x, by_input), (weight, transposed), false, (y, by_output)))?;
+        timed(0, &mut || {
+            device.gemm(shape, (x, by_input), (weight, transposed), false, (y, by_output), Epilogue::None)
+        })?;
         let shape = GemmShape { rows, columns: inputs, inner: outputs };
-        timed(1, &mut || device.gemm(shape, (dy, by_output), (weight, by_input), false, (dx, by_input)))?;
+        timed(1, &mut || {
+            device.gemm(shape, (dy, by_output), (weight, by_input), false, (dx, by_input), Epilogue::None)
+        })?;
         let shape = GemmShape { rows: outputs, columns: inputs, inner: rows };
         let transposed = by_output.transposed();
-        timed(2, &mut || device.gemm(shape, (dy, transposed), (x, by_input), true, (d_weight, by_input)))
+        timed(2, &mut || {
+            device.gemm(shape, (dy, transposed), (x, by_input), true, (d_weight, by_input), Epilogue::None)
+        })
     }
 }

@@ -11,11 +11,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use dflop_device::ops::adamw::AdamW;
-use dflop_device::{Cpu, Device};
+use dflop_comm::{Settings, threads};
+use dflop_device::Cpu;
+use dflop_device::prelude::*;
+use dflop_executor::Result;
+use dflop_executor::optimizer::{
+    AdamWSettings, DecayedParameters, JobOptimizer, JobOptimizerSettings, LearningRate,
+};
 use dflop_models::weights::Seed;
 use dflop_models::{
-    Activations, BlockOutput, FrozenModules, ModelConfig, ModuleKind, Result, Stage, StageRange, TextBatch,
+    Activations, BlockOutput, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, TextBatch,
 };
 
 const SAMPLES: usize = 8;
@@ -48,10 +53,19 @@ fn main() -> Result<()> {
 
 /// Returns the losses of the first and the last step, and seconds; the first step is not timed.
 fn run(config: &ModelConfig, device: &Cpu, stage: &mut Stage<Cpu>, steps: usize) -> Result<(f64, f64, f64)> {
-    let lengths: Vec<usize> =
-        stage.parameters().owned().map(|(_, values)| dflop_device::Buffer::len(values)).collect();
-    let zeros = || lengths.iter().map(|&len| device.zeros(len)).collect::<dflop_device::Result<Vec<_>>>();
-    let (mut means, mut squares) = (zeros()?, zeros()?);
+    let settings = AdamWSettings {
+        beta2: 0.999,
+        weight_decay: 0.01,
+        decayed: DecayedParameters::All,
+        ..AdamWSettings::default()
+    };
+    let settings = JobOptimizerSettings {
+        learning_rate: LearningRate::constant(3e-3),
+        adamw: settings,
+        gradient_norm_max: None,
+    };
+    let comm = threads::world(1, Settings::default())?.remove(0);
+    let mut optimizer = JobOptimizer::new(settings, &comm, [&*stage])?;
     let (mut first, mut last) = (f64::NAN, f64::NAN);
     let mut start = Instant::now();
     for step in 0..=steps {
@@ -62,12 +76,7 @@ fn run(config: &ModelConfig, device: &Cpu, stage: &mut Stage<Cpu>, steps: usize)
         if step == 0 {
             first = last;
         }
-        let adamw = AdamW { step: step as u64 + 1, learning_rate: 3e-3, ..AdamW::default() };
-        let means = means.iter_mut().zip(&mut squares);
-        for ((_, weights, gradient), (mean, square)) in stage.parameters_mut().trained_mut().zip(means) {
-            device.adamw(&adamw, weights, gradient, (mean, square))?;
-        }
-        stage.parameters_mut().zero_gradients(device)?;
+        optimizer.update([&mut *stage])?;
     }
     Ok((first, last, start.elapsed().as_secs_f64()))
 }
@@ -92,5 +101,5 @@ fn train_step(config: &ModelConfig, device: &Cpu, stage: &mut Stage<Cpu>) -> Res
         unreachable!("the last stage has the loss")
     };
     stage.backward(0, None)?;
-    Ok(loss * scale)
+    Ok(stage.read_loss(0, &loss)? * scale)
 }

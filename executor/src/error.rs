@@ -27,7 +27,7 @@ pub enum Error {
     Comm(#[from] dflop_comm::Error),
     /// Memory ran out, or the device cannot be used.
     #[error(transparent)]
-    Device(#[from] dflop_device::Error),
+    Device(dflop_device::Error),
     /// A schedule or a partition could not be made.
     #[error(transparent)]
     Balancer(#[from] dflop_balancer::Error),
@@ -68,6 +68,15 @@ pub enum Error {
 impl From<dflop_loader::error::ProcessorError> for Error {
     fn from(error: dflop_loader::error::ProcessorError) -> Self {
         Self::Loader(error.into())
+    }
+}
+
+impl From<dflop_device::Error> for Error {
+    fn from(error: dflop_device::Error) -> Self {
+        match error {
+            dflop_device::Error::Comm(error) => Self::Comm(error),
+            error => Self::Device(error),
+        }
     }
 }
 

@@ -17,6 +17,9 @@ pub enum Error {
     /// Threads could not be started.
     #[error("could not start threads")]
     Threads(#[from] rayon::ThreadPoolBuildError),
+    /// The job has ended.
+    #[error(transparent)]
+    Comm(#[from] dflop_comm::Error),
 }
 
 impl Error {

@@ -1,23 +1,32 @@
-//! Devices that stages compute on: memory and operations.
+//! Devices that stages compute on: memory, lanes, operations, communication.
 //!
-//! Models are written against [`Device`] alone. A buffer has a type and a length in elements; the caller
-//! knows its shape. [`Device::Floats`] is the number type of the device (`f32` on the CPU), so that a device
-//! that stores bf16 runs the same models. Operations are one method each, forward and backward; they may run
-//! asynchronously, in order, and [`Device::download`] waits for its operands. Gradients of parameters and
-//! inputs are *accumulated* unless a method states otherwise. Mismatched shapes are bugs of the model's code
-//! and panic; external inputs are checked before they get here.
+//! Models are written against [`Device`] alone. A [`Tensor`] is a range of an allocation, with a type and a
+//! length; the caller knows its shape. [`Runtime::storage`] is the type of weights and activations (`f32` or
+//! bf16), so that a device that stores bf16 runs the same models. Operations are one trait each, forward and
+//! backward. They may run asynchronously: in the order of their lane, and in the order of events between
+//! lanes. Scalars such as losses and norms stay on the device; [`Runtime::read`] waits for them, once a step.
+//! Gradients of parameters and inputs are *accumulated* unless a method states otherwise. Mismatched shapes
+//! are bugs of the model's code and panic; external inputs are checked before they get here.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
-mod bf16;
-mod buffer_pool;
+pub mod comm;
 mod cpu;
 mod device;
+mod dtype;
 mod error;
 pub mod ops;
+pub mod prelude;
+mod runtime;
+mod segments;
+mod tensor;
 
-pub use bf16::{Bf16Floats, CpuBf16};
-pub use buffer_pool::CpuFloats;
-pub use cpu::Cpu;
-pub use device::{Buffer, Device, DeviceSparseRows, SparseBuffers};
+pub use comm::{DeviceComm, HostTask, RowShape, Staged, Transfer};
+pub use cpu::{Cpu, CpuEvent, CpuMemory};
+pub use device::{Device, DeviceSparseRows, SparseBuffers};
+pub use dtype::Dtype;
 pub use error::{Error, Result};
+pub use ops::gemm::Epilogue;
+pub use runtime::{Lane, Memory, Runtime};
+pub use segments::{HostSegments, PlanKey, Segments, Tile};
+pub use tensor::{Bucket, Tensor};

@@ -5,8 +5,8 @@
 //! those of the weights, so that copies of weights have the same gradients.
 
 use super::context::LayerContext;
+use super::declaration::Declaration;
 use super::linear::Linear;
-use super::parameters::Declaration;
 use crate::block::{BackwardPass, ForwardPass, SavedActivations};
 use crate::error::Result;
 use crate::tensor_parallel;
@@ -14,7 +14,7 @@ use crate::weights::{AxisPartition, Init};
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::rope::{RopeShape, Rotation};
-use dflop_device::{Buffer, Device};
+use dflop_device::{Device, Dtype, Segments, Tensor};
 
 /// Tokens that a token attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,17 +123,20 @@ impl Attention {
         RopeShape { heads: heads + kv_heads, head_dim, stride: self.shape.row() }
     }
 
-    fn segments<'a, D: Device>(&self, context: &'a LayerContext<D>) -> &'a [u32] {
-        if self.mask == AttentionMask::Window { &context.windows } else { &context.segments }
+    fn segments<'a, D: Device>(&self, context: &'a LayerContext<D>) -> &'a Segments<D> {
+        match &context.windows {
+            Some(windows) if self.mask == AttentionMask::Window => windows,
+            _ => &context.segments,
+        }
     }
 
     /// Computes the attention of rows, which are saved.
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
-        x: D::Floats,
+        x: Tensor<D>,
         saved: &mut SavedActivations<D>,
-    ) -> Result<D::Floats> {
+    ) -> Result<Tensor<D>> {
         let (device, context) = (pass.device, &pass.context.layers);
         let rows = context.rows;
         let mut qkv = device.alloc(rows * self.shape.row())?;
@@ -145,7 +148,7 @@ impl Attention {
             device.rope(Rotation::Forward, self.rope(), context.angles()?, &mut qkv)?;
         }
         let mut output = device.alloc(rows * self.shape.output())?;
-        let mut log_sums = device.alloc(rows * self.shape.heads)?;
+        let mut log_sums = device.alloc_as(Dtype::F32, rows * self.shape.heads)?;
         device.attention(&self.shape, self.segments(context), &qkv, &mut output, &mut log_sums)?;
         let y = self.output.forward(pass, &output, rows)?;
         for buffer in [x, qkv, output, log_sums] {
@@ -158,9 +161,9 @@ impl Attention {
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        dy: &D::Floats,
+        dy: &Tensor<D>,
         saved: &mut SavedActivations<D>,
-    ) -> Result<D::Floats> {
+    ) -> Result<Tensor<D>> {
         let (device, context) = (pass.device, &pass.context.layers);
         let rows = context.rows;
         let (log_sums, output) = (saved.take(), saved.take());
@@ -181,7 +184,7 @@ impl Attention {
         for (index, (layer, first)) in self.projections.iter().enumerate() {
             layer.backward_into(pass, &d_qkv, rows, columns(*first), index > 0, &mut dx)?;
         }
-        tensor_parallel::all_reduce(device, pass.tensor, &mut dx)?;
+        tensor_parallel::all_reduce(pass.tensor, &mut dx)?;
         // Only after the input gradient, which sums the share of each rank: summing keys and values first
         // would count the shares of copied heads several times.
         self.sum_replicas(pass, &mut d_qkv)?;
@@ -192,29 +195,25 @@ impl Attention {
     }
 
     /// Sums the gradients of keys and values over the ranks that have the same heads.
-    fn sum_replicas<D: Device>(&self, pass: &BackwardPass<'_, D>, d_qkv: &mut D::Floats) -> Result<()> {
+    fn sum_replicas<D: Device>(&self, pass: &BackwardPass<'_, D>, d_qkv: &mut Tensor<D>) -> Result<()> {
         let (Some((first, keys)), Some(tensor)) = (self.replicated, pass.tensor) else { return Ok(()) };
         if d_qkv.is_empty() {
             return Ok(());
         }
+        let (device, rows) = (pass.device, pass.context.layers.rows);
         let (row, own) = (self.shape.row(), self.shape.kv_heads * self.shape.head_dim);
         // first columns of own keys and values, in a row of this rank and in a row of all heads
         let places = [(row - 2 * own, first), (row - own, keys + first)];
-        let sum = |d_qkv: &mut [f32]| {
-            let mut all = vec![0.0; d_qkv.len() / row * 2 * keys];
-            for (d_qkv, all) in d_qkv.chunks(row).zip(all.chunks_mut(2 * keys)) {
-                for (here, there) in places {
-                    all[there..there + own].copy_from_slice(&d_qkv[here..here + own]);
-                }
-            }
-            tensor.group.comm().all_reduce(tensor.at, all.as_mut_slice().into())?;
-            for (d_qkv, all) in d_qkv.chunks_mut(row).zip(all.chunks(2 * keys)) {
-                for (here, there) in places {
-                    d_qkv[here..here + own].copy_from_slice(&all[there..there + own]);
-                }
-            }
-            Ok(())
-        };
-        pass.device.on_host(d_qkv, sum)?
+        let columns = |first, stride| Columns { first, stride };
+        let mut all = device.alloc_as(Dtype::F32, rows * 2 * keys)?;
+        device.zero(&mut all)?;
+        for (here, there) in places {
+            device.copy_columns(d_qkv, columns(here, row), own, &mut all, columns(there, 2 * keys))?;
+        }
+        tensor.group.all_reduce(tensor.at, &mut all)?;
+        for (here, there) in places {
+            device.copy_columns(&all, columns(there, 2 * keys), own, d_qkv, columns(here, row))?;
+        }
+        Ok(())
     }
 }

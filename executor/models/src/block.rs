@@ -1,21 +1,41 @@
 //! Interface of blocks, and the state that their passes share.
 
+use std::ops::Deref;
+
 use super::context::MicrobatchContext;
 use super::parameters::Parameters;
 use super::tensor_parallel::TensorPass;
 use crate::error::Result;
-use dflop_device::Device;
+use dflop_device::{Device, Tensor};
 
 /// Inputs of a forward pass.
 pub struct ForwardPass<'a, D: Device> {
     /// Device that computes.
     pub device: &'a D,
     /// Weights of the stage.
-    pub parameters: &'a Parameters<D>,
+    pub parameters: PassParameters<'a, D>,
     /// Properties of the microbatch.
     pub context: &'a MicrobatchContext<D>,
     /// Ranks that hold the other parts of the layers.
-    pub tensor: Option<TensorPass<'a>>,
+    pub tensor: Option<TensorPass<'a, D>>,
+}
+
+/// Weights of a stage in a forward pass.
+pub enum PassParameters<'a, D: Device> {
+    /// Of a pass without a backward: evaluation, recomputation.
+    Read(&'a Parameters<D>),
+    /// Of a pass with a backward, which may accumulate gradients that it knows already.
+    Train(&'a mut Parameters<D>),
+}
+
+impl<D: Device> Deref for PassParameters<'_, D> {
+    type Target = Parameters<D>;
+    fn deref(&self) -> &Parameters<D> {
+        match self {
+            Self::Read(parameters) => parameters,
+            Self::Train(parameters) => parameters,
+        }
+    }
 }
 
 /// Inputs of a backward pass, and the gradients that it accumulates.
@@ -27,20 +47,20 @@ pub struct BackwardPass<'a, D: Device> {
     /// Properties of the microbatch.
     pub context: &'a MicrobatchContext<D>,
     /// Ranks that hold the other parts of the layers.
-    pub tensor: Option<TensorPass<'a>>,
+    pub tensor: Option<TensorPass<'a, D>>,
 }
 
 /// Output of a block.
 pub enum BlockOutput<D: Device> {
     /// Rows for the next block.
-    Rows(D::Floats),
-    /// Unscaled sum of losses over the target tokens of the microbatch.
-    Loss(f64),
+    Rows(Tensor<D>),
+    /// Unscaled sum of losses over the target tokens of the microbatch: one `f64` on the device.
+    Loss(Tensor<D>),
 }
 
 /// Stack of buffers that a forward pass saves for its backward pass.
 pub struct SavedActivations<D: Device> {
-    buffers: Vec<D::Floats>,
+    buffers: Vec<Tensor<D>>,
 }
 
 impl<D: Device> Default for SavedActivations<D> {
@@ -51,7 +71,7 @@ impl<D: Device> Default for SavedActivations<D> {
 
 impl<D: Device> SavedActivations<D> {
     /// Pushes a buffer.
-    pub fn keep(&mut self, buffer: D::Floats) {
+    pub fn keep(&mut self, buffer: Tensor<D>) {
         self.buffers.push(buffer);
     }
 
@@ -59,7 +79,7 @@ impl<D: Device> SavedActivations<D> {
     ///
     /// # Panics
     /// If backward takes more than forward kept.
-    pub fn take(&mut self) -> D::Floats {
+    pub fn take(&mut self) -> Tensor<D> {
         self.buffers.pop().expect("backward takes what forward kept")
     }
 
@@ -76,7 +96,13 @@ impl<D: Device> SavedActivations<D> {
     /// Number of saved elements.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.buffers.iter().map(dflop_device::Buffer::len).sum()
+        self.buffers.iter().map(Tensor::len).sum()
+    }
+
+    /// Size of the saved elements in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.buffers.iter().map(Tensor::bytes).sum()
     }
 }
 
@@ -85,8 +111,8 @@ pub trait Block<D: Device>: Send + Sync {
     /// Computes the block on the rows of the previous block; the first block of an encoder gets none.
     fn forward(
         &self,
-        pass: &ForwardPass<'_, D>,
-        input: Option<D::Floats>,
+        pass: &mut ForwardPass<'_, D>,
+        input: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>>;
 
@@ -95,10 +121,10 @@ pub trait Block<D: Device>: Send + Sync {
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        gradient: Option<D::Floats>,
+        gradient: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
         is_input_needed: bool,
-    ) -> Result<Option<D::Floats>>;
+    ) -> Result<Option<Tensor<D>>>;
 
     /// Returns whether activations can be recomputed from the first saved buffer.
     fn is_recomputable(&self) -> bool {
@@ -106,18 +132,18 @@ pub trait Block<D: Device>: Send + Sync {
     }
 
     /// Returns the logits of every row, for a block whose forward returns a loss.
-    fn logits(&self, _pass: &ForwardPass<'_, D>, _input: &D::Floats) -> Result<Option<D::Floats>> {
+    fn logits(&self, _pass: &ForwardPass<'_, D>, _input: &Tensor<D>) -> Result<Option<Tensor<D>>> {
         Ok(None)
     }
 }
 
 /// Returns the rows that a block requires, or an error if they are missing or have another size.
 pub(crate) fn expect_rows<D: Device>(
-    input: Option<D::Floats>,
+    input: Option<Tensor<D>>,
     rows: usize,
     columns: usize,
-) -> Result<D::Floats> {
-    let found = input.as_ref().map(dflop_device::Buffer::len);
+) -> Result<Tensor<D>> {
+    let found = input.as_ref().map(Tensor::len);
     match input {
         Some(input) if found == Some(rows * columns) => Ok(input),
         _ => Err(crate::Error::Input {

@@ -5,9 +5,9 @@
 //! are never sent between stages.
 
 use crate::error::{Error, Result};
-use dflop_device::Device;
 use dflop_device::DeviceSparseRows;
 use dflop_device::ops::sparse_rows::SparseRows;
+use dflop_device::{Device, Segments, Tensor};
 
 /// Microbatch as the blocks of one module see it.
 pub struct MicrobatchContext<D: Device> {
@@ -21,12 +21,12 @@ pub struct MicrobatchContext<D: Device> {
 pub struct LayerContext<D: Device> {
     /// Number of activation rows.
     pub rows: usize,
-    /// First row of every sample, image or audio clip, then the number of rows.
-    pub segments: Vec<u32>,
-    /// First row of every window, then the number of rows; empty if no layer has windows.
-    pub windows: Vec<u32>,
+    /// Samples, images or audio clips.
+    pub segments: Segments<D>,
+    /// Windows; `None` if no layer has windows.
+    pub windows: Option<Segments<D>>,
     /// Cosines and sines of every row, for layers that rotate.
-    pub rotation: Option<(D::Floats, D::Floats)>,
+    pub rotation: Option<(Tensor<D>, Tensor<D>)>,
 }
 
 impl<D: Device> LayerContext<D> {
@@ -34,7 +34,7 @@ impl<D: Device> LayerContext<D> {
     ///
     /// # Errors
     /// [`Error::Input`] if the context belongs to a module without rotation.
-    pub fn angles(&self) -> Result<(&D::Floats, &D::Floats)> {
+    pub fn angles(&self) -> Result<(&Tensor<D>, &Tensor<D>)> {
         match &self.rotation {
             Some((cos, sin)) => Ok((cos, sin)),
             None => Err(Error::Input { input: "context", problem: "is of another module".to_owned() }),
@@ -84,8 +84,8 @@ pub struct TextInputs<D: Device> {
     pub media: Option<(DeviceSparseRows<D>, usize)>,
     /// Maps rows of the sequence to the rows that predict a target.
     pub predictions: DeviceSparseRows<D>,
-    /// Predicted token ids.
-    pub targets: Vec<u32>,
+    /// Predicted token ids, as indices.
+    pub targets: Tensor<D>,
     /// Factor on the sum of losses: 1 / target tokens of the step.
     pub loss_scale: f64,
 }
@@ -94,7 +94,7 @@ pub struct TextInputs<D: Device> {
 /// family documents how it fills them.
 pub struct EncoderInputs<D: Device> {
     /// Patches or frames, as rows.
-    pub medium: D::Floats,
+    pub medium: Tensor<D>,
     /// Number of rows of the medium.
     pub medium_rows: usize,
     /// Maps rows of the medium into the first layer; for audio, unfolds the rows before each convolution, in

@@ -51,7 +51,16 @@ pub enum Error {
     Comm(#[from] dflop_comm::Error),
     /// Memory ran out, or the device cannot be used.
     #[error(transparent)]
-    Device(#[from] dflop_device::Error),
+    Device(dflop_device::Error),
+}
+
+impl From<dflop_device::Error> for Error {
+    fn from(error: dflop_device::Error) -> Self {
+        match error {
+            dflop_device::Error::Comm(error) => Self::Comm(error),
+            error => Self::Device(error),
+        }
+    }
 }
 
 impl Error {

@@ -4,13 +4,13 @@
 //! scale on both branches.
 
 use super::attention::{Attention, AttentionSpec};
+use super::declaration::Declaration;
 use super::mlp::{Mlp, MlpSpec};
 use super::norm::{Norm, NormKind};
-use super::parameters::Declaration;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::error::Result;
 use crate::weights::{Init, ParameterId};
-use dflop_device::{Buffer, Device};
+use dflop_device::{Device, Tensor};
 
 /// Sizes and names of a layer.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,10 +60,10 @@ impl Layer {
         &self,
         pass: &ForwardPass<'_, D>,
         index: usize,
-        mut branch: D::Floats,
-        residual: &D::Floats,
+        mut branch: Tensor<D>,
+        residual: &Tensor<D>,
         saved: &mut SavedActivations<D>,
-    ) -> Result<D::Floats> {
+    ) -> Result<Tensor<D>> {
         let device = pass.device;
         let Some(scales) = self.scales else {
             device.add(residual, &mut branch)?;
@@ -81,9 +81,9 @@ impl Layer {
         &self,
         pass: &mut BackwardPass<'_, D>,
         index: usize,
-        dy: &D::Floats,
+        dy: &Tensor<D>,
         saved: &mut SavedActivations<D>,
-    ) -> Result<Option<D::Floats>> {
+    ) -> Result<Option<Tensor<D>>> {
         let Some(scales) = self.scales else { return Ok(None) };
         let branch = saved.take();
         let mut d_branch = pass.device.alloc(dy.len())?;
@@ -96,8 +96,8 @@ impl Layer {
 impl<D: Device> Block<D> for Layer {
     fn forward(
         &self,
-        pass: &ForwardPass<'_, D>,
-        input: Option<D::Floats>,
+        pass: &mut ForwardPass<'_, D>,
+        input: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>> {
         let rows = pass.context.layers.rows;
@@ -123,10 +123,10 @@ impl<D: Device> Block<D> for Layer {
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        gradient: Option<D::Floats>,
+        gradient: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
         _is_input_needed: bool,
-    ) -> Result<Option<D::Floats>> {
+    ) -> Result<Option<Tensor<D>>> {
         let rows = pass.context.layers.rows;
         let mut d = expect_rows::<D>(gradient, rows, self.hidden)?;
         // unless it is scaled, the gradient of a branch is the gradient of the sum

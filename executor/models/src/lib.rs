@@ -15,6 +15,7 @@
 mod attention;
 mod block;
 mod context;
+mod declaration;
 pub mod encoder;
 mod error;
 pub mod families;
@@ -34,8 +35,9 @@ pub mod weights;
 
 pub use attention::{Attention, AttentionMask, AttentionSpec, QkvNames};
 pub(crate) use block::expect_rows;
-pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
+pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, PassParameters, SavedActivations};
 pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
+pub use declaration::Declaration;
 pub use error::{Error, Result};
 pub use families::{BlockFamilies, BlockSource, FamilyBlocks};
 pub use layer::{Layer, LayerSpec};
@@ -44,7 +46,7 @@ pub use llm::{Embedding, Head, IGNORED, LlmConfig, LlmNames, TextBatch};
 pub use mlp::{Mlp, MlpNames, MlpSpec};
 pub use model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 pub use norm::{Norm, NormKind};
-pub use parameters::{Declaration, GradientPair, Parameters};
+pub use parameters::{BUCKET_ELEMENTS, GradientPair, ParameterBucket, Parameters};
 pub use rope::Rope;
 pub use sharding_check::DimensionFields;
 pub use stage::{Activations, Stage, StageOptions, StageSettings, assemble};

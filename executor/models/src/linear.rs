@@ -4,14 +4,15 @@
 //! *row-parallel* one, whose products are summed over ranks. The caller sums the input gradient of
 //! column-parallel layers over ranks, because several layers may have the same input.
 
-use super::parameters::{Declaration, Parameters};
+use super::declaration::Declaration;
+use super::parameters::Parameters;
 use crate::block::{BackwardPass, ForwardPass};
 use crate::error::Result;
 use crate::tensor_parallel;
 use crate::weights::{AxisPartition, Init, ParameterId};
-use dflop_device::Device;
 use dflop_device::ops::bias::Columns;
-use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
+use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
+use dflop_device::{Device, Tensor};
 
 /// Linear layer: `y = x Wᵀ + b`.
 #[derive(Debug, Clone, Copy)]
@@ -96,13 +97,13 @@ impl Linear {
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
-        x: &D::Floats,
+        x: &Tensor<D>,
         rows: usize,
-    ) -> Result<D::Floats> {
+    ) -> Result<Tensor<D>> {
         let mut y = pass.device.alloc(rows * self.outputs)?;
         self.forward_into(pass, x, rows, &mut y, Columns::all(self.outputs))?;
         if self.is_row_parallel {
-            tensor_parallel::all_reduce(pass.device, pass.tensor, &mut y)?;
+            tensor_parallel::all_reduce(pass.tensor, &mut y)?;
         }
         Ok(y)
     }
@@ -111,30 +112,27 @@ impl Linear {
     pub fn forward_into<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
-        x: &D::Floats,
+        x: &Tensor<D>,
         rows: usize,
-        y: &mut D::Floats,
+        y: &mut Tensor<D>,
         columns: Columns,
     ) -> Result<()> {
         let bias = self.bias.filter(|_| !self.is_bias_elsewhere);
-        // the product is added to the bias, which saves a pass over the output
-        if let Some(bias) = bias {
-            pass.device.bias(pass.parameters.value(bias), y, columns)?;
-        }
+        let epilogue = bias.map_or(Epilogue::None, |bias| Epilogue::Bias(pass.parameters.value(bias)));
         let shape = GemmShape { rows, columns: self.outputs, inner: self.inputs };
         let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.inputs).transposed());
         let target = (y, MatrixLayout::rows(columns.stride).at(columns.first));
-        Ok(pass.device.gemm(shape, (x, MatrixLayout::rows(self.inputs)), weight, bias.is_some(), target)?)
+        Ok(pass.device.gemm(shape, (x, MatrixLayout::rows(self.inputs)), weight, false, target, epilogue)?)
     }
 
     /// Accumulates the gradients of the parameters and returns the gradient of `x`.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        x: &D::Floats,
-        dy: &D::Floats,
+        x: &Tensor<D>,
+        dy: &Tensor<D>,
         rows: usize,
-    ) -> Result<D::Floats> {
+    ) -> Result<Tensor<D>> {
         let mut dx = pass.device.alloc(rows * self.inputs)?;
         let columns = Columns::all(self.outputs);
         self.backward_weights(pass.device, pass.parameters, x, dy, rows, columns)?;
@@ -146,16 +144,17 @@ impl Linear {
     pub fn backward_into<D: Device>(
         &self,
         pass: &BackwardPass<'_, D>,
-        dy: &D::Floats,
+        dy: &Tensor<D>,
         rows: usize,
         columns: Columns,
         is_added: bool,
-        dx: &mut D::Floats,
+        dx: &mut Tensor<D>,
     ) -> Result<()> {
         let shape = GemmShape { rows, columns: self.inputs, inner: self.outputs };
         let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.inputs));
         let dy = (dy, MatrixLayout::rows(columns.stride).at(columns.first));
-        Ok(pass.device.gemm(shape, dy, weight, is_added, (dx, MatrixLayout::rows(self.inputs)))?)
+        let dx = (dx, MatrixLayout::rows(self.inputs));
+        Ok(pass.device.gemm(shape, dy, weight, is_added, dx, Epilogue::None)?)
     }
 
     /// Accumulates the gradients of the parameters, from a range of columns of wider rows.
@@ -163,18 +162,23 @@ impl Linear {
         &self,
         device: &D,
         parameters: &mut Parameters<D>,
-        x: &D::Floats,
-        dy: &D::Floats,
+        x: &Tensor<D>,
+        dy: &Tensor<D>,
         rows: usize,
         columns: Columns,
     ) -> Result<()> {
-        if let Some(gradient) = self.bias.and_then(|bias| parameters.gradient_mut(bias)) {
-            device.bias_backward(dy, columns, gradient)?;
-        }
-        let Some(gradient) = parameters.gradient_mut(self.weight) else { return Ok(()) };
+        let (gradient, d_bias) = match self.bias {
+            Some(bias) => parameters.gradients_mut(self.weight, bias),
+            None => (parameters.gradient_mut(self.weight), None),
+        };
+        let Some(gradient) = gradient else {
+            // a frozen matrix can have a trained bias
+            return Ok(d_bias.map_or(Ok(()), |d_bias| device.bias_backward(dy, columns, d_bias))?);
+        };
+        let epilogue = d_bias.map_or(Epilogue::None, Epilogue::BiasGradient);
         let shape = GemmShape { rows: self.outputs, columns: self.inputs, inner: rows };
         let dy = (dy, MatrixLayout::rows(columns.stride).at(columns.first).transposed());
         let x = (x, MatrixLayout::rows(self.inputs));
-        Ok(device.gemm(shape, dy, x, true, (gradient, MatrixLayout::rows(self.inputs)))?)
+        Ok(device.gemm(shape, dy, x, true, (gradient, MatrixLayout::rows(self.inputs)), epilogue)?)
     }
 }

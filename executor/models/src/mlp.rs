@@ -2,15 +2,15 @@
 //!
 //! Each rank of a tensor-parallel group holds a range of the columns between the matrices.
 
+use super::declaration::Declaration;
 use super::linear::Linear;
-use super::parameters::Declaration;
 use crate::block::{BackwardPass, ForwardPass, SavedActivations};
 use crate::error::Result;
 use crate::tensor_parallel;
 use crate::weights::{AxisPartition, Init};
 use dflop_device::ops::activation::Activation;
 use dflop_device::ops::bias::Columns;
-use dflop_device::{Buffer, Device};
+use dflop_device::{Device, Tensor};
 
 /// Sizes and names of an MLP.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,10 +77,10 @@ impl Mlp {
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
-        x: D::Floats,
+        x: Tensor<D>,
         rows: usize,
         saved: &mut SavedActivations<D>,
-    ) -> Result<D::Floats> {
+    ) -> Result<Tensor<D>> {
         let device = pass.device;
         let mut before = device.alloc(rows * self.stride())?;
         // gate and up are adjacent in one row, so that the gate is one operation
@@ -104,10 +104,10 @@ impl Mlp {
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        dy: &D::Floats,
+        dy: &Tensor<D>,
         rows: usize,
         saved: &mut SavedActivations<D>,
-    ) -> Result<D::Floats> {
+    ) -> Result<Tensor<D>> {
         let device = pass.device;
         let (after, before, x) = (saved.take(), saved.take(), saved.take());
         let mut d_after = self.down.backward(pass, &after, dy, rows)?;
@@ -128,7 +128,7 @@ impl Mlp {
             layer.backward_weights(device, pass.parameters, &x, &d_before, rows, columns)?;
             layer.backward_into(pass, &d_before, rows, columns, index > 0, &mut dx)?;
         }
-        tensor_parallel::all_reduce(device, pass.tensor, &mut dx)?;
+        tensor_parallel::all_reduce(pass.tensor, &mut dx)?;
         Ok(dx)
     }
 }

@@ -114,7 +114,7 @@ impl ModelConfig {
         &self,
         range: &StageRange,
         frozen: FrozenModules,
-        tensor: Option<Arc<TensorParallel>>,
+        tensor: Option<Arc<TensorParallel<D>>>,
     ) -> Result<StageBlocks<D>> {
         let mut blocks = StageBlocks::new(tensor);
         let layers = range.layers.clone();

@@ -1,10 +1,10 @@
 //! Normalization of rows, with parameters.
 
-use super::parameters::Declaration;
+use super::declaration::Declaration;
 use crate::block::{BackwardPass, ForwardPass};
 use crate::error::Result;
 use crate::weights::{Init, ParameterId};
-use dflop_device::{Buffer, Device};
+use dflop_device::{Device, Dtype, Tensor};
 
 /// Kind of normalization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,13 +43,14 @@ impl Norm {
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
-        x: &D::Floats,
-    ) -> Result<(D::Floats, D::Floats)> {
+        x: &Tensor<D>,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
         let rows = x.len() / self.width;
         let mut y = pass.device.alloc(x.len())?;
         let weight = pass.parameters.value(self.weight);
         // mean and inverse deviation of every row, or its inverse root mean square
-        let mut statistics = pass.device.alloc(if self.bias.is_some() { 2 * rows } else { rows })?;
+        let mut statistics =
+            pass.device.alloc_as(Dtype::F32, if self.bias.is_some() { 2 * rows } else { rows })?;
         match self.bias.map(|bias| pass.parameters.value(bias)) {
             None => pass.device.rms_norm(x, weight, self.epsilon, &mut y, &mut statistics)?,
             Some(bias) => {
@@ -63,10 +64,10 @@ impl Norm {
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        dy: &D::Floats,
-        x: &D::Floats,
-        statistics: &D::Floats,
-        dx: Option<&mut D::Floats>,
+        dy: &Tensor<D>,
+        x: &Tensor<D>,
+        statistics: &Tensor<D>,
+        dx: Option<&mut Tensor<D>>,
     ) -> Result<()> {
         match self.bias {
             None => {

@@ -1,109 +1,17 @@
-//! Declares the parameters of a stage, and holds their values and gradients.
+//! Holds the values and gradients of the parameters of a stage.
+//!
+//! Trained parameters are in *buckets*, the last parameter first: one allocation has the values of several
+//! parameters, another their gradients in the same order, so that one message sums all of them and one
+//! operation updates them. A parameter that two blocks use has a bucket of its own.
 
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::weights::{AxisPartition, Init, ParameterId, ParameterSpec, TensorShard, TpRank, WeightSource};
-use dflop_device::{Buffer, Device};
+use crate::weights::{ParameterId, ParameterSpec, WeightSource};
+use dflop_device::{Bucket, Device, Dtype, Tensor};
 
-/// Collects the parameters that the blocks of a stage declare.
-#[derive(Debug, Default)]
-pub struct Declaration {
-    specs: Vec<ParameterSpec>,
-    is_frozen: bool,
-    tp_rank: TpRank,
-}
-
-impl Declaration {
-    /// Starts a declaration for a rank of a tensor-parallel group.
-    #[must_use]
-    pub fn for_rank(tp_rank: TpRank) -> Self {
-        Self { tp_rank, ..Self::default() }
-    }
-
-    /// Rank whose parameters are declared.
-    #[must_use]
-    pub fn tp_rank(&self) -> TpRank {
-        self.tp_rank
-    }
-
-    /// Freezes or trains the parameters that are declared from now on.
-    pub fn freeze(&mut self, is_frozen: bool) {
-        self.is_frozen = is_frozen;
-    }
-
-    /// Declares a parameter.
-    pub fn add(&mut self, name: impl Into<String>, shape: &[usize], init: Init) -> ParameterId {
-        self.specs.push(ParameterSpec {
-            name: name.into(),
-            shape: shape.to_vec(),
-            shard: TensorShard::whole(self.tp_rank),
-            init,
-            is_trained: !self.is_frozen,
-            shares: None,
-        });
-        ParameterId(self.specs.len() - 1)
-    }
-
-    /// Declares a parameter that is never trained.
-    pub fn add_frozen(&mut self, name: impl Into<String>, shape: &[usize], init: Init) -> ParameterId {
-        let id = self.add(name, shape, init);
-        self.specs[id.0].is_trained = false;
-        id
-    }
-
-    /// Declares a parameter that is sharded along one axis.
-    pub fn add_cut(
-        &mut self,
-        name: impl Into<String>,
-        shape: &[usize],
-        init: Init,
-        (axis, parts): (usize, &AxisPartition),
-    ) -> ParameterId {
-        let id = self.add(name, shape, init);
-        self.specs[id.0].shard = TensorShard::cut(self.tp_rank, axis, parts);
-        id
-    }
-
-    /// Declares a second use of a parameter if this stage has it, or a copy if another stage does.
-    pub fn add_shared(
-        &mut self,
-        name: &str,
-        shape: &[usize],
-        init: Init,
-        cut: (usize, &AxisPartition),
-    ) -> ParameterId {
-        // not found if another stage has the embedding: then the values are loaded a second time
-        let shares = self.specs.iter().position(|spec| spec.name == name).map(ParameterId);
-        let id = self.add_cut(name, shape, init, cut);
-        self.specs[id.0].shares = shares;
-        id
-    }
-
-    /// Returns whether a parameter declared since `start` is trained.
-    #[must_use]
-    pub fn has_trained_since(&self, start: usize) -> bool {
-        self.specs[start..].iter().any(|spec| spec.is_trained)
-    }
-
-    /// Number of declared parameters.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.specs.len()
-    }
-
-    /// Returns whether no parameter is declared.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.specs.is_empty()
-    }
-
-    /// Returns the specifications of the declared parameters.
-    #[must_use]
-    pub fn into_specs(self) -> Vec<ParameterSpec> {
-        self.specs
-    }
-}
+/// Default number of elements of a bucket: 4 MiB of gradients.
+pub const BUCKET_ELEMENTS: usize = 1 << 20;
 
 /// Checks that a source returned as many values as this rank holds.
 fn checked(spec: &ParameterSpec, values: Vec<f32>) -> Result<Vec<f32>> {
@@ -115,40 +23,92 @@ fn checked(spec: &ParameterSpec, values: Vec<f32>) -> Result<Vec<f32>> {
 }
 
 /// Gradients of the two parameters of a norm, if they are trained.
-pub type GradientPair<'a, D> = Option<(&'a mut <D as Device>::Floats, &'a mut <D as Device>::Floats)>;
+pub type GradientPair<'a, D> = Option<(&'a mut Tensor<D>, &'a mut Tensor<D>)>;
+
+/// Values and gradients of trained parameters that follow each other in memory.
+pub struct ParameterBucket<D: Device> {
+    /// Indices of the parameters in the stage, in the order of both buckets.
+    pub parameters: Vec<usize>,
+    /// Values, in the type of the device's weights.
+    pub values: Bucket<D>,
+    /// Gradients, in `f32`.
+    pub gradients: Bucket<D>,
+}
+
+/// Location of a parameter.
+enum Place<D: Device> {
+    /// Bucket, and position in it.
+    Bucket(usize, usize),
+    /// Never trained.
+    Frozen(Tensor<D>),
+    /// Uses the values of another parameter; its own gradient is summed into that one's at the end of a step.
+    Shared(Option<Tensor<D>>),
+}
 
 /// Values and gradients of the parameters of a stage.
 ///
 /// Value and gradient of a parameter have the same index; frozen parameters have no gradient.
 pub struct Parameters<D: Device> {
     specs: Vec<ParameterSpec>,
-    /// Values; `None` for a parameter that shares another's.
-    values: Vec<Option<D::Floats>>,
-    gradients: Vec<Option<D::Floats>>,
+    places: Vec<Place<D>>,
+    buckets: Vec<ParameterBucket<D>>,
 }
 
 impl<D: Device> Parameters<D> {
     /// Loads values from a checkpoint or a seed; gradients are zero.
     ///
+    /// - `bucket_elements`: elements of a bucket; a larger parameter has one to itself
+    ///
     /// # Errors
     /// The errors of the source; [`Error::TensorShape`] if it returns another number of values than this rank
     /// holds; [`Error::Device`].
-    pub fn new(device: &D, specs: Vec<ParameterSpec>, source: &dyn WeightSource) -> Result<Self> {
-        let mut values = Vec::with_capacity(specs.len());
-        let mut gradients = Vec::with_capacity(specs.len());
-        for spec in &specs {
-            let named =
-                |error: dflop_device::Error| error.while_allocating(|| format!("tensor `{}`", spec.name));
-            let value = match spec.shares {
-                Some(_) => None,
-                None => Some(device.upload(&checked(spec, source.values(spec)?)?).map_err(named)?),
-            };
-            values.push(value);
+    pub fn new(
+        device: &D,
+        specs: Vec<ParameterSpec>,
+        source: &dyn WeightSource,
+        bucket_elements: usize,
+    ) -> Result<Self> {
+        let named = |spec: &ParameterSpec| {
+            let name = spec.name.clone();
+            move |error: dflop_device::Error| error.while_allocating(|| format!("tensor `{name}`"))
+        };
+        let mut buckets = Vec::new();
+        let mut in_buckets = BTreeMap::new();
+        for group in groups(&specs, bucket_elements) {
+            let lens: Vec<usize> = group.iter().map(|&index| specs[index].elements()).collect();
+            let len = lens.iter().sum();
+            let first = &specs[group[0]];
+            let values = device.zeros_as(device.storage(), len).map_err(named(first))?;
             // `f32` on every device, because many small gradients are added
-            let gradient = spec.is_trained.then(|| device.zeros_f32(spec.elements()));
-            gradients.push(gradient.transpose().map_err(named)?);
+            let gradients = device.zeros_as(Dtype::F32, len).map_err(named(first))?;
+            let mut values = Bucket::new(values, &lens);
+            for (part, &index) in group.iter().enumerate() {
+                let spec = &specs[index];
+                let loaded = checked(spec, source.values(spec)?)?;
+                device.write(&loaded, &mut values.parts_mut()[part]).map_err(named(spec))?;
+                in_buckets.insert(index, (buckets.len(), part));
+            }
+            buckets.push(ParameterBucket {
+                parameters: group,
+                values,
+                gradients: Bucket::new(gradients, &lens),
+            });
         }
-        Ok(Self { specs, values, gradients })
+        let mut places = Vec::with_capacity(specs.len());
+        for (index, spec) in specs.iter().enumerate() {
+            places.push(match (in_buckets.get(&index), spec.shares) {
+                (Some(&(bucket, part)), _) => Place::Bucket(bucket, part),
+                (None, Some(_)) => {
+                    let gradient = spec.is_trained.then(|| device.zeros_as(Dtype::F32, spec.elements()));
+                    Place::Shared(gradient.transpose().map_err(named(spec))?)
+                }
+                (None, None) => {
+                    let loaded = checked(spec, source.values(spec)?)?;
+                    Place::Frozen(device.upload(&loaded).map_err(named(spec))?)
+                }
+            });
+        }
+        Ok(Self { specs, places, buckets })
     }
 
     /// Values of a parameter.
@@ -156,35 +116,109 @@ impl<D: Device> Parameters<D> {
     /// # Panics
     /// If the parameter belongs to another stage.
     #[must_use]
-    pub fn value(&self, id: ParameterId) -> &D::Floats {
+    pub fn value(&self, id: ParameterId) -> &Tensor<D> {
         let owner = self.specs[id.0].shares.unwrap_or(id);
-        self.values[owner.0].as_ref().expect("a shared parameter shares one that has values")
+        self.own_value(owner.0).expect("a shared parameter shares one that has values")
+    }
+
+    fn own_value(&self, index: usize) -> Option<&Tensor<D>> {
+        match &self.places[index] {
+            &Place::Bucket(bucket, part) => Some(&self.buckets[bucket].values.parts()[part]),
+            Place::Frozen(values) => Some(values),
+            Place::Shared(_) => None,
+        }
     }
 
     /// Gradient of a parameter, if it is trained.
-    pub fn gradient_mut(&mut self, id: ParameterId) -> Option<&mut D::Floats> {
-        self.gradients[id.0].as_mut()
+    pub fn gradient_mut(&mut self, id: ParameterId) -> Option<&mut Tensor<D>> {
+        self.gradient_at_mut(id.0)
     }
 
     /// Values and gradient of a parameter.
     ///
     /// # Panics
     /// If the parameter belongs to another stage.
-    pub fn both(&mut self, id: ParameterId) -> (&D::Floats, Option<&mut D::Floats>) {
+    pub fn both(&mut self, id: ParameterId) -> (&Tensor<D>, Option<&mut Tensor<D>>) {
         let owner = self.specs[id.0].shares.unwrap_or(id);
-        let value = self.values[owner.0].as_ref().expect("a shared parameter shares one that has values");
-        (value, self.gradients[id.0].as_mut())
+        if owner != id {
+            let [owner, own] = self.places.get_disjoint_mut([owner.0, id.0]).expect("owner and user are two");
+            let gradient = if let Place::Shared(gradient) = own { gradient.as_mut() } else { None };
+            let values = match owner {
+                &mut Place::Bucket(bucket, part) => &self.buckets[bucket].values.parts()[part],
+                Place::Frozen(values) => values,
+                Place::Shared(_) => unreachable!("a shared parameter shares one that has values"),
+            };
+            return (values, gradient);
+        }
+        match &mut self.places[id.0] {
+            &mut Place::Bucket(bucket, part) => {
+                let ParameterBucket { values, gradients, .. } = &mut self.buckets[bucket];
+                (&values.parts()[part], Some(&mut gradients.parts_mut()[part]))
+            }
+            Place::Frozen(values) => (values, None),
+            Place::Shared(_) => unreachable!("it owns its values"),
+        }
     }
 
     /// Values of one parameter and gradients of two.
     ///
     /// # Panics
     /// If both gradients belong to the same parameter.
-    pub fn norm(&mut self, weight: ParameterId, bias: ParameterId) -> (&D::Floats, GradientPair<'_, D>) {
-        let value = self.values[weight.0].as_ref().expect("norms share nothing");
-        let [weight, bias] =
-            self.gradients.get_disjoint_mut([weight.0, bias.0]).expect("a norm has two parameters");
-        (value, weight.as_mut().zip(bias.as_mut()))
+    pub fn norm(&mut self, weight: ParameterId, bias: ParameterId) -> (&Tensor<D>, GradientPair<'_, D>) {
+        let (values, [d_weight, d_bias]) = self.value_and_gradients(weight, bias);
+        (values, d_weight.zip(d_bias))
+    }
+
+    /// Gradients of two parameters, if they are trained.
+    ///
+    /// # Panics
+    /// If both are the same parameter.
+    pub fn gradients_mut(
+        &mut self,
+        first: ParameterId,
+        second: ParameterId,
+    ) -> (Option<&mut Tensor<D>>, Option<&mut Tensor<D>>) {
+        let (_, [first, second]) = self.value_and_gradients(first, second);
+        (first, second)
+    }
+
+    /// Values of the first parameter, which shares nothing, and gradients of both.
+    fn value_and_gradients(
+        &mut self,
+        first: ParameterId,
+        second: ParameterId,
+    ) -> (&Tensor<D>, [Option<&mut Tensor<D>>; 2]) {
+        assert_ne!(first, second, "two parameters");
+        let place = |id: ParameterId| match &self.places[id.0] {
+            &Place::Bucket(bucket, part) => Some((bucket, part)),
+            _ => None,
+        };
+        match (place(first), place(second)) {
+            (Some((bucket, part)), Some((other, other_part))) if bucket == other => {
+                let ParameterBucket { values, gradients, .. } = &mut self.buckets[bucket];
+                let pair =
+                    gradients.parts_mut().get_disjoint_mut([part, other_part]).expect("two parameters");
+                (&values.parts()[part], pair.map(Some))
+            }
+            (Some((bucket, part)), Some((other, other_part))) => {
+                let [own, other] = self.buckets.get_disjoint_mut([bucket, other]).expect("two buckets");
+                let d_own = &mut own.gradients.parts_mut()[part];
+                (&own.values.parts()[part], [Some(d_own), Some(&mut other.gradients.parts_mut()[other_part])])
+            }
+            (Some((bucket, part)), None) => {
+                let ParameterBucket { values, gradients, .. } = &mut self.buckets[bucket];
+                (&values.parts()[part], [Some(&mut gradients.parts_mut()[part]), None])
+            }
+            (None, second) => {
+                let values = match &self.places[first.0] {
+                    Place::Frozen(values) => values,
+                    _ => panic!("the first parameter shares nothing"),
+                };
+                let gradient =
+                    second.map(|(bucket, part)| &mut self.buckets[bucket].gradients.parts_mut()[part]);
+                (values, [None, gradient])
+            }
+        }
     }
 
     /// Specifications of all parameters.
@@ -193,20 +227,29 @@ impl<D: Device> Parameters<D> {
         &self.specs
     }
 
+    /// Buckets of trained parameters that own their values, in the order in which a backward pass completes
+    /// their gradients.
+    #[must_use]
+    pub fn buckets(&self) -> &[ParameterBucket<D>] {
+        &self.buckets
+    }
+
+    /// Mutable buckets of trained parameters that own their values.
+    pub fn buckets_mut(&mut self) -> &mut [ParameterBucket<D>] {
+        &mut self.buckets
+    }
+
     /// Adds the gradients of shared parameters to those of the parameters that own the values.
     ///
     /// Called once after the last backward of a step. Until then the two uses are summed separately, as on a
     /// pipeline that has them on two stages, so that both give the same bits.
-    ///
-    /// # Panics
-    /// Never: a parameter does not share its own values.
     pub fn fold_shared_gradients(&mut self, device: &D) -> Result<()> {
-        for index in 0..self.specs.len() {
-            let Some(owner) = self.specs[index].shares else { continue };
-            let [owner, shared] =
-                self.gradients.get_disjoint_mut([owner.0, index]).expect("owner and user are two");
-            if let (Some(owner), Some(shared)) = (owner, shared) {
-                device.add(shared, owner)?;
+        let Self { specs, places, buckets } = self;
+        for index in 0..specs.len() {
+            let Some(owner) = specs[index].shares else { continue };
+            let &Place::Bucket(bucket, part) = &places[owner.0] else { continue };
+            if let Place::Shared(Some(shared)) = &mut places[index] {
+                device.add(shared, &mut buckets[bucket].gradients.parts_mut()[part])?;
                 device.zero(shared)?;
             }
         }
@@ -215,45 +258,74 @@ impl<D: Device> Parameters<D> {
 
     /// Sets all gradients to zero.
     pub fn zero_gradients(&mut self, device: &D) -> Result<()> {
-        Ok(self.gradients.iter_mut().flatten().try_for_each(|gradient| device.zero(gradient))?)
+        // a bucket is empty if a step failed while its gradients were summed
+        for bucket in self.buckets.iter_mut().filter(|bucket| !bucket.gradients.is_empty()) {
+            bucket.gradients.with_whole(|gradients| device.zero(gradients))?;
+        }
+        for place in &mut self.places {
+            if let Place::Shared(Some(gradient)) = place {
+                device.zero(gradient)?;
+            }
+        }
+        Ok(())
     }
 
     /// Iterates over trained parameters that own their values: specification, values, gradient.
-    pub fn trained_mut(&mut self) -> impl Iterator<Item = (&ParameterSpec, &mut D::Floats, &mut D::Floats)> {
-        let all = self.specs.iter().zip(&mut self.values).zip(&mut self.gradients);
-        all.filter_map(|((spec, value), gradient)| Some((spec, value.as_mut()?, gradient.as_mut()?)))
+    pub fn trained_mut(&mut self) -> impl Iterator<Item = (&ParameterSpec, &mut Tensor<D>, &mut Tensor<D>)> {
+        let mut all: Vec<_> = self
+            .buckets
+            .iter_mut()
+            .flat_map(|bucket| {
+                let parts = bucket.values.parts_mut().iter_mut().zip(bucket.gradients.parts_mut());
+                bucket.parameters.iter().zip(parts)
+            })
+            .map(|(&index, (values, gradient))| (index, values, gradient))
+            .collect();
+        all.sort_by_key(|&(index, ..)| index);
+        let specs = &self.specs;
+        all.into_iter().map(move |(index, values, gradient)| (&specs[index], values, gradient))
     }
 
     /// Iterates over trained parameters that own their values: index in the stage, specification, gradient.
-    pub fn trained(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &D::Floats)> {
-        let all = self.specs.iter().zip(&self.values).zip(&self.gradients).enumerate();
-        all.filter_map(|(index, ((spec, value), gradient))| {
-            value.as_ref()?;
-            Some((index, spec, gradient.as_ref()?))
+    pub fn trained(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &Tensor<D>)> {
+        let all = self.specs.iter().zip(&self.places).enumerate();
+        all.filter_map(|(index, (spec, place))| match place {
+            &Place::Bucket(bucket, part) => {
+                Some((index, spec, &self.buckets[bucket].gradients.parts()[part]))
+            }
+            _ => None,
         })
     }
 
     /// Gradient of a parameter by index, if it is trained.
     #[must_use]
-    pub fn gradient_at(&self, index: usize) -> Option<&D::Floats> {
-        self.gradients.get(index)?.as_ref()
+    pub fn gradient_at(&self, index: usize) -> Option<&Tensor<D>> {
+        match self.places.get(index)? {
+            &Place::Bucket(bucket, part) => Some(&self.buckets[bucket].gradients.parts()[part]),
+            Place::Shared(gradient) => gradient.as_ref(),
+            Place::Frozen(_) => None,
+        }
     }
 
     /// Mutable gradient of a parameter by index, if it is trained.
-    pub fn gradient_at_mut(&mut self, index: usize) -> Option<&mut D::Floats> {
-        self.gradients.get_mut(index)?.as_mut()
+    pub fn gradient_at_mut(&mut self, index: usize) -> Option<&mut Tensor<D>> {
+        match self.places.get_mut(index)? {
+            &mut Place::Bucket(bucket, part) => Some(&mut self.buckets[bucket].gradients.parts_mut()[part]),
+            Place::Shared(gradient) => gradient.as_mut(),
+            Place::Frozen(_) => None,
+        }
     }
 
     /// Iterates over parameters that own their values.
-    pub fn owned(&self) -> impl Iterator<Item = (&ParameterSpec, &D::Floats)> {
-        self.specs.iter().zip(&self.values).filter_map(|(spec, value)| Some((spec, value.as_ref()?)))
+    pub fn owned(&self) -> impl Iterator<Item = (&ParameterSpec, &Tensor<D>)> {
+        self.specs.iter().enumerate().filter_map(|(index, spec)| Some((spec, self.own_value(index)?)))
     }
 
     /// Downloads all gradients by name. Two uses of one parameter are summed.
     pub fn gradients(&self, device: &D) -> Result<BTreeMap<String, Vec<f32>>> {
         let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-        for (spec, gradient) in self.specs.iter().zip(&self.gradients) {
-            let Some(gradient) = gradient else { continue };
+        for (index, spec) in self.specs.iter().enumerate() {
+            let Some(gradient) = self.gradient_at(index) else { continue };
             let gradient = device.download(gradient)?;
             match all.get_mut(&spec.name) {
                 Some(sum) => sum.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += value),
@@ -263,10 +335,42 @@ impl<D: Device> Parameters<D> {
         Ok(all)
     }
 
-    /// Size of values and gradients, at 4 bytes per element.
+    /// Size of values and gradients in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let buffers = self.values.iter().chain(&self.gradients).flatten();
-        buffers.map(|buffer| 4 * buffer.len() as u64).sum()
+        let in_buckets = self.buckets.iter().flat_map(|bucket| [&bucket.values, &bucket.gradients]);
+        let in_buckets: u64 = in_buckets.flat_map(|bucket| bucket.parts()).map(Tensor::bytes).sum();
+        let others = self.places.iter().map(|place| match place {
+            Place::Bucket(..) => 0,
+            Place::Frozen(values) => values.bytes(),
+            Place::Shared(gradient) => gradient.as_ref().map_or(0, Tensor::bytes),
+        });
+        in_buckets + others.sum::<u64>()
     }
+}
+
+/// Groups the trained parameters that own their values: the last one first, in groups of at most
+/// `bucket_elements`; then those that two blocks use, each alone, because their gradients are complete last.
+fn groups(specs: &[ParameterSpec], bucket_elements: usize) -> Vec<Vec<usize>> {
+    let is_used_twice = |index: usize| {
+        specs[index].is_tied || specs.iter().any(|spec| spec.shares.is_some_and(|owner| owner.0 == index))
+    };
+    let own =
+        (0..specs.len()).rev().filter(|&index| specs[index].is_trained && specs[index].shares.is_none());
+    let (twice, once): (Vec<usize>, Vec<usize>) = own.partition(|&index| is_used_twice(index));
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut elements = 0;
+    for index in once {
+        let more = specs[index].elements();
+        match groups.last_mut() {
+            Some(group) if elements + more <= bucket_elements => group.push(index),
+            _ => {
+                groups.push(vec![index]);
+                elements = 0;
+            }
+        }
+        elements += more;
+    }
+    groups.extend(twice.into_iter().map(|index| vec![index]));
+    groups
 }

@@ -5,37 +5,16 @@
 //! arXiv:2409.12191, section 2.1; scaling by wavelength: "The Llama 3 Herd of Models", 2024,
 //! arXiv:2407.21783, as implemented in transformers.
 
-use std::sync::OnceLock;
-
 use dflop_costmodel::config::ConfigFields;
-use rayon::prelude::*;
 
 use crate::error::Result;
-use dflop_device::Device;
-
-/// Number of first positions whose sines and cosines are computed once; those of later ones are computed for
-/// every microbatch.
-const KEPT_POSITIONS: usize = 4096;
+use dflop_device::ops::rope::RopeTable;
+use dflop_device::{Device, Tensor};
 
 /// Frequency and position axis of every pair of columns of a head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// Angle per position, for every pair.
-    frequencies: Vec<f32>,
-    /// Position axis, for every pair.
-    axes: Vec<u8>,
-    kept: KeptAngles,
-}
-
-/// Sine and cosine of every pair, position by position, once they are computed.
-#[derive(Debug, Clone, Default)]
-struct KeptAngles(OnceLock<Vec<(f32, f32)>>);
-
-impl PartialEq for KeptAngles {
-    /// They follow from the frequencies, whether they are computed yet or not.
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
+    table: RopeTable,
 }
 
 impl Rope {
@@ -82,7 +61,7 @@ impl Rope {
                 axes.collect()
             }
         };
-        Ok(Self { frequencies, axes, kept: KeptAngles::default() })
+        Ok(Self { table: RopeTable::new(frequencies, axes) })
     }
 
     /// Makes the rotation of images: the first half of the pairs by the row, the second by the column.
@@ -90,45 +69,24 @@ impl Rope {
     pub fn for_images(theta: f64, head_dim: usize) -> Self {
         let half = frequencies(theta, head_dim / 2);
         let axes = [vec![0; half.len()], vec![1; half.len()]].concat();
-        Self { frequencies: [half.clone(), half].concat(), axes, kept: KeptAngles::default() }
+        Self { table: RopeTable::new([half.clone(), half].concat(), axes) }
     }
 
     /// Number of position axes.
     #[must_use]
     pub fn axes(&self) -> usize {
-        self.axes.iter().max().map_or(1, |&axis| usize::from(axis) + 1)
+        self.table.axes.iter().max().map_or(1, |&axis| usize::from(axis) + 1)
     }
 
-    /// Computes cosines and sines, `[tokens, head_dim / 2]`, of positions `[axes][tokens]`.
-    pub fn table<D: Device>(&self, device: &D, positions: &[&[u32]]) -> Result<(D::Floats, D::Floats)> {
-        let tokens = positions.first().map_or(0, |axis| axis.len());
-        let pairs = self.frequencies.len();
-        let (mut cos, mut sin) = (vec![0.0; tokens * pairs], vec![0.0; tokens * pairs]);
-        device.run(|| {
-            let kept = self.kept.0.get_or_init(|| self.first_angles());
-            let rows = cos.par_chunks_mut(pairs).zip(sin.par_chunks_mut(pairs)).with_min_len(64);
-            rows.enumerate().for_each(|(token, (cos, sin))| {
-                for (pair, (&frequency, &axis)) in self.frequencies.iter().zip(&self.axes).enumerate() {
-                    let position = positions[usize::from(axis)][token];
-                    let angle = kept.get(position as usize * pairs + pair);
-                    (sin[pair], cos[pair]) = angle.copied().unwrap_or_else(|| sin_cos(position, frequency));
-                }
-            });
-        });
-        Ok((device.upload(&cos)?, device.upload(&sin)?))
+    /// Computes cosines and sines, `[tokens, head_dim / 2]`, of positions `[axes, tokens]`.
+    pub fn angles<D: Device>(
+        &self,
+        device: &D,
+        positions: &[u32],
+        tokens: usize,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        Ok(device.rope_angles(&self.table, &device.upload_indices(positions)?, tokens)?)
     }
-
-    /// Computes the angles of the first positions.
-    fn first_angles(&self) -> Vec<(f32, f32)> {
-        let of_position =
-            |position| self.frequencies.iter().map(move |&frequency| sin_cos(position, frequency));
-        (0..KEPT_POSITIONS as u32).flat_map(of_position).collect()
-    }
-}
-
-/// Computes sine and cosine by `libm` instead of the system's functions, whose bits differ between machines.
-fn sin_cos(position: u32, frequency: f32) -> (f32, f32) {
-    libm::sincosf(position as f32 * frequency)
 }
 
 /// Computes `1 / theta^(2 i / dim)`.
@@ -160,7 +118,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use dflop_device::Cpu;
+    use dflop_device::{Cpu, Runtime};
 
     fn read(document: &serde_json::Value) -> Result<Rope> {
         Rope::read(&ConfigFields::new("config.json", document)?, 8, 10_000.0)
@@ -170,29 +128,15 @@ mod tests {
     fn sections_take_their_axis() {
         let rope =
             read(&json!({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}})).unwrap();
-        assert_eq!((rope.axes(), &rope.axes[..]), (3, &[0, 1, 2, 2][..]));
+        assert_eq!((rope.axes(), &rope.table.axes[..]), (3, &[0, 1, 2, 2][..]));
         let old =
             json!({"rope_theta": 10_000.0, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}});
         assert_eq!(read(&old).unwrap(), rope);
         let device = Cpu::new(1).unwrap();
-        let (cos, _) = rope.table(&device, &[&[1], &[2], &[0]]).unwrap();
-        let truth = [1.0_f32.cos(), (2.0 * rope.frequencies[1]).cos(), 1.0, 1.0];
+        let (cos, _) = rope.angles(&device, &[1, 2, 0], 1).unwrap();
+        let cos = device.download(&cos).unwrap();
+        let truth = [1.0_f32.cos(), (2.0 * rope.table.frequencies[1]).cos(), 1.0, 1.0];
         assert!(cos.iter().zip(truth).all(|(a, b)| (a - b).abs() < 1e-7));
-    }
-
-    #[test]
-    fn kept_angles_have_the_bits_of_computed_ones() {
-        let rope = read(&json!({})).unwrap();
-        let last = KEPT_POSITIONS as u32 - 1;
-        let positions = [0, 7, last, last + 1, 3 * last];
-        let (cos, sin) = rope.table(&Cpu::new(1).unwrap(), &[&positions]).unwrap();
-        let expected: Vec<(f32, f32)> = positions
-            .iter()
-            .flat_map(|&position| rope.frequencies.iter().map(move |&frequency| sin_cos(position, frequency)))
-            .collect();
-        let found: Vec<(f32, f32)> = sin.iter().copied().zip(cos.iter().copied()).collect();
-        assert_eq!(found, expected);
-        assert_eq!(rope, read(&json!({})).unwrap(), "kept angles are not compared");
     }
 
     #[test]

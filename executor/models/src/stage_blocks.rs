@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::block::Block;
-use super::parameters::Declaration;
+use super::declaration::Declaration;
 use super::tensor_parallel::TensorParallel;
 use crate::error::Result;
 use crate::weights::TpRank;
@@ -18,7 +18,7 @@ pub struct StageBlocks<D: Device> {
     /// Index of the first parameter that was declared together with a block.
     pub(crate) first_parameters: Vec<usize>,
     pub(crate) declaration: Declaration,
-    pub(crate) tensor: Option<Arc<TensorParallel>>,
+    pub(crate) tensor: Option<Arc<TensorParallel<D>>>,
 }
 
 impl<D: Device> Default for StageBlocks<D> {
@@ -30,7 +30,7 @@ impl<D: Device> Default for StageBlocks<D> {
 impl<D: Device> StageBlocks<D> {
     /// Starts without blocks; a rank of a tensor-parallel group declares its part of the parameters.
     #[must_use]
-    pub fn new(tensor: Option<Arc<TensorParallel>>) -> Self {
+    pub fn new(tensor: Option<Arc<TensorParallel<D>>>) -> Self {
         // a group of one needs no sums
         let tensor = tensor.filter(|tensor| tensor.tp_rank().size > 1);
         let tp_rank = tensor.as_ref().map_or(TpRank::ALONE, |tensor| tensor.tp_rank());

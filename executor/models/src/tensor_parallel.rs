@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::{Error, Result};
 use crate::weights::{ParameterSpec, TpRank};
 use dflop_comm::{Comm, Payload, PayloadShape, StepContext};
-use dflop_device::{Buffer, Device};
+use dflop_device::{Device, DeviceComm, Staged, Tensor};
 
 /// Tag of the messages that send parts of tensors to the first rank.
 const ASSEMBLE: u64 = 0x7e_5053;
@@ -27,36 +27,49 @@ const ASSEMBLE: u64 = 0x7e_5053;
 /// Tensor-parallel group, as seen by one rank.
 ///
 /// All ranks of a group run the same passes of the same stages in the same order. Ranks that are threads of
-/// one process may share a device, but must not call stages from inside [`Device::run`] of a shared device: a
-/// rank that waits there would hold a thread that the other ranks need.
-pub struct TensorParallel {
-    comm: Arc<dyn Comm>,
+/// one process may share a device, but must not call stages from inside
+/// [`Runtime::run`](dflop_device::Runtime::run) of a shared device: a rank that waits there would hold a
+/// thread that the other ranks need.
+pub struct TensorParallel<D: Device> {
+    comm: Arc<dyn DeviceComm<D>>,
     step: AtomicU64,
 }
 
-impl fmt::Debug for TensorParallel {
+impl<D: Device> fmt::Debug for TensorParallel<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TensorParallel({} of {})", self.comm.rank(), self.comm.size())
+        write!(f, "TensorParallel({} of {})", self.comm().rank(), self.comm().size())
     }
 }
 
-impl TensorParallel {
+impl<D: Device> TensorParallel<D> {
     /// Makes a group of all ranks of a communicator, which must be a separate [split](Comm::split) of the
-    /// job's.
+    /// job's. Tensors of `device` are exchanged through the host.
     #[must_use]
-    pub fn new(comm: Arc<dyn Comm>) -> Self {
+    pub fn new(device: D, comm: Arc<dyn Comm>) -> Self {
+        Self::over(Arc::new(Staged::new(device, comm)))
+    }
+
+    /// Makes a group of all ranks of a communicator of tensors.
+    #[must_use]
+    pub fn over(comm: Arc<dyn DeviceComm<D>>) -> Self {
         Self { comm, step: AtomicU64::new(0) }
     }
 
     /// Rank and size of the group.
     #[must_use]
     pub fn tp_rank(&self) -> TpRank {
-        TpRank { rank: self.comm.rank(), size: self.comm.size() }
+        TpRank { rank: self.comm().rank(), size: self.comm().size() }
     }
 
-    /// Communicator of the group.
+    /// Communicator of the group for the host.
     #[must_use]
     pub fn comm(&self) -> &dyn Comm {
+        self.comm.host()
+    }
+
+    /// Communicator of the group for tensors.
+    #[must_use]
+    pub fn tensors(&self) -> &dyn DeviceComm<D> {
         &*self.comm
     }
 
@@ -66,7 +79,7 @@ impl TensorParallel {
     }
 
     /// Context for the sums of one pass.
-    pub(crate) fn pass(&self, microbatch: Option<usize>, action: &str) -> TensorPass<'_> {
+    pub(crate) fn pass(&self, microbatch: Option<usize>, action: &str) -> TensorPass<'_, D> {
         let step = self.step.load(Ordering::Relaxed);
         let at = match microbatch {
             Some(microbatch) => StepContext::microbatch(step, microbatch as u32, action),
@@ -79,12 +92,12 @@ impl TensorParallel {
     ///
     /// # Errors
     /// [`Error::Comm`] if the job has ended.
-    pub fn all_reduce<D: Device>(&self, device: &D, at: StepContext, buffer: &mut D::Floats) -> Result<()> {
+    pub fn all_reduce(&self, at: StepContext, tensor: &mut Tensor<D>) -> Result<()> {
         // all ranks have the same rows, so all of them skip the sum
-        if buffer.is_empty() {
+        if tensor.is_empty() {
             return Ok(());
         }
-        Ok(device.on_host(buffer, |values| self.comm.all_reduce(at, values.into()))??)
+        Ok(self.comm.all_reduce(at, tensor)?)
     }
 
     /// Assembles a tensor from the parts of all ranks: weights, or any other tensor with one element per
@@ -107,13 +120,13 @@ impl TensorParallel {
         // only the first rank needs memory for whole tensors
         if own > 0 {
             let payload = Payload::f32(1, values.len(), values.to_vec())?;
-            self.comm.send(0, ASSEMBLE, at, payload)?;
+            self.comm().send(0, ASSEMBLE, at, payload)?;
             return Ok(None);
         }
         let mut parts = vec![values.to_vec()];
         for rank in 1..size {
             let shape = PayloadShape::f32(1, spec.shard.shape_of(rank, &spec.shape).iter().product());
-            let part = self.comm.recv(rank, ASSEMBLE, at, shape)?.into_f32();
+            let part = self.comm().recv(rank, ASSEMBLE, at, shape)?.into_f32();
             parts.push(part.expect("received parts have the requested type"));
         }
         let mut whole = vec![0.0; spec.shape.iter().product()];
@@ -122,7 +135,7 @@ impl TensorParallel {
             // bits instead of values: NaN equals itself, and 0 differs from -0
             let same = part.iter().zip(&parts[original]).all(|(a, b)| a.to_bits() == b.to_bits());
             if !same {
-                let (tensor, world) = (spec.name.clone(), |rank| self.comm.world_rank(rank));
+                let (tensor, world) = (spec.name.clone(), |rank| self.comm().world_rank(rank));
                 return Err(Error::Replicas { tensor, ranks: [world(original), world(rank)] });
             }
             let mut rest = &part[..];
@@ -137,19 +150,22 @@ impl TensorParallel {
 }
 
 /// Tensor-parallel group during one pass of one microbatch.
-#[derive(Debug, Clone, Copy)]
-pub struct TensorPass<'a> {
+pub struct TensorPass<'a, D: Device> {
     /// The group.
-    pub group: &'a TensorParallel,
+    pub group: &'a TensorParallel<D>,
     /// Context that messages carry.
     pub at: StepContext,
 }
 
+impl<D: Device> Clone for TensorPass<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for TensorPass<'_, D> {}
+
 /// Sums over the ranks of a group, if there is one.
-pub(crate) fn all_reduce<D: Device>(
-    device: &D,
-    tensor: Option<TensorPass<'_>>,
-    buffer: &mut D::Floats,
-) -> Result<()> {
-    tensor.map_or(Ok(()), |pass| pass.group.all_reduce(device, pass.at, buffer))
+pub(crate) fn all_reduce<D: Device>(pass: Option<TensorPass<'_, D>>, tensor: &mut Tensor<D>) -> Result<()> {
+    pass.map_or(Ok(()), |pass| pass.group.all_reduce(pass.at, tensor))
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use dflop_device::{Cpu, Device};
+use dflop_device::Cpu;
+use dflop_device::prelude::*;
 use dflop_models::encoder::{EncoderInput, TiledMedium};
 use dflop_models::weights::Seed;
 use dflop_models::{
@@ -100,9 +101,11 @@ fn a_nan_loss_names_stage_and_microbatch() {
     let good = Arc::new(context(&device, &batch()).unwrap());
     let mut rows = vec![0.5; 80];
     rows[17] = f32::NAN;
-    let error = last.forward(9, good, device.upload(&rows).ok()).err().unwrap();
+    let BlockOutput::Loss(loss) = last.forward(9, good, device.upload(&rows).ok()).unwrap() else {
+        panic!("the last stage has the loss")
+    };
+    let error = last.read_loss(9, &loss).unwrap_err();
     assert_eq!(error.to_string(), "stage Llm 1..2, microbatch 9: the loss is NaN");
-    assert_eq!(last.in_flight(), 0);
 }
 
 /// All tokens ignored, and no tokens at all: no loss, no gradient, no error.
@@ -116,7 +119,8 @@ fn microbatches_without_targets_change_no_gradient() {
     ] {
         let mut whole = stage(&device, 0..2);
         let context = Arc::new(context(&device, &empty).unwrap());
-        assert!(matches!(whole.forward(0, context, None).unwrap(), BlockOutput::Loss(loss) if loss == 0.0));
+        let BlockOutput::Loss(loss) = whole.forward(0, context, None).unwrap() else { panic!("all layers") };
+        assert_eq!(whole.read_loss(0, &loss).unwrap(), 0.0);
         whole.backward(0, None).unwrap();
         let gradients = whole.parameters().gradients(&device).unwrap();
         assert!(gradients.values().flatten().all(|&value| value == 0.0));
@@ -129,7 +133,7 @@ fn evaluation_saves_nothing_and_has_the_bits_of_training() {
     let mut whole = stage(&device, 0..2);
     let context = Arc::new(context(&device, &batch()).unwrap());
     let loss = |output| match output {
-        BlockOutput::Loss(loss) => loss,
+        BlockOutput::Loss(loss) => device.read(&loss).unwrap()[0],
         BlockOutput::Rows(_) => f64::NAN,
     };
     let evaluated = loss(whole.evaluate(&context, None).unwrap());
@@ -147,7 +151,8 @@ fn gradients_are_complete_when_backward_reports_them() {
     let mut complete: Vec<(usize, Vec<Vec<f32>>)> = Vec::new();
     let input = whole.backward_with(0, None, |parameters, first| {
         let from_first = parameters.trained().filter(|(index, ..)| *index >= first);
-        complete.push((first, from_first.map(|(_, _, gradient)| gradient.to_vec()).collect()));
+        complete
+            .push((first, from_first.map(|(_, _, gradient)| device.download(gradient).unwrap()).collect()));
         Ok(())
     });
     assert!(input.unwrap().is_none());
@@ -156,7 +161,7 @@ fn gradients_are_complete_when_backward_reports_them() {
     assert_eq!(names, ["model.layers.1.input_layernorm.weight", "model.embed_tokens.weight"]);
     for (first, gradients) in complete {
         let from_first = whole.parameters().trained().filter(|(index, ..)| *index >= first);
-        assert!(from_first.map(|(_, _, gradient)| gradient.to_vec()).eq(gradients));
+        assert!(from_first.map(|(_, _, gradient)| device.download(gradient).unwrap()).eq(gradients));
     }
 }
 

@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use dflop_device::{Cpu, Device};
+use dflop_device::Cpu;
+use dflop_device::prelude::*;
 use dflop_models::weights::{Checkpoint, INDEX_FILE, Seed, Tensor, WEIGHTS_FILE, write};
 use dflop_models::{Activations, Error, FrozenModules, ModelConfig, ModuleKind, StageRange};
 
@@ -154,7 +155,7 @@ fn a_seed_gives_stages_the_values_of_the_whole_model() {
     let values = |layers: std::ops::Range<usize>, seed| {
         let stage = stage(layers, seed);
         let all = stage.parameters().owned();
-        all.map(|(spec, values)| (spec.name.clone(), values.to_vec()))
+        all.map(|(spec, values)| (spec.name.clone(), device.download(values).unwrap()))
             .collect::<std::collections::BTreeMap<_, _>>()
     };
     let whole = values(0..2, 7);

@@ -138,16 +138,14 @@ impl SavedCheckpoint {
     }
 
     /// Returns optimizer state and weights of a parameter.
-    fn restore<D: Device>(
+    fn restore(
         &self,
-        device: &D,
         spec: &ParameterSpec,
         precision: Precision,
-    ) -> Result<(ParameterState<D>, D::Floats)> {
-        let moment = |kind: &str| {
+    ) -> Result<(ParameterState<Vec<f32>>, Vec<f32>)> {
+        let moment = |kind: &str| -> Result<Vec<f32>> {
             let missing = || dflop_models::Error::MissingTensor { tensor: format!("{kind}{}", spec.name) };
-            let values = self.values(kind, spec)?.ok_or_else(missing)?;
-            Ok::<_, Error>(device.upload_f32(&values)?)
+            Ok(self.values(kind, spec)?.ok_or_else(missing)?)
         };
         // Master weights have the bits that bf16 rounds off, which also a run with f32 weights resumes from.
         let exact = match self.values(MASTER, spec)? {
@@ -156,9 +154,10 @@ impl SavedCheckpoint {
         };
         let master = match precision {
             Precision::F32 => None,
-            Precision::Bf16 => Some(device.upload_f32(&exact)?),
+            Precision::Bf16 => Some(exact.clone()),
         };
-        Ok((ParameterState { mean: moment(MEAN)?, square: moment(SQUARE)?, master }, device.upload(&exact)?))
+        let (mean, square) = (moment(MEAN)?, moment(SQUARE)?);
+        Ok((ParameterState { mean, square, master }, exact))
     }
 }
 
@@ -177,22 +176,22 @@ impl<D: Device> JobOptimizer<D> {
         saved: &SavedCheckpoint,
     ) -> Result<()> {
         let precision = self.adamw.settings().precision;
+        let mut stages: Vec<&mut Stage<D>> = stages.into_iter().collect();
         let mut states = Vec::new();
-        for stage in stages {
+        for stage in &mut stages {
             let (device, mut of_stage) = (stage.device().clone(), BTreeMap::new());
             for (spec, weights, _) in stage.parameters_mut().trained_mut() {
                 // Before the first update there is no optimizer state.
                 if saved.step == 0 {
-                    *weights = device.upload(&saved.weights.values(spec)?)?;
+                    device.write(&saved.weights.values(spec)?, weights)?;
                     continue;
                 }
-                let (state, values) = saved.restore(&device, spec, precision)?;
-                *weights = values;
+                let (state, values) = saved.restore(spec, precision)?;
+                device.write(&values, weights)?;
                 of_stage.insert(spec.name.clone(), state);
             }
             states.push(of_stage);
         }
-        self.adamw.restore(saved.step, states);
-        Ok(())
+        self.adamw.restore(saved.step, stages.iter().map(|stage| &**stage), states)
     }
 }

@@ -242,9 +242,9 @@ fn rows<'a, D: Device>(
     for (index, stage) in stages.iter().enumerate() {
         for (spec, values) in stage.parameters().owned() {
             let mut buffers = vec![("", values, dtype)];
-            if let Some(state) = optimizer.adamw.state(index, &spec.name) {
-                buffers.extend([(MEAN, &state.mean, Dtype::F32), (SQUARE, &state.square, Dtype::F32)]);
-                buffers.extend(state.master.as_ref().map(|master| (MASTER, master, Dtype::F32)));
+            if let Some(state) = optimizer.adamw.state((index, stage), &spec.name) {
+                buffers.extend([(MEAN, state.mean, Dtype::F32), (SQUARE, state.square, Dtype::F32)]);
+                buffers.extend(state.master.map(|master| (MASTER, master, Dtype::F32)));
             }
             let is_written = optimizer.ownership.own(spec).is_some() && seen.insert(&spec.name);
             // `whole` is a collective of the tensor-parallel group, so it runs also for tensors that others
@@ -267,7 +267,7 @@ fn rows<'a, D: Device>(
 fn whole<'a, D: Device>(
     stage: &'a Stage<D>,
     spec: &ParameterSpec,
-    buffer: &'a D::Floats,
+    buffer: &'a dflop_device::Tensor<D>,
 ) -> Result<Option<TensorData<'a, D>>> {
     match stage.tensor_parallel() {
         Some(group) if !spec.shard.is_whole() => {

@@ -12,13 +12,13 @@ use safetensors::{Dtype, View};
 use super::directory::failed;
 use super::manifest::FileDigest;
 use crate::error::{Error, Result};
-use dflop_device::{Buffer, Device};
+use dflop_device::Device;
 use dflop_models::weights::Tensor;
 
 /// Location of the numbers of a tensor.
 pub(super) enum TensorData<'a, D: Device> {
     /// In a device's memory.
-    Device(&'a D, &'a D::Floats),
+    Device(&'a D, &'a dflop_device::Tensor<D>),
     /// In host memory.
     Host(Cow<'a, [f32]>),
 }

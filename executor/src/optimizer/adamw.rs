@@ -1,17 +1,17 @@
 //! Updates the stages of a rank with `AdamW`.
 //!
 //! The state of a parameter (means of gradients and of their squares, and a master weight if weights are
-//! stored as bf16) is created at its first step; frozen parameters have none. A tied parameter on two stages
+//! stored as bf16) is allocated at its first step, bucket by bucket as its gradients are; frozen parameters
+//! have none. A tied parameter on two stages
 //! has state on both; the same gradients keep both copies equal bit by bit.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
 use crate::error::{Error, Result};
-use dflop_device::ops::adamw::AdamW;
-use dflop_device::{Buffer, Device};
-use dflop_models::Stage;
+use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
+use dflop_device::{Bucket, Device, Dtype, Tensor};
 use dflop_models::weights::ParameterSpec;
+use dflop_models::{ParameterBucket, Parameters, Stage};
 
 /// Number format that weights are stored in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -94,10 +94,17 @@ impl AdamWSettings {
 }
 
 /// Optimizer state of a parameter.
-pub(crate) struct ParameterState<D: Device> {
-    pub(crate) mean: D::Floats,
-    pub(crate) square: D::Floats,
-    pub(crate) master: Option<D::Floats>,
+pub(crate) struct ParameterState<T> {
+    pub(crate) mean: T,
+    pub(crate) square: T,
+    pub(crate) master: Option<T>,
+}
+
+/// Optimizer state of a bucket, with the tensors of its parameters in their order.
+struct BucketState<D: Device> {
+    mean: Bucket<D>,
+    square: Bucket<D>,
+    master: Option<Bucket<D>>,
 }
 
 /// `AdamW` with the state of all parameters of a rank.
@@ -105,8 +112,8 @@ pub struct AdamWOptimizer<D: Device> {
     settings: AdamWSettings,
     /// Number of steps taken.
     steps: u64,
-    /// States by stage and parameter name.
-    states: Vec<BTreeMap<String, ParameterState<D>>>,
+    /// States by stage and bucket; empty before the first step.
+    states: Vec<Vec<BucketState<D>>>,
 }
 
 impl<D: Device> AdamWOptimizer<D> {
@@ -131,71 +138,155 @@ impl<D: Device> AdamWOptimizer<D> {
         self.steps
     }
 
-    /// Takes a step with the gradients of the stages times `gradient_scale`. Every call gets the same stages
-    /// in the same order.
+    /// Starts a step with the gradients of the stages; [`confirm`](Self::confirm) counts it. Every call gets
+    /// the same stages in the same order.
+    ///
+    /// - `clip`: `f64`, norm and factor on the gradients; nothing is updated if the factor is NaN
     ///
     /// # Errors
     /// [`Error::Device`] if the state of a parameter does not fit.
-    pub fn step(
+    pub(crate) fn start(
         &mut self,
         stages: &mut [&mut Stage<D>],
         learning_rate: f64,
-        gradient_scale: f64,
+        clip: &Tensor<D>,
     ) -> Result<()> {
-        self.states.resize_with(stages.len().max(self.states.len()), BTreeMap::new);
+        self.allocate(stages.iter().map(|stage| &**stage))?;
+        let AdamWSettings { beta1, beta2, epsilon, .. } = self.settings;
         // Bias correction counts steps from 1.
-        self.steps += 1;
-        let AdamWSettings { beta1, beta2, epsilon, precision, .. } = self.settings;
+        let step = self.steps + 1;
+        let adamw =
+            AdamW { learning_rate, beta1, beta2, epsilon, weight_decay: 0.0, step, gradient_scale: 1.0 };
         for (stage, states) in stages.iter_mut().zip(&mut self.states) {
             let device = stage.device().clone();
-            for (spec, weights, gradient) in stage.parameters_mut().trained_mut() {
-                let weight_decay = self.settings.decay(spec);
-                let step = self.steps;
-                let adamw =
-                    AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, step, gradient_scale };
-                let state = match states.entry(spec.name.clone()) {
-                    Entry::Occupied(state) => state.into_mut(),
-                    Entry::Vacant(place) => {
-                        let what = || format!("optimizer state of tensor `{}`", spec.name);
-                        let state = ParameterState::new(&device, weights, precision);
-                        place.insert(state.map_err(|error| error.while_allocating(what))?)
-                    }
-                };
-                state.step(&device, &adamw, weights, gradient)?;
+            let decays = decays(&self.settings, stage.parameters());
+            let buckets = stage.parameters_mut().buckets_mut().iter_mut();
+            for ((bucket, state), decays) in buckets.zip(states).zip(&decays) {
+                state.step(&device, &adamw, decays, clip, bucket)?;
             }
         }
         Ok(())
     }
 
-    /// Returns the state of a parameter of a stage, if it has taken a step.
-    pub(crate) fn state(&self, stage: usize, name: &str) -> Option<&ParameterState<D>> {
-        self.states.get(stage)?.get(name)
+    /// Counts a step whose factor was not NaN.
+    pub(super) fn confirm(&mut self) {
+        self.steps += 1;
     }
 
-    /// Replaces all states and sets the number of steps taken.
-    pub(crate) fn restore(&mut self, steps: u64, states: Vec<BTreeMap<String, ParameterState<D>>>) {
-        (self.steps, self.states) = (steps, states);
+    /// Allocates the states of stages that have none.
+    fn allocate<'a>(&mut self, stages: impl Iterator<Item = &'a Stage<D>>) -> Result<()> {
+        for (index, stage) in stages.enumerate() {
+            if index < self.states.len() {
+                continue;
+            }
+            let of_bucket = |bucket: &ParameterBucket<D>| {
+                let spec = &stage.parameters().specs()[bucket.parameters[0]];
+                let what = || format!("optimizer state of tensor `{}`", spec.name);
+                let state = BucketState::new(stage.device(), bucket, self.settings.precision);
+                state.map_err(|error| error.while_allocating(what))
+            };
+            let states = stage.parameters().buckets().iter().map(of_bucket).collect::<Result<_, _>>()?;
+            self.states.push(states);
+        }
+        Ok(())
     }
 
-    /// Returns the number of elements of all states, for memory accounting.
+    /// Returns the state of a parameter of a stage, by the number of the stage among those of
+    /// [`start`](Self::start), if it has taken a step.
+    pub(crate) fn state(
+        &self,
+        (number, stage): (usize, &Stage<D>),
+        name: &str,
+    ) -> Option<ParameterState<&Tensor<D>>> {
+        let states = self.states.get(number)?;
+        let (bucket, part) = place(stage.parameters(), name)?;
+        let BucketState { mean, square, master } = &states[bucket];
+        let master = master.as_ref().map(|master| &master.parts()[part]);
+        Some(ParameterState { mean: &mean.parts()[part], square: &square.parts()[part], master })
+    }
+
+    /// Replaces all states by those of the parameters of every stage, and sets the number of steps taken.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the states do not fit.
+    pub(crate) fn restore<'a>(
+        &mut self,
+        steps: u64,
+        stages: impl Iterator<Item = &'a Stage<D>> + Clone,
+        states: Vec<BTreeMap<String, ParameterState<Vec<f32>>>>,
+    ) -> Result<()> {
+        self.steps = steps;
+        // Before the first step there is no state.
+        if steps == 0 {
+            return Ok(());
+        }
+        self.allocate(stages.clone())?;
+        for ((stage, own), states) in stages.zip(&mut self.states).zip(states) {
+            let device = stage.device();
+            for (name, state) in states {
+                let Some((bucket, part)) = place(stage.parameters(), &name) else { continue };
+                let own = &mut own[bucket];
+                device.write(&state.mean, &mut own.mean.parts_mut()[part])?;
+                device.write(&state.square, &mut own.square.parts_mut()[part])?;
+                if let (Some(own), Some(master)) = (&mut own.master, state.master) {
+                    device.write(&master, &mut own.parts_mut()[part])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of all states, for memory accounting.
     #[must_use]
-    pub fn elements(&self) -> usize {
-        let of = |state: &ParameterState<D>| {
-            state.mean.len() + state.square.len() + state.master.as_ref().map_or(0, Buffer::len)
+    pub fn bytes(&self) -> u64 {
+        let of = |state: &BucketState<D>| {
+            let buckets = [Some(&state.mean), Some(&state.square), state.master.as_ref()];
+            buckets.into_iter().flatten().flat_map(Bucket::parts).map(Tensor::bytes).sum::<u64>()
         };
-        self.states.iter().flat_map(BTreeMap::values).map(of).sum()
+        self.states.iter().flatten().map(of).sum()
     }
 }
 
-impl<D: Device> ParameterState<D> {
-    fn new(device: &D, weights: &D::Floats, precision: Precision) -> dflop_device::Result<Self> {
-        let zeros = || device.zeros_f32(weights.len());
+/// Returns bucket and position of a trained parameter that owns its values.
+fn place<D: Device>(parameters: &Parameters<D>, name: &str) -> Option<(usize, usize)> {
+    parameters.buckets().iter().enumerate().find_map(|(bucket, own)| {
+        let part = own.parameters.iter().position(|&index| parameters.specs()[index].name == name)?;
+        Some((bucket, part))
+    })
+}
+
+/// Returns the weight decay of the elements of every bucket.
+fn decays<D: Device>(settings: &AdamWSettings, parameters: &Parameters<D>) -> Vec<Vec<DecayRange>> {
+    let of_bucket = |bucket: &ParameterBucket<D>| {
+        let mut first = 0;
+        let mut ranges: Vec<DecayRange> = Vec::new();
+        for &index in &bucket.parameters {
+            let spec = &parameters.specs()[index];
+            let (elements, weight_decay) = (first..first + spec.elements(), settings.decay(spec));
+            first = elements.end;
+            match ranges.last_mut() {
+                Some(last) if last.weight_decay == weight_decay => last.elements.end = elements.end,
+                _ => ranges.push(DecayRange { elements, weight_decay }),
+            }
+        }
+        ranges
+    };
+    parameters.buckets().iter().map(of_bucket).collect()
+}
+
+impl<D: Device> BucketState<D> {
+    fn new(device: &D, bucket: &ParameterBucket<D>, precision: Precision) -> dflop_device::Result<Self> {
+        let lens: Vec<usize> = bucket.values.parts().iter().map(Tensor::len).collect();
+        let zeros = || device.zeros_as(Dtype::F32, bucket.values.len());
+        let zeros = || zeros().map(|zeros| Bucket::new(zeros, &lens));
         let master = match precision {
             Precision::F32 => None,
             Precision::Bf16 => {
-                // Adding to zeros copies the weights in f32.
                 let mut master = zeros()?;
-                device.add(weights, &mut master)?;
+                for (master, weights) in master.parts_mut().iter_mut().zip(bucket.values.parts()) {
+                    // Adding to zeros copies the weights in f32.
+                    device.add(weights, master)?;
+                }
                 Some(master)
             }
         };
@@ -206,15 +297,24 @@ impl<D: Device> ParameterState<D> {
         &mut self,
         device: &D,
         adamw: &AdamW,
-        weights: &mut D::Floats,
-        gradient: &D::Floats,
+        decays: &[DecayRange],
+        clip: &Tensor<D>,
+        bucket: &mut ParameterBucket<D>,
     ) -> dflop_device::Result<()> {
-        let means = (&mut self.mean, &mut self.square);
-        let Some(master) = &mut self.master else { return device.adamw(adamw, weights, gradient, means) };
-        device.adamw(adamw, master, gradient, means)?;
-        // Rounds the master weights into the format of the weights.
-        device.zero(weights)?;
-        device.add(master, weights)
+        let (gradients, lens) = bucket.gradients.open();
+        let (mut mean, _) = self.mean.open();
+        let (mut square, _) = self.square.open();
+        let mut master = self.master.as_mut().map(|master| master.open().0);
+        let state = AdamWState { master: master.as_mut(), mean: &mut mean, square: &mut square };
+        let update = |weights: &mut Tensor<D>| device.adamw(adamw, decays, clip, weights, &gradients, state);
+        let updated = bucket.values.with_whole(update);
+        bucket.gradients.close(gradients, &lens);
+        self.mean.close(mean, &lens);
+        self.square.close(square, &lens);
+        if let (Some(own), Some(master)) = (&mut self.master, master) {
+            own.close(master, &lens);
+        }
+        updated
     }
 }
 

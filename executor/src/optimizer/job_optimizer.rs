@@ -1,13 +1,18 @@
 //! Updates the weights of a job: gradient norm over all ranks, clipping, learning rate, `AdamW`.
 
+use std::sync::Arc;
+
 use super::adamw::{AdamWOptimizer, AdamWSettings};
-use super::gradient_norm::{clip_factor, gradient_norm};
 use super::learning_rate::LearningRate;
 use super::ownership::Ownership;
+use super::step_figures::StepFigures;
 use crate::error::{Error, Result};
+use crate::pipeline::{StepOutcome, UnreadStep};
 use dflop_comm::{Comm, StepContext};
-use dflop_device::Device;
+use dflop_device::ops::elementwise::CopyRange;
+use dflop_device::{Device, Dtype, Staged};
 use dflop_models::Stage;
+use dflop_models::weights::ParameterSpec;
 
 /// Settings of the optimizer of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,7 +66,9 @@ pub struct JobOptimizer<D: Device> {
     pub(crate) settings: JobOptimizerSettings,
     pub(crate) adamw: AdamWOptimizer<D>,
     pub(crate) ownership: Ownership,
-    pub(crate) comm: Box<dyn Comm>,
+    pub(crate) comm: Arc<dyn Comm>,
+    /// Communicator for tensors, once the device is known.
+    tensors: Option<Staged<D>>,
 }
 
 impl<D: Device> JobOptimizer<D> {
@@ -84,7 +91,7 @@ impl<D: Device> JobOptimizer<D> {
             return Err(Error::InvalidSetting { setting: "comm", reason });
         };
         let ownership = Ownership::agree(&*comm, stages)?;
-        Ok(Self { settings, adamw, ownership, comm })
+        Ok(Self { settings, adamw, ownership, comm: Arc::from(comm), tensors: None })
     }
 
     /// Updates all parameters with the gradients of a step and sets these to zero; all ranks call it.
@@ -96,22 +103,85 @@ impl<D: Device> JobOptimizer<D> {
     /// [`Error::Gradient`] if a gradient is not finite: no rank has updated anything, and the job has ended;
     /// [`Error::Comm`], [`Error::Device`].
     pub fn update<'a>(&mut self, stages: impl IntoIterator<Item = &'a mut Stage<D>>) -> Result<UpdateReport> {
-        let mut stages: Vec<&mut Stage<D>> = stages.into_iter().collect();
+        Ok(self.finish(None, stages.into_iter().collect())?.1)
+    }
+
+    /// Updates all parameters as [`update`](Self::update) does, and reads the losses of the step: the device
+    /// is waited for once.
+    ///
+    /// # Errors
+    /// Those of [`update`](Self::update); [`dflop_models::Error::Loss`] if a loss is not finite, and then no
+    /// rank has updated anything, either.
+    pub fn update_step<'a>(
+        &mut self,
+        step: &UnreadStep<D>,
+        stages: impl IntoIterator<Item = &'a mut Stage<D>>,
+    ) -> Result<(StepOutcome, UpdateReport)> {
+        let (losses, report) = self.finish(Some(step), stages.into_iter().collect())?;
+        Ok((step.outcome(&losses)?, report))
+    }
+
+    fn finish(
+        &mut self,
+        unread: Option<&UnreadStep<D>>,
+        mut stages: Vec<&mut Stage<D>>,
+    ) -> Result<(Vec<f64>, UpdateReport)> {
+        let Some(device) = stages.first().map(|stage| stage.device().clone()) else {
+            let reason = "expected at least one, found none".to_owned();
+            return Err(Error::InvalidSetting { setting: "stages", reason });
+        };
         for stage in &mut stages {
-            let device = stage.device().clone();
             stage.parameters_mut().fold_shared_gradients(&device)?;
         }
         let step = self.adamw.steps();
+        let comm = Arc::clone(&self.comm);
+        let tensors = self.tensors.get_or_insert_with(|| Staged::new(device.clone(), comm));
         // After the fold: the norm must see the sum of both uses of a shared parameter.
-        let norm = gradient_norm(&mut stages, &self.ownership, &*self.comm, step)?;
-        let factor = self.settings.gradient_norm_max.map_or(1.0, |norm_max| clip_factor(norm, norm_max));
+        let figures = StepFigures::exchange(&device, &stages, &self.ownership, tensors, step, unread)?;
+        let StepFigures { values, losses } = figures;
+        let squares = losses..values.len();
+        let mut clip = device.zeros_as(Dtype::F64, 2)?;
+        device.clip_factor(&values, squares.clone(), self.settings.gradient_norm_max, &mut clip)?;
         let learning_rate = self.settings.learning_rate.at(step);
-        self.adamw.step(&mut stages, learning_rate, factor)?;
-        for stage in stages {
-            let device = stage.device().clone();
+        self.adamw.start(&mut stages, learning_rate, &clip)?;
+        for stage in &mut stages {
             stage.parameters_mut().zero_gradients(&device)?;
         }
-        Ok(UpdateReport { step, gradient_norm: norm, learning_rate, is_clipped: factor < 1.0 })
+        // The only place where a training step waits for the device.
+        let mut all = device.zeros_as(Dtype::F64, values.len() + 2)?;
+        device.copy_ranges(&[CopyRange { from: 0, to: 0, len: values.len() }], &values, &mut all)?;
+        device.copy_ranges(&[CopyRange { from: 0, to: values.len(), len: 2 }], &clip, &mut all)?;
+        let mut all = device.read(&all)?;
+        let (factor, norm) = (all.pop().unwrap_or(f64::NAN), all.pop().unwrap_or(f64::NAN));
+        let (losses, squares) = all.split_at(squares.start);
+        if let Some(unread) = unread.filter(|_| losses.iter().any(|loss| !loss.is_finite())) {
+            unread.outcome(losses)?;
+        }
+        if let Some(index) = squares.iter().position(|square| !square.is_finite()) {
+            return Err(self.not_finite(&stages, index, squares[index]));
+        }
+        self.adamw.confirm();
+        let report = UpdateReport { step, gradient_norm: norm, learning_rate, is_clipped: factor < 1.0 };
+        Ok((losses.to_vec(), report))
+    }
+
+    /// Returns the error of a gradient that is not finite: its owner ends the job with it, all other ranks
+    /// get that failure.
+    fn not_finite(&self, stages: &[&mut Stage<D>], index: usize, square: f64) -> Error {
+        let at = StepContext::step(self.adamw.steps(), "norm of gradients");
+        for stage in stages {
+            let of_owner = |spec: &&ParameterSpec| self.ownership.own(spec) == Some(index);
+            if let Some(spec) = stage.parameters().specs().iter().find(of_owner) {
+                let (stage, tensor, norm) = (stage.name().to_owned(), spec.name.clone(), square.sqrt());
+                let error = Error::Gradient { stage, tensor, norm };
+                drop(self.comm.abort(at, &error.to_string()));
+                return error;
+            }
+        }
+        match self.comm.barrier(at) {
+            Err(error) => error.into(),
+            Ok(()) => Error::Gradient { stage: String::new(), tensor: String::new(), norm: square.sqrt() },
+        }
     }
 
     /// Returns the number of steps taken, which is the number of the next one.

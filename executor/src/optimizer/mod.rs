@@ -9,14 +9,13 @@
 //! gradients have them.
 
 mod adamw;
-mod gradient_norm;
 mod job_optimizer;
 mod learning_rate;
 mod ownership;
+mod step_figures;
 
 pub(crate) use adamw::ParameterState;
 pub use adamw::{AdamWOptimizer, AdamWSettings, DecayedParameters, Precision};
-pub use gradient_norm::{clip_factor, gradient_norm};
 pub use job_optimizer::{JobOptimizer, JobOptimizerSettings, UpdateReport};
 pub use learning_rate::{Decay, LearningRate};
 pub use ownership::Ownership;

@@ -8,8 +8,8 @@ use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
 use super::topology::Topology;
 use crate::error::Result;
-use dflop_comm::{Comm, StepContext};
-use dflop_device::Device;
+use dflop_comm::StepContext;
+use dflop_device::{Device, DeviceComm};
 use dflop_models::ModuleKind;
 
 /// Direction of a transfer.
@@ -30,7 +30,7 @@ pub(super) struct StageEdge {
 
 /// An action that sends or receives.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Transfer {
+pub(super) struct StageTransfer {
     pub(super) flow: Flow,
     pub(super) is_send: bool,
     pub(super) edge: StageEdge,
@@ -43,7 +43,7 @@ pub(super) struct StepView<'a, D: Device> {
     pub(super) job: &'a Job,
     pub(super) topology: &'a Topology,
     pub(super) placement: &'a RankPlacement,
-    pub(super) comm: &'a dyn Comm,
+    pub(super) comm: &'a dyn DeviceComm<D>,
     pub(super) rank_step: &'a RankStep<D>,
 }
 
@@ -125,7 +125,7 @@ impl<D: Device> StepView<'_, D> {
     }
 
     /// Returns the transfer of an action; `None` if it sends and receives nothing.
-    pub(super) fn transfer(&self, action: Action) -> Option<Transfer> {
+    pub(super) fn transfer(&self, action: Action) -> Option<StageTransfer> {
         let (flow, is_send, message) = match action {
             Action::Recv(message) => (Flow::Activations, false, message),
             Action::Send(message) => (Flow::Activations, true, message),
@@ -140,7 +140,7 @@ impl<D: Device> StepView<'_, D> {
             self.topology.rank(other) == peer
         };
         let edge = self.edges(flow, message.part(), is_send).into_iter().find(is_there)?;
-        Some(Transfer { flow, is_send, edge, peer })
+        Some(StageTransfer { flow, is_send, edge, peer })
     }
 
     /// Returns step, microbatch and name of an action, for errors.
@@ -162,7 +162,7 @@ impl<D: Device> StepView<'_, D> {
 
     /// Returns step, microbatch and name of a message. Both ends pass the same step and microbatch, which are
     /// checked.
-    pub(super) fn at_edge(&self, transfer: Transfer) -> StepContext {
+    pub(super) fn at_edge(&self, transfer: StageTransfer) -> StepContext {
         let name = match (transfer.flow, transfer.is_send) {
             (Flow::Activations, true) => "send",
             (Flow::Activations, false) => "recv",

@@ -82,6 +82,7 @@ mod step_plan;
 mod timeline;
 mod topology;
 mod transfer_buffers;
+mod unread_step;
 
 pub use assign_media::assign_media;
 pub use job::{Job, JobStage, ModuleParallelism};
@@ -94,3 +95,4 @@ pub(crate) use step_plan::name as module_name;
 pub use step_plan::{MediumPlan, MicrobatchPlan, PipelineStepPlan};
 pub use timeline::TimedAction;
 pub(crate) use topology::simulate;
+pub use unread_step::UnreadStep;

@@ -13,13 +13,11 @@ use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
 use super::timeline::TimedAction;
 use super::topology::Topology;
+use super::unread_step::UnreadStep;
 use crate::error::{Error, Result};
 use dflop_comm::{Comm, StepContext};
-use dflop_device::Device;
+use dflop_device::{Device, DeviceComm, Staged};
 use dflop_models::Stage;
-
-/// Default number of gradients per collective: 4 MiB.
-const BUCKET_ELEMENTS: usize = 1 << 20;
 
 /// Result of a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,13 +30,13 @@ pub struct StepOutcome {
 
 /// One rank of a job: its stages and communicators.
 pub struct PipelineRank<D: Device> {
-    comm: Box<dyn Comm>,
+    device: D,
+    comm: Staged<D>,
     job: Arc<Job>,
     placement: RankPlacement,
-    groups: GradientGroups,
+    groups: GradientGroups<D>,
     stages: BTreeMap<u16, Stage<D>>,
     is_plan_checked: bool,
-    bucket_elements: usize,
     /// Number of rounds, topology and action list of the last step, reused while the number of rounds stays
     /// the same.
     schedule: Option<(usize, Topology, Vec<Action>)>,
@@ -56,18 +54,11 @@ impl<D: Device> PipelineRank<D> {
         let checked = check(comm.as_ref(), &job, &stages);
         let placement =
             checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
-        let groups = GradientGroups::split(&job, &placement, comm.as_ref())?;
+        let device = stages[0].device().clone();
+        let groups = GradientGroups::split(&job, &placement, comm.as_ref(), &device)?;
         let stages = placement.stages.iter().copied().zip(stages).collect();
-        Ok(Self {
-            comm,
-            job,
-            placement,
-            groups,
-            stages,
-            is_plan_checked: false,
-            bucket_elements: BUCKET_ELEMENTS,
-            schedule: None,
-        })
+        let comm = Staged::new(device.clone(), Arc::from(comm));
+        Ok(Self { device, comm, job, placement, groups, stages, is_plan_checked: false, schedule: None })
     }
 
     /// Sets whether ranks compare digests of their plans before every step. Default: no.
@@ -77,41 +68,41 @@ impl<D: Device> PipelineRank<D> {
         self
     }
 
-    /// Sets the number of gradients that are summed over replicas in one collective; a larger tensor has one
-    /// to itself. Default: 2^20, 4 MiB. The same on all ranks.
-    #[must_use]
-    pub fn bucket_elements(mut self, elements: usize) -> Self {
-        self.bucket_elements = elements;
-        self
-    }
-
     /// Runs forward and backward of one global batch and sums gradients over replicas.
     ///
     /// Gradients of the step before are discarded. The gradients of this step's mean loss over its target
     /// tokens are left in the stages' parameters, the same on all replicas.
     ///
     /// # Errors
-    /// [`Error::Plan`] if contexts do not fit the plan; errors of stages, such as
-    /// [`dflop_models::Error::Loss`]; [`Error::Comm`]. A failure here ends the job on all ranks; the others
-    /// get an [`Error::Comm`] with its text.
+    /// [`Error::Plan`] if contexts do not fit the plan; errors of stages; [`dflop_models::Error::Loss`] if a
+    /// loss is not finite; [`Error::Comm`]. A failure here ends the job on all ranks; the others get an
+    /// [`Error::Comm`] with its text.
     pub fn step(&mut self, step: &RankStep<D>) -> Result<StepOutcome> {
-        let mut at = StepContext::step(step.plan.step(), "start the step");
-        let done = self.run(step, &mut at);
-        done.map_err(|error| end(self.comm.as_ref(), at, error))
+        self.start(step)?.read()
     }
 
-    fn run(&mut self, rank_step: &RankStep<D>, at: &mut StepContext) -> Result<StepOutcome> {
+    /// Starts [`step`](Self::step) without waiting for the device: an optimizer that takes the result waits
+    /// once for both ([`JobOptimizer::update_step`](crate::optimizer::JobOptimizer::update_step)).
+    ///
+    /// # Errors
+    /// As [`step`](Self::step), except for losses, which are not known yet.
+    pub fn start(&mut self, step: &RankStep<D>) -> Result<UnreadStep<D>> {
+        let mut at = StepContext::step(step.plan.step(), "start the step");
+        let done = self.run(step, &mut at);
+        done.map_err(|error| end(self.comm(), at, error))
+    }
+
+    fn run(&mut self, rank_step: &RankStep<D>, at: &mut StepContext) -> Result<UnreadStep<D>> {
         let plan = &rank_step.plan;
         if self.is_plan_checked {
-            self.comm.check_digest(plan.step(), plan.digest(&self.job))?;
+            self.comm().check_digest(plan.step(), plan.digest(&self.job))?;
         }
         rank_step.check(&self.job, &self.placement)?;
         for stage in self.stages.values_mut() {
             stage.start_step(plan.step());
             // A failed step may have left activations.
             stage.forget();
-            let device = stage.device().clone();
-            stage.parameters_mut().zero_gradients(&device)?;
+            stage.parameters_mut().zero_gradients(&self.device)?;
         }
         let (_, topology, list) = match self.schedule.take() {
             Some(made) if made.0 == plan.rounds() => self.schedule.insert(made),
@@ -121,29 +112,25 @@ impl<D: Device> PipelineRank<D> {
                 self.schedule.insert((plan.rounds(), topology, list))
             }
         };
-        let view = StepView {
-            job: &self.job,
-            topology,
-            placement: &self.placement,
-            comm: self.comm.as_ref(),
-            rank_step,
-        };
-        let StepResult { losses, timeline } =
-            StepExecution::new(view, &self.groups, self.bucket_elements, &mut self.stages)
+        let view =
+            StepView { job: &self.job, topology, placement: &self.placement, comm: &self.comm, rank_step };
+        let StepResult { losses, clock } =
+            StepExecution::new(self.device.clone(), view, &self.groups, &mut self.stages)?
                 .execute(list, at)?;
-        let loss = self.mean_loss(rank_step, losses, *at)?;
-        Ok(StepOutcome { loss, timeline })
-    }
-
-    /// Sums the losses of the step. Every microbatch comes from one rank, so the sum has the same bits for
-    /// any layout.
-    fn mean_loss(&self, rank_step: &RankStep<D>, mut losses: Vec<f64>, at: StepContext) -> Result<f64> {
-        // All TP ranks of a stage compute the same loss; the first one counts.
-        if self.placement.tp_rank > 0 {
-            losses.fill(0.0);
-        }
-        self.comm.all_reduce(at.action("add up losses"), losses.as_mut_slice().into())?;
-        Ok(losses.iter().sum::<f64>() * rank_step.plan.loss_scale())
+        // The last stage computes the losses.
+        let stage = self.stages.values().last().map_or_else(String::new, |stage| stage.name().to_owned());
+        Ok(UnreadStep {
+            device: self.device.clone(),
+            comm: self.comm.shared(),
+            stage,
+            step: plan.step(),
+            microbatches: plan.microbatches().len(),
+            loss_scale: plan.loss_scale(),
+            // All TP ranks of a stage compute the same loss; the first one counts.
+            is_counted: self.placement.tp_rank == 0,
+            losses,
+            clock,
+        })
     }
 
     /// Iterates over the stages of this rank, in order.
@@ -159,7 +146,7 @@ impl<D: Device> PipelineRank<D> {
     /// Returns the communicator of all ranks.
     #[must_use]
     pub fn comm(&self) -> &dyn Comm {
-        self.comm.as_ref()
+        self.comm.host()
     }
 
     /// Returns the role of this rank: its module, replica and stages.
@@ -176,7 +163,7 @@ impl<D: Device> PipelineRank<D> {
 }
 
 /// Ends the job on all ranks, unless it has ended already.
-fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
+pub(super) fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     let is_over = matches!(&error, Error::Comm(error) if error.failure().is_some());
     if !is_over {
         // The caller gets the error itself; the failure message is for the other ranks.
@@ -192,7 +179,7 @@ fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<R
     }
     let placement = job.placement(comm.rank())?;
     let refuse = |problem| Err(Error::InvalidSetting { setting: "stages", reason: problem });
-    if stages.len() != placement.stages.len() {
+    if stages.is_empty() || stages.len() != placement.stages.len() {
         return refuse(format!(
             "expected {:?} on rank {}, found {} stages",
             placement.stages,

@@ -8,6 +8,8 @@
 
 use std::collections::BTreeMap;
 
+use dflop_device::ops::elementwise::CopyRange;
+
 /// Route of one medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoutedMedium {
@@ -100,46 +102,16 @@ impl RoutePlan {
         self.between(source, destination).map(|row| row.tokens).sum()
     }
 
-    /// Extracts a message from the rows at one end.
-    ///
-    /// - `rows`: `[rows, width]` of the whole end
-    /// - returns `[tokens_between(source, destination), width]`
-    ///
-    /// # Panics
-    /// If the end has fewer rows than planned.
+    /// Returns the elements of the rows at one end, in the order of the message from a source to a
+    /// destination; `to` counts elements of the message.
     #[must_use]
-    pub fn pack(
-        &self,
-        [source, destination]: [u32; 2],
-        end: RouteEnd,
-        rows: &[f32],
-        width: usize,
-    ) -> Vec<f32> {
-        let mut message = Vec::with_capacity(self.tokens_between(source, destination) * width);
-        for row in self.between(source, destination) {
-            let start = row.offset(end) * width;
-            message.extend_from_slice(&rows[start..start + row.tokens * width]);
-        }
-        message
-    }
-
-    /// Writes a message to its rows at one end: the inverse of [`pack`](Self::pack).
-    ///
-    /// # Panics
-    /// If the message or the end has fewer rows than planned.
-    pub fn unpack(
-        &self,
-        [source, destination]: [u32; 2],
-        end: RouteEnd,
-        message: &[f32],
-        rows: &mut [f32],
-        width: usize,
-    ) {
-        let mut taken = 0;
-        for row in self.between(source, destination) {
-            let (start, elements) = (row.offset(end) * width, row.tokens * width);
-            rows[start..start + elements].copy_from_slice(&message[taken..taken + elements]);
-            taken += elements;
-        }
+    pub fn elements(&self, [source, destination]: [u32; 2], end: RouteEnd, width: usize) -> Vec<CopyRange> {
+        let mut to = 0;
+        let mut next = |row: &RoutedMedium| {
+            let len = row.tokens * width;
+            to += len;
+            CopyRange { from: row.offset(end) * width, to: to - len, len }
+        };
+        self.between(source, destination).map(&mut next).collect()
     }
 }

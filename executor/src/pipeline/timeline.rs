@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use dflop_balancer::schedule::Action;
-use rustix::time::{ClockId, clock_gettime};
+use dflop_device::Device;
 
 /// One action of a step, with its measured times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,19 +14,26 @@ pub struct TimedAction {
     pub start_ns: u64,
     /// End, in nanoseconds since the start of the step.
     pub end_ns: u64,
-    /// CPU time of the thread that computed it, without waits; of the leading thread if a device computes a
-    /// pass with several.
-    pub cpu_ns: u64,
+    /// Time that the device computed, without waits, in nanoseconds. On a CPU this is CPU time, of the leading
+    /// thread if a device computes a pass with several.
+    pub busy_ns: u64,
+}
+
+/// Action whose work may still be running on the device.
+struct Marked<D: Device> {
+    action: Action,
+    start_ns: u64,
+    end_ns: u64,
+    busy: [D::Event; 2],
 }
 
 /// Records the actions of a step.
-#[derive(Debug)]
-pub(super) struct Clock {
+pub(super) struct Clock<D: Device> {
     start: Instant,
-    timeline: Vec<TimedAction>,
+    timeline: Vec<Marked<D>>,
 }
 
-impl Clock {
+impl<D: Device> Clock<D> {
     pub(super) fn start(actions: usize) -> Self {
         Self { start: Instant::now(), timeline: Vec::with_capacity(actions) }
     }
@@ -35,24 +42,19 @@ impl Clock {
         self.start.elapsed().as_nanos() as u64
     }
 
-    pub(super) fn add(&mut self, action: Action, start_ns: u64, cpu_ns: u64) {
+    pub(super) fn add(&mut self, action: Action, start_ns: u64, busy: [D::Event; 2]) {
         let end_ns = self.now_ns();
-        self.timeline.push(TimedAction { action, start_ns, end_ns, cpu_ns });
+        self.timeline.push(Marked { action, start_ns, end_ns, busy });
     }
 
-    pub(super) fn into_timeline(self) -> Vec<TimedAction> {
-        self.timeline
+    /// Returns all actions, after the device has done them.
+    pub(super) fn timeline(&self, device: &D) -> Vec<TimedAction> {
+        let timed = |Marked { action, start_ns, end_ns, busy: [start, end] }: &Marked<D>| TimedAction {
+            action: *action,
+            start_ns: *start_ns,
+            end_ns: *end_ns,
+            busy_ns: device.busy_ns(start, end),
+        };
+        self.timeline.iter().map(timed).collect()
     }
-}
-
-/// Runs a closure and returns the CPU time that this thread spent on it, in nanoseconds.
-pub(super) fn cpu_timed<R>(body: impl FnOnce() -> R) -> (R, u64) {
-    let start = thread_cpu_ns();
-    let result = body();
-    (result, thread_cpu_ns().saturating_sub(start))
-}
-
-fn thread_cpu_ns() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

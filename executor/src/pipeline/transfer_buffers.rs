@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dflop_balancer::schedule::{Action, Part};
 
-use super::activation_transfer::{Flow, StageEdge, StepView, Transfer};
+use super::activation_transfer::{Flow, StageEdge, StageTransfer, StepView};
 use crate::error::{Error, Result};
-use dflop_comm::{Handle, Payload, PayloadShape};
-use dflop_device::Device;
+use dflop_device::ops::elementwise::CopyRange;
+use dflop_device::{Device, Lane, RowShape, Tensor, Transfer};
 
 /// Number of following actions whose receives are posted in advance, so that messages arrive while others
 /// compute.
@@ -17,30 +17,32 @@ type Key = (Flow, StageEdge);
 
 /// All rows of one step that are outside a stage.
 pub(super) struct TransferBuffers<D: Device> {
-    posted: BTreeMap<Key, Handle<Payload>>,
+    device: D,
+    /// Start of the step, behind which receives may begin.
+    start: D::Event,
+    posted: BTreeMap<Key, Transfer<D>>,
     /// Number of actions whose receives are posted.
     posted_until: usize,
-    arrived: BTreeMap<Key, Vec<f32>>,
-    handed: BTreeMap<Key, D::Floats>,
+    /// Rows of other ranks, and rows passed on within this one.
+    arrived: BTreeMap<Key, Tensor<D>>,
     /// Rows that were sent at the end of their pass, and whose send in the action list is still to come.
     sent: BTreeSet<Key>,
-    sends: Vec<Handle<()>>,
-}
-
-impl<D: Device> Default for TransferBuffers<D> {
-    fn default() -> Self {
-        Self {
-            posted: BTreeMap::new(),
-            posted_until: 0,
-            arrived: BTreeMap::new(),
-            handed: BTreeMap::new(),
-            sent: BTreeSet::new(),
-            sends: Vec::new(),
-        }
-    }
+    sends: Vec<Transfer<D>>,
 }
 
 impl<D: Device> TransferBuffers<D> {
+    pub(super) fn new(device: D) -> Result<Self> {
+        Ok(Self {
+            start: device.mark(Lane::Compute)?,
+            device,
+            posted: BTreeMap::new(),
+            posted_until: 0,
+            arrived: BTreeMap::new(),
+            sent: BTreeSet::new(),
+            sends: Vec::new(),
+        })
+    }
+
     /// Posts the receives of the next actions.
     pub(super) fn post_receives(
         &mut self,
@@ -51,24 +53,25 @@ impl<D: Device> TransferBuffers<D> {
         let until = (next + POSTED_AHEAD).min(list.len());
         for &action in &list[self.posted_until.min(until)..until] {
             let Some(transfer) = view.transfer(action).filter(|transfer| !transfer.is_send) else { continue };
-            let Transfer { flow, edge, peer, .. } = transfer;
+            let StageTransfer { flow, edge, peer, .. } = transfer;
             let rows = view.rows(flow, edge)?;
             // A message without rows is never sent, so nothing is posted for it.
             if rows > 0 {
                 let from = view.job.source(peer, view.placement);
-                let shape = PayloadShape::f32(rows, view.width(edge));
-                let handle = view.comm.start_recv(from, edge.tag(flow), view.at_edge(transfer), shape)?;
-                self.posted.insert((flow, edge), handle);
+                let shape = RowShape { dtype: self.device.storage(), rows, cols: view.width(edge) };
+                let at = view.at_edge(transfer);
+                let receive = view.comm.recv(from, edge.tag(flow), at, shape, &self.start)?;
+                self.posted.insert((flow, edge), receive);
             }
         }
         self.posted_until = self.posted_until.max(until);
         Ok(())
     }
 
-    /// Waits for the posted receive of a transfer; does nothing if there are no rows. Rows that are sent have
-    /// left with the end of their pass, whatever the position of the send in the list.
-    pub(super) fn transfer(&mut self, view: &StepView<'_, D>, transfer: Transfer) -> Result<()> {
-        let Transfer { flow, edge, .. } = transfer;
+    /// Orders the passes behind the posted receive of a transfer; does nothing if there are no rows. Rows that
+    /// are sent have left with the end of their pass, whatever the position of the send in the list.
+    pub(super) fn transfer(&mut self, view: &StepView<'_, D>, transfer: StageTransfer) -> Result<()> {
+        let StageTransfer { flow, edge, .. } = transfer;
         if view.rows(flow, edge)? == 0 {
             return Ok(());
         }
@@ -77,38 +80,40 @@ impl<D: Device> TransferBuffers<D> {
             let is_sent = self.sent.remove(&(flow, edge));
             return if is_sent { Ok(()) } else { Err(order(part, "has nothing to send")) };
         }
-        let handle =
+        let receive =
             self.posted.remove(&(flow, edge)).ok_or_else(|| order(edge.downstream, "awaits nothing"))?;
-        if let Some(rows) = handle.wait()?.into_f32() {
+        if let Some(rows) = receive.wait(Lane::Compute)? {
             self.arrived.insert((flow, edge), rows);
         }
         Ok(())
     }
 
     /// Starts to send rows to another rank.
-    fn send(&mut self, view: &StepView<'_, D>, flow: Flow, edge: StageEdge, rows: Vec<f32>) -> Result<()> {
+    fn send(&mut self, view: &StepView<'_, D>, flow: Flow, edge: StageEdge, rows: Tensor<D>) -> Result<()> {
         let other = if flow == Flow::Activations { edge.downstream } else { edge.upstream };
-        let transfer = Transfer { flow, is_send: true, edge, peer: view.topology.rank(other) };
+        let transfer = StageTransfer { flow, is_send: true, edge, peer: view.topology.rank(other) };
         self.sent.insert((flow, edge));
         let (width, at) = (view.width(edge), view.at_edge(transfer));
         let targets: Vec<usize> = view.job.targets(view.placement, transfer.peer).collect();
-        let Some((last, others)) = targets.split_last() else { return Ok(()) };
+        let Some((&last, others)) = targets.split_last() else { return Ok(()) };
         // All but the last target need a copy of the rows.
-        for &to in others {
-            let payload = Payload::f32(rows.len() / width, width, rows.clone())?;
-            self.sends.push(view.comm.start_send(to, edge.tag(flow), at, payload)?);
+        let copies = others.iter().map(|&to| Ok((to, self.device.copy(&rows)?)));
+        let copies = copies.collect::<Result<Vec<_>>>()?;
+        let after = self.device.mark(Lane::Compute)?;
+        for (to, rows) in copies.into_iter().chain([(last, rows)]) {
+            self.sends.push(view.comm.send(to, edge.tag(flow), at, rows, width, &after)?);
         }
-        let payload = Payload::f32(rows.len() / width, width, rows)?;
-        self.sends.push(view.comm.start_send(*last, edge.tag(flow), at, payload)?);
         Ok(())
     }
 
-    /// Waits until all sends are done, and checks that no rows are left.
+    /// Orders the next step behind all sends, and checks that no rows are left.
     pub(super) fn finish(&mut self) -> Result<()> {
         // Sends are awaited here instead of where they start, so that stages compute meanwhile.
-        std::mem::take(&mut self.sends).into_iter().try_for_each(Handle::wait)?;
-        let left = self.sent.iter().chain(self.arrived.keys()).chain(self.handed.keys());
-        match left.chain(self.posted.keys()).next() {
+        for send in std::mem::take(&mut self.sends) {
+            send.wait(Lane::Compute)?;
+        }
+        let left = self.sent.iter().chain(self.arrived.keys()).chain(self.posted.keys()).next();
+        match left {
             Some((_, edge)) => Err(order(edge.downstream, "has rows left that no part took")),
             None => Ok(()),
         }
@@ -119,14 +124,13 @@ impl<D: Device> TransferBuffers<D> {
     pub(super) fn take_input(
         &mut self,
         view: &StepView<'_, D>,
-        device: &D,
         flow: Flow,
         part: Part,
-    ) -> Result<Option<D::Floats>> {
+    ) -> Result<Option<Tensor<D>>> {
         let edges = view.edges(flow, part, false);
         let Some(&first) = edges.first() else { return Ok(None) };
         if !view.is_routed(first) {
-            return self.take_from_neighbor(device, flow, first, part).map(Some);
+            return self.take(flow, first, part).map(Some);
         }
         let width = view.width(first);
         let rows = match flow {
@@ -136,30 +140,22 @@ impl<D: Device> TransferBuffers<D> {
         if rows == 0 {
             return Ok(None);
         }
-        // Every row belongs to exactly one medium, so all zeros are overwritten.
-        let mut whole = vec![0.0; rows * width];
+        // Every row belongs to exactly one medium, so all elements are written.
+        let mut whole = self.device.alloc(rows * width)?;
         for edge in edges {
             if view.rows(flow, edge)? > 0 {
-                let message = self.arrived.remove(&(flow, edge)).ok_or_else(|| order(part, "lacks rows"))?;
+                let message = self.take(flow, edge, part)?;
                 let (route, pair) = view.route(edge);
-                route.unpack(pair, view.end(part), &message, &mut whole, width);
+                let from_message = |range: CopyRange| CopyRange { from: range.to, to: range.from, ..range };
+                let ranges = route.elements(pair, view.end(part), width).into_iter().map(from_message);
+                self.device.copy_ranges(&ranges.collect::<Vec<_>>(), &message, &mut whole)?;
             }
         }
-        Ok(Some(device.upload(&whole)?))
+        Ok(Some(whole))
     }
 
-    fn take_from_neighbor(
-        &mut self,
-        device: &D,
-        flow: Flow,
-        edge: StageEdge,
-        part: Part,
-    ) -> Result<D::Floats> {
-        if let Some(rows) = self.handed.remove(&(flow, edge)) {
-            return Ok(rows);
-        }
-        let rows = self.arrived.remove(&(flow, edge)).ok_or_else(|| order(part, "lacks rows"))?;
-        Ok(device.upload(&rows)?)
+    fn take(&mut self, flow: Flow, edge: StageEdge, part: Part) -> Result<Tensor<D>> {
+        self.arrived.remove(&(flow, edge)).ok_or_else(|| order(part, "lacks rows"))
     }
 
     /// Passes the output rows of a part on to the next parts: keeps them on this rank, or starts to send
@@ -167,10 +163,9 @@ impl<D: Device> TransferBuffers<D> {
     pub(super) fn put_output(
         &mut self,
         view: &StepView<'_, D>,
-        device: &D,
         flow: Flow,
         part: Part,
-        rows: Option<D::Floats>,
+        rows: Option<Tensor<D>>,
     ) -> Result<()> {
         let mut carried = Vec::new();
         for edge in view.edges(flow, part, true) {
@@ -181,21 +176,33 @@ impl<D: Device> TransferBuffers<D> {
         let Some(&first) = carried.first() else { return Ok(()) };
         let rows = rows.ok_or_else(|| order(part, "gives no rows"))?;
         if view.is_routed(first) {
-            let host = device.download(&rows)?;
             for edge in carried {
                 let (route, pair) = view.route(edge);
-                let message = route.pack(pair, view.end(part), &host, view.width(edge));
-                self.send(view, flow, edge, message)?;
+                let ranges = route.elements(pair, view.end(part), view.width(edge));
+                let mut message = self.device.alloc(ranges.iter().map(|range| range.len).sum())?;
+                self.device.copy_ranges(&ranges, &rows, &mut message)?;
+                self.pass_on(view, flow, edge, part, message)?;
             }
             return Ok(());
         }
-        // A direct neighbor on the same rank gets the rows without a copy through the host.
-        let other = if first.upstream == part { first.downstream } else { first.upstream };
+        self.pass_on(view, flow, first, part, rows)
+    }
+
+    /// Keeps rows for a part on this rank, or starts to send them.
+    fn pass_on(
+        &mut self,
+        view: &StepView<'_, D>,
+        flow: Flow,
+        edge: StageEdge,
+        part: Part,
+        rows: Tensor<D>,
+    ) -> Result<()> {
+        let other = if edge.upstream == part { edge.downstream } else { edge.upstream };
         if view.topology.rank(other) == view.placement.pipeline_rank {
-            self.handed.insert((flow, first), rows);
+            self.arrived.insert((flow, edge), rows);
             return Ok(());
         }
-        self.send(view, flow, first, device.download(&rows)?)
+        self.send(view, flow, edge, rows)
     }
 }
 
@@ -214,8 +221,8 @@ mod tests {
     use super::super::topology::Topology;
     use super::super::{Job, MicrobatchPlan, ModuleParallelism, PipelineStepPlan};
     use super::*;
-    use dflop_comm::{Comm, Settings, StepContext, threads};
-    use dflop_device::Cpu;
+    use dflop_comm::{Comm, PayloadShape, Settings, StepContext, threads};
+    use dflop_device::{Cpu, Runtime, Staged};
     use dflop_models::{FrozenModules, ModelConfig, ModuleKind, TextBatch};
 
     fn job() -> Job {
@@ -244,24 +251,21 @@ mod tests {
     #[test]
     fn rows_leave_with_the_end_of_their_pass_and_their_send_comes_once() {
         let (job, device) = (job(), Cpu::new(1).unwrap());
-        let ranks = threads::world(2, Settings::default()).unwrap();
+        let mut ranks = threads::world(2, Settings::default()).unwrap();
+        let peer = ranks.pop().unwrap();
+        let comm = Staged::new(device.clone(), Arc::new(ranks.pop().unwrap()));
         let (step, topology) = (rank_step(&job, &device), Topology::new(&job, 1).unwrap());
         let placement = job.placement(0).unwrap();
-        let view = StepView {
-            job: &job,
-            topology: &topology,
-            placement: &placement,
-            comm: &ranks[0],
-            rank_step: &step,
-        };
+        let view =
+            StepView { job: &job, topology: &topology, placement: &placement, comm: &comm, rank_step: &step };
         let part = Part { microbatch: 0, stage: 0 };
-        let mut transfers = TransferBuffers::<Cpu>::default();
+        let mut transfers = TransferBuffers::new(device.clone()).unwrap();
         let rows = device.upload(&[0.5; 4 * 16]).unwrap();
-        transfers.put_output(&view, &device, Flow::Activations, part, Some(rows)).unwrap();
+        transfers.put_output(&view, Flow::Activations, part, Some(rows)).unwrap();
 
         let send = view.transfer(Action::Send(Message { microbatch: 0, stage: 0, peer: 1 })).unwrap();
         let (tag, at) = (send.edge.tag(Flow::Activations), StepContext::microbatch(0, 0, "recv"));
-        let arrived = ranks[1].start_recv(0, tag, at, PayloadShape::f32(4, 16)).unwrap().wait().unwrap();
+        let arrived = peer.start_recv(0, tag, at, PayloadShape::f32(4, 16)).unwrap().wait().unwrap();
         assert_eq!(arrived.into_f32(), Some(vec![0.5; 4 * 16]));
 
         let left = transfers.finish().unwrap_err().to_string();

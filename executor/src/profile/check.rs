@@ -21,7 +21,8 @@ use super::random_batches::{RandomMicrobatch, RandomMicrobatches};
 use super::synthetic_inputs::{numbers, text_context};
 use super::{MeasuredModel, kind_of};
 use crate::error::Result;
-use dflop_device::{Cpu, Device};
+use dflop_device::Cpu;
+use dflop_device::prelude::*;
 use dflop_models::weights::Seed;
 use dflop_models::{Activations, FrozenModules, MicrobatchContext, Stage, StageRange};
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use dflop_device::{Cpu, Device};
+use dflop_device::Cpu;
+use dflop_device::prelude::*;
 
 /// Clock that measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

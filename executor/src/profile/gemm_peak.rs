@@ -3,7 +3,8 @@
 use super::clock::Clock;
 use crate::error::Result;
 use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
-use dflop_device::{Cpu, Device};
+use dflop_device::prelude::*;
+use dflop_device::{Cpu, Epilogue};
 
 /// Side of the square matrices that are multiplied: three matrices of 4 MiB.
 const SIDE: usize = 1024;
@@ -23,7 +24,8 @@ pub fn gemm_peak_flops(device: &Cpu, runs: usize) -> Result<f64> {
     let shape = GemmShape { rows: SIDE, columns: SIDE, inner: SIDE };
     let mut best = f64::INFINITY;
     for run in 0..=runs.max(1) {
-        let product = || device.gemm(shape, (&a, layout), (&b, layout), false, (&mut c, layout));
+        let product =
+            || device.gemm(shape, (&a, layout), (&b, layout), false, (&mut c, layout), Epilogue::None);
         let (done, taken) = Clock::of(device).time(device, product);
         done?;
         // The first run warms up caches and threads.

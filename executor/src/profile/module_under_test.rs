@@ -14,9 +14,10 @@ use super::sequences::Sequences;
 use super::synthetic_inputs::{SampleTokens, numbers, text_context};
 use super::{MeasuredModel, kind_of};
 use crate::error::Result;
-use dflop_device::ops::adamw::AdamW;
+use crate::optimizer::{AdamWOptimizer, AdamWSettings};
 use dflop_device::ops::attention::AttentionShape;
-use dflop_device::{Buffer, Cpu, CpuFloats, Device};
+use dflop_device::prelude::*;
+use dflop_device::{Cpu, Dtype, Segments, Tensor};
 use dflop_models::weights::Seed;
 use dflop_models::{
     Activations, AttentionMask, Block, BlockOutput, FrozenModules, Layer, LayerSpec, MicrobatchContext,
@@ -48,7 +49,7 @@ pub fn time_passes(
     clock: Clock,
     stage: &mut Stage<Cpu>,
     context: &Arc<MicrobatchContext<Cpu>>,
-    input: Option<CpuFloats>,
+    input: Option<Tensor<Cpu>>,
 ) -> Result<PassDurations> {
     let device = stage.device().clone();
     let context = Arc::clone(context);
@@ -69,22 +70,13 @@ pub fn time_passes(
 /// [`crate::Error::Device`].
 pub fn time_optimizer(clock: Clock, stage: &mut Stage<Cpu>) -> Result<Duration> {
     let device = stage.device().clone();
-    let lengths: Vec<usize> =
-        stage.parameters_mut().trained_mut().map(|(_, values, _)| values.len()).collect();
-    let zeros = || lengths.iter().map(|&len| device.zeros(len)).collect::<dflop_device::Result<Vec<_>>>();
-    let (mut means, mut squares) = (zeros()?, zeros()?);
+    let mut optimizer = AdamWOptimizer::new(AdamWSettings::default())?;
+    let mut clip = device.zeros_as(Dtype::F64, 2)?;
+    device.clip_factor(&device.zeros_as(Dtype::F64, 0)?, 0..0, None, &mut clip)?;
     let mut taken = Duration::ZERO;
     // The first step touches the memory of the moments for the first time.
-    for step in 1..=2 {
-        let adamw = AdamW { step, ..AdamW::default() };
-        let parameters = stage.parameters_mut();
-        let update = || {
-            let trained = parameters.trained_mut().zip(means.iter_mut().zip(&mut squares));
-            for ((_, weights, gradient), (mean, square)) in trained {
-                device.adamw(&adamw, weights, gradient, (mean, square))?;
-            }
-            Ok(())
-        };
+    for _ in 0..2 {
+        let update = || optimizer.start(&mut [&mut *stage], 1e-3, &clip);
         let done: Result<()>;
         (done, taken) = clock.time(&device, update);
         done?;
@@ -188,9 +180,9 @@ impl<'a> ModuleUnderTest<'a> {
         let first = time_passes(self.clock, &mut self.first, &context, None)?;
         let body = self.run_body(&context)?;
         let full = self.attention(&context.layers.segments)?;
-        let windows = match self.windowed {
-            0 => PassDurations::default(),
-            _ => self.attention(&context.layers.windows)?,
+        let windows = match &context.layers.windows {
+            Some(windows) if self.windowed > 0 => self.attention(windows)?,
+            _ => PassDurations::default(),
         };
         let input = self.device.upload(&numbers(context.layers.rows * self.hidden))?;
         let last = time_passes(self.clock, &mut self.last, &context, Some(input))?;
@@ -232,7 +224,7 @@ impl<'a> ModuleUnderTest<'a> {
     /// Measures the attention of one layer over one sequence; returns measurements, and the microseconds of
     /// both passes.
     pub(super) fn measure_attention(&self, tokens: u32) -> Result<(Vec<Measurement>, f64)> {
-        let times = both(self.attention(&[0, tokens])?);
+        let times = both(self.attention(&Segments::new(&self.device, &[0, tokens])?)?);
         Ok((self.rows(Part::Attention, 1, (1, tokens), times), times.iter().sum()))
     }
 
@@ -255,13 +247,13 @@ impl<'a> ModuleUnderTest<'a> {
         Ok([row(linear, body), row(ends, outside)].into_iter().filter(|row| row.microseconds > 0.0).collect())
     }
 
-    fn attention(&self, segments: &[u32]) -> Result<PassDurations> {
+    fn attention(&self, segments: &Segments<Cpu>) -> Result<PassDurations> {
         let (device, shape) = (&self.device, &self.shape);
-        let rows = segments.last().map_or(0, |&rows| rows as usize);
+        let rows = segments.host().rows();
         let qkv = device.upload(&numbers(rows * shape.row()))?;
         let d_output = device.upload(&numbers(rows * shape.output()))?;
         let (mut output, mut sums) =
-            (device.alloc(rows * shape.output())?, device.alloc(rows * shape.heads)?);
+            (device.alloc(rows * shape.output())?, device.alloc_as(Dtype::F32, rows * shape.heads)?);
         let run = || device.attention(shape, segments, &qkv, &mut output, &mut sums);
         let (done, forward) = self.clock.time(device, run);
         done?;

@@ -30,10 +30,15 @@ pub fn build_stages<D: Device>(
     let group = comm.split(StepContext::step(0, "split for layers"), Some(color), place.tp_rank as u64)?;
     // The split above is collective, so it comes first even if the module is not shared.
     let is_shared = job.modules().iter().any(|own| own.module == place.module && own.tp_size > 1);
-    let tensor_parallel =
-        group.filter(|_| is_shared).map(|group| Arc::new(TensorParallel::new(Arc::from(group))));
+    let tensor_parallel = group
+        .filter(|_| is_shared)
+        .map(|group| Arc::new(TensorParallel::new(device.clone(), Arc::from(group))));
     let stage = |range| {
-        let settings = StageSettings { activations, tensor_parallel: tensor_parallel.clone() };
+        let settings = StageSettings {
+            activations,
+            tensor_parallel: tensor_parallel.clone(),
+            ..StageSettings::default()
+        };
         job.model().stage_with(device, &range, frozen, settings, source)
     };
     Ok(job.ranges(&place).into_iter().map(stage).collect::<Result<_, _>>()?)

@@ -38,7 +38,7 @@ impl MeasuredTimes {
             busy_ns += timed.end_ns - timed.start_ns;
             // All TP ranks of a stage run the same pass; the first one counts.
             if placement.tp_rank == 0 {
-                passes.add(pass, timed.cpu_ns);
+                passes.add(pass, timed.busy_ns);
             }
         }
         // One all-reduce for everything: times of passes, busy time, waiting time, then the end of each rank.

@@ -32,7 +32,7 @@ pub struct TracedAction {
     /// Measured time range.
     pub measured_ns: Range<u64>,
     /// CPU time spent in that range.
-    pub cpu_ns: u64,
+    pub busy_ns: u64,
     /// Simulated time range, if the action was simulated.
     pub predicted_ns: Option<Range<u64>>,
 }
@@ -41,8 +41,8 @@ impl TracedAction {
     /// Combines a timed action with its simulated time range.
     #[must_use]
     pub fn new(timed: &TimedAction, predicted_ns: Option<Range<u64>>) -> Self {
-        let TimedAction { action, start_ns, end_ns, cpu_ns } = *timed;
-        Self { action, measured_ns: start_ns..end_ns, cpu_ns, predicted_ns }
+        let TimedAction { action, start_ns, end_ns, busy_ns } = *timed;
+        Self { action, measured_ns: start_ns..end_ns, busy_ns, predicted_ns }
     }
 }
 
@@ -195,7 +195,7 @@ fn arguments(step: u64, traced: &TracedAction) -> Value {
     let length = |range: &Range<u64>| range.end - range.start;
     json!({
         "step": step, "microbatch": microbatch, "stage": stage, "measured_ns": length(&traced.measured_ns),
-        "predicted_ns": traced.predicted_ns.as_ref().map(length), "cpu_ns": traced.cpu_ns,
+        "predicted_ns": traced.predicted_ns.as_ref().map(length), "cpu_ns": traced.busy_ns,
     })
 }
 
@@ -211,7 +211,7 @@ mod tests {
 
     fn traced(action: Action, measured_ns: Range<u64>, predicted_ns: Option<Range<u64>>) -> TracedAction {
         let Range { start: start_ns, end: end_ns } = measured_ns;
-        TracedAction::new(&TimedAction { action, start_ns, end_ns, cpu_ns: 7 }, predicted_ns)
+        TracedAction::new(&TimedAction { action, start_ns, end_ns, busy_ns: 7 }, predicted_ns)
     }
 
     fn actions() -> Vec<TracedAction> {

@@ -115,8 +115,8 @@ impl<D: Device> TrainingRank<D> {
         let (rank, rounds) = (self.pipeline.placement().pipeline_rank, step.predicted.rounds());
         let forecast = Forecast::new(self.pipeline.job(), rank, rounds, &self.predicted_passes(&step)?)?;
         let start = Instant::now();
-        let outcome = self.pipeline.step(&step.rank_step)?;
-        let update = self.optimizer.update(self.pipeline.stages_mut())?;
+        let unread = self.pipeline.start(&step.rank_step)?;
+        let (outcome, update) = self.optimizer.update_step(&unread, self.pipeline.stages_mut())?;
         let timeline = (outcome.timeline.as_slice(), step.wait.as_nanos() as u64);
         let (job, placement) = (self.pipeline.job(), self.pipeline.placement());
         let comm = self.pipeline.comm();
@@ -188,7 +188,7 @@ impl<D: Device> TrainingRank<D> {
             .map(|timed| TracedAction {
                 action: timed.action,
                 measured_ns: timed.start_ns..timed.end_ns,
-                cpu_ns: timed.cpu_ns,
+                busy_ns: timed.busy_ns,
                 predicted_ns: forecast.range(timed.action),
             })
             .collect();

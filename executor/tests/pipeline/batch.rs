@@ -1,8 +1,10 @@
 //! Builds a global batch of synthetic samples and cuts it into microbatches.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::sync::Arc;
 
-use dflop_device::Cpu;
+use super::device::TestDevice;
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan};
 use dflop_models::encoder::{EncoderConfig, EncoderInput};
 use dflop_models::{LlmConfig, MicrobatchContext, ModelConfig, ModuleKind, TextBatch};
@@ -65,8 +67,8 @@ pub(crate) fn media_context(
     model: &ModelConfig,
     module: ModuleKind,
     media: &[Item],
-    device: &Cpu,
-) -> MicrobatchContext<Cpu> {
+    device: &TestDevice,
+) -> MicrobatchContext<TestDevice> {
     let (mut values, mut grids, mut frames_of) = (Vec::new(), Vec::new(), Vec::new());
     for &item in media {
         assert_eq!(item.module(), module);
@@ -93,8 +95,8 @@ pub(crate) fn text_context(
     model: &ModelConfig,
     samples: &[&Sample],
     scale: f64,
-    device: &Cpu,
-) -> MicrobatchContext<Cpu> {
+    device: &TestDevice,
+) -> MicrobatchContext<TestDevice> {
     let (mut ids, mut labels, mut positions) = (Vec::new(), Vec::new(), Vec::new());
     let (mut starts, mut places) = (vec![0], Vec::new());
     for sample in samples {

@@ -1,5 +1,7 @@
 //! A failure on one rank ends the job on all, with the name of the rank.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +13,7 @@ use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Seed, WeightSource};
 
 use super::batch::{Cut, Item, LLM_LAYERS, Sample, language_model, plan_of, sample, texts, with_encoders};
+use super::device::device;
 use super::job::{Setting, Tamper, run_failing};
 use super::support::ALL;
 
@@ -110,7 +113,7 @@ fn media_that_are_not_those_of_the_plan_end_all_ranks() {
         let model = Arc::clone(&model);
         move |rank: usize, work: &mut RankStep<_>| {
             if rank == 0 {
-                let device = dflop_device::Cpu::new(1).unwrap();
+                let device = device(1);
                 let context = super::batch::media_context(&model, item.module(), &[item], &device);
                 work.contexts.insert(0, Arc::new(context));
             }
@@ -149,7 +152,7 @@ fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
     let model = language_model(false);
     let scaled = |rank: usize, work: &mut RankStep<_>| {
         if rank == 1 {
-            let device = dflop_device::Cpu::new(1).unwrap();
+            let device = device(1);
             let context = super::batch::text_context(&model, &[&samples[2]], 0.5, &device);
             work.contexts.insert(2, Arc::new(context));
         }

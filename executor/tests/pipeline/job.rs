@@ -1,20 +1,22 @@
 //! Runs a global batch as a job of ranks that are threads.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
 
 use dflop_comm::{Comm, Communicator, Settings};
-use dflop_device::Cpu;
 use dflop_executor::pipeline::{
     Job, ModuleParallelism, PipelineRank, PipelineStepPlan, RankPlacement, RankStep, TimedAction,
 };
 use dflop_executor::{Error, Result};
 use dflop_models::weights::{Seed, WeightSource};
-use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind};
+use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, StageSettings};
 
 use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
+use super::device::{TestDevice, device};
 use super::reference::Truth;
 use super::support::{Transport, patient, run};
 
@@ -80,8 +82,8 @@ pub(crate) fn work(
     plan: &Arc<PipelineStepPlan>,
     samples: &[Sample],
     cut: &Cut,
-    device: &Cpu,
-) -> RankStep<Cpu> {
+    device: &TestDevice,
+) -> RankStep<TestDevice> {
     let media_of = |microbatch: u32| -> Vec<Item> {
         cut[microbatch as usize].iter().flat_map(|&sample| samples[sample].media.clone()).collect()
     };
@@ -106,20 +108,20 @@ pub(crate) fn pipeline(
     setting: &Setting,
     job: &Arc<Job>,
     comm: Communicator,
-    device: &Cpu,
-) -> Result<PipelineRank<Cpu>> {
+    device: &TestDevice,
+) -> Result<PipelineRank<TestDevice>> {
     let placement = job.placement(comm.rank())?;
     let stage = |range| {
-        setting.model.stage(device, range, setting.frozen, setting.activations, setting.weights.as_ref())
+        let (activations, bucket_elements) = (setting.activations, setting.bucket_elements);
+        let settings = StageSettings { activations, bucket_elements, ..StageSettings::default() };
+        setting.model.stage_with(device, range, setting.frozen, settings, setting.weights.as_ref())
     };
     let stages = job.ranges(&placement).iter().map(stage).collect::<dflop_models::Result<_>>()?;
-    Ok(PipelineRank::new(Box::new(comm), Arc::clone(job), stages)?
-        .check_plans(setting.is_plan_checked)
-        .bucket_elements(setting.bucket_elements))
+    Ok(PipelineRank::new(Box::new(comm), Arc::clone(job), stages)?.check_plans(setting.is_plan_checked))
 }
 
 /// Changes the inputs of a rank before it runs a step.
-pub(crate) type Tamper<'a> = &'a (dyn Fn(usize, &mut RankStep<Cpu>) + Sync);
+pub(crate) type Tamper<'a> = &'a (dyn Fn(usize, &mut RankStep<TestDevice>) + Sync);
 
 fn of_rank(
     setting: &Setting,
@@ -128,7 +130,7 @@ fn of_rank(
     (samples, cut): (&[Sample], &Cut),
     tamper: Tamper<'_>,
 ) -> Result<OfRank> {
-    let device = Cpu::new(1)?;
+    let device = device(1);
     let rank = comm.rank();
     let mut pipeline = pipeline(setting, job, comm, &device)?;
     let placement = pipeline.placement().clone();

@@ -41,7 +41,7 @@ fn what_runs_is_the_list_of_the_balancer() {
         assert!(timeline.iter().all(|timed| timed.start_ns <= timed.end_ns));
         assert!(timeline.windows(2).all(|pair| pair[0].end_ns <= pair[1].start_ns));
         let passes = timeline.iter().filter(|timed| timed.action.pass().is_some());
-        assert!(passes.map(|timed| timed.cpu_ns).all(|cpu_ns| cpu_ns > 0));
+        assert!(passes.map(|timed| timed.busy_ns).all(|cpu_ns| cpu_ns > 0));
     }
 }
 

@@ -4,6 +4,7 @@
 mod support;
 
 mod batch;
+mod device;
 mod failures;
 mod job;
 mod language_models;

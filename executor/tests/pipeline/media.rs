@@ -224,7 +224,10 @@ fn encoders_deal_their_media_out_by_cost() {
     assert_eq!(of_replicas, [vec![2, 8, 1, 6, 1, 1], vec![16]]);
     let ran = run_job(&setting, &used, &one);
     let forwards = |timeline: &[dflop_executor::pipeline::TimedAction]| {
-        timeline.iter().filter(|timed| matches!(timed.action, Action::Forward(_)) && timed.cpu_ns > 0).count()
+        timeline
+            .iter()
+            .filter(|timed| matches!(timed.action, Action::Forward(_)) && timed.busy_ns > 0)
+            .count()
     };
     assert!(ran.timelines.iter().all(|timeline| forwards(timeline) == 1));
     assert_eq!(model.layers(ModuleKind::Llm), LLM_LAYERS);

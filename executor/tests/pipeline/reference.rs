@@ -1,13 +1,15 @@
 //! Runs the same global batch sample by sample through whole modules, without any pipeline.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dflop_device::{Cpu, Device};
 use dflop_models::weights::Seed;
 use dflop_models::{Activations, BlockOutput, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange};
 
 use super::batch::{Sample, media_context, text_context};
+use super::device::{TestDevice, device};
 
 /// Loss and gradients of a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,21 +18,21 @@ pub(crate) struct Truth {
     pub(crate) gradients: BTreeMap<String, Vec<f32>>,
 }
 
-fn rows(output: BlockOutput<Cpu>) -> Vec<f32> {
+fn rows(device: &TestDevice, output: BlockOutput<TestDevice>) -> Vec<f32> {
     match output {
-        BlockOutput::Rows(rows) => rows.to_vec(),
+        BlockOutput::Rows(rows) => device.download(&rows).unwrap(),
         BlockOutput::Loss(_) => panic!("an encoder has no loss"),
     }
 }
 
 /// Runs every sample and every medium of it separately.
 pub(crate) fn one_by_one(model: &ModelConfig, frozen: FrozenModules, samples: &[Sample]) -> Truth {
-    let device = Cpu::new(1).unwrap();
-    let stage = |module: ModuleKind| -> Stage<Cpu> {
+    let device = device(1);
+    let stage = |module: ModuleKind| -> Stage<TestDevice> {
         let range = StageRange { module, layers: 0..model.layers(module) };
         model.stage(&device, &range, frozen, Activations::Stored, &Seed(1)).unwrap()
     };
-    let mut modules: BTreeMap<ModuleKind, Stage<Cpu>> =
+    let mut modules: BTreeMap<ModuleKind, Stage<TestDevice>> =
         model.modules().into_iter().map(|module| (module, stage(module))).collect();
     let targets: u64 = samples.iter().map(Sample::target_tokens).sum();
     let scale = 1.0 / targets as f64;
@@ -40,7 +42,7 @@ pub(crate) fn one_by_one(model: &ModelConfig, frozen: FrozenModules, samples: &[
         for (index, &item) in sample.media.iter().enumerate().filter(|(_, item)| item.tokens() > 0) {
             let context = Arc::new(media_context(model, item.module(), &[item], &device));
             let encoder = modules.get_mut(&item.module()).unwrap();
-            media.extend(rows(encoder.forward(index, context, None).unwrap()));
+            media.extend(rows(&device, encoder.forward(index, context, None).unwrap()));
         }
         let context = Arc::new(text_context(model, &[sample], scale, &device));
         let input = (!media.is_empty()).then(|| device.upload(&media).unwrap());
@@ -48,8 +50,9 @@ pub(crate) fn one_by_one(model: &ModelConfig, frozen: FrozenModules, samples: &[
         let BlockOutput::Loss(sum) = llm.forward(0, context, input).unwrap() else {
             panic!("the LLM has a loss")
         };
-        loss += sum;
-        let gradient = llm.backward(0, None).unwrap().map(|gradient| gradient.to_vec()).unwrap_or_default();
+        loss += llm.read_loss(0, &sum).unwrap();
+        let gradient = llm.backward(0, None).unwrap();
+        let gradient = gradient.map(|gradient| device.download(&gradient).unwrap()).unwrap_or_default();
         let mut taken = 0;
         for (index, &item) in sample.media.iter().enumerate().filter(|(_, item)| item.tokens() > 0) {
             let elements = item.tokens() * model.llm.hidden();

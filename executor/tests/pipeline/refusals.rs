@@ -2,13 +2,15 @@
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_comm::{Settings, threads};
-use dflop_device::Cpu;
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use dflop_executor::pipeline::{
     Job, MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan,
 };
 use dflop_models::ModuleKind;
 
 use super::batch::{LLM_LAYERS, language_model, with_encoders};
+use super::device::TestDevice;
 use super::job::Setting;
 
 fn llm(stages: usize) -> ModuleParallelism {
@@ -77,7 +79,7 @@ fn a_world_or_stages_of_another_job_are_refused() {
     let job = std::sync::Arc::new(setting.job().unwrap());
     let join = |stages| {
         let comm = threads::world(1, Settings::default()).unwrap().remove(0);
-        PipelineRank::<Cpu>::new(Box::new(comm), std::sync::Arc::clone(&job), stages)
+        PipelineRank::<TestDevice>::new(Box::new(comm), std::sync::Arc::clone(&job), stages)
             .err()
             .unwrap()
             .to_string()
@@ -85,7 +87,7 @@ fn a_world_or_stages_of_another_job_are_refused() {
     assert_eq!(join(Vec::new()), "invalid `world size`: expected 2 ranks, found 1");
     let one = std::sync::Arc::new(Setting::new(&model, vec![llm(1)]).job().unwrap());
     let comm = threads::world(1, Settings::default()).unwrap().remove(0);
-    let error = PipelineRank::<Cpu>::new(Box::new(comm), one, Vec::new()).err().unwrap().to_string();
+    let error = PipelineRank::<TestDevice>::new(Box::new(comm), one, Vec::new()).err().unwrap().to_string();
     assert_eq!(error, "invalid `stages`: expected [0] on rank 0, found 0 stages");
     assert_eq!(
         job.placement(2).unwrap_err().to_string(),

@@ -1,5 +1,6 @@
 //! Properties of routes: everything sent arrives, nothing else does, and gradients return the same way.
 
+use dflop_device::ops::elementwise::CopyRange;
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineStepPlan, RouteEnd};
 use dflop_models::ModuleKind;
 use proptest::prelude::*;
@@ -8,6 +9,22 @@ use super::batch::{LLM_LAYERS, with_encoders};
 use super::job::Setting;
 
 const WIDTH: usize = 3;
+
+/// Extracts a message from rows.
+fn pack(ranges: &[CopyRange], rows: &[f32]) -> Vec<f32> {
+    let mut message = vec![f32::NAN; ranges.iter().map(|range| range.len).sum()];
+    for &CopyRange { from, to, len } in ranges {
+        message[to..to + len].copy_from_slice(&rows[from..from + len]);
+    }
+    message
+}
+
+/// Writes a message to its rows.
+fn unpack(ranges: &[CopyRange], message: &[f32], rows: &mut [f32]) {
+    for &CopyRange { from, to, len } in ranges {
+        rows[from..from + len].copy_from_slice(&message[to..to + len]);
+    }
+}
 
 /// DP sizes of encoder and LLM, and the media of every microbatch: tokens (0 among them), and whether the
 /// other encoder takes the medium.
@@ -63,13 +80,13 @@ proptest! {
                     if destination as usize / llm != round {
                         prop_assert_eq!(route.between(source, destination).count(), 0);
                     }
-                    let message = route.pack(pair, RouteEnd::Source, &sent, WIDTH);
+                    let message = pack(&route.elements(pair, RouteEnd::Source, WIDTH), &sent);
                     prop_assert_eq!(message.len(), route.tokens_between(source, destination) * WIDTH);
                     let there = &mut arrived[destination as usize];
-                    route.unpack(pair, RouteEnd::Destination, &message, there, WIDTH);
-                    let returned = route.pack(pair, RouteEnd::Destination, there, WIDTH);
+                    unpack(&route.elements(pair, RouteEnd::Destination, WIDTH), &message, there);
+                    let returned = pack(&route.elements(pair, RouteEnd::Destination, WIDTH), there);
                     prop_assert_eq!(&returned, &message);
-                    route.unpack(pair, RouteEnd::Source, &returned, &mut back, WIDTH);
+                    unpack(&route.elements(pair, RouteEnd::Source, WIDTH), &returned, &mut back);
                 }
                 prop_assert_eq!(back, sent);
             }

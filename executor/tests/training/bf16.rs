@@ -1,13 +1,15 @@
 //! Weights and activations in bf16, with master weights in `f32`.
 
 use dflop_comm::{Comm, Communicator, threads};
-use dflop_device::{Buffer, Cpu, CpuBf16, Device};
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::Seed;
 
+use super::device::{TestDevice, device, half_device};
 use super::model::{LAYERS, config, context, mean_loss, run_whole, settings, stage, weights};
 use super::support::patient;
 
@@ -35,8 +37,8 @@ fn losses<D: Device>(device: &D, precision: Precision, steps: usize) -> Vec<f64>
 
 #[test]
 fn losses_of_bf16_are_within_two_percent_of_f32() {
-    let full = losses(&Cpu::new(1).unwrap(), Precision::F32, 12);
-    let half = losses(&CpuBf16::new(1).unwrap(), Precision::Bf16, 12);
+    let full = losses(&device(1), Precision::F32, 12);
+    let half = losses(&half_device(1), Precision::Bf16, 12);
     assert!(full[11] < 0.97 * full[0], "{full:?}");
     let worst = full.iter().zip(&half).map(|(full, half)| (half / full - 1.0).abs()).fold(0.0, f64::max);
     assert!(worst < 0.02, "{full:?} {half:?}");
@@ -45,7 +47,7 @@ fn losses_of_bf16_are_within_two_percent_of_f32() {
 
 #[test]
 fn weights_and_activations_take_half_the_memory() {
-    /// Bytes of weights and gradients, bytes saved by a forward pass, and the latter at 4 bytes per number.
+    /// Bytes of weights and gradients, bytes that a forward pass takes, and bytes that it saves.
     fn used<D: Device>(device: &D) -> [u64; 3] {
         let mut stage = stage(device, 0..LAYERS, &Seed(1));
         let weights = device.memory_used_bytes();
@@ -54,15 +56,15 @@ fn weights_and_activations_take_half_the_memory() {
         stage.forward(0, context, None).unwrap();
         [weights, device.memory_used_bytes() - before, stage.kept_bytes()]
     }
-    let specs = config().parameters::<Cpu>().unwrap();
+    let specs = config().parameters::<TestDevice>().unwrap();
     let own: usize = specs.iter().filter(|spec| spec.shares.is_none()).map(ParameterSpec::elements).sum();
     let all: usize = specs.iter().map(ParameterSpec::elements).sum();
-    let [full, half] = [used(&Cpu::new(1).unwrap()), used(&CpuBf16::new(1).unwrap())];
+    let [full, half] = [used(&device(1)), used(&half_device(1))];
     // Gradients are f32 in both; a tied one has two.
     assert_eq!([full[0], half[0]], [4 * (own + all) as u64, (2 * own + 4 * all) as u64]);
     // Statistics of norms and attention stay f32: 6 of every 272 numbers of a row in a layer.
-    assert!(full[1] >= full[2] && full[2] == half[2], "{full:?} {half:?}");
-    let share = half[1] as f64 / half[2] as f64;
+    assert!(full[1] >= full[2] && half[1] >= half[2], "{full:?} {half:?}");
+    let share = half[2] as f64 / full[2] as f64;
     assert!((0.5..0.53).contains(&share), "{share}");
     println!("activations of a microbatch: {} bytes of f32, {} of bf16", full[1], half[1]);
 }
@@ -74,7 +76,7 @@ fn masters_add_up_what_bf16_cannot_hold() {
     const STEPS: usize = 100;
     const NORM: &str = "model.norm.weight";
     let train = |precision| {
-        let (device, comm) = (CpuBf16::new(1).unwrap(), alone());
+        let (device, comm) = (half_device(1), alone());
         let mut stage = stage(&device, 0..LAYERS, &Seed(1));
         let settings = JobOptimizerSettings {
             learning_rate: LearningRate::constant(1e-4),
@@ -85,7 +87,7 @@ fn masters_add_up_what_bf16_cannot_hold() {
         for _ in 0..STEPS {
             let mut all = stage.parameters_mut().trained_mut();
             let (_, _, gradient) = all.find(|(spec, ..)| spec.name == NORM).unwrap();
-            *gradient = device.upload_f32(&vec![1.0; gradient.len()]).unwrap();
+            device.write(&vec![1.0; gradient.len()], gradient).unwrap();
             drop(all);
             optimizer.update([&mut stage]).unwrap();
         }
@@ -107,7 +109,7 @@ fn steps<D: Device>(stage: &mut Stage<D>, optimizer: &mut JobOptimizer<D>, until
 
 #[test]
 fn a_run_of_bf16_goes_on_with_the_same_bits_and_its_masters_serve_f32() {
-    let (device, comm) = (CpuBf16::new(1).unwrap(), alone());
+    let (device, comm) = (half_device(1), alone());
     let directory = tempfile::tempdir().unwrap();
     let checkpoints = CheckpointDirectory::new(directory.path());
     let mut straight = stage(&device, 0..LAYERS, &Seed(1));
@@ -124,13 +126,13 @@ fn a_run_of_bf16_goes_on_with_the_same_bits_and_its_masters_serve_f32() {
     assert_eq!(weights(&resumed), weights(&straight));
     let file = directory.path().join("step-00000003/model.safetensors");
     let elements: usize = {
-        let specs = config().parameters::<Cpu>().unwrap();
+        let specs = config().parameters::<TestDevice>().unwrap();
         specs.iter().filter(|spec| spec.shares.is_none()).map(ParameterSpec::elements).sum()
     };
     let bytes = std::fs::metadata(file).unwrap().len() as usize;
     assert!((2 * elements..3 * elements).contains(&bytes), "{bytes} bytes of {elements} weights");
 
-    let cpu = Cpu::new(1).unwrap();
+    let cpu = super::device::device(1);
     let mut full = stage(&cpu, 0..LAYERS, saved.weights());
     let rounded = weights(&full);
     let mut third = optimizer(&full, Precision::F32, &comm);

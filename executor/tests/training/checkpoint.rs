@@ -1,11 +1,12 @@
 //! Checkpoints: the same bits after an interruption, other layouts, damage.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use dflop_comm::{Comm, Communicator, threads};
-use dflop_device::Cpu;
 use dflop_executor::Error;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState, SavedCheckpoint};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
@@ -14,6 +15,7 @@ use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Checkpoint, Seed, Tensor, WeightSource};
 use serde_json::json;
 
+use super::device::{TestDevice, device};
 use super::model::{LAYERS, config, document, run_staged, settings, stage, train_whole, weights};
 use super::support::{Transport, patient, run};
 
@@ -36,8 +38,8 @@ fn begin(
     comm: &dyn Comm,
     cuts: &[usize],
     saved: Option<&SavedCheckpoint>,
-) -> (Stage<Cpu>, JobOptimizer<Cpu>) {
-    let device = Cpu::new(1).unwrap();
+) -> (Stage<TestDevice>, JobOptimizer<TestDevice>) {
+    let device = device(1);
     let source: &dyn WeightSource = saved.map_or(&Seed(1), |saved| saved.weights());
     let mut stage = stage(&device, cuts[comm.rank()]..cuts[comm.rank() + 1], source);
     let mut optimizer = JobOptimizer::new(settings(Precision::F32), comm, [&stage]).unwrap();
@@ -47,7 +49,12 @@ fn begin(
     (stage, optimizer)
 }
 
-fn go_on(stage: &mut Stage<Cpu>, optimizer: &mut JobOptimizer<Cpu>, comm: &dyn Comm, steps: u64) {
+fn go_on(
+    stage: &mut Stage<TestDevice>,
+    optimizer: &mut JobOptimizer<TestDevice>,
+    comm: &dyn Comm,
+    steps: u64,
+) {
     while optimizer.steps() < steps {
         let step = optimizer.steps();
         run_staged(stage, comm, step).unwrap();
@@ -90,7 +97,7 @@ fn a_run_goes_on_with_more_replicas_to_rounding() {
     train(directory.path(), &[0, 2, 4], 3);
     let ranks = run(Transport::Threads, 2, patient(), |comm| {
         let saved = checkpoints(directory.path()).latest(&comm).unwrap();
-        let device = Cpu::new(1).unwrap();
+        let device = device(1);
         let saved = saved.unwrap();
         let mut stage = stage(&device, 0..LAYERS, saved.weights());
         let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
@@ -139,8 +146,8 @@ fn a_state_is_a_checkpoint_of_hugging_face_with_others_tensors() {
     expected.push("state.json".to_owned());
     assert_eq!(files, expected);
     let checkpoint = Checkpoint::open(&state).unwrap();
-    config().check::<Cpu>(&checkpoint).unwrap_err();
-    let specs = config().parameters::<Cpu>().unwrap();
+    config().check::<TestDevice>(&checkpoint).unwrap_err();
+    let specs = config().parameters::<TestDevice>().unwrap();
     checkpoint.check(&specs, &["rotary".to_owned()]).unwrap();
     assert_eq!(checkpoint.others(&specs).unwrap(), [other]);
     let index: serde_json::Value =
@@ -242,7 +249,7 @@ fn a_state_of_another_model_is_refused_by_tensor() {
     let mut wider = document();
     wider["intermediate_size"] = json!(32);
     let config = dflop_models::ModelConfig::from_config(&wider).unwrap();
-    let error = config.check::<Cpu>(saved.weights()).unwrap_err().to_string();
+    let error = config.check::<TestDevice>(saved.weights()).unwrap_err().to_string();
     assert!(
         error.contains("`model.layers.0.mlp.gate_proj.weight` to have shape [32, 16], found [24, 16]"),
         "{error}"

@@ -2,18 +2,20 @@
 //!
 //! This binary is also the program: [`saving_process`] reads from the environment where to save.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dflop_comm::{Comm, threads};
-use dflop_device::Cpu;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_models::weights::{Seed, WeightSource};
 use serde_json::json;
 
+use super::device::device;
 use super::model::{LAYERS, run_staged, settings, stage, train_whole, weights};
 use super::support::{Transport, patient, run};
 
@@ -35,7 +37,7 @@ fn saving_process() {
 fn train_and_save(root: &Path, comm: &dyn Comm) {
     let checkpoints = CheckpointDirectory::new(root.join("states"));
     let saved = checkpoints.latest(comm).unwrap();
-    let device = Cpu::new(1).unwrap();
+    let device = device(1);
     let source: &dyn WeightSource = saved.as_ref().map_or(&Seed(1), |saved| saved.weights());
     let layers = [0..2, 2..LAYERS][comm.rank()].clone();
     let mut stage = stage(&device, layers, source);
@@ -104,7 +106,7 @@ fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
     }
     // The weights are equal to those of an uninterrupted run on one rank.
     let saved = CheckpointDirectory::new(root.join("states")).latest(&comm).unwrap().unwrap();
-    let device = Cpu::new(1).unwrap();
+    let device = device(1);
     let mut straight = stage(&device, 0..LAYERS, &Seed(1));
     let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&straight]).unwrap();
     train_whole(&mut straight, &mut optimizer, &comm, saved.step() as usize);

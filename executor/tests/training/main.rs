@@ -8,6 +8,7 @@ mod support;
 
 mod bf16;
 mod checkpoint;
+mod device;
 mod killed;
 mod model;
 mod tensor_parallel;

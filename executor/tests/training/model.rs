@@ -1,10 +1,12 @@
 //! A tiny language model, with steps written by hand: on one rank, or with one stage per rank.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
+use dflop_device::{Dtype, Tensor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_comm::{Comm, Payload, PayloadShape, StepContext};
-use dflop_device::{Buffer, Device};
 use dflop_executor::Result;
 use dflop_executor::optimizer::{
     AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision, UpdateReport,
@@ -78,7 +80,7 @@ pub(crate) fn run_whole<D: Device>(stage: &mut Stage<D>, step: u64, microbatches
         let BlockOutput::Loss(loss) = stage.forward(microbatch, context, None).unwrap() else {
             panic!("all layers")
         };
-        sum += loss;
+        sum += stage.read_loss(microbatch, &loss).unwrap();
         stage.backward(microbatch, None).unwrap();
     }
     sum
@@ -91,16 +93,16 @@ pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step:
     for (microbatch, &length) in LENGTHS.iter().enumerate() {
         let at = StepContext::microbatch(step, microbatch as u32, "rows");
         let shape = PayloadShape::f32(length, WIDTH);
-        let receive = |from: usize| -> Result<D::Floats> {
+        let receive = |from: usize| -> Result<Tensor<D>> {
             Ok(device.upload(&comm.recv(from, 0, at, shape)?.into_f32().expect("rows are f32"))?)
         };
-        let send = |to: usize, rows: &D::Floats| -> Result<()> {
+        let send = |to: usize, rows: &Tensor<D>| -> Result<()> {
             Ok(comm.send(to, 0, at, Payload::f32(shape.rows, shape.cols, device.download(rows)?)?)?)
         };
         let input = if rank > 0 { Some(receive(rank - 1)?) } else { None };
         match stage.forward(microbatch, context(&device, step, microbatch), input)? {
             BlockOutput::Rows(rows) => send(rank + 1, &rows)?,
-            BlockOutput::Loss(loss) => sum += loss,
+            BlockOutput::Loss(loss) => sum += stage.read_loss(microbatch, &loss)?,
         }
         let gradient = if rank < last { Some(receive(rank + 1)?) } else { None };
         if let Some(gradient) = stage.backward(microbatch, gradient)?.filter(|_| rank > 0) {
@@ -122,7 +124,8 @@ fn add_tied<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, peer: usize, step:
     let (_, _, gradient) = all.find(|(spec, ..)| spec.name == TIED).expect("first and last have it");
     let shape = PayloadShape::f32(1, gradient.len());
     comm.send(peer, 1, at, Payload::f32(1, shape.cols, device.download(gradient)?)?)?;
-    let other = device.upload_f32(&comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
+    let other = device
+        .upload_as(Dtype::F32, &comm.recv(peer, 1, at, shape)?.into_f32().expect("gradients are f32"))?;
     Ok(device.add(&other, gradient)?)
 }
 

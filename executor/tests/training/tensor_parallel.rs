@@ -1,28 +1,32 @@
 //! Ranks that share stages: one norm and one checkpoint for any tensor-parallel degree.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use dflop_comm::Comm;
-use dflop_device::{Cpu, Device};
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_models::weights::{Seed, WeightSource};
-use dflop_models::{
-    Activations, FrozenModules, ModuleKind, Stage, StageRange, StageSettings, TensorParallel,
-};
+use dflop_models::{FrozenModules, ModuleKind, Stage, StageRange, StageSettings, TensorParallel};
 
+use super::device::{TestDevice, device};
 use super::model::{LAYERS, config, run_whole, settings};
 use super::support::{Transport, patient, run};
 
 type Whole = BTreeMap<String, Vec<f32>>;
 
-fn stage(group: &Arc<TensorParallel>, source: &dyn WeightSource) -> Stage<Cpu> {
+fn stage(
+    device: &TestDevice,
+    group: &Arc<TensorParallel<TestDevice>>,
+    source: &dyn WeightSource,
+) -> Stage<TestDevice> {
     let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
     let shared = (group.tp_rank().size > 1).then(|| Arc::clone(group));
-    let settings = StageSettings { activations: Activations::Stored, tensor_parallel: shared };
-    config().stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, source).unwrap()
+    let settings = StageSettings { tensor_parallel: shared, ..StageSettings::default() };
+    config().stage_with(device, &range, FrozenModules::default(), settings, source).unwrap()
 }
 
 /// Trains up to a step with this tensor-parallel degree, from the newest checkpoint if any, and saves;
@@ -30,11 +34,12 @@ fn stage(group: &Arc<TensorParallel>, source: &dyn WeightSource) -> Stage<Cpu> {
 fn train(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
     let mut ranks = run(Transport::Threads, degree, patient(), |comm| {
         let comm: Arc<dyn Comm> = Arc::new(comm);
-        let group = Arc::new(TensorParallel::new(Arc::clone(&comm)));
+        let device = device(1);
+        let group = Arc::new(TensorParallel::new(device.clone(), Arc::clone(&comm)));
         let checkpoints = CheckpointDirectory::new(root);
         let saved = checkpoints.latest(&*comm).unwrap();
         let source: &dyn WeightSource = saved.as_ref().map_or(&Seed(1), |saved| saved.weights());
-        let mut stage = stage(&group, source);
+        let mut stage = stage(&device, &group, source);
         let mut optimizer = JobOptimizer::new(settings(Precision::F32), &*comm, [&stage]).unwrap();
         if let Some(saved) = &saved {
             optimizer.restore([&mut stage], saved).unwrap();

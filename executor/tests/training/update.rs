@@ -1,10 +1,11 @@
 //! Updates on one rank and on several.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use dflop_comm::{Comm, Communicator};
-use dflop_device::{Cpu, Device};
 use dflop_executor::Error;
 use dflop_executor::optimizer::{
     AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Ownership, Precision, UpdateReport,
@@ -13,13 +14,14 @@ use dflop_models::weights::{Checkpoint, Seed};
 use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, StageRange, TextBatch};
 use std::sync::Arc;
 
+use super::device::{TestDevice, device};
 use super::model::{LAYERS, mean_loss, run_staged, run_whole, settings, stage, train_whole, weights};
 use super::support::{Transport, patient, run};
 
 type Trained = (BTreeMap<String, Vec<u32>>, Vec<(f64, UpdateReport)>);
 
 fn alone(comm: &Communicator, steps: usize) -> Trained {
-    let device = Cpu::new(1).unwrap();
+    let device = device(1);
     let mut stage = stage(&device, 0..LAYERS, &Seed(1));
     let mut optimizer = JobOptimizer::new(settings(Precision::F32), comm, [&stage]).unwrap();
     let reports = train_whole(&mut stage, &mut optimizer, comm, steps);
@@ -27,7 +29,7 @@ fn alone(comm: &Communicator, steps: usize) -> Trained {
 }
 
 fn staged(comm: &Communicator, cuts: &[usize], steps: usize) -> Trained {
-    let device = Cpu::new(1).unwrap();
+    let device = device(1);
     let mut stage = stage(&device, cuts[comm.rank()]..cuts[comm.rank() + 1], &Seed(1));
     let mut optimizer = JobOptimizer::new(settings(Precision::F32), comm, [&stage]).unwrap();
     let mut reports = Vec::new();
@@ -64,14 +66,14 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage() {
 }
 
 /// Sums the gradients of replicas, as a pipeline does.
-pub(crate) fn reduce(stage: &mut dflop_models::Stage<Cpu>, comm: &dyn Comm, step: u64) {
+pub(crate) fn reduce(stage: &mut dflop_models::Stage<TestDevice>, comm: &dyn Comm, step: u64) {
     let device = stage.device().clone();
     stage.parameters_mut().fold_shared_gradients(&device).unwrap();
     for (_, _, gradient) in stage.parameters_mut().trained_mut() {
         let mut values = device.download(gradient).unwrap();
         let at = dflop_comm::StepContext::step(step, "gradients");
         comm.all_reduce(at, values.as_mut_slice().into()).unwrap();
-        *gradient = device.upload_f32(&values).unwrap();
+        device.write(&values, gradient).unwrap();
     }
 }
 
@@ -79,7 +81,7 @@ pub(crate) fn reduce(stage: &mut dflop_models::Stage<Cpu>, comm: &dyn Comm, step
 fn replicas_with_unequal_microbatches_train_as_one_rank_to_rounding() {
     let (whole, reports) = run(Transport::Threads, 1, patient(), |comm| alone(&comm, 3)).remove(0);
     let ranks = run(Transport::Threads, 2, patient(), |comm| {
-        let device = Cpu::new(1).unwrap();
+        let device = device(1);
         let mut stage = stage(&device, 0..LAYERS, &Seed(1));
         let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
         let mut own_reports = Vec::new();
@@ -108,7 +110,7 @@ fn replicas_with_unequal_microbatches_train_as_one_rank_to_rounding() {
 #[test]
 fn every_parameter_has_one_owner_the_lowest_rank_that_has_it() {
     let ranks = run(Transport::Threads, 3, patient(), |comm| {
-        let device = Cpu::new(1).unwrap();
+        let device = device(1);
         let cuts = [0..2, 2..4, 2..4];
         let stage = stage(&device, cuts[comm.rank()].clone(), &Seed(1));
         let ownership = Ownership::agree(&comm, [&stage]).unwrap();
@@ -125,7 +127,7 @@ fn every_parameter_has_one_owner_the_lowest_rank_that_has_it() {
 fn a_gradient_that_is_no_number_ends_the_job_by_tensor() {
     static AGREED: std::sync::Barrier = std::sync::Barrier::new(2);
     let ranks = run(Transport::Threads, 2, patient(), |comm| {
-        let device = Cpu::new(1).unwrap();
+        let device = device(1);
         let mut stage = stage(&device, [0..2, 2..4][comm.rank()].clone(), &Seed(1));
         let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
         let before = weights(&stage);
@@ -135,7 +137,9 @@ fn a_gradient_that_is_no_number_ends_the_job_by_tensor() {
             let mut all = stage.parameters_mut().trained_mut();
             let (_, _, gradient) =
                 all.find(|(spec, ..)| spec.name.ends_with("layers.3.mlp.up_proj.weight")).unwrap();
-            gradient[7] = f32::NAN;
+            let mut values = device.download(gradient).unwrap();
+            values[7] = f32::NAN;
+            device.write(&values, gradient).unwrap();
         }
         let error = optimizer.update([&mut stage]).unwrap_err();
         assert_eq!(before, weights(&stage), "nothing was updated");
@@ -149,7 +153,7 @@ fn a_gradient_that_is_no_number_ends_the_job_by_tensor() {
 #[test]
 fn frozen_parameters_have_no_state_and_stay() {
     run(Transport::Threads, 1, patient(), |comm| {
-        let device = Cpu::new(1).unwrap();
+        let device = device(1);
         let config = super::model::config();
         let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
         let frozen = FrozenModules { is_llm_frozen: true, ..FrozenModules::default() };
@@ -157,7 +161,7 @@ fn frozen_parameters_have_no_state_and_stay() {
         let before = weights(&stage);
         let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
         let report = optimizer.update([&mut stage]).unwrap();
-        assert_eq!((report.gradient_norm, optimizer.adamw().elements()), (0.0, 0));
+        assert_eq!((report.gradient_norm, optimizer.adamw().bytes()), (0.0, 0));
         assert_eq!(before, weights(&stage));
     });
 }
@@ -175,7 +179,7 @@ fn three_steps_with_clipping_are_those_of_torch() {
     let (ids, labels, positions) = (integers("input_ids"), integers("labels"), integers("positions"));
     let bounds: Vec<i32> = integers("cu_seqlens").into_iter().map(|bound| bound as i32).collect();
     let targets = labels.iter().filter(|&&label| label != -100).count();
-    let device = Cpu::new(1).unwrap();
+    let device = device(1);
     let batch = TextBatch {
         input_ids: &ids,
         labels: &labels,

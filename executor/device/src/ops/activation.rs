@@ -7,6 +7,36 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_len, vectorized};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Activation functions.
+pub trait Activate: Runtime {
+    /// Applies an activation function to every element.
+    fn activate(&self, activation: Activation, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
+    /// Turns the gradient of the activations into the gradient of `x`.
+    fn activate_backward(&self, activation: Activation, x: &Tensor<Self>, d: &mut Tensor<Self>)
+    -> Result<()>;
+}
+
+impl Activate for Cpu {
+    fn activate(&self, activation: Activation, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()> {
+        let x = self.operand(x)?;
+        self.update(y, |y| self.on_pool(|| forward(activation, &x, y)))
+    }
+
+    fn activate_backward(
+        &self,
+        activation: Activation,
+        x: &Tensor<Self>,
+        d: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let x = self.operand(x)?;
+        self.update(d, |d| self.on_pool(|| backward(activation, &x, d)))
+    }
+}
 
 /// Activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

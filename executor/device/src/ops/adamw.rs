@@ -8,6 +8,117 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_len, vectorized};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+use std::ops::Range;
+
+/// Consecutive elements with one weight decay.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecayRange {
+    /// The elements.
+    pub elements: Range<usize>,
+    /// Weight decay as a factor of the learning rate.
+    pub weight_decay: f64,
+}
+
+/// State of the optimizer on a device.
+pub struct AdamWState<'a, D: Runtime> {
+    /// `f32` weights that are updated; `None` if the weights themselves are.
+    pub master: Option<&'a mut Tensor<D>>,
+    /// Means of gradients.
+    pub mean: &'a mut Tensor<D>,
+    /// Means of squares of gradients.
+    pub square: &'a mut Tensor<D>,
+}
+
+/// Clipping and update of weights.
+pub trait Update: Runtime {
+    /// Writes the sum of squares of every tensor to an element of a tensor of `f64`.
+    fn sums_of_squares(&self, tensors: &[(&Tensor<Self>, usize)], into: &mut Tensor<Self>) -> Result<()>;
+    /// Computes the norm of a step and the factor that clips it to `norm_max`.
+    ///
+    /// - `figures`: `f64`, losses, then sums of squares
+    /// - `squares`: which of the figures are sums of squares
+    /// - `into`: `f64`: norm and factor; the factor is NaN if a figure is not finite
+    fn clip_factor(
+        &self,
+        figures: &Tensor<Self>,
+        squares: Range<usize>,
+        norm_max: Option<f64>,
+        into: &mut Tensor<Self>,
+    ) -> Result<()>;
+    /// Takes one optimizer step with the gradients times the factor of
+    /// [`clip_factor`](Self::clip_factor); changes nothing if that is NaN.
+    ///
+    /// - `decays`: cover the weights in order; [`AdamW::weight_decay`] is not read
+    fn adamw(
+        &self,
+        adamw: &AdamW,
+        decays: &[DecayRange],
+        clip: &Tensor<Self>,
+        weights: &mut Tensor<Self>,
+        gradients: &Tensor<Self>,
+        state: AdamWState<'_, Self>,
+    ) -> Result<()>;
+}
+
+/// Constant that `PyTorch` adds to the norm before it divides.
+const EPSILON: f64 = 1e-6;
+
+impl Update for Cpu {
+    fn sums_of_squares(&self, tensors: &[(&Tensor<Self>, usize)], into: &mut Tensor<Self>) -> Result<()> {
+        for &(tensor, index) in tensors {
+            let x = self.operand(tensor)?;
+            into.f64_mut()[index] = self.on_pool(|| super::elementwise::sum_of_squares(&x));
+        }
+        Ok(())
+    }
+
+    fn clip_factor(
+        &self,
+        figures: &Tensor<Self>,
+        squares: Range<usize>,
+        norm_max: Option<f64>,
+        into: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let norm = figures.f64()[squares].iter().sum::<f64>().sqrt();
+        let is_finite = figures.f64().iter().all(|figure| figure.is_finite());
+        let factor = norm_max.map_or(1.0, |norm_max| (norm_max / (norm + EPSILON)).min(1.0));
+        into.f64_mut().copy_from_slice(&[norm, if is_finite { factor } else { f64::NAN }]);
+        Ok(())
+    }
+
+    fn adamw(
+        &self,
+        adamw: &AdamW,
+        decays: &[DecayRange],
+        clip: &Tensor<Self>,
+        weights: &mut Tensor<Self>,
+        gradients: &Tensor<Self>,
+        state: AdamWState<'_, Self>,
+    ) -> Result<()> {
+        let gradient_scale = clip.f64()[1];
+        if gradient_scale.is_nan() {
+            return Ok(());
+        }
+        let gradients = self.operand(gradients)?;
+        let (mean, square) = (state.mean.f32_mut(), state.square.f32_mut());
+        let mut update = |weights: &mut [f32]| {
+            for DecayRange { elements, weight_decay } in decays {
+                let adamw = AdamW { weight_decay: *weight_decay, gradient_scale, ..*adamw };
+                let (weights, gradients) = (&mut weights[elements.clone()], &gradients[elements.clone()]);
+                let (mean, square) = (&mut mean[elements.clone()], &mut square[elements.clone()]);
+                self.on_pool(|| step(&adamw, weights, gradients, mean, square));
+            }
+        };
+        let Some(master) = state.master else { return self.update(weights, update) };
+        update(master.f32_mut());
+        // rounds the master weights into the type of the weights
+        self.update(weights, |weights| weights.copy_from_slice(master.f32()))
+    }
+}
 
 /// Settings of one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]

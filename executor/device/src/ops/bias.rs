@@ -7,6 +7,55 @@ use rayon::prelude::*;
 
 use super::parallel::{add_to, chunk_len, chunk_rows, sum_chunks};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Biases of linear layers.
+pub trait Biases: Runtime {
+    /// Writes the bias into every row of a range of columns.
+    fn bias(&self, bias: &Tensor<Self>, y: &mut Tensor<Self>, columns: Columns) -> Result<()>;
+    /// Accumulates the sums over rows of a range of columns.
+    fn bias_backward(&self, dy: &Tensor<Self>, columns: Columns, d_bias: &mut Tensor<Self>) -> Result<()>;
+    /// Copies `width` columns of every row of a matrix to columns of another one.
+    fn copy_columns(
+        &self,
+        x: &Tensor<Self>,
+        from: Columns,
+        width: usize,
+        y: &mut Tensor<Self>,
+        to: Columns,
+    ) -> Result<()>;
+}
+
+impl Biases for Cpu {
+    fn bias(&self, bias: &Tensor<Self>, y: &mut Tensor<Self>, columns: Columns) -> Result<()> {
+        let bias = self.operand(bias)?;
+        self.update(y, |y| self.on_pool(|| fill(&bias, y, columns)))
+    }
+
+    fn bias_backward(&self, dy: &Tensor<Self>, columns: Columns, d_bias: &mut Tensor<Self>) -> Result<()> {
+        let dy = self.operand(dy)?;
+        self.update(d_bias, |d_bias| self.on_pool(|| backward(&dy, columns, d_bias)))
+    }
+
+    fn copy_columns(
+        &self,
+        x: &Tensor<Self>,
+        from: Columns,
+        width: usize,
+        y: &mut Tensor<Self>,
+        to: Columns,
+    ) -> Result<()> {
+        let x = self.operand(x)?;
+        self.update(y, |y| {
+            for (x, y) in x.chunks(from.stride).zip(y.chunks_mut(to.stride)) {
+                y[to.first..to.first + width].copy_from_slice(&x[from.first..from.first + width]);
+            }
+        })
+    }
+}
 
 /// Range of columns of a row-major matrix, without its width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

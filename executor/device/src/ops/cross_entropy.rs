@@ -7,6 +7,42 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+use std::ops::Range;
+
+/// Cross entropy of logits.
+pub trait CrossEntropy: Runtime {
+    /// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the sum of losses, and adds
+    /// the unscaled sum to a scalar.
+    ///
+    /// - `targets`: word of every row, a range of a tensor of indices
+    /// - `loss`: one `f64`
+    fn cross_entropy(
+        &self,
+        logits: &mut Tensor<Self>,
+        targets: (&Tensor<Self>, Range<usize>),
+        scale: f64,
+        loss: &mut Tensor<Self>,
+    ) -> Result<()>;
+}
+
+impl CrossEntropy for Cpu {
+    fn cross_entropy(
+        &self,
+        logits: &mut Tensor<Self>,
+        (targets, range): (&Tensor<Self>, Range<usize>),
+        scale: f64,
+        loss: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let targets = &targets.u32()[range];
+        loss.f64_mut()[0] +=
+            self.update(logits, |logits| self.on_pool(|| forward_backward(logits, targets, scale)))?;
+        Ok(())
+    }
+}
 
 /// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the sum of losses, and returns
 /// the unscaled sum of losses.

@@ -4,6 +4,85 @@ use rayon::prelude::*;
 
 use super::parallel::{add_to, chunk_len, dot, vectorized};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Consecutive elements that are copied, by their first index in both tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyRange {
+    /// First element that is read.
+    pub from: usize,
+    /// First element that is written.
+    pub to: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+/// Sums, scalings and copies of whole tensors.
+pub trait Elementwise: Runtime {
+    /// Allocates zeros for a pass, in the type of weights and activations.
+    fn zeros(&self, len: usize) -> Result<Tensor<Self>> {
+        let mut tensor = self.alloc(len)?;
+        self.zero(&mut tensor)?;
+        Ok(tensor)
+    }
+    /// Fills with zeros.
+    fn zero(&self, y: &mut Tensor<Self>) -> Result<()>;
+    /// Adds: `y += x`.
+    fn add(&self, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
+    /// Scales: `y *= factor`.
+    fn scale(&self, factor: f32, y: &mut Tensor<Self>) -> Result<()>;
+    /// Copies ranges of a tensor to a tensor of the same type.
+    fn copy_ranges(&self, ranges: &[CopyRange], x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
+    /// Copies a tensor.
+    fn copy(&self, x: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let mut copy = self.alloc_as(x.dtype(), x.len())?;
+        self.copy_ranges(&[CopyRange { from: 0, to: 0, len: x.len() }], x, &mut copy)?;
+        Ok(copy)
+    }
+}
+
+impl Elementwise for Cpu {
+    fn zero(&self, y: &mut Tensor<Self>) -> Result<()> {
+        match y.dtype() {
+            Dtype::F32 => {
+                let y = y.f32_mut();
+                self.on_pool(|| zero(y));
+            }
+            Dtype::Bf16 => y.bf16_mut().fill(half::bf16::ZERO),
+            Dtype::F64 => y.f64_mut().fill(0.0),
+            Dtype::U32 => y.u32_mut().fill(0),
+        }
+        Ok(())
+    }
+
+    fn add(&self, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()> {
+        let x = self.operand(x)?;
+        self.update(y, |y| self.on_pool(|| add(&x, y)))
+    }
+
+    fn scale(&self, factor: f32, y: &mut Tensor<Self>) -> Result<()> {
+        self.update(y, |y| self.on_pool(|| scale(factor, y)))
+    }
+
+    fn copy_ranges(&self, ranges: &[CopyRange], x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()> {
+        fn copy<T: Copy>(ranges: &[CopyRange], x: &[T], y: &mut [T]) {
+            for &CopyRange { from, to, len } in ranges {
+                y[to..to + len].copy_from_slice(&x[from..from + len]);
+            }
+        }
+        match x.dtype() {
+            Dtype::F32 => copy(ranges, x.f32(), y.f32_mut()),
+            Dtype::Bf16 => copy(ranges, x.bf16(), y.bf16_mut()),
+            Dtype::F64 => copy(ranges, x.f64(), y.f64_mut()),
+            Dtype::U32 => copy(ranges, x.u32(), y.u32_mut()),
+        }
+        Ok(())
+    }
+}
 
 /// Adds: `y += x`.
 pub fn add<F: Real>(x: &[F], y: &mut [F]) {

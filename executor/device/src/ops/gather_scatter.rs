@@ -8,6 +8,39 @@ use rayon::prelude::*;
 
 use super::parallel::chunk_rows;
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::device::SparseBuffers;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Selection and weighted sums of rows.
+pub trait GatherScatter: Runtime {
+    /// Adds weighted rows of `x` to rows of `y`.
+    fn gather_scatter(
+        &self,
+        matrix: &SparseBuffers<Self>,
+        columns: usize,
+        x: &Tensor<Self>,
+        y: &mut Tensor<Self>,
+    ) -> Result<()>;
+}
+
+impl GatherScatter for Cpu {
+    fn gather_scatter(
+        &self,
+        matrix: &SparseBuffers<Self>,
+        columns: usize,
+        x: &Tensor<Self>,
+        y: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let SparseBuffers { targets, starts, sources, weights } = matrix;
+        let (x, weights) = (self.operand(x)?, weights.f32());
+        let (targets, starts, sources) = (targets.u32(), starts.u32(), sources.u32());
+        let matrix = SparseView { targets, starts, sources, weights };
+        self.update(y, |y| self.on_pool(|| add(matrix, columns, &x, y)))
+    }
+}
 
 /// Sparse matrix by its non-empty rows.
 #[derive(Debug, Clone, Copy)]

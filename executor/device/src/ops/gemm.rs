@@ -8,7 +8,94 @@
 //! test checks.
 #![expect(unsafe_code, reason = "`gemm` takes raw pointers; bounds are checked here")]
 
+use super::activation::{Activate, Activation};
+use super::bias::{Biases, Columns};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Work on the result of a matrix product that a device can do in the same pass.
+pub enum Epilogue<'a, D: Runtime> {
+    /// None.
+    None,
+    /// Adds a bias to every row.
+    Bias(&'a Tensor<D>),
+    /// Adds a bias to every row if there is one, and writes the activation of the result, whose rows have no
+    /// gaps, to another tensor.
+    Activation(Option<&'a Tensor<D>>, Activation, &'a mut Tensor<D>),
+    /// Accumulates the sums over rows of the transposed first matrix: the gradient of a bias.
+    BiasGradient(&'a mut Tensor<D>),
+}
+
+/// Matrix products.
+pub trait Gemm: Runtime {
+    /// Multiplies matrices: `c = a b`, or `c += a b`.
+    ///
+    /// - `epilogue`: a bias is of the columns of `c`, and not allowed if the product is added
+    fn gemm(
+        &self,
+        shape: GemmShape,
+        a: (&Tensor<Self>, MatrixLayout),
+        b: (&Tensor<Self>, MatrixLayout),
+        is_added: bool,
+        c: (&mut Tensor<Self>, MatrixLayout),
+        epilogue: Epilogue<'_, Self>,
+    ) -> Result<()>;
+}
+
+impl Cpu {
+    fn product(
+        &self,
+        shape: GemmShape,
+        (a, a_layout): (&Tensor<Self>, MatrixLayout),
+        (b, b_layout): (&Tensor<Self>, MatrixLayout),
+        is_added: bool,
+        (c, c_layout): (&mut Tensor<Self>, MatrixLayout),
+    ) -> Result<()> {
+        // `gemm` computes `keep * c + a b`, and does not read `c` if `keep` is 0
+        let keep = if is_added { 1.0 } else { 0.0 };
+        let (a, b, threads) = (self.operand(a)?, self.operand(b)?, self.threads());
+        self.update(c, |c| {
+            self.on_pool(|| gemm(threads, shape, 1.0, (&*a, a_layout), (&*b, b_layout), keep, (c, c_layout)));
+        })
+    }
+}
+
+impl Gemm for Cpu {
+    fn gemm(
+        &self,
+        shape: GemmShape,
+        a: (&Tensor<Self>, MatrixLayout),
+        b: (&Tensor<Self>, MatrixLayout),
+        is_added: bool,
+        (c, c_layout): (&mut Tensor<Self>, MatrixLayout),
+        epilogue: Epilogue<'_, Self>,
+    ) -> Result<()> {
+        let columns = Columns { first: c_layout.offset, stride: c_layout.stride };
+        match epilogue {
+            Epilogue::None => self.product(shape, a, b, is_added, (c, c_layout)),
+            // the product is added to the bias, which saves a pass over the result
+            Epilogue::Bias(bias) => {
+                self.bias(bias, c, columns)?;
+                self.product(shape, a, b, true, (c, c_layout))
+            }
+            Epilogue::Activation(bias, activation, y) => {
+                if let Some(bias) = bias {
+                    self.bias(bias, c, columns)?;
+                }
+                self.product(shape, a, b, bias.is_some() || is_added, (c, c_layout))?;
+                self.activate(activation, c, y)
+            }
+            Epilogue::BiasGradient(d_bias) => {
+                let (dy, layout) = a;
+                self.bias_backward(dy, Columns { first: layout.offset, stride: layout.stride }, d_bias)?;
+                self.product(shape, a, b, is_added, (c, c_layout))
+            }
+        }
+    }
+}
 
 /// Multiply-adds below which a product stays on the calling thread.
 const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;

@@ -7,6 +7,72 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_len, chunk_rows, dot, sum, sum_chunks, vectorized};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Normalization to mean 0 and variance 1.
+pub trait LayerNorm: Runtime {
+    /// Normalizes rows to mean 0 and variance 1; `parameters` are weight and bias.
+    ///
+    /// - `statistics`: `f32`, mean and inverse deviation of every row
+    fn layer_norm(
+        &self,
+        x: &Tensor<Self>,
+        parameters: (&Tensor<Self>, &Tensor<Self>),
+        epsilon: f64,
+        y: &mut Tensor<Self>,
+        statistics: &mut Tensor<Self>,
+    ) -> Result<()>;
+    /// Accumulates the requested gradients.
+    fn layer_norm_backward(
+        &self,
+        dy: &Tensor<Self>,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        statistics: &Tensor<Self>,
+        dx: Option<&mut Tensor<Self>>,
+        parameters: Option<(&mut Tensor<Self>, &mut Tensor<Self>)>,
+    ) -> Result<()>;
+}
+
+impl LayerNorm for Cpu {
+    fn layer_norm(
+        &self,
+        x: &Tensor<Self>,
+        (weight, bias): (&Tensor<Self>, &Tensor<Self>),
+        epsilon: f64,
+        y: &mut Tensor<Self>,
+        statistics: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let (x, weight, bias) = (self.operand(x)?, self.operand(weight)?, self.operand(bias)?);
+        let statistics = statistics.f32_mut();
+        self.update(y, |y| self.on_pool(|| forward(&x, &weight, &bias, epsilon, y, statistics)))
+    }
+
+    fn layer_norm_backward(
+        &self,
+        dy: &Tensor<Self>,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        statistics: &Tensor<Self>,
+        dx: Option<&mut Tensor<Self>>,
+        parameters: Option<(&mut Tensor<Self>, &mut Tensor<Self>)>,
+    ) -> Result<()> {
+        let (dy, x, weight) = (self.operand(dy)?, self.operand(x)?, self.operand(weight)?);
+        let (d_weight, d_bias) = parameters.unzip();
+        self.update_if(dx, |dx| {
+            self.update_if(d_weight, |d_weight| {
+                self.update_if(d_bias, |d_bias| {
+                    let parameters = d_weight.zip(d_bias);
+                    self.on_pool(|| backward(&dy, &x, &weight, statistics.f32(), dx, parameters));
+                    Ok(())
+                })
+            })
+        })
+    }
+}
 
 /// Writes the normalized rows and, for backward, mean and 1 / standard deviation of every row.
 ///

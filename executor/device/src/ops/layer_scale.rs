@@ -4,6 +4,46 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_len, chunk_rows, sum_chunks, vectorized};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Learned scales of columns.
+pub trait LayerScale: Runtime {
+    /// Adds `scale x`, with one scale per column.
+    fn layer_scale(&self, x: &Tensor<Self>, scale: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
+    /// Writes `dx` and accumulates `d_scale`.
+    fn layer_scale_backward(
+        &self,
+        dy: &Tensor<Self>,
+        x: &Tensor<Self>,
+        scale: &Tensor<Self>,
+        dx: &mut Tensor<Self>,
+        d_scale: Option<&mut Tensor<Self>>,
+    ) -> Result<()>;
+}
+
+impl LayerScale for Cpu {
+    fn layer_scale(&self, x: &Tensor<Self>, scale: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()> {
+        let (x, scale) = (self.operand(x)?, self.operand(scale)?);
+        self.update(y, |y| self.on_pool(|| forward(&x, &scale, y)))
+    }
+
+    fn layer_scale_backward(
+        &self,
+        dy: &Tensor<Self>,
+        x: &Tensor<Self>,
+        scale: &Tensor<Self>,
+        dx: &mut Tensor<Self>,
+        d_scale: Option<&mut Tensor<Self>>,
+    ) -> Result<()> {
+        let (dy, x, scale) = (self.operand(dy)?, self.operand(x)?, self.operand(scale)?);
+        self.update_if(d_scale, |d_scale| {
+            self.update(dx, |dx| self.on_pool(|| backward(&dy, &x, &scale, dx, d_scale)))
+        })
+    }
+}
 
 /// Adds `scale x` to `y`, row by row.
 pub fn forward<F: Real>(x: &[F], scale: &[F], y: &mut [F]) {

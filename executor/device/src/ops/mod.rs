@@ -21,6 +21,8 @@ pub mod bias;
 pub mod cross_entropy;
 pub mod elementwise;
 #[cfg(test)]
+pub(crate) mod every_operation;
+#[cfg(test)]
 pub(crate) mod finite_difference;
 pub mod gather_scatter;
 pub mod gemm;

@@ -7,6 +7,67 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_len, chunk_rows, dot, sum_chunks, vectorized};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Normalization by the root mean square.
+pub trait RmsNorm: Runtime {
+    /// Normalizes rows by their root mean square.
+    ///
+    /// - `inverse`: `f32`, the inverse root mean square of every row
+    fn rms_norm(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        epsilon: f64,
+        y: &mut Tensor<Self>,
+        inverse: &mut Tensor<Self>,
+    ) -> Result<()>;
+    /// Accumulates the requested gradients.
+    fn rms_norm_backward(
+        &self,
+        dy: &Tensor<Self>,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        inverse: &Tensor<Self>,
+        dx: Option<&mut Tensor<Self>>,
+        d_weight: Option<&mut Tensor<Self>>,
+    ) -> Result<()>;
+}
+
+impl RmsNorm for Cpu {
+    fn rms_norm(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        epsilon: f64,
+        y: &mut Tensor<Self>,
+        inverse: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let (x, weight, inverse) = (self.operand(x)?, self.operand(weight)?, inverse.f32_mut());
+        self.update(y, |y| self.on_pool(|| forward(&x, &weight, epsilon, y, inverse)))
+    }
+
+    fn rms_norm_backward(
+        &self,
+        dy: &Tensor<Self>,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        inverse: &Tensor<Self>,
+        dx: Option<&mut Tensor<Self>>,
+        d_weight: Option<&mut Tensor<Self>>,
+    ) -> Result<()> {
+        let (dy, x, weight) = (self.operand(dy)?, self.operand(x)?, self.operand(weight)?);
+        self.update_if(dx, |dx| {
+            self.update_if(d_weight, |d_weight| {
+                self.on_pool(|| backward(&dy, &x, &weight, inverse.f32(), dx, d_weight));
+                Ok(())
+            })
+        })
+    }
+}
 
 /// Writes the normalized rows and, for backward, 1 / root mean square of every row.
 ///

@@ -12,6 +12,122 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_len, chunk_rows, vectorized};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+use std::sync::OnceLock;
+
+/// Number of first positions whose sines and cosines are computed once; those of later ones are computed for
+/// every microbatch.
+const KEPT_POSITIONS: usize = 4096;
+
+/// Frequency and position axis of every pair of columns of a head.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    /// Angle per position, for every pair.
+    pub frequencies: Vec<f32>,
+    /// Position axis, for every pair.
+    pub axes: Vec<u8>,
+    /// Sine and cosine of every pair, position by position, once they are computed.
+    kept: OnceLock<Vec<(f32, f32)>>,
+}
+
+impl PartialEq for RopeTable {
+    /// Compares what angles follow from, whether they are computed yet or not.
+    fn eq(&self, other: &Self) -> bool {
+        self.frequencies == other.frequencies && self.axes == other.axes
+    }
+}
+
+impl RopeTable {
+    /// Makes a table of pairs.
+    ///
+    /// # Panics
+    /// If there is not one axis for every frequency.
+    #[must_use]
+    pub fn new(frequencies: Vec<f32>, axes: Vec<u8>) -> Self {
+        assert_eq!(frequencies.len(), axes.len(), "every pair has an axis");
+        Self { frequencies, axes, kept: OnceLock::new() }
+    }
+
+    /// Writes cosines and sines, `[tokens, pairs]`, of positions `[axes, tokens]`.
+    fn fill(&self, positions: &[u32], tokens: usize, cos: &mut [f32], sin: &mut [f32]) {
+        let pairs = self.frequencies.len();
+        if pairs == 0 {
+            return;
+        }
+        let kept = self.kept.get_or_init(|| self.first_angles());
+        let rows = cos.par_chunks_mut(pairs).zip(sin.par_chunks_mut(pairs)).with_min_len(64);
+        rows.enumerate().for_each(|(token, (cos, sin))| {
+            for (pair, (&frequency, &axis)) in self.frequencies.iter().zip(&self.axes).enumerate() {
+                let position = positions[usize::from(axis) * tokens + token];
+                let angle = kept.get(position as usize * pairs + pair);
+                (sin[pair], cos[pair]) = angle.copied().unwrap_or_else(|| sin_cos(position, frequency));
+            }
+        });
+    }
+
+    /// Computes the angles of the first positions.
+    fn first_angles(&self) -> Vec<(f32, f32)> {
+        let of_position =
+            |position| self.frequencies.iter().map(move |&frequency| sin_cos(position, frequency));
+        (0..KEPT_POSITIONS as u32).flat_map(of_position).collect()
+    }
+}
+
+/// Computes sine and cosine by `libm` instead of the system's functions, whose bits differ between machines.
+fn sin_cos(position: u32, frequency: f32) -> (f32, f32) {
+    libm::sincosf(position as f32 * frequency)
+}
+
+/// Rotary positions.
+pub trait Rotate: Runtime {
+    /// Computes cosines and sines, `[tokens, pairs]`, in `f32`.
+    ///
+    /// - `positions`: `[axes, tokens]`
+    fn rope_angles(
+        &self,
+        table: &RopeTable,
+        positions: &Tensor<Self>,
+        tokens: usize,
+    ) -> Result<(Tensor<Self>, Tensor<Self>)>;
+    /// Rotates pairs of columns by the angles of their rows.
+    fn rope(
+        &self,
+        rotation: Rotation,
+        shape: RopeShape,
+        angles: (&Tensor<Self>, &Tensor<Self>),
+        x: &mut Tensor<Self>,
+    ) -> Result<()>;
+}
+
+impl Rotate for Cpu {
+    fn rope_angles(
+        &self,
+        table: &RopeTable,
+        positions: &Tensor<Self>,
+        tokens: usize,
+    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
+        let len = tokens * table.frequencies.len();
+        let mut cos = self.alloc_as(Dtype::F32, len)?;
+        let mut sin = self.alloc_as(Dtype::F32, len)?;
+        let (positions, cosines, sines) = (positions.u32(), cos.f32_mut(), sin.f32_mut());
+        self.on_pool(|| table.fill(positions, tokens, cosines, sines));
+        Ok((cos, sin))
+    }
+
+    fn rope(
+        &self,
+        rotation: Rotation,
+        shape: RopeShape,
+        (cos, sin): (&Tensor<Self>, &Tensor<Self>),
+        x: &mut Tensor<Self>,
+    ) -> Result<()> {
+        self.update(x, |x| self.on_pool(|| rotate(rotation, shape, cos.f32(), sin.f32(), x)))
+    }
+}
 
 /// Direction of the rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +189,29 @@ pub fn rotate<F: Real>(rotation: Rotation, shape: RopeShape, cos: &[F], sin: &[F
 mod tests {
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+
+    #[test]
+    fn kept_angles_have_the_bits_of_computed_ones() {
+        let table = RopeTable::new(vec![1.0, 0.1, 0.01, 0.001], vec![0; 4]);
+        let device = Cpu::new(1).unwrap();
+        let last = KEPT_POSITIONS as u32 - 1;
+        let positions = [0, 7, last, last + 1, 3 * last];
+        let indices = device.upload_indices(&positions).unwrap();
+        let (cos, sin) = device.rope_angles(&table, &indices, positions.len()).unwrap();
+        let expected: Vec<(f32, f32)> = positions
+            .iter()
+            .flat_map(|&position| {
+                table.frequencies.iter().map(move |&frequency| sin_cos(position, frequency))
+            })
+            .collect();
+        let found: Vec<(f32, f32)> = sin.f32().iter().copied().zip(cos.f32().iter().copied()).collect();
+        assert_eq!(found, expected);
+        assert_eq!(
+            table,
+            RopeTable::new(table.frequencies.clone(), vec![0; 4]),
+            "kept angles are not compared"
+        );
+    }
 
     #[test]
     fn the_gradient_matches_finite_differences() {

@@ -7,6 +7,42 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_rows, vectorized};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Gates of an MLP.
+pub trait SiluGate: Runtime {
+    /// Computes `silu(gate) up`.
+    fn silu_gate(&self, gate_up: &Tensor<Self>, columns: usize, y: &mut Tensor<Self>) -> Result<()>;
+    /// Writes the gradients of gate and up.
+    fn silu_gate_backward(
+        &self,
+        dy: &Tensor<Self>,
+        gate_up: &Tensor<Self>,
+        columns: usize,
+        d_gate_up: &mut Tensor<Self>,
+    ) -> Result<()>;
+}
+
+impl SiluGate for Cpu {
+    fn silu_gate(&self, gate_up: &Tensor<Self>, columns: usize, y: &mut Tensor<Self>) -> Result<()> {
+        let gate_up = self.operand(gate_up)?;
+        self.update(y, |y| self.on_pool(|| forward(&gate_up, columns, y)))
+    }
+
+    fn silu_gate_backward(
+        &self,
+        dy: &Tensor<Self>,
+        gate_up: &Tensor<Self>,
+        columns: usize,
+        d_gate_up: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let (dy, gate_up) = (self.operand(dy)?, self.operand(gate_up)?);
+        self.update(d_gate_up, |d_gate_up| self.on_pool(|| backward(&dy, &gate_up, columns, d_gate_up)))
+    }
+}
 
 /// Writes the gated rows.
 ///

@@ -3,6 +3,38 @@
 //! Kernels of a convolution have their taps last in checkpoints and first in products.
 
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Exchange of axes.
+pub trait Transpose: Runtime {
+    /// Exchanges the last two axes, `[.., rows, columns]`, and writes or accumulates.
+    fn transpose(
+        &self,
+        x: &Tensor<Self>,
+        rows: usize,
+        columns: usize,
+        is_added: bool,
+        y: &mut Tensor<Self>,
+    ) -> Result<()>;
+}
+
+impl Transpose for Cpu {
+    fn transpose(
+        &self,
+        x: &Tensor<Self>,
+        rows: usize,
+        columns: usize,
+        is_added: bool,
+        y: &mut Tensor<Self>,
+    ) -> Result<()> {
+        // on the calling thread: only small convolution kernels are transposed
+        let x = self.operand(x)?;
+        self.update(y, |y| transpose(&x, rows, columns, is_added, y))
+    }
+}
 
 /// Writes the transposed matrices, or accumulates them.
 pub fn transpose<F: Real>(x: &[F], rows: usize, columns: usize, is_added: bool, y: &mut [F]) {

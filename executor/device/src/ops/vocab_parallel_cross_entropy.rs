@@ -11,6 +11,98 @@ use rayon::prelude::*;
 
 use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+use std::ops::Range;
+
+/// Numbers of a [`PartialSoftmax`] in a message.
+pub const PARTIAL: usize = 3;
+
+/// Cross entropy of logits whose vocabulary is sharded over ranks.
+pub trait VocabParallelCrossEntropy: Runtime {
+    /// Replaces the logits of this rank's words by exponentials, and writes the partial softmax of every row.
+    ///
+    /// - `targets`: word of every row in the whole vocabulary, a range of a tensor of indices
+    /// - `words`: this rank's words
+    /// - `parts`: `f32`, `[ranks, rows, 3]`: the numbers of `rank` are written
+    fn partial_softmax(
+        &self,
+        logits: &mut Tensor<Self>,
+        targets: (&Tensor<Self>, Range<usize>),
+        words: Range<usize>,
+        rank: usize,
+        parts: &mut Tensor<Self>,
+    ) -> Result<()>;
+    /// Turns these exponentials into the gradient of `scale` times the sum of losses, and adds the unscaled
+    /// sum to a scalar.
+    ///
+    /// - `parts`: of all ranks
+    fn join_softmax(
+        &self,
+        exponentials: &mut Tensor<Self>,
+        targets: (&Tensor<Self>, Range<usize>),
+        words: Range<usize>,
+        rank: usize,
+        parts: &Tensor<Self>,
+        scale: f64,
+        loss: &mut Tensor<Self>,
+    ) -> Result<()>;
+}
+
+/// Returns targets as columns of a part of the vocabulary; `None` for those in another part.
+fn own(targets: &[u32], words: &Range<usize>) -> Vec<Option<u32>> {
+    let own = |&target: &u32| words.contains(&(target as usize)).then(|| target - words.start as u32);
+    targets.iter().map(own).collect()
+}
+
+impl VocabParallelCrossEntropy for Cpu {
+    fn partial_softmax(
+        &self,
+        logits: &mut Tensor<Self>,
+        (targets, range): (&Tensor<Self>, Range<usize>),
+        words: Range<usize>,
+        rank: usize,
+        parts: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let own = own(&targets.u32()[range], &words);
+        let rows = self.update(logits, |logits| self.on_pool(|| forward(logits, &own)))?;
+        let len = PARTIAL * rows.len();
+        let places = parts.f32_mut()[rank * len..][..len].chunks_mut(PARTIAL);
+        for (place, row) in places.zip(&rows) {
+            place.copy_from_slice(&[row.max, row.sum, row.target]);
+        }
+        Ok(())
+    }
+
+    fn join_softmax(
+        &self,
+        exponentials: &mut Tensor<Self>,
+        (targets, range): (&Tensor<Self>, Range<usize>),
+        words: Range<usize>,
+        rank: usize,
+        parts: &Tensor<Self>,
+        scale: f64,
+        loss: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let own = own(&targets.u32()[range], &words);
+        let row = |&[max, sum, target]: &[f32; PARTIAL]| PartialSoftmax { max, sum, target };
+        let all: Vec<PartialSoftmax<f32>> = parts.f32().as_chunks().0.iter().map(row).collect();
+        let mut total = 0.0;
+        let mut factors = Vec::with_capacity(own.len());
+        for row in 0..own.len() {
+            let of_row: Vec<_> = all.iter().skip(row).step_by(own.len()).copied().collect();
+            let (of_row, factor) = join(&of_row, rank, scale);
+            total += of_row;
+            factors.push(factor);
+        }
+        loss.f64_mut()[0] += total;
+        self.update(exponentials, |exponentials| {
+            self.on_pool(|| backward(exponentials, &own, &factors, scale));
+        })
+    }
+}
 
 /// Softmax of a row over a part of the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -6,7 +6,7 @@ use super::input::{EncoderInput, refuse};
 use crate::context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs};
 use crate::error::Result;
 use dflop_device::ops::sparse_rows::SparseRows;
-use dflop_device::{Device, DeviceSparseRows};
+use dflop_device::{Device, DeviceSparseRows, Segments};
 
 impl EncoderConfig {
     /// Checks the media of a microbatch and uploads the inputs of the encoder's stages.
@@ -31,18 +31,20 @@ impl EncoderConfig {
         };
         let rotation = match (&self.arrangement, &plan.rotation) {
             (Arrangement::Native(native), Some([rows, columns])) => {
-                Some(native.rope().table(device, &[rows, columns])?)
+                Some(native.rope().angles(device, &[rows.as_slice(), columns].concat(), rows.len())?)
             }
             _ => None,
         };
         let upload = |mix: &SparseRows| mix.upload(device);
         let stem: Vec<DeviceSparseRows<D>> = plan.stem.iter().map(upload).collect::<Result<_, _>>()?;
         let optional = |mix: &Option<SparseRows>| mix.as_ref().map(upload).transpose();
+        let has_windows = !plan.windows.is_empty();
+        let windows = has_windows.then(|| Segments::new(device, &plan.windows)).transpose()?;
         Ok(MicrobatchContext {
             layers: LayerContext {
                 rows: plan.segments.last().map_or(0, |&rows| rows as usize),
-                segments: plan.segments,
-                windows: plan.windows,
+                segments: Segments::new(device, &plan.segments)?,
+                windows,
                 rotation,
             },
             inputs: ModuleInputs::Encoder(EncoderInputs {

@@ -6,14 +6,14 @@
 
 use super::INIT;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::parameters::Declaration;
 use crate::weights::{Init, ParameterId};
 use dflop_device::DeviceSparseRows;
 use dflop_device::ops::activation::Activation;
 use dflop_device::ops::bias::Columns;
-use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
-use dflop_device::{Buffer, Device};
+use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
+use dflop_device::{Device, Tensor};
 
 /// Number of taps of a kernel.
 pub(super) const TAPS: usize = 3;
@@ -35,7 +35,7 @@ impl Convolution {
     }
 
     /// Returns the kernels with taps before inputs.
-    fn kernels<D: Device>(&self, device: &D, weight: &D::Floats) -> Result<D::Floats> {
+    fn kernels<D: Device>(&self, device: &D, weight: &Tensor<D>) -> Result<Tensor<D>> {
         let mut kernels = device.alloc(weight.len())?;
         device.transpose(weight, self.inputs, TAPS, false, &mut kernels)?;
         Ok(kernels)
@@ -45,22 +45,22 @@ impl Convolution {
     fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
-        x: &D::Floats,
+        x: &Tensor<D>,
         unfold: &DeviceSparseRows<D>,
         saved: &mut SavedActivations<D>,
-    ) -> Result<D::Floats> {
+    ) -> Result<Tensor<D>> {
         let (device, rows, width) = (pass.device, unfold.rows / TAPS, TAPS * self.inputs);
         let mut unfolded = device.zeros(rows * width)?;
         device.gather_scatter(&unfold.forward, self.inputs, x, &mut unfolded)?;
         let kernels = self.kernels(device, pass.parameters.value(self.weight))?;
         let mut before = device.alloc(rows * self.outputs)?;
-        device.bias(pass.parameters.value(self.bias), &mut before, Columns::all(self.outputs))?;
+        let mut y = device.alloc(before.len())?;
+        let bias = pass.parameters.value(self.bias);
         let shape = GemmShape { rows, columns: self.outputs, inner: width };
         let kernels = (&kernels, MatrixLayout::rows(width).transposed());
         let target = (&mut before, MatrixLayout::rows(self.outputs));
-        device.gemm(shape, (&unfolded, MatrixLayout::rows(width)), kernels, true, target)?;
-        let mut y = device.alloc(before.len())?;
-        device.activate(Activation::GeluExact, &before, &mut y)?;
+        let epilogue = Epilogue::Activation(Some(bias), Activation::GeluExact, &mut y);
+        device.gemm(shape, (&unfolded, MatrixLayout::rows(width)), kernels, false, target, epilogue)?;
         saved.keep(unfolded);
         saved.keep(before);
         Ok(y)
@@ -70,10 +70,10 @@ impl Convolution {
     fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        mut d: D::Floats,
+        mut d: Tensor<D>,
         (unfold, rows): (&DeviceSparseRows<D>, Option<usize>),
         saved: &mut SavedActivations<D>,
-    ) -> Result<Option<D::Floats>> {
+    ) -> Result<Option<Tensor<D>>> {
         let (device, width) = (pass.device, TAPS * self.inputs);
         let (before, unfolded) = (saved.take(), saved.take());
         device.activate_backward(Activation::GeluExact, &before, &mut d)?;
@@ -88,7 +88,8 @@ impl Convolution {
             let mut d_kernels = device.alloc(weight.len())?;
             let shape = GemmShape { rows: self.outputs, columns: width, inner: out_rows };
             let target = (&mut d_kernels, by_tap);
-            device.gemm(shape, (&d, by_output.transposed()), (&unfolded, by_tap), false, target)?;
+            let d = (&d, by_output.transposed());
+            device.gemm(shape, d, (&unfolded, by_tap), false, target, Epilogue::None)?;
             device.transpose(&d_kernels, TAPS, self.inputs, true, gradient)?;
         }
         let Some(rows) = rows else { return Ok(None) };
@@ -96,7 +97,8 @@ impl Convolution {
         let kernels = self.kernels(device, weight)?;
         let mut d_unfolded = unfolded;
         let shape = GemmShape { rows: out_rows, columns: width, inner: self.outputs };
-        device.gemm(shape, (&d, by_output), (&kernels, by_tap), false, (&mut d_unfolded, by_tap))?;
+        let target = (&mut d_unfolded, by_tap);
+        device.gemm(shape, (&d, by_output), (&kernels, by_tap), false, target, Epilogue::None)?;
         let mut dx = device.zeros(rows * self.inputs)?;
         device.gather_scatter(&unfold.backward, self.inputs, &d_unfolded, &mut dx)?;
         Ok(Some(dx))
@@ -130,8 +132,8 @@ impl AudioStem {
 impl<D: Device> Block<D> for AudioStem {
     fn forward(
         &self,
-        pass: &ForwardPass<'_, D>,
-        _: Option<D::Floats>,
+        pass: &mut ForwardPass<'_, D>,
+        _: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>> {
         let inputs = pass.context.inputs.encoder()?;
@@ -148,10 +150,10 @@ impl<D: Device> Block<D> for AudioStem {
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        gradient: Option<D::Floats>,
+        gradient: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
         _is_input_needed: bool,
-    ) -> Result<Option<D::Floats>> {
+    ) -> Result<Option<Tensor<D>>> {
         let inputs = pass.context.inputs.encoder()?;
         let d = expect_rows::<D>(gradient, pass.context.layers.rows, self.hidden)?;
         let [first, second] = unfolds(&inputs.stem);

@@ -3,14 +3,14 @@
 
 use super::INIT;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
+use crate::declaration::Declaration;
 use crate::error::{Error, Result};
 use crate::linear::Linear;
 use crate::mlp::{Mlp, MlpNames, MlpSpec};
 use crate::norm::{Norm, NormKind};
-use crate::parameters::Declaration;
 use crate::weights::ParameterId;
 use dflop_device::ops::activation::Activation;
-use dflop_device::{Buffer, Device};
+use dflop_device::{Device, Tensor};
 
 /// Sizes and names of a projector.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,8 +91,8 @@ impl Projector {
 impl<D: Device> Block<D> for Projector {
     fn forward(
         &self,
-        pass: &ForwardPass<'_, D>,
-        input: Option<D::Floats>,
+        pass: &mut ForwardPass<'_, D>,
+        input: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>> {
         let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
@@ -128,10 +128,10 @@ impl<D: Device> Block<D> for Projector {
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        gradient: Option<D::Floats>,
+        gradient: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
         is_input_needed: bool,
-    ) -> Result<Option<D::Floats>> {
+    ) -> Result<Option<Tensor<D>>> {
         let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
         let mut d = super::super::expect_rows::<D>(gradient, inputs.tokens, self.outputs)?;
         let newline = self.newline.and_then(|newline| pass.parameters.gradient_mut(newline));

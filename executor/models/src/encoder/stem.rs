@@ -3,13 +3,13 @@
 
 use super::INIT;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::declaration::Declaration;
 use crate::error::Result;
 use crate::linear::Linear;
 use crate::norm::{Norm, NormKind};
-use crate::parameters::Declaration;
 use crate::weights::{Init, ParameterId};
 use dflop_device::ops::bias::Columns;
-use dflop_device::{Buffer, Device};
+use dflop_device::{Device, Tensor};
 
 /// Sizes and names of a stem.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,11 +70,11 @@ impl PatchStem {
 impl<D: Device> Block<D> for PatchStem {
     fn forward(
         &self,
-        pass: &ForwardPass<'_, D>,
-        _: Option<D::Floats>,
+        pass: &mut ForwardPass<'_, D>,
+        _: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>> {
-        let (device, parameters) = (pass.device, pass.parameters);
+        let (device, parameters) = (pass.device, &pass.parameters);
         let inputs = pass.context.inputs.encoder()?;
         debug_assert_eq!(inputs.medium.len(), inputs.medium_rows * self.patch_inputs);
         let mut rows = self.patches.forward(pass, &inputs.medium, inputs.medium_rows)?;
@@ -100,10 +100,10 @@ impl<D: Device> Block<D> for PatchStem {
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        gradient: Option<D::Floats>,
+        gradient: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
         _is_input_needed: bool,
-    ) -> Result<Option<D::Floats>> {
+    ) -> Result<Option<Tensor<D>>> {
         let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
         let mut d = expect_rows::<D>(gradient, pass.context.layers.rows, self.hidden)?;
         if let Some(norm) = self.norm {

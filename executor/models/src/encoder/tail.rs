@@ -1,10 +1,10 @@
 //! Selects or averages rows of the last layer, with an optional norm before and after.
 
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::declaration::Declaration;
 use crate::error::Result;
 use crate::norm::{Norm, NormKind};
-use crate::parameters::Declaration;
-use dflop_device::{Buffer, Device};
+use dflop_device::{Device, Tensor};
 
 /// Names and epsilons of the layer norms of a tail.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -36,9 +36,9 @@ impl Tail {
 fn normalize<D: Device>(
     norm: Option<Norm>,
     pass: &ForwardPass<'_, D>,
-    x: D::Floats,
+    x: Tensor<D>,
     saved: &mut SavedActivations<D>,
-) -> Result<D::Floats> {
+) -> Result<Tensor<D>> {
     let Some(norm) = norm else { return Ok(x) };
     let (y, statistics) = norm.forward(pass, &x)?;
     saved.keep(x);
@@ -49,9 +49,9 @@ fn normalize<D: Device>(
 fn normalize_backward<D: Device>(
     norm: Option<Norm>,
     pass: &mut BackwardPass<'_, D>,
-    d: D::Floats,
+    d: Tensor<D>,
     saved: &mut SavedActivations<D>,
-) -> Result<D::Floats> {
+) -> Result<Tensor<D>> {
     let Some(norm) = norm else { return Ok(d) };
     let (statistics, x) = (saved.take(), saved.take());
     let mut dx = pass.device.zeros(x.len())?;
@@ -62,8 +62,8 @@ fn normalize_backward<D: Device>(
 impl<D: Device> Block<D> for Tail {
     fn forward(
         &self,
-        pass: &ForwardPass<'_, D>,
-        input: Option<D::Floats>,
+        pass: &mut ForwardPass<'_, D>,
+        input: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>> {
         let inputs = pass.context.inputs.encoder()?;
@@ -80,10 +80,10 @@ impl<D: Device> Block<D> for Tail {
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        gradient: Option<D::Floats>,
+        gradient: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
         _is_input_needed: bool,
-    ) -> Result<Option<D::Floats>> {
+    ) -> Result<Option<Tensor<D>>> {
         let inputs = pass.context.inputs.encoder()?;
         let rows = pass.context.layers.rows;
         let out_rows = inputs.taken.as_ref().map_or(rows, |taken| taken.rows);

@@ -3,8 +3,8 @@
 use super::LlmConfig;
 use crate::context::{LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
 use crate::error::{Error, Result};
-use dflop_device::Device;
 use dflop_device::ops::sparse_rows::SparseRows;
+use dflop_device::{Device, Segments};
 
 /// Label of a token that is not a target.
 pub const IGNORED: i64 = -100;
@@ -58,20 +58,19 @@ impl LlmConfig {
         let rows = batch.positions.len() / tokens.max(1);
         let positions = &batch.positions[if rows > axes { (rows - axes) * tokens } else { 0 }..];
         let positions: Vec<u32> = to_u32("position_ids", positions)?;
-        let by_axis: Vec<&[u32]> = positions.chunks(tokens.max(1)).collect();
         Ok(MicrobatchContext {
             layers: LayerContext {
                 rows: tokens,
-                segments,
-                windows: Vec::new(),
-                rotation: Some(self.rope.table(device, &by_axis)?),
+                segments: Segments::new(device, &segments)?,
+                windows: None,
+                rotation: Some(self.rope.angles(device, &positions, tokens)?),
             },
             inputs: ModuleInputs::Text(TextInputs {
                 embedding: embedding.upload(device)?,
                 words: embedding,
                 media,
                 predictions: predictions.upload(device)?,
-                targets,
+                targets: device.upload_indices(&targets)?,
                 loss_scale: batch.loss_scale,
             }),
         })

@@ -8,11 +8,11 @@ use super::vocabulary::Vocabulary;
 use super::{Embedding, Head};
 use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
 use crate::block::Block;
+use crate::declaration::Declaration;
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerSpec};
 use crate::mlp::{MlpNames, MlpSpec};
 use crate::norm::NormKind;
-use crate::parameters::Declaration;
 use crate::rope::Rope;
 use crate::sharding_check::{self, DimensionFields};
 use crate::weights::Init;
@@ -100,12 +100,11 @@ impl LlmConfig {
         let embedding = format!("{}embed_tokens.weight", self.names.prefix);
         let mut blocks: Vec<Box<dyn Block<D>>> = Vec::new();
         if layers.start == 0 {
-            blocks.push(Box::new(Embedding::declare(
-                declaration,
-                &embedding,
-                [vocabulary, hidden],
-                self.init,
-            )));
+            let block = Embedding::declare(declaration, &embedding, [vocabulary, hidden], self.init);
+            if self.spec.details.has_tied_embeddings {
+                declaration.tie(block.table());
+            }
+            blocks.push(Box::new(block));
         }
         for layer in layers.clone() {
             blocks.push(Box::new(Layer::declare(declaration, &self.layer(layer))));

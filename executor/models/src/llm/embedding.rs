@@ -5,12 +5,12 @@
 
 use super::vocabulary::Vocabulary;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::parameters::Declaration;
 use crate::tensor_parallel;
 use crate::weights::{Init, ParameterId};
-use dflop_device::Device;
 use dflop_device::SparseBuffers;
+use dflop_device::{Device, Tensor};
 
 /// Token embedding. Its input is the encoder tokens, `[media tokens, hidden]`, or none in a microbatch
 /// without media.
@@ -34,13 +34,19 @@ impl Embedding {
         let table = declaration.add_cut(name, &[vocabulary, hidden], init, cut);
         Self { table, vocabulary: Vocabulary::new(vocabulary, tp_rank), hidden }
     }
+
+    /// Parameter of the table.
+    #[must_use]
+    pub const fn table(&self) -> ParameterId {
+        self.table
+    }
 }
 
 impl<D: Device> Block<D> for Embedding {
     fn forward(
         &self,
-        pass: &ForwardPass<'_, D>,
-        input: Option<D::Floats>,
+        pass: &mut ForwardPass<'_, D>,
+        input: Option<Tensor<D>>,
         _: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>> {
         let text = pass.context.inputs.text()?;
@@ -49,7 +55,7 @@ impl<D: Device> Block<D> for Embedding {
         if let Some(tensor) = pass.tensor {
             let own = SparseBuffers::new(pass.device, &text.words.within(&self.vocabulary.own()))?;
             pass.device.gather_scatter(&own, self.hidden, table, &mut y)?;
-            tensor_parallel::all_reduce(pass.device, Some(tensor), &mut y)?;
+            tensor_parallel::all_reduce(Some(tensor), &mut y)?;
         } else {
             pass.device.gather_scatter(&text.embedding.forward, self.hidden, table, &mut y)?;
         }
@@ -63,10 +69,10 @@ impl<D: Device> Block<D> for Embedding {
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        gradient: Option<D::Floats>,
+        gradient: Option<Tensor<D>>,
         _: &mut SavedActivations<D>,
         is_input_needed: bool,
-    ) -> Result<Option<D::Floats>> {
+    ) -> Result<Option<Tensor<D>>> {
         let text = pass.context.inputs.text()?;
         let dy = expect_rows::<D>(gradient, pass.context.layers.rows, self.hidden)?;
         if let Some(gradient) = pass.parameters.gradient_mut(self.table) {

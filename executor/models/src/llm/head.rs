@@ -1,18 +1,22 @@
 //! Last block of a decoder: norm, LM head and loss, only for rows that predict a target.
 //!
-//! Logits are computed in chunks of rows. If all of them fit into [`LOGITS_KEPT`] elements, forward turns
-//! them into their gradient and saves it; otherwise backward recomputes each chunk with the same bits. Each
-//! rank of a tensor-parallel group has the logits of a part of the vocabulary.
+//! Logits are computed in chunks of rows, and turned into their gradient at once: the loss scale is known. If
+//! all of them fit into [`LOGITS_KEPT`] elements, forward saves them. Otherwise forward accumulates the
+//! gradient of the head chunk by chunk and saves the gradient of its input, so that nothing is computed twice.
+//! Each rank of a tensor-parallel group has the logits of a part of the vocabulary.
 
 use super::vocabulary::Vocabulary;
-use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::block::{
+    BackwardPass, Block, BlockOutput, ForwardPass, PassParameters, SavedActivations, expect_rows,
+};
+use crate::declaration::Declaration;
 use crate::error::Result;
 use crate::norm::{Norm, NormKind};
-use crate::parameters::Declaration;
+use crate::parameters::Parameters;
 use crate::tensor_parallel;
 use crate::weights::ParameterId;
-use dflop_device::Device;
-use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
+use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
+use dflop_device::{Device, Dtype, Tensor};
 
 /// Largest number of logits saved from forward to backward: 64 MiB.
 const LOGITS_KEPT: usize = 1 << 24;
@@ -57,50 +61,47 @@ impl Head {
     fn project<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
-        normal: &D::Floats,
+        normal: &Tensor<D>,
         first: usize,
         rows: usize,
-    ) -> Result<D::Floats> {
+    ) -> Result<Tensor<D>> {
         let mut logits = pass.device.alloc(rows * self.vocabulary)?;
         let shape = GemmShape { rows, columns: self.vocabulary, inner: self.hidden };
         let x = (normal, MatrixLayout::rows(self.hidden).at(first * self.hidden));
         let weight = (pass.parameters.value(self.weight), MatrixLayout::rows(self.hidden).transposed());
-        pass.device.gemm(shape, x, weight, false, (&mut logits, MatrixLayout::rows(self.vocabulary)))?;
+        let target = (&mut logits, MatrixLayout::rows(self.vocabulary));
+        pass.device.gemm(shape, x, weight, false, target, Epilogue::None)?;
         Ok(logits)
     }
 
     /// Accumulates the gradients that the logits of some rows contribute.
     fn project_backward<D: Device>(
         &self,
-        pass: &mut BackwardPass<'_, D>,
-        d_logits: &D::Floats,
-        normal: &D::Floats,
+        (device, parameters): (&D, &mut Parameters<D>),
+        d_logits: &Tensor<D>,
+        normal: &Tensor<D>,
         (first, rows): (usize, usize),
-        d_normal: &mut D::Floats,
+        d_normal: &mut Tensor<D>,
     ) -> Result<()> {
         let at = MatrixLayout::rows(self.hidden).at(first * self.hidden);
         let by_row = MatrixLayout::rows(self.vocabulary);
-        let (weight, gradient) = pass.parameters.both(self.weight);
+        let (weight, gradient) = parameters.both(self.weight);
         let shape = GemmShape { rows, columns: self.hidden, inner: self.vocabulary };
-        pass.device.gemm(
-            shape,
-            (d_logits, by_row),
-            (weight, MatrixLayout::rows(self.hidden)),
-            false,
-            (d_normal, at),
-        )?;
+        let weight = (weight, MatrixLayout::rows(self.hidden));
+        device.gemm(shape, (d_logits, by_row), weight, false, (d_normal, at), Epilogue::None)?;
         let Some(gradient) = gradient else { return Ok(()) };
         let shape = GemmShape { rows: self.vocabulary, columns: self.hidden, inner: rows };
         let target = (gradient, MatrixLayout::rows(self.hidden));
-        Ok(pass.device.gemm(shape, (d_logits, by_row.transposed()), (normal, at), true, target)?)
+        let d_logits = (d_logits, by_row.transposed());
+        Ok(device.gemm(shape, d_logits, (normal, at), true, target, Epilogue::None)?)
     }
 }
 
 impl<D: Device> Block<D> for Head {
     fn forward(
         &self,
-        pass: &ForwardPass<'_, D>,
-        input: Option<D::Floats>,
+        pass: &mut ForwardPass<'_, D>,
+        input: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>> {
         let text = pass.context.inputs.text()?;
@@ -110,19 +111,33 @@ impl<D: Device> Block<D> for Head {
         pass.device.gather_scatter(&text.predictions.forward, self.hidden, &x, &mut taken)?;
         drop(x);
         let (normal, statistics) = self.norm.forward(pass, &taken)?;
-        let (mut loss, mut kept) = (0.0, None);
-        for targets in text.targets.chunks(self.chunk(rows)).enumerate() {
-            let (first, targets) = (targets.0 * self.chunk(rows), targets.1);
-            let mut logits = self.project(pass, &normal, first, targets.len())?;
-            let scale = text.loss_scale;
-            loss += self.words.cross_entropy(pass.device, pass.tensor, &mut logits, targets, scale)?;
-            kept = Some(logits);
+        let (device, tensor, scale) = (pass.device, pass.tensor, text.loss_scale);
+        let mut loss = device.zeros_as(Dtype::F64, 1)?;
+        let (mut kept, is_kept) = (None, self.is_kept(rows));
+        let is_trained = matches!(pass.parameters, PassParameters::Train(_));
+        let mut d_normal = (is_trained && !is_kept).then(|| device.alloc(rows * self.hidden)).transpose()?;
+        for first in (0..rows).step_by(self.chunk(rows)) {
+            let chunk = first..rows.min(first + self.chunk(rows));
+            let mut logits = self.project(pass, &normal, first, chunk.len())?;
+            let targets = (&text.targets, chunk.clone());
+            self.words.cross_entropy(device, tensor, &mut logits, targets, (scale, &mut loss))?;
+            match (&mut pass.parameters, &mut d_normal) {
+                (PassParameters::Train(parameters), Some(d_normal)) => {
+                    let part = (first, chunk.len());
+                    self.project_backward((device, parameters), &logits, &normal, part, d_normal)?;
+                }
+                _ => kept = Some(logits),
+            }
         }
-        for buffer in [taken, statistics, normal] {
-            saved.keep(buffer);
-        }
-        if let Some(logits) = kept.filter(|_| self.is_kept(rows)) {
-            saved.keep(logits);
+        saved.keep(taken);
+        saved.keep(statistics);
+        match (d_normal, kept) {
+            (Some(d_normal), _) => saved.keep(d_normal),
+            (None, Some(logits)) if is_kept => {
+                saved.keep(normal);
+                saved.keep(logits);
+            }
+            (None, _) => saved.keep(normal),
         }
         Ok(BlockOutput::Loss(loss))
     }
@@ -130,29 +145,22 @@ impl<D: Device> Block<D> for Head {
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        _: Option<D::Floats>,
+        _: Option<Tensor<D>>,
         saved: &mut SavedActivations<D>,
         is_input_needed: bool,
-    ) -> Result<Option<D::Floats>> {
+    ) -> Result<Option<Tensor<D>>> {
         let (device, text) = (pass.device, pass.context.inputs.text()?);
         let rows = text.targets.len();
         // without rows, forward had no chunk and saved no logits
-        let kept = (self.is_kept(rows) && rows > 0).then(|| saved.take());
-        let (normal, statistics, taken) = (saved.take(), saved.take(), saved.take());
-        let mut d_normal = device.alloc(rows * self.hidden)?;
-        if let Some(d_logits) = kept {
-            self.project_backward(pass, &d_logits, &normal, (0, rows), &mut d_normal)?;
-        } else {
-            for (index, targets) in text.targets.chunks(self.chunk(rows)).enumerate() {
-                let part = (index * self.chunk(rows), targets.len());
-                let BackwardPass { context, tensor, .. } = *pass;
-                let forward = ForwardPass { device, parameters: &*pass.parameters, context, tensor };
-                let mut logits = self.project(&forward, &normal, part.0, part.1)?;
-                self.words.cross_entropy(device, tensor, &mut logits, targets, text.loss_scale)?;
-                self.project_backward(pass, &logits, &normal, part, &mut d_normal)?;
-            }
+        let d_logits = (self.is_kept(rows) && rows > 0).then(|| saved.take());
+        let mut d_normal = saved.take();
+        if let Some(d_logits) = d_logits {
+            let normal = std::mem::replace(&mut d_normal, device.alloc(rows * self.hidden)?);
+            let parameters = (device, &mut *pass.parameters);
+            self.project_backward(parameters, &d_logits, &normal, (0, rows), &mut d_normal)?;
         }
-        tensor_parallel::all_reduce(device, pass.tensor, &mut d_normal)?;
+        let (statistics, taken) = (saved.take(), saved.take());
+        tensor_parallel::all_reduce(pass.tensor, &mut d_normal)?;
         let mut d_taken = device.zeros(rows * self.hidden)?;
         let d_input = is_input_needed.then_some(&mut d_taken);
         self.norm.backward(pass, &d_normal, &taken, &statistics, d_input)?;
@@ -164,7 +172,7 @@ impl<D: Device> Block<D> for Head {
         Ok(Some(dx))
     }
 
-    fn logits(&self, pass: &ForwardPass<'_, D>, input: &D::Floats) -> Result<Option<D::Floats>> {
+    fn logits(&self, pass: &ForwardPass<'_, D>, input: &Tensor<D>) -> Result<Option<Tensor<D>>> {
         let (normal, _) = self.norm.forward(pass, input)?;
         let rows = pass.context.layers.rows;
         let own = self.project(pass, &normal, 0, rows)?;
@@ -180,12 +188,12 @@ mod tests {
 
     use super::*;
     use crate::llm::{LlmConfig, TextBatch};
-    use crate::parameters::Parameters;
+    use crate::parameters::{BUCKET_ELEMENTS, Parameters};
     use crate::tensor_parallel::TensorParallel;
     use crate::weights::Seed;
     use crate::weights::{Init, TpRank};
     use dflop_comm::{Settings, threads};
-    use dflop_device::Cpu;
+    use dflop_device::{Cpu, Runtime};
 
     const VOCABULARY: usize = 40;
     const HIDDEN: usize = 16;
@@ -196,7 +204,7 @@ mod tests {
     }
 
     /// The same on one of several ranks.
-    fn run_part(kept: usize, group: Option<&TensorParallel>) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
+    fn run_part(kept: usize, group: Option<&TensorParallel<Cpu>>) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
         let tensor = group.map(|group| group.pass(Some(0), "head"));
         let tp_rank = group.map_or(TpRank::ALONE, TensorParallel::tp_rank);
         let device = Cpu::new(2).unwrap();
@@ -221,16 +229,20 @@ mod tests {
         let weight = declaration.add_cut("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3), cut);
         let mut head = Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], 1e-5);
         head.kept = kept;
-        let mut parameters = Parameters::new(&device, declaration.into_specs(), &Seed(1)).unwrap();
+        let mut parameters =
+            Parameters::new(&device, declaration.into_specs(), &Seed(1), BUCKET_ELEMENTS).unwrap();
         let x: Vec<f32> = (0..30 * HIDDEN).map(|i| ((i * 7) % 13) as f32 / 6.0 - 1.0).collect();
         let mut saved = SavedActivations::default();
-        let pass = ForwardPass { device: &device, parameters: &parameters, context: &context, tensor };
-        let output = head.forward(&pass, Some(device.upload(&x).unwrap()), &mut saved).unwrap();
+        let trained = PassParameters::Train(&mut parameters);
+        let mut pass = ForwardPass { device: &device, parameters: trained, context: &context, tensor };
+        let output = head.forward(&mut pass, Some(device.upload(&x).unwrap()), &mut saved).unwrap();
         let BlockOutput::Loss(loss) = output else { panic!("a head has a loss") };
+        let loss = device.read(&loss).unwrap()[0];
         let parameters_mut = &mut parameters;
         let mut pass =
             BackwardPass { device: &device, parameters: parameters_mut, context: &context, tensor };
-        let dx = head.backward(&mut pass, None, &mut saved, true).unwrap().unwrap().to_vec();
+        let dx = head.backward(&mut pass, None, &mut saved, true).unwrap().unwrap();
+        let dx = device.download(&dx).unwrap();
         assert_eq!(saved.elements(), 0);
         (loss, dx, parameters.gradients(&device).unwrap().into_values().collect())
     }
@@ -255,8 +267,12 @@ mod tests {
         for kept in [LOGITS_KEPT, 27 * 14, 27 * 13, 5 * 14, 1] {
             let ranks = threads::world(3, Settings::default()).unwrap();
             let parts: Vec<_> = std::thread::scope(|scope| {
-                let start =
-                    |comm| scope.spawn(move || run_part(kept, Some(&TensorParallel::new(Arc::new(comm)))));
+                let start = |comm| {
+                    scope.spawn(move || {
+                        let device = Cpu::new(1).unwrap();
+                        run_part(kept, Some(&TensorParallel::new(device, Arc::new(comm))))
+                    })
+                };
                 let threads: Vec<_> = ranks.into_iter().map(start).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });

@@ -7,8 +7,8 @@ use std::ops::Range;
 use crate::error::Result;
 use crate::tensor_parallel::TensorPass;
 use crate::weights::{AxisPartition, TpRank};
-use dflop_device::Device;
-use dflop_device::ops::vocab_parallel_cross_entropy::{PartialSoftmax, join};
+use dflop_device::ops::vocab_parallel_cross_entropy::PARTIAL;
+use dflop_device::{Device, Dtype, Tensor};
 
 /// Contiguous parts of the vocabulary on all ranks; the first parts are longer by one if there is a
 /// remainder.
@@ -46,59 +46,34 @@ impl Vocabulary {
         self.sizes.first().copied().unwrap_or(0)
     }
 
-    /// Replaces the logits of this rank's words by their gradient and returns the sum of losses.
+    /// Replaces the logits of this rank's words by their gradient, and adds the sum of losses to a scalar.
     pub(super) fn cross_entropy<D: Device>(
         &self,
         device: &D,
-        tensor: Option<TensorPass<'_>>,
-        logits: &mut D::Floats,
-        targets: &[u32],
-        scale: f64,
-    ) -> Result<f64> {
-        let Some(tensor) = tensor else { return Ok(device.cross_entropy(logits, targets, scale)?) };
-        let own =
-            |&target: &u32| self.own.contains(&(target as usize)).then(|| target - self.own.start as u32);
-        let own: Vec<Option<u32>> = targets.iter().map(own).collect();
-        let rows = device.vocab_parallel_cross_entropy(logits, &own)?;
-        let all = self.exchange(tensor, &rows)?;
-        let mut loss = 0.0;
-        let mut factors = Vec::with_capacity(rows.len());
-        for row in 0..rows.len() {
-            let parts: Vec<PartialSoftmax<f32>> = all.iter().map(|parts| parts[row]).collect();
-            let (of_row, factor) = join(&parts, self.tp_rank.rank, scale);
-            loss += of_row;
-            factors.push(factor);
-        }
-        device.vocab_parallel_cross_entropy_backward(logits, &own, &factors, scale)?;
-        Ok(loss)
-    }
-
-    /// Exchanges the partial softmax of every row with all ranks.
-    fn exchange(
-        &self,
-        tensor: TensorPass<'_>,
-        own: &[PartialSoftmax<f32>],
-    ) -> Result<Vec<Vec<PartialSoftmax<f32>>>> {
+        tensor: Option<TensorPass<'_, D>>,
+        logits: &mut Tensor<D>,
+        (targets, rows): (&Tensor<D>, Range<usize>),
+        (scale, loss): (f64, &mut Tensor<D>),
+    ) -> Result<()> {
+        let Some(tensor) = tensor else {
+            return Ok(device.cross_entropy(logits, (targets, rows), scale, loss)?);
+        };
         let TpRank { rank, size } = self.tp_rank;
-        let part = 3 * own.len();
-        let mut all = vec![0.0; size * part];
-        for (place, row) in all[rank * part..].chunks_mut(3).zip(own) {
-            place.copy_from_slice(&[row.max, row.sum, row.target]);
-        }
-        tensor.group.comm().all_gather(tensor.at, all.as_mut_slice().into(), &vec![part; size])?;
-        let row = |&[max, sum, target]: &[f32; 3]| PartialSoftmax { max, sum, target };
-        let rank = |rank: usize| all[rank * part..][..part].as_chunks().0.iter().map(row).collect();
-        Ok((0..size).map(rank).collect())
+        let part = PARTIAL * rows.len();
+        let mut parts = device.alloc_as(Dtype::F32, size * part)?;
+        device.partial_softmax(logits, (targets, rows.clone()), self.own(), rank, &mut parts)?;
+        tensor.group.tensors().all_gather(tensor.at, &mut parts, &vec![part; size])?;
+        Ok(device.join_softmax(logits, (targets, rows), self.own(), rank, &parts, scale, loss)?)
     }
 
     /// Joins the logits of all ranks: `[rows, vocabulary]`, on every rank.
     pub(super) fn gather<D: Device>(
         &self,
         device: &D,
-        tensor: Option<TensorPass<'_>>,
-        own: D::Floats,
+        tensor: Option<TensorPass<'_, D>>,
+        own: Tensor<D>,
         rows: usize,
-    ) -> Result<D::Floats> {
+    ) -> Result<Tensor<D>> {
         let Some(tensor) = tensor else { return Ok(own) };
         let words: usize = self.sizes.iter().sum();
         let mut all = vec![0.0; rows * words];

@@ -5,17 +5,29 @@ use std::sync::Arc;
 use super::{Activations, Stage, StageOptions};
 use crate::error::Result;
 use crate::model_config::{FrozenModules, ModelConfig, StageRange};
+use crate::parameters::BUCKET_ELEMENTS;
 use crate::tensor_parallel::TensorParallel;
 use crate::weights::WeightSource;
 use dflop_device::Device;
 
 /// Options of a stage that do not depend on the model.
-#[derive(Debug, Clone, Default)]
-pub struct StageSettings {
+#[derive(Debug, Clone)]
+pub struct StageSettings<D: Device> {
     /// Activations that are kept per layer.
     pub activations: Activations,
     /// Ranks that share the layers of the stage; `None` if this rank has all of them.
-    pub tensor_parallel: Option<Arc<TensorParallel>>,
+    pub tensor_parallel: Option<Arc<TensorParallel<D>>>,
+    /// Elements of a bucket of gradients, which are summed over replicas in one collective; a larger
+    /// parameter has one to itself. The same on all ranks.
+    pub bucket_elements: usize,
+}
+
+impl<D: Device> Default for StageSettings<D> {
+    /// All activations are stored, this rank has all of the layers, and buckets have [`BUCKET_ELEMENTS`].
+    fn default() -> Self {
+        let activations = Activations::default();
+        Self { activations, tensor_parallel: None, bucket_elements: BUCKET_ELEMENTS }
+    }
 }
 
 impl ModelConfig {
@@ -32,7 +44,7 @@ impl ModelConfig {
         activations: Activations,
         source: &dyn WeightSource,
     ) -> Result<Stage<D>> {
-        let settings = StageSettings { activations, tensor_parallel: None };
+        let settings = StageSettings { activations, ..StageSettings::default() };
         self.stage_with(device, range, frozen, settings, source)
     }
 
@@ -46,15 +58,16 @@ impl ModelConfig {
         device: &D,
         range: &StageRange,
         frozen: FrozenModules,
-        settings: StageSettings,
+        settings: StageSettings<D>,
         source: &dyn WeightSource,
     ) -> Result<Stage<D>> {
-        let StageSettings { activations, tensor_parallel } = settings;
+        let StageSettings { activations, tensor_parallel, bucket_elements } = settings;
         let StageRange { module, layers } = range;
         let options = StageOptions {
             name: format!("{module:?} {}..{}", layers.start, layers.end),
             activations,
             is_input_trained: self.is_input_trained(range, frozen),
+            bucket_elements,
         };
         let blocks = self.stage_blocks(range, frozen, tensor_parallel)?;
         Stage::new(device.clone(), options, blocks, source)

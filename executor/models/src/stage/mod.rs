@@ -17,13 +17,13 @@ use std::sync::Arc;
 
 use crate::context::MicrobatchContext;
 use crate::error::{Error, Result};
-use crate::parameters::Parameters;
+use crate::parameters::{BUCKET_ELEMENTS, Parameters};
 use crate::tensor_parallel::TensorParallel;
 use crate::weights::WeightSource;
-use crate::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, StageBlocks};
+use crate::{BackwardPass, Block, BlockOutput, ForwardPass, PassParameters, SavedActivations, StageBlocks};
 pub use assemble::assemble;
 pub use build::StageSettings;
-use dflop_device::Device;
+use dflop_device::{Device, Tensor};
 
 /// Activations that a stage keeps of a layer between forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -44,13 +44,20 @@ pub struct StageOptions {
     pub activations: Activations,
     /// Whether the input has a gradient, because an earlier stage or an encoder is trained.
     pub is_input_trained: bool,
+    /// Elements of a bucket of gradients.
+    pub bucket_elements: usize,
 }
 
 impl StageOptions {
     /// Makes options of a stage that stores all activations and whose input has a gradient.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), activations: Activations::Stored, is_input_trained: true }
+        Self {
+            name: name.into(),
+            activations: Activations::Stored,
+            is_input_trained: true,
+            bucket_elements: BUCKET_ELEMENTS,
+        }
     }
 }
 
@@ -77,7 +84,7 @@ pub struct Stage<D: Device> {
     parameters: Parameters<D>,
     in_flight: BTreeMap<usize, InFlight<D>>,
     /// Ranks that have the other parts of the layers.
-    tensor: Option<Arc<TensorParallel>>,
+    tensor: Option<Arc<TensorParallel<D>>>,
 }
 
 impl<D: Device> Stage<D> {
@@ -91,7 +98,8 @@ impl<D: Device> Stage<D> {
         blocks: StageBlocks<D>,
         source: &dyn WeightSource,
     ) -> Result<Self> {
-        let parameters = Parameters::new(&device, blocks.declaration.into_specs(), source)?;
+        let specs = blocks.declaration.into_specs();
+        let parameters = Parameters::new(&device, specs, source, options.bucket_elements)?;
         let mut is_reached = options.is_input_trained;
         let mut has_backward = Vec::with_capacity(blocks.blocks.len());
         let mut needs_input = Vec::with_capacity(blocks.blocks.len());
@@ -121,28 +129,26 @@ impl<D: Device> Stage<D> {
     ///
     /// # Errors
     /// [`Error::Input`] if the input does not fit the context, [`Error::Order`] if the microbatch is in
-    /// flight, [`Error::Loss`] if the loss is not finite, [`Error::Comm`] if another rank of a
-    /// tensor-parallel group failed. If a pass fails on a rank of such a group, the rank ends the job,
+    /// flight, [`Error::Comm`] if another rank of a tensor-parallel group failed. If a pass fails on a rank of such a group, the rank ends the job,
     /// because the others wait for it.
     pub fn forward(
         &mut self,
         microbatch: usize,
         context: Arc<MicrobatchContext<D>>,
-        input: Option<D::Floats>,
+        input: Option<Tensor<D>>,
     ) -> Result<BlockOutput<D>> {
         if self.in_flight.contains_key(&microbatch) {
             return Err(self.order(microbatch, "is in flight already"));
         }
         let at = (Some(microbatch), "tensor-parallel forward");
-        let result = self.on_device(|| self.run_blocks(&context, at, input));
+        let device = self.device.clone();
+        let result = if self.tensor.is_some() {
+            self.train_blocks(&context, at, input)
+        } else {
+            device.run(|| self.train_blocks(&context, at, input))
+        };
         let result = result.map_err(|error| error.while_allocating(|| self.forward_of(microbatch)));
         let (output, saved) = self.or_end_job(at, result)?;
-        // reported here with its microbatch, before it reaches the gradients of all ranks
-        if let BlockOutput::Loss(loss) = output
-            && !loss.is_finite()
-        {
-            return Err(Error::Loss { stage: self.options.name.clone(), microbatch, loss });
-        }
         // without a backward, nothing would remove the microbatch again
         if self.has_backward() {
             self.in_flight.insert(microbatch, InFlight { context, saved });
@@ -154,24 +160,27 @@ impl<D: Device> Stage<D> {
     pub fn evaluate(
         &self,
         context: &MicrobatchContext<D>,
-        input: Option<D::Floats>,
+        input: Option<Tensor<D>>,
     ) -> Result<BlockOutput<D>> {
-        self.on_device(|| Ok(self.run_blocks(context, (None, "tensor-parallel evaluate"), input)?.0))
+        self.on_device(|| {
+            let mut pass = self.pass(context, (None, "tensor-parallel evaluate"));
+            Ok(self.blocks().run(&mut pass, input)?.0)
+        })
     }
 
     /// Computes the logits of all rows, `[rows, vocabulary]`; `None` for a stage without the LM head.
     pub fn logits(
         &self,
         context: &MicrobatchContext<D>,
-        input: Option<D::Floats>,
-    ) -> Result<Option<D::Floats>> {
+        input: Option<Tensor<D>>,
+    ) -> Result<Option<Tensor<D>>> {
         self.on_device(|| {
             let Some((last, before)) = self.blocks.split_last() else { return Ok(None) };
-            let pass = self.pass(context, (None, "tensor-parallel logits"));
+            let mut pass = self.pass(context, (None, "tensor-parallel logits"));
             let mut rows = input;
             for block in before {
                 if let BlockOutput::Rows(output) =
-                    block.forward(&pass, rows.take(), &mut SavedActivations::default())?
+                    block.forward(&mut pass, rows.take(), &mut SavedActivations::default())?
                 {
                     rows = Some(output);
                 }
@@ -204,39 +213,44 @@ impl<D: Device> Stage<D> {
         (microbatch, action): PassName<'_>,
     ) -> ForwardPass<'a, D> {
         let tensor = self.tensor.as_ref().map(|tensor| tensor.pass(microbatch, action));
-        ForwardPass { device: &self.device, parameters: &self.parameters, context, tensor }
+        let parameters = PassParameters::Read(&self.parameters);
+        ForwardPass { device: &self.device, parameters, context, tensor }
     }
 
-    fn run_blocks(
-        &self,
-        context: &MicrobatchContext<D>,
-        at: PassName<'_>,
-        mut input: Option<D::Floats>,
-    ) -> Result<(BlockOutput<D>, Vec<SavedActivations<D>>)> {
-        let pass = self.pass(context, at);
-        let mut all = Vec::with_capacity(self.blocks.len());
-        for (index, block) in self.blocks.iter().enumerate() {
-            let mut saved = SavedActivations::default();
-            let output = block.forward(&pass, input.take(), &mut saved)?;
-            if !self.has_backward[index] {
-                saved = SavedActivations::default();
-            } else if self.is_recomputed(index) {
-                saved.keep_input_only();
-            }
-            all.push(saved);
-            match output {
-                BlockOutput::Rows(rows) => input = Some(rows),
-                // only the last block of a model returns a loss
-                loss @ BlockOutput::Loss(_) => return Ok((loss, all)),
-            }
+    fn blocks(&self) -> BlockList<'_, D> {
+        BlockList {
+            blocks: &self.blocks,
+            has_backward: &self.has_backward,
+            activations: self.options.activations,
         }
-        let problem = "is missing, a stage without blocks needs it".to_owned();
-        let rows = input.ok_or(Error::Input { input: "rows of the stage before", problem })?;
-        Ok((BlockOutput::Rows(rows), all))
     }
 
-    fn is_recomputed(&self, block: usize) -> bool {
-        self.options.activations == Activations::Recomputed && self.blocks[block].is_recomputable()
+    /// Runs the blocks, with a backward to follow if anything in the stage or before it is trained.
+    fn train_blocks(
+        &mut self,
+        context: &MicrobatchContext<D>,
+        (microbatch, action): PassName<'_>,
+        input: Option<Tensor<D>>,
+    ) -> Result<(BlockOutput<D>, Vec<SavedActivations<D>>)> {
+        let Self { device, parameters, tensor, blocks, has_backward, options, .. } = self;
+        let tensor = tensor.as_ref().map(|tensor| tensor.pass(microbatch, action));
+        let is_trained = has_backward.last().copied().unwrap_or(false);
+        let parameters =
+            if is_trained { PassParameters::Train(parameters) } else { PassParameters::Read(parameters) };
+        let mut pass = ForwardPass { device, parameters, context, tensor };
+        BlockList { blocks, has_backward, activations: options.activations }.run(&mut pass, input)
+    }
+
+    /// Reads the loss of a microbatch, which waits for the device.
+    ///
+    /// # Errors
+    /// [`Error::Loss`] if it is not finite.
+    pub fn read_loss(&self, microbatch: usize, loss: &Tensor<D>) -> Result<f64> {
+        let loss = self.device.read(loss)?.iter().sum::<f64>();
+        if loss.is_finite() {
+            return Ok(loss);
+        }
+        Err(Error::Loss { stage: self.options.name.clone(), microbatch, loss })
     }
 
     /// Runs backward on a microbatch: accumulates the gradients of parameters and returns the gradient of the
@@ -248,7 +262,7 @@ impl<D: Device> Stage<D> {
     ///
     /// # Errors
     /// [`Error::Order`] if the microbatch is not in flight, [`Error::Input`] if the gradient does not fit.
-    pub fn backward(&mut self, microbatch: usize, gradient: Option<D::Floats>) -> Result<Option<D::Floats>> {
+    pub fn backward(&mut self, microbatch: usize, gradient: Option<Tensor<D>>) -> Result<Option<Tensor<D>>> {
         self.backward_with(microbatch, gradient, |_, _| Ok(()))
     }
 
@@ -263,9 +277,9 @@ impl<D: Device> Stage<D> {
     pub fn backward_with(
         &mut self,
         microbatch: usize,
-        gradient: Option<D::Floats>,
-        done: impl FnMut(&Parameters<D>, usize) -> Result<()> + Send,
-    ) -> Result<Option<D::Floats>> {
+        gradient: Option<Tensor<D>>,
+        done: impl FnMut(&mut Parameters<D>, usize) -> Result<()> + Send,
+    ) -> Result<Option<Tensor<D>>> {
         if !self.has_backward() {
             return Ok(None);
         }
@@ -292,9 +306,9 @@ impl<D: Device> Stage<D> {
         &mut self,
         at: PassName<'_>,
         in_flight: InFlight<D>,
-        mut gradient: Option<D::Floats>,
-        mut done: impl FnMut(&Parameters<D>, usize) -> Result<()>,
-    ) -> Result<Option<D::Floats>> {
+        mut gradient: Option<Tensor<D>>,
+        mut done: impl FnMut(&mut Parameters<D>, usize) -> Result<()>,
+    ) -> Result<Option<Tensor<D>>> {
         let InFlight { context, saved } = in_flight;
         let group = self.tensor.clone();
         let tensor = group.as_ref().map(|group| group.pass(at.0, at.1));
@@ -303,9 +317,9 @@ impl<D: Device> Stage<D> {
                 return Ok(None);
             }
             let block = &self.blocks[index];
-            if self.is_recomputed(index) {
+            if self.blocks().is_recomputed(index) {
                 let input = saved.take();
-                block.forward(&self.pass(&context, at), Some(input), &mut saved)?;
+                block.forward(&mut self.pass(&context, at), Some(input), &mut saved)?;
             }
             let parameters = &mut self.parameters;
             let mut pass = BackwardPass { device: &self.device, parameters, context: &context, tensor };
@@ -313,7 +327,7 @@ impl<D: Device> Stage<D> {
             let first = self.first_parameters[index];
             // blocks that were declared together complete together
             if index == 0 || self.first_parameters[index - 1] != first {
-                done(&self.parameters, first)?;
+                done(&mut self.parameters, first)?;
             }
         }
         Ok(if self.options.is_input_trained { gradient } else { None })
@@ -338,7 +352,7 @@ impl<D: Device> Stage<D> {
 
     /// Ranks that have the other parts of the layers; `None` if this rank has all of them.
     #[must_use]
-    pub fn tensor_parallel(&self) -> Option<&TensorParallel> {
+    pub fn tensor_parallel(&self) -> Option<&TensorParallel<D>> {
         self.tensor.as_deref()
     }
 
@@ -371,15 +385,54 @@ impl<D: Device> Stage<D> {
         self.in_flight.len()
     }
 
-    /// Size of the saved activations, at 4 bytes per element.
+    /// Size of the saved activations in bytes.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
         let saved = self.in_flight.values().flat_map(|microbatch| &microbatch.saved);
-        saved.map(|saved| 4 * saved.elements() as u64).sum()
+        saved.map(SavedActivations::bytes).sum()
     }
 
     /// Drops the saved activations of all microbatches in flight.
     pub fn forget(&mut self) {
         self.in_flight.clear();
+    }
+}
+
+/// Blocks of a stage, and what a forward pass saves of them.
+struct BlockList<'a, D: Device> {
+    blocks: &'a [Box<dyn Block<D>>],
+    has_backward: &'a [bool],
+    activations: Activations,
+}
+
+impl<D: Device> BlockList<'_, D> {
+    fn run(
+        &self,
+        pass: &mut ForwardPass<'_, D>,
+        mut input: Option<Tensor<D>>,
+    ) -> Result<(BlockOutput<D>, Vec<SavedActivations<D>>)> {
+        let mut all = Vec::with_capacity(self.blocks.len());
+        for (index, block) in self.blocks.iter().enumerate() {
+            let mut saved = SavedActivations::default();
+            let output = block.forward(pass, input.take(), &mut saved)?;
+            if !self.has_backward[index] {
+                saved = SavedActivations::default();
+            } else if self.is_recomputed(index) {
+                saved.keep_input_only();
+            }
+            all.push(saved);
+            match output {
+                BlockOutput::Rows(rows) => input = Some(rows),
+                // only the last block of a model returns a loss
+                loss @ BlockOutput::Loss(_) => return Ok((loss, all)),
+            }
+        }
+        let problem = "is missing, a stage without blocks needs it".to_owned();
+        let rows = input.ok_or(Error::Input { input: "rows of the stage before", problem })?;
+        Ok((BlockOutput::Rows(rows), all))
+    }
+
+    fn is_recomputed(&self, block: usize) -> bool {
+        self.activations == Activations::Recomputed && self.blocks[block].is_recomputable()
     }
 }

@@ -35,6 +35,8 @@ pub struct ParameterSpec {
     /// Parameter whose values this one shares, for a tied LM head. It has its own gradient until
     /// [`Parameters::fold_shared_gradients`](crate::parameters::Parameters::fold_shared_gradients).
     pub shares: Option<ParameterId>,
+    /// Whether another block uses the parameter, too, in this stage or in another one.
+    pub is_tied: bool,
 }
 
 impl ParameterSpec {

@@ -81,6 +81,7 @@ mod tests {
             init: Init::Normal(0.5),
             is_trained: true,
             shares: None,
+            is_tied: false,
         };
         let values = Seed(1).values(&spec("a")).unwrap();
         let moment =

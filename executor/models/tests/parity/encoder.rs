@@ -1,9 +1,11 @@
 //! Recorded media of a model.
 
-use dflop_device::Cpu;
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use dflop_models::MicrobatchContext;
 use dflop_models::encoder::{EncoderConfig, EncoderInput, TiledMedium};
 
+use super::device::TestDevice;
 use super::fixture::Fixture;
 
 /// Ids of placeholders of images, audio and videos.
@@ -19,8 +21,8 @@ pub(crate) fn encoder_of(fixture: &Fixture) -> EncoderConfig {
 pub(crate) fn encoder_context(
     fixture: &Fixture,
     config: &EncoderConfig,
-    device: &Cpu,
-) -> MicrobatchContext<Cpu> {
+    device: &TestDevice,
+) -> MicrobatchContext<TestDevice> {
     let unsigned = |name: &str| -> Vec<u32> {
         fixture.integers(name).into_iter().map(|value| u32::try_from(value).unwrap()).collect()
     };

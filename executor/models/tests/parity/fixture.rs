@@ -1,10 +1,12 @@
 //! Records of a model, and the comparison with them.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use dflop_device::Cpu;
+use super::device::TestDevice;
 use dflop_models::weights::{Checkpoint, WeightSource};
 use dflop_models::{BlockOutput, LlmConfig, MicrobatchContext, Stage, StageBlocks, StageOptions, TextBatch};
 use serde_json::Value;
@@ -109,7 +111,7 @@ impl Text {
         1.0 / self.labels.iter().filter(|&&label| label != -100).count() as f64
     }
 
-    pub(crate) fn context(&self, config: &LlmConfig, device: &Cpu) -> MicrobatchContext<Cpu> {
+    pub(crate) fn context(&self, config: &LlmConfig, device: &TestDevice) -> MicrobatchContext<TestDevice> {
         let batch = TextBatch {
             input_ids: &self.input_ids,
             labels: &self.labels,
@@ -126,8 +128,8 @@ impl Text {
         &self,
         sample: usize,
         config: &LlmConfig,
-        device: &Cpu,
-    ) -> MicrobatchContext<Cpu> {
+        device: &TestDevice,
+    ) -> MicrobatchContext<TestDevice> {
         let (start, end) = (self.cu_seqlens[sample] as usize, self.cu_seqlens[sample + 1] as usize);
         let axes = self.positions.chunks(self.input_ids.len());
         let positions: Vec<i64> = axes.flat_map(|axis| axis[start..end].to_vec()).collect();
@@ -151,10 +153,10 @@ impl Text {
 pub(crate) fn llm_stage(
     config: &LlmConfig,
     layers: std::ops::Range<usize>,
-    device: &Cpu,
+    device: &TestDevice,
     options: StageOptions,
     weights: &dyn WeightSource,
-) -> Stage<Cpu> {
+) -> Stage<TestDevice> {
     let mut parts = StageBlocks::default();
     parts.add(false, |declaration| config.blocks(layers, declaration)).unwrap();
     Stage::new(device.clone(), options, parts, weights).unwrap()
@@ -162,16 +164,16 @@ pub(crate) fn llm_stage(
 
 /// Runs forward and backward through stages; returns the sum of losses.
 pub(crate) fn train(
-    stages: &mut [Stage<Cpu>],
+    stages: &mut [Stage<TestDevice>],
     microbatch: usize,
-    context: &Arc<MicrobatchContext<Cpu>>,
+    context: &Arc<MicrobatchContext<TestDevice>>,
 ) -> f64 {
     let mut rows = None;
     let mut loss = f64::NAN;
     for stage in &mut *stages {
         match stage.forward(microbatch, Arc::clone(context), rows.take()).unwrap() {
             BlockOutput::Rows(output) => rows = Some(output),
-            BlockOutput::Loss(sum) => loss = sum,
+            BlockOutput::Loss(sum) => loss = stage.read_loss(microbatch, &sum).unwrap(),
         }
     }
     let mut gradient = None;
@@ -182,7 +184,7 @@ pub(crate) fn train(
 }
 
 /// Gradients of all stages by name; gradients of a parameter on two stages are added.
-pub(crate) fn gradients(stages: &[Stage<Cpu>]) -> BTreeMap<String, Vec<f32>> {
+pub(crate) fn gradients(stages: &[Stage<TestDevice>]) -> BTreeMap<String, Vec<f32>> {
     let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     for stage in stages {
         for (name, gradient) in stage.parameters().gradients(stage.device()).unwrap() {

@@ -1,10 +1,12 @@
 //! Separate decoders: Llama 3 with scaled rotation, Qwen2 with biases and a tied head.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::sync::Arc;
 
-use dflop_device::Cpu;
 use dflop_models::{Activations, LlmConfig, StageOptions};
 
+use super::device::device;
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm, train};
 
 const MODELS: [&str; 2] = ["qwen2", "llama"];
@@ -16,12 +18,12 @@ fn options() -> StageOptions {
 #[test]
 fn logits_loss_and_gradients_match_transformers() {
     for name in MODELS {
-        let (fixture, device) = (Fixture::open(name), Cpu::new(2).unwrap());
+        let (fixture, device) = (Fixture::open(name), device(2));
         let config = LlmConfig::from_config(&fixture.config).unwrap();
         let text = Text::of(&fixture, &[]);
         let mut stages = [llm_stage(&config, 0..config.layers(), &device, options(), &fixture.weights)];
         let context = Arc::new(text.context(&config, &device));
-        let logits = stages[0].logits(&context, None).unwrap().unwrap();
+        let logits = device.download(&stages[0].logits(&context, None).unwrap().unwrap()).unwrap();
         let truth = fixture.floats("logits");
         let of_logits = difference(&logits, &truth) / norm(&truth);
         assert!(of_logits < TOLERANCE, "{name}: {of_logits}");
@@ -41,7 +43,7 @@ fn run(
     threads: usize,
     activations: Activations,
 ) -> (Vec<f64>, Vec<Vec<f32>>) {
-    let (fixture, device) = (Fixture::open(name), Cpu::new(threads).unwrap());
+    let (fixture, device) = (Fixture::open(name), device(threads));
     let config = LlmConfig::from_config(&fixture.config).unwrap();
     let text = Text::of(&fixture, &[]);
     let options = |first: usize| StageOptions {
@@ -87,7 +89,7 @@ fn packed_samples_give_the_results_of_single_samples() {
         let text = Text::of(&fixture, &[]);
         let loss = losses.iter().sum::<f64>() * text.loss_scale();
         assert!((loss - fixture.loss()).abs() < 1e-5 * loss);
-        let device = Cpu::new(2).unwrap();
+        let device = device(2);
         let config = LlmConfig::from_config(&fixture.config).unwrap();
         let mut stages = [llm_stage(&config, 0..2, &device, options(), &fixture.weights)];
         train(&mut stages, 0, &Arc::new(text.context(&config, &device)));

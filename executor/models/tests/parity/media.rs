@@ -1,12 +1,15 @@
 //! Multimodal models: encoder, projector, scatter into packed text, decoder, loss, and the whole backward.
 
+use dflop_device::Tensor;
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dflop_device::Cpu;
 use dflop_models::encoder::{EncoderConfig, FrozenEncoder};
 use dflop_models::{Activations, BlockOutput, LlmConfig, Stage, StageBlocks, StageOptions};
 
+use super::device::{TestDevice, device};
 use super::encoder::{PLACEHOLDERS, encoder_context, encoder_of};
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};
 
@@ -34,9 +37,9 @@ const WHOLE: Setting = Setting {
 fn encoder_stages(
     fixture: &Fixture,
     config: &EncoderConfig,
-    device: &Cpu,
+    device: &TestDevice,
     setting: Setting,
-) -> Vec<Stage<Cpu>> {
+) -> Vec<Stage<TestDevice>> {
     let cuts = match setting.encoder_cut {
         None => vec![0, config.layers()],
         Some(cut) => vec![0, cut, config.layers()],
@@ -54,7 +57,7 @@ fn encoder_stages(
     cuts.windows(2).map(stage).collect()
 }
 
-fn rows(output: BlockOutput<Cpu>) -> <Cpu as dflop_device::Device>::Floats {
+fn rows(output: BlockOutput<TestDevice>) -> Tensor<TestDevice> {
     match output {
         BlockOutput::Rows(rows) => rows,
         BlockOutput::Loss(_) => unreachable!("an encoder has no loss"),
@@ -69,7 +72,7 @@ struct Run {
 }
 
 fn run(name: &'static str, setting: Setting) -> Run {
-    let (fixture, device) = (Fixture::open(name), Cpu::new(setting.threads).unwrap());
+    let (fixture, device) = (Fixture::open(name), device(setting.threads));
     let (encoder, llm) = (encoder_of(&fixture), LlmConfig::from_config(&fixture.config).unwrap());
     let mut encoders = encoder_stages(&fixture, &encoder, &device, setting);
     let is_media_trained = encoders.last().unwrap().has_backward();
@@ -89,11 +92,12 @@ fn run(name: &'static str, setting: Setting) -> Run {
     for stage in &mut encoders {
         media = Some(rows(stage.forward(0, Arc::clone(&medium), media).unwrap()));
     }
-    let again = dflop_device::Device::upload(&device, media.as_ref().unwrap()).unwrap();
-    let logits = decoder.logits(&context, Some(again)).unwrap().unwrap().to_vec();
+    let again = device.copy(media.as_ref().unwrap()).unwrap();
+    let logits = device.download(&decoder.logits(&context, Some(again)).unwrap().unwrap()).unwrap();
     let BlockOutput::Loss(loss) = decoder.forward(0, context, media).unwrap() else {
         panic!("the LLM has a loss")
     };
+    let loss = decoder.read_loss(0, &loss).unwrap();
     let kept_bytes = decoder.kept_bytes() + encoders.iter().map(Stage::kept_bytes).sum::<u64>();
     let mut gradient = decoder.backward(0, None).unwrap();
     for stage in encoders.iter_mut().rev() {
@@ -173,15 +177,15 @@ fn frozen_parts_have_no_gradient_and_change_no_other_gradient() {
 #[test]
 fn separate_encoders_match_transformers() {
     for name in ["clip", "siglip"] {
-        let (fixture, device) = (Fixture::open(name), Cpu::new(2).unwrap());
+        let (fixture, device) = (Fixture::open(name), device(2));
         let config = encoder_of(&fixture);
         let context = Arc::new(encoder_context(&fixture, &config, &device));
         let mut stages = encoder_stages(&fixture, &config, &device, WHOLE);
-        let hidden = rows(stages[0].forward(0, context, None).unwrap());
+        let hidden = device.download(&rows(stages[0].forward(0, context, None).unwrap())).unwrap();
         let truth = fixture.floats("hidden");
         let of_hidden = difference(&hidden, &truth) / norm(&truth);
         assert!(of_hidden < TOLERANCE, "{name}: {of_hidden}");
-        let gradient = dflop_device::Device::upload(&device, &fixture.floats("gradient")).unwrap();
+        let gradient = device.upload(&fixture.floats("gradient")).unwrap();
         stages[0].backward(0, Some(gradient)).unwrap();
         let of_gradients = fixture.compare_gradients(&gradients(&stages));
         println!("{name}: hidden state {of_hidden:.1e}, gradients {of_gradients:.1e}");
@@ -192,13 +196,14 @@ fn separate_encoders_match_transformers() {
 #[test]
 fn a_microbatch_without_media_needs_no_encoder() {
     for name in MODELS {
-        let (fixture, device) = (Fixture::open(name), Cpu::new(2).unwrap());
+        let (fixture, device) = (Fixture::open(name), device(2));
         let llm = LlmConfig::from_config(&fixture.config).unwrap();
         let text = Text::of(&fixture, &[]);
         // the second sample of every fixture has no media
         let context = Arc::new(text.context_of_sample(1, &llm, &device));
         let mut stage = llm_stage(&llm, 0..llm.layers(), &device, StageOptions::new("llm"), &fixture.weights);
-        assert!(matches!(stage.forward(0, context, None).unwrap(), BlockOutput::Loss(loss) if loss > 0.0));
+        let BlockOutput::Loss(loss) = stage.forward(0, context, None).unwrap() else { panic!("all layers") };
+        assert!(stage.read_loss(0, &loss).unwrap() > 0.0);
         assert!(stage.backward(0, None).unwrap().is_none());
     }
 }

@@ -1,15 +1,17 @@
 //! Communicator that counts the collectives of a pass.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dflop_comm::{
     Buffer, Comm, Communicator, Error, Failure, Handle, Payload, PayloadShape, Result, Slice, StepContext,
 };
-use dflop_device::Cpu;
 use dflop_models::{FrozenModules, ModelConfig, ModuleKind, StageRange, StageSettings, TensorParallel};
 use serde_json::json;
 
+use super::device::device;
 use super::fixture::{Fixture, Text};
 use super::job::Anything;
 use super::support::{Transport, patient, run};
@@ -96,10 +98,10 @@ fn an_attention_and_an_mlp_sum_once_each_way() {
         let model = ModelConfig::from_config(&config).unwrap();
         let counts = run(Transport::Threads, 2, patient(), |comm| {
             let comm = Arc::new(Counted { inner: comm, sums: 0.into(), gathers: 0.into() });
-            let group = Arc::new(TensorParallel::new(Arc::<Counted>::clone(&comm)));
+            let device = device(1);
+            let group = Arc::new(TensorParallel::new(device.clone(), Arc::<Counted>::clone(&comm)));
             let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
-            let (range, device) =
-                (StageRange { module: ModuleKind::Llm, layers: 0..3 }, Cpu::new(1).unwrap());
+            let range = StageRange { module: ModuleKind::Llm, layers: 0..3 };
             let stage = model.stage_with(&device, &range, FrozenModules::default(), settings, &Anything);
             let mut stage = stage.unwrap();
             let built = comm.take();

@@ -1,10 +1,11 @@
 //! Configurations that a tensor-parallel group refuses, and failures that end it.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use dflop_comm::{Cause, Communicator};
-use dflop_device::{Cpu, Device};
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Seed, WeightSource};
 use dflop_models::{
@@ -12,14 +13,16 @@ use dflop_models::{
 };
 use serde_json::json;
 
+use super::device::{TestDevice, device};
 use super::fixture::{Fixture, Text};
 use super::support::{Transport, patient, run};
 
-fn stage(model: &ModelConfig, comm: Communicator) -> dflop_models::Result<Stage<Cpu>> {
-    let group = Arc::new(TensorParallel::new(Arc::new(comm)));
+fn stage(model: &ModelConfig, comm: Communicator) -> dflop_models::Result<Stage<TestDevice>> {
+    let device = device(1);
+    let group = Arc::new(TensorParallel::new(device.clone(), Arc::new(comm)));
     let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
     let range = StageRange { module: ModuleKind::Llm, layers: 0..model.layers(ModuleKind::Llm) };
-    model.stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, &Seed(1))
+    model.stage_with(&device, &range, FrozenModules::default(), settings, &Seed(1))
 }
 
 #[test]
@@ -113,10 +116,11 @@ fn whole_values_are_not_accepted_for_a_shard() {
     }
     let model = ModelConfig::from_config(&Fixture::open("llama").config).unwrap();
     let errors = run(Transport::Threads, 2, patient(), |comm| {
-        let group = Arc::new(TensorParallel::new(Arc::new(comm)));
+        let device = device(1);
+        let group = Arc::new(TensorParallel::new(device.clone(), Arc::new(comm)));
         let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
         let range = StageRange { module: ModuleKind::Llm, layers: 0..2 };
-        model.stage_with(&Cpu::new(1).unwrap(), &range, FrozenModules::default(), settings, &Whole).err()
+        model.stage_with(&device, &range, FrozenModules::default(), settings, &Whole).err()
     });
     for error in errors {
         let message = error.unwrap().to_string();
@@ -134,10 +138,10 @@ fn a_pass_that_fails_on_one_rank_fails_on_all() {
     let model = ModelConfig::from_config(&config).unwrap();
     let errors = run(Transport::Threads, 2, patient(), |comm| {
         let rank = dflop_comm::Comm::rank(&comm);
-        let group = Arc::new(TensorParallel::new(Arc::new(comm)));
+        let device = device(1);
+        let group = Arc::new(TensorParallel::new(device.clone(), Arc::new(comm)));
         let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
         let range = StageRange { module: ModuleKind::Llm, layers: 1..2 };
-        let device = Cpu::new(1).unwrap();
         let stage = model.stage_with(&device, &range, FrozenModules::default(), settings, &Seed(1));
         let context = Text::of(&Fixture::open("llama"), &[]).context(&model.llm, &device);
         let rows = device.zeros(context.layers.rows * 24 - rank).unwrap();

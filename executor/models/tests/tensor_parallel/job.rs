@@ -1,10 +1,12 @@
 //! Trains a model on some ranks for a step, and collects the results.
 
+use dflop_device::Tensor;
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_comm::Comm;
-use dflop_device::{Cpu, Device};
 use dflop_models::encoder::EncoderConfig;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::WeightSource;
@@ -15,6 +17,7 @@ use dflop_models::{
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::device::{TestDevice, device};
 use super::encoder::{PLACEHOLDERS, encoder_context};
 use super::fixture::{Fixture, Text, difference, norm};
 use super::support::{Transport, patient, run};
@@ -80,9 +83,9 @@ impl<'a> Job<'a> {
 
     /// Trains a step; results that all ranks must agree on are compared with the first rank's.
     pub(crate) fn run(self) -> Trained {
-        let shared = self.is_device_shared.then(|| Cpu::new(1).unwrap());
+        let shared = self.is_device_shared.then(|| device(1));
         let mut ranks = run(self.transport, self.ranks, patient(), |comm| {
-            let device = shared.clone().unwrap_or_else(|| Cpu::new(1).unwrap());
+            let device = shared.clone().unwrap_or_else(|| device(1));
             self.rank(Arc::new(comm), &device)
         });
         for rank in 1..ranks.len() {
@@ -97,9 +100,9 @@ impl<'a> Job<'a> {
         ranks.swap_remove(0)
     }
 
-    fn rank(self, comm: Arc<dyn Comm>, device: &Cpu) -> Trained {
+    fn rank(self, comm: Arc<dyn Comm>, device: &TestDevice) -> Trained {
         let (model, fixture) = (ModelConfig::from_config(self.config).unwrap(), Fixture::open(self.inputs));
-        let group = Arc::new(TensorParallel::new(comm));
+        let group = Arc::new(TensorParallel::new(device.clone(), comm));
         group.start_step(7);
         let mut encoders = self.stages(&model, &group, device, false);
         let mut decoders = self.stages(&model, &group, device, true);
@@ -129,10 +132,10 @@ impl<'a> Job<'a> {
     fn stages(
         self,
         model: &ModelConfig,
-        group: &Arc<TensorParallel>,
-        device: &Cpu,
+        group: &Arc<TensorParallel<TestDevice>>,
+        device: &TestDevice,
         is_llm: bool,
-    ) -> Vec<Stage<Cpu>> {
+    ) -> Vec<Stage<TestDevice>> {
         let mut stages = Vec::new();
         for module in model.modules() {
             if (module == ModuleKind::Llm) != is_llm {
@@ -145,6 +148,7 @@ impl<'a> Job<'a> {
                 let settings = StageSettings {
                     activations: self.activations,
                     tensor_parallel: is_shared.then(|| Arc::clone(group)),
+                    ..StageSettings::default()
                 };
                 let range = StageRange { module, layers: cut[0]..cut[1] };
                 let stage = model.stage_with(device, &range, self.frozen, settings, self.weights);
@@ -160,10 +164,10 @@ pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 fn forward_media(
-    stages: &mut [Stage<Cpu>],
+    stages: &mut [Stage<TestDevice>],
     config: &EncoderConfig,
     fixture: &Fixture,
-    device: &Cpu,
+    device: &TestDevice,
 ) -> Floats {
     let context = Arc::new(encoder_context(fixture, config, device));
     match stages[0].forward(0, context, None).unwrap() {
@@ -172,8 +176,12 @@ fn forward_media(
     }
 }
 
-fn logits(stages: &[Stage<Cpu>], context: &MicrobatchContext<Cpu>, media: Option<&Floats>) -> Vec<f32> {
-    let copy = |rows: &Floats| stages[0].device().upload(rows).unwrap();
+fn logits(
+    stages: &[Stage<TestDevice>],
+    context: &MicrobatchContext<TestDevice>,
+    media: Option<&Floats>,
+) -> Vec<f32> {
+    let copy = |rows: &Floats| stages[0].device().copy(rows).unwrap();
     let (last, before) = stages.split_last().unwrap();
     let mut rows = media.map(copy);
     for stage in before {
@@ -182,13 +190,13 @@ fn logits(stages: &[Stage<Cpu>], context: &MicrobatchContext<Cpu>, media: Option
         };
         rows = Some(next);
     }
-    last.logits(context, rows).unwrap().unwrap().to_vec()
+    last.device().download(&last.logits(context, rows).unwrap().unwrap()).unwrap()
 }
 
 /// Runs all microbatches, the first with media, and returns the sum of losses.
 fn forward(
-    stages: &mut [Stage<Cpu>],
-    contexts: &[Arc<MicrobatchContext<Cpu>>],
+    stages: &mut [Stage<TestDevice>],
+    contexts: &[Arc<MicrobatchContext<TestDevice>>],
     mut media: Option<Floats>,
 ) -> f64 {
     let mut loss = 0.0;
@@ -197,18 +205,18 @@ fn forward(
         for stage in &mut *stages {
             match stage.forward(microbatch, Arc::clone(context), rows.take()).unwrap() {
                 BlockOutput::Rows(next) => rows = Some(next),
-                BlockOutput::Loss(sum) => loss += sum,
+                BlockOutput::Loss(sum) => loss += stage.read_loss(microbatch, &sum).unwrap(),
             }
         }
     }
     loss
 }
 
-type Floats = <Cpu as Device>::Floats;
+type Floats = Tensor<TestDevice>;
 type Named = BTreeMap<String, Vec<f32>>;
 
 /// Gradients of this rank's parts, and the whole gradients on the first rank.
-pub(crate) fn gradients(stages: &mut [Stage<Cpu>]) -> (Vec<(ParameterSpec, Vec<f32>)>, Named) {
+pub(crate) fn gradients(stages: &mut [Stage<TestDevice>]) -> (Vec<(ParameterSpec, Vec<f32>)>, Named) {
     let (mut held, mut whole) = (Vec::new(), Named::new());
     for stage in stages {
         let device = stage.device().clone();

@@ -3,6 +3,8 @@
 #![allow(clippy::float_cmp, reason = "bits are compared on purpose")]
 #![allow(clippy::print_stdout, reason = "differences are worth reading")]
 
+#[path = "../parity/device.rs"]
+mod device;
 #[allow(dead_code, reason = "each test binary uses its part")]
 #[path = "../parity/encoder.rs"]
 mod encoder;

@@ -1,14 +1,16 @@
 //! Multimodal models: ranks share the encoder, the LLM, or both.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::sync::Arc;
 
-use dflop_device::{Cpu, Device};
 use dflop_models::encoder::FrozenEncoder;
 use dflop_models::{
     Activations, BlockOutput, FrozenModules, Stage, StageBlocks, StageOptions, TensorParallel,
 };
 use serde_json::Value;
 
+use super::device::device;
 use super::encoder::{encoder_context, encoder_of};
 use super::fixture::{Fixture, TOLERANCE, difference, norm};
 use super::job::{Anything, Job, gradients};
@@ -117,9 +119,10 @@ fn separate_encoders_match_transformers() {
     for name in ["clip", "siglip"] {
         let fixture = Fixture::open(name);
         let ranks = run(Transport::Threads, 3, patient(), |comm| {
-            let (fixture, device) = (Fixture::open(name), Cpu::new(1).unwrap());
+            let (fixture, device) = (Fixture::open(name), device(1));
             let config = encoder_of(&fixture);
-            let mut parts = StageBlocks::new(Some(Arc::new(TensorParallel::new(Arc::new(comm)))));
+            let mut parts =
+                StageBlocks::new(Some(Arc::new(TensorParallel::new(device.clone(), Arc::new(comm)))));
             config.add_to(0..config.layers(), FrozenEncoder::default(), &mut parts).unwrap();
             let options = StageOptions { is_input_trained: false, ..StageOptions::new("tower") };
             let mut stages = [Stage::new(device.clone(), options, parts, &fixture.weights).unwrap()];
@@ -128,7 +131,7 @@ fn separate_encoders_match_transformers() {
                 unreachable!("an encoder has no loss")
             };
             stages[0].backward(0, Some(device.upload(&fixture.floats("gradient")).unwrap())).unwrap();
-            (hidden.to_vec(), gradients(&mut stages).1)
+            (device.download(&hidden).unwrap(), gradients(&mut stages).1)
         });
         let truth = fixture.floats("hidden");
         for (hidden, _) in &ranks {

@@ -1,13 +1,17 @@
 //! Shards of tensors: loaded from checkpoints and seeds, assembled into whole tensors, and counted once.
 
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
 use std::sync::Arc;
 
-use dflop_device::{Cpu, Device};
 use dflop_models::weights::{Checkpoint, Seed, Tensor, WEIGHTS_FILE, WeightSource, write};
 use dflop_models::{
     FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings, TensorParallel, assemble,
 };
 use serde_json::json;
+
+use super::device::{TestDevice, device};
+use dflop_comm::Communicator;
 
 use super::fixture::Fixture;
 use super::job::{Anything, Job};
@@ -16,12 +20,13 @@ use super::support::{Transport, patient, run};
 fn stage(
     model: &ModelConfig,
     module: ModuleKind,
-    group: Option<&Arc<TensorParallel>>,
+    comm: Option<Communicator>,
     source: &dyn WeightSource,
-) -> Stage<Cpu> {
-    let settings = StageSettings { tensor_parallel: group.cloned(), ..StageSettings::default() };
+) -> Stage<TestDevice> {
+    let device = device(1);
+    let group = comm.map(|comm| Arc::new(TensorParallel::new(device.clone(), Arc::new(comm))));
+    let settings = StageSettings { tensor_parallel: group, ..StageSettings::default() };
     let range = StageRange { module, layers: 0..model.layers(module) };
-    let device = Cpu::new(1).unwrap();
     model.stage_with(&device, &range, FrozenModules::default(), settings, source).unwrap()
 }
 
@@ -33,8 +38,7 @@ fn of_ranks(
     source: &(dyn WeightSource + Sync),
 ) -> Vec<Tensor> {
     let mut all = run(Transport::Threads, ranks, patient(), |comm| {
-        let group = Arc::new(TensorParallel::new(Arc::new(comm)));
-        let stage = stage(model, module, Some(&group), source);
+        let stage = stage(model, module, Some(comm), source);
         let bytes: usize = stage.parameters().owned().map(|(spec, _)| 4 * spec.elements()).sum();
         assert!(stage.parameters().bytes() >= bytes as u64);
         for (spec, values) in stage.parameters().owned() {
@@ -73,7 +77,7 @@ fn shards_are_written_as_whole_tensors() {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), of_ranks(&model, ModuleKind::Llm, 4, &fixture.weights), u64::MAX).unwrap();
     let written = Checkpoint::open(&directory.path().join(WEIGHTS_FILE)).unwrap();
-    model.check::<Cpu>(&written).unwrap();
+    model.check::<TestDevice>(&written).unwrap();
     let again = of_ranks(&model, ModuleKind::Llm, 2, &written);
     assert_eq!(again, assemble(&stage(&model, ModuleKind::Llm, None, &written)).unwrap().unwrap());
     for name in written.names() {
@@ -87,18 +91,19 @@ fn every_element_is_counted_by_one_rank() {
     let config = json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 1,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50});
     let model = ModelConfig::from_config(&config).unwrap();
-    let count = |group: Option<&Arc<TensorParallel>>| {
-        let stage = stage(&model, ModuleKind::Llm, group, &Anything);
+    let count = |comm: Option<Communicator>| {
+        let stage = stage(&model, ModuleKind::Llm, comm, &Anything);
         let counted = stage.parameters().owned().filter(|(spec, _)| spec.is_counted());
-        let sums =
-            counted.map(|(spec, values)| (spec.elements(), stage.device().sum_of_squares(values).unwrap()));
+        let square = |values| {
+            let values: Vec<f32> = stage.device().download(values).unwrap();
+            values.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>()
+        };
+        let sums = counted.map(|(spec, values)| (spec.elements(), square(values)));
         sums.fold((0, 0.0), |sum, part| (sum.0 + part.0, sum.1 + part.1))
     };
     let whole = count(None);
     for ranks in [2, 4] {
-        let parts = run(Transport::Threads, ranks, patient(), |comm| {
-            count(Some(&Arc::new(TensorParallel::new(Arc::new(comm)))))
-        });
+        let parts = run(Transport::Threads, ranks, patient(), |comm| count(Some(comm)));
         let (elements, squares) = parts.iter().fold((0, 0.0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
         assert_eq!(elements, whole.0);
         assert!((squares - whole.1).abs() < 1e-6 * whole.1, "{squares} {whole:?}");
@@ -124,9 +129,8 @@ fn replicas_that_differ_are_named() {
     }
     let model = ModelConfig::from_config(&Fixture::open("llama").config).unwrap();
     let errors = run(Transport::Threads, 2, patient(), |comm| {
-        let group = Arc::new(TensorParallel::new(Arc::new(comm)));
-        let source = Drifted(group.tp_rank().rank);
-        assemble(&stage(&model, ModuleKind::Llm, Some(&group), &source)).err().map(|error| error.to_string())
+        let source = Drifted(dflop_comm::Comm::rank(&comm));
+        assemble(&stage(&model, ModuleKind::Llm, Some(comm), &source)).err().map(|error| error.to_string())
     });
     let expected = "tensor `model.layers.1.input_layernorm.weight` differs between rank 0 and rank 1";
     assert_eq!(errors[0].as_deref(), Some(expected));

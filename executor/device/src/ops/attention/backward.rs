@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::parallel::{chunk_rows, dot, vectorized};
-use super::{AttentionShape, Tile, grown, scores};
+use super::{AttentionShape, HostSegments, Tile, grown, scores};
 use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 use crate::ops::real::Real;
 
@@ -20,18 +20,17 @@ struct ForwardTensors<'a, F> {
 
 /// Writes the gradients of queries, keys and values, `[tokens, (heads + 2 * kv_heads) * head_dim]`.
 ///
+/// - `(qkv, output, log_sums)`: inputs and outputs of the forward pass
+///
 /// `scratch` has the size of `d_qkv`: tasks write their gradients there one after another, before they are
 /// copied into rows.
 ///
 /// # Panics
 /// If shapes do not agree.
-#[expect(clippy::too_many_arguments, reason = "forward's arguments, their gradients and a buffer")]
 pub fn backward<F: Real>(
     shape: &AttentionShape,
-    segments: &[u32],
-    qkv: &[F],
-    output: &[F],
-    log_sums: &[F],
+    segments: &HostSegments,
+    (qkv, output, log_sums): (&[F], &[F], &[F]),
     d_output: &[F],
     scratch: &mut [F],
     d_qkv: &mut [F],
@@ -45,28 +44,28 @@ pub fn backward<F: Real>(
     let width = (shape.group() + 2) * shape.head_dim;
     let mut tasks = Vec::new();
     let mut rest = &mut *scratch;
-    for segment in segments.windows(2).filter(|segment| segment[0] < segment[1]) {
-        let (start, end) = (segment[0] as usize, segment[1] as usize);
+    for tiles in segments.tiles().chunk_by(|a, b| a.segment == b.segment) {
+        let (start, end) = tiles[0].segment;
         // a task per key head, so that no two tasks add to the same gradient and sums keep one order
         for kv_head in 0..shape.kv_heads {
             let (mine, others) = rest.split_at_mut((end - start) * width);
             rest = others;
-            tasks.push(((start, end), kv_head, mine));
+            tasks.push((tiles, kv_head, mine));
         }
     }
     let saved = ForwardTensors { qkv, output, log_sums, d_output };
     tasks.into_par_iter().with_max_len(1).for_each_init(
         || (Vec::new(), Vec::new()),
-        |buffers, (segment, kv_head, gradients)| {
+        |buffers, (tiles, kv_head, gradients)| {
             gradients.fill(F::ZERO);
             for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
-                for tile in Tile::in_segment(segment.0, segment.1) {
+                for &tile in tiles {
                     run(shape, tile, head, &saved, buffers, gradients);
                 }
             }
         },
     );
-    deal_out(shape, segments, scratch, d_qkv);
+    deal_out(shape, segments.starts(), scratch, d_qkv);
 }
 
 /// Processes one head of a tile. Rows of `gradients` hold the group's queries, then the keys, then the

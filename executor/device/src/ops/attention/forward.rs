@@ -3,19 +3,17 @@
 use rayon::prelude::*;
 
 use super::parallel::{max, vectorized};
-use super::{AttentionShape, Tile, grown, scores};
+use super::{AttentionShape, HostSegments, Tile, grown, scores};
 use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 use crate::ops::real::Real;
 
 /// Writes the output, `[tokens, heads * head_dim]`, and the log-sum-exp of every row, `[tokens, heads]`.
 ///
-/// `segments` are the first tokens of all segments, then the number of tokens; empty segments are allowed.
-///
 /// # Panics
 /// If shapes do not agree.
 pub fn forward<F: Real>(
     shape: &AttentionShape,
-    segments: &[u32],
+    segments: &HostSegments,
     qkv: &[F],
     output: &mut [F],
     log_sums: &mut [F],
@@ -23,13 +21,11 @@ pub fn forward<F: Real>(
     shape.check(segments, qkv, output, log_sums);
     let mut tasks = Vec::new();
     let (mut output, mut log_sums) = (output, log_sums);
-    for segment in segments.windows(2) {
-        for tile in Tile::in_segment(segment[0] as usize, segment[1] as usize) {
-            let (rows, rest) = output.split_at_mut(tile.rows() * shape.output());
-            let (sums, rest_of_sums) = log_sums.split_at_mut(tile.rows() * shape.heads);
-            (output, log_sums) = (rest, rest_of_sums);
-            tasks.push((tile, rows, sums));
-        }
+    for &tile in segments.tiles() {
+        let (rows, rest) = output.split_at_mut(tile.rows() * shape.output());
+        let (sums, rest_of_sums) = log_sums.split_at_mut(tile.rows() * shape.heads);
+        (output, log_sums) = (rest, rest_of_sums);
+        tasks.push((tile, rows, sums));
     }
     // tiles near the end of a segment have more keys: let threads steal single tiles
     tasks.into_par_iter().with_max_len(1).for_each_init(Vec::new, |buffer, (tile, rows, sums)| {

@@ -2,7 +2,7 @@
 //!
 //! A row holds queries, then keys, then values: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens attend
 //! within their *segment* only: a sample of a pack, an image, a window of an image. Scores exist for a tile
-//! of `TILE_ROWS` queries of one segment at a time, never for a whole pack. Forward keeps the log-sum-exp of
+//! of queries of one segment at a time ([`Tile`]), never for a whole pack. Forward keeps the log-sum-exp of
 //! every row, from which backward recomputes the probabilities.
 //!
 //! # Source
@@ -17,10 +17,75 @@ pub use forward::forward;
 
 use super::parallel;
 use super::real::Real;
+use crate::cpu::Cpu;
+use crate::dtype::Dtype;
+use crate::error::Result;
 use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
+use crate::runtime::Runtime;
+use crate::segments::{HostSegments, Segments, Tile};
+use crate::tensor::Tensor;
 
-/// Number of queries whose scores exist at the same time.
-const TILE_ROWS: usize = 64;
+/// Attention over packed sequences.
+pub trait Attend: Runtime {
+    /// Computes attention within segments.
+    ///
+    /// - `log_sums`: `f32`, the log-sum-exp of every row and head
+    fn attention(
+        &self,
+        shape: &AttentionShape,
+        segments: &Segments<Self>,
+        qkv: &Tensor<Self>,
+        output: &mut Tensor<Self>,
+        log_sums: &mut Tensor<Self>,
+    ) -> Result<()>;
+    /// Returns the gradient of queries, keys and values.
+    ///
+    /// - `output`: output and log-sum-exp of the forward pass
+    fn attention_backward(
+        &self,
+        shape: &AttentionShape,
+        segments: &Segments<Self>,
+        qkv: &Tensor<Self>,
+        output: (&Tensor<Self>, &Tensor<Self>),
+        d_output: &Tensor<Self>,
+    ) -> Result<Tensor<Self>>;
+}
+
+impl Attend for Cpu {
+    fn attention(
+        &self,
+        shape: &AttentionShape,
+        segments: &Segments<Self>,
+        qkv: &Tensor<Self>,
+        output: &mut Tensor<Self>,
+        log_sums: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let (qkv, log_sums) = (self.operand(qkv)?, log_sums.f32_mut());
+        self.update(output, |output| {
+            self.on_pool(|| forward(shape, segments.host(), &qkv, output, log_sums));
+        })
+    }
+
+    fn attention_backward(
+        &self,
+        shape: &AttentionShape,
+        segments: &Segments<Self>,
+        qkv: &Tensor<Self>,
+        (output, log_sums): (&Tensor<Self>, &Tensor<Self>),
+        d_output: &Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
+        let mut scratch = self.alloc_as(Dtype::F32, qkv.len())?;
+        let mut d_qkv = self.alloc(qkv.len())?;
+        let (qkv, output, d_output) = (self.operand(qkv)?, self.operand(output)?, self.operand(d_output)?);
+        let (log_sums, scratch) = (log_sums.f32(), scratch.f32_mut());
+        let segments = segments.host();
+        self.update(&mut d_qkv, |d_qkv| {
+            let saved = (&*qkv, &*output, log_sums);
+            self.on_pool(|| backward(shape, segments, saved, &d_output, scratch, d_qkv));
+        })?;
+        Ok(d_qkv)
+    }
+}
 
 /// Sizes and mask of an attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -60,49 +125,12 @@ impl AttentionShape {
         (head * self.head_dim, keys, keys + self.kv_heads * self.head_dim)
     }
 
-    fn check<F>(&self, segments: &[u32], qkv: &[F], output: &[F], sums: &[F]) {
-        let tokens = segments.last().map_or(0, |&tokens| tokens as usize);
+    fn check<F>(&self, segments: &HostSegments, qkv: &[F], output: &[F], sums: &[F]) {
+        let tokens = segments.rows();
         assert!(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), "heads share keys evenly");
-        assert!(
-            segments.first().is_none_or(|&first| first == 0) && segments.is_sorted(),
-            "segments start at 0"
-        );
         assert_eq!(qkv.len(), tokens * self.row(), "segments end with the tokens");
         assert_eq!(output.len(), tokens * self.output(), "the output has a row for every token");
         assert_eq!(sums.len(), tokens * self.heads, "every row of every head has its sum");
-    }
-}
-
-/// Range of queries in one segment.
-#[derive(Debug, Clone, Copy)]
-struct Tile {
-    segment: (usize, usize),
-    start: usize,
-    end: usize,
-}
-
-impl Tile {
-    /// Returns the tiles of a segment, in order.
-    fn in_segment(start: usize, end: usize) -> impl Iterator<Item = Self> {
-        (start..end).step_by(TILE_ROWS).map(move |first| Self {
-            segment: (start, end),
-            start: first,
-            end: (first + TILE_ROWS).min(end),
-        })
-    }
-
-    fn rows(&self) -> usize {
-        self.end - self.start
-    }
-
-    /// Number of keys that any query of the tile attends to; they start with the segment.
-    fn keys(&self, is_causal: bool) -> usize {
-        (if is_causal { self.end } else { self.segment.1 }) - self.segment.0
-    }
-
-    /// Number of keys that a query of the tile attends to.
-    fn visible(&self, row: usize, is_causal: bool) -> usize {
-        if is_causal { self.start + row + 1 - self.segment.0 } else { self.segment.1 - self.segment.0 }
     }
 }
 

@@ -9,7 +9,7 @@ fn run<F: Real>(shape: &AttentionShape, segments: &[u32], qkv: &[F]) -> (Vec<F>,
     let tokens = qkv.len() / shape.row();
     let mut output = vec![F::from_f64(f64::NAN); tokens * shape.output()];
     let mut log_sums = vec![F::from_f64(f64::NAN); tokens * shape.heads];
-    forward(shape, segments, qkv, &mut output, &mut log_sums);
+    forward(shape, &HostSegments::new(segments), qkv, &mut output, &mut log_sums);
     (output, log_sums)
 }
 
@@ -17,7 +17,8 @@ fn gradient<F: Real>(shape: &AttentionShape, segments: &[u32], qkv: &[F], d_outp
     let (output, log_sums) = run(shape, segments, qkv);
     let mut scratch = vec![F::from_f64(f64::NAN); qkv.len()];
     let mut d_qkv = scratch.clone();
-    backward(shape, segments, qkv, &output, &log_sums, d_output, &mut scratch, &mut d_qkv);
+    let saved = (qkv, &output[..], &log_sums[..]);
+    backward(shape, &HostSegments::new(segments), saved, d_output, &mut scratch, &mut d_qkv);
     d_qkv
 }
 

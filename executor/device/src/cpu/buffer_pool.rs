@@ -8,10 +8,9 @@
 //! are released first, as they cost least to allocate again.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::device::Buffer;
+use super::memory::CpuMemory;
 use crate::error::{Error, Result};
 
 /// Largest ratio of a buffer's length to the requested length.
@@ -65,16 +64,16 @@ impl FreeBuffers {
 
 impl BufferPool {
     /// Takes a buffer of unspecified contents: NaN in debug builds, so that a read before a write is noticed.
-    pub(super) fn take(self: &Arc<Self>, len: usize) -> Result<CpuFloats> {
+    pub(super) fn take(self: &Arc<Self>, len: usize) -> Result<CpuMemory> {
         self.take_up_to(len, len.saturating_mul(SLACK))
     }
 
     /// Takes a buffer of exactly this length.
-    pub(super) fn take_exact(self: &Arc<Self>, len: usize) -> Result<CpuFloats> {
+    pub(super) fn take_exact(self: &Arc<Self>, len: usize) -> Result<CpuMemory> {
         self.take_up_to(len, len)
     }
 
-    fn take_up_to(self: &Arc<Self>, len: usize, longest: usize) -> Result<CpuFloats> {
+    fn take_up_to(self: &Arc<Self>, len: usize, longest: usize) -> Result<CpuMemory> {
         let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes_of(len) as usize;
         let none = Error::out_of_memory(bytes, free_buffers.used_bytes + free_buffers.reserved_bytes);
@@ -95,10 +94,13 @@ impl BufferPool {
         if cfg!(debug_assertions) {
             values[..len].fill(f32::NAN);
         }
-        Ok(CpuFloats { values, len, pool: Arc::clone(self) })
+        Ok(CpuMemory::f32(values, Arc::clone(self)))
     }
 
-    fn give_back(&self, values: Vec<f32>) {
+    pub(super) fn give_back(&self, values: Vec<f32>) {
+        if values.is_empty() {
+            return;
+        }
         let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes_of(values.len());
         free_buffers.used_bytes -= bytes;
@@ -110,6 +112,28 @@ impl BufferPool {
                 break;
             }
         }
+    }
+
+    /// Counts a vector that was allocated elsewhere as a used buffer.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if it exceeds the limit.
+    pub(super) fn adopt(self: &Arc<Self>, values: Vec<f32>) -> Result<CpuMemory> {
+        let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = bytes_of(values.len());
+        if free_buffers.exceeds(bytes) {
+            let used_bytes = free_buffers.used_bytes + free_buffers.reserved_bytes;
+            return Err(Error::out_of_memory(bytes as usize, used_bytes));
+        }
+        free_buffers.used_bytes += bytes;
+        free_buffers.used_bytes_max = free_buffers.used_bytes_max.max(free_buffers.used_bytes);
+        drop(free_buffers);
+        Ok(CpuMemory::f32(values, Arc::clone(self)))
+    }
+
+    /// Stops counting a used buffer, which leaves the device.
+    pub(super) fn disown(&self, values: &[f32]) {
+        self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).used_bytes -= bytes_of(values.len());
     }
 
     /// Sets the limit on used bytes; buffers in use are not affected.
@@ -143,58 +167,19 @@ impl BufferPool {
     }
 }
 
-/// Buffer of the CPU device; dereferences to a slice.
-#[derive(Debug)]
-pub struct CpuFloats {
-    /// Memory of at least `len` elements.
-    values: Vec<f32>,
-    len: usize,
-    pool: Arc<BufferPool>,
-}
-
-impl Buffer for CpuFloats {
-    fn len(&self) -> usize {
-        self.len
-    }
-}
-
-impl Buffer for Vec<u32> {
-    fn len(&self) -> usize {
-        Vec::len(self)
-    }
-}
-
-impl Deref for CpuFloats {
-    type Target = [f32];
-    fn deref(&self) -> &[f32] {
-        &self.values[..self.len]
-    }
-}
-
-impl DerefMut for CpuFloats {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.values[..self.len]
-    }
-}
-
-impl Drop for CpuFloats {
-    fn drop(&mut self) {
-        self.pool.give_back(std::mem::take(&mut self.values));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::Memory;
 
     #[test]
     fn dropped_buffers_are_reused_and_the_pool_is_bounded() {
         let pool = Arc::new(BufferPool::default());
         let (first, second) = (pool.take(1000).unwrap(), pool.take(10).unwrap());
-        let place = first.as_ptr();
+        let place = first.address();
         drop(first);
         assert_eq!(pool.used_bytes(), 40);
-        assert_eq!(pool.take(1000).unwrap().as_ptr(), place);
+        assert_eq!(pool.take(1000).unwrap().address(), place);
         drop(second);
         for len in 1..500 {
             drop(pool.take(len).unwrap());
@@ -209,15 +194,15 @@ mod tests {
     fn a_buffer_serves_shorter_lengths_and_uploads_get_exact_ones() {
         let pool = Arc::new(BufferPool::default());
         let long = pool.take(1000).unwrap();
-        let place = long.as_ptr();
+        let place = long.address();
         drop(long);
         let shorter = pool.take(250).unwrap();
-        assert_eq!((shorter.as_ptr(), shorter.len(), Buffer::len(&shorter)), (place, 250, 250));
+        assert_eq!((shorter.address(), shorter.len()), (place, 1000));
         assert_eq!(pool.used_bytes(), 4000, "all of the buffer is in use");
         drop(shorter);
-        assert_ne!(pool.take(249).unwrap().as_ptr(), place);
+        assert_ne!(pool.take(249).unwrap().address(), place);
         let exact = pool.take_exact(250).unwrap();
-        assert!(exact.as_ptr() != place && exact.values.len() == 250);
+        assert!(exact.address() != place && exact.len() == 250);
     }
 
     #[test]
@@ -225,7 +210,7 @@ mod tests {
         let pool = Arc::new(BufferPool::default());
         let step = |tokens: usize| {
             let buffers = [8, 64, 16, 64].map(|width| pool.take(tokens * width).unwrap());
-            buffers.iter().map(|buffer| buffer.as_ptr() as usize).collect::<std::collections::BTreeSet<_>>()
+            buffers.iter().map(|buffer| buffer.address()).collect::<std::collections::BTreeSet<_>>()
         };
         let longest = step(400);
         for tokens in [250, 399, 201, 320, 400, 222] {

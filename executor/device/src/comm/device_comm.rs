@@ -1,0 +1,94 @@
+//! Trait of communicators of tensors.
+
+use dflop_comm::{Comm, StepContext};
+
+use super::transfer::Transfer;
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Type and shape of rows that are received; both sides know them from the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowShape {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub cols: usize,
+}
+
+/// One rank's end of a communicator of tensors.
+///
+/// `after` is an event behind which the communication starts. A [`Transfer`] is the event behind which it is
+/// done, and owns the tensor until then. Methods without a transfer keep the order of the compute lane. Types,
+/// shapes and the order of calls follow the rules of [`Comm`]; so do results: sums have one order.
+///
+/// # Errors
+/// [`crate::Error::Comm`] once the job has ended for any reason.
+pub trait DeviceComm<D: Runtime>: Send + Sync {
+    /// Communicator of the same ranks for the host: ranks, digests, figures, the end of a job.
+    fn host(&self) -> &dyn Comm;
+
+    /// Sends rows in the type that they are stored in.
+    ///
+    /// # Errors
+    /// See the [trait documentation](DeviceComm).
+    fn send(
+        &self,
+        to: usize,
+        tag: u64,
+        at: StepContext,
+        rows: Tensor<D>,
+        cols: usize,
+        after: &D::Event,
+    ) -> Result<Transfer<D>>;
+
+    /// Receives rows.
+    ///
+    /// # Errors
+    /// See the [trait documentation](DeviceComm).
+    fn recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: RowShape,
+        after: &D::Event,
+    ) -> Result<Transfer<D>>;
+
+    /// Sums over all ranks, element by element. Numbers that are stored as bf16 are summed in `f32` and
+    /// rounded once.
+    ///
+    /// # Errors
+    /// See the [trait documentation](DeviceComm).
+    fn all_reduce(&self, at: StepContext, values: &mut Tensor<D>) -> Result<()>;
+
+    /// Starts to sum over all ranks while operations go on. The result has the bits of
+    /// [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Errors
+    /// See the [trait documentation](DeviceComm).
+    fn start_all_reduce(&self, at: StepContext, values: Tensor<D>, after: &D::Event) -> Result<Transfer<D>>;
+
+    /// Sums like [`all_reduce`](Self::all_reduce), but leaves rank `r` with the sum of part `r` alone.
+    ///
+    /// # Errors
+    /// See the [trait documentation](DeviceComm).
+    fn reduce_scatter(&self, at: StepContext, values: &mut Tensor<D>, parts: &[usize]) -> Result<()>;
+
+    /// Gives every rank the parts of all others; each rank contributes its own part, in place.
+    ///
+    /// # Errors
+    /// See the [trait documentation](DeviceComm).
+    fn all_gather(&self, at: StepContext, values: &mut Tensor<D>, parts: &[usize]) -> Result<()>;
+
+    /// Starts the sends and receives of a closure as one, so that none of them waits for another.
+    ///
+    /// # Errors
+    /// Those of the closure.
+    fn group(&self, start: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        start()
+    }
+}

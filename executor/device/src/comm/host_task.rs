@@ -1,0 +1,32 @@
+//! Work of the host in a lane of a device: exchanges of host memory.
+
+use dflop_comm::{Buffer, Slice};
+
+use crate::error::Result;
+
+/// Exchange with other ranks through host memory.
+///
+/// A device either calls [`start`](Self::start) and [`finish`](Self::finish), with other work between them, or
+/// [`run`](Self::run), if the exchange changes elements and the caller waits for it.
+pub trait HostTask: Send {
+    /// Starts the exchange, without waiting for other ranks.
+    ///
+    /// # Errors
+    /// Those of the communicator.
+    fn start(&mut self, input: Option<Buffer>) -> Result<()>;
+
+    /// Returns whether [`finish`](Self::finish) would not wait.
+    fn is_ready(&self) -> bool;
+
+    /// Waits for the exchange, and returns its result.
+    ///
+    /// # Errors
+    /// Those of the communicator.
+    fn finish(self: Box<Self>) -> Result<Option<Buffer>>;
+
+    /// Exchanges elements in place, and waits.
+    ///
+    /// # Errors
+    /// Those of the communicator.
+    fn run(self: Box<Self>, values: Slice<'_>) -> Result<()>;
+}

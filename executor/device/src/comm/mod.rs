@@ -1,0 +1,14 @@
+//! Communication of tensors between devices.
+//!
+//! [`DeviceComm`] is what models and pipelines call. A device that can exchange memory itself implements it;
+//! [`Staged`] implements it for every device over a [`dflop_comm::Comm`], through the host.
+
+mod device_comm;
+mod host_task;
+mod staged;
+mod transfer;
+
+pub use device_comm::{DeviceComm, RowShape};
+pub use host_task::HostTask;
+pub use staged::Staged;
+pub use transfer::Transfer;

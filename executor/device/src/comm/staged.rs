@@ -1,0 +1,224 @@
+//! Communicator of tensors over a communicator of the host: threads, TCP.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dflop_comm::{Buffer, Comm, Handle, Payload, PayloadShape, Slice, StepContext};
+
+use super::device_comm::{DeviceComm, RowShape};
+use super::host_task::HostTask;
+use super::transfer::Transfer;
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::runtime::{Lane, Runtime};
+use crate::tensor::Tensor;
+
+/// Number of communicators so far: each has lanes of its own.
+static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);
+
+/// Exchanges tensors through host memory over a [`Comm`].
+pub struct Staged<D: Runtime> {
+    device: D,
+    comm: Arc<dyn Comm>,
+    /// First of the lanes of this communicator: its collectives; sends and receives of each rank follow.
+    lane: u64,
+}
+
+impl<D: Runtime> Staged<D> {
+    /// Makes a communicator of the ranks of `comm`, whose tensors are on `device`.
+    #[must_use]
+    pub fn new(device: D, comm: Arc<dyn Comm>) -> Self {
+        let lane = COMMUNICATORS.fetch_add(1, Ordering::Relaxed) << 32;
+        Self { device, comm, lane }
+    }
+
+    /// Communicator that carries the messages.
+    #[must_use]
+    pub fn shared(&self) -> Arc<dyn Comm> {
+        Arc::clone(&self.comm)
+    }
+
+    fn collectives(&self) -> Lane {
+        Lane::Communication(self.lane)
+    }
+
+    /// Lane of one rank and one direction: messages keep their order in it, and no message waits for one that
+    /// goes the other way.
+    fn with(&self, rank: usize, is_send: bool) -> Lane {
+        Lane::Communication(self.lane + 1 + 2 * rank as u64 + u64::from(is_send))
+    }
+
+    fn update(&self, at: StepContext, values: &mut Tensor<D>, kind: Kind) -> Result<()> {
+        let task = Collective { comm: Arc::clone(&self.comm), at, kind, values: None, sum: None };
+        self.device.host_update(values, Box::new(task))
+    }
+}
+
+impl<D: Runtime> DeviceComm<D> for Staged<D> {
+    fn host(&self) -> &dyn Comm {
+        &*self.comm
+    }
+
+    fn send(
+        &self,
+        to: usize,
+        tag: u64,
+        at: StepContext,
+        rows: Tensor<D>,
+        cols: usize,
+        after: &D::Event,
+    ) -> Result<Transfer<D>> {
+        let task = Send { comm: Arc::clone(&self.comm), to, tag, at, cols, handle: None };
+        self.device.host_task(self.with(to, true), after, Some(rows), None, Box::new(task))
+    }
+
+    fn recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: RowShape,
+        after: &D::Event,
+    ) -> Result<Transfer<D>> {
+        let dtype = match shape.dtype {
+            Dtype::Bf16 => dflop_comm::Dtype::Bf16,
+            Dtype::F64 => dflop_comm::Dtype::F64,
+            Dtype::F32 | Dtype::U32 => dflop_comm::Dtype::F32,
+        };
+        let payload = PayloadShape { dtype, rows: shape.rows, cols: shape.cols };
+        let task = Recv { comm: Arc::clone(&self.comm), from, tag, at, shape: payload, handle: None };
+        let output = Some((shape.dtype, shape.rows * shape.cols));
+        self.device.host_task(self.with(from, false), after, None, output, Box::new(task))
+    }
+
+    fn all_reduce(&self, at: StepContext, values: &mut Tensor<D>) -> Result<()> {
+        self.update(at, values, Kind::AllReduce)
+    }
+
+    fn start_all_reduce(&self, at: StepContext, values: Tensor<D>, after: &D::Event) -> Result<Transfer<D>> {
+        let output = Some((values.dtype(), values.len()));
+        let comm = Arc::clone(&self.comm);
+        let task = Collective { comm, at, kind: Kind::AllReduce, values: None, sum: None };
+        self.device.host_task(self.collectives(), after, Some(values), output, Box::new(task))
+    }
+
+    fn reduce_scatter(&self, at: StepContext, values: &mut Tensor<D>, parts: &[usize]) -> Result<()> {
+        self.update(at, values, Kind::ReduceScatter(parts.to_vec()))
+    }
+
+    fn all_gather(&self, at: StepContext, values: &mut Tensor<D>, parts: &[usize]) -> Result<()> {
+        self.update(at, values, Kind::AllGather(parts.to_vec()))
+    }
+}
+
+struct Send {
+    comm: Arc<dyn Comm>,
+    to: usize,
+    tag: u64,
+    at: StepContext,
+    cols: usize,
+    handle: Option<Handle<()>>,
+}
+
+impl HostTask for Send {
+    fn start(&mut self, input: Option<Buffer>) -> Result<()> {
+        let Some(buffer) = input else { return Ok(()) };
+        let rows = buffer.elements() / self.cols.max(1);
+        let payload = Payload::new(rows, self.cols, buffer)?;
+        self.handle = Some(self.comm.start_send(self.to, self.tag, self.at, payload)?);
+        Ok(())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.handle.as_ref().is_none_or(Handle::is_complete)
+    }
+
+    fn finish(self: Box<Self>) -> Result<Option<Buffer>> {
+        self.handle.map_or(Ok(()), Handle::wait)?;
+        Ok(None)
+    }
+
+    fn run(self: Box<Self>, _: Slice<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct Recv {
+    comm: Arc<dyn Comm>,
+    from: usize,
+    tag: u64,
+    at: StepContext,
+    shape: PayloadShape,
+    handle: Option<Handle<Payload>>,
+}
+
+impl HostTask for Recv {
+    fn start(&mut self, _: Option<Buffer>) -> Result<()> {
+        self.handle = Some(self.comm.start_recv(self.from, self.tag, self.at, self.shape)?);
+        Ok(())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.handle.as_ref().is_none_or(Handle::is_complete)
+    }
+
+    fn finish(self: Box<Self>) -> Result<Option<Buffer>> {
+        let received = self.handle.map(Handle::wait).transpose()?;
+        Ok(received.map(Payload::into_buffer))
+    }
+
+    fn run(self: Box<Self>, _: Slice<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Kind of a collective, with the parts of the ranks.
+enum Kind {
+    AllReduce,
+    ReduceScatter(Vec<usize>),
+    AllGather(Vec<usize>),
+}
+
+struct Collective {
+    comm: Arc<dyn Comm>,
+    at: StepContext,
+    kind: Kind,
+    /// Elements of a collective that runs in [`HostTask::finish`].
+    values: Option<Buffer>,
+    /// Sum in progress.
+    sum: Option<Handle<Buffer>>,
+}
+
+impl HostTask for Collective {
+    fn start(&mut self, input: Option<Buffer>) -> Result<()> {
+        match (&self.kind, input) {
+            (Kind::AllReduce, Some(values)) => {
+                self.sum = Some(self.comm.start_all_reduce(self.at, values)?);
+            }
+            (_, input) => self.values = input,
+        }
+        Ok(())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.sum.as_ref().is_none_or(Handle::is_complete)
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<Option<Buffer>> {
+        if let Some(sum) = self.sum {
+            return Ok(Some(sum.wait()?));
+        }
+        let Some(mut values) = self.values.take() else { return Ok(None) };
+        self.run((&mut values).into())?;
+        Ok(Some(values))
+    }
+
+    fn run(self: Box<Self>, values: Slice<'_>) -> Result<()> {
+        match &self.kind {
+            Kind::AllReduce => self.comm.all_reduce(self.at, values)?,
+            Kind::ReduceScatter(parts) => self.comm.reduce_scatter(self.at, values, parts)?,
+            Kind::AllGather(parts) => self.comm.all_gather(self.at, values, parts)?,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,53 @@
+//! CPU time of a device's work, by the thread that calls it.
+
+use std::cell::Cell;
+
+use rustix::time::{ClockId, clock_gettime};
+
+thread_local! {
+    /// CPU time of the operations that this thread called, in nanoseconds.
+    static CALLED_NS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Point in the work that a thread called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuEvent {
+    busy_ns: u64,
+}
+
+impl CpuEvent {
+    /// Returns the CPU time between two events of one thread, in nanoseconds; of the leading thread of each
+    /// operation, without waits for other ranks.
+    pub(super) fn since(&self, start: &Self) -> u64 {
+        self.busy_ns.saturating_sub(start.busy_ns)
+    }
+}
+
+/// Counts the CPU time of operations.
+pub(super) struct Busy;
+
+impl Busy {
+    /// Runs a closure on a computing thread, and returns its CPU time.
+    pub(super) fn time<R>(body: impl FnOnce() -> R) -> (R, u64) {
+        let start = thread_cpu_ns();
+        let result = body();
+        (result, thread_cpu_ns().saturating_sub(start))
+    }
+
+    /// Adds the CPU time of an operation to that of the calling thread.
+    pub(super) fn count<R>(run: impl FnOnce() -> (R, u64)) -> R {
+        let (result, ns) = run();
+        CALLED_NS.set(CALLED_NS.get() + ns);
+        result
+    }
+
+    /// Returns the CPU time so far: of this thread if it computes, else of the operations that it called.
+    pub(super) fn now(is_computing: bool) -> CpuEvent {
+        CpuEvent { busy_ns: if is_computing { thread_cpu_ns() } else { CALLED_NS.get() } }
+    }
+}
+
+fn thread_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -1,0 +1,178 @@
+//! Memory of the CPU device, and the slices of its tensors.
+//!
+//! Tensors of one allocation never overlap ([`Tensor`]), so a shared tensor is a slice and an exclusive one a
+//! mutable slice, although they share an allocation. This file alone relies on that.
+#![expect(unsafe_code, reason = "disjoint ranges of one allocation are mutable at the same time")]
+
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use half::bf16;
+
+use super::Cpu;
+use super::buffer_pool::BufferPool;
+use crate::dtype::Dtype;
+use crate::runtime::Memory;
+use crate::tensor::Tensor;
+
+/// Allocation of the CPU device.
+pub struct CpuMemory {
+    elements: Elements,
+    pool: Arc<BufferPool>,
+}
+
+/// Elements by type.
+enum Elements {
+    F32(Cells<f32>),
+    Bf16(Cells<bf16>),
+    F64(Cells<f64>),
+    U32(Cells<u32>),
+}
+
+/// A vector that is accessed through the ranges of tensors.
+struct Cells<T> {
+    pointer: NonNull<T>,
+    len: usize,
+    capacity: usize,
+}
+
+// SAFETY: the cells own their elements as the vector does that they were made of, and every access goes
+// through a tensor: a shared one reads, an exclusive one reads and writes its range alone.
+unsafe impl<T: Send> Send for Cells<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Sync for Cells<T> {}
+
+impl<T> Cells<T> {
+    fn new(values: Vec<T>) -> Self {
+        let mut values = ManuallyDrop::new(values);
+        let (len, capacity) = (values.len(), values.capacity());
+        // SAFETY: a vector's pointer is never null.
+        let pointer = unsafe { NonNull::new_unchecked(values.as_mut_ptr()) };
+        Self { pointer, len, capacity }
+    }
+
+    fn take(&mut self) -> Vec<T> {
+        let taken = std::mem::replace(self, Self::new(Vec::new()));
+        let taken = ManuallyDrop::new(taken);
+        // SAFETY: the three parts are those of a vector, which nothing else owns any more.
+        unsafe { Vec::from_raw_parts(taken.pointer.as_ptr(), taken.len, taken.capacity) }
+    }
+}
+
+impl<T> Drop for Cells<T> {
+    fn drop(&mut self) {
+        // SAFETY: as in `take`; it is not used again.
+        drop(unsafe { Vec::from_raw_parts(self.pointer.as_ptr(), self.len, self.capacity) });
+    }
+}
+
+impl CpuMemory {
+    pub(super) fn f32(values: Vec<f32>, pool: Arc<BufferPool>) -> Self {
+        Self { elements: Elements::F32(Cells::new(values)), pool }
+    }
+
+    pub(super) fn bf16(values: Vec<bf16>, pool: Arc<BufferPool>) -> Self {
+        Self { elements: Elements::Bf16(Cells::new(values)), pool }
+    }
+
+    pub(super) fn f64(values: Vec<f64>, pool: Arc<BufferPool>) -> Self {
+        Self { elements: Elements::F64(Cells::new(values)), pool }
+    }
+
+    pub(super) fn u32(values: Vec<u32>, pool: Arc<BufferPool>) -> Self {
+        Self { elements: Elements::U32(Cells::new(values)), pool }
+    }
+
+    /// Takes `f32` elements out of the device; none if they have another type.
+    pub(super) fn into_f32(mut self) -> Vec<f32> {
+        let Elements::F32(cells) = &mut self.elements else { return Vec::new() };
+        let values = cells.take();
+        self.pool.disown(&values);
+        values
+    }
+
+    #[cfg(test)]
+    pub(super) fn address(&self) -> usize {
+        match &self.elements {
+            Elements::F32(cells) => cells.pointer.as_ptr() as usize,
+            _ => 0,
+        }
+    }
+}
+
+impl Memory for CpuMemory {
+    fn len(&self) -> usize {
+        match &self.elements {
+            Elements::F32(cells) => cells.len,
+            Elements::Bf16(cells) => cells.len,
+            Elements::F64(cells) => cells.len,
+            Elements::U32(cells) => cells.len,
+        }
+    }
+
+    fn dtype(&self) -> Dtype {
+        match &self.elements {
+            Elements::F32(_) => Dtype::F32,
+            Elements::Bf16(_) => Dtype::Bf16,
+            Elements::F64(_) => Dtype::F64,
+            Elements::U32(_) => Dtype::U32,
+        }
+    }
+}
+
+impl Drop for CpuMemory {
+    fn drop(&mut self) {
+        match &mut self.elements {
+            Elements::F32(cells) => self.pool.give_back(cells.take()),
+            Elements::Bf16(cells) => self.pool.release(2 * cells.len as u64),
+            Elements::F64(cells) => self.pool.release(8 * cells.len as u64),
+            Elements::U32(cells) => self.pool.release(4 * cells.len as u64),
+        }
+    }
+}
+
+/// Defines the slices of tensors of one type.
+macro_rules! slices {
+    ($($kind:ident, $type:ty, $shared:ident, $exclusive:ident;)*) => {
+        impl Tensor<Cpu> {$(
+            /// Elements of a tensor of this type.
+            ///
+            /// # Panics
+            /// If they have another type.
+            pub(crate) fn $shared(&self) -> &[$type] {
+                let Elements::$kind(cells) = &self.memory().elements else { self.other(Dtype::$kind) };
+                let range = self.range();
+                assert!(range.end <= cells.len, "a tensor lies in its allocation");
+                // SAFETY: the range is in the allocation, which lives as long as the tensor. No other tensor
+                // overlaps it, and while this one is borrowed, nothing writes to it.
+                unsafe { std::slice::from_raw_parts(cells.pointer.as_ptr().add(range.start), range.len()) }
+            }
+
+            /// Mutable elements of a tensor of this type.
+            ///
+            /// # Panics
+            /// If they have another type.
+            pub(crate) fn $exclusive(&mut self) -> &mut [$type] {
+                let range = self.range();
+                let Elements::$kind(cells) = &self.memory().elements else { self.other(Dtype::$kind) };
+                assert!(range.end <= cells.len, "a tensor lies in its allocation");
+                // SAFETY: as above, and the tensor is borrowed exclusively.
+                unsafe { std::slice::from_raw_parts_mut(cells.pointer.as_ptr().add(range.start), range.len()) }
+            }
+        )*}
+    };
+}
+
+slices! {
+    F32, f32, f32, f32_mut;
+    Bf16, bf16, bf16, bf16_mut;
+    F64, f64, f64, f64_mut;
+    U32, u32, u32, u32_mut;
+}
+
+impl Tensor<Cpu> {
+    fn other(&self, expected: Dtype) -> ! {
+        panic!("expected elements of {expected:?}, found {:?}", self.dtype())
+    }
+}

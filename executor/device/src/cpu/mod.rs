@@ -1,0 +1,227 @@
+//! CPU device: runs the functions of [`crate::ops`] on its own thread pool.
+
+mod buffer_pool;
+mod busy;
+mod memory;
+mod storage;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::comm::{HostTask, Transfer};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::ops;
+use crate::runtime::{Lane, Runtime};
+use crate::tensor::Tensor;
+use buffer_pool::BufferPool;
+use busy::Busy;
+pub use busy::CpuEvent;
+pub use memory::CpuMemory;
+
+/// Computes in `f32` on threads of this process.
+///
+/// Results are bit-equal for any number of threads: the order of sums depends on shapes alone. Machines with
+/// other vector instructions may round matrix products differently.
+///
+/// Work is done when a call returns; a communication in progress is the only exception. Weights and
+/// activations are stored as `f32`, or as bf16 at 2 bytes per number ([`store`](Self::store)): an operation
+/// then widens its operands, computes in `f32`, and rounds the numbers that it stores to the nearest bf16,
+/// ties to even. Widened operands live as long as the operation: bf16 saves memory, not time.
+#[derive(Debug, Clone)]
+pub struct Cpu {
+    pool: Arc<ThreadPool>,
+    buffers: Arc<BufferPool>,
+    storage: Dtype,
+    reads: Arc<AtomicU64>,
+}
+
+impl Cpu {
+    /// Largest number of threads of a device, above that of any machine.
+    pub const THREADS_MAX: usize = 1024;
+
+    /// Makes a device with this number of threads, at least one and at most
+    /// [`THREADS_MAX`](Self::THREADS_MAX).
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] above that number, [`Error::Threads`] if they cannot be started.
+    pub fn new(threads: usize) -> Result<Self> {
+        if threads > Self::THREADS_MAX {
+            let reason = format!("expected at most {}, found {threads}", Self::THREADS_MAX);
+            return Err(Error::InvalidSetting { setting: "threads", reason });
+        }
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads.max(1))
+            .thread_name(|index| format!("dflop-compute-{index}"))
+            .build()?;
+        let buffers = Arc::default();
+        Ok(Self { pool: Arc::new(pool), buffers, storage: Dtype::F32, reads: Arc::default() })
+    }
+
+    /// Sets the type that weights and activations are stored in. Default: `f32`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a type other than `f32` and bf16.
+    pub fn store(mut self, dtype: Dtype) -> Result<Self> {
+        if !matches!(dtype, Dtype::F32 | Dtype::Bf16) {
+            let reason = format!("expected F32 or Bf16, found {dtype:?}");
+            return Err(Error::InvalidSetting { setting: "storage", reason });
+        }
+        self.storage = dtype;
+        Ok(self)
+    }
+
+    /// Sets the limit on used bytes, for all clones of this device; allocations beyond it fail with
+    /// [`Error::OutOfMemory`]. Default: no limit.
+    #[must_use]
+    pub fn memory_limit(self, bytes: u64) -> Self {
+        self.buffers.limit(bytes);
+        self
+    }
+
+    /// Number of computing threads.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    /// Runs on the thread pool; inside [`Runtime::run`] this is a plain call.
+    pub(crate) fn on_pool<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        if self.pool.current_thread_index().is_some() {
+            return body();
+        }
+        Busy::count(|| self.pool.install(|| Busy::time(body)))
+    }
+
+    fn count_read(&self) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Runtime for Cpu {
+    type Memory = CpuMemory;
+    type Event = CpuEvent;
+
+    fn storage(&self) -> Dtype {
+        self.storage
+    }
+
+    fn alloc_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
+        if dtype == Dtype::F32 {
+            return Ok(Tensor::new(self.buffers.take(len)?, len));
+        }
+        self.elements(dtype, len)
+    }
+
+    fn zeros_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
+        let mut tensor = match dtype {
+            // gradients and optimizer state stay for the whole run: do not hold a longer buffer
+            Dtype::F32 => Tensor::new(self.buffers.take_exact(len)?, len),
+            other => self.elements(other, len)?,
+        };
+        ops::elementwise::Elementwise::zero(self, &mut tensor)?;
+        Ok(tensor)
+    }
+
+    fn upload_as(&self, dtype: Dtype, values: &[f32]) -> Result<Tensor<Self>> {
+        if dtype == Dtype::F32 {
+            let mut tensor = Tensor::new(self.buffers.take_exact(values.len())?, values.len());
+            tensor.f32_mut().copy_from_slice(values);
+            return Ok(tensor);
+        }
+        let mut tensor = self.elements(dtype, values.len())?;
+        match dtype {
+            Dtype::Bf16 => self.round(values, tensor.bf16_mut()),
+            _ => tensor.f64_mut().iter_mut().zip(values).for_each(|(to, &from)| *to = f64::from(from)),
+        }
+        Ok(tensor)
+    }
+
+    fn write(&self, values: &[f32], into: &mut Tensor<Self>) -> Result<()> {
+        assert_eq!(values.len(), into.len(), "every element is written");
+        match into.dtype() {
+            Dtype::Bf16 => self.round(values, into.bf16_mut()),
+            _ => into.f32_mut().copy_from_slice(values),
+        }
+        Ok(())
+    }
+
+    fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>> {
+        let mut tensor = self.elements(Dtype::U32, values.len())?;
+        tensor.u32_mut().copy_from_slice(values);
+        Ok(tensor)
+    }
+
+    fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {
+        self.count_read();
+        Ok(match tensor.dtype() {
+            Dtype::F64 => tensor.f64().iter().map(|&value| value as f32).collect(),
+            Dtype::U32 => tensor.u32().iter().map(|&value| value as f32).collect(),
+            Dtype::F32 | Dtype::Bf16 => self.operand(tensor)?.to_vec(),
+        })
+    }
+
+    fn read(&self, scalars: &Tensor<Self>) -> Result<Vec<f64>> {
+        self.count_read();
+        Ok(match scalars.dtype() {
+            Dtype::F64 => scalars.f64().to_vec(),
+            Dtype::U32 => scalars.u32().iter().map(|&value| f64::from(value)).collect(),
+            Dtype::F32 | Dtype::Bf16 => {
+                self.operand(scalars)?.iter().map(|&value| f64::from(value)).collect()
+            }
+        })
+    }
+
+    fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    fn memory_used_bytes(&self) -> u64 {
+        self.buffers.used_bytes()
+    }
+
+    fn mark(&self, _: Lane) -> Result<CpuEvent> {
+        Ok(Busy::now(self.pool.current_thread_index().is_some()))
+    }
+
+    fn after(&self, _: Lane, _: &CpuEvent) -> Result<()> {
+        // work is done when its call returns
+        Ok(())
+    }
+
+    fn busy_ns(&self, start: &CpuEvent, end: &CpuEvent) -> u64 {
+        end.since(start)
+    }
+
+    fn host_task(
+        &self,
+        _: Lane,
+        _: &CpuEvent,
+        input: Option<Tensor<Self>>,
+        output: Option<(Dtype, usize)>,
+        mut task: Box<dyn HostTask>,
+    ) -> Result<Transfer<Self>> {
+        task.start(input.map(|tensor| self.give(tensor)).transpose()?)?;
+        let device = self.clone();
+        Ok(Transfer::new(move |_| match (task.finish()?, output) {
+            (Some(buffer), Some((dtype, _))) => device.adopt(dtype, buffer).map(Some),
+            _ => Ok(None),
+        }))
+    }
+
+    fn host_update(&self, tensor: &mut Tensor<Self>, task: Box<dyn HostTask>) -> Result<()> {
+        if tensor.dtype() == Dtype::F64 {
+            return task.run(tensor.f64_mut().into());
+        }
+        self.update(tensor, |values| task.run(values.into()))?
+    }
+
+    fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        self.on_pool(body)
+    }
+}
+
+#[cfg(test)]
+mod bf16_tests;

@@ -1,0 +1,97 @@
+//! Trait of a device's memory, lanes and events, without its operations.
+
+use crate::comm::{HostTask, Transfer};
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// Allocation of a device.
+pub trait Memory: Send + Sync + 'static {
+    /// Number of elements.
+    fn len(&self) -> usize;
+
+    /// Returns whether the allocation has no elements.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Type of the elements.
+    fn dtype(&self) -> Dtype;
+}
+
+/// Order of work on a device: work of one lane runs in the order of its calls, work of different lanes in any
+/// order that events allow. A stream, on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lane {
+    /// Operations.
+    Compute,
+    /// Communication with one group of ranks, or with one rank in one direction.
+    Communication(u64),
+}
+
+/// Memory, lanes and events of a device.
+///
+/// Cheap to clone: clones are the same device. Calls may return before their work is done; errors of the work
+/// then come from a later call. [`read`](Self::read) and [`download`](Self::download) wait for the device and
+/// are the only calls that do; they are counted.
+pub trait Runtime: Clone + Send + Sync + Sized + 'static {
+    /// Allocations.
+    type Memory: Memory;
+    /// A point in a lane.
+    type Event: Clone + Send + Sync + 'static;
+
+    /// Type that weights and activations are stored in.
+    fn storage(&self) -> Dtype;
+    /// Allocates memory of unspecified contents for a pass, in the type of weights and activations.
+    fn alloc(&self, len: usize) -> Result<Tensor<Self>> {
+        self.alloc_as(self.storage(), len)
+    }
+    /// Allocates memory of unspecified contents for a pass.
+    fn alloc_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>>;
+    /// Allocates zeros that stay for many passes: gradients, master weights, moments of the optimizer.
+    fn zeros_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>>;
+    /// Copies numbers to the device, in the type of weights and activations.
+    fn upload(&self, values: &[f32]) -> Result<Tensor<Self>> {
+        self.upload_as(self.storage(), values)
+    }
+    /// Copies numbers to the device, in this type.
+    fn upload_as(&self, dtype: Dtype, values: &[f32]) -> Result<Tensor<Self>>;
+    /// Copies numbers to the elements of a tensor.
+    fn write(&self, values: &[f32], into: &mut Tensor<Self>) -> Result<()>;
+    /// Copies indices to the device.
+    fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>>;
+    /// Copies numbers from the device, widened to `f32`. Waits for the device.
+    fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>>;
+    /// Copies a few numbers from the device, widened to `f64`. Waits for the device.
+    fn read(&self, scalars: &Tensor<Self>) -> Result<Vec<f64>>;
+    /// Number of calls so far that waited for the device, on all clones.
+    fn reads(&self) -> u64;
+    /// Bytes of all live tensors.
+    fn memory_used_bytes(&self) -> u64;
+
+    /// Returns the point in a lane behind all of its work so far.
+    fn mark(&self, lane: Lane) -> Result<Self::Event>;
+    /// Orders the further work of a lane behind an event.
+    fn after(&self, lane: Lane, event: &Self::Event) -> Result<()>;
+    /// Time that the device worked between two events of the compute lane of one thread, in nanoseconds; 0
+    /// before the device has reached them.
+    fn busy_ns(&self, start: &Self::Event, end: &Self::Event) -> u64;
+
+    /// Runs a task of the host in a lane, behind an event.
+    ///
+    /// - `input`: consumed, its contents are given to the task
+    /// - `output`: type and length of what the task returns; [`Transfer::wait`] gives it
+    fn host_task(
+        &self,
+        lane: Lane,
+        after: &Self::Event,
+        input: Option<Tensor<Self>>,
+        output: Option<(Dtype, usize)>,
+        task: Box<dyn HostTask>,
+    ) -> Result<Transfer<Self>>;
+    /// Runs a task of the host that changes a tensor, in the order of the compute lane. Numbers are widened to
+    /// `f32` for the task, unless they are `f64`.
+    fn host_update(&self, tensor: &mut Tensor<Self>, task: Box<dyn HostTask>) -> Result<()>;
+    /// Runs a closure in which operations start without a change of threads.
+    fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R;
+}

@@ -1,0 +1,177 @@
+//! Segments of a microbatch, made once and used by every layer.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::tensor::Tensor;
+
+/// Largest number of queries whose scores exist at the same time.
+const TILE_ROWS: usize = 64;
+
+/// Consecutive rows of one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tile {
+    /// First row of the segment, and the row behind its last.
+    pub segment: (usize, usize),
+    /// First row of the tile.
+    pub start: usize,
+    /// Row behind the last of the tile.
+    pub end: usize,
+}
+
+/// Shape of segments by which a device can reuse a plan of its attention: powers of two above both numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PlanKey {
+    /// Number of segments.
+    pub segments: u32,
+    /// Rows of the longest segment.
+    pub longest: u32,
+}
+
+/// Segments of the rows of a microbatch: samples, images, windows. Tokens attend within their segment.
+pub struct Segments<D: Runtime> {
+    host: HostSegments,
+    starts: Tensor<D>,
+}
+
+/// Segments as the host knows them.
+#[derive(Debug, Clone, Default)]
+pub struct HostSegments {
+    starts: Arc<[u32]>,
+    tiles: Arc<[Tile]>,
+    longest: u32,
+}
+
+impl HostSegments {
+    /// Divides segments into tiles.
+    ///
+    /// - `starts`: first row of every segment, then the number of rows; empty segments are allowed
+    ///
+    /// # Panics
+    /// If they do not ascend from 0.
+    #[must_use]
+    pub fn new(starts: &[u32]) -> Self {
+        let is_ascending = starts.first().is_none_or(|&first| first == 0) && starts.is_sorted();
+        assert!(is_ascending, "segments start at 0");
+        let pairs = starts.windows(2).map(|pair| (pair[0] as usize, pair[1] as usize));
+        let tiles = pairs.clone().flat_map(|(start, end)| Tile::in_segment(start, end)).collect();
+        let longest = pairs.map(|(start, end)| end - start).max().unwrap_or(0) as u32;
+        Self { starts: starts.into(), tiles, longest }
+    }
+
+    /// First row of every segment, then the number of rows.
+    #[must_use]
+    pub fn starts(&self) -> &[u32] {
+        &self.starts
+    }
+
+    /// Tiles of all segments, in order.
+    #[must_use]
+    pub fn tiles(&self) -> &[Tile] {
+        &self.tiles
+    }
+
+    /// Rows of the longest segment.
+    #[must_use]
+    pub const fn longest(&self) -> u32 {
+        self.longest
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.starts.last().map_or(0, |&rows| rows as usize)
+    }
+
+    /// Number of segments, empty ones included.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.starts.len().saturating_sub(1)
+    }
+
+    /// Key of an attention plan that serves these segments.
+    #[must_use]
+    pub fn plan_key(&self) -> PlanKey {
+        PlanKey {
+            segments: (self.count() as u32).next_power_of_two(),
+            longest: self.longest.next_power_of_two(),
+        }
+    }
+}
+
+impl<D: Runtime> Segments<D> {
+    /// Copies segments to a device.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`].
+    ///
+    /// # Panics
+    /// As [`HostSegments::new`].
+    pub fn new(device: &D, starts: &[u32]) -> Result<Self> {
+        Ok(Self { host: HostSegments::new(starts), starts: device.upload_indices(starts)? })
+    }
+
+    /// Segments as the host knows them.
+    #[must_use]
+    pub const fn host(&self) -> &HostSegments {
+        &self.host
+    }
+
+    /// First row of every segment, then the number of rows, on the device.
+    #[must_use]
+    pub const fn starts(&self) -> &Tensor<D> {
+        &self.starts
+    }
+}
+
+impl Tile {
+    /// Cuts a segment into tiles that differ by at most one row: a segment of 65 rows is cut into 33 and 32,
+    /// because a tile of a single row would cost as much as one of many.
+    fn in_segment(start: usize, end: usize) -> impl Iterator<Item = Self> + Clone {
+        let rows = end - start;
+        let tiles = rows.div_ceil(TILE_ROWS);
+        let at = move |tile: usize| start + tile * rows / tiles.max(1);
+        (0..tiles).map(move |tile| Self { segment: (start, end), start: at(tile), end: at(tile + 1) })
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub const fn rows(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Number of keys that any query of the tile attends to; they start with the segment.
+    #[must_use]
+    pub const fn keys(&self, is_causal: bool) -> usize {
+        (if is_causal { self.end } else { self.segment.1 }) - self.segment.0
+    }
+
+    /// Number of keys that a query of the tile attends to.
+    #[must_use]
+    pub const fn visible(&self, row: usize, is_causal: bool) -> usize {
+        if is_causal { self.start + row + 1 - self.segment.0 } else { self.segment.1 - self.segment.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_every_row_once_and_are_even() {
+        let segments = HostSegments::new(&[0, 0, 65, 66, 194, 500]);
+        let mut next = 0;
+        for tile in segments.tiles() {
+            assert_eq!(tile.start, next);
+            assert!((1..=TILE_ROWS).contains(&tile.rows()), "{tile:?}");
+            assert!(tile.segment.0 <= tile.start && tile.end <= tile.segment.1);
+            next = tile.end;
+        }
+        assert_eq!(next, segments.rows());
+        let rows: Vec<usize> = segments.tiles().iter().map(Tile::rows).collect();
+        assert_eq!(rows[..5], [32, 33, 1, 64, 64]);
+        assert_eq!((segments.longest(), segments.count()), (306, 5));
+        assert_eq!(segments.plan_key(), PlanKey { segments: 8, longest: 512 });
+    }
+}

@@ -1,0 +1,17 @@
+//! Device that the suite runs on.
+
+use dflop_device::{Cpu, Dtype};
+
+/// Device of every rank.
+pub(crate) type TestDevice = Cpu;
+
+/// Makes a device that stores `f32`.
+pub(crate) fn device(threads: usize) -> TestDevice {
+    Cpu::new(threads).unwrap()
+}
+
+/// Makes a device that stores bf16.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn half_device(threads: usize) -> TestDevice {
+    Cpu::new(threads).unwrap().store(Dtype::Bf16).unwrap()
+}

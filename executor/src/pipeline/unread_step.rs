@@ -1,0 +1,81 @@
+//! Results of a step that the device may not have computed yet.
+
+use std::sync::Arc;
+
+use super::pipeline_rank::{StepOutcome, end};
+use super::timeline::Clock;
+use crate::error::Result;
+use dflop_comm::{Comm, StepContext};
+use dflop_device::ops::elementwise::CopyRange;
+use dflop_device::{Device, DeviceComm, Dtype, Staged, Tensor};
+
+/// A step whose losses are on the device.
+pub struct UnreadStep<D: Device> {
+    pub(super) device: D,
+    pub(super) comm: Arc<dyn Comm>,
+    /// Name of the last stage of this rank, for errors.
+    pub(super) stage: String,
+    pub(super) step: u64,
+    pub(super) microbatches: usize,
+    pub(super) loss_scale: f64,
+    /// Whether the losses of this rank count; not if another tensor-parallel rank has the same.
+    pub(super) is_counted: bool,
+    /// Losses of the microbatches whose loss this rank computes.
+    pub(super) losses: Vec<(u32, Tensor<D>)>,
+    pub(super) clock: Clock<D>,
+}
+
+impl<D: Device> UnreadStep<D> {
+    /// Number of microbatches of the step, each of which has a loss.
+    #[must_use]
+    pub const fn microbatches(&self) -> usize {
+        self.microbatches
+    }
+
+    /// Writes this rank's share of the losses to the first elements of figures, `f64`, that are zero. Every
+    /// microbatch comes from one rank, so their sum over ranks is exact.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    pub fn write_losses(&self, figures: &mut Tensor<D>) -> Result<()> {
+        for (microbatch, loss) in self.losses.iter().filter(|_| self.is_counted) {
+            let place = CopyRange { from: 0, to: *microbatch as usize, len: 1 };
+            self.device.copy_ranges(&[place], loss, figures)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the outcome of the step from the losses of all microbatches, after the device has done its
+    /// work.
+    ///
+    /// # Errors
+    /// [`dflop_models::Error::Loss`] on the ranks that computed a loss that is not finite, which ends the job;
+    /// [`crate::Error::Comm`] on all others.
+    pub fn outcome(&self, losses: &[f64]) -> Result<StepOutcome> {
+        let at = StepContext::step(self.step, "add up losses");
+        if let Some(microbatch) = losses.iter().position(|loss| !loss.is_finite()) {
+            if self.losses.iter().any(|&(own, _)| own as usize == microbatch) {
+                let (stage, loss) = (self.stage.clone(), losses[microbatch]);
+                let error = dflop_models::Error::Loss { stage, microbatch, loss };
+                return Err(end(&*self.comm, at, error.into()));
+            }
+            // The rank that computed the loss ends the job.
+            self.comm.barrier(at)?;
+        }
+        let loss = losses.iter().sum::<f64>() * self.loss_scale;
+        Ok(StepOutcome { loss, timeline: self.clock.timeline(&self.device) })
+    }
+
+    /// Adds up the losses of all ranks and waits for the device; all ranks call it.
+    ///
+    /// # Errors
+    /// As [`outcome`](Self::outcome).
+    pub fn read(self) -> Result<StepOutcome> {
+        let at = StepContext::step(self.step, "add up losses");
+        let mut figures = self.device.zeros_as(Dtype::F64, self.microbatches)?;
+        self.write_losses(&mut figures)?;
+        Staged::new(self.device.clone(), Arc::clone(&self.comm)).all_reduce(at, &mut figures)?;
+        let losses = self.device.read(&figures)?;
+        self.outcome(&losses)
+    }
+}
