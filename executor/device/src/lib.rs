@@ -12,6 +12,7 @@
 
 pub mod comm;
 mod cpu;
+pub mod deferred;
 mod device;
 mod dtype;
 mod error;

@@ -58,6 +58,8 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     fn upload_as(&self, dtype: Dtype, values: &[f32]) -> Result<Tensor<Self>>;
     /// Copies numbers to the elements of a tensor.
     fn write(&self, values: &[f32], into: &mut Tensor<Self>) -> Result<()>;
+    /// Copies a few numbers to the elements of a tensor of `f64`.
+    fn write_scalars(&self, values: &[f64], into: &mut Tensor<Self>) -> Result<()>;
     /// Copies indices to the device.
     fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>>;
     /// Copies numbers from the device, widened to `f32`. Waits for the device.

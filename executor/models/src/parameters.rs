@@ -72,7 +72,7 @@ impl<D: Device> Parameters<D> {
             let name = spec.name.clone();
             move |error: dflop_device::Error| error.while_allocating(|| format!("tensor `{name}`"))
         };
-        let mut buckets = Vec::new();
+        let mut buckets: Vec<ParameterBucket<D>> = Vec::new();
         let mut in_buckets = BTreeMap::new();
         for group in groups(&specs, bucket_elements) {
             let lens: Vec<usize> = group.iter().map(|&index| specs[index].elements()).collect();
@@ -81,31 +81,25 @@ impl<D: Device> Parameters<D> {
             let values = device.zeros_as(device.storage(), len).map_err(named(first))?;
             // `f32` on every device, because many small gradients are added
             let gradients = device.zeros_as(Dtype::F32, len).map_err(named(first))?;
-            let mut values = Bucket::new(values, &lens);
-            for (part, &index) in group.iter().enumerate() {
-                let spec = &specs[index];
-                let loaded = checked(spec, source.values(spec)?)?;
-                device.write(&loaded, &mut values.parts_mut()[part]).map_err(named(spec))?;
-                in_buckets.insert(index, (buckets.len(), part));
-            }
-            buckets.push(ParameterBucket {
-                parameters: group,
-                values,
-                gradients: Bucket::new(gradients, &lens),
-            });
+            in_buckets.extend(group.iter().enumerate().map(|(part, &index)| (index, (buckets.len(), part))));
+            let (values, gradients) = (Bucket::new(values, &lens), Bucket::new(gradients, &lens));
+            buckets.push(ParameterBucket { parameters: group, values, gradients });
         }
         let mut places = Vec::with_capacity(specs.len());
+        // in the order of the declaration, in which checkpoints have them, too
         for (index, spec) in specs.iter().enumerate() {
+            let load = || checked(spec, source.values(spec)?);
             places.push(match (in_buckets.get(&index), spec.shares) {
-                (Some(&(bucket, part)), _) => Place::Bucket(bucket, part),
+                (Some(&(bucket, part)), _) => {
+                    let values = &mut buckets[bucket].values.parts_mut()[part];
+                    device.write(&load()?, values).map_err(named(spec))?;
+                    Place::Bucket(bucket, part)
+                }
                 (None, Some(_)) => {
                     let gradient = spec.is_trained.then(|| device.zeros_as(Dtype::F32, spec.elements()));
                     Place::Shared(gradient.transpose().map_err(named(spec))?)
                 }
-                (None, None) => {
-                    let loaded = checked(spec, source.values(spec)?)?;
-                    Place::Frozen(device.upload(&loaded).map_err(named(spec))?)
-                }
+                (None, None) => Place::Frozen(device.upload(&load()?).map_err(named(spec))?),
             });
         }
         Ok(Self { specs, places, buckets })

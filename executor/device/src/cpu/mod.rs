@@ -148,6 +148,11 @@ impl Runtime for Cpu {
         Ok(())
     }
 
+    fn write_scalars(&self, values: &[f64], into: &mut Tensor<Self>) -> Result<()> {
+        into.f64_mut().copy_from_slice(values);
+        Ok(())
+    }
+
     fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>> {
         let mut tensor = self.elements(Dtype::U32, values.len())?;
         tensor.u32_mut().copy_from_slice(values);
