@@ -144,7 +144,9 @@ fn of_rank(
         let plan = Arc::new(PipelineStepPlan::new(job, step, targets, microbatches)?);
         let mut work = work(job, &placement, &plan, samples, cut, &device);
         tamper(rank, &mut work);
+        let reads = device.reads();
         last = Some(pipeline.step(&work)?);
+        assert_eq!(device.reads() - reads, 1, "a step waits for the device once, a microbatch never");
     }
     let last = last.expect("at least one step");
     let gradients =

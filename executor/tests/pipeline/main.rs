@@ -4,6 +4,7 @@
 mod support;
 
 mod batch;
+#[path = "../../device/tests/support/cpu.rs"]
 mod device;
 mod failures;
 mod job;

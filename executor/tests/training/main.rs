@@ -8,6 +8,7 @@ mod support;
 
 mod bf16;
 mod checkpoint;
+#[path = "../../device/tests/support/cpu.rs"]
 mod device;
 mod killed;
 mod model;

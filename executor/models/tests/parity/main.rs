@@ -5,6 +5,7 @@
 #![allow(clippy::float_cmp, reason = "bits are compared on purpose")]
 #![allow(clippy::print_stdout, reason = "differences are worth reading")]
 
+#[path = "../../../device/tests/support/cpu.rs"]
 mod device;
 mod encoder;
 mod fixture;

@@ -17,7 +17,7 @@ use dflop_models::{
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::device::{TestDevice, device};
+use super::device::{TestDevice, device, on_same_threads};
 use super::encoder::{PLACEHOLDERS, encoder_context};
 use super::fixture::{Fixture, Text, difference, norm};
 use super::support::{Transport, patient, run};
@@ -85,7 +85,7 @@ impl<'a> Job<'a> {
     pub(crate) fn run(self) -> Trained {
         let shared = self.is_device_shared.then(|| device(1));
         let mut ranks = run(self.transport, self.ranks, patient(), |comm| {
-            let device = shared.clone().unwrap_or_else(|| device(1));
+            let device = shared.as_ref().map_or_else(|| device(1), on_same_threads);
             self.rank(Arc::new(comm), &device)
         });
         for rank in 1..ranks.len() {

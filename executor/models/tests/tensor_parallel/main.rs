@@ -3,7 +3,7 @@
 #![allow(clippy::float_cmp, reason = "bits are compared on purpose")]
 #![allow(clippy::print_stdout, reason = "differences are worth reading")]
 
-#[path = "../parity/device.rs"]
+#[path = "../../../device/tests/support/cpu.rs"]
 mod device;
 #[allow(dead_code, reason = "each test binary uses its part")]
 #[path = "../parity/encoder.rs"]

@@ -15,3 +15,9 @@ pub(crate) fn device(threads: usize) -> TestDevice {
 pub(crate) fn half_device(threads: usize) -> TestDevice {
     Cpu::new(threads).unwrap().store(Dtype::Bf16).unwrap()
 }
+
+/// Makes a device that computes on the threads of another one.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn on_same_threads(device: &TestDevice) -> TestDevice {
+    device.clone()
+}

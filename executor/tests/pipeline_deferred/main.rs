@@ -1,0 +1,18 @@
+//! The pipeline suite on the test device that computes late.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+#[path = "../pipeline/batch.rs"]
+mod batch;
+#[path = "../../device/tests/support/deferred.rs"]
+mod device;
+#[path = "../pipeline/job.rs"]
+mod job;
+#[path = "../pipeline/language_models.rs"]
+mod language_models;
+#[path = "../pipeline/media.rs"]
+mod media;
+#[path = "../pipeline/reference.rs"]
+mod reference;
+#[path = "../../comm/tests/support/mod.rs"]
+mod support;
