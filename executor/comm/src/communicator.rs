@@ -130,6 +130,10 @@ impl Comm for Communicator {
         Ok(Some(Box::new(Self::new(Group { endpoint, id, rank, members }))))
     }
 
+    fn bytes_sent(&self) -> u64 {
+        self.group.endpoint.bytes_sent.load(Ordering::Relaxed)
+    }
+
     fn note(&self, at: StepContext) {
         self.group.endpoint.mailbox.note(at);
     }

@@ -7,6 +7,7 @@ use super::message::{Header, Key, Message};
 use super::payload::{Buffer, Payload};
 use super::settings::Settings;
 use super::step_context::StepContext;
+use super::sync::{AtomicU64, Ordering};
 use super::timeout_report::{self, Verdict};
 use super::transport::{SendState, Transport};
 use std::sync::Arc;
@@ -19,6 +20,8 @@ pub(super) struct Endpoint {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) transport: Box<dyn Transport>,
     pub(super) settings: Settings,
+    /// Bytes of elements that were sent to other ranks.
+    pub(super) bytes_sent: AtomicU64,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -28,6 +31,16 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
+    pub(super) fn new(
+        rank: usize,
+        size: usize,
+        mailbox: Arc<Mailbox>,
+        transport: Box<dyn Transport>,
+        settings: Settings,
+    ) -> Self {
+        Self { rank, size, mailbox, transport, settings, bytes_sent: AtomicU64::new(0) }
+    }
+
     /// Starts to send. Results may be awaited in any order.
     pub(super) fn start_send(
         self: &Arc<Self>,
@@ -45,6 +58,7 @@ impl Endpoint {
             self.mailbox.deliver(self.rank, message);
             SendState::Done
         } else {
+            self.bytes_sent.fetch_add(message.buffer.as_bytes().len() as u64, Ordering::Relaxed);
             self.transport.post(to, message)
         };
         Ok(PendingSend { endpoint: self.clone(), to, header, sent, is_overlapped })

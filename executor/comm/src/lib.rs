@@ -30,6 +30,7 @@ mod api;
 mod async_collective;
 mod collective;
 mod communicator;
+pub mod conformance;
 mod dtype;
 mod endpoint;
 mod error;

@@ -33,7 +33,7 @@ pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
         let mailbox = mailboxes[rank].clone();
         let transport =
             Box::new(ThreadTransport { rank, mailboxes: mailboxes.clone(), failure: Arc::clone(&failure) });
-        Communicator::world(Arc::new(Endpoint { rank, size, mailbox, transport, settings }))
+        Communicator::world(Arc::new(Endpoint::new(rank, size, mailbox, transport, settings)))
     };
     Ok((0..size).map(comm).collect())
 }

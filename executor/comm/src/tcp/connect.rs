@@ -75,7 +75,7 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
         transport.map_err(|source| Error::Io { action: "start threads of connections".into(), source })?,
     );
     store.join();
-    let endpoint = Endpoint { rank: identity.rank, size: identity.size, mailbox, transport, settings };
+    let endpoint = Endpoint::new(identity.rank, identity.size, mailbox, transport, settings);
     Ok(Session { comm: Communicator::world(Arc::new(endpoint)), store: Some(store), _server: server })
 }
 
