@@ -166,15 +166,20 @@ pub trait Comm: Send + Sync + Debug {
         // every rank gathers all digests, so all ranks find the same culprit without another message
         digests[self.rank()] = digest;
         self.all_gather(at, digests.as_mut_slice().into(), &vec![1; self.size()])?;
-        let Some((culprit, other)) = odd_one(&digests) else { return Ok(()) };
-        let (culprit_rank, other_rank) = (self.world_rank(culprit), self.world_rank(other));
-        let message = format!(
-            "plan digests of step {step} differ: rank {culprit_rank} has {:#018x}, rank {other_rank} has {:#018x}",
-            digests[culprit], digests[other]
-        );
-        let by = self.world_rank(self.rank());
-        Err(self.fail(Failure { cause: Cause::Digest, culprit: Some(culprit_rank), by, at, message }))
+        compare_digests(self, at, &digests)
     }
+}
+
+/// Ends the job if one of the digests differs.
+pub(super) fn compare_digests<C: Comm + ?Sized>(comm: &C, at: StepContext, digests: &[u64]) -> Result<()> {
+    let Some((culprit, other)) = odd_one(digests) else { return Ok(()) };
+    let (culprit_rank, other_rank) = (comm.world_rank(culprit), comm.world_rank(other));
+    let message = format!(
+        "plan digests of step {} differ: rank {culprit_rank} has {:#018x}, rank {other_rank} has {:#018x}",
+        at.step, digests[culprit], digests[other]
+    );
+    let by = comm.world_rank(comm.rank());
+    Err(comm.fail(Failure { cause: Cause::Digest, culprit: Some(culprit_rank), by, at, message }))
 }
 
 /// One send or receive of a [`Comm::group`].

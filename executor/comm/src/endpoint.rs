@@ -64,6 +64,17 @@ impl Endpoint {
         Ok(PendingSend { endpoint: self.clone(), to, header, sent, is_overlapped })
     }
 
+    /// Sends a small message to a neighbor in the tree of the job, on the control connection.
+    pub(super) fn send_control(&self, to: usize, header: Header, buffer: Buffer) -> Result<()> {
+        if let Some(failure) = self.mailbox.failure() {
+            return Err(self.failed(failure, header.at));
+        }
+        self.mailbox.note(header.at);
+        self.bytes_sent.fetch_add(buffer.as_bytes().len() as u64, Ordering::Relaxed);
+        self.transport.send_control(to, Message { header, buffer });
+        Ok(())
+    }
+
     /// Reserves the next message with this header's tag.
     pub(super) fn start_recv(
         self: &Arc<Self>,

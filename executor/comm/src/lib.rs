@@ -55,6 +55,7 @@ pub mod tcp;
 pub mod threads;
 mod timeout_report;
 mod transport;
+mod tree;
 
 pub use api::{Comm, P2pOp};
 pub use communicator::Communicator;

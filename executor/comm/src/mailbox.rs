@@ -384,6 +384,20 @@ impl Mailbox {
         self.lock().peers[peer].has_left
     }
 
+    /// Waits until the job fails, this rank leaves or a peer does; returns whether one of these happened in time.
+    pub(super) fn wait_for_end(&self, peer: usize, timeout: Duration) -> bool {
+        let goes_on = |state: &mut MailboxState| {
+            state.failure.is_none() && !state.is_closed && !state.peers[peer].has_left
+        };
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, goes_on);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Returns whether this rank has left.
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().is_closed
+    }
+
     /// Records that this rank has left, which ends all waits for room.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;

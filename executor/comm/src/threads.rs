@@ -81,6 +81,10 @@ impl Transport for ThreadTransport {
         matches!(sent, SendState::Done | SendState::Closed) || self.mailboxes[to].has_room(self.rank)
     }
 
+    fn send_control(&self, to: usize, message: Message) {
+        self.mailboxes[to].deliver(self.rank, message);
+    }
+
     fn end_job(&self, failure: Failure) -> Failure {
         let mut kept = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = kept.get_or_insert(failure);

@@ -16,6 +16,10 @@ pub(super) trait Transport: Send + Sync {
     /// Returns whether [`wait_sent`](Self::wait_sent) would return immediately.
     fn is_sent(&self, to: usize, sent: &SendState) -> bool;
 
+    /// Sends a small message to a neighbor in the tree of the job. A neighbor that does not take it is noticed
+    /// elsewhere.
+    fn send_control(&self, to: usize, message: Message);
+
     /// Aborts the job: notifies all reachable ranks, then the mailbox of this rank. Returns the failure of
     /// the job, which is another one if it came first.
     fn end_job(&self, failure: Failure) -> Failure;

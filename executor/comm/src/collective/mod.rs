@@ -3,10 +3,12 @@
 mod barrier;
 mod broadcast;
 mod ring;
+mod tree;
 
 pub(super) use barrier::barrier;
 pub(super) use broadcast::broadcast;
 pub(super) use ring::{all_gather, all_reduce, reduce_scatter};
+pub(super) use tree::{NUMBERS_MAX, gather};
 
 use super::dtype::Dtype;
 use super::endpoint::PendingSend;
@@ -35,6 +37,12 @@ impl Call {
     fn start_send(&self, group: &Group, to: usize, buffer: Buffer) -> Result<PendingSend> {
         let header = self.header(group, buffer.dtype(), buffer.elements());
         group.endpoint.start_send(group.members[to], header, buffer, self.is_overlapped)
+    }
+
+    /// Sends a few numbers to a neighbor in the tree of the job.
+    fn send_control(&self, group: &Group, to: usize, buffer: Buffer) -> Result<()> {
+        let header = self.header(group, buffer.dtype(), buffer.elements());
+        group.endpoint.send_control(group.members[to], header, buffer)
     }
 
     fn recv(&self, group: &Group, from: usize, dtype: Dtype, elements: usize) -> Result<Buffer> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::control::Control;
+use super::dial::NoOne;
 use super::inbox::read_messages;
 use super::links::Links;
 use crate::mailbox::Mailbox;
@@ -15,7 +16,7 @@ const RANKS: usize = 4;
 /// Reads the bytes as the messages of rank 1; then the peer hangs up.
 pub fn messages(bytes: &[u8]) {
     let mailbox = Arc::new(Mailbox::new(RANKS, BUFFERED_BYTES_MAX));
-    let links = Links::new(0, mailbox, (0..RANKS).map(|_| None).collect());
+    let links = Links::new(0, mailbox, (0..RANKS).map(|_| None).collect(), Box::new(NoOne));
     read_messages(&links, 1, bytes);
 }
 

@@ -2,11 +2,13 @@
 
 use super::frame::{Frame, HEADER_BYTES, decode};
 use super::links::Links;
+use super::socket::Socket;
 use crate::error::Cause;
 use crate::mailbox::{Expected, Interrupt};
 use crate::message::{Header, Message};
 use crate::payload::Buffer;
 use std::io::{self, BufReader, Read};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Size of the read buffer: fits the headers of many small messages; large messages bypass it.
@@ -16,11 +18,22 @@ const UNTRUSTED_BYTES: usize = 1 << 20;
 /// Longest time after which a reader that found no room checks again.
 const ROOM: Duration = Duration::from_hours(1);
 
+impl Links {
+    /// Reads the messages of a peer until its data connection ends.
+    pub(super) fn read_data(&self, peer: usize, stream: Socket) {
+        let stream = Arc::new(stream);
+        self.add_incoming(stream.clone());
+        read_messages(self, peer, &*stream);
+    }
+}
+
 /// Reads messages until the connection ends.
 pub(super) fn read_messages(links: &Links, peer: usize, stream: impl Read) {
     let mut stream = BufReader::with_capacity(BUFFER_BYTES, stream);
     let mut header = [0; HEADER_BYTES];
+    let mut has_begun = false;
     while stream.read_exact(&mut header).is_ok() {
+        has_begun = true;
         match decode(&header) {
             Some(Frame::Message(header)) => {
                 if read_message(links, peer, header, &mut stream).is_err() {
@@ -29,7 +42,7 @@ pub(super) fn read_messages(links: &Links, peer: usize, stream: impl Read) {
             }
             Some(Frame::Farewell) => {
                 links.farewell(peer);
-                break;
+                return;
             }
             None => {
                 let message = format!("rank {peer} sent bytes that are not a message");
@@ -38,7 +51,10 @@ pub(super) fn read_messages(links: &Links, peer: usize, stream: impl Read) {
             }
         }
     }
-    links.data_ended(peer);
+    // a caller that gave up its handshake too early calls again: nothing was sent on its first connection
+    if has_begun {
+        links.data_ended(peer);
+    }
 }
 
 fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Read) -> io::Result<()> {
@@ -105,6 +121,7 @@ fn skip(stream: &mut impl Read, bytes: usize) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::dial::NoOne;
     use super::super::frame::encode;
     use super::*;
     use crate::dtype::Dtype;
@@ -129,15 +146,13 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
-        let links = Links::new(0, mailbox.clone(), vec![None, None]);
+        let links = Links::new(0, mailbox.clone(), vec![None, None], Box::new(NoOne));
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 peer.write_all(bytes).unwrap();
                 drop(peer);
             });
-            read_messages(&links, 1, stream.try_clone().unwrap());
-            // the control connection has ended as well
-            links.read_controls(1, stream);
+            read_messages(&links, 1, stream);
         });
     }
 
