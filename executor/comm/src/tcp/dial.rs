@@ -25,17 +25,3 @@ pub(super) trait Dial: Send + Sync + Debug {
     /// Accepts no more calls.
     fn close(&self);
 }
-
-/// No other rank can be called.
-#[cfg(any(test, feature = "fuzz"))]
-#[derive(Debug)]
-pub(super) struct NoOne;
-
-#[cfg(any(test, feature = "fuzz"))]
-impl Dial for NoOne {
-    fn dial(&self, _: usize, _: Line, _: Duration) -> io::Result<Socket> {
-        Err(io::ErrorKind::ConnectionRefused.into())
-    }
-
-    fn close(&self) {}
-}

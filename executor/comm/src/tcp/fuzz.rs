@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::control::Control;
-use super::dial::NoOne;
 use super::inbox::read_messages;
 use super::links::Links;
+use super::no_one::NoOne;
 use crate::mailbox::Mailbox;
 
 /// Bound on the bytes that nobody has received yet; more than an input has.

@@ -121,8 +121,8 @@ fn skip(stream: &mut impl Read, bytes: usize) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dial::NoOne;
     use super::super::frame::encode;
+    use super::super::no_one::NoOne;
     use super::*;
     use crate::dtype::Dtype;
     use crate::error::Failure;

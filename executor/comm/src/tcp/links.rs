@@ -134,12 +134,15 @@ impl Links {
 
     /// Passes a message on in the tree, away from the neighbor that it came from. The ranks beyond a neighbor
     /// that is gone are called directly, so that no part of the tree is cut off.
-    fn pass_on(&self, from: Option<usize>, control: &Control, is_gone: impl Fn(usize) -> bool) {
+    ///
+    /// - `silent`: a rank that does not answer, and therefore passes nothing on
+    fn pass_on(&self, from: Option<usize>, control: &Control, silent: Option<usize>) {
         let onward = |&peer: &usize| self.controls[peer].is_some() && Some(peer) != from;
         let ranks = self.leaving().clone();
+        let is_gone = |rank: usize| ranks[rank].is_announced || silent == Some(rank);
         let (gone, here): (Vec<_>, Vec<_>) = (0..self.size()).filter(onward).partition(|&neighbor| {
             // one that leaves passes messages on until its connection ends
-            is_gone(neighbor) && (ranks[neighbor].is_disconnected || !ranks[neighbor].is_announced)
+            silent == Some(neighbor) || is_gone(neighbor) && ranks[neighbor].is_disconnected
         });
         self.tell_all(here, control);
         let deadline = Instant::now() + Self::CONTROL_PATIENCE;
@@ -172,10 +175,8 @@ impl Links {
         // kept before neighbors are notified, so that a second failure cannot overtake the first
         ending.failure = Some(failure.clone());
         drop(ending);
-        // a rank that does not answer passes nothing on
         let silent = failure.culprit.filter(|_| failure.cause == Cause::TimedOut);
-        let is_gone = |rank| self.is_leaving(rank) || silent == Some(rank);
-        self.pass_on(None, &Control::Abort(failure.clone()), is_gone);
+        self.pass_on(None, &Control::Abort(failure.clone()), silent);
         self.mailbox.set_failure(failure.clone());
         self.ending.lock().unwrap_or_else(PoisonError::into_inner).is_passed_on = true;
         self.passed_on.notify_all();
@@ -224,7 +225,7 @@ impl Links {
     ///
     /// - `to`: ranks to which it has a data connection
     pub(super) fn leave(&self, to: Vec<usize>) {
-        self.pass_on(None, &Control::Leave { rank: self.rank, to }, |rank| self.is_leaving(rank));
+        self.pass_on(None, &Control::Leave { rank: self.rank, to }, None);
     }
 
     /// Records and passes on that a rank leaves.
@@ -241,7 +242,7 @@ impl Links {
         if has_said_farewell || !to.contains(&self.rank) {
             self.mailbox.set_left(rank);
         }
-        self.pass_on(Some(from), &Control::Leave { rank, to }, |other| self.is_leaving(other));
+        self.pass_on(Some(from), &Control::Leave { rank, to }, None);
     }
 
     fn leaving(&self) -> MutexGuard<'_, Vec<Leaving>> {
@@ -334,7 +335,7 @@ impl Links {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dial::NoOne;
+    use super::super::no_one::NoOne;
     use super::*;
     use crate::mailbox::{OpenWait, Status};
     use std::io::{Read, Write};

@@ -28,6 +28,8 @@ mod inquiry;
 #[cfg(test)]
 mod large_jobs;
 mod links;
+#[cfg(any(test, feature = "fuzz"))]
+mod no_one;
 mod outbox;
 mod socket;
 mod tcp_transport;

@@ -44,6 +44,8 @@ mod threads;
 mod timeout_report;
 #[path = "../../../../executor/comm/src/transport.rs"]
 mod transport;
+#[path = "../../../../executor/comm/src/tree.rs"]
+mod tree;
 
 mod mailbox_models;
 #[path = "../model.rs"]
