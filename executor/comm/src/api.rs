@@ -64,9 +64,9 @@ pub trait Comm: Send + Sync + Debug {
 
     /// Sums like [`all_reduce`](Self::all_reduce), but leaves rank `r` with the sum of part `r` alone.
     ///
-    /// `parts[r]` is the number of elements of part `r`; parts are contiguous, in rank order and of any length.
-    /// The contents of the other parts are unspecified afterwards. Over threads and TCP, every element has the
-    /// bits that `all_reduce` of the same elements gives it, whatever the parts: an
+    /// `parts[r]` is the number of elements of part `r`; parts are contiguous, in rank order and of any
+    /// length. The contents of the other parts are unspecified afterwards. Over threads and TCP, every
+    /// element has the bits that `all_reduce` of the same elements gives it, whatever the parts: an
     /// [`all_gather`](Self::all_gather) of the same parts completes the `all_reduce`.
     ///
     /// # Errors

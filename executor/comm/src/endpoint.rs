@@ -2,7 +2,7 @@
 
 use super::error::{Cause, Error, Failure, Result, seconds};
 use super::handle::{Completion, Handle};
-use super::mailbox::{Interrupt, Mailbox, Wait};
+use super::mailbox::{Interrupt, Mailbox};
 use super::message::{Header, Key, Message};
 use super::payload::{Buffer, Payload};
 use super::settings::Settings;
@@ -10,6 +10,7 @@ use super::step_context::StepContext;
 use super::sync::{AtomicU64, Ordering};
 use super::timeout_report::{self, Verdict};
 use super::transport::{SendState, Transport};
+use super::waits::Wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -56,6 +56,7 @@ pub mod threads;
 mod timeout_report;
 mod transport;
 mod tree;
+mod waits;
 
 pub use api::{Comm, P2pOp};
 pub use communicator::Communicator;

@@ -9,56 +9,10 @@ use super::message::{Header, Key, Message};
 use super::receive_buffers::ReceiveBufferPool;
 use super::step_context::StepContext;
 use super::sync::{Condvar, Mutex, MutexGuard};
+use super::waits::{Status, Wait, Waits};
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
-
-/// Activity of a rank, as reported to ranks that wait for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Status {
-    /// Oldest wait of the caller's threads; `None` if they compute.
-    pub(super) wait: Option<OpenWait>,
-    /// Most recent action.
-    pub(super) last: Option<StepContext>,
-}
-
-/// Wait that has not ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct OpenWait {
-    /// Rank that is waited for.
-    pub(super) peer: usize,
-    /// Action that waits.
-    pub(super) at: StepContext,
-    /// Time since the wait began, in whole milliseconds.
-    pub(super) age: Duration,
-}
-
-/// Wait of one thread for a peer, on record from the moment that it blocks. It may be extended after its time
-/// limit.
-#[derive(Debug)]
-pub(super) struct Wait {
-    pub(super) peer: usize,
-    pub(super) at: StepContext,
-    /// Whether the wait is that of a collective that runs while the caller computes.
-    pub(super) is_overlapped: bool,
-    /// Number on record.
-    id: Option<u64>,
-}
-
-impl Wait {
-    pub(super) fn new(peer: usize, at: StepContext, is_overlapped: bool) -> Self {
-        Self { peer, at, is_overlapped, id: None }
-    }
-}
-
-/// Wait on record.
-#[derive(Debug)]
-struct RecordedWait {
-    peer: usize,
-    at: StepContext,
-    is_overlapped: bool,
-    begin: Instant,
-}
 
 /// Reason why a wait ended without its message.
 #[derive(Debug)]
@@ -105,11 +59,7 @@ struct Peer {
 struct MailboxState {
     queues: BTreeMap<Key, Queue>,
     peers: Vec<Peer>,
-    // by start, so that the first entry is the oldest wait
-    waits: BTreeMap<u64, RecordedWait>,
-    waits_begun: u64,
-    /// Threads of the caller that wait for an overlapped collective.
-    awaiting_overlapped: usize,
+    waits: Waits,
     last: Option<StepContext>,
     failure: Option<Failure>,
     /// Whether this rank has left, and receives nothing more.
@@ -131,9 +81,7 @@ impl Mailbox {
         let state = MailboxState {
             queues: BTreeMap::new(),
             peers: (0..size).map(|_| Peer::default()).collect(),
-            waits: BTreeMap::new(),
-            waits_begun: 0,
-            awaiting_overlapped: 0,
+            waits: Waits::default(),
             last: None,
             failure: None,
             is_closed: false,
@@ -311,15 +259,9 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Records that a thread of the caller waits for an overlapped collective, or no longer does: its waits
-    /// then count as those of the caller.
+    /// Records that a thread of the caller waits for an overlapped collective, or no longer does.
     pub(super) fn await_overlapped(&self, is_waiting: bool) {
-        let mut state = self.lock();
-        if is_waiting {
-            state.awaiting_overlapped += 1;
-        } else {
-            state.awaiting_overlapped -= 1;
-        }
+        self.lock().waits.await_overlapped(is_waiting);
     }
 
     /// Waits until there is room for more messages of a peer. There always is while someone waits for that
@@ -384,7 +326,8 @@ impl Mailbox {
         self.lock().peers[peer].has_left
     }
 
-    /// Waits until the job fails, this rank leaves or a peer does; returns whether one of these happened in time.
+    /// Waits until the job fails, this rank leaves or a peer does; returns whether one of these happened in
+    /// time.
     pub(super) fn wait_for_end(&self, peer: usize, timeout: Duration) -> bool {
         let goes_on = |state: &mut MailboxState| {
             state.failure.is_none() && !state.is_closed && !state.peers[peer].has_left
@@ -418,13 +361,7 @@ impl Mailbox {
     /// Activity of this rank.
     pub(super) fn status(&self) -> Status {
         let state = self.lock();
-        let of_caller = state.waits.values().find(|wait| !wait.is_overlapped);
-        let overlapped = || state.waits.values().next().filter(|_| state.awaiting_overlapped > 0);
-        let open = |wait: &RecordedWait| {
-            let age = Duration::from_millis(wait.begin.elapsed().as_millis() as u64);
-            OpenWait { peer: wait.peer, at: wait.at, age }
-        };
-        Status { wait: of_caller.or_else(overlapped).map(open), last: state.last }
+        Status { wait: state.waits.oldest(), last: state.last }
     }
 
     /// Action of a peer when it sent its most recent message.
@@ -445,20 +382,14 @@ impl MailboxState {
 
     /// Puts a wait on record, unless it is an extended one.
     fn begin_wait(&mut self, wait: &mut Wait) {
-        if wait.id.is_some() {
-            return;
+        if self.waits.begin(wait) {
+            self.peers[wait.peer].awaiting += 1;
         }
-        let Wait { peer, at, is_overlapped, .. } = *wait;
-        self.peers[peer].awaiting += 1;
-        self.waits.insert(self.waits_begun, RecordedWait { peer, at, is_overlapped, begin: Instant::now() });
-        wait.id = Some(self.waits_begun);
-        self.waits_begun += 1;
     }
 
     fn end_wait(&mut self, wait: &mut Wait) {
-        if let Some(id) = wait.id.take() {
+        if self.waits.end(wait) {
             self.peers[wait.peer].awaiting -= 1;
-            self.waits.remove(&id);
         }
     }
 }

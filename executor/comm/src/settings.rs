@@ -26,11 +26,11 @@ impl Default for Settings {
 impl Settings {
     /// Sets the time after which a waiting rank asks its peer for its status. Default: 30 s.
     ///
-    /// A peer that computes, or that waits for a rank that computes, is busy: the wait goes on, at most to the
-    /// [`slow`](Self::slow) limit, and the peer is asked again after every such time. The job ends if a rank
-    /// does not answer, or if ranks have waited for each other for this time: a dead or stopped process and a
-    /// deadlock end the job everywhere within this time, plus at most a quarter of it (1 s to 10 s) for the
-    /// rank that does not answer.
+    /// A peer that computes, or that waits for a rank that computes, is busy: the wait goes on, at most to
+    /// the [`slow`](Self::slow) limit, and the peer is asked again after every such time. The job ends if a
+    /// rank does not answer, or if ranks have waited for each other for this time: a dead or stopped process
+    /// and a deadlock end the job everywhere within this time, plus at most a quarter of it (1 s to 10 s) for
+    /// the rank that does not answer.
     #[must_use]
     pub fn wait(mut self, timeout: Duration) -> Self {
         self.wait = timeout;

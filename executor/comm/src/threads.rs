@@ -3,12 +3,13 @@
 use super::communicator::Communicator;
 use super::endpoint::Endpoint;
 use super::error::{Cause, Error, Failure, Result};
-use super::mailbox::{Interrupt, Mailbox, Status, Wait};
+use super::mailbox::{Interrupt, Mailbox};
 use super::message::Message;
 use super::settings::Settings;
 use super::step_context::StepContext;
 use super::sync::Mutex;
 use super::transport::{SendState, Transport};
+use super::waits::{Status, Wait};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 

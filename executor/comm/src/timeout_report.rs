@@ -4,7 +4,7 @@
 //! it waits for, until a rank does not answer, computes, or was asked before.
 
 use super::endpoint::Endpoint;
-use super::mailbox::Status;
+use super::waits::Status;
 use std::time::Duration;
 
 /// Kind of the end of a chain of waiting ranks.

@@ -1,8 +1,9 @@
 //! Interface of transports, which move messages between the processes or threads of ranks.
 
 use super::error::Failure;
-use super::mailbox::{Interrupt, Status, Wait};
+use super::mailbox::Interrupt;
 use super::message::Message;
+use super::waits::{Status, Wait};
 use std::time::Duration;
 
 /// Transport of one rank. Ranks are world ranks.
@@ -16,8 +17,8 @@ pub(super) trait Transport: Send + Sync {
     /// Returns whether [`wait_sent`](Self::wait_sent) would return immediately.
     fn is_sent(&self, to: usize, sent: &SendState) -> bool;
 
-    /// Sends a small message to a neighbor in the tree of the job. A neighbor that does not take it is noticed
-    /// elsewhere.
+    /// Sends a small message to a neighbor in the tree of the job. A neighbor that does not take it is
+    /// noticed elsewhere.
     fn send_control(&self, to: usize, message: Message);
 
     /// Aborts the job: notifies all reachable ranks, then the mailbox of this rank. Returns the failure of

@@ -38,7 +38,7 @@ pub struct Case {
     pub name: &'static str,
     /// Numbers of ranks to run it on.
     pub sizes: &'static [usize],
-    /// Runs one rank; panics if the claim does not hold. A case whose name starts with `refused` ends the job.
+    /// Runs one rank; panics if the claim does not hold. Cases whose names begin with `refused` end the job.
     pub run: fn(&dyn Comm),
     needs: fn(Promises) -> bool,
 }
@@ -46,8 +46,8 @@ pub struct Case {
 /// Promises that not every transport makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promises {
-    /// Sums have the order of a ring: part `p` of [`even_parts`](crate::even_parts) is summed from rank `p + 1`
-    /// on. Otherwise they are only equal on all ranks and close to the exact sum.
+    /// Sums have the order of a ring: part `p` of [`even_parts`](crate::even_parts) is summed from the rank
+    /// after `p` on. Otherwise they are only equal on all ranks and close to the exact sum.
     pub has_ring_order: bool,
     /// Messages with different tags may be received in another order than they were sent.
     pub has_tags: bool,

@@ -67,8 +67,9 @@ impl Values {
         }
     }
 
-    /// Publishes the address of a rank and waits for those of all ranks, which are returned in rank order, one a
-    /// line. If the time is over before, the value has the numbers of the missing ranks, four bytes each.
+    /// Publishes the address of a rank and waits for those of all ranks, which are returned in rank order,
+    /// one a line. If the time is over before, the value has the numbers of the missing ranks, four bytes
+    /// each.
     pub(super) fn exchange_address(
         &self,
         rank: usize,

@@ -36,8 +36,8 @@ pub struct Session {
     _server: Option<RendezvousServer>,
 }
 
-/// Joins the job that `identity` describes: finds all other ranks and connects with the neighbors in the tree.
-/// Data connections are made when they are first used.
+/// Joins the job that `identity` describes: finds all other ranks and connects with the neighbors in the
+/// tree. Data connections are made when they are first used.
 ///
 /// Rank 0 hosts the rendezvous server unless the launcher does. A rank listens on the address by which it
 /// reaches the rendezvous server, or the one in the identity, on a port that the system chooses. A job of one

@@ -4,10 +4,10 @@ use super::frame::{Frame, decode, encode};
 use crate::collective::NUMBERS_MAX;
 use crate::dtype::Dtype;
 use crate::error::{Cause, Failure};
-use crate::mailbox::{OpenWait, Status};
 use crate::message::Header;
 use crate::payload::PayloadShape;
 use crate::step_context::{ActionName, StepContext};
+use crate::waits::{OpenWait, Status};
 use std::io::{self, Read};
 use std::time::Duration;
 

@@ -126,10 +126,11 @@ mod tests {
     use super::*;
     use crate::dtype::Dtype;
     use crate::error::Failure;
-    use crate::mailbox::{Mailbox, Wait};
+    use crate::mailbox::Mailbox;
     use crate::message::Op;
     use crate::payload::PayloadShape;
     use crate::step_context::StepContext;
+    use crate::waits::Wait;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;

@@ -1,11 +1,13 @@
-//! Status requests, each on a connection of its own: no other rank is between the one that asks and the one that
-//! is asked, so a rank that does not answer is the one to blame.
+//! Status requests, each on a connection of its own.
+//!
+//! No other rank is between the one that asks and the one that is asked, so a rank that does not answer is the
+//! one to blame.
 
 use super::control::Control;
 use super::dial::Line;
 use super::links::Links;
 use super::socket::{Socket, send_all, set_read_limit};
-use crate::mailbox::Status;
+use crate::waits::Status;
 use std::io;
 use std::time::{Duration, Instant};
 

@@ -66,7 +66,7 @@ fn the_tree_connects_many_ranks_with_few_files() {
         comm.barrier(at).unwrap();
         files
     });
-    // a rank's listener, both ends of its connections to the rendezvous and to its parent, and a few of the test
+    // a listener and both ends of two connections per rank: to the rendezvous and to its parent
     let files = counts[0].unwrap();
     assert!(files < 5 * RANKS + 100, "{files} files");
     assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());

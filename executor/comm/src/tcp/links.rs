@@ -3,13 +3,14 @@
 use super::control::Control;
 use super::control_line::ControlLine;
 use super::dial::{Dial, Line};
+use super::leaving::Leaving;
 use super::socket::{Socket, send_all};
 use crate::error::{Cause, Failure};
 use crate::mailbox::Mailbox;
 use crate::message::{Header, Message};
 use crate::payload::Buffer;
 use crate::step_context::StepContext;
-use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, thread};
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, thread};
 use crate::tree;
 use std::io;
 use std::net::Shutdown;
@@ -24,17 +25,6 @@ struct Ending {
     is_passed_on: bool,
 }
 
-/// How far a rank has left.
-#[derive(Debug, Default, Clone, Copy)]
-struct Leaving {
-    /// Whether it has announced that it leaves, after its last control message.
-    is_announced: bool,
-    /// Whether its data connection has ended with a farewell, after its last message.
-    has_said_farewell: bool,
-    /// Whether its control connection has ended.
-    is_disconnected: bool,
-}
-
 /// Connections of one rank.
 #[derive(Debug)]
 pub(super) struct Links {
@@ -44,9 +34,9 @@ pub(super) struct Links {
     /// Control connection to each neighbor in the tree; `None` for other ranks.
     controls: Vec<Option<Mutex<ControlLine>>>,
     /// How far each rank has left.
-    leaving: Mutex<Vec<Leaving>>,
+    pub(super) leaving: Mutex<Vec<Leaving>>,
     /// Notified when a rank leaves, and when the job fails.
-    left: Condvar,
+    pub(super) left: Condvar,
     /// Data connections of other ranks to this one.
     incoming: Mutex<Vec<Arc<Socket>>>,
     ending: Mutex<Ending>,
@@ -62,7 +52,7 @@ impl Links {
     /// Interval at which a full socket is tried again.
     const CONTROL_RETRY: Duration = Duration::from_millis(1);
     /// Time that the reason for the end of a data connection has to arrive over the tree.
-    const NEWS: Duration = Duration::from_secs(2);
+    pub(super) const NEWS: Duration = Duration::from_secs(2);
 
     pub(super) fn new(
         rank: usize,
@@ -90,15 +80,16 @@ impl Links {
         self.controls.len()
     }
 
-    /// Sends a control message to a neighbor; returns whether it was sent. A neighbor that does not take it is
-    /// noticed elsewhere.
+    /// Sends a control message to a neighbor; returns whether it was sent. A neighbor that does not take it
+    /// is noticed elsewhere.
     pub(super) fn tell(&self, peer: usize, control: &Control) -> bool {
         self.tell_all(vec![peer], control)
     }
 
     /// Sends a control message to several neighbors at the same time; returns whether all have taken it.
     ///
-    /// The connection to a neighbor that does not take it in time is closed, because it may have taken a part.
+    /// The connection to a neighbor that does not take it in time is closed, because it may have taken a
+    /// part.
     fn tell_all(&self, peers: Vec<usize>, control: &Control) -> bool {
         let (frame, deadline) = (control.encode(), Instant::now() + Self::CONTROL_PATIENCE);
         let lines = peers.into_iter().filter_map(|peer| self.controls.get(peer)?.as_ref());
@@ -136,7 +127,7 @@ impl Links {
     /// that is gone are called directly, so that no part of the tree is cut off.
     ///
     /// - `silent`: a rank that does not answer, and therefore passes nothing on
-    fn pass_on(&self, from: Option<usize>, control: &Control, silent: Option<usize>) {
+    pub(super) fn pass_on(&self, from: Option<usize>, control: &Control, silent: Option<usize>) {
         let onward = |&peer: &usize| self.controls[peer].is_some() && Some(peer) != from;
         let ranks = self.leaving().clone();
         let is_gone = |rank: usize| ranks[rank].is_announced || silent == Some(rank);
@@ -147,7 +138,7 @@ impl Links {
         self.tell_all(here, control);
         let deadline = Instant::now() + Self::CONTROL_PATIENCE;
         for neighbor in gone {
-            for rank in tree::beyond(self.rank, neighbor, self.size(), &is_gone) {
+            for rank in tree::beyond(self.rank, neighbor, self.size(), is_gone) {
                 let left = deadline.saturating_duration_since(Instant::now());
                 let called = self.dial.dial(rank, Line::Inquiry, left);
                 if let Err(error) = called.and_then(|stream| send_all(&stream, &control.encode())) {
@@ -161,8 +152,8 @@ impl Links {
     /// failure, which is kept.
     ///
     /// A rank that learns of a failure passes it on before its own waits end. Otherwise other ranks could
-    /// notice the end of that rank before its reason. Notifying takes one time limit, however many neighbors do
-    /// not take the message.
+    /// notice the end of that rank before its reason. Notifying takes one time limit, however many neighbors
+    /// do not take the message.
     pub(super) fn end_job(&self, failure: Failure) -> Failure {
         let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = ending.failure.clone() {
@@ -221,66 +212,6 @@ impl Links {
         self.mailbox.deliver(peer, Message { header, buffer: Buffer::U64(numbers) });
     }
 
-    /// Announces that this rank leaves.
-    ///
-    /// - `to`: ranks to which it has a data connection
-    pub(super) fn leave(&self, to: Vec<usize>) {
-        self.pass_on(None, &Control::Leave { rank: self.rank, to }, None);
-    }
-
-    /// Records and passes on that a rank leaves.
-    fn set_leaving(&self, from: usize, rank: usize, to: Vec<usize>) {
-        let mut leaving = self.leaving();
-        let is_known = std::mem::replace(&mut leaving[rank].is_announced, true);
-        let has_said_farewell = leaving[rank].has_said_farewell;
-        drop(leaving);
-        if is_known {
-            return;
-        }
-        self.left.notify_all();
-        // the last message comes before the farewell on the data connection
-        if has_said_farewell || !to.contains(&self.rank) {
-            self.mailbox.set_left(rank);
-        }
-        self.pass_on(Some(from), &Control::Leave { rank, to }, None);
-    }
-
-    fn leaving(&self) -> MutexGuard<'_, Vec<Leaving>> {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Wakes threads that wait for ranks to leave.
-    fn notify_left(&self) {
-        // a wait that has just looked would miss the notification
-        drop(self.leaving());
-        self.left.notify_all();
-    }
-
-    fn is_leaving(&self, rank: usize) -> bool {
-        self.leaving()[rank].is_announced
-    }
-
-    /// Waits until all children leave as well: they may need this rank to reach others.
-    pub(super) fn wait_for_children(&self, timeout: Duration) {
-        let stays = |leaving: &mut Vec<Leaving>| {
-            let mut children = tree::children(self.rank, self.size());
-            self.mailbox.failure().is_none() && children.any(|child| !leaving[child].is_announced)
-        };
-        drop(self.left.wait_timeout_while(self.leaving(), timeout, stays));
-    }
-
-    /// Records the farewell of a peer: all its messages have arrived on the data connection. It has left once
-    /// its announcement arrives as well, or cannot arrive over a tree that falls apart.
-    pub(super) fn farewell(&self, peer: usize) {
-        let mut leaving = self.leaving();
-        leaving[peer].has_said_farewell = true;
-        let is_open = |leaving: &mut Vec<Leaving>| {
-            !leaving[peer].is_announced && !self.is_closing() && self.mailbox.failure().is_none()
-        };
-        drop(self.left.wait_timeout_while(leaving, Self::NEWS, is_open));
-        self.mailbox.set_left(peer);
-    }
-
     /// Records a data connection of another rank, which [`shut_down`](Self::shut_down) closes.
     pub(super) fn add_incoming(&self, stream: Arc<Socket>) {
         self.incoming.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
@@ -337,7 +268,7 @@ impl Links {
 mod tests {
     use super::super::no_one::NoOne;
     use super::*;
-    use crate::mailbox::{OpenWait, Status};
+    use crate::waits::{OpenWait, Status};
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 

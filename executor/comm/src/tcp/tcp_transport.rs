@@ -1,5 +1,4 @@
-//! Transport of one rank: control connections to its neighbors in the tree, and a data connection to each rank
-//! that it has sent a message.
+//! Transport of one rank: control connections in the tree, and data connections to ranks that it sends to.
 
 use super::control::Control;
 use super::dial::Dial;
@@ -7,11 +6,12 @@ use super::links::Links;
 use super::outbox::Outbox;
 use super::socket::Socket;
 use crate::error::Failure;
-use crate::mailbox::{Interrupt, Mailbox, Status, Wait};
+use crate::mailbox::{Interrupt, Mailbox};
 use crate::message::Message;
 use crate::payload::Buffer;
 use crate::sync::thread;
 use crate::transport::{SendState, Transport};
+use crate::waits::{Status, Wait};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

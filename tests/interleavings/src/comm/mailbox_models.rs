@@ -1,7 +1,8 @@
 //! The mailbox of a rank: what arrives is received once, in order, within its bounds, and every wait ends.
 
 use super::error::{Cause, Failure};
-use super::mailbox::{Interrupt, Mailbox, Wait};
+use super::mailbox::{Interrupt, Mailbox};
+use super::waits::Wait;
 use super::message::{Header, Message, Op};
 use super::payload::{Buffer, PayloadShape};
 use super::step_context::StepContext;

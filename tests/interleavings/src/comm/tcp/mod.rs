@@ -12,6 +12,8 @@ mod frame;
 mod inbox;
 #[path = "../../../../../executor/comm/src/tcp/inquiry.rs"]
 mod inquiry;
+#[path = "../../../../../executor/comm/src/tcp/leaving.rs"]
+mod leaving;
 #[path = "../../../../../executor/comm/src/tcp/links.rs"]
 mod links;
 #[path = "../../../../../executor/comm/src/tcp/outbox.rs"]
