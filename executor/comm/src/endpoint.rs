@@ -8,7 +8,7 @@ use super::payload::{Buffer, Payload};
 use super::settings::Settings;
 use super::step_context::StepContext;
 use super::sync::{AtomicU64, Ordering};
-use super::timeout_report::{self, Verdict};
+use super::timeout_report::{self, Inquirer, TimeoutReport, Verdict};
 use super::transport::{SendState, Transport};
 use super::waits::Wait;
 use std::sync::Arc;
@@ -117,6 +117,11 @@ impl Endpoint {
         Failure { cause, culprit, by: self.rank, at, message }
     }
 
+    fn inquirer(&self) -> Inquirer<'_> {
+        let Self { rank, transport, mailbox, settings, .. } = self;
+        Inquirer { rank: *rank, transport: &**transport, mailbox, settings }
+    }
+
     /// Waits until an attempt succeeds. An attempt that exceeds the short limit is repeated while the peer is
     /// busy, up to the long limit.
     ///
@@ -136,7 +141,7 @@ impl Endpoint {
                 Err(Interrupt::TimedOut) => {}
                 Err(interrupt) => return Err(self.interrupted(interrupt, &wait, &what())),
             }
-            let report = timeout_report::find(self, wait.peer);
+            let report = timeout_report::find(&self.inquirer(), wait.peer);
             let left = slow.saturating_sub(begin.elapsed());
             if report.verdict == Verdict::Busy && !left.is_zero() {
                 limit = left.min(self.settings.wait);
@@ -151,13 +156,7 @@ impl Endpoint {
         }
     }
 
-    fn timed_out(
-        &self,
-        report: &timeout_report::TimeoutReport,
-        waited: Duration,
-        wait: &Wait,
-        what: &str,
-    ) -> Error {
+    fn timed_out(&self, report: &TimeoutReport, waited: Duration, wait: &Wait, what: &str) -> Error {
         let limit = match report.verdict {
             Verdict::Busy => format!("the limit for a busy rank is {}", seconds(self.settings.slow)),
             Verdict::Dead | Verdict::Deadlock => {

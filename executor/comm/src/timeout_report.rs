@@ -3,7 +3,9 @@
 //! The awaited rank may itself wait for another one. It is therefore asked for its status, then the rank that
 //! it waits for, until a rank does not answer, computes, or was asked before.
 
-use super::endpoint::Endpoint;
+use super::mailbox::Mailbox;
+use super::settings::Settings;
+use super::transport::Transport;
 use super::waits::Status;
 use std::time::Duration;
 
@@ -27,12 +29,20 @@ pub(super) struct TimeoutReport {
     pub(super) message: String,
 }
 
+/// A rank that asks others why it waits.
+pub(super) struct Inquirer<'a> {
+    pub(super) rank: usize,
+    pub(super) transport: &'a dyn Transport,
+    pub(super) mailbox: &'a Mailbox,
+    pub(super) settings: &'a Settings,
+}
+
 /// Follows the chain of waiting ranks from `peer` on.
-pub(super) fn find(endpoint: &Endpoint, peer: usize) -> TimeoutReport {
+pub(super) fn find(own: &Inquirer<'_>, peer: usize) -> TimeoutReport {
     let (mut chain, mut current) = (Vec::new(), peer);
     loop {
-        let Some(status) = status(endpoint, current) else {
-            let heard = endpoint.mailbox.heard(current);
+        let Some(status) = status(own, current) else {
+            let heard = own.mailbox.heard(current);
             let heard = heard.map_or("never heard of before".into(), |at| format!("last heard of at {at}"));
             let message = format!("rank {current} does not answer, {heard}");
             return TimeoutReport { verdict: Verdict::Dead, culprit: Some(current), message };
@@ -50,7 +60,7 @@ pub(super) fn find(endpoint: &Endpoint, peer: usize) -> TimeoutReport {
         if let Some(first) = chain.iter().position(|&(rank, _)| rank == current) {
             let cycle = &chain[first..];
             // a young wait may be about to end: the message that it waits for may be on its way
-            let is_young = cycle.iter().any(|&(_, age)| age < endpoint.settings.wait);
+            let is_young = cycle.iter().any(|&(_, age)| age < own.settings.wait);
             let verdict = if is_young { Verdict::Busy } else { Verdict::Deadlock };
             let message = format!("deadlock: ranks wait for each other: {}", arrows(cycle));
             return TimeoutReport { verdict, culprit: None, message };
@@ -59,11 +69,11 @@ pub(super) fn find(endpoint: &Endpoint, peer: usize) -> TimeoutReport {
 }
 
 /// Returns the status of a rank; of this one too, of which another thread may wait elsewhere or compute.
-fn status(endpoint: &Endpoint, rank: usize) -> Option<Status> {
-    if rank == endpoint.rank {
-        return Some(endpoint.mailbox.status());
+fn status(own: &Inquirer<'_>, rank: usize) -> Option<Status> {
+    if rank == own.rank {
+        return Some(own.mailbox.status());
     }
-    endpoint.transport.ask(rank, endpoint.settings.answer())
+    own.transport.ask(rank, own.settings.answer())
 }
 
 /// Formats a cycle, which ends with its first rank.

@@ -1,4 +1,4 @@
-//! Conformance suite: tests that an implementation of [`Comm`] must pass.
+//! Conformance suite: the cases that every transport must pass.
 //!
 //! A case is a function that every rank of a job runs on its own communicator, in one process or in many; it
 //! panics where the communicator breaks the contract. A transport states its [`Promises`] and brings a

@@ -1,7 +1,7 @@
 //! Status requests, each on a connection of its own.
 //!
-//! No other rank is between the one that asks and the one that is asked, so a rank that does not answer is the
-//! one to blame.
+//! No other rank is between the one that asks and the one that is asked, so a rank that does not answer is
+//! the one to blame.
 
 use super::control::Control;
 use super::dial::Line;
