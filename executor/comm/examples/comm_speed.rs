@@ -1,6 +1,6 @@
 //! Measures latency and bandwidth of the transports on this machine, best and median of many rounds.
 //!
-//! `cargo run --release -p dflop-executor --example comm_speed` measures threads, and TCP between processes
+//! `cargo run --release -p dflop-comm --example comm_speed` measures threads, and TCP between processes
 //! that it starts.
 
 #![allow(clippy::print_stdout, reason = "an example prints")]

@@ -59,16 +59,18 @@ pub trait Comm: Send + Sync + Debug {
     /// Sums over all ranks, element by element, in an order that depends on the number of ranks alone.
     ///
     /// # Errors
-    /// See the [trait documentation](Comm); [`Error::NotSummable`] for bytes.
+    /// See the [trait documentation](Comm); [`Error::NotSummable`] for bytes and bf16.
     fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()>;
 
     /// Sums like [`all_reduce`](Self::all_reduce), but leaves rank `r` with the sum of part `r` alone.
     ///
-    /// `parts[r]` is the number of elements of part `r`; parts are contiguous and in rank order. The contents
-    /// of the other parts are unspecified afterwards.
+    /// `parts[r]` is the number of elements of part `r`; parts are contiguous, in rank order and of any
+    /// length. The contents of the other parts are unspecified afterwards. Over threads and TCP, every
+    /// element has the bits that `all_reduce` of the same elements gives it, whatever the parts: an
+    /// [`all_gather`](Self::all_gather) of the same parts completes the `all_reduce`.
     ///
     /// # Errors
-    /// See the [trait documentation](Comm); [`Error::Parts`]; [`Error::NotSummable`] for bytes.
+    /// See the [trait documentation](Comm); [`Error::Parts`]; [`Error::NotSummable`] for bytes and bf16.
     fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
     /// Gives every rank the parts of all others; each rank contributes its own part, in place.
@@ -95,6 +97,12 @@ pub trait Comm: Send + Sync + Debug {
     /// # Errors
     /// See the [trait documentation](Comm).
     fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>>;
+
+    /// Number of bytes of messages that this rank has sent to other ranks, over all communicators of the job.
+    ///
+    /// Counts elements, without headers, from the start of each send; a message to the rank itself is not
+    /// counted.
+    fn bytes_sent(&self) -> u64;
 
     /// Records the activity of this rank between messages, so that a rank that waits too long can name it.
     fn note(&self, at: StepContext);
@@ -158,15 +166,20 @@ pub trait Comm: Send + Sync + Debug {
         // every rank gathers all digests, so all ranks find the same culprit without another message
         digests[self.rank()] = digest;
         self.all_gather(at, digests.as_mut_slice().into(), &vec![1; self.size()])?;
-        let Some((culprit, other)) = odd_one(&digests) else { return Ok(()) };
-        let (culprit_rank, other_rank) = (self.world_rank(culprit), self.world_rank(other));
-        let message = format!(
-            "plan digests of step {step} differ: rank {culprit_rank} has {:#018x}, rank {other_rank} has {:#018x}",
-            digests[culprit], digests[other]
-        );
-        let by = self.world_rank(self.rank());
-        Err(self.fail(Failure { cause: Cause::Digest, culprit: Some(culprit_rank), by, at, message }))
+        compare_digests(self, at, &digests)
     }
+}
+
+/// Ends the job if one of the digests differs.
+pub(super) fn compare_digests<C: Comm + ?Sized>(comm: &C, at: StepContext, digests: &[u64]) -> Result<()> {
+    let Some((culprit, other)) = odd_one(digests) else { return Ok(()) };
+    let (culprit_rank, other_rank) = (comm.world_rank(culprit), comm.world_rank(other));
+    let message = format!(
+        "plan digests of step {} differ: rank {culprit_rank} has {:#018x}, rank {other_rank} has {:#018x}",
+        at.step, digests[culprit], digests[other]
+    );
+    let by = comm.world_rank(comm.rank());
+    Err(comm.fail(Failure { cause: Cause::Digest, culprit: Some(culprit_rank), by, at, message }))
 }
 
 /// One send or receive of a [`Comm::group`].

@@ -1,6 +1,6 @@
 //! Communicator of the transports that move host memory: threads and TCP.
 
-use super::api::Comm;
+use super::api::{Comm, compare_digests};
 use super::async_collective::CollectiveThread;
 use super::collective;
 use super::endpoint::Endpoint;
@@ -16,6 +16,9 @@ use super::sync::{AtomicU64, Ordering};
 use dflop_costmodel::random::mix64;
 use std::sync::Arc;
 
+/// Id of the communicator of all ranks of a job.
+const WORLD: u64 = 0;
+
 /// Ranks of a job that exchange messages: the whole job, or a [split](Comm::split) of it.
 #[derive(Debug)]
 pub struct Communicator {
@@ -28,7 +31,7 @@ impl Communicator {
     /// Makes the communicator of all ranks of a job.
     pub(super) fn world(endpoint: Arc<Endpoint>) -> Self {
         let (rank, members) = (endpoint.rank, (0..endpoint.size).collect());
-        Self::new(Group { endpoint, id: 0, rank, members })
+        Self::new(Group { endpoint, id: WORLD, rank, members })
     }
 
     fn new(group: Group) -> Self {
@@ -41,7 +44,25 @@ impl Communicator {
 
     /// Numbers a collective. Ranks start the same collectives in the same order, so numbers agree.
     fn begin(&self, op: Op, at: StepContext) -> collective::Call {
-        collective::Call { op, number: self.collectives.fetch_add(1, Ordering::Relaxed), at }
+        let number = self.collectives.fetch_add(1, Ordering::Relaxed);
+        collective::Call { op, number, at, is_overlapped: false }
+    }
+
+    /// Whether the communicator has all ranks of the job, in order.
+    fn is_world(&self) -> bool {
+        self.group.id == WORLD
+    }
+
+    /// Returns a few numbers of every rank, in rank order.
+    fn gather(&self, call: collective::Call, own: &[u64]) -> Result<Vec<u64>> {
+        if self.is_world() {
+            return collective::gather(&self.group, call, own);
+        }
+        let mut all = vec![0_u64; own.len() * self.size()];
+        all[own.len() * self.rank()..][..own.len()].copy_from_slice(own);
+        let parts = ranges(&even_parts(all.len(), self.size()), self.size(), all.len())?;
+        collective::all_gather(&self.group, call, &mut all.as_mut_slice().into(), &parts)?;
+        Ok(all)
     }
 
     fn header(&self, tag: u64, at: StepContext, shape: PayloadShape) -> Header {
@@ -64,8 +85,8 @@ impl Comm for Communicator {
 
     fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>> {
         let header = self.header(tag, at, payload.shape());
-        let sending =
-            self.group.endpoint.start_send(self.group.member(to)?, header, payload.into_buffer())?;
+        let (to, buffer) = (self.group.member(to)?, payload.into_buffer());
+        let sending = self.group.endpoint.start_send(to, header, buffer, false)?;
         Ok(sending.into())
     }
 
@@ -77,11 +98,11 @@ impl Comm for Communicator {
         shape: PayloadShape,
     ) -> Result<Handle<Payload>> {
         let header = self.header(tag, at, shape);
-        Ok(Handle::new(self.group.endpoint.start_recv(self.group.member(from)?, header)))
+        Ok(Handle::new(self.group.endpoint.start_recv(self.group.member(from)?, header, false)))
     }
 
     fn start_all_reduce(&self, at: StepContext, mut buffer: Buffer) -> Result<Handle<Buffer>> {
-        let call = self.begin(Op::AllReduce, at);
+        let call = collective::Call { is_overlapped: true, ..self.begin(Op::AllReduce, at) };
         let group = self.group.clone();
         let sum =
             move || collective::all_reduce(&group, call, &mut Slice::from(&mut buffer)).map(|()| buffer);
@@ -108,16 +129,18 @@ impl Comm for Communicator {
     }
 
     fn barrier(&self, at: StepContext) -> Result<()> {
-        collective::barrier(&self.group, self.begin(Op::Barrier, at))
+        let call = self.begin(Op::Barrier, at);
+        if self.is_world() {
+            collective::gather(&self.group, call, &[]).map(drop)
+        } else {
+            collective::barrier(&self.group, call)
+        }
     }
 
     fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
         let call = self.begin(Op::Split, at);
         // three numbers per rank: whether it has a color, the color, the key
-        let mut rows = vec![0_u64; 3 * self.size()];
-        rows[3 * self.rank()..][..3].copy_from_slice(&[u64::from(color.is_some()), color.unwrap_or(0), key]);
-        let parts = ranges(&even_parts(rows.len(), self.size()), self.size(), rows.len())?;
-        collective::all_gather(&self.group, call, &mut rows.as_mut_slice().into(), &parts)?;
+        let rows = self.gather(call, &[u64::from(color.is_some()), color.unwrap_or(0), key])?;
         let Some(color) = color else { return Ok(None) };
         let of_color = |rank: &usize| rows[3 * rank..][..2] == [1, color];
         let mut ranks: Vec<usize> = (0..self.size()).filter(of_color).collect();
@@ -127,6 +150,15 @@ impl Comm for Communicator {
         let id = split_id(self.group.id, call.number, color);
         let endpoint = self.group.endpoint.clone();
         Ok(Some(Box::new(Self::new(Group { endpoint, id, rank, members }))))
+    }
+
+    fn bytes_sent(&self) -> u64 {
+        self.group.endpoint.bytes_sent.load(Ordering::Relaxed)
+    }
+
+    fn check_digest(&self, step: u64, digest: u64) -> Result<()> {
+        let call = self.begin(Op::Digest, StepContext::step(step, "check digest"));
+        compare_digests(self, call.at, &self.gather(call, &[digest])?)
     }
 
     fn note(&self, at: StepContext) {

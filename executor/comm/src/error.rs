@@ -29,9 +29,15 @@ pub enum Error {
     /// The parts of a collective do not fit the ranks or the elements.
     #[error("expected {size} parts of {elements} elements in total, found {parts} parts of {sum} elements")]
     Parts { parts: usize, sum: usize, size: usize, elements: usize },
-    /// Elements of this type cannot be summed.
+    /// Elements of this type cannot be summed: bytes have no sum, and sums of bf16 would round after every
+    /// term.
     #[error("a collective cannot sum elements of type {dtype:?}")]
     NotSummable { dtype: Dtype },
+    /// The job has more ranks than connections between any two of them serve.
+    #[error(
+        "the TCP transport serves at most {max} ranks, found {size}; larger jobs need a transport over NCCL or MPI"
+    )]
+    TooManyRanks { size: usize, max: usize },
     /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
     InvalidSetting { setting: &'static str, reason: String },

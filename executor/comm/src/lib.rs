@@ -30,6 +30,7 @@ mod api;
 mod async_collective;
 mod collective;
 mod communicator;
+pub mod conformance;
 mod dtype;
 mod endpoint;
 mod error;
@@ -54,6 +55,8 @@ pub mod tcp;
 pub mod threads;
 mod timeout_report;
 mod transport;
+mod tree;
+mod waits;
 
 pub use api::{Comm, P2pOp};
 pub use communicator::Communicator;

@@ -9,18 +9,10 @@ use super::message::{Header, Key, Message};
 use super::receive_buffers::ReceiveBufferPool;
 use super::step_context::StepContext;
 use super::sync::{Condvar, Mutex, MutexGuard};
+use super::waits::{Status, Wait, Waits};
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
-
-/// Activity of a rank, as reported to ranks that wait for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Status {
-    /// Peer of the oldest wait, and the action that waits.
-    pub(super) wait: Option<(usize, StepContext)>,
-    /// Most recent action.
-    pub(super) last: Option<StepContext>,
-}
 
 /// Reason why a wait ended without its message.
 #[derive(Debug)]
@@ -67,9 +59,7 @@ struct Peer {
 struct MailboxState {
     queues: BTreeMap<Key, Queue>,
     peers: Vec<Peer>,
-    // by start, so that the first entry is the oldest wait
-    waits: BTreeMap<u64, (usize, StepContext)>,
-    waits_begun: u64,
+    waits: Waits,
     last: Option<StepContext>,
     failure: Option<Failure>,
     /// Whether this rank has left, and receives nothing more.
@@ -91,8 +81,7 @@ impl Mailbox {
         let state = MailboxState {
             queues: BTreeMap::new(),
             peers: (0..size).map(|_| Peer::default()).collect(),
-            waits: BTreeMap::new(),
-            waits_begun: 0,
+            waits: Waits::default(),
             last: None,
             failure: None,
             is_closed: false,
@@ -179,13 +168,12 @@ impl Mailbox {
         &self,
         key: Key,
         number: u64,
-        peer: usize,
-        at: StepContext,
+        wait: &mut Wait,
         timeout: Duration,
     ) -> Result<Message, Interrupt> {
+        let peer = wait.peer;
         self.wait(
-            peer,
-            at,
+            wait,
             timeout,
             |peer| peer.has_left,
             |state| {
@@ -200,33 +188,34 @@ impl Mailbox {
     /// Waits until the transport has written this number of messages to a peer.
     pub(super) fn wait_written(
         &self,
-        peer: usize,
         count: u64,
-        at: StepContext,
+        wait: &mut Wait,
         timeout: Duration,
     ) -> Result<(), Interrupt> {
+        let peer = wait.peer;
         // a peer may leave after the last message but before its writer has counted that message
         let is_gone = |peer: &Peer| peer.has_left && peer.is_broken;
-        self.wait(peer, at, timeout, is_gone, |state| (state.peers[peer].written >= count).then_some(()))
+        self.wait(wait, timeout, is_gone, |state| (state.peers[peer].written >= count).then_some(()))
     }
 
     fn wait<T>(
         &self,
-        peer: usize,
-        at: StepContext,
+        wait: &mut Wait,
         timeout: Duration,
         is_gone: impl Fn(&Peer) -> bool,
         mut ready: impl FnMut(&mut MailboxState) -> Option<T>,
     ) -> Result<T, Interrupt> {
         let mut state = self.lock();
-        state.last = Some(at);
+        state.last = Some(wait.at);
         if let Some(value) = ready(&mut state) {
+            state.end_wait(wait);
             drop(state);
             self.changed.notify_all();
             return Ok(value);
         }
+        state.begin_wait(wait);
+        // after the record: at the time limit the wait is as old as the limit
         let deadline = Instant::now() + timeout;
-        let id = state.begin_wait(peer, at);
         self.changed.notify_all();
         let ended = loop {
             if let Some(value) = ready(&mut state) {
@@ -236,7 +225,7 @@ impl Mailbox {
             if let Some(failure) = &state.failure {
                 break Err(Interrupt::Failed(failure.clone()));
             }
-            if is_gone(&state.peers[peer]) {
+            if is_gone(&state.peers[wait.peer]) {
                 break Err(Interrupt::Left);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -245,31 +234,34 @@ impl Mailbox {
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        // a timed-out wait stays on record: other ranks that wait in turn ask for it
+        // a timed-out wait stays on record: it may be extended, and other ranks that wait in turn ask for it
         if !matches!(ended, Err(Interrupt::TimedOut)) {
-            state.end_wait(id, peer);
+            state.end_wait(wait);
         }
         drop(state);
         self.changed.notify_all();
         ended
     }
 
-    /// Records that this rank waits for a peer outside the mailbox, until the returned id is given to
-    /// `end_wait`.
-    pub(super) fn begin_wait(&self, peer: usize, at: StepContext) -> u64 {
+    /// Puts a wait outside the mailbox on record, until [`end_wait`](Self::end_wait).
+    pub(super) fn begin_wait(&self, wait: &mut Wait) {
         let mut state = self.lock();
-        state.last = Some(at);
-        let id = state.begin_wait(peer, at);
+        state.last = Some(wait.at);
+        state.begin_wait(wait);
         drop(state);
         // the peer may wait for room, which this makes
         self.changed.notify_all();
-        id
     }
 
     /// Ends a wait of [`begin_wait`](Self::begin_wait).
-    pub(super) fn end_wait(&self, id: u64, peer: usize) {
-        self.lock().end_wait(id, peer);
+    pub(super) fn end_wait(&self, wait: &mut Wait) {
+        self.lock().end_wait(wait);
         self.changed.notify_all();
+    }
+
+    /// Records that a thread of the caller waits for an overlapped collective, or no longer does.
+    pub(super) fn await_overlapped(&self, is_waiting: bool) {
+        self.lock().waits.await_overlapped(is_waiting);
     }
 
     /// Waits until there is room for more messages of a peer. There always is while someone waits for that
@@ -334,6 +326,21 @@ impl Mailbox {
         self.lock().peers[peer].has_left
     }
 
+    /// Waits until the job fails, this rank leaves or a peer does; returns whether one of these happened in
+    /// time.
+    pub(super) fn wait_for_end(&self, peer: usize, timeout: Duration) -> bool {
+        let goes_on = |state: &mut MailboxState| {
+            state.failure.is_none() && !state.is_closed && !state.peers[peer].has_left
+        };
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, goes_on);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Returns whether this rank has left.
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().is_closed
+    }
+
     /// Records that this rank has left, which ends all waits for room.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
@@ -354,7 +361,7 @@ impl Mailbox {
     /// Activity of this rank.
     pub(super) fn status(&self) -> Status {
         let state = self.lock();
-        Status { wait: state.waits.values().next().copied(), last: state.last }
+        Status { wait: state.waits.oldest(), last: state.last }
     }
 
     /// Action of a peer when it sent its most recent message.
@@ -373,16 +380,17 @@ impl MailboxState {
         }
     }
 
-    fn begin_wait(&mut self, peer: usize, at: StepContext) -> u64 {
-        self.peers[peer].awaiting += 1;
-        self.waits.insert(self.waits_begun, (peer, at));
-        self.waits_begun += 1;
-        self.waits_begun - 1
+    /// Puts a wait on record, unless it is an extended one.
+    fn begin_wait(&mut self, wait: &mut Wait) {
+        if self.waits.begin(wait) {
+            self.peers[wait.peer].awaiting += 1;
+        }
     }
 
-    fn end_wait(&mut self, id: u64, peer: usize) {
-        self.peers[peer].awaiting -= 1;
-        self.waits.remove(&id);
+    fn end_wait(&mut self, wait: &mut Wait) {
+        if self.waits.end(wait) {
+            self.peers[wait.peer].awaiting -= 1;
+        }
     }
 }
 
@@ -404,7 +412,8 @@ mod tests {
     }
 
     fn take(mailbox: &Mailbox, number: u64) -> Result<Message, Interrupt> {
-        mailbox.take(header().key(1), number, 1, header().at, Duration::from_millis(5))
+        let mut wait = Wait::new(1, header().at, false);
+        mailbox.take(header().key(1), number, &mut wait, Duration::from_millis(5))
     }
 
     #[test]

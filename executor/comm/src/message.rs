@@ -14,10 +14,11 @@ pub(super) enum Op {
     Broadcast,
     Barrier,
     Split,
+    Digest,
 }
 
 impl Op {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Point,
         Self::AllReduce,
         Self::ReduceScatter,
@@ -25,6 +26,7 @@ impl Op {
         Self::Broadcast,
         Self::Barrier,
         Self::Split,
+        Self::Digest,
     ];
 
     pub(super) fn from_code(code: u8) -> Option<Self> {
@@ -40,6 +42,7 @@ impl Op {
             Self::Broadcast => "broadcast",
             Self::Barrier => "barrier",
             Self::Split => "split",
+            Self::Digest => "comparison of digests",
         }
     }
 }

@@ -194,6 +194,15 @@ impl Payload {
         }
     }
 
+    /// Takes bf16 elements out, or returns `None` for another type.
+    #[must_use]
+    pub fn into_bf16(self) -> Option<Vec<bf16>> {
+        match self.buffer {
+            Buffer::Bf16(elements) => Some(elements),
+            _ => None,
+        }
+    }
+
     /// Takes plain bytes out, or returns `None` for another type.
     #[must_use]
     pub fn into_bytes(self) -> Option<Vec<u8>> {

@@ -61,12 +61,11 @@ impl Slice<'_> {
     /// Adds a range to a buffer of the same type and length: `into += range`.
     ///
     /// # Errors
-    /// [`Error::NotSummable`] for bytes, and if the types differ.
+    /// [`Error::NotSummable`] for bytes and bf16, and if the types differ.
     pub(super) fn add_to(&self, range: Range<usize>, into: &mut Buffer) -> Result<()> {
         match (self, into) {
             (Self::F32(from), Buffer::F32(into)) => add(into, &from[range], |a, b| a + b),
             (Self::F64(from), Buffer::F64(into)) => add(into, &from[range], |a, b| a + b),
-            (Self::Bf16(from), Buffer::Bf16(into)) => add(into, &from[range], |a, b| a + b),
             // wrapping, so that debug and release builds give the same sums
             (Self::U64(from), Buffer::U64(into)) => add(into, &from[range], u64::wrapping_add),
             _ => return Err(Error::NotSummable { dtype: self.dtype() }),

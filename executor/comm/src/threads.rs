@@ -3,12 +3,13 @@
 use super::communicator::Communicator;
 use super::endpoint::Endpoint;
 use super::error::{Cause, Error, Failure, Result};
-use super::mailbox::{Interrupt, Mailbox, Status};
+use super::mailbox::{Interrupt, Mailbox};
 use super::message::Message;
 use super::settings::Settings;
 use super::step_context::StepContext;
 use super::sync::Mutex;
 use super::transport::{SendState, Transport};
+use super::waits::{Status, Wait};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
         let mailbox = mailboxes[rank].clone();
         let transport =
             Box::new(ThreadTransport { rank, mailboxes: mailboxes.clone(), failure: Arc::clone(&failure) });
-        Communicator::world(Arc::new(Endpoint { rank, size, mailbox, transport, settings }))
+        Communicator::world(Arc::new(Endpoint::new(rank, size, mailbox, transport, settings)))
     };
     Ok((0..size).map(comm).collect())
 }
@@ -62,29 +63,27 @@ impl Transport for ThreadTransport {
         if mailbox.has_room(self.rank) { SendState::Done } else { SendState::Delivered }
     }
 
-    fn wait_sent(
-        &self,
-        to: usize,
-        sent: &SendState,
-        at: StepContext,
-        timeout: Duration,
-    ) -> Result<(), Interrupt> {
+    fn wait_sent(&self, sent: &SendState, wait: &mut Wait, timeout: Duration) -> Result<(), Interrupt> {
         match sent {
             SendState::Done => return Ok(()),
             SendState::Closed => return Err(Interrupt::Left),
             SendState::Delivered | SendState::Queued(_) => {}
         }
         let own = &self.mailboxes[self.rank];
-        let wait = own.begin_wait(to, at);
-        let waited = self.mailboxes[to].wait_for_room(self.rank, timeout);
+        own.begin_wait(wait);
+        let waited = self.mailboxes[wait.peer].wait_for_room(self.rank, timeout);
         if !matches!(waited, Err(Interrupt::TimedOut)) {
-            own.end_wait(wait, to);
+            own.end_wait(wait);
         }
         waited
     }
 
     fn is_sent(&self, to: usize, sent: &SendState) -> bool {
         matches!(sent, SendState::Done | SendState::Closed) || self.mailboxes[to].has_room(self.rank)
+    }
+
+    fn send_control(&self, to: usize, message: Message) {
+        self.mailboxes[to].deliver(self.rank, message);
     }
 
     fn end_job(&self, failure: Failure) -> Failure {

@@ -262,6 +262,13 @@ fn the_server_distributes_values() {
     job.run_again();
 }
 
+#[test]
+fn a_job_that_is_too_large_is_refused_with_the_alternatives() {
+    let error = tcp::connect(&identity(0, tcp::RANKS_MAX + 1, free_port(), TOKEN), brief()).unwrap_err();
+    assert!(matches!(&error, Error::TooManyRanks { size: 129, max: 128 }), "{error}");
+    assert!(error.to_string().contains("NCCL or MPI"), "{error}");
+}
+
 trait RunAgain {
     fn run_again(&self);
 }

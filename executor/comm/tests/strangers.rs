@@ -128,7 +128,7 @@ impl Drip {
 
 /// A complete introduction of rank 1 in a job of two, for the rendezvous, and a wrong proof.
 fn introduction() -> Vec<u8> {
-    [b"DFL\x01\x00\x01\x00\x00\x00\x02\x00\x00\x00".as_slice(), &[b'a'; 64]].concat()
+    [b"DFL\x02\x00\x01\x00\x00\x00\x02\x00\x00\x00".as_slice(), &[b'a'; 64]].concat()
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn garbage_does_not_keep_a_job_from_forming() {
     let garbage = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
         b"\x16\x03\x01\x02\x00\x01".to_vec(),
-        [b"DFL\x01\xff".as_slice(), &[0xff; 72]].concat(),
+        [b"DFL\x02\xff".as_slice(), &[0xff; 72]].concat(),
         introduction(),
         Vec::new(),
         vec![0xa5; 200_000],

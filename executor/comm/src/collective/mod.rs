@@ -3,10 +3,12 @@
 mod barrier;
 mod broadcast;
 mod ring;
+mod tree;
 
 pub(super) use barrier::barrier;
 pub(super) use broadcast::broadcast;
 pub(super) use ring::{all_gather, all_reduce, reduce_scatter};
+pub(super) use tree::{NUMBERS_MAX, gather};
 
 use super::dtype::Dtype;
 use super::endpoint::PendingSend;
@@ -22,6 +24,8 @@ pub(super) struct Call {
     pub(super) op: Op,
     pub(super) number: u64,
     pub(super) at: StepContext,
+    /// Whether the collective runs while the caller computes.
+    pub(super) is_overlapped: bool,
 }
 
 impl Call {
@@ -32,10 +36,16 @@ impl Call {
 
     fn start_send(&self, group: &Group, to: usize, buffer: Buffer) -> Result<PendingSend> {
         let header = self.header(group, buffer.dtype(), buffer.elements());
-        group.endpoint.start_send(group.members[to], header, buffer)
+        group.endpoint.start_send(group.members[to], header, buffer, self.is_overlapped)
+    }
+
+    /// Sends a few numbers to a neighbor in the tree of the job.
+    fn send_control(&self, group: &Group, to: usize, buffer: Buffer) -> Result<()> {
+        let header = self.header(group, buffer.dtype(), buffer.elements());
+        group.endpoint.send_control(group.members[to], header, buffer)
     }
 
     fn recv(&self, group: &Group, from: usize, dtype: Dtype, elements: usize) -> Result<Buffer> {
-        group.endpoint.recv(group.members[from], self.header(group, dtype, elements))
+        group.endpoint.recv(group.members[from], self.header(group, dtype, elements), self.is_overlapped)
     }
 }

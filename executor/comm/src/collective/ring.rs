@@ -25,16 +25,49 @@ pub(crate) fn all_reduce(group: &Group, call: Call, values: &mut Slice<'_>) -> R
 }
 
 /// Sums, and leaves rank `r` with the sum of part `r`.
+///
+/// The ring sums even parts, as in [`all_reduce`], so that every element has the same bits. Where the parts
+/// are others, each rank then sends what it has summed to the ranks that get it.
 pub(crate) fn reduce_scatter(
     group: &Group,
     call: Call,
     values: &mut Slice<'_>,
     parts: &[Range<usize>],
 ) -> Result<()> {
-    if let Some(own) = reduce(group, call, values, parts)? {
+    let even = even_parts(values.elements(), group.size());
+    let even = ranges(&even, group.size(), values.elements())?;
+    if let Some(own) = reduce(group, call, values, &even)? {
         group.endpoint.mailbox.receive_buffers.give(own);
     }
-    Ok(())
+    if even == parts { Ok(()) } else { exchange(group, call, values, &even, parts) }
+}
+
+/// Moves elements from the ranks that have them to the ranks that get them.
+fn exchange(
+    group: &Group,
+    call: Call,
+    values: &mut Slice<'_>,
+    have: &[Range<usize>],
+    get: &[Range<usize>],
+) -> Result<()> {
+    let common = |a: &Range<usize>, b: &Range<usize>| a.start.max(b.start)..a.end.min(b.end);
+    let others = || (0..group.size()).filter(|&other| other != group.rank);
+    let mut sends = Vec::new();
+    for to in others() {
+        let part = common(&have[group.rank], &get[to]);
+        if !part.is_empty() {
+            sends.push(call.start_send(group, to, copy_of(group, values, &part))?);
+        }
+    }
+    for from in others() {
+        let part = common(&have[from], &get[group.rank]);
+        if !part.is_empty() {
+            let incoming = call.recv(group, from, values.dtype(), part.len())?;
+            values.copy_in(part, &incoming);
+            group.endpoint.mailbox.receive_buffers.give(incoming);
+        }
+    }
+    sends.iter().try_for_each(super::PendingSend::finish)
 }
 
 /// Gives every rank the parts of all others.
@@ -56,8 +89,8 @@ fn reduce(
     parts: &[Range<usize>],
 ) -> Result<Option<Buffer>> {
     let (rank, size) = (group.rank, group.size());
-    if values.dtype() == Dtype::U8 {
-        return Err(Error::NotSummable { dtype: Dtype::U8 });
+    if matches!(values.dtype(), Dtype::U8 | Dtype::Bf16) {
+        return Err(Error::NotSummable { dtype: values.dtype() });
     }
     if size == 1 {
         return Ok(None);

@@ -82,7 +82,7 @@ pub(crate) fn dial(
     loop {
         let mut reason = "no address".to_owned();
         for one in addresses {
-            match try_call(one, hello, token, deadline) {
+            match call(one, hello, token, deadline) {
                 Ok(stream) => return Ok(stream),
                 Err(Rejection::WrongToken) => return Err(Error::TokenRefused { rank: hello.rank, address }),
                 Err(Rejection::Refused(reason)) => return Err(Error::Refused { rank: hello.rank, reason }),
@@ -97,7 +97,8 @@ pub(crate) fn dial(
     }
 }
 
-fn try_call(
+/// Calls an address once.
+pub(crate) fn call(
     address: &SocketAddr,
     hello: Hello,
     token: &JobToken,

@@ -64,6 +64,32 @@ impl RendezvousClient {
         }
     }
 
+    /// Publishes the address of this rank and waits for those of all ranks, in one request.
+    ///
+    /// # Errors
+    /// `Err` with the missing ranks if some do not publish theirs in time, in the inner result; the errors of
+    /// [`wait`](Self::wait).
+    pub(crate) fn exchange_address(
+        &self,
+        own: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Result<Vec<SocketAddr>, Vec<usize>>> {
+        let (kind, value) = self.ask(RequestKind::Addresses, "", own.to_string().as_bytes(), timeout)?;
+        if kind == ReplyKind::Lost {
+            return Err(self.lost(value));
+        }
+        if kind == ReplyKind::TimedOut {
+            let missing = value.as_chunks::<4>().0.iter();
+            return Ok(Err(missing.map(|&rank| u32::from_le_bytes(rank) as usize).collect()));
+        }
+        let text = String::from_utf8_lossy(&value);
+        let addresses: Vec<SocketAddr> = text.lines().filter_map(|address| address.parse().ok()).collect();
+        if addresses.len() == self.size {
+            return Ok(Ok(addresses));
+        }
+        Err(self.io("read the addresses of all ranks", io::ErrorKind::InvalidData.into()))
+    }
+
     /// Waits for the value of a key; returns `None` if it is not set in time.
     ///
     /// # Errors
@@ -71,11 +97,7 @@ impl RendezvousClient {
     pub fn wait(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>> {
         match self.ask(RequestKind::Wait, key, &[], timeout)? {
             (ReplyKind::Value, value) => Ok(Some(value)),
-            (ReplyKind::Lost, rank) => {
-                let rank = rank.try_into().map_or(0, u32::from_le_bytes);
-                let reason = format!("rank {rank} disconnected before all ranks were connected");
-                Err(Error::Refused { rank: self.rank, reason })
-            }
+            (ReplyKind::Lost, rank) => Err(self.lost(rank)),
             _ => Ok(None),
         }
     }
@@ -133,6 +155,12 @@ impl RendezvousClient {
             let _ = stream.shutdown(Shutdown::Both);
             failed(source)
         })
+    }
+
+    fn lost(&self, rank: Vec<u8>) -> Error {
+        let rank = rank.try_into().map_or(0, u32::from_le_bytes);
+        let reason = format!("rank {rank} disconnected before all ranks were connected");
+        Error::Refused { rank: self.rank, reason }
     }
 
     fn io(&self, action: &str, source: io::Error) -> Error {

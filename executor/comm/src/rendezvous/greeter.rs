@@ -29,6 +29,11 @@ pub(crate) trait Host {
     /// Returns whether no more callers are expected.
     fn is_done(&self) -> bool;
 
+    /// Longest time after which [`is_done`](Self::is_done) is asked again while nobody calls.
+    fn idle(&self) -> Duration {
+        POLL
+    }
+
     /// Checks a caller that has proved the token, and prepares its place.
     fn admit(&mut self, hello: &Hello) -> Result<Self::Seat, Refusal>;
 
@@ -60,7 +65,7 @@ pub(crate) fn greet_callers(
     // the oldest first
     let mut open: Vec<OpenGreeting> = Vec::new();
     while !host.is_done() {
-        wait_for_bytes(listener, &open);
+        wait_for_bytes(listener, &open, if open.is_empty() { host.idle() } else { POLL });
         open = advance_all(open, token, refusals, host);
         accept_some(listener, &mut open, refusals);
     }
@@ -68,10 +73,10 @@ pub(crate) fn greet_callers(
 }
 
 /// Waits until something may have arrived.
-fn wait_for_bytes(listener: &TcpListener, open: &[OpenGreeting]) {
+fn wait_for_bytes(listener: &TcpListener, open: &[OpenGreeting], limit: Duration) {
     let mut sockets = vec![PollFd::new(listener, PollFlags::IN)];
     sockets.extend(open.iter().map(|open| PollFd::new(&open.greeting.stream, PollFlags::IN)));
-    let timeout = Timespec { tv_sec: 0, tv_nsec: POLL.subsec_nanos().into() };
+    let timeout = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
     // a signal ends the wait early, which is harmless; any other error must not make this thread busy
     if poll(&mut sockets, Some(&timeout)).is_err() {
         std::thread::sleep(PAUSE);

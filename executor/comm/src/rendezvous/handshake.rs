@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// Start of a handshake; the last byte is the version of the protocol.
-const MAGIC: [u8; 4] = *b"DFL\x01";
+const MAGIC: [u8; 4] = *b"DFL\x02";
 const HELLO_BYTES: usize = 13;
 /// Length of a nonce and of a proof.
 const WORD_BYTES: usize = 32;
@@ -24,6 +24,7 @@ pub(crate) enum Purpose {
     RendezvousClient,
     Data,
     Control,
+    Inquiry,
 }
 
 /// Identity of the caller.
@@ -63,7 +64,7 @@ impl Hello {
 
     fn from_bytes(bytes: [u8; HELLO_BYTES]) -> Option<Self> {
         let [m0, m1, m2, m3, purpose, r0, r1, r2, r3, s0, s1, s2, s3] = bytes;
-        let purpose = [Purpose::RendezvousClient, Purpose::Data, Purpose::Control]
+        let purpose = [Purpose::RendezvousClient, Purpose::Data, Purpose::Control, Purpose::Inquiry]
             .get(usize::from(purpose))
             .copied()?;
         let rank = u32::from_le_bytes([r0, r1, r2, r3]) as usize;

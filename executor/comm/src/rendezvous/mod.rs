@@ -17,10 +17,10 @@ mod server;
 mod token;
 mod values;
 
-pub(super) use address::{Deadline, dial, resolve};
+pub(super) use address::{Deadline, call, dial, resolve};
 pub use client::RendezvousClient;
 pub(super) use greeter::{Host, greet_callers};
-pub(super) use handshake::{Hello, Purpose};
+pub(super) use handshake::{Hello, Purpose, Rejection};
 pub(super) use refusals::{Refusal, Refusals};
 pub use server::RendezvousServer;
 pub use token::JobToken;

@@ -20,6 +20,8 @@ pub(super) enum RequestKind {
     Leave,
     /// Asks how many connections the server has refused, and why.
     Refusals,
+    /// Publishes the address of the rank, and waits for those of all ranks.
+    Addresses,
 }
 
 /// Outcome of a request.
@@ -70,6 +72,7 @@ impl Request {
             RequestKind::Count,
             RequestKind::Leave,
             RequestKind::Refusals,
+            RequestKind::Addresses,
         ];
         let ask = *asks.get(usize::from(ask)).ok_or_else(invalid)?;
         let key_bytes = u32::from_le_bytes(read(stream)?) as usize;

@@ -148,6 +148,10 @@ impl Shared {
                 RequestKind::Wait => {
                     self.values.wait(&request.key, Duration::from_millis(request.timeout_ms))
                 }
+                RequestKind::Addresses => {
+                    let limit = Duration::from_millis(request.timeout_ms);
+                    self.values.exchange_address(rank, request.value, self.size, limit)
+                }
                 RequestKind::Count => self.values.count(request.key),
                 RequestKind::Leave => return Ok(()),
                 RequestKind::Refusals => {

@@ -17,6 +17,8 @@ pub(super) struct Values {
 struct ValuesState {
     of_key: BTreeMap<String, Vec<u8>>,
     counts: BTreeMap<String, u64>,
+    /// Published address of every rank.
+    addresses: BTreeMap<usize, Vec<u8>>,
     /// Ranks with a connection.
     admitted: BTreeSet<usize>,
     /// Ranks that have sent a request: they know that they were admitted.
@@ -60,6 +62,39 @@ impl Values {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || state.is_over {
                 return (ReplyKind::TimedOut, Vec::new());
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Publishes the address of a rank and waits for those of all ranks, which are returned in rank order,
+    /// one a line. If the time is over before, the value has the numbers of the missing ranks, four bytes
+    /// each.
+    pub(super) fn exchange_address(
+        &self,
+        rank: usize,
+        address: Vec<u8>,
+        size: usize,
+        timeout: Duration,
+    ) -> (ReplyKind, Vec<u8>) {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.lock();
+        state.addresses.insert(rank, address);
+        if state.addresses.len() == size {
+            self.changed.notify_all();
+        }
+        loop {
+            if state.addresses.len() == size {
+                let addresses: Vec<_> = state.addresses.values().map(Vec::as_slice).collect();
+                return (ReplyKind::Value, addresses.join(&b'\n'));
+            }
+            if let Some(rank) = state.lost {
+                return (ReplyKind::Lost, (rank as u32).to_le_bytes().to_vec());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || state.is_over {
+                let missing = (0..size).filter(|rank| !state.addresses.contains_key(rank));
+                return (ReplyKind::TimedOut, missing.flat_map(|rank| (rank as u32).to_le_bytes()).collect());
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -1,24 +1,32 @@
-//! Connects a rank with all others.
+//! Connects a rank with its neighbors in the tree.
 
-use super::tcp_transport::{Pair, TcpTransport};
+use super::dialer::Dialer;
+use super::door::Door;
+use super::tcp_transport::TcpTransport;
 use crate::communicator::Communicator;
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::rank_identity::{RankIdentity, RendezvousConfig};
 use crate::rendezvous::{
-    Deadline, Hello, Host, JobToken, Purpose, Refusal, Refusals, RendezvousClient, RendezvousServer, dial,
-    greet_callers, resolve,
+    Deadline, Hello, JobToken, Purpose, RendezvousClient, RendezvousServer, dial, resolve,
 };
 use crate::settings::Settings;
 use crate::threads;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use crate::tree;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// Rank that is connected with all others.
+/// Largest job of the TCP transport.
+///
+/// It is made for the ranks of one machine, up to 64. Twice as many still work; beyond, a data connection and
+/// two threads for every two ranks that exchange messages are the wrong means, and messages through host
+/// memory, too: NCCL and MPI have better ones.
+pub const RANKS_MAX: usize = 128;
+
+/// Rank that has joined its job.
 #[derive(Debug)]
 pub struct Session {
     /// Communicator of all ranks of the job.
@@ -28,7 +36,8 @@ pub struct Session {
     _server: Option<RendezvousServer>,
 }
 
-/// Joins the job that `identity` describes: finds all other ranks and connects with each.
+/// Joins the job that `identity` describes: finds all other ranks and connects with the neighbors in the
+/// tree. Data connections are made when they are first used.
 ///
 /// Rank 0 hosts the rendezvous server unless the launcher does. A rank listens on the address by which it
 /// reaches the rendezvous server, or the one in the identity, on a port that the system chooses. A job of one
@@ -36,9 +45,17 @@ pub struct Session {
 ///
 /// # Errors
 /// Within the rendezvous time limit of the settings: [`Error::Resolve`], [`Error::Listen`],
-/// [`Error::Connect`], [`Error::Missing`]; immediately: [`Error::TokenMissing`], [`Error::TokenRefused`],
-/// [`Error::Refused`], [`Error::InvalidSetting`].
+/// [`Error::Connect`], [`Error::Missing`]; immediately: [`Error::TooManyRanks`] beyond [`RANKS_MAX`],
+/// [`Error::TokenMissing`], [`Error::TokenRefused`], [`Error::Refused`], [`Error::InvalidSetting`].
 pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
+    if identity.size > RANKS_MAX {
+        return Err(Error::TooManyRanks { size: identity.size, max: RANKS_MAX });
+    }
+    join(identity, settings)
+}
+
+/// Joins a job of any size. Without messages between its ranks, a rank has at most five connections.
+pub(super) fn join(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     settings.check()?;
     // one rank needs no connections: threads give the same interface
     let Some(rendezvous) = &identity.rendezvous else {
@@ -66,16 +83,26 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
         is_hosting.then(|| start_server(rendezvous, &addresses, identity.size, &token)).transpose()?;
     let addresses = server.as_ref().map_or(addresses, |server| vec![server.address()]);
     let store = RendezvousClient::connect(&addresses, identity.rank, identity.size, &token, &deadline)?;
-    let (has_all, refusals) = (Arc::default(), Arc::default());
-    let joining = Joining { identity, rendezvous, token, deadline, store: &store, has_all, refusals };
-    let pairs = joining.pairs()?;
-    let mailbox = Arc::new(Mailbox::new(identity.size, settings.buffered_bytes_max));
-    let transport = TcpTransport::start(identity.rank, mailbox.clone(), pairs);
+    let (rank, size) = (identity.rank, identity.size);
+    let ip = rendezvous.listen.map_or_else(|| store.local_ip(), Ok)?;
+    let failed = |source| Error::Listen { rank, address: ip.to_string(), source };
+    // port 0: the system chooses, and the store publishes the choice
+    let listener = TcpListener::bind((ip, 0)).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let (door, calls) = Door::open(listener, rank, size, token.clone())?;
+    let door = Arc::new(door);
+    let joining = Joining { rank, size, token: &token, deadline, store: &store, door: &door };
+    let addresses = joining.addresses(address)?;
+    let controls = joining.controls(&addresses, &calls)?;
+    let mailbox = Arc::new(Mailbox::new(size, settings.buffered_bytes_max));
+    let dialer = Box::new(Dialer { rank, addresses, token, door: door.clone() });
+    let started = TcpTransport::start(rank, mailbox.clone(), controls, dialer);
+    let started = started.and_then(|transport| door.run(transport.links()).map(|()| transport));
     let transport = Box::new(
-        transport.map_err(|source| Error::Io { action: "start threads of connections".into(), source })?,
+        started.map_err(|source| Error::Io { action: "start threads of connections".into(), source })?,
     );
     store.join();
-    let endpoint = Endpoint { rank: identity.rank, size: identity.size, mailbox, transport, settings };
+    let endpoint = Endpoint::new(rank, size, mailbox, transport, settings);
     Ok(Session { comm: Communicator::world(Arc::new(endpoint)), store: Some(store), _server: server })
 }
 
@@ -91,147 +118,60 @@ fn start_server(
     RendezvousServer::start(given.as_deref().unwrap_or(addresses), size, token.clone())
 }
 
+/// Rank that has not found all others.
 struct Joining<'a> {
-    identity: &'a RankIdentity,
-    rendezvous: &'a RendezvousConfig,
-    token: JobToken,
-    deadline: Deadline,
-    store: &'a RendezvousClient,
-    /// Stops the accepting thread.
-    has_all: Arc<AtomicBool>,
-    /// Connections that the accepting thread refused.
-    refusals: Arc<Refusals>,
-}
-
-/// Receiver of the connections that higher ranks make.
-struct Entrance {
     rank: usize,
     size: usize,
+    token: &'a JobToken,
     deadline: Deadline,
-    has_all: Arc<AtomicBool>,
-    calls: Sender<(Hello, TcpStream)>,
-}
-
-impl Host for Entrance {
-    type Seat = ();
-
-    fn is_done(&self) -> bool {
-        self.has_all.load(Ordering::Relaxed) || self.deadline.left().is_zero()
-    }
-
-    fn admit(&mut self, hello: &Hello) -> Result<(), Refusal> {
-        let is_expected = hello.size == self.size && (self.rank + 1..self.size).contains(&hello.rank);
-        if is_expected && hello.purpose != Purpose::RendezvousClient {
-            Ok(())
-        } else {
-            Err(Refusal::Identity(format!("rank {} does not expect this connection", self.rank)))
-        }
-    }
-
-    fn seat(&mut self, (): (), hello: Hello, stream: TcpStream) {
-        // a dropped receiver already has all connections that it needs
-        let _ = self.calls.send((hello, stream));
-    }
-
-    fn free(&mut self, (): (), _: &Hello) {}
+    store: &'a RendezvousClient,
+    door: &'a Door,
 }
 
 impl Joining<'_> {
     /// Interval at which a waiting rank checks whether another one is gone.
     const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-    /// Connects to the lower ranks and accepts connections of the higher ones.
-    fn pairs(&self) -> Result<Vec<Option<Pair>>> {
-        let (rank, size) = (self.identity.rank, self.identity.size);
-        let ip = self.rendezvous.listen.map_or_else(|| self.store.local_ip(), Ok)?;
-        let listener = self.listen(ip)?;
-        let calls = self.accept(listener)?;
-        let addresses = self.addresses()?;
-        let mut pairs: Vec<Option<Pair>> = (0..size).map(|_| None).collect();
-        // the higher rank of a pair connects, so that each pair connects exactly once
-        for (peer, address) in addresses.into_iter().enumerate().take(rank) {
-            let call = |purpose| {
-                let hello = Hello { purpose, rank, size };
-                dial(&[address], hello, &self.token, &format!("rank {peer}"), &self.deadline)
-            };
-            pairs[peer] = Some(Pair { data: call(Purpose::Data)?, control: call(Purpose::Control)? });
-        }
-        self.answer_calls(&calls, &mut pairs)?;
-        self.has_all.store(true, Ordering::Relaxed);
-        Ok(pairs)
-    }
-
-    fn listen(&self, ip: IpAddr) -> Result<TcpListener> {
-        let rank = self.identity.rank;
-        let failed = |source| Error::Listen { rank, address: ip.to_string(), source };
-        // port 0: the system chooses, and the store publishes the choice
-        let listener = TcpListener::bind((ip, 0)).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        self.store.set(&format!("address/{rank}"), address.to_string().as_bytes())?;
-        Ok(listener)
-    }
-
     /// Returns the addresses of all ranks, or fails with the missing ones.
-    fn addresses(&self) -> Result<Vec<SocketAddr>> {
-        let mut missing = Vec::new();
-        let mut addresses = Vec::new();
-        for rank in 0..self.identity.size {
-            let value = self.store.wait(&format!("address/{rank}"), self.deadline.left())?;
-            match value.and_then(|value| String::from_utf8(value).ok()?.parse().ok()) {
-                Some(address) => addresses.push(address),
-                None => missing.push(rank),
-            }
-        }
-        if missing.is_empty() { Ok(addresses) } else { Err(self.missing(missing)) }
+    fn addresses(&self, own: SocketAddr) -> Result<Vec<SocketAddr>> {
+        self.store.exchange_address(own, self.deadline.left())?.map_err(|missing| self.missing(missing))
     }
 
     fn missing(&self, missing: Vec<usize>) -> Error {
-        let (rank, size) = (self.identity.rank, self.identity.size);
         // strangers that took up the time of the listeners are a likely cause
-        let refused = [("the rendezvous", self.store.refusals()), ("this rank", self.refusals.summary())];
+        let refused = [("the rendezvous", self.store.refusals()), ("this rank", self.door.refusals())];
         let refused = refused.into_iter().filter_map(|(by, summary)| Some(format!("; {by} {}", summary?)));
         let (refused, waited_seconds) = (refused.collect(), self.deadline.waited_seconds());
-        Error::Missing { rank, size, missing, waited_seconds, refused }
+        Error::Missing { rank: self.rank, size: self.size, missing, waited_seconds, refused }
     }
 
-    /// Accepts on a thread, until the deadline or until all ranks are connected.
-    fn accept(&self, listener: TcpListener) -> Result<Receiver<(Hello, TcpStream)>> {
-        let (calls, called) = channel();
-        let (rank, size) = (self.identity.rank, self.identity.size);
-        let (deadline, has_all) = (self.deadline, self.has_all.clone());
-        let mut entrance = Entrance { rank, size, deadline, has_all, calls };
-        let (token, refusals) = (self.token.clone(), self.refusals.clone());
-        let accepting = std::thread::Builder::new().name("comm-accept".into());
-        let thread = accepting.spawn(move || greet_callers(&listener, &token, &refusals, &mut entrance));
-        thread.map_err(|source| Error::Io { action: "start a thread".into(), source })?;
-        Ok(called)
-    }
-
-    fn answer_calls(&self, calls: &Receiver<(Hello, TcpStream)>, pairs: &mut [Option<Pair>]) -> Result<()> {
-        let mut halves: Vec<[Option<TcpStream>; 2]> = pairs.iter().map(|_| [None, None]).collect();
-        while let Some(missing) = self.not_connected(pairs) {
+    /// Connects to the parent in the tree and waits for the calls of the children.
+    fn controls(
+        &self,
+        addresses: &[SocketAddr],
+        calls: &Receiver<(usize, TcpStream)>,
+    ) -> Result<Vec<Option<TcpStream>>> {
+        let mut controls: Vec<Option<TcpStream>> = (0..self.size).map(|_| None).collect();
+        if let Some(parent) = tree::parent(self.rank) {
+            let hello = Hello { purpose: Purpose::Control, rank: self.rank, size: self.size };
+            let peer = format!("rank {parent}");
+            controls[parent] = Some(dial(&[addresses[parent]], hello, self.token, &peer, &self.deadline)?);
+        }
+        loop {
+            let is_missing = |child: &usize| controls[*child].is_none();
+            let missing: Vec<usize> = tree::children(self.rank, self.size).filter(is_missing).collect();
+            if missing.is_empty() {
+                return Ok(controls);
+            }
             if self.deadline.left().is_zero() {
                 return Err(self.missing(missing));
             }
-            let Ok((hello, stream)) = calls.recv_timeout(Self::CHECK_INTERVAL.min(self.deadline.left()))
-            else {
+            match calls.recv_timeout(Self::CHECK_INTERVAL.min(self.deadline.left())) {
+                // the last call counts: a child that gave up the first one calls again
+                Ok((child, stream)) => controls[child] = Some(stream),
                 // fails if a rank is gone; the key itself is never set
-                self.store.wait("never", Duration::ZERO)?;
-                continue;
-            };
-            let peer = hello.rank;
-            halves[peer][usize::from(hello.purpose == Purpose::Control)] = Some(stream);
-            // the two connections of a peer may arrive in either order
-            if let [data @ Some(_), control @ Some(_)] = &mut halves[peer] {
-                pairs[peer] = data.take().zip(control.take()).map(|(data, control)| Pair { data, control });
+                Err(_) => drop(self.store.wait("never", Duration::ZERO)?),
             }
         }
-        Ok(())
-    }
-
-    fn not_connected(&self, pairs: &[Option<Pair>]) -> Option<Vec<usize>> {
-        let is_open = |peer: &usize| *peer != self.identity.rank && pairs[*peer].is_none();
-        let open: Vec<usize> = (0..self.identity.size).filter(is_open).collect();
-        (!open.is_empty()).then_some(open)
     }
 }

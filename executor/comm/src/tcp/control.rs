@@ -1,9 +1,15 @@
-//! Control messages: the end of the job, status requests and replies.
+//! Control messages: the end of the job, farewells, status requests and replies, facts of all ranks.
 
+use super::frame::{Frame, decode, encode};
+use crate::collective::NUMBERS_MAX;
+use crate::dtype::Dtype;
 use crate::error::{Cause, Failure};
-use crate::mailbox::Status;
+use crate::message::Header;
+use crate::payload::PayloadShape;
 use crate::step_context::{ActionName, StepContext};
+use crate::waits::{OpenWait, Status};
 use std::io::{self, Read};
+use std::time::Duration;
 
 /// Longest text of a failure in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -14,10 +20,19 @@ const NO_RANK: u32 = u32::MAX;
 pub(super) enum Control {
     /// The job has ended.
     Abort(Failure),
-    /// Asks for the status of a rank; the number identifies the request.
-    StatusRequest(u64),
-    /// Answers the request with this number.
-    StatusReply(u64, Status),
+    /// Asks for the status of a rank.
+    StatusRequest,
+    /// Answers a request.
+    StatusReply(Status),
+    /// A rank has finished.
+    Leave {
+        /// The rank.
+        rank: usize,
+        /// Ranks to which it has a data connection, which ends with a farewell of its own.
+        to: Vec<usize>,
+    },
+    /// Message of a collective over the tree.
+    Facts(Header, Vec<u64>),
 }
 
 impl Control {
@@ -39,18 +54,27 @@ impl Control {
                 }
                 body.extend(&failure.message.as_bytes()[..length]);
             }
-            Self::StatusRequest(id) => {
-                body.push(1);
-                body.extend(id.to_le_bytes());
-            }
-            Self::StatusReply(id, status) => {
+            Self::StatusRequest => body.push(1),
+            Self::StatusReply(status) => {
                 body.push(2);
-                body.extend(id.to_le_bytes());
-                body.extend(wire_rank(status.wait.map(|(rank, _)| rank)).to_le_bytes());
-                for at in [status.wait.map(|(_, at)| at), status.last] {
+                body.extend(wire_rank(status.wait.map(|wait| wait.peer)).to_le_bytes());
+                let age_ms = status.wait.map_or(0, |wait| wait.age.as_millis() as u64);
+                body.extend(age_ms.to_le_bytes());
+                for at in [status.wait.map(|wait| wait.at), status.last] {
                     body.push(u8::from(at.is_some()));
                     put_at(&mut body, at.unwrap_or(StepContext::step(0, "")));
                 }
+            }
+            Self::Leave { rank, to } => {
+                body.push(3);
+                for rank in [rank].into_iter().chain(to) {
+                    body.extend((*rank as u32).to_le_bytes());
+                }
+            }
+            Self::Facts(header, numbers) => {
+                body.push(4);
+                body.extend(encode(header));
+                body.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
             }
         }
         let mut frame = (body.len() as u32).to_le_bytes().to_vec();
@@ -72,7 +96,7 @@ impl Control {
             read => read?,
         }
         let length = u32::from_le_bytes(length) as usize;
-        if length > TEXT_BYTES_MAX + 256 {
+        if length > TEXT_BYTES_MAX + 256 + NUMBERS_MAX * 8 * ranks {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let mut body = vec![0; length];
@@ -86,8 +110,13 @@ impl Control {
     fn fits(&self, ranks: usize) -> bool {
         match self {
             Self::Abort(failure) => failure.by < ranks && failure.culprit.is_none_or(|rank| rank < ranks),
-            Self::StatusRequest(_) => true,
-            Self::StatusReply(_, status) => status.wait.is_none_or(|(rank, _)| rank < ranks),
+            Self::StatusRequest => true,
+            Self::Leave { rank, to } => *rank < ranks && to.iter().all(|&rank| rank < ranks),
+            Self::Facts(header, numbers) => {
+                header.shape == PayloadShape::flat(Dtype::U64, numbers.len())
+                    && numbers.len() <= NUMBERS_MAX * ranks
+            }
+            Self::StatusReply(status) => status.wait.is_none_or(|wait| wait.peer < ranks),
         }
     }
 
@@ -101,16 +130,28 @@ impl Control {
                 let message = String::from_utf8_lossy(body).into_owned();
                 Some(Self::Abort(Failure { cause, culprit, by, at, message }))
             }
-            [1] => Some(Self::StatusRequest(u64::from_le_bytes(take(body)?))),
+            [1] => Some(Self::StatusRequest),
             [2] => {
-                let id = u64::from_le_bytes(take(body)?);
                 let rank = take_rank(body)?;
+                let age = Duration::from_millis(u64::from_le_bytes(take(body)?));
                 let [is_waiting] = take(body)?;
-                let waits_at = take_at(body)?;
+                let at = take_at(body)?;
                 let [has_last] = take(body)?;
                 let last = take_at(body)?;
-                let wait = rank.filter(|_| is_waiting == 1).map(|rank| (rank, waits_at));
-                Some(Self::StatusReply(id, Status { wait, last: (has_last == 1).then_some(last) }))
+                let wait = rank.filter(|_| is_waiting == 1).map(|peer| OpenWait { peer, at, age });
+                Some(Self::StatusReply(Status { wait, last: (has_last == 1).then_some(last) }))
+            }
+            [3] => {
+                let rank = u32::from_le_bytes(take(body)?) as usize;
+                let (ranks, rest) = body.as_chunks::<4>();
+                let to = ranks.iter().map(|&rank| u32::from_le_bytes(rank) as usize).collect();
+                rest.is_empty().then_some(Self::Leave { rank, to })
+            }
+            [4] => {
+                let Some(Frame::Message(header)) = decode(&take(body)?) else { return Ok(None) };
+                let (numbers, rest) = body.as_chunks::<8>();
+                let numbers = numbers.iter().map(|&number| u64::from_le_bytes(number)).collect();
+                rest.is_empty().then_some(Self::Facts(header, numbers))
             }
             _ => None,
         })
@@ -147,6 +188,12 @@ fn take_at(body: &mut &[u8]) -> io::Result<StepContext> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::Op;
+
+    fn facts(numbers: usize) -> Header {
+        let shape = PayloadShape::flat(Dtype::U64, numbers);
+        Header { comm: 0, op: Op::Digest, tag: 5, at: StepContext::step(2, "check digest"), shape }
+    }
 
     #[test]
     fn control_messages_round_trip() {
@@ -158,13 +205,18 @@ mod tests {
             at,
             message: "rank 2 \u{2192} 3".to_owned(),
         };
-        let status = Status { wait: Some((2, at)), last: Some(StepContext::step(8, "barrier")) };
+        let wait = OpenWait { peer: 2, at, age: Duration::from_millis(1700) };
+        let status = Status { wait: Some(wait), last: Some(StepContext::step(8, "barrier")) };
         let all = [
             Control::Abort(failure.clone()),
             Control::Abort(Failure { culprit: Some(1), ..failure }),
-            Control::StatusRequest(77),
-            Control::StatusReply(77, status),
-            Control::StatusReply(78, Status::default()),
+            Control::StatusRequest,
+            Control::StatusReply(status),
+            Control::StatusReply(Status::default()),
+            Control::Leave { rank: 3, to: vec![0, 2] },
+            Control::Leave { rank: 0, to: Vec::new() },
+            Control::Facts(facts(3), vec![1, u64::MAX, 0]),
+            Control::Facts(facts(0), Vec::new()),
         ];
         let bytes: Vec<u8> = all.iter().flat_map(Control::encode).collect();
         let mut bytes = bytes.as_slice();
@@ -178,7 +230,10 @@ mod tests {
     fn ranks_that_do_not_exist_and_short_messages_are_invalid() {
         let at = StepContext::step(1, "recv");
         let failure = |culprit, by| Failure { cause: Cause::Died, culprit, by, at, message: String::new() };
-        let waits = |rank| Control::StatusReply(1, Status { wait: Some((rank, at)), last: None });
+        let waits = |peer| {
+            let wait = OpenWait { peer, at, age: Duration::ZERO };
+            Control::StatusReply(Status { wait: Some(wait), last: None })
+        };
         let refused = |bytes: &[u8]| {
             let error = Control::read(&mut &*bytes, 4).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);
@@ -188,6 +243,10 @@ mod tests {
             Control::Abort(failure(None, 4)),
             waits(4),
             waits(usize::MAX >> 33),
+            Control::Leave { rank: 4, to: Vec::new() },
+            Control::Leave { rank: 1, to: vec![0, 4] },
+            Control::Facts(facts(3), vec![1; 2]),
+            Control::Facts(facts(17), vec![1; 17]),
         ] {
             refused(&control.encode());
         }

@@ -3,18 +3,19 @@
 use super::socket::{Socket, send_now};
 use std::io::ErrorKind;
 use std::net::Shutdown;
+use std::sync::Arc;
 
 /// Sending half of the control connection to a peer.
 #[derive(Debug, Default)]
 pub(super) struct ControlLine {
     /// `None` once the connection was closed.
-    stream: Option<Socket>,
+    stream: Option<Arc<Socket>>,
     /// Bytes of messages that the socket has not taken yet.
     unsent: Vec<u8>,
 }
 
 impl ControlLine {
-    pub(super) fn new(stream: Socket) -> Self {
+    pub(super) fn new(stream: Arc<Socket>) -> Self {
         Self { stream: Some(stream), unsent: Vec::new() }
     }
 
@@ -60,7 +61,7 @@ mod tests {
     fn pair() -> (ControlLine, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let line = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (ControlLine::new(line), listener.accept().unwrap().0)
+        (ControlLine::new(Arc::new(line)), listener.accept().unwrap().0)
     }
 
     #[test]

@@ -71,7 +71,7 @@ mod tests {
         #[test]
         fn headers_round_trip(
             words in any::<[u64; 3]>(), rows in 0_usize..1 << 20, cols in 0_usize..1 << 20,
-            microbatch in any::<Option<u32>>(), action in "[a-z ]{0,24}", code in 1_u8..=5, op in 0_u8..7,
+            microbatch in any::<Option<u32>>(), action in "[a-z ]{0,24}", code in 1_u8..=5, op in 0_u8..8,
         ) {
             let microbatch = microbatch.filter(|&microbatch| microbatch != u32::MAX);
             let at = StepContext { step: words[2], microbatch, action: action.as_str().into() };

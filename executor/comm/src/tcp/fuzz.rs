@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::control::Control;
 use super::inbox::read_messages;
 use super::links::Links;
+use super::no_one::NoOne;
 use crate::mailbox::Mailbox;
 
 /// Bound on the bytes that nobody has received yet; more than an input has.
@@ -15,7 +16,9 @@ const RANKS: usize = 4;
 /// Reads the bytes as the messages of rank 1; then the peer hangs up.
 pub fn messages(bytes: &[u8]) {
     let mailbox = Arc::new(Mailbox::new(RANKS, BUFFERED_BYTES_MAX));
-    let links = Links::new(0, mailbox, (0..RANKS).map(|_| None).collect());
+    let links = Links::new(0, mailbox, (0..RANKS).map(|_| None).collect(), Box::new(NoOne));
+    // the end of the connection is expected: there is no tree over which its reason could come
+    links.close();
     read_messages(&links, 1, bytes);
 }
 

@@ -2,11 +2,13 @@
 
 use super::frame::{Frame, HEADER_BYTES, decode};
 use super::links::Links;
+use super::socket::Socket;
 use crate::error::Cause;
 use crate::mailbox::{Expected, Interrupt};
 use crate::message::{Header, Message};
 use crate::payload::Buffer;
 use std::io::{self, BufReader, Read};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Size of the read buffer: fits the headers of many small messages; large messages bypass it.
@@ -16,11 +18,22 @@ const UNTRUSTED_BYTES: usize = 1 << 20;
 /// Longest time after which a reader that found no room checks again.
 const ROOM: Duration = Duration::from_hours(1);
 
+impl Links {
+    /// Reads the messages of a peer until its data connection ends.
+    pub(super) fn read_data(&self, peer: usize, stream: Socket) {
+        let stream = Arc::new(stream);
+        self.add_incoming(stream.clone());
+        read_messages(self, peer, &*stream);
+    }
+}
+
 /// Reads messages until the connection ends.
 pub(super) fn read_messages(links: &Links, peer: usize, stream: impl Read) {
     let mut stream = BufReader::with_capacity(BUFFER_BYTES, stream);
     let mut header = [0; HEADER_BYTES];
+    let mut has_begun = false;
     while stream.read_exact(&mut header).is_ok() {
+        has_begun = true;
         match decode(&header) {
             Some(Frame::Message(header)) => {
                 if read_message(links, peer, header, &mut stream).is_err() {
@@ -29,7 +42,7 @@ pub(super) fn read_messages(links: &Links, peer: usize, stream: impl Read) {
             }
             Some(Frame::Farewell) => {
                 links.farewell(peer);
-                break;
+                return;
             }
             None => {
                 let message = format!("rank {peer} sent bytes that are not a message");
@@ -38,7 +51,10 @@ pub(super) fn read_messages(links: &Links, peer: usize, stream: impl Read) {
             }
         }
     }
-    links.data_ended(peer);
+    // a caller that gave up its handshake too early calls again: nothing was sent on its first connection
+    if has_begun {
+        links.data_ended(peer);
+    }
 }
 
 fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Read) -> io::Result<()> {
@@ -106,6 +122,7 @@ fn skip(stream: &mut impl Read, bytes: usize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::frame::encode;
+    use super::super::no_one::NoOne;
     use super::*;
     use crate::dtype::Dtype;
     use crate::error::Failure;
@@ -113,6 +130,7 @@ mod tests {
     use crate::message::Op;
     use crate::payload::PayloadShape;
     use crate::step_context::StepContext;
+    use crate::waits::Wait;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
@@ -129,15 +147,13 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
-        let links = Links::new(0, mailbox.clone(), vec![None, None]);
+        let links = Links::new(0, mailbox.clone(), vec![None, None], Box::new(NoOne));
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 peer.write_all(bytes).unwrap();
                 drop(peer);
             });
-            read_messages(&links, 1, stream.try_clone().unwrap());
-            // the control connection has ended as well
-            links.read_controls(1, stream);
+            read_messages(&links, 1, stream);
         });
     }
 
@@ -147,7 +163,8 @@ mod tests {
 
     fn taken(mailbox: &Mailbox, header: Header) -> Message {
         let number = mailbox.post(header.key(1), header);
-        mailbox.take(header.key(1), number, 1, header.at, Duration::ZERO).unwrap()
+        let mut wait = Wait::new(1, header.at, false);
+        mailbox.take(header.key(1), number, &mut wait, Duration::ZERO).unwrap()
     }
 
     #[test]
@@ -165,7 +182,8 @@ mod tests {
         let number = mailbox.post(planned.key(1), planned);
         let huge = header(1, PayloadShape::flat(Dtype::U8, isize::MAX as usize));
         read_into(&mailbox, &encode(&huge));
-        let found = mailbox.take(planned.key(1), number, 1, planned.at, Duration::ZERO).unwrap();
+        let mut wait = Wait::new(1, planned.at, false);
+        let found = mailbox.take(planned.key(1), number, &mut wait, Duration::ZERO).unwrap();
         assert_eq!(found.header, huge, "the receiver names the difference");
         assert!(!planned.admits(&found.header) && found.buffer.elements() == 0);
     }
@@ -180,11 +198,12 @@ mod tests {
         let number = mailbox.post(large(1).key(1), large(1));
         // its receive is dropped: the bytes are read, and the next message has room
         mailbox.discard(large(0).key(1), mailbox.post(large(0).key(1), large(0)), 1);
-        let wait = mailbox.begin_wait(1, large(1).at);
+        let mut wait = Wait::new(1, large(1).at, false);
+        mailbox.begin_wait(&mut wait);
         let farewell = super::super::frame::farewell().to_vec();
         read_into(&mailbox, &[message(0), message(1), message(2), farewell].concat());
-        mailbox.end_wait(wait, 1);
-        let expected = mailbox.take(large(1).key(1), number, 1, large(1).at, Duration::ZERO).unwrap();
+        mailbox.end_wait(&mut wait);
+        let expected = mailbox.take(large(1).key(1), number, &mut wait, Duration::ZERO).unwrap();
         assert_eq!(expected.buffer, Buffer::F32(values.clone()));
         assert_eq!(taken(&mailbox, large(2)).buffer, Buffer::F32(values));
         assert_eq!(mailbox.failure(), None);

@@ -1,30 +1,27 @@
-//! State that the connection threads of a rank share: control connections, and how each peer ended.
+//! State that the connection threads of a rank share: the tree of control connections, and how ranks ended.
 
 use super::control::Control;
 use super::control_line::ControlLine;
-use super::socket::Socket;
+use super::dial::{Dial, Line};
+use super::leaving::Leaving;
+use super::socket::{Socket, send_all};
 use crate::error::{Cause, Failure};
-use crate::mailbox::{Mailbox, Status};
+use crate::mailbox::Mailbox;
+use crate::message::{Header, Message};
+use crate::payload::Buffer;
 use crate::step_context::StepContext;
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, thread};
-use std::collections::BTreeMap;
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, thread};
+use crate::tree;
 use std::io;
+use std::net::Shutdown;
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
-
-/// Connections of a peer that have ended, and whether it sent a farewell.
-#[derive(Debug, Default, Clone, Copy)]
-struct Ended {
-    data: bool,
-    control: bool,
-    farewell: bool,
-}
 
 /// Failure of the job.
 #[derive(Debug, Default)]
 struct Ending {
     failure: Option<Failure>,
-    /// Whether all peers have been notified, as far as possible.
+    /// Whether all neighbors have been notified, as far as possible.
     is_passed_on: bool,
 }
 
@@ -33,50 +30,66 @@ struct Ending {
 pub(super) struct Links {
     pub(super) rank: usize,
     pub(super) mailbox: Arc<Mailbox>,
-    /// Control connection to each peer; `None` for this rank.
+    pub(super) dial: Box<dyn Dial>,
+    /// Control connection to each neighbor in the tree; `None` for other ranks.
     controls: Vec<Option<Mutex<ControlLine>>>,
-    ended: Mutex<Vec<Ended>>,
-    answers: Mutex<BTreeMap<u64, Option<Status>>>,
-    answered: Condvar,
-    asked: AtomicU64,
+    /// How far each rank has left.
+    pub(super) leaving: Mutex<Vec<Leaving>>,
+    /// Notified when a rank leaves, and when the job fails.
+    pub(super) left: Condvar,
+    /// Data connections of other ranks to this one.
+    incoming: Mutex<Vec<Arc<Socket>>>,
     ending: Mutex<Ending>,
-    /// Notified once all peers know the failure.
+    /// Notified once all neighbors know the failure.
     passed_on: Condvar,
     /// Whether this rank is leaving, so that ending connections are expected.
     is_closing: AtomicBool,
 }
 
 impl Links {
-    /// Time limit for sending a control message, to one peer or to all of them.
+    /// Time limit for sending a control message, to one neighbor or to all of them.
     const CONTROL_PATIENCE: Duration = Duration::from_secs(1);
     /// Interval at which a full socket is tried again.
     const CONTROL_RETRY: Duration = Duration::from_millis(1);
+    /// Time that the reason for the end of a data connection has to arrive over the tree.
+    pub(super) const NEWS: Duration = Duration::from_secs(2);
 
-    pub(super) fn new(rank: usize, mailbox: Arc<Mailbox>, controls: Vec<Option<Socket>>) -> Self {
+    pub(super) fn new(
+        rank: usize,
+        mailbox: Arc<Mailbox>,
+        controls: Vec<Option<Arc<Socket>>>,
+        dial: Box<dyn Dial>,
+    ) -> Self {
         let line = |stream| Mutex::new(ControlLine::new(stream));
         Self {
             rank,
             mailbox,
-            ended: Mutex::new(vec![Ended::default(); controls.len()]),
+            dial,
+            leaving: Mutex::new(vec![Leaving::default(); controls.len()]),
+            left: Condvar::new(),
             controls: controls.into_iter().map(|control| control.map(line)).collect(),
-            answers: Mutex::default(),
-            answered: Condvar::new(),
-            asked: AtomicU64::new(0),
+            incoming: Mutex::default(),
             ending: Mutex::default(),
             passed_on: Condvar::new(),
             is_closing: AtomicBool::new(false),
         }
     }
 
-    /// Sends a control message; returns whether it was sent. A peer that does not take it is noticed
-    /// elsewhere.
-    fn tell(&self, peer: usize, control: &Control) -> bool {
+    /// Number of ranks of the job.
+    pub(super) fn size(&self) -> usize {
+        self.controls.len()
+    }
+
+    /// Sends a control message to a neighbor; returns whether it was sent. A neighbor that does not take it
+    /// is noticed elsewhere.
+    pub(super) fn tell(&self, peer: usize, control: &Control) -> bool {
         self.tell_all(vec![peer], control)
     }
 
-    /// Sends a control message to several peers at the same time; returns whether all have taken it.
+    /// Sends a control message to several neighbors at the same time; returns whether all have taken it.
     ///
-    /// The connection to a peer that does not take it in time is closed, because it may have taken a part.
+    /// The connection to a neighbor that does not take it in time is closed, because it may have taken a
+    /// part.
     fn tell_all(&self, peers: Vec<usize>, control: &Control) -> bool {
         let (frame, deadline) = (control.encode(), Instant::now() + Self::CONTROL_PATIENCE);
         let lines = peers.into_iter().filter_map(|peer| self.controls.get(peer)?.as_ref());
@@ -84,7 +97,7 @@ impl Links {
         let mut is_sent = true;
         loop {
             waiting.retain_mut(|(line, is_queued)| {
-                // another thread may be sending; meanwhile the other peers have their turn
+                // another thread may be sending; meanwhile the other neighbors have their turn
                 let mut line = match line.try_lock() {
                     Ok(line) => line,
                     Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -110,56 +123,62 @@ impl Links {
         }
     }
 
-    /// Aborts the job: notifies all peers, then unblocks all local waits. Returns the first failure, which is
-    /// kept.
+    /// Passes a message on in the tree, away from the neighbor that it came from. The ranks beyond a neighbor
+    /// that is gone are called directly, so that no part of the tree is cut off.
+    ///
+    /// - `silent`: a rank that does not answer, and therefore passes nothing on
+    pub(super) fn pass_on(&self, from: Option<usize>, control: &Control, silent: Option<usize>) {
+        let onward = |&peer: &usize| self.controls[peer].is_some() && Some(peer) != from;
+        let ranks = self.leaving().clone();
+        let is_gone = |rank: usize| ranks[rank].is_announced || silent == Some(rank);
+        let (gone, here): (Vec<_>, Vec<_>) = (0..self.size()).filter(onward).partition(|&neighbor| {
+            // one that leaves passes messages on until its connection ends
+            silent == Some(neighbor) || is_gone(neighbor) && ranks[neighbor].is_disconnected
+        });
+        self.tell_all(here, control);
+        let deadline = Instant::now() + Self::CONTROL_PATIENCE;
+        for neighbor in gone {
+            for rank in tree::beyond(self.rank, neighbor, self.size(), is_gone) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let called = self.dial.dial(rank, Line::Inquiry, left);
+                if let Err(error) = called.and_then(|stream| send_all(&stream, &control.encode())) {
+                    tracing::debug!(rank, %error, "a rank beyond one that is gone could not be told");
+                }
+            }
+        }
+    }
+
+    /// Aborts the job: notifies all ranks over the tree, then unblocks all local waits. Returns the first
+    /// failure, which is kept.
     ///
     /// A rank that learns of a failure passes it on before its own waits end. Otherwise other ranks could
-    /// notice the end of that rank before its reason. Notifying takes one time limit, however many peers do
-    /// not take the message.
+    /// notice the end of that rank before its reason. Notifying takes one time limit, however many neighbors
+    /// do not take the message.
     pub(super) fn end_job(&self, failure: Failure) -> Failure {
         let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = ending.failure.clone() {
-            // a caller that ends its process must not do so while another thread notifies the peers
+            // a caller that ends its process must not do so while another thread notifies the neighbors
             let patience = 2 * Self::CONTROL_PATIENCE;
             let is_open = |ending: &mut Ending| !ending.is_passed_on;
             drop(self.passed_on.wait_timeout_while(ending, patience, is_open));
             return kept;
         }
-        // kept before peers are notified, so that a second failure cannot overtake the first
+        // kept before neighbors are notified, so that a second failure cannot overtake the first
         ending.failure = Some(failure.clone());
         drop(ending);
-        let peers = (0..self.controls.len()).filter(|&peer| peer != self.rank).collect();
-        self.tell_all(peers, &Control::Abort(failure.clone()));
+        let silent = failure.culprit.filter(|_| failure.cause == Cause::TimedOut);
+        self.pass_on(None, &Control::Abort(failure.clone()), silent);
         self.mailbox.set_failure(failure.clone());
         self.ending.lock().unwrap_or_else(PoisonError::into_inner).is_passed_on = true;
         self.passed_on.notify_all();
+        self.notify_left();
         failure
     }
 
-    /// Requests the status of a peer.
-    pub(super) fn ask(&self, peer: usize, timeout: Duration) -> Option<Status> {
-        let deadline = Instant::now() + timeout;
-        let id = self.asked.fetch_add(1, Ordering::Relaxed);
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.insert(id, None);
-        // sending may block, and the thread that reads the answer needs this lock
-        drop(answers);
-        let was_told = self.tell(peer, &Control::StatusRequest(id));
-        answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        while was_told && answers.get(&id).is_some_and(Option::is_none) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            answers = self.answered.wait_timeout(answers, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        answers.remove(&id).flatten()
-    }
-
-    /// Reads the control connection of a peer until it ends.
-    pub(super) fn read_controls(&self, peer: usize, mut stream: Socket) {
+    /// Reads the control connection of a neighbor until it ends.
+    pub(super) fn read_controls(&self, peer: usize, mut stream: &Socket) {
         loop {
-            match Control::read(&mut stream, self.controls.len()) {
+            match Control::read(&mut stream, self.size()) {
                 Ok(Some(control)) => self.take_control(peer, control),
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     let message = format!("rank {peer} sent a control message that no rank sends");
@@ -169,57 +188,56 @@ impl Links {
                 Ok(None) | Err(_) => break,
             }
         }
-        self.end(peer, |ended| ended.control = true);
+        // by now its last control message, which may name the actual failure, has been read
+        self.leaving()[peer].is_disconnected = true;
+        if !self.is_leaving(peer) && !self.is_closing() {
+            self.died(peer);
+        }
     }
 
-    fn take_control(&self, peer: usize, control: Control) {
+    /// Processes a message that a rank sent over the tree, or directly.
+    pub(super) fn take_control(&self, peer: usize, control: Control) {
         match control {
             Control::Abort(failure) => {
                 self.end_job(failure);
             }
-            Control::StatusRequest(id) => {
-                self.tell(peer, &Control::StatusReply(id, self.mailbox.status()));
-            }
-            Control::StatusReply(id, status) => {
-                let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(answer) = answers.get_mut(&id) {
-                    *answer = Some(status);
-                    self.answered.notify_all();
-                }
-            }
+            Control::Leave { rank, to } => self.set_leaving(peer, rank, to),
+            Control::Facts(header, numbers) => self.deliver_facts(peer, header, numbers),
+            // these have connections of their own
+            Control::StatusRequest | Control::StatusReply(_) => {}
         }
     }
 
-    /// Records the farewell of a peer: all its messages have arrived.
-    pub(super) fn farewell(&self, peer: usize) {
-        self.end(peer, |ended| ended.farewell = true);
-        self.mailbox.set_left(peer);
+    fn deliver_facts(&self, peer: usize, header: Header, numbers: Vec<u64>) {
+        self.mailbox.deliver(peer, Message { header, buffer: Buffer::U64(numbers) });
     }
 
-    /// Records the end of a peer's data connection.
+    /// Records a data connection of another rank, which [`shut_down`](Self::shut_down) closes.
+    pub(super) fn add_incoming(&self, stream: Arc<Socket>) {
+        self.incoming.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
+        if self.mailbox.is_closed() {
+            self.shut_down();
+        }
+    }
+
+    /// Records that a data connection ended without a farewell. The reason comes over the tree; without one,
+    /// the process at the other end died.
     pub(super) fn data_ended(&self, peer: usize) {
-        self.end(peer, |ended| ended.data = true);
+        if !self.is_closing() && !self.mailbox.wait_for_end(peer, Self::NEWS) {
+            self.died(peer);
+        }
     }
 
-    /// Records the end of a connection. A process is dead once both connections have ended: by then its last
-    /// control message, which may name the actual failure, has been read.
-    fn end(&self, peer: usize, change: impl FnOnce(&mut Ended)) {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut ended[peer]);
-        let now = ended[peer];
-        drop(ended);
-        if now.data && now.control && !now.farewell && !self.is_closing() {
-            let heard = self.mailbox.heard(peer);
-            let heard =
-                heard.map_or("before it sent anything".to_owned(), |at| format!("last heard of at {at}"));
-            self.fail(Cause::Died, peer, format!("rank {peer} died: its connections closed, {heard}"));
-        }
+    fn died(&self, peer: usize) {
+        let heard = self.mailbox.heard(peer);
+        let heard = heard.map_or("before it sent anything".to_owned(), |at| format!("last heard of at {at}"));
+        self.fail(Cause::Died, peer, format!("rank {peer} died: its connections closed, {heard}"));
     }
 
     /// Aborts the job and blames a peer.
     pub(super) fn fail(&self, cause: Cause, peer: usize, message: String) {
         let status = self.mailbox.status();
-        let at = status.wait.map(|(_, at)| at).or(status.last).unwrap_or(StepContext::step(0, "start"));
+        let at = status.wait.map(|wait| wait.at).or(status.last).unwrap_or(StepContext::step(0, "start"));
         let failure = Failure { cause, culprit: Some(peer), by: self.rank, at, message };
         self.end_job(failure);
     }
@@ -227,23 +245,30 @@ impl Links {
     /// Ignores ending connections from now on.
     pub(super) fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
+        self.notify_left();
     }
 
     pub(super) fn is_closing(&self) -> bool {
         self.is_closing.load(Ordering::Relaxed)
     }
 
-    /// Closes the control connections.
+    /// Closes the connections that other threads read.
     pub(super) fn shut_down(&self) {
         for line in self.controls.iter().flatten() {
             line.lock().unwrap_or_else(PoisonError::into_inner).close();
+        }
+        for stream in self.incoming.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // closing a connection that has already ended is not an error
+            let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::no_one::NoOne;
     use super::*;
+    use crate::waits::{OpenWait, Status};
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
@@ -258,9 +283,10 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let pair = |_| (TcpStream::connect(address).unwrap(), listener.accept().unwrap().0);
         let (own, theirs): (Vec<_>, Vec<_>) = (0..peers).map(pair).unzip();
-        let controls = std::iter::once(None).chain(own.into_iter().map(Some)).collect();
+        let own = own.into_iter().map(|stream| Some(Arc::new(stream)));
+        let controls = std::iter::once(None).chain(own).collect();
         let mailbox = Arc::new(Mailbox::new(peers + 1, 1 << 20));
-        (Arc::new(Links::new(0, mailbox, controls)), theirs)
+        (Arc::new(Links::new(0, mailbox, controls, Box::new(NoOne))), theirs)
     }
 
     /// Fills the buffers of the connection to a peer that reads nothing.
@@ -271,7 +297,7 @@ mod tests {
         while full < 20 {
             if line.flush() {
                 full = 0;
-                line.push(&Control::StatusRequest(0).encode().repeat(100));
+                line.push(&Control::StatusRequest.encode().repeat(100));
             } else {
                 full += 1;
                 std::thread::sleep(Duration::from_millis(5));
@@ -305,7 +331,7 @@ mod tests {
     fn a_peer_that_took_half_a_message_gets_nothing_more() {
         let (links, mut peers) = links(1);
         fill(&links, 1);
-        assert!(!links.tell(1, &Control::StatusRequest(1)), "the buffers are full");
+        assert!(!links.tell(1, &Control::StatusRequest), "the buffers are full");
         let mut peer = peers.remove(0);
         let reading = std::thread::spawn(move || {
             let mut found = Vec::new();
@@ -313,8 +339,8 @@ mod tests {
             found
         });
         let found = reading.join().unwrap();
-        assert!(!links.tell(1, &Control::StatusRequest(2)), "the connection is closed");
-        let frame = Control::StatusRequest(0).encode();
+        assert!(!links.tell(1, &Control::StatusRequest), "the connection is closed");
+        let frame = Control::StatusRequest.encode();
         // whole messages, and at most a part of one at the end
         assert!(found.len() > frame.len());
         assert!(found.chunks(frame.len()).all(|chunk| chunk == &frame[..chunk.len()]));
@@ -326,9 +352,10 @@ mod tests {
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let own = listener.accept().unwrap().0;
         let (links, _peers) = links(1);
-        let status = Status { wait: Some((5, StepContext::step(0, "recv"))), last: None };
-        peer.write_all(&Control::StatusReply(0, status).encode()).unwrap();
-        links.read_controls(1, own);
+        let wait = OpenWait { peer: 5, at: StepContext::step(0, "recv"), age: Duration::ZERO };
+        let status = Status { wait: Some(wait), last: None };
+        peer.write_all(&Control::StatusReply(status).encode()).unwrap();
+        links.read_controls(1, &own);
         let failure = links.mailbox.failure().unwrap();
         assert_eq!((failure.cause, failure.culprit), (Cause::Protocol, Some(1)));
         assert!(failure.message.contains("rank 1 sent a control message"), "{failure}");

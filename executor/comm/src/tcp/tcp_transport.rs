@@ -1,78 +1,75 @@
-//! Transport over one pair of connections with every other rank.
+//! Transport of one rank: control connections in the tree, and data connections to ranks that it sends to.
 
-use super::inbox::read_messages;
+use super::control::Control;
+use super::dial::Dial;
 use super::links::Links;
 use super::outbox::Outbox;
 use super::socket::Socket;
 use crate::error::Failure;
-use crate::mailbox::{Interrupt, Mailbox, Status};
+use crate::mailbox::{Interrupt, Mailbox};
 use crate::message::Message;
-use crate::step_context::StepContext;
+use crate::payload::Buffer;
 use crate::sync::thread;
 use crate::transport::{SendState, Transport};
+use crate::waits::{Status, Wait};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Connections with a peer.
-#[derive(Debug)]
-pub(super) struct Pair {
-    pub(super) data: Socket,
-    pub(super) control: Socket,
-}
 
 /// All connections of a rank.
 #[derive(Debug)]
 pub(super) struct TcpTransport {
     links: Arc<Links>,
-    outboxes: Vec<Option<Outbox>>,
+    /// One per rank of the job.
+    outboxes: Vec<Outbox>,
 }
 
 impl TcpTransport {
     /// Time that a leaving rank waits for all others to take its messages.
     const FAREWELL: Duration = Duration::from_secs(5);
+    /// Time that a leaving rank waits for its children in the tree, which reach others through it.
+    const CHILDREN: Duration = Duration::from_secs(1);
 
-    /// Starts the threads of all connections.
-    pub(super) fn start(rank: usize, mailbox: Arc<Mailbox>, pairs: Vec<Option<Pair>>) -> io::Result<Self> {
-        let controls =
-            pairs.iter().map(|pair| pair.as_ref().map(|pair| pair.control.try_clone()).transpose());
-        let links = Arc::new(Links::new(rank, mailbox, controls.collect::<io::Result<_>>()?));
-        let mut outboxes = Vec::new();
-        for (peer, pair) in pairs.into_iter().enumerate() {
-            outboxes.push(pair.map(|pair| start_pair(&links, peer, pair)).transpose()?);
+    /// Starts the threads of the control connections.
+    ///
+    /// - `controls`: connection to every neighbor in the tree, `None` for all other ranks
+    pub(super) fn start(
+        rank: usize,
+        mailbox: Arc<Mailbox>,
+        controls: Vec<Option<Socket>>,
+        dial: Box<dyn Dial>,
+    ) -> io::Result<Self> {
+        let controls: Vec<_> = controls.into_iter().map(|control| control.map(Arc::new)).collect();
+        let links = Arc::new(Links::new(rank, mailbox, controls.clone(), dial));
+        for (peer, control) in controls.into_iter().enumerate() {
+            if let Some(control) = control {
+                let links = links.clone();
+                let name = format!("comm-control-{peer}");
+                thread::Builder::new().name(name).spawn(move || links.read_controls(peer, &control))?;
+            }
         }
+        let outboxes = (0..links.size()).map(|peer| Outbox::new(peer, links.clone())).collect();
         Ok(Self { links, outboxes })
     }
-}
 
-fn start_pair(links: &Arc<Links>, peer: usize, pair: Pair) -> io::Result<Outbox> {
-    let thread = |name: &str| thread::Builder::new().name(format!("comm-{name}-{peer}"));
-    let (of_data, data) = (links.clone(), pair.data.try_clone()?);
-    thread("recv").spawn(move || read_messages(&of_data, peer, data))?;
-    let of_control = links.clone();
-    thread("control").spawn(move || of_control.read_controls(peer, pair.control))?;
-    Outbox::start(peer, links.clone(), pair.data)
+    pub(super) fn links(&self) -> &Arc<Links> {
+        &self.links
+    }
 }
 
 impl Transport for TcpTransport {
     fn post(&self, to: usize, message: Message) -> SendState {
-        match &self.outboxes[to] {
-            Some(outbox) if !self.links.mailbox.has_left(to) => outbox.post(message),
-            _ => SendState::Closed,
+        if self.links.mailbox.has_left(to) {
+            return SendState::Closed;
         }
+        self.outboxes[to].post(message)
     }
 
-    fn wait_sent(
-        &self,
-        to: usize,
-        sent: &SendState,
-        at: StepContext,
-        timeout: Duration,
-    ) -> Result<(), Interrupt> {
+    fn wait_sent(&self, sent: &SendState, wait: &mut Wait, timeout: Duration) -> Result<(), Interrupt> {
         match sent {
             SendState::Done | SendState::Delivered => Ok(()),
             SendState::Closed => Err(Interrupt::Left),
-            SendState::Queued(count) => self.links.mailbox.wait_written(to, *count, at, timeout),
+            SendState::Queued(count) => self.links.mailbox.wait_written(*count, wait, timeout),
         }
     }
 
@@ -80,6 +77,12 @@ impl Transport for TcpTransport {
         match sent {
             SendState::Queued(count) => self.links.mailbox.written(to) >= *count,
             _ => true,
+        }
+    }
+
+    fn send_control(&self, to: usize, Message { header, buffer }: Message) {
+        if let Buffer::U64(numbers) = buffer {
+            self.links.tell(to, &Control::Facts(header, numbers));
         }
     }
 
@@ -95,16 +98,21 @@ impl Transport for TcpTransport {
 impl Drop for TcpTransport {
     fn drop(&mut self) {
         self.links.close();
-        let is_panicking = std::thread::panicking();
-        let has_failed = self.links.mailbox.failure().is_some();
-        let outboxes = || self.outboxes.iter().flatten();
-        // without a farewell, peers notice that this rank failed
-        if !has_failed && !is_panicking {
-            outboxes().for_each(Outbox::farewell);
+        // without a farewell, neighbors notice that this rank failed
+        let is_well = self.links.mailbox.failure().is_none() && !std::thread::panicking();
+        let used = || self.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.is_used());
+        if is_well {
+            self.links.leave(used().map(|(peer, _)| peer).collect());
+            used().for_each(|(_, outbox)| outbox.farewell());
         }
-        let patience = if has_failed || is_panicking { Duration::ZERO } else { Self::FAREWELL };
-        let deadline = Instant::now() + patience;
-        outboxes().for_each(|outbox| outbox.close(deadline.saturating_duration_since(Instant::now())));
+        let deadline = Instant::now() + if is_well { Self::FAREWELL } else { Duration::ZERO };
+        for outbox in &self.outboxes {
+            outbox.close(deadline.saturating_duration_since(Instant::now()));
+        }
+        if is_well {
+            self.links.wait_for_children(Self::CHILDREN);
+        }
+        self.links.dial.close();
         // readers that wait for room: nobody receives any more
         self.links.mailbox.close();
         self.links.shut_down();

@@ -1,7 +1,8 @@
 //! Runs the ranks of a job as threads of a test, over each transport.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test binary uses its part")]
 
+pub use dflop_comm::conformance::{floats, ring_sum};
 use dflop_comm::{
     Comm, Communicator, JobToken, RankIdentity, RendezvousConfig, RendezvousServer, Settings, tcp, threads,
 };
@@ -86,30 +87,6 @@ impl TcpJob {
 /// Time limits of tests that do not run into any.
 pub fn patient() -> Settings {
     Settings::default().wait(Duration::from_secs(20)).rendezvous(Duration::from_secs(20))
-}
-
-/// Floats whose sum depends on the order, different on every rank.
-pub fn floats(rank: usize, elements: usize) -> Vec<f32> {
-    let mut state = 0x9e37_79b9_u32.wrapping_mul(rank as u32 + 1) | 1;
-    let mut float = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        (state as f32 / u32::MAX as f32 - 0.5) * 10_f32.powi((state % 7) as i32 - 3)
-    };
-    (0..elements).map(|_| float()).collect()
-}
-
-/// Sum over all ranks in the order of the ring: part `p` from rank `p + 1` on.
-pub fn ring_sum(size: usize, elements: usize) -> Vec<f32> {
-    let inputs: Vec<_> = (0..size).map(|rank| floats(rank, elements)).collect();
-    let parts = dflop_comm::even_parts(elements, size);
-    let owner = parts.iter().enumerate().flat_map(|(part, &length)| std::iter::repeat_n(part, length));
-    let sum = |(index, part): (usize, usize)| {
-        let term = |round: usize| inputs[(part + round) % size][index];
-        (2..=size).map(term).fold(term(1), |sum, term| sum + term)
-    };
-    owner.enumerate().map(sum).collect()
 }
 
 /// Failure of a job, and its message on one rank.

@@ -78,6 +78,9 @@ impl Comm for Counted {
     fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
         self.inner.split(at, color, key)
     }
+    fn bytes_sent(&self) -> u64 {
+        self.inner.bytes_sent()
+    }
     fn note(&self, at: StepContext) {
         self.inner.note(at);
     }

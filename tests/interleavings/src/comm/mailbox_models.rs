@@ -2,6 +2,7 @@
 
 use super::error::{Cause, Failure};
 use super::mailbox::{Interrupt, Mailbox};
+use super::waits::Wait;
 use super::message::{Header, Message, Op};
 use super::payload::{Buffer, PayloadShape};
 use super::step_context::StepContext;
@@ -39,10 +40,14 @@ fn message(tag: u64, value: f32) -> Message {
 
 fn take(mailbox: &Mailbox, tag: u64, number: u64, peer: usize) -> Result<f32, Interrupt> {
     let key = header(tag).key(peer);
-    mailbox.take(key, number, peer, header(tag).at, LONG).map(|message| match message.buffer {
+    mailbox.take(key, number, &mut wait(peer), LONG).map(|message| match message.buffer {
         Buffer::F32(elements) => elements[0],
         _ => f32::NAN,
     })
+}
+
+fn wait(peer: usize) -> Wait {
+    Wait::new(peer, header(7).at, false)
 }
 
 fn post(mailbox: &Mailbox, tag: u64, peer: usize) -> u64 {
@@ -130,9 +135,10 @@ fn a_wait_elsewhere_makes_room() {
     let incoming = mailbox.clone();
     let reader = thread::spawn(move || incoming.wait_for_room(1, LONG).unwrap());
     // this rank sends to the peer, which takes nothing before it has sent
-    let wait = mailbox.begin_wait(1, header(7).at);
+    let mut wait = wait(1);
+    mailbox.begin_wait(&mut wait);
     reader.join().unwrap();
-    mailbox.end_wait(wait, 1);
+    mailbox.end_wait(&mut wait);
 }
 
 fn a_dropped_receive_frees() {
@@ -172,7 +178,7 @@ fn a_failure_ends_all_waits() {
             assert!(is_failure(take(&first, 7, number, 1).unwrap_err()));
         }),
         thread::spawn(move || {
-            assert!(is_failure(second.wait_written(1, 1, header(7).at, LONG).unwrap_err()));
+            assert!(is_failure(second.wait_written(1, &mut wait(1), LONG).unwrap_err()));
         }),
         thread::spawn(move || assert!(is_failure(third.wait_for_room(2, LONG).unwrap_err()))),
     ];
@@ -193,8 +199,8 @@ fn a_peer_that_leaves_ends_waits() {
     });
     let writing = mailbox.clone();
     let sender = thread::spawn(move || {
-        assert!(writing.wait_written(1, 1, header(7).at, LONG).is_ok());
-        assert!(matches!(writing.wait_written(1, 2, header(7).at, LONG), Err(Interrupt::Left)));
+        assert!(writing.wait_written(1, &mut wait(1), LONG).is_ok());
+        assert!(matches!(writing.wait_written(2, &mut wait(1), LONG), Err(Interrupt::Left)));
     });
     mailbox.deliver(1, message(7, 1.0));
     mailbox.set_left(1);

@@ -44,6 +44,10 @@ mod threads;
 mod timeout_report;
 #[path = "../../../../executor/comm/src/transport.rs"]
 mod transport;
+#[path = "../../../../executor/comm/src/tree.rs"]
+mod tree;
+#[path = "../../../../executor/comm/src/waits.rs"]
+mod waits;
 
 mod mailbox_models;
 #[path = "../model.rs"]

@@ -1,11 +1,11 @@
 //! Locks, channels and threads whose schedule is chosen. Time does not pass: only a limit of zero is over.
 
-use shuttle::sync::mpsc::{self, RecvError, RecvTimeoutError};
+use shuttle::sync::mpsc::{self, RecvTimeoutError};
 use std::fmt;
 use std::time::Duration;
 
 pub(super) use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-pub(super) use shuttle::sync::mpsc::TryRecvError;
+pub(super) use shuttle::sync::mpsc::{RecvError, TryRecvError};
 pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
 pub(super) mod thread {

@@ -31,10 +31,12 @@ fn values_reach_all() {
             thread::spawn(move || {
                 assert!(values.admit(rank));
                 values.join(rank);
-                let (set, _) = values.set(format!("address/{rank}"), vec![rank as u8]);
+                let (set, _) = values.set(format!("key/{rank}"), vec![rank as u8]);
                 assert_eq!(set, ReplyKind::Value);
+                let found = values.exchange_address(rank, vec![rank as u8], 3, LONG);
+                assert_eq!(found, (ReplyKind::Value, vec![0, b'\n', 1, b'\n', 2]));
                 for peer in 0..3 {
-                    let found = values.wait(&format!("address/{peer}"), LONG);
+                    let found = values.wait(&format!("key/{peer}"), LONG);
                     assert_eq!(found, (ReplyKind::Value, vec![peer as u8]));
                 }
             })
@@ -47,9 +49,12 @@ fn values_reach_all() {
 fn a_lost_rank_ends_waits() {
     let values = Arc::new(Values::default());
     let waiting: Vec<_> = (0..2)
-        .map(|_| {
+        .map(|rank| {
             let values = values.clone();
-            thread::spawn(move || assert_eq!(values.wait("never", LONG).0, ReplyKind::Lost))
+            thread::spawn(move || {
+                assert_eq!(values.exchange_address(rank, Vec::new(), 3, LONG).0, ReplyKind::Lost);
+                assert_eq!(values.wait("never", LONG).0, ReplyKind::Lost);
+            })
         })
         .collect();
     values.admit(2);

@@ -4,22 +4,24 @@ use super::control::Control;
 use super::frame::{encode, farewell};
 use super::inbox::read_messages;
 use super::links::Links;
-use super::socket::connection;
-use super::tcp_transport::{Pair, TcpTransport};
+use super::dial::{Dial, Line};
+use super::socket::{Socket, connection};
+use super::tcp_transport::TcpTransport;
 use crate::api::Comm;
 use crate::communicator::Communicator;
 use crate::endpoint::Endpoint;
 use crate::error::{Cause, Failure};
 use crate::mailbox::{Interrupt, Mailbox};
+use crate::waits::Wait;
 use crate::message::{Header, Op};
 use crate::payload::PayloadShape;
 use crate::ranks_models::{at, patient, recv, row};
 use crate::settings::Settings;
 use crate::sync::thread;
 use crate::model::Model;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::Shutdown;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub(crate) fn models() -> Vec<Model> {
@@ -32,29 +34,70 @@ pub(crate) fn models() -> Vec<Model> {
         Model { name: "tcp: two failures end both ranks, each with one of them", run: two_failures },
         Model { name: "tcp: no call returns before the peers know the failure", run: peers_know_first },
         Model { name: "tcp: a rank that waits answers who it waits for", run: ranks_that_wait_answer },
+        Model { name: "tcp: barriers meet over the control connection", run: barriers_meet },
     ]
 }
 
-/// Both ends of the connections between two ranks.
-fn pairs() -> [Pair; 2] {
-    let (data, control) = (connection(), connection());
-    [Pair { data: data.0, control: control.0 }, Pair { data: data.1, control: control.1 }]
+/// Calls ranks that accept in memory.
+#[derive(Debug)]
+struct Callers {
+    rank: usize,
+    /// Links of every rank, once it accepts.
+    ranks: Arc<Vec<OnceLock<Arc<Links>>>>,
 }
 
-/// One of two ranks.
-fn communicator(rank: usize, pair: Pair, settings: Settings) -> Communicator {
-    let mailbox = Arc::new(Mailbox::new(2, settings.buffered_bytes_max));
-    let pairs = if rank == 0 { vec![None, Some(pair)] } else { vec![Some(pair), None] };
-    let transport = Box::new(TcpTransport::start(rank, mailbox.clone(), pairs).unwrap());
-    Communicator::world(Arc::new(Endpoint { rank, size: 2, mailbox, transport, settings }))
+impl Dial for Callers {
+    fn dial(&self, peer: usize, line: Line, _: Duration) -> io::Result<Socket> {
+        let (own, theirs) = connection();
+        let (links, caller) = (self.ranks[peer].get().expect("all ranks accept").clone(), self.rank);
+        thread::spawn(move || match line {
+            Line::Data => links.read_data(caller, theirs),
+            Line::Inquiry => links.answer(caller, &theirs),
+        });
+        Ok(own)
+    }
+
+    fn close(&self) {}
+}
+
+/// A peer that is not the real one: what it reads and writes is given by the test.
+#[derive(Debug)]
+struct NoOne;
+
+impl Dial for NoOne {
+    fn dial(&self, _: usize, _: Line, _: Duration) -> io::Result<Socket> {
+        Err(io::ErrorKind::ConnectionRefused.into())
+    }
+
+    fn close(&self) {}
+}
+
+/// Both ranks of a job, connected.
+fn ranks(settings: Settings) -> [Arc<Endpoint>; 2] {
+    let control = connection();
+    let ranks = Arc::new((0..2).map(|_| OnceLock::new()).collect::<Vec<_>>());
+    let mut rank = 0;
+    [vec![None, Some(control.0)], vec![Some(control.1), None]].map(|controls| {
+        let mailbox = Arc::new(Mailbox::new(2, settings.buffered_bytes_max));
+        let dial = Box::new(Callers { rank, ranks: ranks.clone() });
+        let transport = Box::new(TcpTransport::start(rank, mailbox.clone(), controls, dial).unwrap());
+        ranks[rank].set(transport.links().clone()).unwrap();
+        rank += 1;
+        Arc::new(Endpoint::new(rank - 1, 2, mailbox, transport, settings))
+    })
 }
 
 /// Runs both ranks; Shuttle then runs the threads of their connections to the end.
 fn run(settings: Settings, rank: fn(Communicator)) {
-    let [first, second] = pairs();
-    let ranks = [communicator(0, first, settings), communicator(1, second, settings)];
+    let ranks = ranks(settings).map(Communicator::world);
     let ranks = ranks.map(|comm| thread::spawn(move || rank(comm)));
     ranks.into_iter().for_each(|rank| rank.join().unwrap());
+}
+
+/// Links of rank 0 with a control connection to rank 1.
+fn links(control: Option<Socket>, bytes: usize) -> Arc<Links> {
+    let mailbox = Arc::new(Mailbox::new(2, bytes));
+    Arc::new(Links::new(0, mailbox, vec![None, control.map(Arc::new)], Box::new(NoOne)))
 }
 
 /// Sizes of messages, in elements: less than a header, more than the connection holds.
@@ -96,10 +139,10 @@ fn a_reader_stops_at_the_bound() {
     let shape = PayloadShape::f32(1, 2);
     let header = Header { comm: 0, op: Op::Point, tag: 7, at: at(0), shape };
     let (own, theirs) = connection();
-    let mailbox = Arc::new(Mailbox::new(2, 0));
-    let links = Arc::new(Links::new(0, mailbox.clone(), vec![None, None]));
+    let links = links(None, 0);
+    let mailbox = links.mailbox.clone();
     links.close();
-    let reader = thread::spawn(move || read_messages(&links, 1, own));
+    let reader = thread::spawn(move || read_messages(&links, 1, &own));
     let sender = thread::spawn(move || {
         for _ in 0..MESSAGES {
             (&theirs).write_all(&[encode(&header).as_slice(), &[0; 8]].concat()).unwrap();
@@ -114,7 +157,7 @@ fn a_reader_stops_at_the_bound() {
         }
         let ready = numbers[taken..].iter().filter(|&&number| mailbox.is_ready(header.key(1), number));
         assert_eq!(ready.count(), 1, "one message is over the bound");
-        mailbox.take(header.key(1), number, 1, at(0), Duration::ZERO).unwrap();
+        mailbox.take(header.key(1), number, &mut Wait::new(1, at(0), false), Duration::ZERO).unwrap();
     }
     reader.join().unwrap();
     sender.join().unwrap();
@@ -134,18 +177,26 @@ fn leaving_ends_threads() {
 }
 
 fn a_death_is_named() {
-    let [own, dead] = pairs();
-    let survivor = communicator(0, own, patient(1 << 20));
+    let (own, dead) = connection();
+    let mailbox = Arc::new(Mailbox::new(2, 1 << 20));
+    let controls = vec![None, Some(own)];
+    let transport = TcpTransport::start(0, mailbox.clone(), controls, Box::new(NoOne)).unwrap();
+    let links = transport.links().clone();
+    let endpoint = Endpoint::new(0, 2, mailbox, Box::new(transport), patient(1 << 20));
+    let survivor = Communicator::world(Arc::new(endpoint));
+    let (data, last) = connection();
+    let reader = thread::spawn(move || links.read_data(1, data));
     let dying = thread::spawn(move || {
         // what it has sent of its last message arrives
-        (&dead.data).write_all(&[0; 10]).unwrap();
-        dead.data.shutdown(Shutdown::Both).unwrap();
-        dead.control.shutdown(Shutdown::Both).unwrap();
+        (&last).write_all(&[0; 10]).unwrap();
+        last.shutdown(Shutdown::Both).unwrap();
+        dead.shutdown(Shutdown::Both).unwrap();
     });
     let error = recv(&survivor, 1, 7, 1).unwrap_err();
     let failure = error.failure().unwrap();
     assert_eq!((failure.cause, failure.culprit), (Cause::Died, Some(1)), "{failure}");
     dying.join().unwrap();
+    reader.join().unwrap();
 }
 
 fn two_failures() {
@@ -164,16 +215,17 @@ fn failure(by: usize) -> Failure {
 }
 
 fn peers_know_first() {
-    let (own, mut theirs) = connection();
-    let reading = own.try_clone().unwrap();
+    let (own, theirs) = connection();
+    let own = Arc::new(own);
+    let reading = own.clone();
     let mailbox = Arc::new(Mailbox::new(2, 1 << 20));
-    let links = Arc::new(Links::new(0, mailbox, vec![None, Some(own)]));
+    let links = Arc::new(Links::new(0, mailbox, vec![None, Some(own)], Box::new(NoOne)));
     let shape = PayloadShape::f32(1, 1);
     let header = Header { comm: 0, op: Op::Point, tag: 7, at: at(0), shape };
     let number = links.mailbox.post(header.key(1), header);
     let (control, ending, waiting) = (links.clone(), links.clone(), links.clone());
-    let peer = thread::spawn(move || (Control::read(&mut theirs, 2), Control::read(&mut theirs, 2)));
-    let reader = thread::spawn(move || control.read_controls(1, reading));
+    let peer = thread::spawn(move || (Control::read(&mut &theirs, 2), Control::read(&mut &theirs, 2)));
+    let reader = thread::spawn(move || control.read_controls(1, &reading));
     // any of these may end the process, which closes its connections
     let calls = [
         thread::spawn(move || {
@@ -182,7 +234,7 @@ fn peers_know_first() {
             kept
         }),
         thread::spawn(move || {
-            let taken = waiting.mailbox.take(header.key(1), number, 1, at(0), Duration::from_hours(24));
+            let taken = waiting.mailbox.take(header.key(1), number, &mut Wait::new(1, at(0), false), Duration::from_hours(24));
             let Err(Interrupt::Failed(kept)) = taken else { panic!("the job has failed") };
             waiting.shut_down();
             kept
@@ -200,31 +252,43 @@ fn peers_know_first() {
 }
 
 fn ranks_that_wait_answer() {
-    let (controls, mailboxes) = (connection(), [(); 2].map(|()| Arc::new(Mailbox::new(2, 1 << 20))));
-    let ends = [controls.0, controls.1];
-    let readers: Vec<_> = ends.iter().map(|end| end.try_clone().unwrap()).collect();
-    let links: Vec<_> = ends
-        .into_iter()
-        .enumerate()
-        .map(|(rank, end)| {
-            let controls = if rank == 0 { vec![None, Some(end)] } else { vec![Some(end), None] };
-            Arc::new(Links::new(rank, mailboxes[rank].clone(), controls))
-        })
-        .collect();
-    for (rank, reader) in readers.into_iter().enumerate() {
-        let links = links[rank].clone();
-        thread::spawn(move || links.read_controls(1 - rank, reader));
+    let [first, second] = ranks(patient(1 << 20));
+    let (second, asking) = (Communicator::world(second), first.clone());
+    let first = Communicator::world(first);
+    let asked = second.start_recv(0, 7, at(5), PayloadShape::f32(1, 1)).unwrap();
+    let waiting = thread::spawn(move || {
+        asked.wait().unwrap();
+        drop(second);
+    });
+    // the wait of rank 1 is on record at some time
+    while asking.transport.ask(1, Duration::from_secs(1)).unwrap().wait.is_none() {
+        thread::yield_now();
     }
-    mailboxes[1].begin_wait(0, at(5));
-    let asking: Vec<_> = (0..2)
+    let answers: Vec<_> = (0..2)
         .map(|_| {
-            let links = links[0].clone();
-            thread::spawn(move || links.ask(1, Settings::STATUS).unwrap())
+            let endpoint = asking.clone();
+            thread::spawn(move || endpoint.transport.ask(1, Duration::from_secs(1)).unwrap())
         })
         .collect();
-    for asking in asking {
-        assert_eq!(asking.join().unwrap().wait, Some((0, at(5))));
+    for answer in answers {
+        let wait = answer.join().unwrap().wait.unwrap();
+        assert_eq!((wait.peer, wait.at), (0, at(5)));
     }
-    links.iter().for_each(|links| links.close());
-    links.iter().for_each(|links| links.shut_down());
+    drop(asking);
+    first.send(1, 7, at(5), row(&[1.0])).unwrap();
+    drop(first);
+    waiting.join().unwrap();
+}
+
+/// Both ranks meet in a barrier, which goes over the control connection, before either leaves.
+fn barriers_meet() {
+    run(patient(4), |comm| {
+        for round in 0..2 {
+            comm.barrier(at(round)).unwrap();
+            comm.check_digest(round, 77).unwrap();
+        }
+        // the first message makes the connection, after the peer may have left
+        let sent = comm.start_send(1 - comm.rank(), 7, at(2), row(&[1.0]));
+        drop(sent);
+    });
 }

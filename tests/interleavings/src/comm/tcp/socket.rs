@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes that wait in one direction at most: less than two headers.
 const PIPE_BYTES: usize = 150;
@@ -44,10 +45,6 @@ pub(super) fn send_now(socket: &Socket, bytes: &[u8]) -> io::Result<usize> {
 }
 
 impl Socket {
-    pub(crate) fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { incoming: self.incoming.clone(), outgoing: self.outgoing.clone() })
-    }
-
     /// Ends both directions; bytes that were sent still arrive.
     pub(crate) fn shutdown(&self, _: Shutdown) -> io::Result<()> {
         for pipe in [&self.incoming, &self.outgoing] {
@@ -75,7 +72,17 @@ impl Pipe {
     }
 }
 
-impl Read for Socket {
+/// Sends all bytes.
+pub(super) fn send_all(mut socket: &Socket, bytes: &[u8]) -> io::Result<()> {
+    socket.write_all(bytes)
+}
+
+/// Does nothing: time does not pass.
+pub(super) fn set_read_limit(_: &Socket, _: Duration) -> io::Result<()> {
+    Ok(())
+}
+
+impl Read for &Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let pipe = &self.incoming;
         let mut state = pipe.state.lock().unwrap();

@@ -1,0 +1,97 @@
+//! Sums over all ranks.
+
+use super::Case;
+use super::inputs::{at, floats, ring_sum, stay};
+use crate::api::Comm;
+use crate::parts::even_parts;
+use crate::payload::Buffer;
+
+pub(super) const CASES: &[Case] = &[
+    Case { name: "sums_are_close_and_equal_on_all_ranks", sizes: SIZES, run: close_sums, needs: |_| true },
+    Case {
+        name: "sums_have_the_order_of_the_ring",
+        sizes: SIZES,
+        run: ring,
+        needs: |has| has.has_ring_order,
+    },
+    Case { name: "sums_of_every_type_are_right", sizes: &[3], run: all_types, needs: |_| true },
+    Case {
+        name: "reduce_scatter_and_all_gather_are_the_halves_of_a_sum",
+        sizes: SIZES,
+        run: halves,
+        needs: |has| has.has_ring_order,
+    },
+    Case { name: "sums_overlap_with_computation", sizes: &[3], run: overlapped, needs: |_| true },
+];
+
+const SIZES: &[usize] = &[1, 2, 3, 4, 5];
+const ELEMENTS: [usize; 8] = [0, 1, 2, 3, 7, 1000, 4099, 70_001];
+
+fn close_sums(comm: &dyn Comm) {
+    for elements in ELEMENTS {
+        let mut values = floats(comm.rank(), elements);
+        comm.all_reduce(at(1), values.as_mut_slice().into()).unwrap();
+        for (found, expected) in values.iter().zip(ring_sum(comm.size(), elements)) {
+            // inputs are below 1000, so rounding of a few terms is below 1e-3
+            assert!((found - expected).abs() < 1e-2, "{found}, expected {expected}");
+        }
+        let mut of_root = values.clone();
+        comm.broadcast(at(2), 0, of_root.as_mut_slice().into()).unwrap();
+        assert_eq!(values, of_root, "rank {} has the bits of rank 0", comm.rank());
+    }
+}
+
+fn ring(comm: &dyn Comm) {
+    for elements in ELEMENTS {
+        let mut values = floats(comm.rank(), elements);
+        comm.all_reduce(at(1), values.as_mut_slice().into()).unwrap();
+        assert_eq!(values, ring_sum(comm.size(), elements), "{} ranks, {elements}", comm.size());
+    }
+}
+
+fn all_types(comm: &dyn Comm) {
+    let one = comm.rank() + 1;
+    let mut counts = [one as u64, u64::MAX, 5];
+    let mut norms = [one as f64 / 8.0, 1e300];
+    comm.all_reduce(at(0), counts.as_mut_slice().into()).unwrap();
+    comm.all_reduce(at(0), norms.as_mut_slice().into()).unwrap();
+    assert_eq!(counts, [6, u64::MAX - 2, 15]);
+    assert_eq!(norms, [0.75, 1e300 + 1e300 + 1e300]);
+}
+
+/// For even parts and any others: every element is summed in the order of `all_reduce`.
+fn halves(comm: &dyn Comm) {
+    let (rank, size) = (comm.rank(), comm.size());
+    for elements in [0, 3, 1000, 4099, 70_001] {
+        let mut all_in_last = vec![0; size];
+        all_in_last[size - 1] = elements;
+        // parts that grow with the rank, as tensors of a model do not divide evenly
+        let mut growing: Vec<usize> = (0..size).map(|part| elements * part / (size * size)).collect();
+        growing[0] += elements - growing.iter().sum::<usize>();
+        for parts in [even_parts(elements, size), all_in_last, growing] {
+            let begin: usize = parts[..rank].iter().sum();
+            let mut values = floats(rank, elements);
+            comm.reduce_scatter(at(0), values.as_mut_slice().into(), &parts).unwrap();
+            let mut sum = floats(rank, elements);
+            comm.all_reduce(at(0), sum.as_mut_slice().into()).unwrap();
+            assert_eq!(values[begin..][..parts[rank]], sum[begin..][..parts[rank]], "{parts:?}");
+            comm.all_gather(at(0), values.as_mut_slice().into(), &parts).unwrap();
+            assert_eq!(values, sum, "{parts:?}");
+        }
+    }
+}
+
+fn overlapped(comm: &dyn Comm) {
+    let sizes = [70_001, 1, 4099];
+    let begin =
+        |&elements: &usize| comm.start_all_reduce(at(0), floats(comm.rank(), elements).into()).unwrap();
+    let handles: Vec<_> = sizes.iter().map(begin).collect();
+    let mut values = floats(comm.rank(), 1000);
+    comm.all_reduce(at(0), values.as_mut_slice().into()).unwrap();
+    for (elements, handle) in sizes.into_iter().zip(handles) {
+        let mut sum = floats(comm.rank(), elements);
+        comm.all_reduce(at(1), sum.as_mut_slice().into()).unwrap();
+        assert_eq!(handle.wait().unwrap(), Buffer::F32(sum));
+    }
+    stay(comm);
+}

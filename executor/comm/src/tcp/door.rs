@@ -1,0 +1,177 @@
+//! Listener of a rank: accepts the children of the tree while the job forms, and other ranks while it runs.
+
+use super::links::Links;
+use crate::error::Error;
+use crate::rendezvous::{Hello, Host, JobToken, Purpose, Refusal, Refusals, greet_callers};
+use crate::tree;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Listener of a rank. Its thread ends when it is closed or dropped.
+#[derive(Debug)]
+pub(super) struct Door {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    is_closed: AtomicBool,
+    refusals: Refusals,
+    phase: Mutex<Phase>,
+}
+
+/// Handling of a call.
+#[derive(Debug)]
+enum Phase {
+    /// The job forms: children are handed over, other calls wait.
+    Forming { children: Sender<(usize, TcpStream)>, early: Vec<(Hello, TcpStream)> },
+    /// The job runs.
+    Running(Arc<Links>),
+}
+
+impl Door {
+    /// Starts to accept, and returns the control connections of the children as they come.
+    pub(super) fn open(
+        listener: TcpListener,
+        rank: usize,
+        size: usize,
+        token: JobToken,
+    ) -> Result<(Self, Receiver<(usize, TcpStream)>), Error> {
+        let failed = |source| Error::Io { action: "start to accept connections".into(), source };
+        let address = listener.local_addr().map_err(failed)?;
+        let (children, calls) = channel();
+        let phase = Mutex::new(Phase::Forming { children, early: Vec::new() });
+        let shared =
+            Arc::new(Shared { is_closed: AtomicBool::new(false), refusals: Refusals::default(), phase });
+        let mut entrance = Entrance { rank, size, shared: shared.clone() };
+        let of_thread = shared.clone();
+        let thread = std::thread::Builder::new().name("comm-accept".into()).spawn(move || {
+            if let Err(error) = greet_callers(&listener, &token, &of_thread.refusals, &mut entrance) {
+                tracing::warn!(%error, "a rank no longer listens");
+            }
+        });
+        Ok((Self { address, shared, thread: Mutex::new(Some(thread.map_err(failed)?)) }, calls))
+    }
+
+    /// Returns how many connections were refused, and why; `None` if there are none.
+    pub(super) fn refusals(&self) -> Option<String> {
+        self.shared.refusals.summary()
+    }
+
+    /// Hands all calls to the job, which runs from now on.
+    pub(super) fn run(&self, links: &Arc<Links>) -> std::io::Result<()> {
+        let mut phase = self.shared.lock();
+        if let Phase::Forming { early, .. } = std::mem::replace(&mut *phase, Phase::Running(links.clone())) {
+            for (hello, stream) in early {
+                let _ = answer(links, &hello)?.send(stream);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops to listen.
+    pub(super) fn close(&self) {
+        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        self.shared.is_closed.store(true, Ordering::Relaxed);
+        // wakes the thread, which may have ended for an error of the listener
+        drop(TcpStream::connect_timeout(&self.address, Duration::from_millis(100)));
+        if thread.join().is_err() {
+            tracing::warn!("the thread that accepts connections panicked");
+        }
+        // the job ends with its last thread
+        *self.shared.lock() = Phase::Forming { children: channel().0, early: Vec::new() };
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Phase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Admits the ranks of the job.
+struct Entrance {
+    rank: usize,
+    size: usize,
+    shared: Arc<Shared>,
+}
+
+impl Host for Entrance {
+    /// Thread that takes the connection; `None` while the job forms.
+    type Seat = Option<SyncSender<TcpStream>>;
+
+    fn is_done(&self) -> bool {
+        self.shared.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// The end of the listener wakes its thread.
+    fn idle(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
+    fn admit(&mut self, hello: &Hello) -> Result<Self::Seat, Refusal> {
+        let unexpected = || Refusal::Identity(format!("rank {} does not expect this connection", self.rank));
+        if hello.size != self.size || hello.rank >= self.size || hello.rank == self.rank {
+            return Err(unexpected());
+        }
+        let phase = self.shared.lock();
+        match (hello.purpose, &*phase) {
+            (Purpose::Control, Phase::Forming { .. })
+                if tree::children(self.rank, self.size).any(|child| child == hello.rank) =>
+            {
+                Ok(None)
+            }
+            (Purpose::Data | Purpose::Inquiry, Phase::Forming { .. }) => Ok(None),
+            (Purpose::Data | Purpose::Inquiry, Phase::Running(links)) => {
+                answer(links, hello).map(Some).map_err(Refusal::Resources)
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn seat(&mut self, seat: Self::Seat, hello: Hello, stream: TcpStream) {
+        let mut phase = self.shared.lock();
+        match (seat, &mut *phase) {
+            // the thread waits for exactly this
+            (Some(seat), _) => drop(seat.send(stream)),
+            // a dropped receiver already has all connections that it needs
+            (None, Phase::Forming { children, .. }) if hello.purpose == Purpose::Control => {
+                drop(children.send((hello.rank, stream)));
+            }
+            (None, Phase::Forming { early, .. }) => early.push((hello, stream)),
+            // the job began to run in between: the caller calls again
+            (None, Phase::Running(links)) => drop(answer(links, &hello).map(|seat| seat.send(stream))),
+        }
+    }
+
+    fn free(&mut self, _: Self::Seat, _: &Hello) {}
+}
+
+/// Starts the thread that serves a connection, and returns where to put it.
+fn answer(links: &Arc<Links>, hello: &Hello) -> std::io::Result<SyncSender<TcpStream>> {
+    let (seat, taken) = sync_channel(1);
+    let (links, peer, purpose) = (links.clone(), hello.rank, hello.purpose);
+    let name = if purpose == Purpose::Data { "recv" } else { "answer" };
+    std::thread::Builder::new().name(format!("comm-{name}-{peer}")).spawn(move || {
+        // nothing comes for a caller that is gone
+        let Ok(stream) = taken.recv() else { return };
+        if purpose == Purpose::Data {
+            links.read_data(peer, stream);
+        } else {
+            links.answer(peer, &stream);
+        }
+    })?;
+    Ok(seat)
+}

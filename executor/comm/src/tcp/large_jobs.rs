@@ -1,0 +1,142 @@
+//! Jobs beyond the bound of the data connections: the tree alone.
+
+use super::connect::{Session, join};
+use crate::api::Comm;
+use crate::error::{Cause, Failure};
+use crate::rank_identity::{RankIdentity, RendezvousConfig};
+use crate::rendezvous::{JobToken, RendezvousServer};
+use crate::settings::Settings;
+use crate::step_context::StepContext;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+const RANKS: usize = 256;
+
+/// Runs every rank of a job as a thread, with some patience for a busy machine.
+fn run<T: Send>(size: usize, rank: impl Fn(Session) -> T + Sync) -> Vec<T> {
+    let token = JobToken::random().unwrap();
+    let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
+    let server = RendezvousServer::start(&[local], size, token.clone()).unwrap();
+    let rendezvous = RendezvousConfig {
+        host: Ipv4Addr::LOCALHOST.to_string(),
+        port: server.address().port(),
+        token: Some(token),
+        is_hosted_by_launcher: true,
+        listen: None,
+    };
+    let settings = Settings::default().rendezvous(Duration::from_mins(2));
+    std::thread::scope(|scope| {
+        let (rendezvous, run) = (&rendezvous, &rank);
+        let start = |rank| {
+            scope.spawn(move || {
+                let rendezvous = Some(rendezvous.clone());
+                let identity = RankIdentity { rank, size, local_rank: rank, rendezvous };
+                run(join(&identity, settings).unwrap())
+            })
+        };
+        let threads: Vec<_> = (0..size).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// All ranks are threads of this process: it needs the files of all of them.
+fn allow_files(files: u64) {
+    let limit = getrlimit(Resource::Nofile);
+    let current = Some(limit.current.unwrap_or(files).max(files));
+    setrlimit(Resource::Nofile, rustix::process::Rlimit { current, ..limit }).unwrap();
+}
+
+/// Number of entries of a directory of this process.
+fn entries(directory: &str) -> usize {
+    std::fs::read_dir(format!("/proc/self/{directory}")).map_or(0, Iterator::count)
+}
+
+#[test]
+fn the_tree_connects_many_ranks_with_few_files() {
+    allow_files(4096);
+    let begin = Instant::now();
+    let counts = run(RANKS, |session| {
+        let (comm, at) = (&session.comm, StepContext::step(0, "tree"));
+        comm.barrier(at).unwrap();
+        let files = (comm.rank() == 0).then(|| entries("fd"));
+        comm.check_digest(1, 77).unwrap();
+        let part = comm.split(at, Some(comm.rank() as u64 % 2), 0).unwrap().unwrap();
+        assert_eq!((part.size(), part.world_rank(1)), (RANKS / 2, 2 + comm.rank() % 2));
+        comm.barrier(at).unwrap();
+        files
+    });
+    // a listener and both ends of two connections per rank: to the rendezvous and to its parent
+    let files = counts[0].unwrap();
+    assert!(files < 5 * RANKS + 100, "{files} files");
+    assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_digest_that_differs_is_named_to_all_of_many_ranks() {
+    allow_files(4096);
+    let failures = run(RANKS, |session| {
+        let digest = if session.comm.rank() == 200 { 1 } else { 2 };
+        let error = session.comm.check_digest(3, digest).unwrap_err();
+        (error.failure().unwrap().clone(), session)
+    });
+    let is_named = |(failure, _): &(Failure, Session)| {
+        (failure.cause, failure.culprit) == (Cause::Digest, Some(200)) && failure.message.contains("step 3")
+    };
+    assert!(failures.iter().all(is_named));
+}
+
+/// The root, and with it the way between its children, is gone when rank 9 fails.
+#[test]
+fn a_failure_reaches_the_ranks_beyond_one_that_has_left() {
+    const LAST: usize = 9;
+    let failures = run(12, |session| {
+        let (comm, at) = (session.comm, StepContext::step(5, "end"));
+        comm.barrier(at).unwrap();
+        match comm.rank() {
+            0 => {
+                drop(comm);
+                None
+            }
+            LAST => {
+                // after the root has waited for its children
+                std::thread::sleep(Duration::from_millis(2500));
+                Some(comm.abort(at, "enough").failure().unwrap().clone())
+            }
+            rank => {
+                // the parent of the last rank cannot leave before it; no rank has a data connection
+                let from = if rank == 1 { 2 } else { 1 };
+                let received = comm.recv(from, 0, at, crate::payload::PayloadShape::f32(1, 1));
+                Some(received.unwrap_err().failure().unwrap().clone())
+            }
+        }
+    });
+    for failure in failures.into_iter().flatten() {
+        assert_eq!((failure.cause, failure.culprit), (Cause::Caller, Some(LAST)), "{failure}");
+    }
+}
+
+/// A child of the root finishes after the root; a rank in another part of the tree waits for it.
+#[test]
+fn a_rank_that_finishes_after_the_root_is_named() {
+    let failures = run(6, |session| {
+        let (comm, at) = (session.comm, StepContext::step(5, "end"));
+        comm.barrier(at).unwrap();
+        match comm.rank() {
+            0 => drop(comm),
+            1 => std::thread::sleep(Duration::from_secs(2)),
+            2 => {
+                let received = comm.recv(1, 0, at, crate::payload::PayloadShape::f32(1, 1));
+                return Some(received.unwrap_err().failure().unwrap().clone());
+            }
+            _ => {
+                // in the job until rank 2 has failed
+                let received = comm.recv(2, 0, at, crate::payload::PayloadShape::f32(1, 1));
+                received.unwrap_err();
+            }
+        }
+        None
+    });
+    let failure = failures.into_iter().flatten().next().unwrap();
+    assert_eq!((failure.cause, failure.culprit), (Cause::Left, Some(1)), "{failure}");
+}

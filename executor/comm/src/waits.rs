@@ -1,0 +1,120 @@
+//! Waits of a rank for its peers, as far as other ranks may ask for them.
+
+use super::step_context::StepContext;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Activity of a rank, as reported to ranks that wait for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Status {
+    /// Oldest wait of the caller's threads; `None` if they compute.
+    pub(super) wait: Option<OpenWait>,
+    /// Most recent action.
+    pub(super) last: Option<StepContext>,
+}
+
+/// Wait that has not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OpenWait {
+    /// Rank that is waited for.
+    pub(super) peer: usize,
+    /// Action that waits.
+    pub(super) at: StepContext,
+    /// Time since the wait began, in whole milliseconds.
+    pub(super) age: Duration,
+}
+
+/// Wait of one thread for a peer, on record from the moment that it blocks. It may be extended after its time
+/// limit.
+#[derive(Debug)]
+pub(super) struct Wait {
+    pub(super) peer: usize,
+    pub(super) at: StepContext,
+    /// Whether the wait is that of a collective that runs while the caller computes.
+    pub(super) is_overlapped: bool,
+    /// Number on record.
+    id: Option<u64>,
+}
+
+impl Wait {
+    pub(super) fn new(peer: usize, at: StepContext, is_overlapped: bool) -> Self {
+        Self { peer, at, is_overlapped, id: None }
+    }
+}
+
+/// Waits that are on record.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    /// By start, so that the first entry is the oldest wait.
+    open: BTreeMap<u64, RecordedWait>,
+    begun: u64,
+    /// Threads of the caller that wait for an overlapped collective.
+    awaiting_overlapped: usize,
+}
+
+#[derive(Debug)]
+struct RecordedWait {
+    peer: usize,
+    at: StepContext,
+    is_overlapped: bool,
+    begin: Instant,
+}
+
+impl Waits {
+    /// Puts a wait on record; returns whether it was not there before.
+    pub(super) fn begin(&mut self, wait: &mut Wait) -> bool {
+        if wait.id.is_some() {
+            return false;
+        }
+        let Wait { peer, at, is_overlapped, .. } = *wait;
+        self.open.insert(self.begun, RecordedWait { peer, at, is_overlapped, begin: Instant::now() });
+        wait.id = Some(self.begun);
+        self.begun += 1;
+        true
+    }
+
+    /// Removes a wait; returns whether it was on record.
+    pub(super) fn end(&mut self, wait: &mut Wait) -> bool {
+        wait.id.take().is_some_and(|id| self.open.remove(&id).is_some())
+    }
+
+    /// Records that a thread of the caller waits for an overlapped collective, or no longer does: the waits
+    /// of the collective then count as those of the caller.
+    pub(super) fn await_overlapped(&mut self, is_waiting: bool) {
+        if is_waiting {
+            self.awaiting_overlapped += 1;
+        } else {
+            self.awaiting_overlapped -= 1;
+        }
+    }
+
+    /// Returns the oldest wait of the caller's threads; `None` if they compute.
+    pub(super) fn oldest(&self) -> Option<OpenWait> {
+        let of_caller = self.open.values().find(|wait| !wait.is_overlapped);
+        let overlapped = || self.open.values().next().filter(|_| self.awaiting_overlapped > 0);
+        let wait = of_caller.or_else(overlapped)?;
+        let age = Duration::from_millis(wait.begin.elapsed().as_millis() as u64);
+        Some(OpenWait { peer: wait.peer, at: wait.at, age })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_overlapped_collective_counts_once_the_caller_waits_for_it() {
+        let at = StepContext::step(0, "sum");
+        let (mut waits, mut overlapped, mut own) =
+            (Waits::default(), Wait::new(1, at, true), Wait::new(2, at, false));
+        assert!(waits.begin(&mut overlapped) && !waits.begin(&mut overlapped), "extended, not begun again");
+        assert_eq!(waits.oldest(), None, "the caller computes");
+        waits.await_overlapped(true);
+        assert_eq!(waits.oldest().unwrap().peer, 1);
+        waits.begin(&mut own);
+        assert_eq!(waits.oldest().unwrap().peer, 2, "its own waits come first");
+        assert!(waits.end(&mut own) && !waits.end(&mut own));
+        waits.await_overlapped(false);
+        assert_eq!(waits.oldest(), None);
+    }
+}
