@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::directory;
 use super::manifest::Manifest;
@@ -92,7 +92,11 @@ impl SavedCheckpoint {
         }
         let value = |name: &str| document.get(name).cloned().unwrap_or_default();
         let seed = number("seed").ok_or_else(|| unusable(&format!("`{STATE_FILE}` has no seed")))?;
-        let run = RunState { seed, layout: value("layout"), loader: value("loader") };
+        // states of earlier versions have none
+        let corrections = document.get("corrections").cloned().unwrap_or_else(|| json!([]));
+        let corrections = serde_json::from_value(corrections)
+            .map_err(|error| unusable(&format!("`{STATE_FILE}`: corrections: {error}")))?;
+        let run = RunState { seed, layout: value("layout"), loader: value("loader"), corrections };
         let optimizer = Checkpoint::open_files(manifest.paths(directory, "optimizer-", ".safetensors"))?;
         let (directory, step) = (directory.to_owned(), manifest.step);
         Ok(Self { weights: Checkpoint::open(&directory)?, optimizer, directory, step, run })

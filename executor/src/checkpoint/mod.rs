@@ -6,7 +6,7 @@
 //!   Face: `transformers` loads the directory;
 //! - `optimizer-00001-of-00002.safetensors`: `exp_avg.NAME` and `exp_avg_sq.NAME` of every trained parameter,
 //!   and `master.NAME` if weights are bf16;
-//! - `state.json`: step, seed, learning rate, layout, and the state of the loader;
+//! - `state.json`: step, seed, learning rate, layout, the state of the loader, and correction tables;
 //! - `manifest.json`, written last: sizes and digests of all other files.
 //!
 //! Every rank writes the parameters that it owns ([`crate::optimizer::Ownership`]) into
@@ -35,6 +35,7 @@ pub use claim::DirectoryClaim;
 pub use load::SavedCheckpoint;
 pub use save::CheckpointDirectory;
 
+use dflop_costmodel::correction::CorrectionTable;
 use serde_json::Value;
 
 /// File with sizes and digests of all other files.
@@ -57,4 +58,6 @@ pub struct RunState {
     pub layout: Value,
     /// State of the loader, as JSON.
     pub loader: Value,
+    /// Correction tables that plans of the next steps may need, in order.
+    pub corrections: Vec<CorrectionTable>,
 }

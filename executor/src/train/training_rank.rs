@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dflop_costmodel::SampleShape;
-use dflop_costmodel::correction::CorrectionOptions;
 use serde_json::Value;
 
+use super::correction_record::CorrectionRecorder;
 use super::forecast::{Forecast, planned_passes};
 use super::measured_times::MeasuredTimes;
 use super::mfu::{model_flops, utilization};
 use super::pass_predictor::PassPredictor;
-use super::plan_correction::PlanCorrector;
+use super::plan_correction::{CorrectionSettings, PlanCorrector};
 use super::skip_warnings::SkipWarnings;
 use super::step_report::StepReport;
 use super::trace::{TraceWriter, TracedAction};
@@ -26,8 +26,8 @@ use dflop_device::Device;
 
 /// Options of a rank in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
-    /// Correction of the cost model by measured times; `None` for none.
-    pub correction: Option<CorrectionOptions>,
+    /// Corrections of the cost model that are learned from measured times; `None` for none.
+    pub correction: Option<CorrectionSettings>,
     /// Predicts the passes of each stage from a measured profile; `None` divides the planned times of modules
     /// by layers.
     pub pass_predictor: Option<PassPredictor>,
@@ -77,7 +77,9 @@ impl<D: Device> TrainingRank<D> {
             let placement = pipeline.placement();
             trace.rank(rank, &format!("rank {rank}: {:?} {}", placement.module, placement.replica))?;
         }
-        let corrector = options.correction.map(PlanCorrector::new).transpose()?;
+        let corrector = options.correction.take();
+        let corrector =
+            corrector.map(|settings| PlanCorrector::new(settings, optimizer.steps())).transpose()?;
         let (skip_warnings, now) = (SkipWarnings::new(rank, &inputs), Instant::now());
         Ok(Self {
             skip_warnings,
@@ -90,6 +92,13 @@ impl<D: Device> TrainingRank<D> {
             began: now,
             ended: now,
         })
+    }
+
+    /// Records the correction tables of this and later steps; one rank of the job does.
+    pub fn record_corrections(&mut self, recorder: CorrectionRecorder) {
+        if let Some(corrector) = &mut self.corrector {
+            corrector.record(recorder);
+        }
     }
 
     /// Takes one step; `None` at the end of the data. All ranks call it together.
@@ -122,9 +131,12 @@ impl<D: Device> TrainingRank<D> {
         let comm = self.pipeline.comm();
         let times = MeasuredTimes::exchange(comm, job, placement, (step.plan.step, rounds), timeline)?;
         let (replayed_ns, _) = simulate(job, rounds, times.passes())?;
-        if let Some(corrector) = &mut self.corrector {
-            corrector.add_step(job, self.inputs.planner(), &step.plan, &step.predicted, &times)?;
-        }
+        let correction = match &mut self.corrector {
+            Some(corrector) => {
+                corrector.add_step(job, self.inputs.planner(), &step.plan, &step.predicted, &times)?
+            }
+            None => None,
+        };
         self.trace(&step, &outcome, &forecast, start)?;
         // From end to end, so that waits for data and saved checkpoints count.
         let (before, ended) = (self.ended, Instant::now());
@@ -148,6 +160,7 @@ impl<D: Device> TrainingRank<D> {
             predicted_seconds: forecast.makespan_ns as f64 / 1e9,
             replayed_seconds: replayed_ns as f64 / 1e9,
             pipeline_seconds: times.pipeline_ns as f64 / 1e9,
+            correction,
         }))
     }
 
@@ -202,7 +215,10 @@ impl<D: Device> TrainingRank<D> {
     /// [`crate::Error::File`], [`crate::Error::NotSaved`], [`crate::Error::Comm`].
     pub fn save(&self, checkpoints: &CheckpointDirectory) -> Result<std::path::PathBuf> {
         let loader = serde_json::to_value(self.inputs.state()?).unwrap_or_default();
-        let run = RunState { seed: self.options.seed, layout: self.options.layout.clone(), loader };
+        let corrections =
+            self.corrector.as_ref().map_or_else(Vec::new, |corrector| corrector.tables().to_vec());
+        let run =
+            RunState { seed: self.options.seed, layout: self.options.layout.clone(), loader, corrections };
         let stages = self.pipeline.stages().map(|(_, stage)| stage);
         checkpoints.save(&self.optimizer, stages, &run)
     }

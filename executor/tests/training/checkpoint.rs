@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use dflop_comm::{Comm, Communicator, threads};
+use dflop_costmodel::Module;
+use dflop_costmodel::correction::{CorrectionTable, FACTOR_ONE};
 use dflop_device::Cpu;
 use dflop_executor::Error;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState, SavedCheckpoint};
@@ -24,7 +26,8 @@ fn alone() -> Communicator {
 }
 
 fn run_state() -> RunState {
-    RunState { seed: 7, layout: json!({"stages": 1}), loader: json!({"position": [1, 2, 3]}) }
+    let corrections = vec![CorrectionTable::new(2, 9, [(Module::Llm, 100, 3 * FACTOR_ONE / 2)]).unwrap()];
+    RunState { seed: 7, layout: json!({"stages": 1}), loader: json!({"position": [1, 2, 3]}), corrections }
 }
 
 fn checkpoints(root: &Path) -> CheckpointDirectory {

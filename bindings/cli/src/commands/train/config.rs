@@ -13,6 +13,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::corrections::CorrectionSource;
 use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 
@@ -253,15 +254,20 @@ pub(crate) struct CheckpointTable {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CorrectionTable {
-    /// Whether measured times correct the plans.
+    /// Whether corrections are learned from measured times, recorded and reported.
     pub(crate) enabled: bool,
     /// Steps between updates of the correction.
     pub(crate) interval_steps: u64,
+    /// File that learned tables are recorded in [default: `corrections.jsonl` in the directory of saved states].
+    pub(crate) record: Option<PathBuf>,
+    /// Corrections that plans use; an argument of the command, no setting.
+    #[serde(skip)]
+    pub(crate) source: Option<CorrectionSource>,
 }
 
 impl Default for CorrectionTable {
     fn default() -> Self {
-        Self { enabled: true, interval_steps: 8 }
+        Self { enabled: true, interval_steps: 8, record: None, source: None }
     }
 }
 
@@ -280,6 +286,7 @@ impl TrainConfig {
         let own = [&mut config.model.directory, &mut config.data.tokenizer, &mut config.parallel.profile];
         own.into_iter().flatten().for_each(resolve);
         config.checkpoint.directory.iter_mut().for_each(resolve);
+        config.correction.record.iter_mut().for_each(resolve);
         for shard in &mut config.data.shards {
             if !shard.contains("://") && !shard.starts_with("pipe:") && shard != "-" {
                 *shard = directory.join(&*shard).display().to_string();
@@ -320,6 +327,9 @@ impl TrainConfig {
         }
         if self.parallel.memory_gib.is_some_and(|memory| !(memory > 0.0 && memory < 1e9)) {
             return refuse("invalid `parallel.memory_gib`: must be above 0");
+        }
+        if self.correction.source == Some(CorrectionSource::Measured) && !self.correction.enabled {
+            return refuse("`--corrections measured` needs `correction.enabled = true`");
         }
         if self.checkpoint.every == Some(0) {
             return refuse("invalid `checkpoint.every`: must be at least 1");

@@ -4,6 +4,7 @@
 //! machine; under `torchrun`, Slurm or Open MPI it is one rank.
 
 pub(crate) mod config;
+mod corrections;
 mod demo;
 mod inline;
 mod kept;
@@ -25,6 +26,7 @@ use dflop_executor::train::StepReport;
 use dflop_executor::train::join_traces;
 
 pub(crate) use config::TrainConfig;
+use corrections::CorrectionSource;
 pub(crate) use demo::{Trained, train as train_demo};
 use print::Printer;
 pub(crate) use rank::{RankTask, run_threads};
@@ -68,6 +70,11 @@ pub(crate) struct TrainArgs {
     /// none.
     #[arg(long)]
     resume: bool,
+    /// Corrections of the cost model that plans use: `measured` learns them from the times of this run, so that
+    /// plans, and the last digits of losses, depend on the load of the machine; FILE replays those that a run
+    /// recorded in its `corrections.jsonl`, bit for bit [default: none, measured times are recorded and reported].
+    #[arg(long, value_name = "measured|FILE")]
+    corrections: Option<CorrectionSource>,
     /// Write the timeline of every action, measured and predicted, for Perfetto or `chrome://tracing`.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
@@ -89,6 +96,8 @@ pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -
             "`--local-ranks {asked}`: expected {ranks}, the ranks of the job"
         )));
     }
+    // Checked here once, before every rank would report the same.
+    setup.recorded_corrections(&config)?;
     // Builds the index once, before several ranks would do so at the same time.
     drop(setup.planner(&config, None)?);
     let done = if ranks == 1 || args.pipeline_stages == Some(1) {
@@ -189,6 +198,7 @@ impl TrainArgs {
         if let Some(directory) = &self.checkpoints {
             config.checkpoint.directory = Some(directory.clone());
         }
+        config.correction.source.clone_from(&self.corrections);
         if self.resume && config.checkpoint.directory.is_none() {
             return Err(Failure::Misuse(
                 "`--resume` needs a directory of saved states: `--checkpoints DIR`".into(),

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use dflop_costmodel::correction::CorrectionOptions;
 use dflop_executor::checkpoint::{CheckpointDirectory, SavedCheckpoint};
 use dflop_executor::comm::{Comm, StepContext, threads};
 use dflop_executor::device::{Cpu, CpuBf16, Device};
@@ -17,7 +16,6 @@ use dflop_executor::optimizer::{
 use dflop_executor::profile::gemm_peak_flops;
 use dflop_executor::train::{StepReport, TraceWriter, TrainingRank, TrainingRankOptions, join_job};
 use dflop_loader::LoaderState;
-use serde_json::json;
 
 use super::config::{OptimizerTable, PrecisionName, TrainConfig};
 use super::setup::Setup;
@@ -72,10 +70,17 @@ fn run_on<D: Device>(
         _ => None,
     };
     let mut rank = start(device, peak_flops_per_second, config, setup, comm, task, saved.as_ref())?;
-    if let Some(checkpoints) = checkpoints.as_ref().filter(|_| !task.is_resumed)
-        && let Some(earlier) = checkpoints.set_aside(rank.comm())?
-    {
+    let earlier = match checkpoints.as_ref().filter(|_| !task.is_resumed) {
+        Some(checkpoints) => checkpoints.set_aside(rank.comm())?,
+        None => None,
+    };
+    if let Some(earlier) = &earlier {
         tracing::warn!(directory = %earlier.display(), "states of an earlier run are kept apart");
+    }
+    if rank.comm().rank() == 0
+        && let Some(recorder) = setup.correction_recorder(config, rank.steps(), earlier.as_deref())?
+    {
+        rank.record_corrections(recorder);
     }
     // Without an interval only the last step is saved.
     let every = config.checkpoint.every.unwrap_or(u64::MAX);
@@ -116,6 +121,7 @@ fn start<D: Device>(
     let state =
         state.transpose().map_err(|error| Failure::Failed(format!("state of the loader: {error}")))?;
     let planner = setup.planner(config, state)?;
+    let correction = setup.corrections(config, &planner, saved)?;
     let feed = InputReader::new(
         device.clone(),
         setup.job.clone(),
@@ -144,23 +150,14 @@ fn start<D: Device>(
     if let Some(saved) = saved {
         optimizer.restore(pipeline.stages_mut(), saved)?;
     }
-    let correction = config.correction.enabled.then(|| CorrectionOptions {
-        interval_steps: config.correction.interval_steps,
-        tracking_cost: 0.0,
-        ..CorrectionOptions::default()
-    });
     let trace = task.trace.as_deref().map(open_trace).transpose()?;
-    let layout = setup.job.modules().iter().map(|module| {
-        json!({"module": format!("{:?}", module.module).to_lowercase(), "stages": module.stages,
-            "dp": module.dp_size, "tp": module.tp_size})
-    });
     let options = TrainingRankOptions {
         correction,
         pass_predictor: setup.pass_predictor(config)?,
         peak_flops_per_second,
         trace,
         seed: config.seed,
-        layout: layout.collect(),
+        layout: setup.layout(),
     };
     Ok(TrainingRank::new(pipeline, feed, optimizer, options)?)
 }

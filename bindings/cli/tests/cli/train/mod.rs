@@ -1,6 +1,7 @@
 //! Tests `dflop train`: its output, cuts of a job, states, killed ranks, and wrong files.
 
 mod config;
+mod corrections;
 mod damaged;
 mod kept;
 mod killed;
