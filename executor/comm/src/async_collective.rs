@@ -5,7 +5,7 @@ use super::group::Group;
 use super::handle::{Completion, Handle};
 use super::payload::Buffer;
 use super::step_context::StepContext;
-use super::sync::{Mutex, Receiver, Sender, TryRecvError, channel, thread};
+use super::sync::{Mutex, Receiver, RecvError, Sender, TryRecvError, channel, thread};
 use std::sync::{Arc, PoisonError};
 
 type Task = Box<dyn FnOnce() + Send>;
@@ -70,6 +70,17 @@ struct PendingCollective {
     early: Mutex<Option<Result<Buffer>>>,
 }
 
+impl PendingCollective {
+    /// Waits for the thread of the collective; meanwhile its waits are those of the caller.
+    fn recv(&self) -> std::result::Result<Result<Buffer>, RecvError> {
+        let mailbox = &self.group.endpoint.mailbox;
+        mailbox.await_overlapped(true);
+        let result = self.result.recv();
+        mailbox.await_overlapped(false);
+        result
+    }
+}
+
 impl Completion<Buffer> for PendingCollective {
     // a channel gives its value only once: what an early look takes is kept for `wait`
     fn is_complete(&self) -> bool {
@@ -86,7 +97,7 @@ impl Completion<Buffer> for PendingCollective {
 
     fn wait(self: Box<Self>) -> Result<Buffer> {
         let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let result = early.map_or_else(|| self.result.recv(), Ok);
+        let result = early.map_or_else(|| self.recv(), Ok);
         result.unwrap_or_else(|_| Err(gone(&self.group, self.at)))
     }
 }

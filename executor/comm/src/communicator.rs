@@ -41,7 +41,8 @@ impl Communicator {
 
     /// Numbers a collective. Ranks start the same collectives in the same order, so numbers agree.
     fn begin(&self, op: Op, at: StepContext) -> collective::Call {
-        collective::Call { op, number: self.collectives.fetch_add(1, Ordering::Relaxed), at }
+        let number = self.collectives.fetch_add(1, Ordering::Relaxed);
+        collective::Call { op, number, at, is_overlapped: false }
     }
 
     fn header(&self, tag: u64, at: StepContext, shape: PayloadShape) -> Header {
@@ -64,8 +65,8 @@ impl Comm for Communicator {
 
     fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>> {
         let header = self.header(tag, at, payload.shape());
-        let sending =
-            self.group.endpoint.start_send(self.group.member(to)?, header, payload.into_buffer())?;
+        let (to, buffer) = (self.group.member(to)?, payload.into_buffer());
+        let sending = self.group.endpoint.start_send(to, header, buffer, false)?;
         Ok(sending.into())
     }
 
@@ -77,11 +78,11 @@ impl Comm for Communicator {
         shape: PayloadShape,
     ) -> Result<Handle<Payload>> {
         let header = self.header(tag, at, shape);
-        Ok(Handle::new(self.group.endpoint.start_recv(self.group.member(from)?, header)))
+        Ok(Handle::new(self.group.endpoint.start_recv(self.group.member(from)?, header, false)))
     }
 
     fn start_all_reduce(&self, at: StepContext, mut buffer: Buffer) -> Result<Handle<Buffer>> {
-        let call = self.begin(Op::AllReduce, at);
+        let call = collective::Call { is_overlapped: true, ..self.begin(Op::AllReduce, at) };
         let group = self.group.clone();
         let sum =
             move || collective::all_reduce(&group, call, &mut Slice::from(&mut buffer)).map(|()| buffer);

@@ -2,14 +2,15 @@
 
 use super::error::{Cause, Error, Failure, Result, seconds};
 use super::handle::{Completion, Handle};
-use super::mailbox::{Interrupt, Mailbox};
+use super::mailbox::{Interrupt, Mailbox, Wait};
 use super::message::{Header, Key, Message};
 use super::payload::{Buffer, Payload};
 use super::settings::Settings;
 use super::step_context::StepContext;
-use super::timeout_report;
+use super::timeout_report::{self, Verdict};
 use super::transport::{SendState, Transport};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// One rank of a job, as its communicators see it.
 pub(super) struct Endpoint {
@@ -33,6 +34,7 @@ impl Endpoint {
         to: usize,
         header: Header,
         buffer: Buffer,
+        is_overlapped: bool,
     ) -> Result<PendingSend> {
         if let Some(failure) = self.mailbox.failure() {
             return Err(self.failed(failure, header.at));
@@ -45,20 +47,26 @@ impl Endpoint {
         } else {
             self.transport.post(to, message)
         };
-        Ok(PendingSend { endpoint: self.clone(), to, header, sent })
+        Ok(PendingSend { endpoint: self.clone(), to, header, sent, is_overlapped })
     }
 
     /// Reserves the next message with this header's tag.
-    pub(super) fn start_recv(self: &Arc<Self>, from: usize, header: Header) -> PendingRecv {
+    pub(super) fn start_recv(
+        self: &Arc<Self>,
+        from: usize,
+        header: Header,
+        is_overlapped: bool,
+    ) -> PendingRecv {
         let key = header.key(from);
         // reserved now, so that several pending receives take messages in the order of these calls
         let number = self.mailbox.post(key, header);
-        PendingRecv { endpoint: self.clone(), from, header, key, number, is_taken: false }
+        let endpoint = self.clone();
+        PendingRecv { endpoint, from, header, key, number, is_overlapped, is_taken: false }
     }
 
     /// Receives, and waits for the message.
-    pub(super) fn recv(self: &Arc<Self>, from: usize, header: Header) -> Result<Buffer> {
-        self.start_recv(from, header).receive()
+    pub(super) fn recv(self: &Arc<Self>, from: usize, header: Header, is_overlapped: bool) -> Result<Buffer> {
+        self.start_recv(from, header, is_overlapped).receive()
     }
 
     /// Ends the job on all ranks and returns the error of this rank. The first failure is kept.
@@ -83,20 +91,65 @@ impl Endpoint {
         Failure { cause, culprit, by: self.rank, at, message }
     }
 
-    fn interrupted(&self, interrupt: Interrupt, peer: usize, what: &str, at: StepContext) -> Error {
-        match interrupt {
-            Interrupt::Failed(failure) => self.failed(failure, at),
-            Interrupt::Left => {
-                let message = format!("rank {peer} finished while rank {} waited to {what}", self.rank);
-                self.fail(self.failure(Cause::Left, Some(peer), at, message))
+    /// Waits until an attempt succeeds. An attempt that exceeds the short limit is repeated while the peer is
+    /// busy, up to the long limit.
+    ///
+    /// - `what`: what the rank waits to do, such as `receive … from rank 1`
+    fn wait<T>(
+        &self,
+        mut wait: Wait,
+        what: impl Fn() -> String,
+        mut attempt: impl FnMut(&mut Wait, Duration) -> Result<T, Interrupt>,
+    ) -> Result<T> {
+        let slow = self.settings.slow.max(self.settings.wait);
+        let begin = Instant::now();
+        let mut limit = self.settings.wait;
+        loop {
+            match attempt(&mut wait, limit) {
+                Ok(value) => return Ok(value),
+                Err(Interrupt::TimedOut) => {}
+                Err(interrupt) => return Err(self.interrupted(interrupt, &wait, &what())),
             }
-            Interrupt::TimedOut => {
-                let blame = timeout_report::find(self.rank, &*self.transport, &self.mailbox, peer);
-                let waited = seconds(self.settings.wait);
-                let message = format!("rank {} waited {waited} to {what}; {}", self.rank, blame.message);
-                self.fail(self.failure(Cause::TimedOut, blame.culprit, at, message))
+            let report = timeout_report::find(self, wait.peer);
+            let left = slow.saturating_sub(begin.elapsed());
+            if report.verdict == Verdict::Busy && !left.is_zero() {
+                limit = left.min(self.settings.wait);
+                continue;
             }
+            // the awaited event may have come during the inquiry
+            return match attempt(&mut wait, Duration::ZERO) {
+                Ok(value) => Ok(value),
+                Err(Interrupt::TimedOut) => Err(self.timed_out(&report, begin.elapsed(), &wait, &what())),
+                Err(interrupt) => Err(self.interrupted(interrupt, &wait, &what())),
+            };
         }
+    }
+
+    fn timed_out(
+        &self,
+        report: &timeout_report::TimeoutReport,
+        waited: Duration,
+        wait: &Wait,
+        what: &str,
+    ) -> Error {
+        let limit = match report.verdict {
+            Verdict::Busy => format!("the limit for a busy rank is {}", seconds(self.settings.slow)),
+            Verdict::Dead | Verdict::Deadlock => {
+                format!("the limit for a rank that is not busy is {}", seconds(self.settings.wait))
+            }
+        };
+        let (rank, waited) = (self.rank, seconds(waited));
+        let message = format!("rank {rank} waited {waited} to {what}; {}; {limit}", report.message);
+        self.fail(self.failure(Cause::TimedOut, report.culprit, wait.at, message))
+    }
+
+    fn interrupted(&self, interrupt: Interrupt, wait: &Wait, what: &str) -> Error {
+        let Interrupt::Failed(failure) = interrupt else {
+            let (peer, rank) = (wait.peer, self.rank);
+            let message = format!("rank {peer} finished while rank {rank} waited to {what}");
+            return self.fail(self.failure(Cause::Left, Some(peer), wait.at, message));
+        };
+        self.failed(failure, wait.at)
     }
 }
 
@@ -106,16 +159,16 @@ pub(super) struct PendingSend {
     to: usize,
     header: Header,
     sent: SendState,
+    is_overlapped: bool,
 }
 
 impl PendingSend {
     /// Waits until the message has left.
     pub(super) fn finish(&self) -> Result<()> {
-        let Self { endpoint, to, header, sent } = self;
-        let waited = endpoint.transport.wait_sent(*to, sent, header.at, endpoint.settings.wait);
-        waited.map_err(|interrupt| {
-            endpoint.interrupted(interrupt, *to, &format!("send {header} to rank {to}"), header.at)
-        })
+        let Self { endpoint, to, header, sent, is_overlapped } = self;
+        let wait = Wait::new(*to, header.at, *is_overlapped);
+        let attempt = |wait: &mut Wait, limit| endpoint.transport.wait_sent(sent, wait, limit);
+        endpoint.wait(wait, || format!("send {header} to rank {to}"), attempt)
     }
 }
 
@@ -136,6 +189,7 @@ pub(super) struct PendingRecv {
     header: Header,
     key: Key,
     number: u64,
+    is_overlapped: bool,
     /// Whether the message has left the mailbox.
     is_taken: bool,
 }
@@ -143,11 +197,10 @@ pub(super) struct PendingRecv {
 impl PendingRecv {
     /// Waits for the message and checks its header.
     pub(super) fn receive(mut self) -> Result<Buffer> {
-        let Self { endpoint, from, header, key, number, is_taken } = &mut self;
-        let taken = endpoint.mailbox.take(*key, *number, *from, header.at, endpoint.settings.wait);
-        let message = taken.map_err(|interrupt| {
-            endpoint.interrupted(interrupt, *from, &format!("receive {header} from rank {from}"), header.at)
-        })?;
+        let Self { endpoint, from, header, key, number, is_overlapped, is_taken } = &mut self;
+        let wait = Wait::new(*from, header.at, *is_overlapped);
+        let attempt = |wait: &mut Wait, limit| endpoint.mailbox.take(*key, *number, wait, limit);
+        let message = endpoint.wait(wait, || format!("receive {header} from rank {from}"), attempt)?;
         *is_taken = true;
         // tags match already; a difference in step, microbatch or shape means different plans
         if header.admits(&message.header) {

@@ -16,10 +16,48 @@ use std::time::{Duration, Instant};
 /// Activity of a rank, as reported to ranks that wait for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Status {
-    /// Peer of the oldest wait, and the action that waits.
-    pub(super) wait: Option<(usize, StepContext)>,
+    /// Oldest wait of the caller's threads; `None` if they compute.
+    pub(super) wait: Option<OpenWait>,
     /// Most recent action.
     pub(super) last: Option<StepContext>,
+}
+
+/// Wait that has not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OpenWait {
+    /// Rank that is waited for.
+    pub(super) peer: usize,
+    /// Action that waits.
+    pub(super) at: StepContext,
+    /// Time since the wait began, in whole milliseconds.
+    pub(super) age: Duration,
+}
+
+/// Wait of one thread for a peer, on record from the moment that it blocks. It may be extended after its time
+/// limit.
+#[derive(Debug)]
+pub(super) struct Wait {
+    pub(super) peer: usize,
+    pub(super) at: StepContext,
+    /// Whether the wait is that of a collective that runs while the caller computes.
+    pub(super) is_overlapped: bool,
+    /// Number on record.
+    id: Option<u64>,
+}
+
+impl Wait {
+    pub(super) fn new(peer: usize, at: StepContext, is_overlapped: bool) -> Self {
+        Self { peer, at, is_overlapped, id: None }
+    }
+}
+
+/// Wait on record.
+#[derive(Debug)]
+struct RecordedWait {
+    peer: usize,
+    at: StepContext,
+    is_overlapped: bool,
+    begin: Instant,
 }
 
 /// Reason why a wait ended without its message.
@@ -68,8 +106,10 @@ struct MailboxState {
     queues: BTreeMap<Key, Queue>,
     peers: Vec<Peer>,
     // by start, so that the first entry is the oldest wait
-    waits: BTreeMap<u64, (usize, StepContext)>,
+    waits: BTreeMap<u64, RecordedWait>,
     waits_begun: u64,
+    /// Threads of the caller that wait for an overlapped collective.
+    awaiting_overlapped: usize,
     last: Option<StepContext>,
     failure: Option<Failure>,
     /// Whether this rank has left, and receives nothing more.
@@ -93,6 +133,7 @@ impl Mailbox {
             peers: (0..size).map(|_| Peer::default()).collect(),
             waits: BTreeMap::new(),
             waits_begun: 0,
+            awaiting_overlapped: 0,
             last: None,
             failure: None,
             is_closed: false,
@@ -179,13 +220,12 @@ impl Mailbox {
         &self,
         key: Key,
         number: u64,
-        peer: usize,
-        at: StepContext,
+        wait: &mut Wait,
         timeout: Duration,
     ) -> Result<Message, Interrupt> {
+        let peer = wait.peer;
         self.wait(
-            peer,
-            at,
+            wait,
             timeout,
             |peer| peer.has_left,
             |state| {
@@ -200,33 +240,34 @@ impl Mailbox {
     /// Waits until the transport has written this number of messages to a peer.
     pub(super) fn wait_written(
         &self,
-        peer: usize,
         count: u64,
-        at: StepContext,
+        wait: &mut Wait,
         timeout: Duration,
     ) -> Result<(), Interrupt> {
+        let peer = wait.peer;
         // a peer may leave after the last message but before its writer has counted that message
         let is_gone = |peer: &Peer| peer.has_left && peer.is_broken;
-        self.wait(peer, at, timeout, is_gone, |state| (state.peers[peer].written >= count).then_some(()))
+        self.wait(wait, timeout, is_gone, |state| (state.peers[peer].written >= count).then_some(()))
     }
 
     fn wait<T>(
         &self,
-        peer: usize,
-        at: StepContext,
+        wait: &mut Wait,
         timeout: Duration,
         is_gone: impl Fn(&Peer) -> bool,
         mut ready: impl FnMut(&mut MailboxState) -> Option<T>,
     ) -> Result<T, Interrupt> {
         let mut state = self.lock();
-        state.last = Some(at);
+        state.last = Some(wait.at);
         if let Some(value) = ready(&mut state) {
+            state.end_wait(wait);
             drop(state);
             self.changed.notify_all();
             return Ok(value);
         }
+        state.begin_wait(wait);
+        // after the record: at the time limit the wait is as old as the limit
         let deadline = Instant::now() + timeout;
-        let id = state.begin_wait(peer, at);
         self.changed.notify_all();
         let ended = loop {
             if let Some(value) = ready(&mut state) {
@@ -236,7 +277,7 @@ impl Mailbox {
             if let Some(failure) = &state.failure {
                 break Err(Interrupt::Failed(failure.clone()));
             }
-            if is_gone(&state.peers[peer]) {
+            if is_gone(&state.peers[wait.peer]) {
                 break Err(Interrupt::Left);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -245,31 +286,40 @@ impl Mailbox {
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        // a timed-out wait stays on record: other ranks that wait in turn ask for it
+        // a timed-out wait stays on record: it may be extended, and other ranks that wait in turn ask for it
         if !matches!(ended, Err(Interrupt::TimedOut)) {
-            state.end_wait(id, peer);
+            state.end_wait(wait);
         }
         drop(state);
         self.changed.notify_all();
         ended
     }
 
-    /// Records that this rank waits for a peer outside the mailbox, until the returned id is given to
-    /// `end_wait`.
-    pub(super) fn begin_wait(&self, peer: usize, at: StepContext) -> u64 {
+    /// Puts a wait outside the mailbox on record, until [`end_wait`](Self::end_wait).
+    pub(super) fn begin_wait(&self, wait: &mut Wait) {
         let mut state = self.lock();
-        state.last = Some(at);
-        let id = state.begin_wait(peer, at);
+        state.last = Some(wait.at);
+        state.begin_wait(wait);
         drop(state);
         // the peer may wait for room, which this makes
         self.changed.notify_all();
-        id
     }
 
     /// Ends a wait of [`begin_wait`](Self::begin_wait).
-    pub(super) fn end_wait(&self, id: u64, peer: usize) {
-        self.lock().end_wait(id, peer);
+    pub(super) fn end_wait(&self, wait: &mut Wait) {
+        self.lock().end_wait(wait);
         self.changed.notify_all();
+    }
+
+    /// Records that a thread of the caller waits for an overlapped collective, or no longer does: its waits
+    /// then count as those of the caller.
+    pub(super) fn await_overlapped(&self, is_waiting: bool) {
+        let mut state = self.lock();
+        if is_waiting {
+            state.awaiting_overlapped += 1;
+        } else {
+            state.awaiting_overlapped -= 1;
+        }
     }
 
     /// Waits until there is room for more messages of a peer. There always is while someone waits for that
@@ -354,7 +404,13 @@ impl Mailbox {
     /// Activity of this rank.
     pub(super) fn status(&self) -> Status {
         let state = self.lock();
-        Status { wait: state.waits.values().next().copied(), last: state.last }
+        let of_caller = state.waits.values().find(|wait| !wait.is_overlapped);
+        let overlapped = || state.waits.values().next().filter(|_| state.awaiting_overlapped > 0);
+        let open = |wait: &RecordedWait| {
+            let age = Duration::from_millis(wait.begin.elapsed().as_millis() as u64);
+            OpenWait { peer: wait.peer, at: wait.at, age }
+        };
+        Status { wait: of_caller.or_else(overlapped).map(open), last: state.last }
     }
 
     /// Action of a peer when it sent its most recent message.
@@ -373,16 +429,23 @@ impl MailboxState {
         }
     }
 
-    fn begin_wait(&mut self, peer: usize, at: StepContext) -> u64 {
+    /// Puts a wait on record, unless it is an extended one.
+    fn begin_wait(&mut self, wait: &mut Wait) {
+        if wait.id.is_some() {
+            return;
+        }
+        let Wait { peer, at, is_overlapped, .. } = *wait;
         self.peers[peer].awaiting += 1;
-        self.waits.insert(self.waits_begun, (peer, at));
+        self.waits.insert(self.waits_begun, RecordedWait { peer, at, is_overlapped, begin: Instant::now() });
+        wait.id = Some(self.waits_begun);
         self.waits_begun += 1;
-        self.waits_begun - 1
     }
 
-    fn end_wait(&mut self, id: u64, peer: usize) {
-        self.peers[peer].awaiting -= 1;
-        self.waits.remove(&id);
+    fn end_wait(&mut self, wait: &mut Wait) {
+        if let Some(id) = wait.id.take() {
+            self.peers[wait.peer].awaiting -= 1;
+            self.waits.remove(&id);
+        }
     }
 }
 
@@ -404,7 +467,8 @@ mod tests {
     }
 
     fn take(mailbox: &Mailbox, number: u64) -> Result<Message, Interrupt> {
-        mailbox.take(header().key(1), number, 1, header().at, Duration::from_millis(5))
+        let mut wait = Wait::new(1, header().at, false);
+        mailbox.take(header().key(1), number, &mut wait, Duration::from_millis(5))
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     pub(super) wait: Duration,
+    pub(super) slow: Duration,
     pub(super) rendezvous: Duration,
     pub(super) buffered_bytes_max: usize,
 }
@@ -15,6 +16,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             wait: Duration::from_secs(30),
+            slow: Duration::from_mins(30),
             rendezvous: Duration::from_mins(1),
             buffered_bytes_max: 1 << 30,
         }
@@ -22,17 +24,32 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Time limit of a status request, by which a waiting rank asks why its peer does not answer.
-    pub(super) const STATUS: Duration = Duration::from_secs(1);
-
-    /// Sets the time limit of a single wait, after which the job ends. Default: 30 s.
+    /// Sets the time after which a waiting rank asks its peer for its status. Default: 30 s.
     ///
-    /// The longest computation between two messages must be shorter. A hang ends the job everywhere within
-    /// this time plus one second for every rank in a chain of waiting ranks.
+    /// A peer that computes, or that waits for a rank that computes, is busy: the wait goes on, at most to the
+    /// [`slow`](Self::slow) limit, and the peer is asked again after every such time. The job ends if a rank
+    /// does not answer, or if ranks have waited for each other for this time: a dead or stopped process and a
+    /// deadlock end the job everywhere within this time, plus at most a quarter of it (1 s to 10 s) for the
+    /// rank that does not answer.
     #[must_use]
     pub fn wait(mut self, timeout: Duration) -> Self {
         self.wait = timeout;
         self
+    }
+
+    /// Sets the longest time that a rank waits for a busy peer, after which the job ends. Default: 30 min.
+    ///
+    /// The longest computation between two messages, such as a checkpoint or the first compilation of
+    /// kernels, must be shorter. A limit below that of [`wait`](Self::wait) counts as that one.
+    #[must_use]
+    pub fn slow(mut self, timeout: Duration) -> Self {
+        self.slow = timeout;
+        self
+    }
+
+    /// Time limit for the answer to a status request.
+    pub(super) fn answer(&self) -> Duration {
+        (self.wait / 4).clamp(Duration::from_secs(1), Duration::from_secs(10))
     }
 
     /// Sets the time within which all ranks must join and find each other. Default: 60 s.
@@ -57,7 +74,7 @@ impl Settings {
     /// # Errors
     /// [`Error::InvalidSetting`] if a time limit is zero.
     pub(super) fn check(&self) -> Result<()> {
-        let zero = [("wait", self.wait), ("rendezvous", self.rendezvous)];
+        let zero = [("wait", self.wait), ("slow", self.slow), ("rendezvous", self.rendezvous)];
         match zero.into_iter().find(|(_, limit)| limit.is_zero()) {
             Some((setting, _)) => {
                 Err(Error::InvalidSetting { setting, reason: "must be longer than 0".into() })

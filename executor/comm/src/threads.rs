@@ -3,7 +3,7 @@
 use super::communicator::Communicator;
 use super::endpoint::Endpoint;
 use super::error::{Cause, Error, Failure, Result};
-use super::mailbox::{Interrupt, Mailbox, Status};
+use super::mailbox::{Interrupt, Mailbox, Status, Wait};
 use super::message::Message;
 use super::settings::Settings;
 use super::step_context::StepContext;
@@ -62,23 +62,17 @@ impl Transport for ThreadTransport {
         if mailbox.has_room(self.rank) { SendState::Done } else { SendState::Delivered }
     }
 
-    fn wait_sent(
-        &self,
-        to: usize,
-        sent: &SendState,
-        at: StepContext,
-        timeout: Duration,
-    ) -> Result<(), Interrupt> {
+    fn wait_sent(&self, sent: &SendState, wait: &mut Wait, timeout: Duration) -> Result<(), Interrupt> {
         match sent {
             SendState::Done => return Ok(()),
             SendState::Closed => return Err(Interrupt::Left),
             SendState::Delivered | SendState::Queued(_) => {}
         }
         let own = &self.mailboxes[self.rank];
-        let wait = own.begin_wait(to, at);
-        let waited = self.mailboxes[to].wait_for_room(self.rank, timeout);
+        own.begin_wait(wait);
+        let waited = self.mailboxes[wait.peer].wait_for_room(self.rank, timeout);
         if !matches!(waited, Err(Interrupt::TimedOut)) {
-            own.end_wait(wait, to);
+            own.end_wait(wait);
         }
         waited
     }

@@ -1,9 +1,8 @@
 //! Interface of transports, which move messages between the processes or threads of ranks.
 
 use super::error::Failure;
-use super::mailbox::{Interrupt, Status};
+use super::mailbox::{Interrupt, Status, Wait};
 use super::message::Message;
-use super::step_context::StepContext;
 use std::time::Duration;
 
 /// Transport of one rank. Ranks are world ranks.
@@ -11,14 +10,8 @@ pub(super) trait Transport: Send + Sync {
     /// Starts to send a message to another rank; returns immediately.
     fn post(&self, to: usize, message: Message) -> SendState;
 
-    /// Waits until a [posted](Self::post) message is on its way.
-    fn wait_sent(
-        &self,
-        to: usize,
-        sent: &SendState,
-        at: StepContext,
-        timeout: Duration,
-    ) -> Result<(), Interrupt>;
+    /// Waits until a [posted](Self::post) message to the peer of the wait is on its way.
+    fn wait_sent(&self, sent: &SendState, wait: &mut Wait, timeout: Duration) -> Result<(), Interrupt>;
 
     /// Returns whether [`wait_sent`](Self::wait_sent) would return immediately.
     fn is_sent(&self, to: usize, sent: &SendState) -> bool;

@@ -6,8 +6,13 @@ use dflop_comm::{Buffer, Cause, Comm, Communicator, Failure, PayloadShape, Setti
 use std::time::{Duration, Instant};
 use support::{ALL, Transport, failure, floats, patient, row, run};
 
-/// Short time limit, but long enough for a busy machine to answer status requests.
+/// Short time limits, but long enough for a busy machine to answer status requests.
 fn short() -> Settings {
+    brief().slow(Duration::from_millis(700))
+}
+
+/// Short time limit for ranks that are not busy.
+fn brief() -> Settings {
     patient().wait(Duration::from_millis(700))
 }
 
@@ -43,6 +48,7 @@ fn a_wait_ends_in_time_and_names_peer_tag_and_action() {
         for (failure, text) in &found {
             assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, Some(1)), "{text}");
             assert!(text.contains("rank 1 is busy since step 7, microbatch 2, `backward`"), "{text}");
+            assert!(text.contains("the limit for a busy rank is 0.7 s"), "{text}");
         }
         let (noticed, text) = &found[0];
         if noticed.by == 0 {
@@ -75,14 +81,75 @@ fn the_end_of_a_chain_of_waits_is_blamed() {
 #[test]
 fn ranks_in_a_deadlock_are_listed() {
     for transport in ALL {
-        let found = failures(transport, 3, short(), |comm| {
+        let found = failures(transport, 3, brief(), |comm| {
             let next = (comm.rank() + 1) % 3;
             failure(comm.recv(next, 0, StepContext::step(1, "recv"), PayloadShape::f32(1, 1)))
         });
         for (failure, text) in found {
             assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, None), "{text}");
             assert!(text.contains("wait for each other"), "{text}");
+            assert!(text.contains("the limit for a rank that is not busy is 0.7 s"), "{text}");
         }
+    }
+}
+
+#[test]
+fn a_chain_of_waits_lasts_as_long_as_its_end_is_busy() {
+    for transport in ALL {
+        let begin = Instant::now();
+        run(transport, 4, brief(), |comm| {
+            let (rank, at) = (comm.rank(), StepContext::step(1, "chain"));
+            if rank == 3 {
+                std::thread::sleep(Duration::from_millis(2500));
+            } else {
+                comm.recv(rank + 1, 0, at, PayloadShape::f32(1, 1)).unwrap();
+            }
+            if rank > 0 {
+                comm.send(rank - 1, 0, at, row(&[1.0])).unwrap();
+            }
+            support::stay(&comm);
+        });
+        assert!(begin.elapsed() > Duration::from_secs(2), "longer than three short limits");
+    }
+}
+
+#[test]
+fn a_rank_that_computes_during_a_sum_is_busy() {
+    for transport in ALL {
+        run(transport, 2, brief(), |comm| {
+            let at = StepContext::step(1, "sum");
+            let sum = comm.start_all_reduce(at, Buffer::F32(vec![1.0; 2])).unwrap();
+            if comm.rank() == 0 {
+                // its collective waits for rank 1, which waits for a message of this rank
+                std::thread::sleep(Duration::from_millis(2500));
+                comm.send(1, 0, at, row(&[1.0])).unwrap();
+            } else {
+                comm.recv(0, 0, at, PayloadShape::f32(1, 1)).unwrap();
+            }
+            assert_eq!(sum.wait().unwrap(), Buffer::F32(vec![2.0; 2]));
+            support::stay(&comm);
+        });
+    }
+}
+
+#[test]
+fn a_deadlock_after_a_long_computation_is_found_within_the_short_limit() {
+    for transport in ALL {
+        let begin = Instant::now();
+        let found = failures(transport, 2, brief(), |comm| {
+            let other = 1 - comm.rank();
+            if comm.rank() == 1 {
+                std::thread::sleep(Duration::from_secs(2));
+                // the other rank waits for the tag 0
+                let _ = comm.start_send(0, 1, StepContext::step(1, "send"), row(&[1.0])).unwrap();
+            }
+            failure(comm.recv(other, 0, StepContext::step(1, "recv"), PayloadShape::f32(1, 1)))
+        });
+        for (failure, text) in found {
+            assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, None), "{text}");
+            assert!(text.contains("wait for each other"), "{text}");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     }
 }
 

@@ -83,6 +83,9 @@ fn run_rank(what: &str, comm: &Communicator) -> Result<()> {
             }
             ("dies", 3, 2) => kill_process(getpid(), Signal::KILL).unwrap(),
             ("hangs", 3, 1) => kill_process(getpid(), Signal::STOP).unwrap(),
+            // longer than the time limit of a wait
+            ("computes", 3, 1) => std::thread::sleep(Duration::from_secs(5)),
+            ("computes", 5, _) => return Ok(()),
             ("fails", 3, 1) => std::process::exit(7),
             ("aborts", 3, 2) => return Err(comm.abort(at, "the loss is NaN")),
             ("digest", 3, _) => comm.check_digest(step, u64::from(rank == 3))?,
@@ -126,6 +129,13 @@ fn a_rank_that_hangs_is_named_and_killed() {
         assert!(text.contains("rank 1 does not answer"), "rank {rank}: {text}");
         assert!(text.contains("`gradients`"), "rank {rank}: {text}");
     }
+}
+
+#[test]
+fn a_rank_that_computes_longer_than_the_limit_of_a_wait_does_not_end_the_job() {
+    let (outcome, directory, elapsed) = outcome("computes", 3);
+    assert!(outcome.is_success(), "{outcome:?} {}", said(directory.path(), 0));
+    assert!(elapsed > Duration::from_secs(4), "{elapsed:?}");
 }
 
 #[test]

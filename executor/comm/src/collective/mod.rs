@@ -22,6 +22,8 @@ pub(super) struct Call {
     pub(super) op: Op,
     pub(super) number: u64,
     pub(super) at: StepContext,
+    /// Whether the collective runs while the caller computes.
+    pub(super) is_overlapped: bool,
 }
 
 impl Call {
@@ -32,10 +34,10 @@ impl Call {
 
     fn start_send(&self, group: &Group, to: usize, buffer: Buffer) -> Result<PendingSend> {
         let header = self.header(group, buffer.dtype(), buffer.elements());
-        group.endpoint.start_send(group.members[to], header, buffer)
+        group.endpoint.start_send(group.members[to], header, buffer, self.is_overlapped)
     }
 
     fn recv(&self, group: &Group, from: usize, dtype: Dtype, elements: usize) -> Result<Buffer> {
-        group.endpoint.recv(group.members[from], self.header(group, dtype, elements))
+        group.endpoint.recv(group.members[from], self.header(group, dtype, elements), self.is_overlapped)
     }
 }

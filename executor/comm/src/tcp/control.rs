@@ -1,9 +1,10 @@
 //! Control messages: the end of the job, status requests and replies.
 
 use crate::error::{Cause, Failure};
-use crate::mailbox::Status;
+use crate::mailbox::{OpenWait, Status};
 use crate::step_context::{ActionName, StepContext};
 use std::io::{self, Read};
+use std::time::Duration;
 
 /// Longest text of a failure in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -46,8 +47,10 @@ impl Control {
             Self::StatusReply(id, status) => {
                 body.push(2);
                 body.extend(id.to_le_bytes());
-                body.extend(wire_rank(status.wait.map(|(rank, _)| rank)).to_le_bytes());
-                for at in [status.wait.map(|(_, at)| at), status.last] {
+                body.extend(wire_rank(status.wait.map(|wait| wait.peer)).to_le_bytes());
+                let age_ms = status.wait.map_or(0, |wait| wait.age.as_millis() as u64);
+                body.extend(age_ms.to_le_bytes());
+                for at in [status.wait.map(|wait| wait.at), status.last] {
                     body.push(u8::from(at.is_some()));
                     put_at(&mut body, at.unwrap_or(StepContext::step(0, "")));
                 }
@@ -87,7 +90,7 @@ impl Control {
         match self {
             Self::Abort(failure) => failure.by < ranks && failure.culprit.is_none_or(|rank| rank < ranks),
             Self::StatusRequest(_) => true,
-            Self::StatusReply(_, status) => status.wait.is_none_or(|(rank, _)| rank < ranks),
+            Self::StatusReply(_, status) => status.wait.is_none_or(|wait| wait.peer < ranks),
         }
     }
 
@@ -105,11 +108,12 @@ impl Control {
             [2] => {
                 let id = u64::from_le_bytes(take(body)?);
                 let rank = take_rank(body)?;
+                let age = Duration::from_millis(u64::from_le_bytes(take(body)?));
                 let [is_waiting] = take(body)?;
-                let waits_at = take_at(body)?;
+                let at = take_at(body)?;
                 let [has_last] = take(body)?;
                 let last = take_at(body)?;
-                let wait = rank.filter(|_| is_waiting == 1).map(|rank| (rank, waits_at));
+                let wait = rank.filter(|_| is_waiting == 1).map(|peer| OpenWait { peer, at, age });
                 Some(Self::StatusReply(id, Status { wait, last: (has_last == 1).then_some(last) }))
             }
             _ => None,
@@ -158,7 +162,8 @@ mod tests {
             at,
             message: "rank 2 \u{2192} 3".to_owned(),
         };
-        let status = Status { wait: Some((2, at)), last: Some(StepContext::step(8, "barrier")) };
+        let wait = OpenWait { peer: 2, at, age: Duration::from_millis(1700) };
+        let status = Status { wait: Some(wait), last: Some(StepContext::step(8, "barrier")) };
         let all = [
             Control::Abort(failure.clone()),
             Control::Abort(Failure { culprit: Some(1), ..failure }),
@@ -178,7 +183,10 @@ mod tests {
     fn ranks_that_do_not_exist_and_short_messages_are_invalid() {
         let at = StepContext::step(1, "recv");
         let failure = |culprit, by| Failure { cause: Cause::Died, culprit, by, at, message: String::new() };
-        let waits = |rank| Control::StatusReply(1, Status { wait: Some((rank, at)), last: None });
+        let waits = |peer| {
+            let wait = OpenWait { peer, at, age: Duration::ZERO };
+            Control::StatusReply(1, Status { wait: Some(wait), last: None })
+        };
         let refused = |bytes: &[u8]| {
             let error = Control::read(&mut &*bytes, 4).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);

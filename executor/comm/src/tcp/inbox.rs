@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use crate::dtype::Dtype;
     use crate::error::Failure;
-    use crate::mailbox::Mailbox;
+    use crate::mailbox::{Mailbox, Wait};
     use crate::message::Op;
     use crate::payload::PayloadShape;
     use crate::step_context::StepContext;
@@ -147,7 +147,8 @@ mod tests {
 
     fn taken(mailbox: &Mailbox, header: Header) -> Message {
         let number = mailbox.post(header.key(1), header);
-        mailbox.take(header.key(1), number, 1, header.at, Duration::ZERO).unwrap()
+        let mut wait = Wait::new(1, header.at, false);
+        mailbox.take(header.key(1), number, &mut wait, Duration::ZERO).unwrap()
     }
 
     #[test]
@@ -165,7 +166,8 @@ mod tests {
         let number = mailbox.post(planned.key(1), planned);
         let huge = header(1, PayloadShape::flat(Dtype::U8, isize::MAX as usize));
         read_into(&mailbox, &encode(&huge));
-        let found = mailbox.take(planned.key(1), number, 1, planned.at, Duration::ZERO).unwrap();
+        let mut wait = Wait::new(1, planned.at, false);
+        let found = mailbox.take(planned.key(1), number, &mut wait, Duration::ZERO).unwrap();
         assert_eq!(found.header, huge, "the receiver names the difference");
         assert!(!planned.admits(&found.header) && found.buffer.elements() == 0);
     }
@@ -180,11 +182,12 @@ mod tests {
         let number = mailbox.post(large(1).key(1), large(1));
         // its receive is dropped: the bytes are read, and the next message has room
         mailbox.discard(large(0).key(1), mailbox.post(large(0).key(1), large(0)), 1);
-        let wait = mailbox.begin_wait(1, large(1).at);
+        let mut wait = Wait::new(1, large(1).at, false);
+        mailbox.begin_wait(&mut wait);
         let farewell = super::super::frame::farewell().to_vec();
         read_into(&mailbox, &[message(0), message(1), message(2), farewell].concat());
-        mailbox.end_wait(wait, 1);
-        let expected = mailbox.take(large(1).key(1), number, 1, large(1).at, Duration::ZERO).unwrap();
+        mailbox.end_wait(&mut wait);
+        let expected = mailbox.take(large(1).key(1), number, &mut wait, Duration::ZERO).unwrap();
         assert_eq!(expected.buffer, Buffer::F32(values.clone()));
         assert_eq!(taken(&mailbox, large(2)).buffer, Buffer::F32(values));
         assert_eq!(mailbox.failure(), None);

@@ -219,7 +219,7 @@ impl Links {
     /// Aborts the job and blames a peer.
     pub(super) fn fail(&self, cause: Cause, peer: usize, message: String) {
         let status = self.mailbox.status();
-        let at = status.wait.map(|(_, at)| at).or(status.last).unwrap_or(StepContext::step(0, "start"));
+        let at = status.wait.map(|wait| wait.at).or(status.last).unwrap_or(StepContext::step(0, "start"));
         let failure = Failure { cause, culprit: Some(peer), by: self.rank, at, message };
         self.end_job(failure);
     }
@@ -244,6 +244,7 @@ impl Links {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mailbox::OpenWait;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
@@ -326,7 +327,8 @@ mod tests {
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let own = listener.accept().unwrap().0;
         let (links, _peers) = links(1);
-        let status = Status { wait: Some((5, StepContext::step(0, "recv"))), last: None };
+        let wait = OpenWait { peer: 5, at: StepContext::step(0, "recv"), age: Duration::ZERO };
+        let status = Status { wait: Some(wait), last: None };
         peer.write_all(&Control::StatusReply(0, status).encode()).unwrap();
         links.read_controls(1, own);
         let failure = links.mailbox.failure().unwrap();

@@ -5,9 +5,8 @@ use super::links::Links;
 use super::outbox::Outbox;
 use super::socket::Socket;
 use crate::error::Failure;
-use crate::mailbox::{Interrupt, Mailbox, Status};
+use crate::mailbox::{Interrupt, Mailbox, Status, Wait};
 use crate::message::Message;
-use crate::step_context::StepContext;
 use crate::sync::thread;
 use crate::transport::{SendState, Transport};
 use std::io;
@@ -62,17 +61,11 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn wait_sent(
-        &self,
-        to: usize,
-        sent: &SendState,
-        at: StepContext,
-        timeout: Duration,
-    ) -> Result<(), Interrupt> {
+    fn wait_sent(&self, sent: &SendState, wait: &mut Wait, timeout: Duration) -> Result<(), Interrupt> {
         match sent {
             SendState::Done | SendState::Delivered => Ok(()),
             SendState::Closed => Err(Interrupt::Left),
-            SendState::Queued(count) => self.links.mailbox.wait_written(to, *count, at, timeout),
+            SendState::Queued(count) => self.links.mailbox.wait_written(*count, wait, timeout),
         }
     }
 
