@@ -9,6 +9,9 @@
 //! A [`CorrectionRecorder`] keeps them for a later run, which plans with the same tables at the same steps
 //! ([`RecordedCorrections`]) and so has the same plans and bits.
 //!
+//! At the end of a step the ranks also agree whether to stop, for a signal or a closed output
+//! ([`StopReason`]), and how far a checkpoint is that is written meanwhile; it takes no message of its own.
+//!
 //! [`TraceWriter`] writes measured next to predicted times of every action, [`utilization`] is the MFU of a
 //! step.
 
@@ -20,6 +23,7 @@ mod mfu;
 mod pass_predictor;
 mod plan_correction;
 mod skip_warnings;
+mod step_end;
 mod step_report;
 mod trace;
 mod training_rank;
@@ -31,9 +35,10 @@ pub use measured_times::MeasuredTimes;
 pub use mfu::{model_flops, utilization};
 pub use pass_predictor::PassPredictor;
 pub use plan_correction::{CorrectionReport, CorrectionSettings};
+pub use step_end::StopReason;
 pub use step_report::StepReport;
 pub use trace::{TraceWriter, TracedAction, join_traces};
-pub use training_rank::{TrainingRank, TrainingRankOptions};
+pub use training_rank::{StopCheck, TrainingRank, TrainingRankOptions};
 
 /// Configuration of a small run on CPU for `dflop train`, TOML.
 pub const EXAMPLE_CONFIG: &str = include_str!("../../examples/train-cpu.toml");

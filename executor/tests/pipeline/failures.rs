@@ -167,7 +167,7 @@ fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
     let limit = Duration::from_millis(300);
     let setting = Setting {
         is_plan_checked: false,
-        comm: Settings::default().wait(limit),
+        comm: Settings::default().wait(limit).slow(limit),
         ..Setting::new(&language_model(false), vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2)])
     };
     let start = Instant::now();

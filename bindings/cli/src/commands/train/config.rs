@@ -151,8 +151,10 @@ pub(crate) struct ParallelTable {
     pub(crate) device: String,
     /// Measured profile in place of the device preset.
     pub(crate) profile: Option<PathBuf>,
-    /// Maximum wait for another rank, in seconds.
+    /// Maximum wait for another rank that is not busy, in seconds.
     pub(crate) timeout_seconds: f64,
+    /// Maximum wait for another rank that is busy, such as with a slow store, in seconds.
+    pub(crate) slow_seconds: f64,
     /// Maximum memory of a rank's weights, gradients, optimizer state and activations [default: the machine's
     /// memory].
     pub(crate) memory_gib: Option<f64>,
@@ -172,6 +174,7 @@ impl Default for ParallelTable {
             device: "cpu".to_owned(),
             profile: None,
             timeout_seconds: 120.0,
+            slow_seconds: 1800.0,
             memory_gib: None,
         }
     }
@@ -249,6 +252,8 @@ pub(crate) struct CheckpointTable {
     pub(crate) every: Option<u64>,
     /// Number of states to keep [default: 2].
     pub(crate) kept: Option<usize>,
+    /// Number of earlier runs whose states are kept, after a run started anew [default: all].
+    pub(crate) kept_earlier: Option<usize>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -322,8 +327,13 @@ impl TrainConfig {
                 return Err(Failure::Misuse(reason));
             }
         }
-        if !(self.parallel.timeout_seconds > 0.0 && self.parallel.timeout_seconds < 1e9) {
-            return refuse("invalid `parallel.timeout_seconds`: must be above 0");
+        for (setting, seconds) in [
+            ("parallel.timeout_seconds", self.parallel.timeout_seconds),
+            ("parallel.slow_seconds", self.parallel.slow_seconds),
+        ] {
+            if !(seconds > 0.0 && seconds < 1e9) {
+                return Err(Failure::Misuse(format!("invalid `{setting}`: must be above 0")));
+            }
         }
         if self.parallel.memory_gib.is_some_and(|memory| !(memory > 0.0 && memory < 1e9)) {
             return refuse("invalid `parallel.memory_gib`: must be above 0");

@@ -2,8 +2,9 @@
 
 use std::io::Write;
 
-use dflop_executor::train::{CorrectionReport, StepReport};
+use dflop_executor::train::{CorrectionReport, StepReport, StopReason};
 
+use super::rank::RunEnd;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 
@@ -67,8 +68,9 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// Prints the summary of the run.
-    pub(crate) fn end(self) -> Result<(), Failure> {
+    /// Prints the summary of the run; on standard error why it stopped early, if a signal stopped it.
+    pub(crate) fn end(self, end: &RunEnd) -> Result<(), Failure> {
+        report_stop(end);
         let Some([first, last]) = self.losses.filter(|_| !self.is_json) else { return Ok(()) };
         let Self { out, steps, tokens, seconds, data_wait_seconds, correction, .. } = self;
         writeln!(
@@ -94,4 +96,15 @@ impl<'a> Printer<'a> {
         }
         Ok(())
     }
+}
+
+/// Reports a run that a signal stopped. One whose output was closed ends without a word.
+#[expect(clippy::print_stderr, reason = "standard output has the results alone")]
+fn report_stop(RunEnd { stopped, steps, checkpoint }: &RunEnd) {
+    let Some(reason) = stopped.filter(|reason| *reason != StopReason::OutputClosed) else { return };
+    let saved = checkpoint.as_ref().map_or_else(
+        || "no checkpoint, as there is no directory for them".to_owned(),
+        |directory| format!("checkpoint `{}`", directory.display()),
+    );
+    eprintln!("dflop: stopped by {reason} after step {}, {saved}", steps - 1);
 }

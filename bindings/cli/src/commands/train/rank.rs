@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dflop_executor::checkpoint::{CheckpointDirectory, SavedCheckpoint};
+use dflop_executor::comm::launch::StopSignals;
 use dflop_executor::comm::{Comm, StepContext, threads};
 use dflop_executor::device::{Cpu, CpuBf16, Device};
 use dflop_executor::inputs::InputReader;
@@ -14,8 +17,11 @@ use dflop_executor::optimizer::{
     AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision,
 };
 use dflop_executor::profile::gemm_peak_flops;
-use dflop_executor::train::{StepReport, TraceWriter, TrainingRank, TrainingRankOptions, join_job};
+use dflop_executor::train::{
+    StepReport, StopCheck, StopReason, TraceWriter, TrainingRank, TrainingRankOptions, join_job,
+};
 use dflop_loader::LoaderState;
+use rustix::process::Signal;
 
 use super::config::{OptimizerTable, PrecisionName, TrainConfig};
 use super::setup::Setup;
@@ -31,6 +37,19 @@ pub(crate) struct RankTask {
     pub(crate) is_resumed: bool,
     /// File for this rank's timeline.
     pub(crate) trace: Option<std::path::PathBuf>,
+    /// Signals that stop the run.
+    pub(crate) signals: Option<Arc<StopSignals>>,
+}
+
+/// End of a run.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RunEnd {
+    /// Why it ended before its last step, if it did.
+    pub(crate) stopped: Option<StopReason>,
+    /// Number of steps taken, including those before a restored state.
+    pub(crate) steps: u64,
+    /// Directory of the last saved state.
+    pub(crate) checkpoint: Option<PathBuf>,
 }
 
 /// Runs a rank; `on_step` is called for every step on every rank.
@@ -40,7 +59,7 @@ pub(crate) fn run(
     comm: Box<dyn Comm>,
     task: &RankTask,
     on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+) -> Result<RunEnd, Failure> {
     let cpu = Cpu::new(config.parallel.threads)?;
     let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
     let cpu = match config.parallel.memory_gib {
@@ -61,7 +80,7 @@ fn run_on<D: Device>(
     comm: Box<dyn Comm>,
     task: &RankTask,
     on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+) -> Result<RunEnd, Failure> {
     let checkpoints = checkpoints(config, setup)?;
     // Held to the end of the run: a second job in the directory is refused.
     let _claim = checkpoints.as_ref().map(|checkpoints| checkpoints.claim(&*comm)).transpose()?;
@@ -69,7 +88,10 @@ fn run_on<D: Device>(
         (Some(checkpoints), true) => checkpoints.latest(&*comm)?,
         _ => None,
     };
-    let mut rank = start(device, peak_flops_per_second, config, setup, comm, task, saved.as_ref())?;
+    let is_closed = Arc::new(AtomicBool::new(false));
+    let stop = stop_check(task.signals.clone(), is_closed.clone());
+    let saves = Saves { checkpoints: checkpoints.clone(), saved: saved.as_ref() };
+    let mut rank = start(device, peak_flops_per_second, config, setup, comm, task, saves, stop)?;
     let earlier = match checkpoints.as_ref().filter(|_| !task.is_resumed) {
         Some(checkpoints) => checkpoints.set_aside(rank.comm())?,
         None => None,
@@ -82,27 +104,65 @@ fn run_on<D: Device>(
     {
         rank.record_corrections(recorder);
     }
-    // Without an interval only the last step is saved.
-    let every = config.checkpoint.every.unwrap_or(u64::MAX);
-    let mut saved_at = None;
-    let until = config.until.unwrap_or(config.steps);
-    while rank.steps() < until {
-        let step = rank.steps();
-        let Some(report) = rank.step().map_err(|error| Failure::from(error).in_step(step))? else { break };
-        on_step(&report)?;
-        if let Some(checkpoints) = checkpoints.as_ref().filter(|_| rank.steps().is_multiple_of(every)) {
-            rank.save(checkpoints)?;
-            saved_at = Some(rank.steps());
-        }
-    }
-    if let Some(checkpoints) = checkpoints.as_ref().filter(|_| saved_at != Some(rank.steps())) {
-        rank.save(checkpoints)?;
-    }
+    let stopped = take_steps(&mut rank, config, &is_closed, on_step)?;
+    rank.finish_save()?;
     // Ranks end together: one that left early would cut the connections that others still use.
     rank.comm()
         .barrier(StepContext::step(rank.steps(), "end the run"))
         .map_err(dflop_executor::Error::from)?;
-    Ok(rank.finish()?)
+    let steps = rank.steps();
+    rank.finish()?;
+    Ok(RunEnd { stopped, steps, checkpoint: checkpoints.map(|checkpoints| checkpoints.of_step(steps)) })
+}
+
+/// Takes the steps of the run, and starts to save its states, the last one in any case. Returns why it stopped
+/// early, if it did.
+fn take_steps<D: Device>(
+    rank: &mut TrainingRank<D>,
+    config: &TrainConfig,
+    is_closed: &AtomicBool,
+    on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
+) -> Result<Option<StopReason>, Failure> {
+    // Without an interval only the last step is saved.
+    let every = config.checkpoint.every.unwrap_or(u64::MAX);
+    let mut saved_at = None;
+    let until = config.until.unwrap_or(config.steps);
+    let mut stopped = None;
+    while rank.steps() < until && stopped.is_none() {
+        let step = rank.steps();
+        let Some(report) = rank.step().map_err(|error| Failure::from(error).in_step(step))? else { break };
+        match on_step(&report) {
+            // The other ranks learn of it at the end of the next step.
+            Err(Failure::Closed) => is_closed.store(true, Ordering::Relaxed),
+            printed => printed?,
+        }
+        stopped = rank.stop_reason().filter(|_| rank.steps() < until);
+        if rank.steps().is_multiple_of(every) {
+            rank.save()?;
+            saved_at = Some(rank.steps());
+        }
+    }
+    if saved_at != Some(rank.steps()) {
+        rank.save()?;
+    }
+    Ok(stopped)
+}
+
+/// Returns the check whether this rank wants the run to stop: for a signal, or because its output is closed.
+fn stop_check(signals: Option<Arc<StopSignals>>, is_closed: Arc<AtomicBool>) -> StopCheck {
+    Box::new(move || match signals.as_ref().and_then(|signals| signals.received()) {
+        Some(signal) if signal == Signal::INT => Some(StopReason::Interrupt),
+        Some(_) => Some(StopReason::Terminate),
+        None => is_closed.load(Ordering::Relaxed).then_some(StopReason::OutputClosed),
+    })
+}
+
+/// Checkpoints of a run.
+struct Saves<'a> {
+    /// Directory to save in.
+    checkpoints: Option<CheckpointDirectory>,
+    /// State to resume from.
+    saved: Option<&'a SavedCheckpoint>,
 }
 
 /// Builds all parts of a rank, together with the other ranks.
@@ -113,7 +173,8 @@ fn start<D: Device>(
     setup: &Setup,
     comm: Box<dyn Comm>,
     task: &RankTask,
-    saved: Option<&SavedCheckpoint>,
+    Saves { checkpoints, saved }: Saves<'_>,
+    stop: StopCheck,
 ) -> Result<TrainingRank<D>, Failure> {
     let rank = comm.rank();
     let place = setup.job.placement(rank)?;
@@ -158,6 +219,8 @@ fn start<D: Device>(
         trace,
         seed: config.seed,
         layout: setup.layout(),
+        checkpoints,
+        stop: Some(stop),
     };
     Ok(TrainingRank::new(pipeline, feed, optimizer, options)?)
 }
@@ -172,6 +235,9 @@ fn open_trace(path: &Path) -> Result<Trace, Failure> {
 fn checkpoints(config: &TrainConfig, setup: &Setup) -> Result<Option<CheckpointDirectory>, Failure> {
     let Some(directory) = &config.checkpoint.directory else { return Ok(None) };
     let mut checkpoints = CheckpointDirectory::new(directory).kept(config.checkpoint.kept.unwrap_or(2));
+    if let Some(runs) = config.checkpoint.kept_earlier {
+        checkpoints = checkpoints.kept_earlier(runs);
+    }
     for name in ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"] {
         let path = setup.model_directory.join(name);
         if path.is_file() {
@@ -211,7 +277,7 @@ pub(crate) fn run_threads(
     setup: &Setup,
     task: &RankTask,
     on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+) -> Result<RunEnd, Failure> {
     let world = threads::world(setup.job.world_size(), super::settings(config))
         .map_err(dflop_executor::Error::from)?;
     std::thread::scope(|scope| {
@@ -246,12 +312,18 @@ pub(crate) fn run_threads(
     })
 }
 
-/// Returns the failure of the rank that caused the end; other ranks only report that the job is over.
-fn first_failure(ended: impl Iterator<Item = Result<(), Failure>>) -> Result<(), Failure> {
-    let (others, mut own): (Vec<_>, Vec<_>) =
-        ended.filter_map(Result::err).partition(|failure| matches!(failure, Failure::Secondary(_)));
-    own.extend(others);
-    own.into_iter().next().map_or(Ok(()), Err)
+/// Returns the end of the run, or the failure of the rank that caused it; other ranks only report that the job
+/// is over.
+fn first_failure(ended: impl Iterator<Item = Result<RunEnd, Failure>>) -> Result<RunEnd, Failure> {
+    let (mut end, mut own, mut others) = (RunEnd::default(), None, None);
+    for rank in ended {
+        match rank {
+            Ok(of_rank) => end = of_rank,
+            Err(failure @ Failure::Secondary(_)) => others = others.or(Some(failure)),
+            Err(failure) => own = own.or(Some(failure)),
+        }
+    }
+    own.or(others).map_or(Ok(end), Err)
 }
 
 /// Returns the timeline file of one rank, next to the joined file.
