@@ -19,9 +19,9 @@ use serde_json::json;
 use super::model::{LAYERS, config, document, run_staged, settings, stage, train_whole, weights};
 use super::support::{Transport, patient, run};
 
-type Weights = BTreeMap<String, Vec<u32>>;
+pub(crate) type Weights = BTreeMap<String, Vec<u32>>;
 
-fn alone() -> Communicator {
+pub(crate) fn alone() -> Communicator {
     threads::world(1, patient()).unwrap().remove(0)
 }
 
@@ -35,7 +35,7 @@ fn checkpoints(root: &Path) -> CheckpointDirectory {
 }
 
 /// Builds a stage and an optimizer of this rank, from a seed or a checkpoint.
-fn begin(
+pub(crate) fn begin(
     comm: &dyn Comm,
     cuts: &[usize],
     saved: Option<&SavedCheckpoint>,
@@ -50,7 +50,7 @@ fn begin(
     (stage, optimizer)
 }
 
-fn go_on(stage: &mut Stage<Cpu>, optimizer: &mut JobOptimizer<Cpu>, comm: &dyn Comm, steps: u64) {
+pub(crate) fn go_on(stage: &mut Stage<Cpu>, optimizer: &mut JobOptimizer<Cpu>, comm: &dyn Comm, steps: u64) {
     while optimizer.steps() < steps {
         let step = optimizer.steps();
         run_staged(stage, comm, step).unwrap();

@@ -10,5 +10,6 @@ mod bf16;
 mod checkpoint;
 mod killed;
 mod model;
+mod saver;
 mod tensor_parallel;
 mod update;
