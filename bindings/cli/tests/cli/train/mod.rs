@@ -9,6 +9,8 @@ mod misuse;
 mod process;
 mod replay;
 mod runs;
+mod slow_disk;
 mod states;
+mod stops;
 mod trace;
 mod two_jobs;
