@@ -49,11 +49,10 @@ impl<'a> HostTensor<'a> {
         let mut bytes = Vec::with_capacity(4 * ELEMENTS.min(self.values.len()));
         for values in self.values.chunks(ELEMENTS) {
             bytes.clear();
-            match self.dtype {
-                Dtype::BF16 => {
-                    bytes.extend(values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()))
-                }
-                _ => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            if self.dtype == Dtype::BF16 {
+                bytes.extend(values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()));
+            } else {
+                bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             }
             file.write_all(&bytes)?;
         }

@@ -10,7 +10,9 @@ mod inline;
 mod kept;
 mod print;
 mod rank;
+mod run_threads;
 mod setup;
+mod start;
 mod synthetic;
 
 use std::fs::File;
@@ -32,7 +34,8 @@ pub(crate) use config::TrainConfig;
 use corrections::CorrectionSource;
 pub(crate) use demo::{Trained, train as train_demo};
 use print::Printer;
-pub(crate) use rank::{RankTask, run_threads};
+pub(crate) use rank::RankTask;
+pub(crate) use run_threads::run_threads;
 pub(crate) use setup::Setup;
 
 use crate::args::step_plan::parse_strategy;
