@@ -90,8 +90,8 @@ impl CorrectionTracker {
         })
     }
 
-    /// Continues a run that was interrupted: counts steps from `steps` on, and numbers tables after the last one
-    /// that was sent. What was measured before is learned again.
+    /// Continues a run that was interrupted: counts steps from `steps` on, and numbers tables after the last
+    /// one that was sent. What was measured before is learned again.
     ///
     /// - `sent`: the table that ranks got last, if there was one
     #[must_use]

@@ -9,11 +9,11 @@
 //! - `state.json`: step, seed, learning rate, layout, the state of the loader, and correction tables;
 //! - `manifest.json`, written last: sizes and digests of all other files.
 //!
-//! Every rank copies the parameters that it owns ([`crate::optimizer::Ownership`]) to host memory, and a thread
-//! writes them into `.step-00000040.partial`, hashes them on the way, and flushes each file to disk, while
-//! training goes on ([`CheckpointSaver`]). When all are done, which ranks compare at the end of their steps,
-//! rank 0 writes the manifest, renames the directory and flushes that. A killed process leaves a directory that
-//! is never taken for a checkpoint, and that the next save removes.
+//! Every rank copies the parameters that it owns ([`crate::optimizer::Ownership`]) to host memory, and a
+//! thread writes them into `.step-00000040.partial`, hashes them on the way, and flushes each file to disk,
+//! while training goes on ([`CheckpointSaver`]). When all are done, which ranks compare at the end of their
+//! steps, rank 0 writes the manifest, renames the directory and flushes that. A killed process leaves a
+//! directory that is never taken for a checkpoint, and that the next save removes.
 //!
 //! A run that starts from scratch in a directory with checkpoints moves them into `earlier-1`
 //! ([`CheckpointDirectory::set_aside`]): a run removes only its own checkpoints, and the newest one always

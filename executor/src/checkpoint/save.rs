@@ -24,8 +24,8 @@ pub struct CheckpointDirectory {
 }
 
 impl CheckpointDirectory {
-    /// Creates a handle for a directory, which need not exist; the last two checkpoints are kept, and those of
-    /// all earlier runs.
+    /// Creates a handle for a directory, which need not exist; the last two checkpoints are kept, and those
+    /// of all earlier runs.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
@@ -92,8 +92,8 @@ impl CheckpointDirectory {
         agree_on_success(comm, 0, "set earlier checkpoints aside", moved)
     }
 
-    /// Saves a checkpoint between two steps and removes old ones; all ranks of the optimizer call it. Training
-    /// waits; [`CheckpointSaver`] saves while it goes on.
+    /// Saves a checkpoint between two steps and removes old ones; all ranks of the optimizer call it.
+    /// Training waits; [`CheckpointSaver`] saves while it goes on.
     ///
     /// - `stages`: in the order of [`JobOptimizer::update`]
     /// - returns the checkpoint's directory, which is on disk when this returns

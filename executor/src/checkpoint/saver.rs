@@ -1,9 +1,9 @@
 //! Saves checkpoints behind the steps of a run.
 //!
 //! A save copies the tensors of each rank to host memory between two steps. A thread of each rank then writes
-//! them. At the end of later steps the ranks compare their progress; once all have written, a thread of rank 0
-//! completes the checkpoint. Until its rename nothing is a checkpoint, so a process killed at any moment leaves
-//! the one before.
+//! them. At the end of later steps the ranks compare their progress; once all have written, a thread of rank
+//! 0 completes the checkpoint. Until its rename nothing is a checkpoint, so a process killed at any moment
+//! leaves the one before.
 
 use std::io;
 use std::path::PathBuf;
@@ -117,8 +117,8 @@ impl CheckpointSaver {
     ///
     /// # Errors
     /// The failure of this rank: [`crate::Error::File`], [`dflop_models::Error::TensorShape`]; on all others
-    /// [`crate::Error::NotSaved`] that names the rank. Then only a hidden directory has changed, and the run can
-    /// continue. [`crate::Error::Comm`] if the job has ended.
+    /// [`crate::Error::NotSaved`] that names the rank. Then only a hidden directory has changed, and the run
+    /// can continue. [`crate::Error::Comm`] if the job has ended.
     pub fn finish(&mut self, comm: &dyn Comm) -> Result<Option<PathBuf>> {
         let mut saved = None;
         while self.pending.is_some() {

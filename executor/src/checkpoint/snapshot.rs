@@ -110,8 +110,8 @@ impl WrittenFiles {
     }
 }
 
-/// Returns the values of a tensor that this rank writes, assembled if it has parts; `None` for one that others
-/// write.
+/// Returns the values of a tensor that this rank writes, assembled if it has parts; `None` for one that
+/// others write.
 fn whole<D: Device>(
     stage: &Stage<D>,
     spec: &ParameterSpec,

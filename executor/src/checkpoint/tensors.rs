@@ -63,8 +63,8 @@ impl<'a> HostTensor<'a> {
 /// Writes a file, flushes it to disk, and returns its size and digest; nothing is read back.
 ///
 /// # Errors
-/// [`dflop_models::Error::TensorShape`] if a shape does not fit the numbers; [`crate::Error::File`], also once
-/// `is_cancelled` is set.
+/// [`dflop_models::Error::TensorShape`] if a shape does not fit the numbers; [`crate::Error::File`], also
+/// once `is_cancelled` is set.
 pub(super) fn write(
     path: &Path,
     tensors: &[HostTensor<'_>],

@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 /// Version of the format.
 const FORMAT: u64 = 1;
 
-/// What correction tables belong to: factors on the times that one predictor gives for one model on one layout.
+/// What correction tables belong to: factors on the times that one predictor gives for one model on one
+/// layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CorrectionSubject {

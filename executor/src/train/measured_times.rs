@@ -46,8 +46,8 @@ impl MeasuredTimes {
                 passes.add(pass, timed.cpu_ns);
             }
         }
-        // One all-reduce for everything: times of passes, busy time, waiting time, the report, then the time of
-        // the last action of each rank.
+        // One all-reduce for everything: times of passes, busy time, waiting time, the report, then the time
+        // of the last action of each rank.
         let mut ends_ns = vec![0; comm.size()];
         ends_ns[comm.rank()] = timeline.iter().map(|timed| timed.end_ns).max().unwrap_or(0);
         let own = passes.as_mut_slice();

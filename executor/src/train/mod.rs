@@ -3,11 +3,11 @@
 //! [`TrainingRank::step`] is called by all ranks together, as are all methods documented so. Reports are
 //! equal on all ranks except for times measured on their own clocks; print the one of rank 0.
 //!
-//! Measured times of modules are summed over ranks, and every rank learns the same correction tables from them
-//! ([`dflop_costmodel::correction`]), without further messages. The tables are recorded and reported; plans
-//! change by them only if [`CorrectionSettings::is_applied`], because they depend on the load of the machine.
-//! A [`CorrectionRecorder`] keeps them for a later run, which plans with the same tables at the same steps
-//! ([`RecordedCorrections`]) and so has the same plans and bits.
+//! Measured times of modules are summed over ranks, and every rank learns the same correction tables from
+//! them ([`dflop_costmodel::correction`]), without further messages. The tables are recorded and reported;
+//! plans change by them only if [`CorrectionSettings::is_applied`], because they depend on the load of the
+//! machine. A [`CorrectionRecorder`] keeps them for a later run, which plans with the same tables at the same
+//! steps ([`RecordedCorrections`]) and so has the same plans and bits.
 //!
 //! At the end of a step the ranks also agree whether to stop, for a signal or a closed output
 //! ([`StopReason`]), and how far a checkpoint is that is written meanwhile; it takes no message of its own.

@@ -15,8 +15,8 @@ use crate::pipeline::Job;
 pub struct CorrectionSettings {
     /// Rule by which tables are learned from measured times.
     pub options: CorrectionOptions,
-    /// Whether learned tables correct later plans. The plans, and the last digits of losses, then depend on the
-    /// load of the machine.
+    /// Whether learned tables correct later plans. The plans, and the last digits of losses, then depend on
+    /// the load of the machine.
     pub is_applied: bool,
     /// Tables of a restored state, [`crate::checkpoint::RunState::corrections`].
     pub restored: Vec<CorrectionTable>,

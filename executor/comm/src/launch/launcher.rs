@@ -122,10 +122,10 @@ impl Launcher {
     /// front of every line.
     ///
     /// Hosts the rendezvous server on a free port and draws the job token. When a rank fails, the others have
-    /// half a second to end on their own, then get `SIGTERM`, then are killed. `SIGINT` and `SIGTERM` are passed
-    /// on to all ranks, which may take as long as they need to end, such as to save their state; a second
-    /// signal, a second or more after the first, kills them. When standard output is closed, that of a rank
-    /// that prints plainly is closed as well. No rank outlives this call.
+    /// half a second to end on their own, then get `SIGTERM`, then are killed. `SIGINT` and `SIGTERM` are
+    /// passed on to all ranks, which may take as long as they need to end, such as to save their state; a
+    /// second signal, a second or more after the first, kills them. When standard output is closed, that of a
+    /// rank that prints plainly is closed as well. No rank outlives this call.
     ///
     /// # Errors
     /// [`Error::Listen`] if the rendezvous server cannot listen; [`Error::Io`] if a process cannot be

@@ -2,8 +2,8 @@
 
 use crate::{Error, Result};
 
-/// Returns whether a [`Launcher`](super::Launcher) started this process: it passes signals on, and kills a rank
-/// that does not end.
+/// Returns whether a [`Launcher`](super::Launcher) started this process: it passes signals on, and kills a
+/// rank that does not end.
 #[must_use]
 pub fn has_launcher() -> bool {
     std::env::var_os("DFLOP_STORE").is_some_and(|store| store == "launcher")

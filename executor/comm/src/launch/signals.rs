@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Time after a first signal within which further ones are the same request: `timeout` and terminals signal both
-/// a process and its group.
+/// Time after a first signal within which further ones are the same request: `timeout` and terminals signal
+/// both a process and its group.
 pub(super) const SAME_REQUEST: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(50);
 

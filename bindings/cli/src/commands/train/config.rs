@@ -263,7 +263,8 @@ pub(crate) struct CorrectionTable {
     pub(crate) enabled: bool,
     /// Steps between updates of the correction.
     pub(crate) interval_steps: u64,
-    /// File that learned tables are recorded in [default: `corrections.jsonl` in the directory of saved states].
+    /// File that learned tables are recorded in [default: `corrections.jsonl` in the directory of saved
+    /// states].
     pub(crate) record: Option<PathBuf>,
     /// Corrections that plans use; an argument of the command, no setting.
     #[serde(skip)]

@@ -39,7 +39,8 @@ impl Setup {
     /// Reads the tables to replay; none if plans do not use a record.
     ///
     /// # Errors
-    /// [`Failure::Failed`] if the record cannot be read, is malformed, belongs to another run or is too short.
+    /// [`Failure::Failed`] if the record cannot be read, is malformed, belongs to another run or is too
+    /// short.
     pub(super) fn recorded_corrections(&self, config: &TrainConfig) -> Result<Vec<CorrectionTable>, Failure> {
         let Some(CorrectionSource::Record(path)) = &config.correction.source else { return Ok(Vec::new()) };
         let record = RecordedCorrections::read(path)?;

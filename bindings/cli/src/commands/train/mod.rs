@@ -79,9 +79,10 @@ pub(crate) struct TrainArgs {
     /// none.
     #[arg(long)]
     resume: bool,
-    /// Corrections of the cost model that plans use: `measured` learns them from the times of this run, so that
-    /// plans, and the last digits of losses, depend on the load of the machine; FILE replays those that a run
-    /// recorded in its `corrections.jsonl`, bit for bit [default: none, measured times are recorded and reported].
+    /// Corrections of the cost model that plans use: `measured` learns them from the times of this run, so
+    /// that plans, and the last digits of losses, depend on the load of the machine; FILE replays those that
+    /// a run recorded in its `corrections.jsonl`, bit for bit [default: none, measured times are recorded and
+    /// reported].
     #[arg(long, value_name = "measured|FILE")]
     corrections: Option<CorrectionSource>,
     /// Write the timeline of every action, measured and predicted, for Perfetto or `chrome://tracing`.

@@ -105,8 +105,8 @@ fn run_on<D: Device>(
     Ok(RunEnd { stopped, steps, checkpoint: checkpoints.map(|checkpoints| checkpoints.of_step(steps)) })
 }
 
-/// Takes the steps of the run, and starts to save its states, the last one in any case. Returns why it stopped
-/// early, if it did.
+/// Takes the steps of the run, and starts to save its states, the last one in any case. Returns why it
+/// stopped early, if it did.
 fn take_steps<D: Device>(
     rank: &mut TrainingRank<D>,
     config: &TrainConfig,

@@ -49,8 +49,8 @@ pub(crate) fn run_threads(
     })
 }
 
-/// Returns the end of the run, or the failure of the rank that caused it; other ranks only report that the job
-/// is over.
+/// Returns the end of the run, or the failure of the rank that caused it; other ranks only report that the
+/// job is over.
 fn first_failure(ended: impl Iterator<Item = Result<RunEnd, Failure>>) -> Result<RunEnd, Failure> {
     let (mut end, mut own, mut others) = (RunEnd::default(), None, None);
     for rank in ended {

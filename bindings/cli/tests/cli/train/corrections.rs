@@ -1,4 +1,4 @@
-//! Tests the corrections that plans use: none by default, measured ones on request, recorded ones bit for bit.
+//! Tests the corrections that plans use: none by default, measured or recorded ones on request.
 
 use std::path::Path;
 
