@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
+.PHONY: test-deferred test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
 
 check: fmt clippy docs test
 
@@ -19,6 +19,12 @@ docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
 test: test-rust test-python
+
+# Suites of the executor on the test device that computes late, in all of its orders.
+test-deferred:
+	set -e; for order in 0 1 2 3 4; do \
+		DFLOP_DEFERRED_ORDER=$$order $(CARGO) test --locked -p dflop-device -p dflop-models -p dflop-executor \
+			--lib --test parity_deferred --test tensor_parallel_deferred --test pipeline_deferred --test training_deferred; done
 
 # Unit tests, end-to-end tests, documentation tests; then examples are run, which the tests have built.
 EXAMPLES = $(BUILD)/debug/examples
@@ -70,6 +76,10 @@ test-stores:
 	DFLOP_S3_SERVER=$(S3_SERVER) AWS_ENDPOINT_URL=http://127.0.0.1:5562 AWS_ALLOW_HTTP=true AWS_REGION=us-east-1 \
 	AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test XDG_CACHE_HOME=$(CURDIR)/target/stores-cache \
 	$(CARGO) test -p dflop-tests --locked -- --ignored --test-threads 1 store::s3::
+
+# Digests of a state of 7B parameters, of sparse files: reads a hundred gigabytes of zeros, which takes a minute.
+test-heavy:
+	$(CARGO) test -p dflop-executor --lib --release --locked -- --ignored checkpoint::verify
 
 # Pixels against Pillow's, of random images, whole and damaged; pip brings Pillow.
 test-pixels: test-python

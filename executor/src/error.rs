@@ -46,6 +46,9 @@ pub enum Error {
     /// A saved state cannot be used.
     #[error("checkpoint `{}` cannot be used: {problem}", path.display())]
     Saved { path: PathBuf, problem: String },
+    /// A record of correction tables is malformed, or does not belong to this run.
+    #[error("record of corrections `{}`: {problem}", path.display())]
+    CorrectionRecord { path: PathBuf, problem: String },
     /// A running job has claimed the directory of checkpoints.
     #[error(
         "checkpoint directory `{}` is in use by {owner}; choose another directory, or end that job", path.display()

@@ -211,6 +211,25 @@ fn modules_are_corrected_separately() {
 }
 
 #[test]
+fn a_resumed_tracker_numbers_steps_and_tables_after_those_before_the_break() {
+    let options = CorrectionOptions { interval_steps: 4, ..cheap() };
+    let last = CorrectionTable::new(3, 50, [(Module::Llm, 1000, 2 * FACTOR_ONE)]).unwrap();
+    let mut tracker = CorrectionTracker::new(options).unwrap().resume(50, Some(last));
+    let (run, mut random) = (Run { slowdown: 2.0, anomaly_share: 0.3, ..QUIET }, SplitMix64(6));
+    let mut report = None;
+    while report.is_none() {
+        for _ in 0..MICROBATCHES {
+            tracker.observe(&microbatch(run, &mut random)).unwrap();
+        }
+        report = tracker.end_step();
+    }
+    let report = report.unwrap();
+    let table = report.table.unwrap();
+    assert_eq!(report.steps, 52, "intervals end at the steps at which those of one run would");
+    assert_eq!((table.version(), table.effective_step()), (4, 52 + options.lead_steps));
+}
+
+#[test]
 fn a_measurement_of_nothing_is_an_error() {
     let mut tracker = CorrectionTracker::new(CorrectionOptions::default()).unwrap();
     for (measured_ns, samples) in [(5, vec![]), (0, vec![(10, 10)]), (5, vec![(10, 0)])] {

@@ -90,6 +90,17 @@ impl CorrectionTracker {
         })
     }
 
+    /// Continues a run that was interrupted: counts steps from `steps` on, and numbers tables after the last
+    /// one that was sent. What was measured before is learned again.
+    ///
+    /// - `sent`: the table that ranks got last, if there was one
+    #[must_use]
+    pub fn resume(mut self, steps: u64, sent: Option<CorrectionTable>) -> Self {
+        self.steps = steps;
+        self.sent = sent.unwrap_or(self.sent);
+        self
+    }
+
     /// Returns whether microbatches of the current step should be measured.
     #[must_use]
     pub fn is_tracking(&self) -> bool {

@@ -6,16 +6,20 @@
 
 mod support;
 
-use dflop_comm::launch::{JobOutcome, Launcher, end_with_launcher, identity_from_environment};
+use dflop_comm::launch::{JobOutcome, Launcher, StopSignals, end_with_launcher, identity_from_environment};
 use dflop_comm::{Comm, Communicator, EXIT_SECONDARY, Result, Settings, StepContext, tcp};
 use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use support::{floats, ring_sum};
 use tempfile::TempDir;
+
+/// Handlers of a rank that stops in order.
+static SIGNALS: OnceLock<StopSignals> = OnceLock::new();
 
 const WHAT: &str = "EXECUTOR_TEST_RANK";
 const DIRECTORY: &str = "EXECUTOR_TEST_DIRECTORY";
@@ -90,6 +94,17 @@ fn run_rank(what: &str, comm: &Communicator) -> Result<()> {
             ("aborts", 3, 2) => return Err(comm.abort(at, "the loss is NaN")),
             ("digest", 3, _) => comm.check_digest(step, u64::from(rank == 3))?,
             ("runs", ..) => std::thread::sleep(Duration::from_millis(5)),
+            ("stops", 0, _) => SIGNALS.set(StopSignals::register()?).expect("the first step"),
+            ("stops", ..) => {
+                // the ranks agree, as a signal reaches them between different messages
+                let mut asked =
+                    [f32::from(u8::from(SIGNALS.get().expect("registered").received().is_some()))];
+                comm.all_reduce(at.action("stop"), asked.as_mut_slice().into())?;
+                if asked[0] > 0.0 {
+                    return Ok(());
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
             _ => {}
         }
     }
@@ -310,4 +325,50 @@ fn an_interrupt_ends_all_ranks() {
         let outcome = std::fs::read_to_string(directory.path().join("outcome")).unwrap();
         assert_eq!(outcome, format!("Some({})", signal.as_raw()));
     }
+}
+
+#[test]
+fn ranks_that_stop_in_order_take_their_time_and_succeed() {
+    let directory = directory();
+    let mut child = launcher_command("stops", directory.path()).spawn().unwrap();
+    running_ranks(directory.path());
+    // the handlers are registered in the first step
+    std::thread::sleep(Duration::from_millis(500));
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "the launcher of this test reports the interruption");
+    let outcome = std::fs::read_to_string(directory.path().join("outcome")).unwrap();
+    assert_eq!(outcome, format!("Some({})", Signal::TERM.as_raw()));
+    assert!((0..3).all(|rank| said(directory.path(), rank).is_empty()), "no rank fails");
+}
+
+/// Not a test: a process that never stops in order.
+#[test]
+#[ignore = "a process of the test below"]
+fn stubborn_process() {
+    let Ok(directory) = std::env::var(DIRECTORY) else { return };
+    let _signals = StopSignals::register().unwrap().second_ends_process().unwrap();
+    std::fs::write(Path::new(&directory).join("ready"), "").unwrap();
+    loop {
+        std::thread::sleep(Duration::from_mins(1));
+    }
+}
+
+#[test]
+fn only_a_second_signal_a_while_later_ends_a_process_that_does_not_stop() {
+    let directory = directory();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "stubborn_process", "--ignored", "--quiet"]).env(DIRECTORY, directory.path());
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !directory.path().join("ready").exists() {
+        assert!(Instant::now() < deadline, "the process starts");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let signal = |signal| kill_process(Pid::from_child(&child), signal).unwrap();
+    // at the same time: one request, as `timeout` sends it
+    signal(Signal::TERM);
+    signal(Signal::TERM);
+    std::thread::sleep(Duration::from_secs(2));
+    signal(Signal::INT);
+    assert_eq!(child.wait().unwrap().signal(), Some(Signal::INT.as_raw()));
 }

@@ -91,8 +91,8 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
         output: Option<(Dtype, usize)>,
         task: Box<dyn HostTask>,
     ) -> Result<Transfer<Self>>;
-    /// Runs a task of the host that changes a tensor, in the order of the compute lane. Numbers are widened to
-    /// `f32` for the task, unless they are `f64`.
+    /// Runs a task of the host that changes a tensor, in the order of the compute lane. For a task that adds
+    /// numbers, bf16 is widened to `f32`.
     fn host_update(&self, tensor: &mut Tensor<Self>, task: Box<dyn HostTask>) -> Result<()>;
     /// Runs a closure in which operations start without a change of threads.
     fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R;

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::digest::write_file;
 use super::directory::{failed, sync};
-use super::manifest::write_file;
 use crate::error::{Error, Result};
 
 const RECORD_FILE: &str = ".set-aside";

@@ -11,8 +11,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use super::agreement::agree_on_success;
 use super::directory::failed;
-use super::save::{CheckpointDirectory, agree_on_success};
+use super::save::CheckpointDirectory;
 use crate::error::{Error, Result};
 use dflop_comm::Comm;
 

@@ -39,7 +39,7 @@ pub(super) fn prepare(root: &Path, step: u64) -> Result<()> {
         fs::create_dir_all(root)?;
         for name in names(root)? {
             let is_left = name.starts_with('.') && (name.ends_with(PARTIAL) || name.ends_with(REMOVED));
-            if is_left && name[1..].starts_with(PREFIX) {
+            if is_left && [PREFIX, EARLIER].iter().any(|prefix| name[1..].starts_with(prefix)) {
                 fs::remove_dir_all(root.join(name))?;
             }
         }
@@ -85,6 +85,29 @@ pub(super) fn prune(root: &Path, kept: usize) -> Result<()> {
     all().map_err(failed("remove old checkpoints of", root))
 }
 
+/// Removes the checkpoints of earlier runs except the last `kept` runs; of none if there is no such limit.
+pub(super) fn prune_earlier(root: &Path, kept: Option<usize>) -> Result<()> {
+    let Some(kept) = kept else { return Ok(()) };
+    let all = || {
+        for number in earlier(root)?.into_iter().rev().skip(kept) {
+            let removed = root.join(format!(".{EARLIER}{number}{REMOVED}"));
+            remove(&removed)?;
+            fs::rename(root.join(format!("{EARLIER}{number}")), &removed)?;
+            remove(&removed)?;
+        }
+        Ok(())
+    };
+    all().map_err(failed("remove checkpoints of earlier runs from", root))
+}
+
+/// Returns the numbers of the subdirectories of earlier runs, ascending.
+fn earlier(root: &Path) -> io::Result<Vec<u64>> {
+    let number = |name: &String| name.strip_prefix(EARLIER)?.parse().ok();
+    let mut numbers: Vec<u64> = names(root)?.iter().filter_map(number).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
 /// Moves all checkpoints into a new subdirectory, `earlier-1` or the next number; `None` if there were none.
 ///
 /// A process that is killed has decided to move all of them or none: [`candidates`] does not find one of
@@ -95,14 +118,12 @@ pub(super) fn set_aside(root: &Path) -> Result<Option<PathBuf>> {
     if states.is_empty() {
         return Ok(finished);
     }
-    let mut numbers = 1_u64..;
-    let free = numbers.find_map(|number| {
-        let name = format!("{EARLIER}{number}");
-        (!root.join(&name).exists()).then_some(name)
-    });
+    // Above all others, so that numbers tell the order of runs also after some were removed.
+    let last = earlier(root).map_err(failed("read", root))?.last().copied().unwrap_or(0);
+    let into = format!("{EARLIER}{}", last + 1);
     let name = |state: &PathBuf| state.file_name()?.to_str().map(str::to_owned);
     let states = states.iter().filter_map(name).collect();
-    SetAside { into: free.unwrap_or_else(|| EARLIER.to_owned()), states }.write(root)?;
+    SetAside { into, states }.write(root)?;
     finish_set_aside(root)
 }
 
@@ -225,6 +246,32 @@ mod tests {
             assert!(found(root).is_empty());
         }
         assert_eq!(set_aside(root).unwrap(), None);
+    }
+
+    #[test]
+    fn earlier_runs_beyond_the_limit_go_oldest_first_and_numbers_rise() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let set_one_aside = || {
+            make(&of_step(root, 3), "old");
+            set_aside(root).unwrap();
+        };
+        (0..3).for_each(|_| set_one_aside());
+        make(&root.join("earlier-best"), "not ours");
+        // left by a process that was killed while it removed
+        make(&root.join(".earlier-9.removed"), "half");
+        prune_earlier(root, None).unwrap();
+        assert_eq!(names(root).unwrap().len(), 5);
+        prepare(root, 4).unwrap();
+        publish(root, 4).unwrap();
+        prune_earlier(root, Some(2)).unwrap();
+        assert_eq!(names(root).unwrap(), ["earlier-2", "earlier-3", "earlier-best", "step-00000004"]);
+        prune_earlier(root, Some(0)).unwrap();
+        assert_eq!(names(root).unwrap(), ["earlier-best", "step-00000004"]);
+        (0..2).for_each(|_| set_one_aside());
+        prune_earlier(root, Some(1)).unwrap();
+        set_one_aside();
+        assert_eq!(names(root).unwrap(), ["earlier-2", "earlier-3", "earlier-best"]);
     }
 
     #[test]

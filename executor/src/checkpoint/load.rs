@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::directory;
 use super::manifest::Manifest;
 use super::save::CheckpointDirectory;
-use super::{FORMAT, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
+use super::{FORMAT, MANIFEST_FILE, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
 use crate::error::{Error, Result};
 use crate::optimizer::JobOptimizer;
 use crate::optimizer::{ParameterState, Precision};
@@ -31,12 +31,14 @@ pub struct SavedCheckpoint {
 impl CheckpointDirectory {
     /// Returns the newest complete checkpoint; `None` if there is none. All ranks of `comm` call it.
     ///
-    /// Rank 0 searches and compares all digests. It skips unusable checkpoints, with a warning that has the
-    /// reason.
+    /// Rank 0 chooses candidates, newest first, and compares the sizes of their files. All ranks then compare
+    /// digests, each of its share of the files, so that none waits for another that reads everything. An
+    /// unusable checkpoint is skipped, with a warning of the rank that found the reason.
     ///
     /// # Errors
-    /// [`Error::File`] if the directory cannot be read, [`Error::Saved`] if a rank does not see the
-    /// checkpoint that rank 0 found. Then the job ends on all ranks; the others get [`Error::Comm`].
+    /// [`Error::File`] if the directory cannot be read, [`Error::Saved`] if a rank cannot read the
+    /// checkpoint that all others found complete. Then the job ends on all ranks; the others get
+    /// [`Error::Comm`].
     pub fn latest(&self, comm: &dyn Comm) -> Result<Option<SavedCheckpoint>> {
         let at = StepContext::step(0, "find state");
         let end = |error: Error| {
@@ -44,28 +46,72 @@ impl CheckpointDirectory {
             error
         };
         // Rank 0 alone decides, as ranks may see a shared file system at different times.
-        let found = if comm.rank() == 0 { newest(self.root()).map_err(end)? } else { None };
-        let name = found.as_ref().and_then(|saved| saved.directory.file_name()?.to_str()).unwrap_or_default();
-        let names = crate::optimizer::gather_bytes(comm, at, name.as_bytes())?;
-        match (String::from_utf8_lossy(&names[0]), found) {
-            (name, None) if !name.is_empty() => {
-                SavedCheckpoint::read(&self.root().join(&*name)).map(Some).map_err(end)
+        let mut candidates =
+            if comm.rank() == 0 { directory::candidates(self.root()).map_err(end)? } else { Vec::new() }
+                .into_iter();
+        loop {
+            let candidate = Candidate::find(&mut candidates);
+            let chosen = crate::optimizer::gather_bytes(comm, at, &candidate.to_bytes())?.swap_remove(0);
+            let Some(Candidate { directory, manifest }) = Candidate::of_bytes(self.root(), &chosen) else {
+                return Ok(None);
+            };
+            if !directory.is_dir() {
+                let problem = "this rank does not see what rank 0 found; ranks must share the file system";
+                return Err(end(Error::Saved { path: directory, problem: problem.to_owned() }));
             }
-            (_, found) => Ok(found),
+            let share = Manifest::of_text(&directory, &manifest)
+                .and_then(|manifest| manifest.verify_share(&directory, comm.rank(), comm.size()));
+            if let Err(error) = &share {
+                skip(&directory, error);
+            }
+            let mut damaged = [u64::from(share.is_err())];
+            comm.all_reduce(at.action("verify state"), damaged.as_mut_slice().into())?;
+            if damaged == [0] {
+                return SavedCheckpoint::read(&directory).map(Some).map_err(end);
+            }
         }
     }
 }
 
-fn newest(root: &Path) -> Result<Option<SavedCheckpoint>> {
-    for directory in directory::candidates(root)? {
-        match SavedCheckpoint::open(&directory) {
-            Ok(saved) => return Ok(Some(saved)),
-            Err(error) => {
-                tracing::warn!(directory = %directory.display(), reason = %error, "skipped an unusable checkpoint");
+/// Checkpoint that rank 0 found, whose files have the right sizes.
+struct Candidate {
+    directory: PathBuf,
+    /// Text of its manifest.
+    manifest: Vec<u8>,
+}
+
+impl Candidate {
+    /// Finds the next usable directory; an empty candidate if there is none.
+    fn find(directories: &mut impl Iterator<Item = PathBuf>) -> Self {
+        for directory in directories {
+            let check = || {
+                Manifest::read(&directory)?.verify_sizes(&directory)?;
+                SavedCheckpoint::read(&directory)
+            };
+            match check().map(|_| std::fs::read(directory.join(MANIFEST_FILE)).unwrap_or_default()) {
+                Ok(manifest) => return Self { directory, manifest },
+                Err(error) => skip(&directory, &error),
             }
         }
+        Self { directory: PathBuf::new(), manifest: Vec::new() }
     }
-    Ok(None)
+
+    /// Returns the name of the directory, a line break, and the manifest.
+    fn to_bytes(&self) -> Vec<u8> {
+        let name = self.directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        [name.as_bytes(), b"\n", &self.manifest].concat()
+    }
+
+    /// Inverse of [`to_bytes`](Self::to_bytes); `None` for an empty candidate.
+    fn of_bytes(root: &Path, bytes: &[u8]) -> Option<Self> {
+        let end = bytes.iter().position(|&byte| byte == b'\n').filter(|&end| end > 0)?;
+        let directory = root.join(String::from_utf8_lossy(&bytes[..end]).as_ref());
+        Some(Self { directory, manifest: bytes[end + 1..].to_vec() })
+    }
+}
+
+fn skip(directory: &Path, reason: &Error) {
+    tracing::warn!(directory = %directory.display(), %reason, "skipped an unusable checkpoint");
 }
 
 impl SavedCheckpoint {
@@ -75,7 +121,9 @@ impl SavedCheckpoint {
     /// [`Error::Saved`] with the missing or damaged file; [`dflop_models::Error::Format`] for an invalid file
     /// of tensors.
     pub fn open(directory: &Path) -> Result<Self> {
-        Manifest::read(directory)?.verify(directory)?;
+        let manifest = Manifest::read(directory)?;
+        manifest.verify_sizes(directory)?;
+        manifest.verify_share(directory, 0, 1)?;
         Self::read(directory)
     }
 
@@ -92,7 +140,11 @@ impl SavedCheckpoint {
         }
         let value = |name: &str| document.get(name).cloned().unwrap_or_default();
         let seed = number("seed").ok_or_else(|| unusable(&format!("`{STATE_FILE}` has no seed")))?;
-        let run = RunState { seed, layout: value("layout"), loader: value("loader") };
+        // states of earlier versions have none
+        let corrections = document.get("corrections").cloned().unwrap_or_else(|| json!([]));
+        let corrections = serde_json::from_value(corrections)
+            .map_err(|error| unusable(&format!("`{STATE_FILE}`: corrections: {error}")))?;
+        let run = RunState { seed, layout: value("layout"), loader: value("loader"), corrections };
         let optimizer = Checkpoint::open_files(manifest.paths(directory, "optimizer-", ".safetensors"))?;
         let (directory, step) = (directory.to_owned(), manifest.step);
         Ok(Self { weights: Checkpoint::open(&directory)?, optimizer, directory, step, run })

@@ -1,130 +1,153 @@
-//! Writes tensors of a device to a file, with one at a time in host memory.
+//! Writes tensors in host memory to a safetensors file, and computes its digest on the way.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
 use std::collections::HashMap;
-use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use half::bf16;
-use safetensors::{Dtype, View};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 
+use super::digest::{DigestWriter, FileDigest};
 use super::directory::failed;
-use super::manifest::FileDigest;
-use crate::error::{Error, Result};
-use dflop_device::Device;
+use crate::error::Result;
 use dflop_models::weights::Tensor;
 
-/// Location of the numbers of a tensor.
-pub(super) enum TensorData<'a, D: Device> {
-    /// In a device's memory.
-    Device(&'a D, &'a dflop_device::Tensor<D>),
-    /// In host memory.
-    Host(Cow<'a, [f32]>),
-}
+/// Number of elements that are converted and written at a time.
+const ELEMENTS: usize = 1 << 18;
 
 /// A tensor to be written to a file.
-pub(super) struct FileTensor<'a, D: Device> {
+pub(super) struct HostTensor<'a> {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
-    pub(super) numbers: TensorData<'a, D>,
+    pub(super) values: Cow<'a, [f32]>,
     /// Stored format, `F32` or `BF16`.
     pub(super) dtype: Dtype,
 }
 
-impl<'a, D: Device> FileTensor<'a, D> {
-    /// Describes a tensor in host memory, to be stored as `f32`.
-    pub(super) fn host(tensor: &'a Tensor) -> Self {
+impl<'a> HostTensor<'a> {
+    /// Describes a tensor to be stored as `f32`.
+    pub(super) fn of(tensor: &'a Tensor) -> Self {
         let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
-        Self { name, shape, numbers: TensorData::Host(Cow::Borrowed(&tensor.values)), dtype: Dtype::F32 }
+        Self { name, shape, values: Cow::Borrowed(&tensor.values), dtype: Dtype::F32 }
     }
 
-    fn elements(&self) -> usize {
-        match self.numbers {
-            TensorData::Device(_, buffer) => buffer.len(),
-            TensorData::Host(ref values) => values.len(),
-        }
+    /// Returns the tensor with values of its own.
+    pub(super) fn into_owned(self) -> HostTensor<'static> {
+        let Self { name, shape, values, dtype } = self;
+        HostTensor { name, shape, values: Cow::Owned(values.into_owned()), dtype }
     }
 
     /// Returns the number of bytes in the file.
-    pub(super) fn bytes(&self) -> u64 {
-        (self.elements() * if self.dtype == Dtype::BF16 { 2 } else { 4 }) as u64
+    pub(super) fn bytes(&self) -> usize {
+        self.values.len() * if self.dtype == Dtype::BF16 { 2 } else { 4 }
     }
 
-    fn read(&self) -> Result<Vec<u8>> {
-        let downloaded;
-        let values = match &self.numbers {
-            TensorData::Host(values) => values.as_ref(),
-            TensorData::Device(device, buffer) => {
-                downloaded = device.download(buffer)?;
-                downloaded.as_slice()
+    fn write(&self, file: &mut impl Write) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(4 * ELEMENTS.min(self.values.len()));
+        for values in self.values.chunks(ELEMENTS) {
+            bytes.clear();
+            if self.dtype == Dtype::BF16 {
+                bytes.extend(values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()));
+            } else {
+                bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             }
-        };
-        Ok(if self.dtype == Dtype::BF16 {
-            values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect()
-        } else {
-            values.iter().flat_map(|value| value.to_le_bytes()).collect()
-        })
+            file.write_all(&bytes)?;
+        }
+        Ok(())
     }
 }
 
-/// Adapter for the format's crate, whose trait cannot fail: the first error is kept aside.
-struct Lazy<'a, D: Device>(&'a FileTensor<'a, D>, &'a RefCell<Option<Error>>);
-
-impl<D: Device> View for Lazy<'_, D> {
-    fn dtype(&self) -> Dtype {
-        self.0.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.0.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let bytes = self.0.read().unwrap_or_else(|error| {
-            self.1.borrow_mut().get_or_insert(error);
-            Vec::new()
-        });
-        Cow::Owned(bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.0.bytes() as usize
-    }
-}
-
-/// Writes a file, flushes it to disk, and returns its size and digest.
+/// Writes a file, flushes it to disk, and returns its size and digest; nothing is read back.
 ///
 /// # Errors
-/// [`dflop_models::Error::TensorShape`] if a shape does not fit the numbers, [`Error::File`], and errors of
-/// the device.
-pub(super) fn write<D: Device>(path: &Path, rows: &[FileTensor<'_, D>]) -> Result<FileDigest> {
-    for row in rows {
-        if row.shape.iter().product::<usize>() != row.elements() {
-            let (tensor, expected, found) = (row.name.clone(), vec![row.elements()], row.shape.clone());
-            return Err(dflop_models::Error::TensorShape { tensor, expected, found }.into());
+/// [`dflop_models::Error::TensorShape`] if a shape does not fit the numbers; [`crate::Error::File`], also
+/// once `is_cancelled` is set.
+pub(super) fn write(
+    path: &Path,
+    tensors: &[HostTensor<'_>],
+    is_cancelled: &AtomicBool,
+) -> Result<FileDigest> {
+    for tensor in tensors {
+        if tensor.shape.iter().product::<usize>() != tensor.values.len() {
+            let (name, expected, found) =
+                (tensor.name.clone(), vec![tensor.values.len()], tensor.shape.clone());
+            return Err(dflop_models::Error::TensorShape { tensor: name, expected, found }.into());
         }
     }
-    let failure = RefCell::new(None);
-    let views = rows.iter().map(|row| (row.name.as_str(), Lazy(row, &failure)));
-    // `transformers` refuses a file without this entry.
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let written = safetensors::serialize_to_file(views, Some(metadata), path);
-    // An error of the device comes first; an error of the file may only follow from it.
-    if let Some(error) = failure.take() {
-        return Err(error);
-    }
-    let sync = || {
-        written.map_err(io_error)?;
-        File::open(path)?.sync_all()
+    // The order of the format: types of more bytes first, so that all are aligned; then names.
+    let mut tensors: Vec<&HostTensor<'_>> = tensors.iter().collect();
+    tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.name.cmp(&b.name)));
+    let write = || {
+        let mut file = DigestWriter::create(path, is_cancelled)?;
+        let header = header(&tensors)?;
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        tensors.iter().try_for_each(|tensor| tensor.write(&mut file))?;
+        file.finish()
     };
-    sync().map_err(failed("write", path))?;
-    FileDigest::of(path)
+    write().map_err(failed("write", path))
 }
 
-fn io_error(error: safetensors::SafeTensorError) -> std::io::Error {
-    match error {
-        safetensors::SafeTensorError::IoError(error) => error,
-        other => std::io::Error::other(other),
+/// Returns the header of a file: names, types, shapes and places of its tensors, in a multiple of 8 bytes.
+fn header(tensors: &[&HostTensor<'_>]) -> io::Result<Vec<u8>> {
+    let (mut infos, mut start) = (Vec::with_capacity(tensors.len()), 0);
+    for tensor in tensors {
+        let end = start + tensor.bytes();
+        let info =
+            TensorInfo { dtype: tensor.dtype, shape: tensor.shape.clone(), data_offsets: (start, end) };
+        infos.push((tensor.name.clone(), info));
+        start = end;
+    }
+    // `transformers` refuses a file without this entry.
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(metadata), infos).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&metadata)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::tensor::TensorView;
+
+    use super::*;
+
+    /// The files of earlier versions came from the crate of the format.
+    #[test]
+    fn a_file_has_the_bytes_that_the_formats_own_crate_writes() {
+        let values: Vec<f32> = (0..ELEMENTS + 3).map(|at| at as f32 / 7.0 - 11.0).collect();
+        let tensor = |name: &str, length: usize, dtype| HostTensor {
+            name: name.to_owned(),
+            shape: vec![1, length],
+            values: Cow::Borrowed(&values[..length]),
+            dtype,
+        };
+        let tensors = [
+            tensor("b", 5, Dtype::BF16),
+            tensor("c", ELEMENTS + 3, Dtype::F32),
+            tensor("a", 3, Dtype::F32),
+            tensor("none", 0, Dtype::F32),
+        ];
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let digest = write(&path, &tensors, &AtomicBool::new(false)).unwrap();
+        let bytes: Vec<Vec<u8>> = tensors
+            .iter()
+            .map(|tensor| {
+                let mut bytes = Vec::new();
+                tensor.write(&mut bytes).unwrap();
+                bytes
+            })
+            .collect();
+        let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
+            (tensor.name.as_str(), TensorView::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap())
+        });
+        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let expected = safetensors::serialize(views, Some(metadata)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), expected);
+        assert_eq!(digest, FileDigest::of(&path).unwrap());
     }
 }

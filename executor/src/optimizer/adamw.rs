@@ -6,10 +6,13 @@
 //! has state on both; the same gradients keep both copies equal bit by bit.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use super::bucket_state::BucketState;
 use crate::error::{Error, Result};
-use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
-use dflop_device::{Bucket, Device, Dtype, Tensor};
+use dflop_comm::StepContext;
+use dflop_device::ops::adamw::{AdamW, DecayRange};
+use dflop_device::{Device, DeviceComm, Tensor};
 use dflop_models::weights::ParameterSpec;
 use dflop_models::{ParameterBucket, Parameters, Stage};
 
@@ -100,13 +103,6 @@ pub(crate) struct ParameterState<T> {
     pub(crate) master: Option<T>,
 }
 
-/// Optimizer state of a bucket, with the tensors of its parameters in their order.
-struct BucketState<D: Device> {
-    mean: Bucket<D>,
-    square: Bucket<D>,
-    master: Option<Bucket<D>>,
-}
-
 /// `AdamW` with the state of all parameters of a rank.
 pub struct AdamWOptimizer<D: Device> {
     settings: AdamWSettings,
@@ -114,6 +110,8 @@ pub struct AdamWOptimizer<D: Device> {
     steps: u64,
     /// States by stage and bucket; empty before the first step.
     states: Vec<Vec<BucketState<D>>>,
+    /// Ranks that share the states of a stage; empty if every replica has all of its own.
+    replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>,
 }
 
 impl<D: Device> AdamWOptimizer<D> {
@@ -123,7 +121,7 @@ impl<D: Device> AdamWOptimizer<D> {
     /// [`Error::InvalidSetting`] if a setting is out of range.
     pub fn new(settings: AdamWSettings) -> Result<Self> {
         settings.check()?;
-        Ok(Self { settings, steps: 0, states: Vec::new() })
+        Ok(Self { settings, steps: 0, states: Vec::new(), replicas: Vec::new() })
     }
 
     /// Returns the settings.
@@ -157,15 +155,25 @@ impl<D: Device> AdamWOptimizer<D> {
         let step = self.steps + 1;
         let adamw =
             AdamW { learning_rate, beta1, beta2, epsilon, weight_decay: 0.0, step, gradient_scale: 1.0 };
-        for (stage, states) in stages.iter_mut().zip(&mut self.states) {
+        let at = StepContext::step(self.steps, "gather weights");
+        for (number, (stage, states)) in stages.iter_mut().zip(&mut self.states).enumerate() {
             let device = stage.device().clone();
             let decays = decays(&self.settings, stage.parameters());
+            let replicas = replicas_of(&self.replicas, number);
             let buckets = stage.parameters_mut().buckets_mut().iter_mut();
             for ((bucket, state), decays) in buckets.zip(states).zip(&decays) {
                 state.step(&device, &adamw, decays, clip, bucket)?;
+                if let Some(replicas) = replicas {
+                    state.gather_weights(replicas, at, bucket)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Divides the states over the replicas of every stage, before the first step.
+    pub(super) fn shard(&mut self, replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>) {
+        self.replicas = replicas;
     }
 
     /// Counts a step whose factor was not NaN.
@@ -179,10 +187,11 @@ impl<D: Device> AdamWOptimizer<D> {
             if index < self.states.len() {
                 continue;
             }
+            let replicas = replicas_of(&self.replicas, index);
             let of_bucket = |bucket: &ParameterBucket<D>| {
                 let spec = &stage.parameters().specs()[bucket.parameters[0]];
                 let what = || format!("optimizer state of tensor `{}`", spec.name);
-                let state = BucketState::new(stage.device(), bucket, self.settings.precision);
+                let state = BucketState::new(stage.device(), bucket, self.settings.precision, replicas);
                 state.map_err(|error| error.while_allocating(what))
             };
             let states = stage.parameters().buckets().iter().map(of_bucket).collect::<Result<_, _>>()?;
@@ -191,18 +200,23 @@ impl<D: Device> AdamWOptimizer<D> {
         Ok(())
     }
 
-    /// Returns the state of a parameter of a stage, by the number of the stage among those of
-    /// [`start`](Self::start), if it has taken a step.
+    /// Copies the state of a bucket to the host, if it has taken a step; a collective of the replicas that
+    /// share it.
+    ///
+    /// - `number`: of the stage among those of [`start`](Self::start)
+    /// - `is_needed`: whether this rank needs it
     pub(crate) fn state(
         &self,
         (number, stage): (usize, &Stage<D>),
-        name: &str,
-    ) -> Option<ParameterState<&Tensor<D>>> {
-        let states = self.states.get(number)?;
-        let (bucket, part) = place(stage.parameters(), name)?;
-        let BucketState { mean, square, master } = &states[bucket];
-        let master = master.as_ref().map(|master| &master.parts()[part]);
-        Some(ParameterState { mean: &mean.parts()[part], square: &square.parts()[part], master })
+        bucket: usize,
+        is_needed: bool,
+    ) -> Result<Option<ParameterState<Vec<f32>>>> {
+        let Some(state) = self.states.get(number).and_then(|states| states.get(bucket)) else {
+            return Ok(None);
+        };
+        let len = stage.parameters().buckets()[bucket].values.len();
+        let at = StepContext::step(self.steps, "gather optimizer state");
+        state.whole(stage.device(), replicas_of(&self.replicas, number), at, (len, is_needed))
     }
 
     /// Replaces all states by those of the parameters of every stage, and sets the number of steps taken.
@@ -222,14 +236,11 @@ impl<D: Device> AdamWOptimizer<D> {
         }
         self.allocate(stages.clone())?;
         for ((stage, own), states) in stages.zip(&mut self.states).zip(states) {
-            let device = stage.device();
-            for (name, state) in states {
-                let Some((bucket, part)) = place(stage.parameters(), &name) else { continue };
-                let own = &mut own[bucket];
-                device.write(&state.mean, &mut own.mean.parts_mut()[part])?;
-                device.write(&state.square, &mut own.square.parts_mut()[part])?;
-                if let (Some(own), Some(master)) = (&mut own.master, state.master) {
-                    device.write(&master, &mut own.parts_mut()[part])?;
+            for (bucket, own) in stage.parameters().buckets().iter().zip(own) {
+                let named = |&index: &usize| states.get(&stage.parameters().specs()[index].name);
+                let of_bucket: Option<Vec<_>> = bucket.parameters.iter().map(named).collect();
+                if let Some(of_bucket) = of_bucket {
+                    own.restore(stage.device(), &of_bucket)?;
                 }
             }
         }
@@ -239,20 +250,16 @@ impl<D: Device> AdamWOptimizer<D> {
     /// Returns the bytes of all states, for memory accounting.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let of = |state: &BucketState<D>| {
-            let buckets = [Some(&state.mean), Some(&state.square), state.master.as_ref()];
-            buckets.into_iter().flatten().flat_map(Bucket::parts).map(Tensor::bytes).sum::<u64>()
-        };
-        self.states.iter().flatten().map(of).sum()
+        self.states.iter().flatten().map(BucketState::bytes).sum()
     }
 }
 
-/// Returns bucket and position of a trained parameter that owns its values.
-fn place<D: Device>(parameters: &Parameters<D>, name: &str) -> Option<(usize, usize)> {
-    parameters.buckets().iter().enumerate().find_map(|(bucket, own)| {
-        let part = own.parameters.iter().position(|&index| parameters.specs()[index].name == name)?;
-        Some((bucket, part))
-    })
+/// Returns the ranks that share the state of a stage, if there are any.
+fn replicas_of<D: Device>(
+    replicas: &[Option<Arc<dyn DeviceComm<D>>>],
+    number: usize,
+) -> Option<&dyn DeviceComm<D>> {
+    replicas.get(number)?.as_deref()
 }
 
 /// Returns the weight decay of the elements of every bucket.
@@ -272,50 +279,6 @@ fn decays<D: Device>(settings: &AdamWSettings, parameters: &Parameters<D>) -> Ve
         ranges
     };
     parameters.buckets().iter().map(of_bucket).collect()
-}
-
-impl<D: Device> BucketState<D> {
-    fn new(device: &D, bucket: &ParameterBucket<D>, precision: Precision) -> dflop_device::Result<Self> {
-        let lens: Vec<usize> = bucket.values.parts().iter().map(Tensor::len).collect();
-        let zeros = || device.zeros_as(Dtype::F32, bucket.values.len());
-        let zeros = || zeros().map(|zeros| Bucket::new(zeros, &lens));
-        let master = match precision {
-            Precision::F32 => None,
-            Precision::Bf16 => {
-                let mut master = zeros()?;
-                for (master, weights) in master.parts_mut().iter_mut().zip(bucket.values.parts()) {
-                    // Adding to zeros copies the weights in f32.
-                    device.add(weights, master)?;
-                }
-                Some(master)
-            }
-        };
-        Ok(Self { mean: zeros()?, square: zeros()?, master })
-    }
-
-    fn step(
-        &mut self,
-        device: &D,
-        adamw: &AdamW,
-        decays: &[DecayRange],
-        clip: &Tensor<D>,
-        bucket: &mut ParameterBucket<D>,
-    ) -> dflop_device::Result<()> {
-        let (gradients, lens) = bucket.gradients.open();
-        let (mut mean, _) = self.mean.open();
-        let (mut square, _) = self.square.open();
-        let mut master = self.master.as_mut().map(|master| master.open().0);
-        let state = AdamWState { master: master.as_mut(), mean: &mut mean, square: &mut square };
-        let update = |weights: &mut Tensor<D>| device.adamw(adamw, decays, clip, weights, &gradients, state);
-        let updated = bucket.values.with_whole(update);
-        bucket.gradients.close(gradients, &lens);
-        self.mean.close(mean, &lens);
-        self.square.close(square, &lens);
-        if let (Some(own), Some(master)) = (&mut self.master, master) {
-            own.close(master, &lens);
-        }
-        updated
-    }
 }
 
 #[cfg(test)]

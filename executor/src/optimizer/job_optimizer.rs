@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::{StepOutcome, UnreadStep};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::ops::elementwise::CopyRange;
-use dflop_device::{Device, Dtype, Staged};
+use dflop_device::{Device, DeviceComm, Dtype, Staged};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
@@ -92,6 +92,16 @@ impl<D: Device> JobOptimizer<D> {
         };
         let ownership = Ownership::agree(&*comm, stages)?;
         Ok(Self { settings, adamw, ownership, comm: Arc::from(comm), tensors: None })
+    }
+
+    /// Divides the optimizer state over the replicas of every stage, so that each has that of a part of the
+    /// parameters (ZeRO stage 1); before the first update. The weights have the same bits as without.
+    ///
+    /// - `replicas`: of every stage ([`PipelineRank::replicas`](crate::pipeline::PipelineRank::replicas))
+    #[must_use]
+    pub fn shard_states(mut self, replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>) -> Self {
+        self.adamw.shard(replicas);
+        self
     }
 
     /// Updates all parameters with the gradients of a step and sets these to zero; all ranks call it.

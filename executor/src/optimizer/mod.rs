@@ -9,6 +9,7 @@
 //! gradients have them.
 
 mod adamw;
+mod bucket_state;
 mod job_optimizer;
 mod learning_rate;
 mod ownership;

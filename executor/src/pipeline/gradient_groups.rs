@@ -12,7 +12,7 @@ use dflop_device::{Device, DeviceComm, Staged};
 /// Communicators of one rank, in addition to the one of all ranks.
 pub(super) struct GradientGroups<D: Device> {
     /// Replicas of each stage of this rank, if there are several.
-    replicas: BTreeMap<u16, Staged<D>>,
+    replicas: BTreeMap<u16, Arc<Staged<D>>>,
     /// First and last stage of the LLM, if they share a parameter and are on two ranks.
     tie: Option<Staged<D>>,
 }
@@ -31,7 +31,7 @@ impl<D: Device> GradientGroups<D> {
             let color =
                 stage.filter(|_| dp_size > 1).map(|stage| color(usize::from(stage), placement.tp_rank));
             let group = world.split(at, color, placement.replica as u64)?;
-            replicas.extend(stage.zip(group.map(tensors)));
+            replicas.extend(stage.zip(group.map(tensors).map(Arc::new)));
         }
         let mut tie = None;
         if let Some(ends) = ends_apart(job) {
@@ -44,7 +44,12 @@ impl<D: Device> GradientGroups<D> {
 
     /// Returns the replicas of a stage, if there are several.
     pub(super) fn replicas(&self, stage: u16) -> Option<&dyn DeviceComm<D>> {
-        self.replicas.get(&stage).map(|group| group as &dyn DeviceComm<D>)
+        self.replicas.get(&stage).map(|group| &**group as &dyn DeviceComm<D>)
+    }
+
+    /// Returns the replicas of a stage to share, if there are several.
+    pub(super) fn shared_replicas(&self, stage: u16) -> Option<Arc<dyn DeviceComm<D>>> {
+        self.replicas.get(&stage).map(|group| Arc::clone(group) as Arc<dyn DeviceComm<D>>)
     }
 
     /// Returns the communicator of the two ranks that share a parameter, if this is one of them.

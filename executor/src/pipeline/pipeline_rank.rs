@@ -143,6 +143,14 @@ impl<D: Device> PipelineRank<D> {
         self.stages.iter().map(|(&number, stage)| (number, stage))
     }
 
+    /// Returns the replicas of every stage of this rank, in order; `None` for a stage without others. An
+    /// optimizer divides its state over them
+    /// ([`JobOptimizer::shard_states`](crate::optimizer::JobOptimizer::shard_states)).
+    #[must_use]
+    pub fn replicas(&self) -> Vec<Option<Arc<dyn DeviceComm<D>>>> {
+        self.stages.keys().map(|&stage| self.groups.shared_replicas(stage)).collect()
+    }
+
     /// Returns the communicator of all ranks.
     #[must_use]
     pub fn comm(&self) -> &dyn Comm {

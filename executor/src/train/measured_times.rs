@@ -2,6 +2,7 @@
 
 use dflop_balancer::schedule::Part;
 
+use super::step_end::{self, StepEnd};
 use crate::error::Result;
 use crate::pipeline::{Job, PassTimes, RankPlacement, TimedAction};
 use dflop_comm::{Comm, StepContext};
@@ -19,18 +20,22 @@ pub struct MeasuredTimes {
     pub(super) waited_ns: u64,
     /// Wall time from start to end of the action list, of the slowest rank.
     pub(super) pipeline_ns: u64,
+    /// Sum of the reports of all ranks.
+    pub(super) end: StepEnd,
 }
 
 impl MeasuredTimes {
     /// Sums the times that ranks measured; all of them call it together.
     ///
     /// - `rounds`: microbatches per DP rank of the LLM
+    /// - `end`: report of this rank, which is summed as well
     pub(super) fn exchange(
         comm: &dyn Comm,
         job: &Job,
         placement: &RankPlacement,
         (step, rounds): (u64, usize),
         (timeline, waited_ns): (&[TimedAction], u64),
+        end: StepEnd,
     ) -> Result<Self> {
         let (mut passes, mut busy_ns) = (PassTimes::zero(job, rounds), 0);
         for timed in timeline {
@@ -41,17 +46,20 @@ impl MeasuredTimes {
                 passes.add(pass, timed.busy_ns);
             }
         }
-        // One all-reduce for everything: times of passes, busy time, waiting time, then the end of each rank.
+        // One all-reduce for everything: times of passes, busy time, waiting time, the report, then the time
+        // of the last action of each rank.
         let mut ends_ns = vec![0; comm.size()];
         ends_ns[comm.rank()] = timeline.iter().map(|timed| timed.end_ns).max().unwrap_or(0);
         let own = passes.as_mut_slice();
-        let mut ns = [&*own, &[busy_ns, waited_ns], &ends_ns].concat();
+        let mut ns = [&*own, &[busy_ns, waited_ns], &end.words(), &ends_ns].concat();
         comm.all_reduce(StepContext::step(step, "sum times"), ns.as_mut_slice().into())?;
         let (summed, rest) = ns.split_at(own.len());
         own.copy_from_slice(summed);
         let first_stages = (0..=job.modules().len()).map(|module| first_stage(job, module)).collect();
-        let pipeline_ns = rest[2..].iter().copied().max().unwrap_or(0);
-        Ok(Self { passes, first_stages, busy_ns: rest[0], waited_ns: rest[1], pipeline_ns })
+        let (&[busy_ns, waited_ns], rest) = rest.split_first_chunk().unwrap_or((&[0; 2], &[]));
+        let (end, ends_ns) = rest.split_first_chunk().unwrap_or((&[0; step_end::WORDS], &[]));
+        let (end, pipeline_ns) = (StepEnd::of_words(*end), ends_ns.iter().copied().max().unwrap_or(0));
+        Ok(Self { passes, first_stages, busy_ns, waited_ns, pipeline_ns, end })
     }
 
     /// Returns the time of every pass.

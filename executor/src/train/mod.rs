@@ -1,31 +1,44 @@
 //! Trains on one rank, step by step: inputs, pipeline, optimizer, corrections of the plan, report, trace.
 //!
 //! [`TrainingRank::step`] is called by all ranks together, as are all methods documented so. Reports are
-//! equal on all ranks except for times measured on their own clocks; print the one of rank 0. Measured times
-//! of modules are summed over ranks and correct the cost model that plans later steps
-//! ([`dflop_costmodel::correction`]); every rank computes the same correction tables without further
-//! messages. [`TraceWriter`] writes measured next to predicted times of every action, [`utilization`] is the
-//! MFU of a step.
+//! equal on all ranks except for times measured on their own clocks; print the one of rank 0.
+//!
+//! Measured times of modules are summed over ranks, and every rank learns the same correction tables from
+//! them ([`dflop_costmodel::correction`]), without further messages. The tables are recorded and reported;
+//! plans change by them only if [`CorrectionSettings::is_applied`], because they depend on the load of the
+//! machine. A [`CorrectionRecorder`] keeps them for a later run, which plans with the same tables at the same
+//! steps ([`RecordedCorrections`]) and so has the same plans and bits.
+//!
+//! At the end of a step the ranks also agree whether to stop, for a signal or a closed output
+//! ([`StopReason`]), and how far a checkpoint is that is written meanwhile; it takes no message of its own.
+//!
+//! [`TraceWriter`] writes measured next to predicted times of every action, [`utilization`] is the MFU of a
+//! step.
 
 mod build_stages;
+mod correction_record;
 mod forecast;
 mod measured_times;
 mod mfu;
 mod pass_predictor;
 mod plan_correction;
 mod skip_warnings;
+mod step_end;
 mod step_report;
 mod trace;
 mod training_rank;
 
 pub use build_stages::{build_stages, join_job};
+pub use correction_record::{CorrectionRecorder, CorrectionSubject, RecordedCorrections};
 pub use forecast::Forecast;
 pub use measured_times::MeasuredTimes;
 pub use mfu::{model_flops, utilization};
 pub use pass_predictor::PassPredictor;
+pub use plan_correction::{CorrectionReport, CorrectionSettings};
+pub use step_end::StopReason;
 pub use step_report::StepReport;
 pub use trace::{TraceWriter, TracedAction, join_traces};
-pub use training_rank::{TrainingRank, TrainingRankOptions};
+pub use training_rank::{StopCheck, TrainingRank, TrainingRankOptions};
 
 /// Configuration of a small run on CPU for `dflop train`, TOML.
 pub const EXAMPLE_CONFIG: &str = include_str!("../../examples/train-cpu.toml");

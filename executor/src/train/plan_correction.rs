@@ -1,22 +1,64 @@
-//! Corrects the cost model of later plans by measured times.
+//! Learns corrections of the cost model from measured times, and applies them to later plans if asked to.
 
-use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker};
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker};
 use dflop_loader::{StepPlan, StepPlanner};
+use serde::Serialize;
 
+use super::correction_record::CorrectionRecorder;
 use super::measured_times::MeasuredTimes;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::inputs::PredictedTimes;
 use crate::pipeline::Job;
 
+/// Settings of the corrections that a run learns.
+#[derive(Debug, Clone, Default)]
+pub struct CorrectionSettings {
+    /// Rule by which tables are learned from measured times.
+    pub options: CorrectionOptions,
+    /// Whether learned tables correct later plans. The plans, and the last digits of losses, then depend on
+    /// the load of the machine.
+    pub is_applied: bool,
+    /// Tables of a restored state, [`crate::checkpoint::RunState::corrections`].
+    pub restored: Vec<CorrectionTable>,
+}
+
+/// Errors of predicted times over an interval of steps, and the table that was learned from them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CorrectionReport {
+    /// Mean error without correction, as a fraction of measured time.
+    pub error_uncorrected: f64,
+    /// Mean error with the table that was learned before the interval, if there was one.
+    pub error_corrected: Option<f64>,
+    /// Version of the new table, if it differs from the one before.
+    pub version: Option<u64>,
+    /// Whether the table corrects plans.
+    pub is_applied: bool,
+}
+
 /// Updates correction tables from measured times; every rank computes the same ones.
-pub(super) struct PlanCorrector(CorrectionTracker);
+pub(super) struct PlanCorrector {
+    tracker: CorrectionTracker,
+    is_applied: bool,
+    recorder: Option<CorrectionRecorder>,
+    /// Tables that the plan of the next step or of a later one may need, in order.
+    tables: Vec<CorrectionTable>,
+}
 
 impl PlanCorrector {
-    pub(super) fn new(options: CorrectionOptions) -> Result<Self> {
-        Ok(Self(CorrectionTracker::new(options)?))
+    /// Starts learning, or continues at a step after 0.
+    pub(super) fn new(settings: CorrectionSettings, step: u64) -> Result<Self> {
+        let CorrectionSettings { options, is_applied, restored: tables } = settings;
+        let tracker = CorrectionTracker::new(options)?.resume(step, tables.last().cloned());
+        Ok(Self { tracker, is_applied, recorder: None, tables })
     }
 
-    /// Adds the times of a step. At the end of an interval, the planner may get a new table for later steps.
+    /// Records the tables of this and later steps.
+    pub(super) fn record(&mut self, recorder: CorrectionRecorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// Adds the times of a step. At the end of an interval there is a report, and the planner may get a new
+    /// table for later steps.
     pub(super) fn add_step(
         &mut self,
         job: &Job,
@@ -24,22 +66,38 @@ impl PlanCorrector {
         plan: &StepPlan,
         predicted: &PredictedTimes,
         times: &MeasuredTimes,
-    ) -> Result<()> {
-        if self.0.is_tracking() {
+    ) -> Result<Option<CorrectionReport>> {
+        if self.tracker.is_tracking() {
             let measured = |module, microbatch| times.module_ns(module, microbatch);
             for observation in predicted.observations(job, planner, plan, measured) {
-                self.0.observe(&observation)?;
+                self.tracker.observe(&observation)?;
             }
         }
-        let Some(interval) = self.0.end_step() else { return Ok(()) };
-        tracing::info!(
-            error = interval.error_uncorrected,
-            corrected = interval.error_corrected,
-            "predicted and measured stage times"
-        );
-        match interval.table {
-            Some(table) => planner.correct(table).map_err(Error::from),
-            None => Ok(()),
+        let interval = self.tracker.end_step();
+        let table = interval.as_ref().and_then(|interval| interval.table.as_ref());
+        if let Some(recorder) = &mut self.recorder {
+            recorder.step(plan.step, table)?;
         }
+        if let Some(table) = table {
+            if self.is_applied {
+                planner.correct(table.clone())?;
+            }
+            self.tables.push(table.clone());
+        }
+        // a table ends when a later one is in force
+        let next = plan.step + 1;
+        let ended = self.tables.iter().skip(1).take_while(|table| table.effective_step() <= next).count();
+        self.tables.drain(..ended);
+        Ok(interval.map(|interval| CorrectionReport {
+            error_uncorrected: interval.error_uncorrected,
+            error_corrected: interval.error_corrected,
+            version: interval.table.map(|table| table.version()),
+            is_applied: self.is_applied,
+        }))
+    }
+
+    /// Returns the tables that a run needs which resumes at the next step, in order.
+    pub(super) fn tables(&self) -> &[CorrectionTable] {
+        &self.tables
     }
 }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::plan_correction::CorrectionReport;
+
 /// Measurements of a step; equal on all ranks, except for times and values computed from them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StepReport {
@@ -37,4 +39,7 @@ pub struct StepReport {
     pub replayed_seconds: f64,
     /// Makespan of the step's passes as measured: from start to end of the action list of the slowest rank.
     pub pipeline_seconds: f64,
+    /// What the measured times of an interval of steps taught, at its last step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub correction: Option<CorrectionReport>,
 }

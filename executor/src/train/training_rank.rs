@@ -1,22 +1,24 @@
 //! Trains on one rank: takes steps, reports them, saves checkpoints.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use dflop_costmodel::SampleShape;
-use dflop_costmodel::correction::CorrectionOptions;
 use serde_json::Value;
 
+use super::correction_record::CorrectionRecorder;
 use super::forecast::{Forecast, planned_passes};
 use super::measured_times::MeasuredTimes;
 use super::mfu::{model_flops, utilization};
 use super::pass_predictor::PassPredictor;
-use super::plan_correction::PlanCorrector;
+use super::plan_correction::{CorrectionSettings, PlanCorrector};
 use super::skip_warnings::SkipWarnings;
+use super::step_end::{StepEnd, StopReason};
 use super::step_report::StepReport;
 use super::trace::{TraceWriter, TracedAction};
-use crate::checkpoint::{CheckpointDirectory, RunState};
+use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
 use crate::error::Result;
 use crate::inputs::{InputReader, StepInputs};
 use crate::optimizer::JobOptimizer;
@@ -26,8 +28,8 @@ use dflop_device::Device;
 
 /// Options of a rank in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
-    /// Correction of the cost model by measured times; `None` for none.
-    pub correction: Option<CorrectionOptions>,
+    /// Corrections of the cost model that are learned from measured times; `None` for none.
+    pub correction: Option<CorrectionSettings>,
     /// Predicts the passes of each stage from a measured profile; `None` divides the planned times of modules
     /// by layers.
     pub pass_predictor: Option<PassPredictor>,
@@ -39,7 +41,14 @@ pub struct TrainingRankOptions {
     pub seed: u64,
     /// Layout of the model, for checkpoints.
     pub layout: Value,
+    /// Directory that checkpoints are saved in, if any.
+    pub checkpoints: Option<CheckpointDirectory>,
+    /// Returns whether this rank wants the run to stop after the current step, and why.
+    pub stop: Option<StopCheck>,
 }
+
+/// Returns why the run should stop, if it should; called once per step.
+pub type StopCheck = Box<dyn Fn() -> Option<StopReason> + Send>;
 
 /// One rank of a training run: its inputs, stages and part of the optimizer.
 pub struct TrainingRank<D: Device> {
@@ -48,6 +57,8 @@ pub struct TrainingRank<D: Device> {
     optimizer: JobOptimizer<D>,
     options: TrainingRankOptions,
     corrector: Option<PlanCorrector>,
+    saver: Option<CheckpointSaver>,
+    stop_reason: Option<StopReason>,
     skip_warnings: SkipWarnings,
     /// Sum over all ranks.
     peak_flops_per_second: f64,
@@ -77,25 +88,37 @@ impl<D: Device> TrainingRank<D> {
             let placement = pipeline.placement();
             trace.rank(rank, &format!("rank {rank}: {:?} {}", placement.module, placement.replica))?;
         }
-        let corrector = options.correction.map(PlanCorrector::new).transpose()?;
+        let corrector = options.correction.take();
+        let corrector =
+            corrector.map(|settings| PlanCorrector::new(settings, optimizer.steps())).transpose()?;
         let (skip_warnings, now) = (SkipWarnings::new(rank, &inputs), Instant::now());
         Ok(Self {
             skip_warnings,
             pipeline,
             inputs,
             optimizer,
+            saver: options.checkpoints.take().map(CheckpointSaver::new),
             options,
             corrector,
+            stop_reason: None,
             peak_flops_per_second: peak[0],
             began: now,
             ended: now,
         })
     }
 
+    /// Records the correction tables of this and later steps; one rank of the job does.
+    pub fn record_corrections(&mut self, recorder: CorrectionRecorder) {
+        if let Some(corrector) = &mut self.corrector {
+            corrector.record(recorder);
+        }
+    }
+
     /// Takes one step; `None` at the end of the data. All ranks call it together.
     ///
     /// # Errors
-    /// A failure on one rank ends the job on all; the others get a [`crate::Error::Comm`] with its text.
+    /// A failure on one rank ends the job on all; the others get a [`crate::Error::Comm`] with its text. A
+    /// checkpoint that could not be written is a failure of the step after.
     pub fn step(&mut self) -> Result<Option<StepReport>> {
         let done = self.try_step();
         done.inspect_err(|error| {
@@ -120,12 +143,22 @@ impl<D: Device> TrainingRank<D> {
         let timeline = (outcome.timeline.as_slice(), step.wait.as_nanos() as u64);
         let (job, placement) = (self.pipeline.job(), self.pipeline.placement());
         let comm = self.pipeline.comm();
-        let times = MeasuredTimes::exchange(comm, job, placement, (step.plan.step, rounds), timeline)?;
+        let stop = self.options.stop.as_ref().and_then(|stop| stop());
+        let save = self.saver.as_mut().map_or(SaveProgress::default(), CheckpointSaver::progress);
+        let end = StepEnd::new(stop, save);
+        let times = MeasuredTimes::exchange(comm, job, placement, (step.plan.step, rounds), timeline, end)?;
+        self.stop_reason = times.end.stop();
         let (replayed_ns, _) = simulate(job, rounds, times.passes())?;
-        if let Some(corrector) = &mut self.corrector {
-            corrector.add_step(job, self.inputs.planner(), &step.plan, &step.predicted, &times)?;
-        }
+        let correction = match &mut self.corrector {
+            Some(corrector) => {
+                corrector.add_step(job, self.inputs.planner(), &step.plan, &step.predicted, &times)?
+            }
+            None => None,
+        };
         self.trace(&step, &outcome, &forecast, start)?;
+        if let Some(saver) = &mut self.saver {
+            saver.advance(self.pipeline.comm(), times.end.save)?;
+        }
         // From end to end, so that waits for data and saved checkpoints count.
         let (before, ended) = (self.ended, Instant::now());
         self.ended = ended;
@@ -148,6 +181,7 @@ impl<D: Device> TrainingRank<D> {
             predicted_seconds: forecast.makespan_ns as f64 / 1e9,
             replayed_seconds: replayed_ns as f64 / 1e9,
             pipeline_seconds: times.pipeline_ns as f64 / 1e9,
+            correction,
         }))
     }
 
@@ -196,15 +230,37 @@ impl<D: Device> TrainingRank<D> {
         trace.step(self.pipeline.comm().rank(), step.plan.step, start_ns, &actions)
     }
 
-    /// Saves weights, optimizer state and loader state; all ranks call it together.
+    /// Starts to save weights, optimizer state and loader state; all ranks call it together. Later steps take
+    /// place while files are written. Without a directory of checkpoints it does nothing.
     ///
     /// # Errors
-    /// [`crate::Error::File`], [`crate::Error::NotSaved`], [`crate::Error::Comm`].
-    pub fn save(&self, checkpoints: &CheckpointDirectory) -> Result<std::path::PathBuf> {
+    /// See [`CheckpointSaver::start`].
+    pub fn save(&mut self) -> Result<()> {
+        let Some(saver) = &mut self.saver else { return Ok(()) };
         let loader = serde_json::to_value(self.inputs.state()?).unwrap_or_default();
-        let run = RunState { seed: self.options.seed, layout: self.options.layout.clone(), loader };
+        let corrections =
+            self.corrector.as_ref().map_or_else(Vec::new, |corrector| corrector.tables().to_vec());
+        let run =
+            RunState { seed: self.options.seed, layout: self.options.layout.clone(), loader, corrections };
         let stages = self.pipeline.stages().map(|(_, stage)| stage);
-        checkpoints.save(&self.optimizer, stages, &run)
+        saver.start(&self.optimizer, stages, &run)
+    }
+
+    /// Waits for the checkpoint that is being written, if there is one; all ranks call it together.
+    ///
+    /// - returns its directory
+    ///
+    /// # Errors
+    /// See [`CheckpointSaver::finish`].
+    pub fn finish_save(&mut self) -> Result<Option<PathBuf>> {
+        let Some(saver) = &mut self.saver else { return Ok(None) };
+        saver.finish(self.pipeline.comm())
+    }
+
+    /// Returns why the run should stop after the last step, if any rank wanted it to; the same on all ranks.
+    #[must_use]
+    pub const fn stop_reason(&self) -> Option<StopReason> {
+        self.stop_reason
     }
 
     /// Ends the trace, if there is one.

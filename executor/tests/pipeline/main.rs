@@ -13,3 +13,4 @@ mod media;
 mod reference;
 mod refusals;
 mod routes;
+mod sharded_states;

@@ -14,5 +14,7 @@ mod language_models;
 mod media;
 #[path = "../pipeline/reference.rs"]
 mod reference;
+#[path = "../pipeline/sharded_states.rs"]
+mod sharded_states;
 #[path = "../../comm/tests/support/mod.rs"]
 mod support;

@@ -7,6 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use dflop_comm::{Comm, Communicator, threads};
+use dflop_costmodel::Module;
+use dflop_costmodel::correction::{CorrectionTable, FACTOR_ONE};
 use dflop_executor::Error;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState, SavedCheckpoint};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
@@ -19,14 +21,15 @@ use super::device::{TestDevice, device};
 use super::model::{LAYERS, config, document, run_staged, settings, stage, train_whole, weights};
 use super::support::{Transport, patient, run};
 
-type Weights = BTreeMap<String, Vec<u32>>;
+pub(crate) type Weights = BTreeMap<String, Vec<u32>>;
 
-fn alone() -> Communicator {
+pub(crate) fn alone() -> Communicator {
     threads::world(1, patient()).unwrap().remove(0)
 }
 
 fn run_state() -> RunState {
-    RunState { seed: 7, layout: json!({"stages": 1}), loader: json!({"position": [1, 2, 3]}) }
+    let corrections = vec![CorrectionTable::new(2, 9, [(Module::Llm, 100, 3 * FACTOR_ONE / 2)]).unwrap()];
+    RunState { seed: 7, layout: json!({"stages": 1}), loader: json!({"position": [1, 2, 3]}), corrections }
 }
 
 fn checkpoints(root: &Path) -> CheckpointDirectory {
@@ -34,7 +37,7 @@ fn checkpoints(root: &Path) -> CheckpointDirectory {
 }
 
 /// Builds a stage and an optimizer of this rank, from a seed or a checkpoint.
-fn begin(
+pub(crate) fn begin(
     comm: &dyn Comm,
     cuts: &[usize],
     saved: Option<&SavedCheckpoint>,
@@ -49,7 +52,7 @@ fn begin(
     (stage, optimizer)
 }
 
-fn go_on(
+pub(crate) fn go_on(
     stage: &mut Stage<TestDevice>,
     optimizer: &mut JobOptimizer<TestDevice>,
     comm: &dyn Comm,

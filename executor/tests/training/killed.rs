@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dflop_comm::{Comm, threads};
-use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
+use dflop_executor::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_models::weights::{Seed, WeightSource};
 use serde_json::json;
@@ -20,6 +20,8 @@ use super::model::{LAYERS, run_staged, settings, stage, train_whole, weights};
 use super::support::{Transport, patient, run};
 
 const DIRECTORY: &str = "EXECUTOR_TEST_SAVE_TO";
+/// Set if the process saves while it trains.
+const BEHIND: &str = "EXECUTOR_TEST_SAVE_BEHIND";
 const ARGS: [&str; 5] = ["--exact", "killed::saving_process", "--ignored", "--nocapture", "--quiet"];
 /// Number of kills in one run.
 const KILLS: usize = 8;
@@ -45,14 +47,21 @@ fn train_and_save(root: &Path, comm: &dyn Comm) {
     if let Some(saved) = &saved {
         optimizer.restore([&mut stage], saved).unwrap();
     }
+    let mut saver = CheckpointSaver::new(checkpoints);
+    let is_behind = std::env::var_os(BEHIND).is_some();
     loop {
         run_staged(&mut stage, comm, optimizer.steps()).unwrap();
         optimizer.update([&mut stage]).unwrap();
         let state = RunState { loader: json!(optimizer.steps()), ..RunState::default() };
-        checkpoints.save(&optimizer, [&stage], &state).unwrap();
-        if comm.rank() == 0 {
+        // The start of a save ends the one before.
+        saver.start(&optimizer, [&stage], &state).unwrap();
+        let saved = optimizer.steps() - u64::from(is_behind);
+        if !is_behind {
+            saver.finish(comm).unwrap();
+        }
+        if comm.rank() == 0 && saved > 0 {
             let said = root.join("saved.part");
-            fs::write(&said, optimizer.steps().to_string()).unwrap();
+            fs::write(&said, saved.to_string()).unwrap();
             fs::rename(said, root.join("saved")).unwrap();
         }
     }
@@ -63,16 +72,19 @@ fn said(root: &Path) -> u64 {
     fs::read_to_string(root.join("saved")).map_or(0, |step| step.parse().unwrap())
 }
 
-fn spawn(root: &Path) -> Child {
+fn spawn(root: &Path, is_behind: bool) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
+    if is_behind {
+        command.env(BEHIND, "1");
+    }
     command.args(ARGS).env(DIRECTORY, root).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().unwrap()
 }
 
 /// Kills a process some time after it has saved one or several checkpoints.
-fn kill_after(root: &Path, states: u64, delay: Duration) {
+fn kill_after(root: &Path, is_behind: bool, states: u64, delay: Duration) {
     let before = said(root);
-    let (mut child, start) = (spawn(root), Instant::now());
+    let (mut child, start) = (spawn(root, is_behind), Instant::now());
     while said(root) < before + states {
         assert!(start.elapsed() < Duration::from_mins(1), "the process saves nothing");
         assert!(child.try_wait().unwrap().is_none(), "the process ended by itself");
@@ -85,6 +97,15 @@ fn kill_after(root: &Path, states: u64, delay: Duration) {
 
 #[test]
 fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
+    kill_often(false);
+}
+
+#[test]
+fn a_process_killed_while_it_saves_behind_its_steps_leaves_its_last_state_whole() {
+    kill_often(true);
+}
+
+fn kill_often(is_behind: bool) {
     let directory = tempfile::tempdir().unwrap();
     let (root, comm) = (directory.path(), threads::world(1, patient()).unwrap().remove(0));
     let (mut partial, mut random) = (0, 0x9e37_79b9_7f4a_7c15_u64);
@@ -93,7 +114,7 @@ fn a_process_killed_at_any_moment_leaves_its_last_state_whole() {
         random ^= random >> 7;
         random ^= random << 17;
         // A step with its checkpoint takes some milliseconds.
-        kill_after(root, 1 + random % STATES_MAX, Duration::from_micros(random >> 16 & 0x3fff));
+        kill_after(root, is_behind, 1 + random % STATES_MAX, Duration::from_micros(random >> 16 & 0x3fff));
         let states = root.join("states");
         partial += usize::from(
             fs::read_dir(&states)

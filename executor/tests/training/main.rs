@@ -12,5 +12,6 @@ mod checkpoint;
 mod device;
 mod killed;
 mod model;
+mod saver;
 mod tensor_parallel;
 mod update;

@@ -109,6 +109,7 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
         // The allocator of the fuzzer, a program of its own.
         "tests/fuzz/src/main.rs",
         "loader/src/index/arrow2.rs",
+        "executor/device/src/cpu/memory.rs",
         "executor/device/src/ops/gemm.rs",
         "bindings/python/src/arrays/array.rs",
         "bindings/python/src/arrays/dlpack.rs",

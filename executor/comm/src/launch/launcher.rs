@@ -1,17 +1,14 @@
 //! Starts all ranks of a job on this machine, and ends them together.
 
-use super::output::{pass_on, prefix};
+use super::output::{WhenClosed, pass_on, prefix};
+use super::signals::{SAME_REQUEST, StopSignals};
 use super::status::RankStatus;
 use crate::{Error, JobToken, RendezvousServer, Result};
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::{flag, low_level};
 use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -41,7 +38,8 @@ pub struct Launcher {
 pub struct JobOutcome {
     /// Rank that failed first, if any. Ranks that ended because of another rank come last.
     pub failed: Option<RankStatus>,
-    /// Signal that ended the job: Ctrl-C, or a request to terminate.
+    /// Signal by which the job was asked to stop: Ctrl-C, or a request to terminate. Ranks that stop in order
+    /// end with success.
     pub interrupted: Option<i32>,
     /// Exit of every rank, in rank order.
     pub ranks: Vec<RankStatus>,
@@ -124,34 +122,46 @@ impl Launcher {
     /// front of every line.
     ///
     /// Hosts the rendezvous server on a free port and draws the job token. When a rank fails, the others have
-    /// half a second to end on their own, then get `SIGTERM`, then are killed; Ctrl-C and `SIGTERM` have the
-    /// same effect. No rank outlives this call.
+    /// half a second to end on their own, then get `SIGTERM`, then are killed. `SIGINT` and `SIGTERM` are
+    /// passed on to all ranks, which may take as long as they need to end, such as to save their state; a
+    /// second signal, a second or more after the first, kills them. When standard output is closed, that of a
+    /// rank that prints plainly is closed as well. No rank outlives this call.
     ///
     /// # Errors
     /// [`Error::Listen`] if the rendezvous server cannot listen; [`Error::Io`] if a process cannot be
     /// started.
     pub fn run(&self) -> Result<JobOutcome> {
-        let signals = Signals::register()?;
+        let signals = StopSignals::register()?;
         let token = JobToken::random()?;
         let host = RendezvousServer::start(&[SocketAddr::new(self.listen, 0)], self.ranks, token.clone())?;
         let mut processes = RankProcesses { ranks: Vec::new(), printers: Vec::new(), ended: Vec::new() };
         for rank in 0..self.ranks {
             processes.start(rank, self.command(rank, host.address(), &token), self.is_first_plain)?;
         }
-        let interrupted = loop {
+        let mut interrupted: Option<(Signal, Instant)> = None;
+        let is_refused = loop {
             processes.collect()?;
             let has_failed = processes.ended.iter().any(|ended| !ended.status.success());
-            let signal = signals.received();
-            if signal.is_some() || has_failed || processes.is_over() {
-                break signal;
+            if has_failed || processes.is_over() {
+                break false;
+            }
+            match (signals.take(), interrupted) {
+                (Some(signal), None) => {
+                    interrupted = Some((signal, Instant::now()));
+                    processes.send(signal);
+                }
+                (Some(_), Some((_, first))) if first.elapsed() >= SAME_REQUEST => break true,
+                _ => {}
             }
             std::thread::sleep(Self::POLL);
         };
-        if interrupted.is_none() {
+        if is_refused {
+            processes.kill()?;
+        } else {
             processes.wait(Self::SETTLE)?;
+            processes.end(self.grace)?;
         }
-        processes.end(self.grace)?;
-        Ok(processes.outcome(interrupted))
+        Ok(processes.outcome(interrupted.map(|(signal, _)| signal.as_raw())))
     }
 
     fn command(&self, rank: usize, store: SocketAddr, token: &JobToken) -> Command {
@@ -184,11 +194,15 @@ impl RankProcesses {
         })?;
         if let Some(output) = child.stdout.take() {
             // prefixed lines are not parseable as JSON
-            let before = if rank == 0 && is_first_plain { String::new() } else { prefix(rank) };
-            self.printers.push(pass_on(before, output, || Box::new(io::stdout())));
+            let is_plain = rank == 0 && is_first_plain;
+            let before = if is_plain { String::new() } else { prefix(rank) };
+            // the rank learns from its closed output that nobody reads it any more
+            let when_closed = if is_plain { WhenClosed::Close } else { WhenClosed::Discard };
+            self.printers.push(pass_on(before, output, when_closed, || Box::new(io::stdout())));
         }
         if let Some(errors) = child.stderr.take() {
-            self.printers.push(pass_on(prefix(rank), errors, || Box::new(io::stderr())));
+            let to = || -> Box<dyn io::Write> { Box::new(io::stderr()) };
+            self.printers.push(pass_on(prefix(rank), errors, WhenClosed::Discard, to));
         }
         self.ranks.push(Some(child));
         Ok(())
@@ -226,15 +240,25 @@ impl RankProcesses {
         Ok(())
     }
 
-    /// Ends the running ranks: asks, waits, kills.
-    fn end(&mut self, grace: Duration) -> Result<()> {
+    /// Sends a signal to the running ranks.
+    fn send(&self, signal: Signal) {
         for child in self.ranks.iter().flatten() {
             // the process was not reaped yet, so its id cannot belong to another process
             if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-                let _ = kill_process(pid, Signal::TERM);
+                let _ = kill_process(pid, signal);
             }
         }
+    }
+
+    /// Ends the running ranks: asks, waits, kills.
+    fn end(&mut self, grace: Duration) -> Result<()> {
+        self.send(Signal::TERM);
         self.wait(grace)?;
+        self.kill()
+    }
+
+    /// Kills the running ranks.
+    fn kill(&mut self) -> Result<()> {
         for child in self.ranks.iter_mut().flatten() {
             // killing a process that has just ended is not an error
             let _ = child.kill();
@@ -273,41 +297,5 @@ impl Drop for RankProcesses {
         }
         // one that waits inside the kernel ends later, or never
         let _ = self.wait(Launcher::KILLED);
-    }
-}
-
-/// Handlers that redirect signals to the job while they exist.
-struct Signals {
-    received: Arc<AtomicUsize>,
-    ids: Vec<signal_hook::SigId>,
-    /// Restores the default effect of signals once set.
-    is_over: Arc<AtomicBool>,
-}
-
-impl Signals {
-    fn register() -> Result<Self> {
-        let received = Arc::new(AtomicUsize::new(0));
-        let mut signals = Self { received, ids: Vec::new(), is_over: Arc::default() };
-        let failed = |source| Error::Io { action: "register signal handlers".into(), source };
-        for signal in [SIGINT, SIGTERM] {
-            let id = flag::register_usize(signal, signals.received.clone(), signal as usize);
-            signals.ids.push(id.map_err(failed)?);
-            flag::register_conditional_default(signal, signals.is_over.clone()).map_err(failed)?;
-        }
-        Ok(signals)
-    }
-
-    fn received(&self) -> Option<i32> {
-        let signal = self.received.load(Ordering::Relaxed);
-        (signal != 0).then_some(signal as i32)
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        for id in self.ids.drain(..) {
-            low_level::unregister(id);
-        }
-        self.is_over.store(true, Ordering::Relaxed);
     }
 }

@@ -2,15 +2,18 @@
 //!
 //! - [`identity_from_environment`] reads the rank that torchrun, Open MPI or Slurm assigned to this process
 //! - [`Launcher`] starts all ranks of a job on this machine
+//! - [`StopSignals`] lets a rank, or a job in one process, end in order when it is asked to stop
 
 mod environment;
 mod host_list;
 mod launcher;
 mod orphan;
 mod output;
+mod signals;
 mod status;
 
 pub use environment::identity_from_environment;
 pub use launcher::{JobOutcome, Launcher};
-pub use orphan::end_with_launcher;
+pub use orphan::{end_with_launcher, has_launcher};
+pub use signals::StopSignals;
 pub use status::RankStatus;

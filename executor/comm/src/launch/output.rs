@@ -11,10 +11,20 @@ pub(super) fn prefix(rank: usize) -> String {
     format!("[{rank}] ")
 }
 
+/// What happens to the output of a rank when that of this process is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WhenClosed {
+    /// It is read on and discarded: the rank must not stop because its output is no longer read.
+    Discard,
+    /// It is closed as well.
+    Close,
+}
+
 /// Copies lines from a rank to this process until the rank closes its end.
 pub(super) fn pass_on(
     prefix: String,
     from: impl Read + Send + 'static,
+    when_closed: WhenClosed,
     to: impl Fn() -> Box<dyn Write> + Send + 'static,
 ) -> JoinHandle<()> {
     std::thread::spawn(move || {
@@ -31,8 +41,11 @@ pub(super) fn pass_on(
             if line.last() != Some(&b'\n') {
                 line.push(b'\n');
             }
-            // a rank must not stop because its output is no longer read
-            let _ = to().write_all(&line);
+            let mut to = to();
+            let written = to.write_all(&line).and_then(|()| to.flush());
+            if written.is_err() && when_closed == WhenClosed::Close {
+                return;
+            }
         }
     })
 }

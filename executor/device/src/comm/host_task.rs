@@ -24,6 +24,9 @@ pub trait HostTask: Send {
     /// Those of the communicator.
     fn finish(self: Box<Self>) -> Result<Option<Buffer>>;
 
+    /// Returns whether numbers are added, so that bf16 is widened to `f32` for the exchange.
+    fn adds(&self) -> bool;
+
     /// Exchanges elements in place, and waits.
     ///
     /// # Errors

@@ -138,6 +138,10 @@ impl HostTask for Send {
         Ok(None)
     }
 
+    fn adds(&self) -> bool {
+        false
+    }
+
     fn run(self: Box<Self>, _: Slice<'_>) -> Result<()> {
         Ok(())
     }
@@ -165,6 +169,10 @@ impl HostTask for Recv {
     fn finish(self: Box<Self>) -> Result<Option<Buffer>> {
         let received = self.handle.map(Handle::wait).transpose()?;
         Ok(received.map(Payload::into_buffer))
+    }
+
+    fn adds(&self) -> bool {
+        false
     }
 
     fn run(self: Box<Self>, _: Slice<'_>) -> Result<()> {
@@ -211,6 +219,10 @@ impl HostTask for Collective {
         let Some(mut values) = self.values.take() else { return Ok(None) };
         self.run((&mut values).into())?;
         Ok(Some(values))
+    }
+
+    fn adds(&self) -> bool {
+        !matches!(self.kind, Kind::AllGather(_))
     }
 
     fn run(self: Box<Self>, values: Slice<'_>) -> Result<()> {

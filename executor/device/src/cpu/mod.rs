@@ -220,6 +220,9 @@ impl Runtime for Cpu {
         if tensor.dtype() == Dtype::F64 {
             return task.run(tensor.f64_mut().into());
         }
+        if tensor.dtype() == Dtype::Bf16 && !task.adds() {
+            return task.run(tensor.bf16_mut().into());
+        }
         self.update(tensor, |values| task.run(values.into()))?
     }
 

@@ -244,6 +244,9 @@ mod tests {
             let Some(Buffer::F32(values)) = self.0 else { return Ok(None) };
             Ok(Some(Buffer::F32(values.into_iter().map(|value| value + 1.0).collect())))
         }
+        fn adds(&self) -> bool {
+            false
+        }
         fn run(self: Box<Self>, _: dflop_comm::Slice<'_>) -> Result<()> {
             Ok(())
         }

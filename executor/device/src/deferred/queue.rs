@@ -120,7 +120,10 @@ impl<D: Device> HostWork<D> {
             (Some(input), _) => {
                 Some(Place::of(input).with(inner, |inner, tensor| contents(inner, tensor, false))?)
             }
-            (None, Some(place)) => Some(place.with(inner, |inner, tensor| contents(inner, tensor, true))?),
+            (None, Some(place)) => {
+                let adds = self.task.adds();
+                Some(place.with(inner, |inner, tensor| contents(inner, tensor, adds))?)
+            }
             (None, None) => None,
         };
         self.task.start(buffer)

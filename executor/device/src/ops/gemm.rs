@@ -1,7 +1,7 @@
 //! Safe wrapper of the matrix product of the crate `gemm`.
 //!
 //! The crate takes raw pointers and strides; here matrices are slices, and every element that a product can
-//! access is checked to be in bounds. This is the only file of the crate with unsafe code.
+//! access is checked to be in bounds.
 //!
 //! Each element of the result is a sum over `k` in blocks whose size depends on the shapes alone; threads
 //! divide rows and columns, never `k`. Results are therefore bit-equal for any number of threads, which a

@@ -13,6 +13,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::corrections::CorrectionSource;
 use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 
@@ -150,8 +151,10 @@ pub(crate) struct ParallelTable {
     pub(crate) device: String,
     /// Measured profile in place of the device preset.
     pub(crate) profile: Option<PathBuf>,
-    /// Maximum wait for another rank, in seconds.
+    /// Maximum wait for another rank that is not busy, in seconds.
     pub(crate) timeout_seconds: f64,
+    /// Maximum wait for another rank that is busy, such as with a slow store, in seconds.
+    pub(crate) slow_seconds: f64,
     /// Maximum memory of a rank's weights, gradients, optimizer state and activations [default: the machine's
     /// memory].
     pub(crate) memory_gib: Option<f64>,
@@ -171,6 +174,7 @@ impl Default for ParallelTable {
             device: "cpu".to_owned(),
             profile: None,
             timeout_seconds: 120.0,
+            slow_seconds: 1800.0,
             memory_gib: None,
         }
     }
@@ -212,6 +216,8 @@ pub(crate) struct OptimizerTable {
     /// Upper bound on the norm of all gradients; 0 disables clipping.
     pub(crate) gradient_norm_max: f64,
     pub(crate) precision: PrecisionName,
+    /// Stage of `ZeRO`: 1 divides the optimizer state over the DP ranks of a stage, 0 does not.
+    pub(crate) zero_stage: u8,
 }
 
 impl Default for OptimizerTable {
@@ -225,6 +231,7 @@ impl Default for OptimizerTable {
             epsilon: 1e-8,
             gradient_norm_max: 1.0,
             precision: PrecisionName::F32,
+            zero_stage: 0,
         }
     }
 }
@@ -248,20 +255,28 @@ pub(crate) struct CheckpointTable {
     pub(crate) every: Option<u64>,
     /// Number of states to keep [default: 2].
     pub(crate) kept: Option<usize>,
+    /// Number of earlier runs whose states are kept, after a run started anew [default: all].
+    pub(crate) kept_earlier: Option<usize>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CorrectionTable {
-    /// Whether measured times correct the plans.
+    /// Whether corrections are learned from measured times, recorded and reported.
     pub(crate) enabled: bool,
     /// Steps between updates of the correction.
     pub(crate) interval_steps: u64,
+    /// File that learned tables are recorded in [default: `corrections.jsonl` in the directory of saved
+    /// states].
+    pub(crate) record: Option<PathBuf>,
+    /// Corrections that plans use; an argument of the command, no setting.
+    #[serde(skip)]
+    pub(crate) source: Option<CorrectionSource>,
 }
 
 impl Default for CorrectionTable {
     fn default() -> Self {
-        Self { enabled: true, interval_steps: 8 }
+        Self { enabled: true, interval_steps: 8, record: None, source: None }
     }
 }
 
@@ -280,6 +295,7 @@ impl TrainConfig {
         let own = [&mut config.model.directory, &mut config.data.tokenizer, &mut config.parallel.profile];
         own.into_iter().flatten().for_each(resolve);
         config.checkpoint.directory.iter_mut().for_each(resolve);
+        config.correction.record.iter_mut().for_each(resolve);
         for shard in &mut config.data.shards {
             if !shard.contains("://") && !shard.starts_with("pipe:") && shard != "-" {
                 *shard = directory.join(&*shard).display().to_string();
@@ -315,11 +331,22 @@ impl TrainConfig {
                 return Err(Failure::Misuse(reason));
             }
         }
-        if !(self.parallel.timeout_seconds > 0.0 && self.parallel.timeout_seconds < 1e9) {
-            return refuse("invalid `parallel.timeout_seconds`: must be above 0");
+        for (setting, seconds) in [
+            ("parallel.timeout_seconds", self.parallel.timeout_seconds),
+            ("parallel.slow_seconds", self.parallel.slow_seconds),
+        ] {
+            if !(seconds > 0.0 && seconds < 1e9) {
+                return Err(Failure::Misuse(format!("invalid `{setting}`: must be above 0")));
+            }
         }
         if self.parallel.memory_gib.is_some_and(|memory| !(memory > 0.0 && memory < 1e9)) {
             return refuse("invalid `parallel.memory_gib`: must be above 0");
+        }
+        if self.correction.source == Some(CorrectionSource::Measured) && !self.correction.enabled {
+            return refuse("`--corrections measured` needs `correction.enabled = true`");
+        }
+        if self.optimizer.zero_stage > 1 {
+            return refuse("invalid `optimizer.zero_stage`: 0 and 1 are supported");
         }
         if self.checkpoint.every == Some(0) {
             return refuse("invalid `checkpoint.every`: must be at least 1");

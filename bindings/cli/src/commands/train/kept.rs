@@ -173,7 +173,7 @@ fn check(directory: &Path, forbidden: u32) -> Result<(), Failure> {
 }
 
 /// Returns the first 16 digits of the digest of contents.
-fn digest(contents: &str) -> String {
+pub(super) fn digest(contents: &str) -> String {
     let digest = Sha256::digest(contents.as_bytes());
     let word = digest.iter().take(8).fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
     format!("{word:016x}")

@@ -4,30 +4,38 @@
 //! machine; under `torchrun`, Slurm or Open MPI it is one rank.
 
 pub(crate) mod config;
+mod corrections;
 mod demo;
 mod inline;
 mod kept;
 mod print;
 mod rank;
+mod run_threads;
 mod setup;
+mod start;
 mod synthetic;
 
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use dflop_balancer::Strategy;
-use dflop_executor::comm::launch::{Launcher, end_with_launcher, identity_from_environment};
+use dflop_executor::comm::launch::{
+    Launcher, StopSignals, end_with_launcher, has_launcher, identity_from_environment,
+};
 use dflop_executor::comm::{RankIdentity, Settings, tcp};
 use dflop_executor::train::StepReport;
 use dflop_executor::train::join_traces;
 
 pub(crate) use config::TrainConfig;
+use corrections::CorrectionSource;
 pub(crate) use demo::{Trained, train as train_demo};
 use print::Printer;
-pub(crate) use rank::{RankTask, run_threads};
+pub(crate) use rank::RankTask;
+pub(crate) use run_threads::run_threads;
 pub(crate) use setup::Setup;
 
 use crate::args::step_plan::parse_strategy;
@@ -39,6 +47,9 @@ use crate::reexec::Invocation;
 ///
 /// Prints a line per step. Starts the ranks of the job as processes of this machine, unless a launcher
 /// (torchrun, Slurm, Open MPI) started this process as one of them.
+///
+/// `SIGINT` and `SIGTERM` end the run after the current step, with a checkpoint if there is a directory for
+/// them, and exit status 0; a second one ends it at once. A closed standard output ends it likewise.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
     /// Configuration of the run, TOML.
@@ -68,6 +79,12 @@ pub(crate) struct TrainArgs {
     /// none.
     #[arg(long)]
     resume: bool,
+    /// Corrections of the cost model that plans use: `measured` learns them from the times of this run, so
+    /// that plans, and the last digits of losses, depend on the load of the machine; FILE replays those that
+    /// a run recorded in its `corrections.jsonl`, bit for bit [default: none, measured times are recorded and
+    /// reported].
+    #[arg(long, value_name = "measured|FILE")]
+    corrections: Option<CorrectionSource>,
     /// Write the timeline of every action, measured and predicted, for Perfetto or `chrome://tracing`.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
@@ -89,6 +106,8 @@ pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -
             "`--local-ranks {asked}`: expected {ranks}, the ranks of the job"
         )));
     }
+    // Checked here once, before every rank would report the same.
+    setup.recorded_corrections(&config)?;
     // Builds the index once, before several ranks would do so at the same time.
     drop(setup.planner(&config, None)?);
     let done = if ranks == 1 || args.pipeline_stages == Some(1) {
@@ -110,9 +129,11 @@ fn train_in_threads(
 ) -> Result<(), Failure> {
     let mut printer = Printer::new(out, args.json);
     let mut tell = |report: &StepReport| printer.step(report);
-    let task = RankTask { is_resumed: args.resume, trace: args.trace.clone() };
-    run_threads(config, setup, &task, &mut tell)?;
-    printer.end()
+    let signals = StopSignals::register().and_then(StopSignals::second_ends_process);
+    let signals = Some(Arc::new(signals.map_err(dflop_executor::Error::from)?));
+    let task = RankTask { is_resumed: args.resume, trace: args.trace.clone(), signals };
+    let ended = run_threads(config, setup, &task, &mut tell)?;
+    printer.end(&ended)
 }
 
 /// Runs one rank under a launcher.
@@ -123,16 +144,20 @@ fn run_rank(
     out: &mut Output,
 ) -> Result<(), Failure> {
     end_with_launcher().map_err(dflop_executor::Error::from)?;
+    let signals = StopSignals::register();
+    // The launcher kills a rank that does not end; under another one, a second signal has to.
+    let signals = if has_launcher() { signals } else { signals.and_then(StopSignals::second_ends_process) };
+    let signals = Some(Arc::new(signals.map_err(dflop_executor::Error::from)?));
     let setup = Setup::new(config)?;
     let session = tcp::connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
     let trace = args.trace.as_deref().map(|trace| rank::part(trace, identity.rank));
-    let task = RankTask { is_resumed: args.resume, trace };
+    let task = RankTask { is_resumed: args.resume, trace, signals };
     if identity.rank > 0 {
-        return rank::run(config, &setup, Box::new(session.comm), &task, &mut |_| Ok(()));
+        return rank::run(config, &setup, Box::new(session.comm), &task, &mut |_| Ok(())).map(drop);
     }
     let mut printer = Printer::new(out, args.json);
-    rank::run(config, &setup, Box::new(session.comm), &task, &mut |report| printer.step(report))?;
-    printer.end()
+    let ended = rank::run(config, &setup, Box::new(session.comm), &task, &mut |report| printer.step(report))?;
+    printer.end(&ended)
 }
 
 /// Starts the ranks and waits for them.
@@ -153,8 +178,11 @@ fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result
         });
     }
     match outcome.interrupted {
-        Some(signal) => Err(Failure::Failed(format!("interrupted by signal {signal}"))),
-        None => Ok(()),
+        // Ranks that stop in order end with success, and rank 0 has reported it.
+        Some(signal) if !outcome.ranks.iter().all(|rank| rank.status.success()) => {
+            Err(Failure::Failed(format!("interrupted by signal {signal}, before the ranks had stopped")))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -176,7 +204,8 @@ fn join_parts(trace: &Path, ranks: usize) -> Result<(), Failure> {
 
 /// Returns the settings of the communicator.
 fn settings(config: &TrainConfig) -> Settings {
-    Settings::default().wait(Duration::from_secs_f64(config.parallel.timeout_seconds))
+    let [timeout, slow] = [config.parallel.timeout_seconds, config.parallel.slow_seconds];
+    Settings::default().wait(Duration::from_secs_f64(timeout)).slow(Duration::from_secs_f64(slow))
 }
 
 impl TrainArgs {
@@ -189,6 +218,7 @@ impl TrainArgs {
         if let Some(directory) = &self.checkpoints {
             config.checkpoint.directory = Some(directory.clone());
         }
+        config.correction.source.clone_from(&self.corrections);
         if self.resume && config.checkpoint.directory.is_none() {
             return Err(Failure::Misuse(
                 "`--resume` needs a directory of saved states: `--checkpoints DIR`".into(),

@@ -2,8 +2,9 @@
 
 use std::io::Write;
 
-use dflop_executor::train::StepReport;
+use dflop_executor::train::{CorrectionReport, StepReport, StopReason};
 
+use super::rank::RunEnd;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 
@@ -16,11 +17,21 @@ pub(crate) struct Printer<'a> {
     seconds: f64,
     data_wait_seconds: f64,
     losses: Option<[f64; 2]>,
+    correction: Option<CorrectionReport>,
 }
 
 impl<'a> Printer<'a> {
     pub(crate) fn new(out: &'a mut Output, is_json: bool) -> Self {
-        Self { out, is_json, steps: 0, tokens: 0, seconds: 0.0, data_wait_seconds: 0.0, losses: None }
+        Self {
+            out,
+            is_json,
+            steps: 0,
+            tokens: 0,
+            seconds: 0.0,
+            data_wait_seconds: 0.0,
+            losses: None,
+            correction: None,
+        }
     }
 
     pub(crate) fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
@@ -30,6 +41,7 @@ impl<'a> Printer<'a> {
         self.data_wait_seconds += report.data_wait_seconds;
         let first = self.losses.map_or(report.loss, |[first, _]| first);
         self.losses = Some([first, report.loss]);
+        self.correction = report.correction.clone().or(self.correction.take());
         if self.is_json {
             write_json(self.out, report)?;
         } else {
@@ -56,16 +68,43 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// Prints the summary of the run.
-    pub(crate) fn end(self) -> Result<(), Failure> {
+    /// Prints the summary of the run; on standard error why it stopped early, if a signal stopped it.
+    pub(crate) fn end(self, end: &RunEnd) -> Result<(), Failure> {
+        report_stop(end);
         let Some([first, last]) = self.losses.filter(|_| !self.is_json) else { return Ok(()) };
-        let Self { out, steps, tokens, seconds, data_wait_seconds, .. } = self;
+        let Self { out, steps, tokens, seconds, data_wait_seconds, correction, .. } = self;
         writeln!(
             out,
             "{steps} steps in {seconds:.1} s: loss {first:.4} to {last:.4}, {:.0} tokens/s, {:.2} % of the time waiting for data",
             tokens as f64 / seconds,
             100.0 * data_wait_seconds / seconds
         )?;
+        if let Some(CorrectionReport {
+            error_uncorrected,
+            error_corrected: Some(corrected),
+            is_applied,
+            ..
+        }) = correction
+        {
+            let applied = if is_applied { "" } else { ", not applied" };
+            writeln!(
+                out,
+                "predicted stage times: {:.1} % off, {:.1} % with learned corrections{applied}",
+                100.0 * error_uncorrected,
+                100.0 * corrected,
+            )?;
+        }
         Ok(())
     }
+}
+
+/// Reports a run that a signal stopped. One whose output was closed ends without a word.
+#[expect(clippy::print_stderr, reason = "standard output has the results alone")]
+fn report_stop(RunEnd { stopped, steps, checkpoint }: &RunEnd) {
+    let Some(reason) = stopped.filter(|reason| *reason != StopReason::OutputClosed) else { return };
+    let saved = checkpoint.as_ref().map_or_else(
+        || "no checkpoint, as there is no directory for them".to_owned(),
+        |directory| format!("checkpoint `{}`", directory.display()),
+    );
+    eprintln!("dflop: stopped by {reason} after step {}, {saved}", steps - 1);
 }

@@ -14,10 +14,11 @@ use dflop_loader::model::{ModelDirectory, read_profile};
 use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
 use dflop_loader::{LoaderState, StepPlanner};
+use serde_json::{Value, json};
 
 use super::config::{ModuleTable, TrainConfig};
 use super::inline::MODEL;
-use super::kept::KeptDirectory;
+use super::kept::{KeptDirectory, digest};
 use super::synthetic::Generated;
 use crate::failure::Failure;
 use crate::output::format_bytes;
@@ -132,6 +133,20 @@ impl Setup {
             None => CostModel::new(self.spec.clone(), DeviceRate::preset(&config.parallel.device)?),
         };
         Ok(model.recomputation(recomputation(config)).frozen(config.frozen()?)?)
+    }
+
+    /// Returns the stages and degrees of all modules, as checkpoints and records describe them.
+    pub(crate) fn layout(&self) -> Value {
+        let layout = self.job.modules().iter().map(|module| {
+            json!({"module": format!("{:?}", module.module).to_lowercase(), "stages": module.stages,
+                "dp": module.dp_size, "tp": module.tp_size})
+        });
+        layout.collect()
+    }
+
+    /// Returns a digest of the model's dimensions.
+    pub(super) fn model_digest(&self) -> String {
+        digest(&self.directory.documents().config.to_string())
     }
 
     /// Builds the predictor of passes from the profile of the configuration; `None` without one.

@@ -1,6 +1,7 @@
 //! Tests `dflop train`: its output, cuts of a job, states, killed ranks, and wrong files.
 
 mod config;
+mod corrections;
 mod damaged;
 mod kept;
 mod killed;
@@ -8,6 +9,8 @@ mod misuse;
 mod process;
 mod replay;
 mod runs;
+mod slow_disk;
 mod states;
+mod stops;
 mod trace;
 mod two_jobs;

@@ -48,6 +48,17 @@ impl Watched {
         said
     }
 
+    /// Sends a signal to the command, which started the ranks or is all of them.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(pid(self.child.id()), signal).expect("the command runs");
+    }
+
+    /// Closes the other end of the standard output of the command.
+    pub(crate) fn close_output(self) -> Unread {
+        let ranks = children(self.child.id());
+        Unread { child: self.child, ranks }
+    }
+
     /// Process of a rank.
     pub(crate) fn rank(&self, rank: usize) -> Pid {
         let is_rank = |pid: &u32| {
@@ -86,6 +97,24 @@ impl Watched {
         let stderr = self.said();
         let status = self.child.wait().expect("the command ends").code();
         (Run { status, stdout: self.read, stderr }, start.elapsed())
+    }
+}
+
+/// A run whose output nobody reads.
+pub(crate) struct Unread {
+    child: Child,
+    ranks: Vec<u32>,
+}
+
+impl Unread {
+    /// Waits for the end, which must leave no rank behind.
+    pub(crate) fn end(mut self) -> Run {
+        let mut stderr = String::new();
+        let pipe = self.child.stderr.as_mut().expect("standard error is piped");
+        pipe.read_to_string(&mut stderr).expect("standard error can be read");
+        let status = self.child.wait().expect("the command ends").code();
+        assert!(!self.ranks.iter().any(|&rank| is_running(rank)), "a rank outlives its launcher");
+        Run { status, stdout: String::new(), stderr }
     }
 }
 

@@ -1,0 +1,129 @@
+//! Corrections of the cost model in a run: where plans take them from, and what the run records.
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable};
+use dflop_executor::checkpoint::SavedCheckpoint;
+use dflop_executor::train::{CorrectionRecorder, CorrectionSettings, CorrectionSubject, RecordedCorrections};
+use dflop_loader::StepPlanner;
+use dflop_loader::model::read_profile;
+
+use super::config::TrainConfig;
+use super::kept::digest;
+use super::setup::Setup;
+use crate::failure::Failure;
+
+/// Name of the record in the directory of saved states.
+const RECORD_FILE: &str = "corrections.jsonl";
+
+/// Corrections that the plans of a run use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CorrectionSource {
+    /// Those that the run learns from its measured times.
+    Measured,
+    /// Those that another run recorded.
+    Record(PathBuf),
+}
+
+impl FromStr for CorrectionSource {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(if text == "measured" { Self::Measured } else { Self::Record(text.into()) })
+    }
+}
+
+impl Setup {
+    /// Reads the tables to replay; none if plans do not use a record.
+    ///
+    /// # Errors
+    /// [`Failure::Failed`] if the record cannot be read, is malformed, belongs to another run or is too
+    /// short.
+    pub(super) fn recorded_corrections(&self, config: &TrainConfig) -> Result<Vec<CorrectionTable>, Failure> {
+        let Some(CorrectionSource::Record(path)) = &config.correction.source else { return Ok(Vec::new()) };
+        let record = RecordedCorrections::read(path)?;
+        record.check(&self.correction_subject(config)?, config.until.unwrap_or(config.steps))?;
+        Ok(record.tables().to_vec())
+    }
+
+    /// Prepares the planner for the corrections that its plans use, and returns the settings by which the run
+    /// learns its own; `None` if it learns none.
+    pub(super) fn corrections(
+        &self,
+        config: &TrainConfig,
+        planner: &StepPlanner,
+        saved: Option<&SavedCheckpoint>,
+    ) -> Result<Option<CorrectionSettings>, Failure> {
+        let table = &config.correction;
+        if let Some(CorrectionSource::Record(_)) = table.source {
+            for table in self.recorded_corrections(config)? {
+                planner.correct(table)?;
+            }
+            return Ok(None);
+        }
+        if !table.enabled {
+            return Ok(None);
+        }
+        let restored = saved.map_or_else(Vec::new, |saved| saved.run().corrections.clone());
+        let is_applied = table.source == Some(CorrectionSource::Measured);
+        for table in restored.iter().filter(|_| is_applied) {
+            planner.correct(table.clone())?;
+        }
+        let options = CorrectionOptions {
+            interval_steps: table.interval_steps,
+            tracking_cost: 0.0,
+            ..CorrectionOptions::default()
+        };
+        Ok(Some(CorrectionSettings { options, is_applied, restored }))
+    }
+
+    /// Opens the file that rank 0 records learned tables in, from a step on; `None` if there is none.
+    ///
+    /// - `earlier`: directory that the states of an earlier run were moved into; its record follows them
+    pub(super) fn correction_recorder(
+        &self,
+        config: &TrainConfig,
+        step: u64,
+        earlier: Option<&Path>,
+    ) -> Result<Option<CorrectionRecorder>, Failure> {
+        if !config.correction.enabled || matches!(config.correction.source, Some(CorrectionSource::Record(_)))
+        {
+            return Ok(None);
+        }
+        let default = || config.checkpoint.directory.as_ref().map(|directory| directory.join(RECORD_FILE));
+        let is_default = config.correction.record.is_none();
+        let Some(path) = config.correction.record.clone().or_else(default) else { return Ok(None) };
+        if let Some(earlier) = earlier.filter(|_| is_default && path.exists()) {
+            std::fs::rename(&path, earlier.join(RECORD_FILE))?;
+        }
+        let subject = self.correction_subject(config)?;
+        let recorder = match step {
+            0 => CorrectionRecorder::create(&path, &subject, 0)?,
+            _ => CorrectionRecorder::resume(&path, &subject, step)?,
+        };
+        Ok(Some(recorder))
+    }
+
+    /// Describes what correction tables of this run belong to.
+    fn correction_subject(&self, config: &TrainConfig) -> Result<CorrectionSubject, Failure> {
+        Ok(CorrectionSubject {
+            model: self.model_digest(),
+            layout: self.layout(),
+            predictor: predictor_name(config)?,
+        })
+    }
+}
+
+/// Names what predicts the times of modules: a device preset, or a profile by its digest; then the parts of
+/// the configuration that change the prediction.
+fn predictor_name(config: &TrainConfig) -> Result<String, Failure> {
+    let rates = match &config.parallel.profile {
+        Some(path) => format!("profile {}", digest(&format!("{:?}", read_profile(path)?))),
+        None => config.parallel.device.clone(),
+    };
+    let recomputed = if config.model.recompute_layers { ", layers recomputed" } else { "" };
+    let frozen = config.model.freeze.as_ref().map_or_else(String::new, |parts| format!(", {parts} frozen"));
+    Ok(format!("{rates}{recomputed}{frozen}"))
+}

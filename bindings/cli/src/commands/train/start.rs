@@ -1,0 +1,145 @@
+//! Builds the parts of a rank: inputs, stages, optimizer, checkpoints, trace.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use dflop_executor::checkpoint::{CheckpointDirectory, SavedCheckpoint};
+use dflop_executor::comm::Comm;
+use dflop_executor::device::Device;
+use dflop_executor::inputs::InputReader;
+use dflop_executor::models::Activations;
+use dflop_executor::models::weights::{Checkpoint, Seed, WeightSource};
+use dflop_executor::optimizer::{
+    AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision,
+};
+use dflop_executor::train::{StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, join_job};
+use dflop_loader::LoaderState;
+
+use super::config::{OptimizerTable, PrecisionName, TrainConfig};
+use super::rank::RankTask;
+use super::setup::Setup;
+use crate::failure::Failure;
+
+/// What a rank starts from, in addition to configuration and task.
+pub(super) struct Origin<'a> {
+    /// FLOP/s of large matrix products on this rank.
+    pub(super) peak_flops_per_second: f64,
+    /// Directory to save in.
+    pub(super) checkpoints: Option<CheckpointDirectory>,
+    /// State to resume from.
+    pub(super) saved: Option<&'a SavedCheckpoint>,
+    /// Check whether the run should stop.
+    pub(super) stop: StopCheck,
+}
+
+/// Builds all parts of a rank, together with the other ranks.
+pub(super) fn start<D: Device>(
+    device: &D,
+    config: &TrainConfig,
+    setup: &Setup,
+    comm: Box<dyn Comm>,
+    task: &RankTask,
+    Origin { peak_flops_per_second, checkpoints, saved, stop }: Origin<'_>,
+) -> Result<TrainingRank<D>, Failure> {
+    let rank = comm.rank();
+    let place = setup.job.placement(rank)?;
+    let state = saved.map(|saved| serde_json::from_value::<LoaderState>(saved.run().loader.clone()));
+    let state =
+        state.transpose().map_err(|error| Failure::Failed(format!("state of the loader: {error}")))?;
+    let planner = setup.planner(config, state)?;
+    let correction = setup.corrections(config, &planner, saved)?;
+    let feed = InputReader::new(
+        device.clone(),
+        setup.job.clone(),
+        place,
+        planner,
+        setup.preparer(config)?,
+        |loader| loader.workers(config.data.workers),
+    )?;
+    let pretrained = match (saved, config.model.pretrained) {
+        (None, true) => Some(Checkpoint::open(&setup.model_directory)?),
+        _ => None,
+    };
+    let seed = Seed(config.seed);
+    // A saved state has precedence over pretrained weights.
+    let source: &dyn WeightSource = match (saved, &pretrained) {
+        (Some(saved), _) => saved.weights(),
+        (None, Some(weights)) => weights,
+        (None, None) => &seed,
+    };
+    let activations =
+        if config.model.recompute_layers { Activations::Recomputed } else { Activations::Stored };
+    let mut pipeline =
+        join_job(comm, &setup.job, device, setup.frozen, activations, source)?.check_plans(true);
+    let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
+    let mut optimizer = JobOptimizer::new(optimizer_settings(config), pipeline.comm(), stages)?;
+    if config.optimizer.zero_stage == 1 {
+        optimizer = optimizer.shard_states(pipeline.replicas());
+    }
+    if let Some(saved) = saved {
+        optimizer.restore(pipeline.stages_mut(), saved)?;
+    }
+    let trace = task.trace.as_deref().map(open_trace).transpose()?;
+    let options = TrainingRankOptions {
+        correction,
+        pass_predictor: setup.pass_predictor(config)?,
+        peak_flops_per_second,
+        trace,
+        seed: config.seed,
+        layout: setup.layout(),
+        checkpoints,
+        stop: Some(stop),
+    };
+    Ok(TrainingRank::new(pipeline, feed, optimizer, options)?)
+}
+
+type Trace = TraceWriter<Box<dyn Write + Send>>;
+
+fn open_trace(path: &Path) -> Result<Trace, Failure> {
+    let file = File::create(path).map_err(|error| Failure::from(error).in_file(path))?;
+    Ok(TraceWriter::new(Box::new(BufWriter::new(file)) as Box<dyn Write + Send>)?)
+}
+
+/// Returns the directory of checkpoints, with the files of the model that are copied into each.
+pub(super) fn checkpoints(
+    config: &TrainConfig,
+    setup: &Setup,
+) -> Result<Option<CheckpointDirectory>, Failure> {
+    let Some(directory) = &config.checkpoint.directory else { return Ok(None) };
+    let mut checkpoints = CheckpointDirectory::new(directory).kept(config.checkpoint.kept.unwrap_or(2));
+    if let Some(runs) = config.checkpoint.kept_earlier {
+        checkpoints = checkpoints.kept_earlier(runs);
+    }
+    for name in ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        let path = setup.model_directory.join(name);
+        if path.is_file() {
+            let bytes = std::fs::read(&path).map_err(|error| Failure::from(error).in_file(&path))?;
+            checkpoints = checkpoints.companion(name, bytes);
+        }
+    }
+    Ok(Some(checkpoints))
+}
+
+fn optimizer_settings(config: &TrainConfig) -> JobOptimizerSettings {
+    let OptimizerTable { learning_rate, warmup_steps, learning_rate_min, betas, .. } = config.optimizer;
+    let decay =
+        learning_rate_min.map_or(Decay::Constant, |minimum| Decay::Cosine { minimum, steps: config.steps });
+    let adamw = AdamWSettings {
+        beta1: betas[0],
+        beta2: betas[1],
+        epsilon: config.optimizer.epsilon,
+        weight_decay: config.optimizer.weight_decay,
+        precision: match config.optimizer.precision {
+            PrecisionName::F32 => Precision::F32,
+            PrecisionName::Bf16 => Precision::Bf16,
+        },
+        ..AdamWSettings::default()
+    };
+    JobOptimizerSettings {
+        adamw,
+        gradient_norm_max: (config.optimizer.gradient_norm_max != 0.0)
+            .then_some(config.optimizer.gradient_norm_max),
+        ..JobOptimizerSettings::new(LearningRate { peak: learning_rate, warmup_steps, decay })
+    }
+}

@@ -1,0 +1,205 @@
+//! Saves checkpoints behind the steps of a run.
+//!
+//! A save copies the tensors of each rank to host memory between two steps. A thread of each rank then writes
+//! them. At the end of later steps the ranks compare their progress; once all have written, a thread of rank
+//! 0 completes the checkpoint. Until its rename nothing is a checkpoint, so a process killed at any moment
+//! leaves the one before.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use super::agreement::{agree, agree_on_success};
+use super::directory::{self, failed};
+use super::publication::Publication;
+use super::save::CheckpointDirectory;
+use super::snapshot::{Snapshot, WrittenFiles};
+use super::{RunState, SaveProgress};
+use crate::error::Result;
+use crate::optimizer::JobOptimizer;
+use dflop_comm::Comm;
+use dflop_device::Device;
+use dflop_models::Stage;
+
+/// Saves checkpoints while training goes on, one at a time. All ranks call its methods together.
+///
+/// Holds a copy of this rank's part of weights and optimizer state in host memory until it is written.
+/// Dropping it gives up a save that is under way.
+#[derive(Debug)]
+pub struct CheckpointSaver {
+    directory: Arc<CheckpointDirectory>,
+    pending: Option<PendingSave>,
+}
+
+/// Save that is under way.
+#[derive(Debug)]
+struct PendingSave {
+    step: u64,
+    phase: Phase,
+}
+
+enum Phase {
+    /// All ranks write their files.
+    Writing { task: Task<WrittenFiles>, publication: Option<Publication> },
+    /// Rank 0 completes the checkpoint; others have nothing to do.
+    Publishing { task: Option<Task<()>> },
+}
+
+impl CheckpointSaver {
+    /// Creates a saver into a directory of checkpoints.
+    #[must_use]
+    pub fn new(directory: CheckpointDirectory) -> Self {
+        Self { directory: Arc::new(directory), pending: None }
+    }
+
+    /// Copies the state after a step to host memory and starts to write it; first waits for the save before,
+    /// if that is under way.
+    ///
+    /// - `stages`: in the order of [`JobOptimizer::update`]
+    ///
+    /// # Errors
+    /// Those of [`finish`](Self::finish) for the save before. For this one [`dflop_models::Error::Replicas`]
+    /// if ranks that share a tensor hold different bits of it; [`crate::Error::File`] on the rank that could
+    /// not prepare, [`crate::Error::NotSaved`] on all others. [`crate::Error::Comm`] if the job has ended.
+    pub fn start<'a, D: Device>(
+        &mut self,
+        optimizer: &JobOptimizer<D>,
+        stages: impl IntoIterator<Item = &'a Stage<D>>,
+        run: &RunState,
+    ) -> Result<()> {
+        let (step, comm) = (optimizer.steps(), &*optimizer.comm);
+        self.finish(comm)?;
+        let (root, is_first) = (&self.directory.root, comm.rank() == 0);
+        let prepared = if is_first { directory::prepare(root, step) } else { Ok(()) };
+        agree_on_success(comm, step, "prepare state", prepared)?;
+        let stages: Vec<&Stage<D>> = stages.into_iter().collect();
+        let (snapshot, directory) = (Snapshot::take(optimizer, &stages), self.directory.clone());
+        let task = snapshot.and_then(|snapshot| {
+            let write = move |is_cancelled: &AtomicBool| {
+                let partial = directory::partial(&directory.root, step);
+                snapshot.write(&partial, &directory.others, is_cancelled)
+            };
+            Task::start(write).map_err(failed("start to write", root))
+        });
+        let task = agree_on_success(comm, step, "copy state", task)?;
+        let publication = is_first.then(|| Publication::new(&self.directory, optimizer, run));
+        self.pending = Some(PendingSave { step, phase: Phase::Writing { task, publication } });
+        Ok(())
+    }
+
+    /// Returns how far this rank has come with the save that is under way.
+    pub fn progress(&mut self) -> SaveProgress {
+        let Some(pending) = &mut self.pending else { return SaveProgress::default() };
+        let outcome = match &mut pending.phase {
+            Phase::Writing { task, .. } => task.outcome(),
+            Phase::Publishing { task: Some(task) } => task.outcome(),
+            Phase::Publishing { task: None } => Some(true),
+        };
+        SaveProgress { done: u64::from(outcome == Some(true)), failed: u64::from(outcome == Some(false)) }
+    }
+
+    /// Goes on with the save that is under way, at the end of a step; never waits for a file.
+    ///
+    /// - `all`: the sum of [`progress`](Self::progress) over all ranks
+    /// - returns the directory of a checkpoint that is complete
+    ///
+    /// # Errors
+    /// See [`finish`](Self::finish).
+    pub fn advance(&mut self, comm: &dyn Comm, all: SaveProgress) -> Result<Option<PathBuf>> {
+        if all.failed > 0 || all.done == comm.size() as u64 { self.end_phase(comm) } else { Ok(None) }
+    }
+
+    /// Waits for the save that is under way, if there is one.
+    ///
+    /// - returns its directory, which is on disk
+    ///
+    /// # Errors
+    /// The failure of this rank: [`crate::Error::File`], [`dflop_models::Error::TensorShape`]; on all others
+    /// [`crate::Error::NotSaved`] that names the rank. Then only a hidden directory has changed, and the run
+    /// can continue. [`crate::Error::Comm`] if the job has ended.
+    pub fn finish(&mut self, comm: &dyn Comm) -> Result<Option<PathBuf>> {
+        let mut saved = None;
+        while self.pending.is_some() {
+            saved = self.end_phase(comm)?;
+        }
+        Ok(saved)
+    }
+
+    /// Ends the phase of the save on all ranks, and begins the next one.
+    fn end_phase(&mut self, comm: &dyn Comm) -> Result<Option<PathBuf>> {
+        let Some(PendingSave { step, phase }) = self.pending.take() else { return Ok(None) };
+        match phase {
+            Phase::Writing { task, publication } => {
+                let all = agree(comm, step, "write state", task.join().map(WrittenFiles::words))?;
+                let directory = self.directory.clone();
+                let publish = |publication: Publication| {
+                    Task::start(move |_: &AtomicBool| publication.publish(&directory, &all))
+                };
+                let task = publication.map(publish).transpose();
+                let task = task.map_err(failed("start to complete", &self.directory.root));
+                let task = agree_on_success(comm, step, "start to complete state", task)?;
+                self.pending = Some(PendingSave { step, phase: Phase::Publishing { task } });
+                Ok(None)
+            }
+            Phase::Publishing { task } => {
+                agree_on_success(comm, step, "rename state", task.map_or(Ok(()), Task::join))?;
+                Ok(Some(directory::of_step(&self.directory.root, step)))
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Phase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if matches!(self, Self::Writing { .. }) { "writing" } else { "publishing" })
+    }
+}
+
+/// Work on a thread of its own, which is given up on drop.
+struct Task<T> {
+    thread: Option<JoinHandle<Result<T>>>,
+    result: Option<Result<T>>,
+    is_cancelled: Arc<AtomicBool>,
+}
+
+impl<T: Send + 'static> Task<T> {
+    /// Starts the work, which should end soon once the flag is set.
+    fn start(work: impl FnOnce(&AtomicBool) -> Result<T> + Send + 'static) -> io::Result<Self> {
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let flag = is_cancelled.clone();
+        let builder = std::thread::Builder::new().name("dflop-checkpoint".to_owned());
+        let thread = builder.spawn(move || work(&flag))?;
+        Ok(Self { thread: Some(thread), result: None, is_cancelled })
+    }
+
+    /// Returns whether the work has succeeded; `None` while it goes on.
+    fn outcome(&mut self) -> Option<bool> {
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.wait();
+        }
+        self.result.as_ref().map(Result::is_ok)
+    }
+
+    /// Waits for the result.
+    fn join(mut self) -> Result<T> {
+        self.wait();
+        self.result.take().unwrap_or_else(|| unreachable!("the thread has ended"))
+    }
+
+    fn wait(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // a panic of the work is a panic of the rank
+            self.result = Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+    }
+}
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        // the directory must not be written to when another run may have claimed it
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}

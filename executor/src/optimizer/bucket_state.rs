@@ -1,0 +1,172 @@
+//! Optimizer state of a bucket of parameters, or of this rank's part of one.
+//!
+//! Replicas of a stage may share the state (ZeRO stage 1): each has that of a range of every bucket, updates the
+//! weights of its range, and gets the others' from the replicas. An update is computed element by element, so
+//! the weights have the bits that they have without sharing.
+//!
+//! # Source
+//! Rajbhandari et al.: "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019,
+//! arXiv:1910.02054, section 5.1. Gradients are summed as without sharing, because their sums overlap with the
+//! backward passes and the norm of all gradients keeps its bits.
+
+use std::ops::Range;
+
+use super::adamw::{ParameterState, Precision};
+use crate::error::Result;
+use dflop_comm::{StepContext, even_parts};
+use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
+use dflop_device::ops::elementwise::CopyRange;
+use dflop_device::{Device, DeviceComm, Dtype, Tensor};
+use dflop_models::ParameterBucket;
+
+/// State of the elements of a bucket that this rank updates.
+pub(super) struct BucketState<D: Device> {
+    /// Elements of the bucket that every replica updates; one part if they do not share the state.
+    parts: Vec<usize>,
+    /// Elements that this rank updates.
+    own: Range<usize>,
+    mean: Tensor<D>,
+    square: Tensor<D>,
+    master: Option<Tensor<D>>,
+}
+
+impl<D: Device> BucketState<D> {
+    /// Allocates the state of this rank's part of a bucket.
+    pub(super) fn new(
+        device: &D,
+        bucket: &ParameterBucket<D>,
+        precision: Precision,
+        replicas: Option<&dyn DeviceComm<D>>,
+    ) -> dflop_device::Result<Self> {
+        let (rank, size) = replicas.map_or((0, 1), |comm| (comm.host().rank(), comm.host().size()));
+        let parts = even_parts(bucket.values.len(), size);
+        let first = parts[..rank].iter().sum();
+        let own = first..first + parts[rank];
+        let zeros = || device.zeros_as(Dtype::F32, own.len());
+        let master = match precision {
+            Precision::F32 => None,
+            Precision::Bf16 => Some(masters(device, bucket, &own)?),
+        };
+        Ok(Self { mean: zeros()?, square: zeros()?, master, parts, own })
+    }
+
+    /// Updates this rank's part of the weights.
+    pub(super) fn step(
+        &mut self,
+        device: &D,
+        adamw: &AdamW,
+        decays: &[DecayRange],
+        clip: &Tensor<D>,
+        bucket: &mut ParameterBucket<D>,
+    ) -> dflop_device::Result<()> {
+        let decays: Vec<DecayRange> = decays.iter().filter_map(|decay| within(decay, &self.own)).collect();
+        let cut = [self.own.start, self.own.len(), bucket.values.len() - self.own.end];
+        let (weights, lens) = bucket.values.open();
+        let (gradients, _) = bucket.gradients.open();
+        let (mut weights, gradients) = (weights.split(&cut), gradients.split(&cut));
+        let (mean, square) = (&mut self.mean, &mut self.square);
+        let state = AdamWState { master: self.master.as_mut(), mean, square };
+        let updated = device.adamw(adamw, &decays, clip, &mut weights[1], &gradients[1], state);
+        bucket.values.close(Tensor::join(weights), &lens);
+        bucket.gradients.close(Tensor::join(gradients), &lens);
+        updated
+    }
+
+    /// Gets the weights that other replicas have updated.
+    pub(super) fn gather_weights(
+        &self,
+        replicas: &dyn DeviceComm<D>,
+        at: StepContext,
+        bucket: &mut ParameterBucket<D>,
+    ) -> dflop_device::Result<()> {
+        bucket.values.with_whole(|weights| replicas.all_gather(at, weights, &self.parts))
+    }
+
+    /// Copies the state of the whole bucket to the host, on the ranks that need it; all replicas that share
+    /// the state call it.
+    ///
+    /// - `(len, is_needed)`: elements of the bucket, and whether this rank needs the state
+    pub(super) fn whole(
+        &self,
+        device: &D,
+        replicas: Option<&dyn DeviceComm<D>>,
+        at: StepContext,
+        (len, is_needed): (usize, bool),
+    ) -> Result<Option<ParameterState<Vec<f32>>>> {
+        let whole = |part: &Tensor<D>| -> Result<Vec<f32>> {
+            let Some(replicas) = replicas else { return Ok(device.download(part)?) };
+            let mut all = device.zeros_as(Dtype::F32, len)?;
+            let place = CopyRange { from: 0, to: self.own.start, len: self.own.len() };
+            device.copy_ranges(&[place], part, &mut all)?;
+            replicas.all_gather(at, &mut all, &self.parts)?;
+            // Also without a use for the values: work of a device may start only when it is waited for.
+            Ok(device.download(&all)?)
+        };
+        if !is_needed && replicas.is_none() {
+            return Ok(None);
+        }
+        let (mean, square) = (whole(&self.mean)?, whole(&self.square)?);
+        let master = self.master.as_ref().map(whole).transpose()?;
+        Ok(is_needed.then_some(ParameterState { mean, square, master }))
+    }
+
+    /// Replaces the state by this rank's part of those of the bucket's parameters, in their order.
+    pub(super) fn restore(
+        &mut self,
+        device: &D,
+        states: &[&ParameterState<Vec<f32>>],
+    ) -> dflop_device::Result<()> {
+        let part = |of: &dyn Fn(&ParameterState<Vec<f32>>) -> Vec<f32>| {
+            let all = states.iter().flat_map(|state| of(state));
+            all.skip(self.own.start).take(self.own.len()).collect::<Vec<f32>>()
+        };
+        device.write(&part(&|state| state.mean.clone()), &mut self.mean)?;
+        device.write(&part(&|state| state.square.clone()), &mut self.square)?;
+        let masters = part(&|state| state.master.clone().unwrap_or_default());
+        match &mut self.master {
+            Some(master) if masters.len() == master.len() => device.write(&masters, master),
+            _ => Ok(()),
+        }
+    }
+
+    /// Size of the state in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        [Some(&self.mean), Some(&self.square), self.master.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(Tensor::bytes)
+            .sum()
+    }
+}
+
+/// Copies a range of the weights of a bucket to `f32`.
+fn masters<D: Device>(
+    device: &D,
+    bucket: &ParameterBucket<D>,
+    own: &Range<usize>,
+) -> dflop_device::Result<Tensor<D>> {
+    let mut whole = device.zeros_as(Dtype::F32, own.len())?;
+    let mut first = 0;
+    for weights in bucket.values.parts() {
+        let inside = own.start.max(first)..own.end.min(first + weights.len());
+        if !inside.is_empty() {
+            let mut piece = device.alloc_as(weights.dtype(), inside.len())?;
+            let place = CopyRange { from: inside.start - first, to: 0, len: inside.len() };
+            device.copy_ranges(&[place], weights, &mut piece)?;
+            // Adding to zeros copies the weights in f32.
+            let mut exact = device.zeros_as(Dtype::F32, inside.len())?;
+            device.add(&piece, &mut exact)?;
+            let place = CopyRange { from: 0, to: inside.start - own.start, len: inside.len() };
+            device.copy_ranges(&[place], &exact, &mut whole)?;
+        }
+        first += weights.len();
+    }
+    Ok(whole)
+}
+
+/// Returns the part of a decay range inside the own elements, counted from their first one.
+fn within(decay: &DecayRange, own: &Range<usize>) -> Option<DecayRange> {
+    let inside = own.start.max(decay.elements.start)..own.end.min(decay.elements.end);
+    let elements = inside.start.saturating_sub(own.start)..inside.end.saturating_sub(own.start);
+    (!inside.is_empty()).then_some(DecayRange { elements, weight_decay: decay.weight_decay })
+}

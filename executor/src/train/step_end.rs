@@ -1,0 +1,86 @@
+//! Exchanges what ranks report at the end of a step: requests to stop, and the progress of a save.
+
+use std::fmt;
+
+use crate::checkpoint::SaveProgress;
+
+/// Number of words of a report.
+pub(super) const WORDS: usize = 5;
+
+/// Why a run ends before its last step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// `SIGINT`, such as Ctrl-C.
+    Interrupt,
+    /// `SIGTERM`, such as the request of a scheduler.
+    Terminate,
+    /// Nobody reads the output of the run any more.
+    OutputClosed,
+}
+
+impl StopReason {
+    const ALL: [Self; 3] = [Self::Interrupt, Self::Terminate, Self::OutputClosed];
+}
+
+impl fmt::Display for StopReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Interrupt => "SIGINT",
+            Self::Terminate => "SIGTERM",
+            Self::OutputClosed => "closed output",
+        })
+    }
+}
+
+/// Report of one rank at the end of a step, or the sum over all ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct StepEnd {
+    /// Ranks that want to stop, by reason.
+    stops: [u64; 3],
+    pub(super) save: SaveProgress,
+}
+
+impl StepEnd {
+    pub(super) fn new(stop: Option<StopReason>, save: SaveProgress) -> Self {
+        Self { stops: StopReason::ALL.map(|reason| u64::from(stop == Some(reason))), save }
+    }
+
+    /// Returns the first reason for which any rank wants to stop; the same on all ranks.
+    pub(super) fn stop(&self) -> Option<StopReason> {
+        let place = self.stops.iter().position(|&ranks| ranks > 0)?;
+        Some(StopReason::ALL[place])
+    }
+
+    pub(super) fn words(self) -> [u64; WORDS] {
+        let ([interrupt, terminate, closed], save) = (self.stops, self.save);
+        [interrupt, terminate, closed, save.done, save.failed]
+    }
+
+    pub(super) fn of_words([interrupt, terminate, closed, done, failed]: [u64; WORDS]) -> Self {
+        Self { stops: [interrupt, terminate, closed], save: SaveProgress { done, failed } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_of_ranks_add_up_to_one_decision() {
+        let reports = [
+            StepEnd::new(None, SaveProgress { done: 1, failed: 0 }),
+            StepEnd::new(Some(StopReason::OutputClosed), SaveProgress { done: 0, failed: 1 }),
+            StepEnd::new(Some(StopReason::Terminate), SaveProgress { done: 1, failed: 0 }),
+        ];
+        let mut sum = [0; WORDS];
+        for report in reports {
+            sum.iter_mut().zip(report.words()).for_each(|(sum, word)| *sum += word);
+        }
+        let all = StepEnd::of_words(sum);
+        assert_eq!(
+            (all.stop(), all.save),
+            (Some(StopReason::Terminate), SaveProgress { done: 2, failed: 1 })
+        );
+        assert_eq!(StepEnd::default().stop(), None);
+    }
+}
