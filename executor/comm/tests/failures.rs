@@ -118,14 +118,17 @@ fn a_rank_that_computes_during_a_sum_is_busy() {
     for transport in ALL {
         run(transport, 2, brief(), |comm| {
             let at = StepContext::step(1, "sum");
-            let sum = comm.start_all_reduce(at, Buffer::F32(vec![1.0; 2])).unwrap();
-            if comm.rank() == 0 {
+            let start = || comm.start_all_reduce(at, Buffer::F32(vec![1.0; 2])).unwrap();
+            let sum = if comm.rank() == 0 {
+                let sum = start();
                 // its collective waits for rank 1, which waits for a message of this rank
                 std::thread::sleep(Duration::from_millis(2500));
                 comm.send(1, 0, at, row(&[1.0])).unwrap();
+                sum
             } else {
                 comm.recv(0, 0, at, PayloadShape::f32(1, 1)).unwrap();
-            }
+                start()
+            };
             assert_eq!(sum.wait().unwrap(), Buffer::F32(vec![2.0; 2]));
             support::stay(&comm);
         });
