@@ -43,6 +43,7 @@ impl<D: Device> LayerContext<D> {
 }
 
 /// Inputs of first and last blocks, by module.
+#[expect(clippy::large_enum_variant, reason = "there is one per microbatch")]
 pub enum ModuleInputs<D: Device> {
     /// The LLM.
     Text(TextInputs<D>),

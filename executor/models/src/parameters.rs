@@ -204,9 +204,8 @@ impl<D: Device> Parameters<D> {
                 (&values.parts()[part], [Some(&mut gradients.parts_mut()[part]), None])
             }
             (None, second) => {
-                let values = match &self.places[first.0] {
-                    Place::Frozen(values) => values,
-                    _ => panic!("the first parameter shares nothing"),
+                let Place::Frozen(values) = &self.places[first.0] else {
+                    panic!("the first parameter shares nothing")
                 };
                 let gradient =
                     second.map(|(bucket, part)| &mut self.buckets[bucket].gradients.parts_mut()[part]);
@@ -333,7 +332,7 @@ impl<D: Device> Parameters<D> {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let in_buckets = self.buckets.iter().flat_map(|bucket| [&bucket.values, &bucket.gradients]);
-        let in_buckets: u64 = in_buckets.flat_map(|bucket| bucket.parts()).map(Tensor::bytes).sum();
+        let in_buckets: u64 = in_buckets.flat_map(Bucket::parts).map(Tensor::bytes).sum();
         let others = self.places.iter().map(|place| match place {
             Place::Bucket(..) => 0,
             Place::Frozen(values) => values.bytes(),

@@ -157,6 +157,7 @@ pub struct TensorPass<'a, D: Device> {
     pub at: StepContext,
 }
 
+#[expect(clippy::expl_impl_clone_on_copy, reason = "a derived one needs a device that is `Copy`")]
 impl<D: Device> Clone for TensorPass<'_, D> {
     fn clone(&self) -> Self {
         *self

@@ -272,7 +272,9 @@ fn decays<D: Device>(settings: &AdamWSettings, parameters: &Parameters<D>) -> Ve
             let (elements, weight_decay) = (first..first + spec.elements(), settings.decay(spec));
             first = elements.end;
             match ranges.last_mut() {
-                Some(last) if last.weight_decay == weight_decay => last.elements.end = elements.end,
+                Some(last) if last.weight_decay.to_bits() == weight_decay.to_bits() => {
+                    last.elements.end = elements.end;
+                }
                 _ => ranges.push(DecayRange { elements, weight_decay }),
             }
         }

@@ -76,13 +76,11 @@ impl<'a, D: Device> StepExecution<'a, D> {
         let device = self.device.clone();
         let mark = || device.mark(Lane::Compute);
         match action {
-            Action::Forward(part) => return self.forward(part),
-            Action::Backward(part) => return self.backward(part),
+            Action::Forward(part) => self.forward(part),
+            Action::Backward(part) => self.backward(part),
             Action::BackwardInput(part) | Action::BackwardWeight(part) => {
-                return Err(Error::InvalidSetting {
-                    setting: "schedule",
-                    reason: format!("splits the backward pass of {part}"),
-                });
+                let reason = format!("splits the backward pass of {part}");
+                Err(Error::InvalidSetting { setting: "schedule", reason })
             }
             Action::ReduceGrads(number) => {
                 let start = mark()?;

@@ -18,7 +18,7 @@ pub struct CpuEvent {
 impl CpuEvent {
     /// Returns the CPU time between two events of one thread, in nanoseconds; of the leading thread of each
     /// operation, without waits for other ranks.
-    pub(super) fn since(&self, start: &Self) -> u64 {
+    pub(super) fn since(self, start: Self) -> u64 {
         self.busy_ns.saturating_sub(start.busy_ns)
     }
 }

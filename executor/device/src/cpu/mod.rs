@@ -20,6 +20,7 @@ use buffer_pool::BufferPool;
 use busy::Busy;
 pub use busy::CpuEvent;
 pub use memory::CpuMemory;
+use storage::give;
 
 /// Computes in `f32` on threads of this process.
 ///
@@ -197,7 +198,7 @@ impl Runtime for Cpu {
     }
 
     fn busy_ns(&self, start: &CpuEvent, end: &CpuEvent) -> u64 {
-        end.since(start)
+        end.since(*start)
     }
 
     fn host_task(
@@ -208,7 +209,7 @@ impl Runtime for Cpu {
         output: Option<(Dtype, usize)>,
         mut task: Box<dyn HostTask>,
     ) -> Result<Transfer<Self>> {
-        task.start(input.map(|tensor| self.give(tensor)).transpose()?)?;
+        task.start(input.map(give).transpose()?)?;
         let device = self.clone();
         Ok(Transfer::new(move |_| match (task.finish()?, output) {
             (Some(buffer), Some((dtype, _))) => device.adopt(dtype, buffer).map(Some),

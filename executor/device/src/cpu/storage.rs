@@ -107,20 +107,6 @@ impl Cpu {
         }
     }
 
-    /// Takes the elements of a tensor out of the device, without a copy if it is alone in its allocation.
-    pub(super) fn give(&self, tensor: Tensor<Self>) -> Result<Buffer> {
-        match tensor.dtype() {
-            Dtype::Bf16 => Ok(Buffer::Bf16(tensor.bf16().to_vec())),
-            Dtype::F64 => Ok(Buffer::F64(tensor.f64().to_vec())),
-            Dtype::U32 => Err(Error::InvalidSetting { setting: "tensor", reason: "indices stay".into() }),
-            Dtype::F32 if tensor.len() == tensor.memory().len() => match tensor.into_memory() {
-                Ok(memory) => Ok(Buffer::F32(memory.into_f32())),
-                Err(tensor) => Ok(Buffer::F32(tensor.f32().to_vec())),
-            },
-            Dtype::F32 => Ok(Buffer::F32(tensor.f32().to_vec())),
-        }
-    }
-
     /// Makes a tensor of elements that the host has.
     pub(super) fn adopt(&self, dtype: Dtype, buffer: Buffer) -> Result<Tensor<Self>> {
         let len = buffer.elements();
@@ -141,5 +127,19 @@ impl Cpu {
                 Err(Error::InvalidSetting { setting: "tensor", reason })
             }
         }
+    }
+}
+
+/// Takes the elements of a tensor out of the device, without a copy if it is alone in its allocation.
+pub(super) fn give(tensor: Tensor<Cpu>) -> Result<Buffer> {
+    match tensor.dtype() {
+        Dtype::Bf16 => Ok(Buffer::Bf16(tensor.bf16().to_vec())),
+        Dtype::F64 => Ok(Buffer::F64(tensor.f64().to_vec())),
+        Dtype::U32 => Err(Error::InvalidSetting { setting: "tensor", reason: "indices stay".into() }),
+        Dtype::F32 if tensor.len() == tensor.memory().len() => match tensor.into_memory() {
+            Ok(memory) => Ok(Buffer::F32(memory.into_f32())),
+            Err(tensor) => Ok(Buffer::F32(tensor.f32().to_vec())),
+        },
+        Dtype::F32 => Ok(Buffer::F32(tensor.f32().to_vec())),
     }
 }

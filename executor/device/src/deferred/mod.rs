@@ -71,11 +71,10 @@ impl<D: Device> Deferred<D> {
         reads: &[&Tensor<Self>],
         writes: &[&Tensor<Self>],
         run: impl FnOnce(&D, &[&Tensor<D>], &mut [&mut Tensor<D>]) -> Result<()> + Send + 'static,
-    ) -> Result<()> {
+    ) {
         let places = |tensors: &[&Tensor<Self>]| tensors.iter().map(|tensor| Place::of(tensor)).collect();
         let work = Work::Compute { reads: places(reads), writes: places(writes), run: Box::new(run) };
         self.queue.push(Lane::Compute, work);
-        Ok(())
     }
 }
 
@@ -108,18 +107,20 @@ impl<D: Device> Runtime for Deferred<D> {
         self.enqueue(&[], &[&tensor], move |inner, _, writes| {
             let uploaded = inner.upload_as(dtype, &values)?;
             slot::overwrite(inner, &uploaded, writes[0])
-        })?;
+        });
         Ok(tensor)
     }
 
     fn write(&self, values: &[f32], into: &mut Tensor<Self>) -> Result<()> {
         let values = values.to_vec();
-        self.enqueue(&[], &[into], move |inner, _, writes| inner.write(&values, writes[0]))
+        self.enqueue(&[], &[into], move |inner, _, writes| inner.write(&values, writes[0]));
+        Ok(())
     }
 
     fn write_scalars(&self, values: &[f64], into: &mut Tensor<Self>) -> Result<()> {
         let values = values.to_vec();
-        self.enqueue(&[], &[into], move |inner, _, writes| inner.write_scalars(&values, writes[0]))
+        self.enqueue(&[], &[into], move |inner, _, writes| inner.write_scalars(&values, writes[0]));
+        Ok(())
     }
 
     fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>> {
@@ -127,18 +128,18 @@ impl<D: Device> Runtime for Deferred<D> {
         let values = values.to_vec();
         self.enqueue(&[], &[&tensor], move |inner, _, writes| {
             slot::overwrite(inner, &inner.upload_indices(&values)?, writes[0])
-        })?;
+        });
         Ok(tensor)
     }
 
     fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {
         self.drain()?;
-        Place::of(tensor).with(&self.inner, |inner, tensor| inner.download(tensor))
+        Place::of(tensor).with(&self.inner, D::download)
     }
 
     fn read(&self, scalars: &Tensor<Self>) -> Result<Vec<f64>> {
         self.drain()?;
-        Place::of(scalars).with(&self.inner, |inner, tensor| inner.read(tensor))
+        Place::of(scalars).with(&self.inner, D::read)
     }
 
     fn reads(&self) -> u64 {

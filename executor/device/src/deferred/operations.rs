@@ -21,46 +21,58 @@ use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rope::{RopeShape, RopeTable, Rotate, Rotation};
 use crate::ops::silu_gate::SiluGate;
 use crate::ops::transpose::Transpose;
-use crate::ops::vocab_parallel_cross_entropy::VocabParallelCrossEntropy;
+use crate::ops::vocab_parallel_cross_entropy::{VocabParallelCrossEntropy, VocabularyPart};
 use crate::runtime::Runtime;
 use crate::segments::Segments;
 use crate::tensor::Tensor;
 
-/// Takes the next written operand.
-fn next<'a, 'b, D: Device>(writes: &mut &'a mut [&'b mut Tensor<D>]) -> &'a mut Tensor<D> {
-    let (first, rest) = std::mem::take(writes).split_first_mut().expect("as many operands as were queued");
-    *writes = rest;
-    first
+/// Written operands of an operation, taken in the order in which they were queued.
+pub(super) struct Written<'a, 'b, D: Device>(std::slice::IterMut<'a, &'b mut Tensor<D>>);
+
+impl<'a, 'b, D: Device> Written<'a, 'b, D> {
+    fn of(writes: &'a mut [&'b mut Tensor<D>]) -> Self {
+        Self(writes.iter_mut())
+    }
+
+    fn next(&mut self) -> &'a mut Tensor<D> {
+        self.0.next().expect("as many operands as were queued")
+    }
 }
 
 impl<D: Device> Elementwise for Deferred<D> {
     fn zero(&self, y: &mut Tensor<Self>) -> Result<()> {
-        self.enqueue(&[], &[y], |inner, _, writes| inner.zero(writes[0]))
+        self.enqueue(&[], &[y], |inner, _, writes| inner.zero(writes[0]));
+        Ok(())
     }
 
     fn add(&self, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()> {
-        self.enqueue(&[x], &[y], |inner, reads, writes| inner.add(reads[0], writes[0]))
+        self.enqueue(&[x], &[y], |inner, reads, writes| inner.add(reads[0], writes[0]));
+        Ok(())
     }
 
     fn scale(&self, factor: f32, y: &mut Tensor<Self>) -> Result<()> {
-        self.enqueue(&[], &[y], move |inner, _, writes| inner.scale(factor, writes[0]))
+        self.enqueue(&[], &[y], move |inner, _, writes| inner.scale(factor, writes[0]));
+        Ok(())
     }
 
     fn copy_ranges(&self, ranges: &[CopyRange], x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()> {
         let ranges = ranges.to_vec();
-        self.enqueue(&[x], &[y], move |inner, reads, writes| inner.copy_ranges(&ranges, reads[0], writes[0]))
+        self.enqueue(&[x], &[y], move |inner, reads, writes| inner.copy_ranges(&ranges, reads[0], writes[0]));
+        Ok(())
     }
 }
 
 impl<D: Device> Biases for Deferred<D> {
     fn bias(&self, bias: &Tensor<Self>, y: &mut Tensor<Self>, columns: Columns) -> Result<()> {
-        self.enqueue(&[bias], &[y], move |inner, reads, writes| inner.bias(reads[0], writes[0], columns))
+        self.enqueue(&[bias], &[y], move |inner, reads, writes| inner.bias(reads[0], writes[0], columns));
+        Ok(())
     }
 
     fn bias_backward(&self, dy: &Tensor<Self>, columns: Columns, d_bias: &mut Tensor<Self>) -> Result<()> {
         self.enqueue(&[dy], &[d_bias], move |inner, reads, writes| {
             inner.bias_backward(reads[0], columns, writes[0])
-        })
+        });
+        Ok(())
     }
 
     fn copy_columns(
@@ -73,7 +85,8 @@ impl<D: Device> Biases for Deferred<D> {
     ) -> Result<()> {
         self.enqueue(&[x], &[y], move |inner, reads, writes| {
             inner.copy_columns(reads[0], from, width, writes[0], to)
-        })
+        });
+        Ok(())
     }
 }
 
@@ -81,7 +94,8 @@ impl<D: Device> LayerScale for Deferred<D> {
     fn layer_scale(&self, x: &Tensor<Self>, scale: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()> {
         self.enqueue(&[x, scale], &[y], |inner, reads, writes| {
             inner.layer_scale(reads[0], reads[1], writes[0])
-        })
+        });
+        Ok(())
     }
 
     fn layer_scale_backward(
@@ -94,11 +108,13 @@ impl<D: Device> LayerScale for Deferred<D> {
     ) -> Result<()> {
         let has_scale = d_scale.is_some();
         let writes: Vec<&Tensor<Self>> = [&*dx].into_iter().chain(d_scale.as_deref()).collect();
-        self.enqueue(&[dy, x, scale], &writes, move |inner, reads, mut writes| {
-            let dx = next(&mut writes);
-            let d_scale = has_scale.then(|| next(&mut writes));
+        self.enqueue(&[dy, x, scale], &writes, move |inner, reads, writes| {
+            let mut written = Written::of(writes);
+            let dx = written.next();
+            let d_scale = has_scale.then(|| written.next());
             inner.layer_scale_backward(reads[0], reads[1], reads[2], dx, d_scale)
-        })
+        });
+        Ok(())
     }
 }
 
@@ -111,10 +127,12 @@ impl<D: Device> RmsNorm for Deferred<D> {
         y: &mut Tensor<Self>,
         inverse: &mut Tensor<Self>,
     ) -> Result<()> {
-        self.enqueue(&[x, weight], &[y, inverse], move |inner, reads, mut writes| {
-            let (y, inverse) = (next(&mut writes), next(&mut writes));
+        self.enqueue(&[x, weight], &[y, inverse], move |inner, reads, writes| {
+            let mut written = Written::of(writes);
+            let (y, inverse) = (written.next(), written.next());
             inner.rms_norm(reads[0], reads[1], epsilon, y, inverse)
-        })
+        });
+        Ok(())
     }
 
     fn rms_norm_backward(
@@ -128,11 +146,13 @@ impl<D: Device> RmsNorm for Deferred<D> {
     ) -> Result<()> {
         let (has_dx, has_weight) = (dx.is_some(), d_weight.is_some());
         let writes: Vec<&Tensor<Self>> = dx.as_deref().into_iter().chain(d_weight.as_deref()).collect();
-        self.enqueue(&[dy, x, weight, inverse], &writes, move |inner, reads, mut writes| {
-            let dx = has_dx.then(|| next(&mut writes));
-            let d_weight = has_weight.then(|| next(&mut writes));
+        self.enqueue(&[dy, x, weight, inverse], &writes, move |inner, reads, writes| {
+            let mut written = Written::of(writes);
+            let dx = has_dx.then(|| written.next());
+            let d_weight = has_weight.then(|| written.next());
             inner.rms_norm_backward(reads[0], reads[1], reads[2], reads[3], dx, d_weight)
-        })
+        });
+        Ok(())
     }
 }
 
@@ -145,10 +165,12 @@ impl<D: Device> LayerNorm for Deferred<D> {
         y: &mut Tensor<Self>,
         statistics: &mut Tensor<Self>,
     ) -> Result<()> {
-        self.enqueue(&[x, weight, bias], &[y, statistics], move |inner, reads, mut writes| {
-            let (y, statistics) = (next(&mut writes), next(&mut writes));
+        self.enqueue(&[x, weight, bias], &[y, statistics], move |inner, reads, writes| {
+            let mut written = Written::of(writes);
+            let (y, statistics) = (written.next(), written.next());
             inner.layer_norm(reads[0], (reads[1], reads[2]), epsilon, y, statistics)
-        })
+        });
+        Ok(())
     }
 
     fn layer_norm_backward(
@@ -165,17 +187,20 @@ impl<D: Device> LayerNorm for Deferred<D> {
         if let Some((d_weight, d_bias)) = &parameters {
             writes.extend([&**d_weight, &**d_bias]);
         }
-        self.enqueue(&[dy, x, weight, statistics], &writes, move |inner, reads, mut writes| {
-            let dx = has_dx.then(|| next(&mut writes));
-            let parameters = has_parameters.then(|| (next(&mut writes), next(&mut writes)));
+        self.enqueue(&[dy, x, weight, statistics], &writes, move |inner, reads, writes| {
+            let mut written = Written::of(writes);
+            let dx = has_dx.then(|| written.next());
+            let parameters = has_parameters.then(|| (written.next(), written.next()));
             inner.layer_norm_backward(reads[0], reads[1], reads[2], reads[3], dx, parameters)
-        })
+        });
+        Ok(())
     }
 }
 
 impl<D: Device> Activate for Deferred<D> {
     fn activate(&self, activation: Activation, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()> {
-        self.enqueue(&[x], &[y], move |inner, reads, writes| inner.activate(activation, reads[0], writes[0]))
+        self.enqueue(&[x], &[y], move |inner, reads, writes| inner.activate(activation, reads[0], writes[0]));
+        Ok(())
     }
 
     fn activate_backward(
@@ -186,7 +211,8 @@ impl<D: Device> Activate for Deferred<D> {
     ) -> Result<()> {
         self.enqueue(&[x], &[d], move |inner, reads, writes| {
             inner.activate_backward(activation, reads[0], writes[0])
-        })
+        });
+        Ok(())
     }
 }
 
@@ -194,7 +220,8 @@ impl<D: Device> SiluGate for Deferred<D> {
     fn silu_gate(&self, gate_up: &Tensor<Self>, columns: usize, y: &mut Tensor<Self>) -> Result<()> {
         self.enqueue(&[gate_up], &[y], move |inner, reads, writes| {
             inner.silu_gate(reads[0], columns, writes[0])
-        })
+        });
+        Ok(())
     }
 
     fn silu_gate_backward(
@@ -206,7 +233,8 @@ impl<D: Device> SiluGate for Deferred<D> {
     ) -> Result<()> {
         self.enqueue(&[dy, gate_up], &[d_gate_up], move |inner, reads, writes| {
             inner.silu_gate_backward(reads[0], reads[1], columns, writes[0])
-        })
+        });
+        Ok(())
     }
 }
 
@@ -221,7 +249,8 @@ impl<D: Device> Transpose for Deferred<D> {
     ) -> Result<()> {
         self.enqueue(&[x], &[y], move |inner, reads, writes| {
             inner.transpose(reads[0], rows, columns, is_added, writes[0])
-        })
+        });
+        Ok(())
     }
 }
 
@@ -239,7 +268,8 @@ impl<D: Device> GatherScatter for Deferred<D> {
             let (targets, starts, sources, weights) = (targets?, starts?, sources?, weights?);
             let matrix = SparseBuffers { targets, starts, sources, weights };
             inner.gather_scatter(&matrix, columns, reads[4], writes[0])
-        })
+        });
+        Ok(())
     }
 }
 
@@ -270,18 +300,20 @@ impl<D: Device> Gemm for Deferred<D> {
                 Queued::BiasGradient
             }
         };
-        self.enqueue(&reads, &writes, move |inner, reads, mut writes| {
-            let c = (next(&mut writes), c_layout);
+        self.enqueue(&reads, &writes, move |inner, reads, writes| {
+            let mut written = Written::of(writes);
+            let c = (written.next(), c_layout);
             let epilogue = match kind {
                 Queued::None => Epilogue::None,
                 Queued::Bias => Epilogue::Bias(reads[2]),
                 Queued::Activation(has_bias, activation) => {
-                    Epilogue::Activation(has_bias.then(|| reads[2]), activation, next(&mut writes))
+                    Epilogue::Activation(has_bias.then(|| reads[2]), activation, written.next())
                 }
-                Queued::BiasGradient => Epilogue::BiasGradient(next(&mut writes)),
+                Queued::BiasGradient => Epilogue::BiasGradient(written.next()),
             };
             inner.gemm(shape, (reads[0], a_layout), (reads[1], b_layout), is_added, c, epilogue)
-        })
+        });
+        Ok(())
     }
 }
 
@@ -307,7 +339,7 @@ impl<D: Device> Rotate for Deferred<D> {
             let (cos, sin) = inner.rope_angles(&table, reads[0], tokens)?;
             overwrite(inner, &cos, writes[0])?;
             overwrite(inner, &sin, writes[1])
-        })?;
+        });
         Ok((cos, sin))
     }
 
@@ -320,7 +352,8 @@ impl<D: Device> Rotate for Deferred<D> {
     ) -> Result<()> {
         self.enqueue(&[cos, sin], &[x], move |inner, reads, writes| {
             inner.rope(rotation, shape, (reads[0], reads[1]), writes[0])
-        })
+        });
+        Ok(())
     }
 }
 
@@ -334,11 +367,13 @@ impl<D: Device> Attend for Deferred<D> {
         log_sums: &mut Tensor<Self>,
     ) -> Result<()> {
         let (shape, host) = (*shape, segments.host().clone());
-        self.enqueue(&[qkv, segments.starts()], &[output, log_sums], move |inner, reads, mut writes| {
+        self.enqueue(&[qkv, segments.starts()], &[output, log_sums], move |inner, reads, writes| {
+            let mut written = Written::of(writes);
             let segments = Segments::new(inner, host.starts())?;
-            let (output, log_sums) = (next(&mut writes), next(&mut writes));
+            let (output, log_sums) = (written.next(), written.next());
             inner.attention(&shape, &segments, reads[0], output, log_sums)
-        })
+        });
+        Ok(())
     }
 
     fn attention_backward(
@@ -357,7 +392,7 @@ impl<D: Device> Attend for Deferred<D> {
             let saved = (reads[1], reads[2]);
             let d_qkv = inner.attention_backward(&shape, &segments, reads[0], saved, reads[3])?;
             overwrite(inner, &d_qkv, writes[0])
-        })?;
+        });
         Ok(d_qkv)
     }
 }
@@ -370,10 +405,12 @@ impl<D: Device> CrossEntropy for Deferred<D> {
         scale: f64,
         loss: &mut Tensor<Self>,
     ) -> Result<()> {
-        self.enqueue(&[targets], &[logits, loss], move |inner, reads, mut writes| {
-            let (logits, loss) = (next(&mut writes), next(&mut writes));
+        self.enqueue(&[targets], &[logits, loss], move |inner, reads, writes| {
+            let mut written = Written::of(writes);
+            let (logits, loss) = (written.next(), written.next());
             inner.cross_entropy(logits, (reads[0], range), scale, loss)
-        })
+        });
+        Ok(())
     }
 }
 
@@ -382,30 +419,34 @@ impl<D: Device> VocabParallelCrossEntropy for Deferred<D> {
         &self,
         logits: &mut Tensor<Self>,
         (targets, range): (&Tensor<Self>, Range<usize>),
-        words: Range<usize>,
-        rank: usize,
+        part: &VocabularyPart,
         parts: &mut Tensor<Self>,
     ) -> Result<()> {
-        self.enqueue(&[targets], &[logits, parts], move |inner, reads, mut writes| {
-            let (logits, parts) = (next(&mut writes), next(&mut writes));
-            inner.partial_softmax(logits, (reads[0], range), words, rank, parts)
-        })
+        let part = part.clone();
+        self.enqueue(&[targets], &[logits, parts], move |inner, reads, writes| {
+            let mut written = Written::of(writes);
+            let (logits, parts) = (written.next(), written.next());
+            inner.partial_softmax(logits, (reads[0], range), &part, parts)
+        });
+        Ok(())
     }
 
     fn join_softmax(
         &self,
         exponentials: &mut Tensor<Self>,
         (targets, range): (&Tensor<Self>, Range<usize>),
-        words: Range<usize>,
-        rank: usize,
+        part: &VocabularyPart,
         parts: &Tensor<Self>,
         scale: f64,
         loss: &mut Tensor<Self>,
     ) -> Result<()> {
-        self.enqueue(&[targets, parts], &[exponentials, loss], move |inner, reads, mut writes| {
-            let (exponentials, loss) = (next(&mut writes), next(&mut writes));
-            inner.join_softmax(exponentials, (reads[0], range), words, rank, reads[1], scale, loss)
-        })
+        let part = part.clone();
+        self.enqueue(&[targets, parts], &[exponentials, loss], move |inner, reads, writes| {
+            let mut written = Written::of(writes);
+            let (exponentials, loss) = (written.next(), written.next());
+            inner.join_softmax(exponentials, (reads[0], range), &part, reads[1], scale, loss)
+        });
+        Ok(())
     }
 }
 
@@ -415,7 +456,8 @@ impl<D: Device> Update for Deferred<D> {
         self.enqueue(&reads, &[into], move |inner, reads, writes| {
             let tensors: Vec<(&Tensor<D>, usize)> = reads.iter().copied().zip(places).collect();
             inner.sums_of_squares(&tensors, writes[0])
-        })
+        });
+        Ok(())
     }
 
     fn clip_factor(
@@ -427,7 +469,8 @@ impl<D: Device> Update for Deferred<D> {
     ) -> Result<()> {
         self.enqueue(&[figures], &[into], move |inner, reads, writes| {
             inner.clip_factor(reads[0], squares, norm_max, writes[0])
-        })
+        });
+        Ok(())
     }
 
     fn adamw(
@@ -444,11 +487,13 @@ impl<D: Device> Update for Deferred<D> {
         let writes: Vec<&Tensor<Self>> =
             [&*weights, &*mean, &*square].into_iter().chain(master.as_deref()).collect();
         let (adamw, decays) = (*adamw, decays.to_vec());
-        self.enqueue(&[clip, gradients], &writes, move |inner, reads, mut writes| {
-            let (weights, mean, square) = (next(&mut writes), next(&mut writes), next(&mut writes));
-            let master = has_master.then(|| next(&mut writes));
+        self.enqueue(&[clip, gradients], &writes, move |inner, reads, writes| {
+            let mut written = Written::of(writes);
+            let (weights, mean, square) = (written.next(), written.next(), written.next());
+            let master = has_master.then(|| written.next());
             let state = AdamWState { master, mean, square };
             inner.adamw(&adamw, &decays, reads[0], weights, reads[1], state)
-        })
+        });
+        Ok(())
     }
 }

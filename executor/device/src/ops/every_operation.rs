@@ -11,7 +11,7 @@ use super::finite_difference::{numbers, to_f32};
 use super::gemm::{Epilogue, GemmShape, MatrixLayout};
 use super::rope::{RopeShape, RopeTable, Rotation};
 use super::sparse_rows::SparseRows;
-use super::vocab_parallel_cross_entropy::PARTIAL;
+use super::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::Result;
@@ -120,15 +120,15 @@ fn products<D: Device>(d: &D) -> Result<Results> {
     all.push(("cross entropy", changed(d, LEN, 4, run)?));
     let mut parts = d.alloc_as(Dtype::F32, 2 * ROWS * PARTIAL)?;
     let wider = d.upload_indices(&[0, 7, 3, 1, 5, 6])?;
-    let words = [0..COLUMNS, COLUMNS..2 * COLUMNS];
-    for (rank, words) in words.iter().enumerate() {
-        let run = |logits: &mut Tensor<D>| {
-            d.partial_softmax(logits, (&wider, 0..ROWS), words.clone(), rank, &mut parts)
-        };
+    let words = |rank: usize| rank * COLUMNS..(rank + 1) * COLUMNS;
+    for rank in 0..2 {
+        let part = VocabularyPart { rank, words: words(rank) };
+        let run = |logits: &mut Tensor<D>| d.partial_softmax(logits, (&wider, 0..ROWS), &part, &mut parts);
         all.push(("exponentials", changed(d, LEN, 4 + rank as u64, run)?));
     }
+    let part = VocabularyPart { rank: 0, words: words(0) };
     let run = |exponentials: &mut Tensor<D>| {
-        d.join_softmax(exponentials, (&wider, 0..ROWS), 0..COLUMNS, 0, &parts, 0.125, &mut loss)
+        d.join_softmax(exponentials, (&wider, 0..ROWS), &part, &parts, 0.125, &mut loss)
     };
     all.push(("join softmax", changed(d, LEN, 4, run)?));
     all.push(("loss", d.read(&loss)?.iter().map(|&loss| bf16::from_f64(loss).to_f32()).collect()));

@@ -20,19 +20,27 @@ use std::ops::Range;
 /// Numbers of a [`PartialSoftmax`] in a message.
 pub const PARTIAL: usize = 3;
 
+/// Words of a rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VocabularyPart {
+    /// Rank among those that share the vocabulary.
+    pub rank: usize,
+    /// Its words.
+    pub words: Range<usize>,
+}
+
 /// Cross entropy of logits whose vocabulary is sharded over ranks.
 pub trait VocabParallelCrossEntropy: Runtime {
     /// Replaces the logits of this rank's words by exponentials, and writes the partial softmax of every row.
     ///
     /// - `targets`: word of every row in the whole vocabulary, a range of a tensor of indices
-    /// - `words`: this rank's words
-    /// - `parts`: `f32`, `[ranks, rows, 3]`: the numbers of `rank` are written
+    /// - `part`: this rank's words
+    /// - `parts`: `f32`, `[ranks, rows, 3]`: the numbers of this rank are written
     fn partial_softmax(
         &self,
         logits: &mut Tensor<Self>,
         targets: (&Tensor<Self>, Range<usize>),
-        words: Range<usize>,
-        rank: usize,
+        part: &VocabularyPart,
         parts: &mut Tensor<Self>,
     ) -> Result<()>;
     /// Turns these exponentials into the gradient of `scale` times the sum of losses, and adds the unscaled
@@ -43,8 +51,7 @@ pub trait VocabParallelCrossEntropy: Runtime {
         &self,
         exponentials: &mut Tensor<Self>,
         targets: (&Tensor<Self>, Range<usize>),
-        words: Range<usize>,
-        rank: usize,
+        part: &VocabularyPart,
         parts: &Tensor<Self>,
         scale: f64,
         loss: &mut Tensor<Self>,
@@ -62,14 +69,13 @@ impl VocabParallelCrossEntropy for Cpu {
         &self,
         logits: &mut Tensor<Self>,
         (targets, range): (&Tensor<Self>, Range<usize>),
-        words: Range<usize>,
-        rank: usize,
+        part: &VocabularyPart,
         parts: &mut Tensor<Self>,
     ) -> Result<()> {
-        let own = own(&targets.u32()[range], &words);
+        let own = own(&targets.u32()[range], &part.words);
         let rows = self.update(logits, |logits| self.on_pool(|| forward(logits, &own)))?;
         let len = PARTIAL * rows.len();
-        let places = parts.f32_mut()[rank * len..][..len].chunks_mut(PARTIAL);
+        let places = parts.f32_mut()[part.rank * len..][..len].chunks_mut(PARTIAL);
         for (place, row) in places.zip(&rows) {
             place.copy_from_slice(&[row.max, row.sum, row.target]);
         }
@@ -80,20 +86,19 @@ impl VocabParallelCrossEntropy for Cpu {
         &self,
         exponentials: &mut Tensor<Self>,
         (targets, range): (&Tensor<Self>, Range<usize>),
-        words: Range<usize>,
-        rank: usize,
+        part: &VocabularyPart,
         parts: &Tensor<Self>,
         scale: f64,
         loss: &mut Tensor<Self>,
     ) -> Result<()> {
-        let own = own(&targets.u32()[range], &words);
+        let own = own(&targets.u32()[range], &part.words);
         let row = |&[max, sum, target]: &[f32; PARTIAL]| PartialSoftmax { max, sum, target };
         let all: Vec<PartialSoftmax<f32>> = parts.f32().as_chunks().0.iter().map(row).collect();
         let mut total = 0.0;
         let mut factors = Vec::with_capacity(own.len());
         for row in 0..own.len() {
             let of_row: Vec<_> = all.iter().skip(row).step_by(own.len()).copied().collect();
-            let (of_row, factor) = join(&of_row, rank, scale);
+            let (of_row, factor) = join(&of_row, part.rank, scale);
             total += of_row;
             factors.push(factor);
         }

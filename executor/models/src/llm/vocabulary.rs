@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::error::Result;
 use crate::tensor_parallel::TensorPass;
 use crate::weights::{AxisPartition, TpRank};
-use dflop_device::ops::vocab_parallel_cross_entropy::PARTIAL;
+use dflop_device::ops::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
 use dflop_device::{Device, Dtype, Tensor};
 
 /// Contiguous parts of the vocabulary on all ranks; the first parts are longer by one if there is a
@@ -59,11 +59,12 @@ impl Vocabulary {
             return Ok(device.cross_entropy(logits, (targets, rows), scale, loss)?);
         };
         let TpRank { rank, size } = self.tp_rank;
-        let part = PARTIAL * rows.len();
-        let mut parts = device.alloc_as(Dtype::F32, size * part)?;
-        device.partial_softmax(logits, (targets, rows.clone()), self.own(), rank, &mut parts)?;
-        tensor.group.tensors().all_gather(tensor.at, &mut parts, &vec![part; size])?;
-        Ok(device.join_softmax(logits, (targets, rows), self.own(), rank, &parts, scale, loss)?)
+        let part = VocabularyPart { rank, words: self.own() };
+        let numbers = PARTIAL * rows.len();
+        let mut parts = device.alloc_as(Dtype::F32, size * numbers)?;
+        device.partial_softmax(logits, (targets, rows.clone()), &part, &mut parts)?;
+        tensor.group.tensors().all_gather(tensor.at, &mut parts, &vec![numbers; size])?;
+        Ok(device.join_softmax(logits, (targets, rows), &part, &parts, scale, loss)?)
     }
 
     /// Joins the logits of all ranks: `[rows, vocabulary]`, on every rank.
