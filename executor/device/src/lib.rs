@@ -20,14 +20,13 @@ pub mod ops;
 pub mod prelude;
 mod runtime;
 mod segments;
-mod tensor;
 
-pub use comm::{DeviceComm, HostTask, RowShape, Staged, Transfer};
+pub use comm::{DeviceComm, RowShape, Staged};
 pub use cpu::{Cpu, CpuEvent, CpuMemory};
-pub use device::{Device, DeviceSparseRows, SparseBuffers};
+pub use device::Device;
 pub use dtype::Dtype;
 pub use error::{Error, Result};
 pub use ops::gemm::Epilogue;
-pub use runtime::{Lane, Memory, Runtime};
+pub use ops::sparse_rows::{DeviceSparseRows, SparseBuffers};
+pub use runtime::{Bucket, HostTask, Lane, Memory, Runtime, Tensor, Transfer};
 pub use segments::{HostSegments, PlanKey, Segments, Tile};
-pub use tensor::{Bucket, Tensor};

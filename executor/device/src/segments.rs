@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 
 /// Largest number of queries whose scores exist at the same time.
 const TILE_ROWS: usize = 64;

@@ -188,9 +188,8 @@ impl Attention {
         // Only after the input gradient, which sums the share of each rank: summing keys and values first
         // would count the shares of copied heads several times.
         self.sum_replicas(pass, &mut d_qkv)?;
-        for (layer, first) in &self.projections {
-            layer.backward_weights(device, pass.parameters, &x, &d_qkv, rows, columns(*first))?;
-        }
+        let layers = self.projections.iter().map(|(layer, first)| layer.weights(columns(*first))).collect();
+        Linear::backward_weights(layers, pass, (x, d_qkv), rows)?;
         Ok(dx)
     }
 

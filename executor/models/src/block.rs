@@ -5,6 +5,7 @@ use std::ops::Deref;
 use super::context::MicrobatchContext;
 use super::parameters::Parameters;
 use super::tensor_parallel::TensorPass;
+use super::weight_gradients::WeightGradients;
 use crate::error::Result;
 use dflop_device::{Device, Tensor};
 
@@ -48,6 +49,8 @@ pub struct BackwardPass<'a, D: Device> {
     pub context: &'a MicrobatchContext<D>,
     /// Ranks that hold the other parts of the layers.
     pub tensor: Option<TensorPass<'a, D>>,
+    /// When gradients of linear layers' weights are computed; all others are computed at once.
+    pub weights: WeightGradients<'a, D>,
 }
 
 /// Output of a block.

@@ -31,6 +31,7 @@ mod sharding_check;
 mod stage;
 mod stage_blocks;
 mod tensor_parallel;
+mod weight_gradients;
 pub mod weights;
 
 pub use attention::{Attention, AttentionMask, AttentionSpec, QkvNames};
@@ -52,3 +53,4 @@ pub use sharding_check::DimensionFields;
 pub use stage::{Activations, Stage, StageOptions, StageSettings, assemble};
 pub use stage_blocks::StageBlocks;
 pub use tensor_parallel::{TensorParallel, TensorPass};
+pub use weight_gradients::{LayerWeights, PendingWeights, WeightGradients};

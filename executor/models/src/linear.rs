@@ -5,10 +5,10 @@
 //! column-parallel layers over ranks, because several layers may have the same input.
 
 use super::declaration::Declaration;
-use super::parameters::Parameters;
 use crate::block::{BackwardPass, ForwardPass};
 use crate::error::Result;
 use crate::tensor_parallel;
+use crate::weight_gradients::{LayerWeights, PendingWeights, WeightGradients};
 use crate::weights::{AxisPartition, Init, ParameterId};
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
@@ -125,7 +125,7 @@ impl Linear {
         Ok(pass.device.gemm(shape, (x, MatrixLayout::rows(self.inputs)), weight, false, target, epilogue)?)
     }
 
-    /// Accumulates the gradients of the parameters and returns the gradient of `x`.
+    /// Accumulates the gradients of the parameters, now or later, and returns the gradient of `x`.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -135,7 +135,16 @@ impl Linear {
     ) -> Result<Tensor<D>> {
         let mut dx = pass.device.alloc(rows * self.inputs)?;
         let columns = Columns::all(self.outputs);
-        self.backward_weights(pass.device, pass.parameters, x, dy, rows, columns)?;
+        match &mut pass.weights {
+            WeightGradients::Now => {
+                self.weights(columns).accumulate(pass.device, pass.parameters, (x, dy), rows)?;
+            }
+            // the caller goes on to use both
+            WeightGradients::Later(pending) => {
+                let (x, dy) = (pass.device.copy(x)?, pass.device.copy(dy)?);
+                pending.push(PendingWeights::new(vec![self.weights(columns)], x, dy, rows));
+            }
+        }
         self.backward_into(pass, dy, rows, columns, false, &mut dx)?;
         Ok(dx)
     }
@@ -157,28 +166,27 @@ impl Linear {
         Ok(pass.device.gemm(shape, dy, weight, is_added, dx, Epilogue::None)?)
     }
 
-    /// Accumulates the gradients of the parameters, from a range of columns of wider rows.
+    /// Accumulates the gradients of the parameters of layers of the same input, now or later.
+    ///
+    /// - `(x, dy)`: the input, and the gradient of the rows that contain the columns of all layers
     pub fn backward_weights<D: Device>(
-        &self,
-        device: &D,
-        parameters: &mut Parameters<D>,
-        x: &Tensor<D>,
-        dy: &Tensor<D>,
+        layers: Vec<LayerWeights>,
+        pass: &mut BackwardPass<'_, D>,
+        (x, dy): (Tensor<D>, Tensor<D>),
         rows: usize,
-        columns: Columns,
     ) -> Result<()> {
-        let (gradient, d_bias) = match self.bias {
-            Some(bias) => parameters.gradients_mut(self.weight, bias),
-            None => (parameters.gradient_mut(self.weight), None),
-        };
-        let Some(gradient) = gradient else {
-            // a frozen matrix can have a trained bias
-            return Ok(d_bias.map_or(Ok(()), |d_bias| device.bias_backward(dy, columns, d_bias))?);
-        };
-        let epilogue = d_bias.map_or(Epilogue::None, Epilogue::BiasGradient);
-        let shape = GemmShape { rows: self.outputs, columns: self.inputs, inner: rows };
-        let dy = (dy, MatrixLayout::rows(columns.stride).at(columns.first).transposed());
-        let x = (x, MatrixLayout::rows(self.inputs));
-        Ok(device.gemm(shape, dy, x, true, (gradient, MatrixLayout::rows(self.inputs)), epilogue)?)
+        let work = PendingWeights::new(layers, x, dy, rows);
+        match &mut pass.weights {
+            WeightGradients::Now => work.compute(pass.device, pass.parameters)?,
+            WeightGradients::Later(pending) => pending.push(work),
+        }
+        Ok(())
+    }
+
+    /// Parameters of the layer, with its columns in the rows of its outputs.
+    #[must_use]
+    pub const fn weights(&self, columns: Columns) -> LayerWeights {
+        let Self { weight, bias, inputs, outputs, .. } = *self;
+        LayerWeights { weight, bias, inputs, outputs, columns }
     }
 }

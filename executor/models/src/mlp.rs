@@ -123,11 +123,13 @@ impl Mlp {
             }
         };
         let mut dx = device.alloc(x.len())?;
+        let columns = |index: usize| Columns { first: index * self.middle, stride: self.stride() };
         for (index, layer) in self.inner.iter().enumerate() {
-            let columns = Columns { first: index * self.middle, stride: self.stride() };
-            layer.backward_weights(device, pass.parameters, &x, &d_before, rows, columns)?;
-            layer.backward_into(pass, &d_before, rows, columns, index > 0, &mut dx)?;
+            layer.backward_into(pass, &d_before, rows, columns(index), index > 0, &mut dx)?;
         }
+        let layers =
+            self.inner.iter().enumerate().map(|(index, layer)| layer.weights(columns(index))).collect();
+        Linear::backward_weights(layers, pass, (x, d_before), rows)?;
         tensor_parallel::all_reduce(pass.tensor, &mut dx)?;
         Ok(dx)
     }

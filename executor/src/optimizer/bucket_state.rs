@@ -1,13 +1,13 @@
 //! Optimizer state of a bucket of parameters, or of this rank's part of one.
 //!
-//! Replicas of a stage may share the state (ZeRO stage 1): each has that of a range of every bucket, updates the
-//! weights of its range, and gets the others' from the replicas. An update is computed element by element, so
-//! the weights have the bits that they have without sharing.
+//! Replicas of a stage may share the state (ZeRO stage 1): each has that of a range of every bucket, updates
+//! the weights of its range, and gets the others' from the replicas. An update is computed element by
+//! element, so the weights have the bits that they have without sharing.
 //!
 //! # Source
 //! Rajbhandari et al.: "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019,
-//! arXiv:1910.02054, section 5.1. Gradients are summed as without sharing, because their sums overlap with the
-//! backward passes and the norm of all gradients keeps its bits.
+//! arXiv:1910.02054, section 5.1. Gradients are summed as without sharing, because their sums overlap with
+//! the backward passes and the norm of all gradients keeps its bits.
 
 use std::ops::Range;
 

@@ -2,7 +2,8 @@
 //!
 //! Every parameter counts once, on however many ranks it or its parts are ([`Ownership`]). Sums of squares of
 //! tensors are exchanged and added in the order of the tensors' names: all ranks get the same bits. Another
-//! cut into stages gives the same bits, too, as far as its gradients have them. All of it stays on the device.
+//! cut into stages gives the same bits, too, as far as its gradients have them. All of it stays on the
+//! device.
 //!
 //! # Source
 //! Pascanu, Mikolov, Bengio: "On the difficulty of training Recurrent Neural Networks", 2012,

@@ -1,9 +1,9 @@
 //! Sums gradients over the replicas of a stage, overlapped with the backward passes.
 //!
 //! The gradients of a stage are in buckets, the last parameter first ([`Parameters::buckets`]). A bucket is
-//! summed in place, by one all-reduce, which starts as soon as the last backward pass of the stage has finished
-//! the layers of its parameters, and is awaited at the end of the step. Bucket contents depend on sizes alone,
-//! so all replicas start the same collectives in the same order.
+//! summed in place, by one all-reduce, which starts as soon as the last backward pass of the stage has
+//! finished the layers of its parameters, and is awaited at the end of the step. Bucket contents depend on
+//! sizes alone, so all replicas start the same collectives in the same order.
 //!
 //! If embedding and tied LM head are on different stages, each stage has a copy of the weights. The two
 //! gradients are first summed between the two stages, then over the replicas of each. So both copies get the

@@ -101,7 +101,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if layers are missing or repeated, a number is 0, or the schedule is not
-    /// supported: split backward passes, or several chunks per rank in a job with encoders.
+    /// supported: several chunks per rank in a job with encoders.
     pub fn new(
         model: ModelConfig,
         frozen: FrozenModules,
@@ -213,9 +213,6 @@ fn check_modules(model: &ModelConfig, modules: &[ModuleParallelism]) -> Result<(
 }
 
 fn check_schedule(modules: &[ModuleParallelism], schedule: ScheduleKind) -> Result<()> {
-    if schedule == ScheduleKind::ZeroBubble {
-        return refuse("schedule", format!("{schedule} splits backward passes, which stages do not support"));
-    }
     let chunks = schedule.chunks();
     let stages = modules.last().map_or(0, |llm| llm.stages.len());
     if matches!(schedule, ScheduleKind::Interleaved { .. }) && modules.len() > 1 {

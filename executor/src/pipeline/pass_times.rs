@@ -4,6 +4,9 @@ use dflop_balancer::schedule::{Part, Pass, PassKind};
 
 use super::job::Job;
 
+/// Numbers of a part.
+const NUMBERS: usize = 3;
+
 /// Forward and backward times of every microbatch in every stage of a job, in nanoseconds.
 ///
 /// Times are predicted or measured; the simulation of a step takes either.
@@ -11,7 +14,8 @@ use super::job::Job;
 pub struct PassTimes {
     /// Index of the first part of every stage, then the number of parts.
     starts: Vec<usize>,
-    /// Forward, then backward, part by part.
+    /// Forward, backward, and the part of backward that computes the gradients of weights where a schedule
+    /// splits it, part by part.
     ns: Vec<u64>,
 }
 
@@ -26,7 +30,7 @@ impl PassTimes {
             let microbatches = rounds * job.modules()[stage.module()].dp_size;
             starts.push(starts[starts.len() - 1] + microbatches);
         }
-        let ns = vec![0; 2 * starts[starts.len() - 1]];
+        let ns = vec![0; NUMBERS * starts[starts.len() - 1]];
         Self { starts, ns }
     }
 
@@ -54,10 +58,20 @@ impl PassTimes {
         if exists { [self.ns[self.at(part)], self.ns[self.at(part) + 1]] } else { [0, 0] }
     }
 
+    /// Returns the part of a backward pass that computes the gradients of weights, if it was measured.
+    pub(crate) fn weight_ns(&self, part: Part) -> Option<u64> {
+        let [_, backward] = self.part_ns(part);
+        let weight = if backward > 0 { self.ns[self.at(part) + 2] } else { 0 };
+        (weight > 0).then_some(weight)
+    }
+
     /// Adds to the time of a pass; both halves of a split backward pass count as backward.
     pub(crate) fn add(&mut self, pass: Pass, ns: u64) {
-        let at = self.at(pass.part) + usize::from(pass.kind != PassKind::Forward);
-        self.ns[at] += ns;
+        let at = self.at(pass.part);
+        self.ns[at + usize::from(pass.kind != PassKind::Forward)] += ns;
+        if pass.kind == PassKind::BackwardWeight {
+            self.ns[at + 2] += ns;
+        }
     }
 
     /// Returns all times as one slice, to sum them over ranks.
@@ -66,7 +80,7 @@ impl PassTimes {
     }
 
     fn at(&self, part: Part) -> usize {
-        2 * (self.starts[usize::from(part.stage)] + part.microbatch as usize)
+        NUMBERS * (self.starts[usize::from(part.stage)] + part.microbatch as usize)
     }
 }
 
@@ -124,6 +138,7 @@ mod tests {
         }
         assert_eq!(times.part_ns(part), [4, 11]);
         assert_eq!(times.part_ns(Part { microbatch: 4, ..part }), [0, 0], "there is no such part");
-        assert_eq!(times.as_mut_slice().iter().sum::<u64>(), 15);
+        assert_eq!(times.weight_ns(part), Some(6));
+        assert_eq!(times.as_mut_slice().iter().sum::<u64>(), 4 + 11 + 6);
     }
 }

@@ -51,7 +51,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
     pub(super) fn execute(mut self, list: &[Action], at: &mut StepContext) -> Result<StepResult<D>> {
         for action in list {
             // The last backward pass of a stage completes its gradients, so their sums start there.
-            if let Action::Backward(part) = action {
+            if let Action::Backward(part) | Action::BackwardWeight(part) = action {
                 self.last_backward.insert(part.stage, part.microbatch);
             }
         }
@@ -77,11 +77,10 @@ impl<'a, D: Device> StepExecution<'a, D> {
         let mark = || device.mark(Lane::Compute);
         match action {
             Action::Forward(part) => self.forward(part),
-            Action::Backward(part) => self.backward(part),
-            Action::BackwardInput(part) | Action::BackwardWeight(part) => {
-                let reason = format!("splits the backward pass of {part}");
-                Err(Error::InvalidSetting { setting: "schedule", reason })
+            Action::Backward(part) | Action::BackwardInput(part) => {
+                self.backward(part, matches!(action, Action::BackwardInput(_)))
             }
+            Action::BackwardWeight(part) => self.backward_weight(part),
             Action::ReduceGrads(number) => {
                 let start = mark()?;
                 let stage = self.stages.get_mut(&number).ok_or_else(|| missing(number))?;
@@ -121,7 +120,8 @@ impl<'a, D: Device> StepExecution<'a, D> {
         Ok([start, end])
     }
 
-    fn backward(&mut self, part: Part) -> Result<[D::Event; 2]> {
+    /// Runs a backward pass, or the part of it that gives the gradient of the input (`is_split`).
+    fn backward(&mut self, part: Part, is_split: bool) -> Result<[D::Event; 2]> {
         let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
         if !self.view.is_active(part) || !stage.has_backward() {
             return self.nothing();
@@ -134,9 +134,30 @@ impl<'a, D: Device> StepExecution<'a, D> {
             if is_reduced { reduction.advance(part.stage, device, parameters, first) } else { Ok(()) }
         };
         let start = device.mark(Lane::Compute)?;
-        let input = stage.backward_with(part.microbatch as usize, gradient, done)?;
+        let microbatch = part.microbatch as usize;
+        let input = if is_split {
+            stage.backward_input(microbatch, gradient)?
+        } else {
+            stage.backward_with(microbatch, gradient, done)?
+        };
         let end = device.mark(Lane::Compute)?;
         self.transfers.put_output(&self.view, Flow::Gradients, part, input)?;
+        Ok([start, end])
+    }
+
+    /// Runs the part of a backward pass that gives the gradients of weights.
+    fn backward_weight(&mut self, part: Part) -> Result<[D::Event; 2]> {
+        let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
+        if !self.view.is_active(part) || !stage.has_backward() {
+            return self.nothing();
+        }
+        let start = self.device.mark(Lane::Compute)?;
+        stage.backward_weight(part.microbatch as usize)?;
+        let end = self.device.mark(Lane::Compute)?;
+        let is_last = self.last_backward.get(&part.stage) == Some(&part.microbatch);
+        if is_last && self.reduction.has_replicas(part.stage) {
+            self.reduction.advance(part.stage, &self.device, stage.parameters_mut(), 0)?;
+        }
         Ok([start, end])
     }
 

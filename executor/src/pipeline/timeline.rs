@@ -14,8 +14,8 @@ pub struct TimedAction {
     pub start_ns: u64,
     /// End, in nanoseconds since the start of the step.
     pub end_ns: u64,
-    /// Time that the device computed, without waits, in nanoseconds. On a CPU this is CPU time, of the leading
-    /// thread if a device computes a pass with several.
+    /// Time that the device computed, without waits, in nanoseconds. On a CPU this is CPU time, of the
+    /// leading thread if a device computes a pass with several.
     pub busy_ns: u64,
 }
 

@@ -129,10 +129,25 @@ pub(crate) fn simulate(job: &Job, microbatches: usize, times: &PassTimes) -> Res
                 [0, 0]
             }
         };
+        // Without a measured part, the balancer splits the backward pass in half.
+        let weight_ns = |cell: usize| {
+            let (stage, inside) = (cell / layout.microbatches(), cell % layout.microbatches());
+            if inside >= layout.microbatches_of(stage) {
+                return Some(0);
+            }
+            let part = Part { microbatch: topology.outside(inside as u32, replica), stage: stage as u16 };
+            if times.part_ns(part)[1] == 0 { Some(0) } else { times.weight_ns(part) }
+        };
         let cells = 0..layout.stages() * layout.microbatches();
         let (forward_ns, backward_ns) =
             cells.map(part_ns).map(|[forward, backward]| (forward, backward)).unzip();
-        let stage_times = StageTimes::new(layout.stages(), layout.microbatches(), forward_ns, backward_ns)?;
+        let mut stage_times =
+            StageTimes::new(layout.stages(), layout.microbatches(), forward_ns, backward_ns)?;
+        let measured: Option<Vec<u64>> =
+            (0..layout.stages() * layout.microbatches()).map(weight_ns).collect();
+        if let Some(measured) = measured {
+            stage_times = stage_times.weight_ns(measured)?;
+        }
         let simulation = layout.simulate(&lists, &stage_times, &free)?;
         makespan_ns = makespan_ns.max(simulation.makespan_ns);
         passes.extend(simulation.events.into_iter().map(|event| {

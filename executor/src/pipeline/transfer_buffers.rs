@@ -68,8 +68,8 @@ impl<D: Device> TransferBuffers<D> {
         Ok(())
     }
 
-    /// Orders the passes behind the posted receive of a transfer; does nothing if there are no rows. Rows that
-    /// are sent have left with the end of their pass, whatever the position of the send in the list.
+    /// Orders the passes behind the posted receive of a transfer; does nothing if there are no rows. Rows
+    /// that are sent have left with the end of their pass, whatever the position of the send in the list.
     pub(super) fn transfer(&mut self, view: &StepView<'_, D>, transfer: StageTransfer) -> Result<()> {
         let StageTransfer { flow, edge, .. } = transfer;
         if view.rows(flow, edge)? == 0 {

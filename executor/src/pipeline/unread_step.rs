@@ -49,8 +49,8 @@ impl<D: Device> UnreadStep<D> {
     /// work.
     ///
     /// # Errors
-    /// [`dflop_models::Error::Loss`] on the ranks that computed a loss that is not finite, which ends the job;
-    /// [`crate::Error::Comm`] on all others.
+    /// [`dflop_models::Error::Loss`] on the ranks that computed a loss that is not finite, which ends the
+    /// job; [`crate::Error::Comm`] on all others.
     pub fn outcome(&self, losses: &[f64]) -> Result<StepOutcome> {
         let at = StepContext::step(self.step, "add up losses");
         if let Some(microbatch) = losses.iter().position(|loss| !loss.is_finite()) {

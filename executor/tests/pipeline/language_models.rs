@@ -52,6 +52,9 @@ fn schedules_and_recomputation_give_the_same_bits() {
     let interleaved = ScheduleKind::Interleaved { chunks: 2 };
     for (schedule, stages) in [
         (ScheduleKind::GPipe, 2),
+        (ScheduleKind::ZeroBubble, 1),
+        (ScheduleKind::ZeroBubble, 2),
+        (ScheduleKind::ZeroBubble, 4),
         (interleaved, 4),
         (interleaved, 2),
         (ScheduleKind::Interleaved { chunks: 4 }, 4),
@@ -78,6 +81,12 @@ fn replicas_and_cuts_change_nothing_but_rounding() {
             ..Setting::new(&model, vec![llm(4).dp_size(2)])
         };
         truth.assert_close(&run_job(&interleaved, &samples, &round_robin(12, 4)).truth);
+        let split = Setting {
+            schedule: ScheduleKind::ZeroBubble,
+            bucket_elements: 500,
+            ..Setting::new(&model, vec![llm(2).dp_size(3)])
+        };
+        truth.assert_close(&run_job(&split, &samples, &round_robin(12, 6)).truth);
     }
 }
 

@@ -103,6 +103,7 @@ fn stages_of_encoders_and_llm_give_the_same_bits() {
             for (schedule, activations) in [
                 (ScheduleKind::OneForwardOneBackward, Activations::Stored),
                 (ScheduleKind::GPipe, Activations::Recomputed),
+                (ScheduleKind::ZeroBubble, Activations::Stored),
                 (ScheduleKind::EncoderAhead { rounds: 1 }, Activations::Stored),
             ] {
                 let setting = Setting::new(&model, cut_up.clone());

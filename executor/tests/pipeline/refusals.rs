@@ -38,7 +38,6 @@ fn jobs_that_cannot_run_are_refused_by_setting() {
         (cut(vec![]), one, "have 0 layers"),
         (vec![llm(1).dp_size(0)], one, "`dp_size` and `tp_size` above 0"),
         (vec![llm(1).tp_size(0)], one, "`dp_size` and `tp_size` above 0"),
-        (vec![llm(2)], ScheduleKind::ZeroBubble, "invalid `schedule`: zb-h1 splits backward passes"),
         (
             vec![vision, llm(2)],
             ScheduleKind::Interleaved { chunks: 2 },

@@ -70,7 +70,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 11] = [
     ),
     ("loader/samples/src", &["error", "raw_sample", "media", "sample", "inputs"]),
     ("loader/processors/src", &["image", "audio", "tensors", "message", "family", "chat", "preparer"]),
-    ("executor/src", &["error", "pipeline", "inputs", "profile", "optimizer", "checkpoint", "train"]),
+    ("executor/src", &["error", "pipeline", "inputs", "optimizer", "profile", "checkpoint", "train"]),
     (
         "executor/comm/src",
         &[
@@ -105,14 +105,19 @@ pub(super) const FLOORS: [(&str, &[&str]); 11] = [
             "launch",
         ],
     ),
-    ("executor/device/src", &["ops", "error", "device", "buffer_pool", "cpu", "bf16"]),
+    (
+        "executor/device/src",
+        &["error", "dtype", "runtime", "segments", "comm", "cpu", "ops", "device", "deferred", "prelude"],
+    ),
     (
         "executor/models/src",
         &[
             "error",
             "weights",
             "tensor_parallel",
+            "declaration",
             "parameters",
+            "weight_gradients",
             "context",
             "block",
             "linear",

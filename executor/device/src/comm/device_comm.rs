@@ -2,11 +2,9 @@
 
 use dflop_comm::{Comm, StepContext};
 
-use super::transfer::Transfer;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor, Transfer};
 
 /// Type and shape of rows that are received; both sides know them from the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,9 +19,9 @@ pub struct RowShape {
 
 /// One rank's end of a communicator of tensors.
 ///
-/// `after` is an event behind which the communication starts. A [`Transfer`] is the event behind which it is
-/// done, and owns the tensor until then. Methods without a transfer keep the order of the compute lane. Types,
-/// shapes and the order of calls follow the rules of [`Comm`]; so do results: sums have one order.
+/// `after` is an event behind which the communication starts. A [`Transfer`] is the event behind which it
+/// is done, and owns the tensor until then. Methods without a transfer keep the order of the compute lane.
+/// Types, shapes and the order of calls follow the rules of [`Comm`]; so do results: sums have one order.
 ///
 /// # Errors
 /// [`crate::Error::Comm`] once the job has ended for any reason.

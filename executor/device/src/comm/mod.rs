@@ -4,11 +4,7 @@
 //! [`Staged`] implements it for every device over a [`dflop_comm::Comm`], through the host.
 
 mod device_comm;
-mod host_task;
 mod staged;
-mod transfer;
 
 pub use device_comm::{DeviceComm, RowShape};
-pub use host_task::HostTask;
 pub use staged::Staged;
-pub use transfer::Transfer;

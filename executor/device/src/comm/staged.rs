@@ -6,12 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dflop_comm::{Buffer, Comm, Handle, Payload, PayloadShape, Slice, StepContext};
 
 use super::device_comm::{DeviceComm, RowShape};
-use super::host_task::HostTask;
-use super::transfer::Transfer;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::{Lane, Runtime};
-use crate::tensor::Tensor;
+use crate::runtime::{HostTask, Lane, Runtime, Tensor, Transfer};
 
 /// Number of communicators so far: each has lanes of its own.
 static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);

@@ -13,8 +13,7 @@ use half::bf16;
 use super::Cpu;
 use super::buffer_pool::BufferPool;
 use crate::dtype::Dtype;
-use crate::runtime::Memory;
-use crate::tensor::Tensor;
+use crate::runtime::{Memory, Tensor};
 
 /// Allocation of the CPU device.
 pub struct CpuMemory {

@@ -11,11 +11,10 @@ use rayon::prelude::*;
 use super::{Cpu, CpuMemory};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::runtime::Memory;
-use crate::tensor::Tensor;
+use crate::runtime::{Memory, Tensor};
 
 /// Numbers that a thread converts at a time.
-const CHUNK: usize = 1 << 13;
+pub(super) const CHUNK: usize = 1 << 13;
 
 /// Operand in `f32`.
 pub(crate) enum Operand<'a> {

@@ -1,11 +1,11 @@
 //! Test device that computes as late as possible, and in another order than the calls.
 //!
-//! [`Deferred`] wraps a device that computes at once. It queues all work by lane and runs it only when a result
-//! is read, choosing at every point among the lanes whose next work the events allow ([`Order`]). New memory is
-//! poisoned with NaN, and memory that was freed is poisoned again and must not be touched. Code that reads a
-//! result before it is computed, that lacks an event, or that frees memory which another lane still uses
-//! therefore gives NaN or an error, as it would on a GPU, where it may go unnoticed. Reads are counted
-//! ([`Runtime::reads`]), so that a test can bound them.
+//! [`Deferred`] wraps a device that computes at once. It queues all work by lane and runs it only when a
+//! result is read, choosing at every point among the lanes whose next work the events allow ([`Order`]). New
+//! memory is poisoned with NaN, and memory that was freed must not be touched. Code that reads a result
+//! before it is computed, that lacks an event, or that frees memory which another lane still uses therefore
+//! gives NaN or an error; on a GPU it may go unnoticed. Reads are counted ([`Runtime::reads`]), so that a
+//! test can bound them.
 
 mod operations;
 mod queue;
@@ -16,12 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dflop_comm::Buffer;
 
-use crate::comm::{HostTask, Transfer};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::runtime::{Lane, Runtime};
-use crate::tensor::Tensor;
+use crate::runtime::{HostTask, Lane, Runtime, Tensor, Transfer};
 pub use queue::{DeferredEvent, Order};
 use queue::{HostWork, Queue, Work};
 pub use slot::DeferredMemory;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Deferred;
 use super::slot::overwrite;
-use crate::device::{Device, SparseBuffers};
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::ops::activation::{Activate, Activation};
@@ -20,11 +20,12 @@ use crate::ops::layer_scale::LayerScale;
 use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rope::{RopeShape, RopeTable, Rotate, Rotation};
 use crate::ops::silu_gate::SiluGate;
+use crate::ops::sparse_rows::SparseBuffers;
 use crate::ops::transpose::Transpose;
 use crate::ops::vocab_parallel_cross_entropy::{VocabParallelCrossEntropy, VocabularyPart};
 use crate::runtime::Runtime;
+use crate::runtime::Tensor;
 use crate::segments::Segments;
-use crate::tensor::Tensor;
 
 /// Written operands of an operation, taken in the order in which they were queued.
 pub(super) struct Written<'a, 'b, D: Device>(std::slice::IterMut<'a, &'b mut Tensor<D>>);

@@ -9,11 +9,9 @@ use dflop_comm::Buffer;
 
 use super::slot::{Place, Slot, with_all};
 use super::{Deferred, contents};
-use crate::comm::HostTask;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::runtime::Lane;
-use crate::tensor::Tensor;
+use crate::runtime::{HostTask, Lane, Tensor};
 
 /// Time between two looks at a communication in progress.
 const POLL: Duration = Duration::from_micros(50);

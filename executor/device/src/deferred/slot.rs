@@ -10,8 +10,7 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ops::elementwise::CopyRange;
-use crate::runtime::{Lane, Memory};
-use crate::tensor::Tensor;
+use crate::runtime::{Lane, Memory, Tensor};
 
 /// Contents of an allocation, on the inner device.
 pub(super) struct Slot<D: Device> {
@@ -56,8 +55,8 @@ impl<D: Device> Memory for DeferredMemory<D> {
 }
 
 impl<D: Device> Drop for DeferredMemory<D> {
-    /// Frees in the order of the compute lane, as a stream-ordered allocator does: work of other lanes that is
-    /// not ordered before by an event finds the memory freed.
+    /// Frees in the order of the compute lane, as a stream-ordered allocator does: work of other lanes that
+    /// no event orders before finds the memory freed.
     fn drop(&mut self) {
         self.queue.push(Lane::Compute, Work::Free(Arc::clone(&self.slot)));
     }

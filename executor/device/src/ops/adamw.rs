@@ -10,8 +10,7 @@ use super::parallel::{chunk_len, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 use std::ops::Range;
 
 /// Consecutive elements with one weight decay.

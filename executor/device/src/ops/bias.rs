@@ -9,8 +9,7 @@ use super::parallel::{add_to, chunk_len, chunk_rows, sum_chunks};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 
 /// Biases of linear layers.
 pub trait Biases: Runtime {

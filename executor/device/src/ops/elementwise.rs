@@ -7,8 +7,7 @@ use super::real::Real;
 use crate::cpu::Cpu;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 
 /// Consecutive elements that are copied, by their first index in both tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,15 +46,7 @@ pub trait Elementwise: Runtime {
 
 impl Elementwise for Cpu {
     fn zero(&self, y: &mut Tensor<Self>) -> Result<()> {
-        match y.dtype() {
-            Dtype::F32 => {
-                let y = y.f32_mut();
-                self.on_pool(|| zero(y));
-            }
-            Dtype::Bf16 => y.bf16_mut().fill(half::bf16::ZERO),
-            Dtype::F64 => y.f64_mut().fill(0.0),
-            Dtype::U32 => y.u32_mut().fill(0),
-        }
+        self.fill_with_zeros(y);
         Ok(())
     }
 
@@ -101,11 +92,6 @@ pub fn scale<F: Real>(factor: F, y: &mut [F]) {
     y.par_chunks_mut(chunk_len(1)).for_each(|y| y.iter_mut().for_each(|y| *y *= factor));
 }
 
-/// Fills with zeros.
-pub fn zero<F: Real>(y: &mut [F]) {
-    y.par_chunks_mut(chunk_len(1)).for_each(|y| y.fill(F::ZERO));
-}
-
 /// Sums squares: within chunks in the type of the numbers, over chunks in `f64`.
 pub fn sum_of_squares<F: Real>(x: &[F]) -> f64 {
     let sums: Vec<f64> = x
@@ -135,7 +121,5 @@ mod tests {
         add(&x, &mut y);
         scale(0.5, &mut y);
         assert_eq!(x, y);
-        zero(&mut y);
-        assert_eq!(sum_of_squares(&y), 0.0);
     }
 }

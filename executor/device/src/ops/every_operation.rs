@@ -15,8 +15,8 @@ use super::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::runtime::Tensor;
 use crate::segments::Segments;
-use crate::tensor::Tensor;
 
 /// Names and results of operations.
 pub(crate) type Results = Vec<(&'static str, Vec<f32>)>;

@@ -8,11 +8,10 @@ use rayon::prelude::*;
 
 use super::parallel::chunk_rows;
 use super::real::Real;
+use super::sparse_rows::SparseBuffers;
 use crate::cpu::Cpu;
-use crate::device::SparseBuffers;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 
 /// Selection and weighted sums of rows.
 pub trait GatherScatter: Runtime {

@@ -13,8 +13,7 @@ use super::bias::{Biases, Columns};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 
 /// Work on the result of a matrix product that a device can do in the same pass.
 pub enum Epilogue<'a, D: Runtime> {

@@ -6,8 +6,7 @@ use super::parallel::{chunk_len, chunk_rows, sum_chunks, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 
 /// Learned scales of columns.
 pub trait LayerScale: Runtime {

@@ -17,6 +17,8 @@
 pub mod activation;
 pub mod adamw;
 pub mod attention;
+#[cfg(test)]
+mod bf16_tests;
 pub mod bias;
 pub mod cross_entropy;
 pub mod elementwise;

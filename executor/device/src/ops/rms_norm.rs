@@ -9,8 +9,7 @@ use super::parallel::{chunk_len, chunk_rows, dot, sum_chunks, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 
 /// Normalization by the root mean square.
 pub trait RmsNorm: Runtime {

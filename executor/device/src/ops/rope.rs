@@ -15,8 +15,7 @@ use super::real::Real;
 use crate::cpu::Cpu;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 use std::sync::OnceLock;
 
 /// Number of first positions whose sines and cosines are computed once; those of later ones are computed for

@@ -9,8 +9,7 @@ use super::parallel::{chunk_rows, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 
 /// Gates of an MLP.
 pub trait SiluGate: Runtime {

@@ -5,6 +5,10 @@
 
 use std::ops::Range;
 
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::runtime::{Runtime, Tensor};
+
 /// Sparse matrix `[targets, sources]`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SparseRows {
@@ -103,6 +107,51 @@ impl SparseRows {
         }
         matrix.rows = matrix.targets.last().map_or(0, |&last| last as usize + 1);
         matrix
+    }
+}
+
+/// Sparse matrix on a device, with its transpose.
+pub struct DeviceSparseRows<D: Runtime> {
+    /// Number of targets.
+    pub rows: usize,
+    /// Matrix for the forward pass.
+    pub forward: SparseBuffers<D>,
+    /// Transpose, for the backward pass.
+    pub backward: SparseBuffers<D>,
+}
+
+/// Arrays of a sparse matrix on a device.
+pub struct SparseBuffers<D: Runtime> {
+    /// Written rows, ascending.
+    pub targets: Tensor<D>,
+    /// First entry of every written row, then the number of entries.
+    pub starts: Tensor<D>,
+    /// Read rows.
+    pub sources: Tensor<D>,
+    /// Weights in `f32`; all 1 if empty.
+    pub weights: Tensor<D>,
+}
+
+impl<D: Runtime> SparseBuffers<D> {
+    /// Copies a matrix to a device.
+    pub fn new(device: &D, matrix: &SparseRows) -> Result<Self> {
+        Ok(Self {
+            targets: device.upload_indices(&matrix.targets)?,
+            starts: device.upload_indices(&matrix.starts)?,
+            sources: device.upload_indices(&matrix.sources)?,
+            weights: device.upload_as(Dtype::F32, &matrix.weights)?,
+        })
+    }
+}
+
+impl SparseRows {
+    /// Copies the matrix and its transpose to a device.
+    pub fn upload<D: Runtime>(&self, device: &D) -> Result<DeviceSparseRows<D>> {
+        Ok(DeviceSparseRows {
+            rows: self.rows,
+            forward: SparseBuffers::new(device, self)?,
+            backward: SparseBuffers::new(device, &self.transposed())?,
+        })
     }
 }
 

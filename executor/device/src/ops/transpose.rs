@@ -5,8 +5,7 @@
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 
 /// Exchange of axes.
 pub trait Transpose: Runtime {

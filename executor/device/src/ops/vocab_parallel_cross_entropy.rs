@@ -13,8 +13,7 @@ use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::tensor::Tensor;
+use crate::runtime::{Runtime, Tensor};
 use std::ops::Range;
 
 /// Numbers of a [`PartialSoftmax`] in a message.

@@ -1,9 +1,9 @@
 //! Last block of a decoder: norm, LM head and loss, only for rows that predict a target.
 //!
-//! Logits are computed in chunks of rows, and turned into their gradient at once: the loss scale is known. If
-//! all of them fit into [`LOGITS_KEPT`] elements, forward saves them. Otherwise forward accumulates the
-//! gradient of the head chunk by chunk and saves the gradient of its input, so that nothing is computed twice.
-//! Each rank of a tensor-parallel group has the logits of a part of the vocabulary.
+//! Logits are computed in chunks of rows, and turned into their gradient at once: the loss scale is known.
+//! If all of them fit into [`LOGITS_KEPT`] elements, forward saves them. Otherwise forward accumulates the
+//! gradient of the head chunk by chunk and saves the gradient of its input: nothing is computed twice. Each
+//! rank of a tensor-parallel group has the logits of a part of the vocabulary.
 
 use super::vocabulary::Vocabulary;
 use crate::block::{
@@ -190,6 +190,7 @@ mod tests {
     use crate::llm::{LlmConfig, TextBatch};
     use crate::parameters::{BUCKET_ELEMENTS, Parameters};
     use crate::tensor_parallel::TensorParallel;
+    use crate::weight_gradients::WeightGradients;
     use crate::weights::Seed;
     use crate::weights::{Init, TpRank};
     use dflop_comm::{Settings, threads};
@@ -239,8 +240,13 @@ mod tests {
         let BlockOutput::Loss(loss) = output else { panic!("a head has a loss") };
         let loss = device.read(&loss).unwrap()[0];
         let parameters_mut = &mut parameters;
-        let mut pass =
-            BackwardPass { device: &device, parameters: parameters_mut, context: &context, tensor };
+        let mut pass = BackwardPass {
+            device: &device,
+            parameters: parameters_mut,
+            context: &context,
+            tensor,
+            weights: WeightGradients::Now,
+        };
         let dx = head.backward(&mut pass, None, &mut saved, true).unwrap().unwrap();
         let dx = device.download(&dx).unwrap();
         assert_eq!(saved.elements(), 0);

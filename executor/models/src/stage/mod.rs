@@ -19,6 +19,7 @@ use crate::context::MicrobatchContext;
 use crate::error::{Error, Result};
 use crate::parameters::{BUCKET_ELEMENTS, Parameters};
 use crate::tensor_parallel::TensorParallel;
+use crate::weight_gradients::{PendingWeights, WeightGradients};
 use crate::weights::WeightSource;
 use crate::{BackwardPass, Block, BlockOutput, ForwardPass, PassParameters, SavedActivations, StageBlocks};
 pub use assemble::assemble;
@@ -83,6 +84,8 @@ pub struct Stage<D: Device> {
     first_parameters: Vec<usize>,
     parameters: Parameters<D>,
     in_flight: BTreeMap<usize, InFlight<D>>,
+    /// Gradients of weights that are still to be computed, by microbatch, the last block first.
+    pending: BTreeMap<usize, Vec<PendingWeights<D>>>,
     /// Ranks that have the other parts of the layers.
     tensor: Option<Arc<TensorParallel<D>>>,
 }
@@ -117,6 +120,7 @@ impl<D: Device> Stage<D> {
             first_parameters: blocks.first_parameters,
             parameters,
             in_flight: BTreeMap::new(),
+            pending: BTreeMap::new(),
             tensor: blocks.tensor,
         })
     }
@@ -129,8 +133,8 @@ impl<D: Device> Stage<D> {
     ///
     /// # Errors
     /// [`Error::Input`] if the input does not fit the context, [`Error::Order`] if the microbatch is in
-    /// flight, [`Error::Comm`] if another rank of a tensor-parallel group failed. If a pass fails on a rank of such a group, the rank ends the job,
-    /// because the others wait for it.
+    /// flight, [`Error::Comm`] if another rank of a tensor-parallel group failed. If a pass fails on a rank
+    /// of such a group, the rank ends the job, because the others wait for it.
     pub fn forward(
         &mut self,
         microbatch: usize,
@@ -280,6 +284,48 @@ impl<D: Device> Stage<D> {
         gradient: Option<Tensor<D>>,
         done: impl FnMut(&mut Parameters<D>, usize) -> Result<()> + Send,
     ) -> Result<Option<Tensor<D>>> {
+        self.backward_of(microbatch, gradient, WeightGradients::Now, done)
+    }
+
+    /// Runs the part of [`backward`](Self::backward) that the stage before waits for; the gradients of linear
+    /// layers' weights are left to [`backward_weight`](Self::backward_weight).
+    ///
+    /// # Errors
+    /// The errors of [`backward`](Self::backward).
+    pub fn backward_input(
+        &mut self,
+        microbatch: usize,
+        gradient: Option<Tensor<D>>,
+    ) -> Result<Option<Tensor<D>>> {
+        let mut pending = Vec::new();
+        let weights = WeightGradients::Later(&mut pending);
+        let input = self.backward_of(microbatch, gradient, weights, |_, _| Ok(()))?;
+        self.pending.insert(microbatch, pending);
+        Ok(input)
+    }
+
+    /// Accumulates the gradients of weights that [`backward_input`](Self::backward_input) left.
+    ///
+    /// # Errors
+    /// [`Error::Order`] if none are left, [`Error::Device`].
+    pub fn backward_weight(&mut self, microbatch: usize) -> Result<()> {
+        if !self.has_backward() {
+            return Ok(());
+        }
+        let Some(pending) = self.pending.remove(&microbatch) else {
+            return Err(self.order(microbatch, "has no backward pass of its input"));
+        };
+        let (device, parameters) = (self.device.clone(), &mut self.parameters);
+        device.run(|| pending.iter().try_for_each(|work| work.compute(&device, parameters)))
+    }
+
+    fn backward_of(
+        &mut self,
+        microbatch: usize,
+        gradient: Option<Tensor<D>>,
+        weights: WeightGradients<'_, D>,
+        done: impl FnMut(&mut Parameters<D>, usize) -> Result<()> + Send,
+    ) -> Result<Option<Tensor<D>>> {
         if !self.has_backward() {
             return Ok(None);
         }
@@ -289,12 +335,12 @@ impl<D: Device> Stage<D> {
         let at = (Some(microbatch), "tensor-parallel backward");
         let what = format!("stage {}, backward of microbatch {microbatch}", self.options.name);
         if self.tensor.is_some() {
-            let result = self.run_backward(at, in_flight, gradient, done);
+            let result = self.run_backward(at, in_flight, gradient, weights, done);
             return self.or_end_job(at, result.map_err(|error| error.while_allocating(|| what)));
         }
         // the closure borrows the stage mutably, so it cannot borrow the device from it
         let device = self.device.clone();
-        let result = device.run(|| self.run_backward(at, in_flight, gradient, done));
+        let result = device.run(|| self.run_backward(at, in_flight, gradient, weights, done));
         result.map_err(|error| error.while_allocating(|| what))
     }
 
@@ -307,6 +353,7 @@ impl<D: Device> Stage<D> {
         at: PassName<'_>,
         in_flight: InFlight<D>,
         mut gradient: Option<Tensor<D>>,
+        mut weights: WeightGradients<'_, D>,
         mut done: impl FnMut(&mut Parameters<D>, usize) -> Result<()>,
     ) -> Result<Option<Tensor<D>>> {
         let InFlight { context, saved } = in_flight;
@@ -322,7 +369,12 @@ impl<D: Device> Stage<D> {
                 block.forward(&mut self.pass(&context, at), Some(input), &mut saved)?;
             }
             let parameters = &mut self.parameters;
-            let mut pass = BackwardPass { device: &self.device, parameters, context: &context, tensor };
+            let weights = match &mut weights {
+                WeightGradients::Now => WeightGradients::Now,
+                WeightGradients::Later(pending) => WeightGradients::Later(pending),
+            };
+            let (device, context) = (&self.device, &*context);
+            let mut pass = BackwardPass { device, parameters, context, tensor, weights };
             gradient = block.backward(&mut pass, gradient, &mut saved, self.needs_input[index])?;
             let first = self.first_parameters[index];
             // blocks that were declared together complete together
@@ -389,12 +441,14 @@ impl<D: Device> Stage<D> {
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
         let saved = self.in_flight.values().flat_map(|microbatch| &microbatch.saved);
-        saved.map(SavedActivations::bytes).sum()
+        let pending = self.pending.values().flatten().map(PendingWeights::bytes);
+        saved.map(SavedActivations::bytes).chain(pending).sum()
     }
 
     /// Drops the saved activations of all microbatches in flight.
     pub fn forget(&mut self) {
         self.in_flight.clear();
+        self.pending.clear();
     }
 }
 

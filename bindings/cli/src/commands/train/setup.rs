@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
 use dflop_executor::models::encoder::FrozenEncoder;
@@ -115,7 +116,7 @@ impl Setup {
             .stages(stages.collect())
             .module_dp_sizes(self.job.modules().iter().map(|module| module.dp_size).collect())
             .strategy(config.parallel.strategy)
-            .schedule(config.schedule()?)
+            .schedule(planned(config.schedule()?))
             .work(config.parallel.work)
             .seed(config.seed);
         let builder = match state {
@@ -227,4 +228,10 @@ fn layout(module: ModuleKind, layers: usize, table: &ModuleTable) -> Result<Modu
         }
     };
     Ok(layout.dp_size(table.dp).tp_size(table.tp))
+}
+
+/// Returns the schedule that microbatches are planned for: with split backward passes, stages are as busy and
+/// hold as many microbatches as under 1F1B.
+fn planned(schedule: ScheduleKind) -> ScheduleKind {
+    if schedule == ScheduleKind::ZeroBubble { ScheduleKind::OneForwardOneBackward } else { schedule }
 }

@@ -22,8 +22,8 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 use crate::runtime::Runtime;
+use crate::runtime::Tensor;
 use crate::segments::{HostSegments, Segments, Tile};
-use crate::tensor::Tensor;
 
 /// Attention over packed sequences.
 pub trait Attend: Runtime {

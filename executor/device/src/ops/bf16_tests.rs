@@ -2,8 +2,10 @@
 
 use half::bf16;
 
-use super::*;
-use crate::ops::every_operation;
+use super::every_operation;
+use crate::cpu::Cpu;
+use crate::dtype::Dtype;
+use crate::runtime::Runtime;
 
 fn half(threads: usize) -> Cpu {
     Cpu::new(threads).unwrap().store(Dtype::Bf16).unwrap()

@@ -4,13 +4,13 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::device_runtime::{Memory, Runtime};
 use crate::dtype::Dtype;
-use crate::runtime::{Memory, Runtime};
 
 /// Range of an allocation of a device.
 ///
-/// The caller knows the shape. No two tensors overlap: [`split`](Self::split) and [`join`](Self::join) consume
-/// what they divide and unite, so `&mut Tensor` is exclusive access to its elements.
+/// The caller knows the shape. No two tensors overlap: [`split`](Self::split) and [`join`](Self::join)
+/// consume what they divide and unite, so `&mut Tensor` is exclusive access to its elements.
 pub struct Tensor<D: Runtime> {
     memory: Arc<D::Memory>,
     first: usize,

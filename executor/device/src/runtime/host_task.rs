@@ -6,8 +6,8 @@ use crate::error::Result;
 
 /// Exchange with other ranks through host memory.
 ///
-/// A device either calls [`start`](Self::start) and [`finish`](Self::finish), with other work between them, or
-/// [`run`](Self::run), if the exchange changes elements and the caller waits for it.
+/// A device either calls [`start`](Self::start) and [`finish`](Self::finish), with other work between them,
+/// or [`run`](Self::run), if the exchange changes elements and the caller waits for it.
 pub trait HostTask: Send {
     /// Starts the exchange, without waiting for other ranks.
     ///

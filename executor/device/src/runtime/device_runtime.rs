@@ -1,9 +1,10 @@
 //! Trait of a device's memory, lanes and events, without its operations.
 
-use crate::comm::{HostTask, Transfer};
+use super::host_task::HostTask;
+use super::tensor::Tensor;
+use super::transfer::Transfer;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::tensor::Tensor;
 
 /// Allocation of a device.
 pub trait Memory: Send + Sync + 'static {

@@ -1,8 +1,8 @@
 //! A communication in progress.
 
+use super::device_runtime::{Lane, Runtime};
+use super::tensor::Tensor;
 use crate::error::Result;
-use crate::runtime::{Lane, Runtime};
-use crate::tensor::Tensor;
 
 /// Waits for a communication: orders a lane behind it.
 type Wait<D> = Box<dyn FnOnce(Lane) -> Result<Option<Tensor<D>>> + Send>;

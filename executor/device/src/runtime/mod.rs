@@ -1,0 +1,11 @@
+//! What every device has besides its operations: tensors in its memory, lanes and events, tasks of the host.
+
+mod device_runtime;
+mod host_task;
+mod tensor;
+mod transfer;
+
+pub use device_runtime::{Lane, Memory, Runtime};
+pub use host_task::HostTask;
+pub use tensor::{Bucket, Tensor};
+pub use transfer::Transfer;
