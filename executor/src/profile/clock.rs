@@ -1,6 +1,6 @@
 //! Measures computing time on a device: CPU time of one thread, or wall time of several.
 //!
-//! With one thread, the CPU time of the computing thread is read: [`Device::run`] moves the work to the
+//! With one thread, the CPU time of the computing thread is read: [`Runtime::run`] moves the work to the
 //! pool's thread, and the clock is read there, so that other processes hardly affect it. With several threads
 //! it is wall time: the threads share an operation, and a stage takes as long as the slowest of them.
 

@@ -11,7 +11,7 @@ const SIDE: usize = 1024;
 
 /// Measures the FLOP/s of a large square `f32` matrix product, the best of `runs` runs (at least one).
 ///
-/// The product is [`Device::gemm`] on all threads of the device, after one run that is not timed.
+/// The product is [`Gemm::gemm`] on all threads of the device, after one run that is not timed.
 ///
 /// # Errors
 /// [`crate::Error::Device`].

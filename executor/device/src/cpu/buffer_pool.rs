@@ -210,7 +210,7 @@ mod tests {
         let pool = Arc::new(BufferPool::default());
         let step = |tokens: usize| {
             let buffers = [8, 64, 16, 64].map(|width| pool.take(tokens * width).unwrap());
-            buffers.iter().map(|buffer| buffer.address()).collect::<std::collections::BTreeSet<_>>()
+            buffers.iter().map(CpuMemory::address).collect::<std::collections::BTreeSet<_>>()
         };
         let longest = step(400);
         for tokens in [250, 399, 201, 320, 400, 222] {

@@ -299,7 +299,7 @@ mod tests {
         let mut x = device.zeros(3).unwrap();
         let y = device.upload(&[1.0, 2.0, 3.0]).unwrap();
         device.add(&y, &mut x).unwrap();
-        let before = Place::of(&x).with(&device.inner, |inner, x| inner.download(x)).unwrap();
+        let before = Place::of(&x).with(&device.inner, Cpu::download).unwrap();
         assert!(before.iter().all(|value| value.is_nan()), "{before:?}");
         assert_eq!((device.reads(), device.download(&x).unwrap()), (0, vec![1.0, 2.0, 3.0]));
         assert_eq!(device.reads(), 1);
