@@ -5,8 +5,10 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Largest number of queries whose scores exist at the same time.
+/// Number of queries whose scores exist at the same time, if a segment has a multiple of it.
 const TILE_ROWS: usize = 64;
+/// Most rows above a multiple that get no tile of their own.
+const JOINED_ROWS: usize = 16;
 
 /// Consecutive rows of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,11 +127,11 @@ impl<D: Runtime> Segments<D> {
 }
 
 impl Tile {
-    /// Cuts a segment into tiles that differ by at most one row: a segment of 65 rows is cut into 33 and 32,
-    /// because a tile of a single row would cost as much as one of many.
+    /// Cuts a segment into tiles that differ by at most one row. A few rows more than a multiple of
+    /// `TILE_ROWS` join the other tiles, because a tile of a few rows costs nearly as much as one of many.
     fn in_segment(start: usize, end: usize) -> impl Iterator<Item = Self> + Clone {
         let rows = end - start;
-        let tiles = rows.div_ceil(TILE_ROWS);
+        let tiles = rows.saturating_sub(JOINED_ROWS).div_ceil(TILE_ROWS).max(usize::from(rows > 0));
         let at = move |tile: usize| start + tile * rows / tiles.max(1);
         (0..tiles).map(move |tile| Self { segment: (start, end), start: at(tile), end: at(tile + 1) })
     }
@@ -163,13 +165,13 @@ mod tests {
         let mut next = 0;
         for tile in segments.tiles() {
             assert_eq!(tile.start, next);
-            assert!((1..=TILE_ROWS).contains(&tile.rows()), "{tile:?}");
+            assert!((1..=TILE_ROWS + JOINED_ROWS).contains(&tile.rows()), "{tile:?}");
             assert!(tile.segment.0 <= tile.start && tile.end <= tile.segment.1);
             next = tile.end;
         }
         assert_eq!(next, segments.rows());
         let rows: Vec<usize> = segments.tiles().iter().map(Tile::rows).collect();
-        assert_eq!(rows[..5], [32, 33, 1, 64, 64]);
+        assert_eq!(rows[..4], [65, 1, 64, 64]);
         assert_eq!((segments.longest(), segments.count()), (306, 5));
         assert_eq!(segments.plan_key(), PlanKey { segments: 8, longest: 512 });
     }
