@@ -1,4 +1,4 @@
-"""Runs six plans on the CPU executor and compares measured steps with simulated ones.
+"""Runs eight plans on the CPU executor and compares measured steps with simulated ones.
 
     cargo build --profile dist -p dflop-cli
     python3 benches/wall_time.py [--runs 5] [--steps 12] [--plans 1,2,3] [--quiet 600] [--json FILE]
@@ -85,13 +85,15 @@ IMAGES = {
 PREPROCESSOR = {"max_patches": 23, "min_patches": 1, "crop_to_patches": True, "size": {"height": 32, "width": 32}}
 MODELS = {"text": TEXT, "images": IMAGES}
 
-#: Name, model, tables of the configuration; the first three have two ranks.
+#: Name, model, tables of the configuration.
 PLANS = [
     ("1f1b, encoder + LLM", "images", {"parallel": {"schedule": "1f1b", "vision": {}, "llm": {}}}),
     ("1f1b, PP 2", "text", {"parallel": {"schedule": "1f1b", "llm": {"stages": 2}}}),
     ("DP 2", "text", {"parallel": {"schedule": "1f1b", "llm": {"dp": 2}}}),
     ("gpipe, PP 3, DP 2", "text", {"parallel": {"schedule": "gpipe", "llm": {"layers": [3, 2, 1], "dp": 2}}}),
     ("interleaved:2, PP 2, DP 2", "text", {"parallel": {"schedule": "interleaved:2", "llm": {"stages": 4, "dp": 2}}}),
+    ("zb-h1, PP 2", "text", {"parallel": {"schedule": "zb-h1", "llm": {"stages": 2}}}),
+    ("1f1b-ahead:1, encoder + LLM", "images", {"parallel": {"schedule": "1f1b-ahead:1", "vision": {}, "llm": {}}}),
     (
         "1f1b, encoder DP 3 + LLM PP 2, DP 2, recomputed",
         "images",
@@ -158,7 +160,9 @@ def replay(events):
                     elif action["cat"] in ("forward", "backward"):
                         # Sums of gradients overlap with passes; the simulation has no time for them either.
                         ended[rank] += action["args"]["cpu_ns"]
-                        passes[part, action["cat"]] = ended[rank]
+                        # Rows leave with the gradient of the input, before that of the weights.
+                        if "weight" not in action["name"]:
+                            passes[part, action["cat"]] = ended[rank]
                     at[rank] += 1
                     is_moving = True
         if any(at[rank] < len(actions) for rank, actions in lists.items()):

@@ -1,13 +1,19 @@
 //! Language models without encoders: stages, schedules, replicas.
 
+use std::sync::Arc;
+
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
-use dflop_executor::pipeline::ModuleParallelism;
+use dflop_device::Dtype;
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
+use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan};
 use dflop_models::{Activations, FrozenModules, ModuleKind};
 
-use super::batch::{LLM_LAYERS, language_model, round_robin, texts};
-use super::job::{Setting, run_job};
+use super::batch::{LLM_LAYERS, Sample, language_model, plan_of, round_robin, texts};
+use super::device::{device, half_device};
+use super::job::{Setting, pipeline, run_job, work};
 use super::reference::one_by_one;
-use super::support::Transport;
+use super::support::{Transport, run};
 
 fn llm(stages: usize) -> ModuleParallelism {
     ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, stages)
@@ -147,4 +153,33 @@ fn ranks_that_share_a_stage_run_the_same_list() {
     let whole = run_job(&Setting::new(&model, vec![llm(1).dp_size(2)]), &samples, &cut).truth;
     let setting = Setting::new(&model, vec![llm(2).dp_size(2).tp_size(2)]);
     assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
+}
+
+/// Two stages exchange rows and their gradients in the type that the device stores.
+#[test]
+fn rows_of_bf16_take_half_the_bytes() {
+    let (model, samples, cut) = (language_model(false), texts(4), round_robin(4, 4));
+    let setting = Setting::new(&model, vec![llm(2)]);
+    let job = Arc::new(setting.job().unwrap());
+    let targets = samples.iter().map(Sample::target_tokens).sum();
+    let plan = Arc::new(PipelineStepPlan::new(&job, 0, targets, plan_of(&samples, &cut)).unwrap());
+    let bytes = |is_half: bool| -> Vec<u64> {
+        run(setting.transport, job.world_size(), setting.comm, |comm| {
+            let device = if is_half { half_device(1) } else { device(1) };
+            let mut pipeline = pipeline(&setting, &job, comm, &device).unwrap().check_plans(false);
+            let work = work(&job, pipeline.placement(), &plan, &samples, &cut, &device);
+            let before = pipeline.comm().bytes_sent();
+            // Nothing but rows is sent before the losses are read.
+            let step = pipeline.start(&work).unwrap();
+            let rows = device.zeros_as(Dtype::F64, 1).unwrap();
+            device.read(&rows).unwrap();
+            let sent = pipeline.comm().bytes_sent() - before;
+            step.read().unwrap();
+            sent
+        })
+    };
+    let (full, half) = (bytes(false), bytes(true));
+    let rows: usize = samples.iter().map(Sample::tokens).sum();
+    assert_eq!(full, [(4 * rows * model.llm.hidden()) as u64; 2], "forward, and the same back");
+    assert!(full.iter().zip(&half).all(|(full, half)| *half == full / 2), "{full:?} {half:?}");
 }
