@@ -7,10 +7,12 @@ use dflop_device::Dtype;
 #[allow(unused_imports, reason = "methods of devices")]
 use dflop_device::prelude::*;
 use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan};
+use dflop_executor::train::join_job;
+use dflop_models::weights::Seed;
 use dflop_models::{Activations, FrozenModules, ModuleKind};
 
 use super::batch::{LLM_LAYERS, Sample, language_model, plan_of, round_robin, texts};
-use super::device::{device, half_device};
+use super::device::{device, half_device, on_same_threads};
 use super::job::{Setting, pipeline, run_job, work};
 use super::reference::one_by_one;
 use super::support::{Transport, run};
@@ -182,4 +184,25 @@ fn rows_of_bf16_take_half_the_bytes() {
     let rows: usize = samples.iter().map(Sample::tokens).sum();
     assert_eq!(full, [(4 * rows * model.llm.hidden()) as u64; 2], "forward, and the same back");
     assert!(full.iter().zip(&half).all(|(full, half)| *half == full / 2), "{full:?} {half:?}");
+}
+
+/// A rank that waits for the sum of a layer holds no thread of a device that the other rank computes on.
+#[test]
+fn tensor_parallel_ranks_may_compute_on_one_thread() {
+    let (model, samples, cut) = (language_model(false), texts(4), round_robin(4, 4));
+    let setting = Setting::new(&model, vec![llm(2).tp_size(2)]);
+    let job = Arc::new(setting.job().unwrap());
+    let targets = samples.iter().map(Sample::target_tokens).sum();
+    let plan = Arc::new(PipelineStepPlan::new(&job, 0, targets, plan_of(&samples, &cut)).unwrap());
+    let shared = device(1);
+    let losses = run(setting.transport, job.world_size(), setting.comm, |comm| {
+        let device = on_same_threads(&shared);
+        let (frozen, stored) = (FrozenModules::default(), Activations::Stored);
+        let pipeline = join_job(Box::new(comm), &job, &device, frozen, stored, &Seed(1));
+        let mut pipeline = pipeline.unwrap();
+        let work = work(&job, pipeline.placement(), &plan, &samples, &cut, &device);
+        pipeline.step(&work).unwrap().loss
+    });
+    let truth = one_by_one(&model, FrozenModules::default(), &samples).loss;
+    assert!(losses.iter().all(|loss| (loss - truth).abs() < 1e-6 * truth), "{losses:?} {truth}");
 }
