@@ -78,7 +78,8 @@ class SharedLoaders(WithData):
             try:
                 dflop.torch.shared_loader(lambda: make(processor=dflop.Processor(layout="dense")), groups[dp_rank])
             except dflop.Error as error:
-                print(type(error).__name__, "layout" in str(error))
+                # One write, so that the lines of two ranks stay apart.
+                sys.stdout.write(f"{type(error).__name__} {'layout' in str(error)}\\n")
         """
         printed = sorted(self.ranks(code, 2).split("\n"))
         self.assertEqual([line for line in printed if line], ["ConfigError True", "SharedError True"])
