@@ -4,24 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
-
+use super::module_reader::ModuleReader;
 use super::predicted_times::PredictedTimes;
-use super::replica_share::ReplicaShare;
 use super::step_media::StepMedia;
 use super::token_counts::{SkippedSample, TokenCounts};
-use super::{media_context, text_context};
 use crate::error::{Error, Result};
-use crate::pipeline::{Job, PipelineStepPlan, RankPlacement, RankStep};
+use crate::pipeline::{Job, RankPlacement, RankStep};
 use dflop_comm::Comm;
 use dflop_device::Device;
 use dflop_loader::flow::start_runtime;
-use dflop_loader::inputs::PreparedSample;
-use dflop_loader::processors::{Preparer, PreparerBuilder};
-use dflop_loader::{
-    BalancedLoader, BalancedLoaderBuilder, LoaderState, Microbatch, StepPlan, StepPlanner, StepStream,
-};
-use dflop_models::{MicrobatchContext, ModuleKind};
+use dflop_loader::processors::PreparerBuilder;
+use dflop_loader::{BalancedLoader, BalancedLoaderBuilder, LoaderState, StepPlan, StepPlanner};
 
 /// Inputs of a step that is ready to run.
 pub struct StepInputs<D: Device> {
@@ -39,56 +32,51 @@ pub struct StepInputs<D: Device> {
     pub wait: Duration,
 }
 
-/// Reads, decodes and prepares the microbatches of one rank in advance.
+/// Reads, decodes and prepares the microbatches of one rank in advance, for each of its modules.
 pub struct InputReader<D: Device> {
     device: D,
     job: Arc<Job>,
-    placement: RankPlacement,
     planner: StepPlanner,
-    preparer: Arc<Preparer>,
-    loader: BalancedLoader,
-    stream: StepStream,
-    /// Dropped after the stream, which runs on it.
+    /// In the order of the rank's roles.
+    modules: Vec<ModuleReader>,
+    /// Dropped after the streams, which run on it.
     runtime: tokio::runtime::Runtime,
 }
 
 impl<D: Device> InputReader<D> {
     /// Starts reading for a rank.
     ///
+    /// - `placements`: roles of the rank ([`Job::placements`]); a rank of several modules reads for each
     /// - `planner`: for the LLM's DP size, the same on all ranks
-    /// - `preparer`: of the model; ranks of the LLM count media tokens and make no media tensors
-    /// - `configure`: sets further settings of the loader, such as its start
+    /// - `preparer`: of the model; for the LLM it counts media tokens and makes no media tensors
+    /// - `configure`: sets further settings of the loaders, such as their start
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the planner's DP size is not the LLM's; [`Error::Loader`].
     pub fn new(
         device: D,
         job: Arc<Job>,
-        placement: RankPlacement,
+        placements: Vec<RankPlacement>,
         planner: StepPlanner,
         preparer: PreparerBuilder,
-        configure: impl FnOnce(BalancedLoaderBuilder) -> BalancedLoaderBuilder,
+        configure: impl Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder,
     ) -> Result<Self> {
         let llm = job.modules().last().map_or(0, |llm| llm.dp_size);
         if planner.dp_size() != llm {
             let problem = format!("is {llm} for the LLM, the loader's plan has {}", planner.dp_size());
             return Err(Error::InvalidSetting { setting: "dp_size", reason: problem });
         }
-        let is_llm = placement.module == ModuleKind::Llm;
-        let preparer = Arc::new(if is_llm { preparer.counted_media() } else { preparer }.build()?);
-        // Encoder ranks select samples by their share, for which the DP rank has no meaning.
-        let dp_rank = if is_llm { placement.replica } else { 0 };
-        let mut builder =
-            BalancedLoader::builder(planner.clone(), dp_rank).preparer(preparer.clone()).unpacked();
-        if !is_llm {
-            let share = ReplicaShare::new(job.clone(), planner.clone(), placement.module, placement.replica);
-            builder = builder.share(Arc::new(share));
-        }
-        // One worker: it drives the loader's I/O, while the loader decodes on threads of its pool.
+        // One worker: it drives the loaders' I/O, while they decode on threads of their pools.
         let runtime = start_runtime("dflop-inputs", 1).map_err(Error::Runtime)?;
-        let loader = configure(builder).build()?;
-        let stream = loader.stream();
-        Ok(Self { device, job, placement, planner, preparer, loader, stream, runtime })
+        let module = |placement| {
+            ModuleReader::new(job.clone(), placement, &planner, preparer.clone(), &configure)
+        };
+        let modules = placements.into_iter().map(module).collect::<Result<Vec<_>>>()?;
+        if modules.is_empty() {
+            let reason = "expected at least one, found none".to_owned();
+            return Err(Error::InvalidSetting { setting: "placements", reason });
+        }
+        Ok(Self { device, job, planner, modules, runtime })
     }
 
     /// Returns the next step; `None` at the end of the run. All ranks call it together.
@@ -96,95 +84,46 @@ impl<D: Device> InputReader<D> {
     /// # Errors
     /// [`Error::Loader`]; [`Error::Comm`]; [`Error::Plan`] if this rank lacks a sample that others have.
     pub fn next(&mut self, comm: &dyn Comm) -> Result<Option<StepInputs<D>>> {
-        // The loader reads ahead, so this measures only the time by which it is late.
+        // The loaders read ahead, so this measures only the time by which they are late.
         let asked = Instant::now();
-        let Some(step) = self.runtime.block_on(self.stream.next()).transpose()? else { return Ok(None) };
+        let mut own = Vec::with_capacity(self.modules.len());
+        for module in &mut self.modules {
+            let Some(samples) = module.next(&self.runtime)? else { return Ok(None) };
+            own.push(samples);
+        }
         let wait = asked.elapsed();
+        let Some(step_plan) = own.first().map(|samples| samples.plan.clone()) else { return Ok(None) };
         // Token counts are summed by sample index, which needs the same samples in the same order on all
         // ranks.
-        comm.check_digest(step.plan.step, step.plan.digest.to_u64())?;
-        let media = StepMedia::new(&self.job, &self.planner, &step.plan);
-        let mut own = prepared(step.microbatches);
-        let counted = own.iter().map(|(&place, sample)| (place, sample));
-        let samples = step.plan.samples.len();
-        let counts = TokenCounts::exchange(comm, &self.job, &self.placement, &media, samples, counted)?;
+        comm.check_digest(step_plan.step, step_plan.digest.to_u64())?;
+        let media = StepMedia::new(&self.job, &self.planner, &step_plan);
+        let by_module = self.modules.iter().map(|module| &module.placement);
+        let prepared = by_module.zip(own.iter().map(|own| &own.samples));
+        let counts = TokenCounts::exchange(comm, &self.job, &media, step_plan.samples.len(), prepared)?;
         let plan = media.plan(
             &self.job,
             counts.target_tokens(&media),
             |sample| counts.tokens(sample),
             |medium| counts.medium_tokens(medium.sample, medium.module),
         )?;
-        let contexts = self.contexts(&media, &counts, &plan, &mut own)?;
-        let predicted = PredictedTimes::new(&self.job, &self.planner, &media, &plan, &step.plan)?;
+        let mut contexts = BTreeMap::new();
+        for (module, own) in self.modules.iter().zip(own) {
+            contexts.extend(module.contexts(&self.device, &media, &counts, &plan, own.samples)?);
+        }
+        let predicted = PredictedTimes::new(&self.job, &self.planner, &media, &plan, &step_plan)?;
         Ok(Some(StepInputs {
             tokens: plan.microbatches().iter().map(|microbatch| microbatch.tokens as u64).sum(),
             rank_step: RankStep { plan: Arc::new(plan), contexts },
-            plan: step.plan,
+            plan: step_plan,
             predicted,
             skipped: counts.skipped(&media),
             wait,
         }))
     }
 
-    /// Returns the contexts of this rank's microbatches, except those with nothing to compute.
-    fn contexts(
-        &self,
-        media: &StepMedia,
-        counts: &TokenCounts,
-        plan: &PipelineStepPlan,
-        own: &mut BTreeMap<u32, PreparedSample>,
-    ) -> Result<BTreeMap<u32, Arc<MicrobatchContext<D>>>> {
-        let RankPlacement { module, replica, .. } = self.placement;
-        let mut contexts = BTreeMap::new();
-        let encoded = match module {
-            ModuleKind::Llm => None,
-            encoder => Some(media.encoded_by(&self.job, encoder, replica)?),
-        };
-        for (round, microbatch) in plan.microbatches_of(&self.job, module, replica).enumerate() {
-            let indices = match &encoded {
-                Some(encoded) => &encoded[round],
-                None => &media.microbatches[microbatch as usize].samples,
-            };
-            let mut samples = Vec::with_capacity(indices.len());
-            for &index in indices.iter().filter(|&&index| counts.is_kept(index)) {
-                let missing = || self.missing(plan, microbatch, index);
-                samples.push(own.remove(&index).ok_or_else(missing)?);
-            }
-            if samples.is_empty() {
-                continue;
-            }
-            let context = match module {
-                ModuleKind::Llm => {
-                    let llm = &self.job.model().llm;
-                    text_context::context(&self.device, llm, &self.preparer, samples, plan.loss_scale())?
-                }
-                encoder => Some(media_context::context(&self.device, self.encoder()?, encoder, &samples)?),
-            };
-            contexts.extend(context.map(|context| (microbatch, Arc::new(context))));
-        }
-        Ok(contexts)
-    }
-
-    fn encoder(&self) -> Result<&dflop_models::encoder::EncoderConfig> {
-        let model = self.job.model();
-        let encoder = if self.placement.module == ModuleKind::Vision { &model.vision } else { &model.audio };
-        let problem = || format!("the model has no encoder for {:?}", self.placement.module);
-        encoder.as_ref().ok_or_else(|| Error::InvalidSetting { setting: "modules", reason: problem() })
-    }
-
-    /// Returns the error for a sample that other ranks could prepare and this one could not.
-    fn missing(&self, plan: &PipelineStepPlan, microbatch: u32, index: u32) -> Error {
-        let skipped = self.loader.skip_log().last();
-        let why = skipped.map_or(String::new(), |skipped| format!(": {}", skipped.reason));
-        let module = crate::pipeline::module_name(self.placement.module);
-        let problem = format!("sample {index} was prepared on other ranks, but not on this one{why}");
-        Error::Plan { step: plan.step(), module, microbatch: microbatch as usize, problem }
-    }
-
-    /// Returns the loader, for its metrics and its list of skipped samples.
-    #[must_use]
-    pub fn loader(&self) -> &BalancedLoader {
-        &self.loader
+    /// Iterates over the loaders of the rank's modules, for their metrics and their lists of skipped samples.
+    pub fn loaders(&self) -> impl Iterator<Item = &BalancedLoader> {
+        self.modules.iter().map(|module| &module.loader)
     }
 
     /// Returns the planner, for corrections.
@@ -199,15 +138,6 @@ impl<D: Device> InputReader<D> {
     /// # Errors
     /// [`Error::Loader`] if the run has no such step.
     pub fn state(&self) -> Result<LoaderState> {
-        Ok(self.loader.state()?)
+        Ok(self.modules[0].loader.state()?)
     }
-}
-
-/// Collects prepared samples by their index in the step's plan.
-fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
-    let mut all = BTreeMap::new();
-    for microbatch in microbatches {
-        all.extend(microbatch.places.into_iter().zip(microbatch.prepared));
-    }
-    all
 }

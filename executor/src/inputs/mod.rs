@@ -8,6 +8,7 @@
 
 mod input_reader;
 mod media_context;
+mod module_reader;
 mod predicted_times;
 mod replica_share;
 mod step_media;

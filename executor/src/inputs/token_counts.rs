@@ -1,5 +1,7 @@
 //! Counts the tokens of a step's samples and sums the counts over ranks before the step starts.
 
+use std::collections::BTreeMap;
+
 use super::step_media::StepMedia;
 use crate::error::Result;
 use crate::pipeline::{Job, RankPlacement};
@@ -39,26 +41,19 @@ impl TokenCounts {
     /// Each sample is counted once: its text by TP rank 0 of the first stage of its LLM replica, its media by
     /// the same rank of the encoder's replica.
     ///
-    /// - `own`: samples that this rank prepared, by index
+    /// - `own`: samples that this rank prepared, by index, for each of its roles
     pub(super) fn exchange<'a>(
         comm: &dyn Comm,
         job: &Job,
-        placement: &RankPlacement,
         media: &StepMedia,
         samples: usize,
-        own: impl Iterator<Item = (u32, &'a PreparedSample)>,
+        own: impl Iterator<Item = (&'a RankPlacement, &'a BTreeMap<u32, PreparedSample>)>,
     ) -> Result<Self> {
         let mut table = vec![0; samples * COLUMNS];
-        // Later stages and TP ranks prepare the same samples; counting them again would multiply the sums.
-        let is_first = placement.stages.first().is_some_and(|&stage| {
-            let stages = job.stages();
-            let module = stages[usize::from(stage)].range.module;
-            stages.iter().position(|own| own.range.module == module) == Some(usize::from(stage))
-        });
-        if is_first && placement.tp_rank == 0 {
-            own.for_each(|(at, sample)| {
-                count(&mut table[at as usize * COLUMNS..][..COLUMNS], placement.module, sample);
-            });
+        for (role, samples) in own.filter(|(role, _)| is_counted(job, role)) {
+            for (&at, sample) in samples {
+                count(&mut table[at as usize * COLUMNS..][..COLUMNS], role.module, sample);
+            }
         }
         comm.all_reduce(StepContext::step(media.step, "sum token counts"), table.as_mut_slice().into())?;
         let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
@@ -117,6 +112,13 @@ impl TokenCounts {
         skipped.sort_by_key(|sample| sample.index);
         skipped
     }
+}
+
+/// Returns whether a rank counts the samples of a role. Later stages and other TP ranks prepare the same
+/// samples; counting them again would multiply the sums.
+fn is_counted(job: &Job, role: &RankPlacement) -> bool {
+    let first = job.stages().iter().position(|stage| stage.range.module == role.module);
+    role.tp_rank == 0 && role.stages.first().map(|&stage| usize::from(stage)) == first
 }
 
 fn encoder_index(module: ModuleKind) -> Option<usize> {

@@ -7,7 +7,7 @@ use super::rank_map::RankPlacement;
 use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
 use super::topology::Topology;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use dflop_comm::StepContext;
 use dflop_device::{Device, DeviceComm};
 use dflop_models::ModuleKind;
@@ -42,7 +42,9 @@ pub(super) struct StageTransfer {
 pub(super) struct StepView<'a, D: Device> {
     pub(super) job: &'a Job,
     pub(super) topology: &'a Topology,
-    pub(super) placement: &'a RankPlacement,
+    /// World rank, and its roles.
+    pub(super) rank: usize,
+    pub(super) placements: &'a [RankPlacement],
     pub(super) comm: &'a dyn DeviceComm<D>,
     pub(super) rank_step: &'a RankStep<D>,
 }
@@ -66,8 +68,14 @@ impl<D: Device> StepView<'_, D> {
         let module = self.module(part);
         // A text can turn out empty although tokens were planned, so the plan alone is not enough.
         let has_rows =
-            || self.rank_step.contexts.get(&part.microbatch).is_some_and(|own| own.layers.rows > 0);
+            || self.rank_step.contexts.get(&(module, part.microbatch)).is_some_and(|own| own.layers.rows > 0);
         tokens(&self.rank_step.plan, self.job, module, part.microbatch) > 0 && has_rows()
+    }
+
+    /// Returns the role in which this rank runs a part.
+    pub(super) fn role(&self, part: Part) -> Result<&RankPlacement> {
+        let role = self.placements.iter().find(|role| role.stages.contains(&part.stage));
+        role.ok_or_else(|| missing(part.stage))
     }
 
     /// Returns the edges over which a part sends rows (`is_out`) or receives them.
@@ -177,4 +185,9 @@ impl<D: Device> StepView<'_, D> {
         let name = format!("{name}, stage {}", own.stage);
         StepContext::microbatch(self.rank_step.plan.step(), transfer.edge.downstream.microbatch, &name)
     }
+}
+
+/// Returns the error for a stage that this rank does not have.
+pub(super) fn missing(stage: u16) -> Error {
+    Error::InvalidSetting { setting: "stages", reason: format!("this rank lacks stage {stage}") }
 }

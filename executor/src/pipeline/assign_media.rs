@@ -19,8 +19,13 @@ use crate::error::Result;
 /// # Errors
 /// [`crate::Error::Balancer`] if the costs of a round together do not fit 63 bits, or there is no replica.
 pub fn assign_media(rounds: &[Vec<u64>], replicas: usize) -> Result<Vec<Vec<usize>>> {
-    // One budget for all rounds, so that the effort of a step does not grow with their number.
-    let work = Strategy::SEARCH.work_default() / rounds.len().max(1) as u64;
+    assign_pool(rounds, replicas, 1)
+}
+
+/// Assigns the media of one of `pools` pools, each of which has its own replicas.
+pub(super) fn assign_pool(rounds: &[Vec<u64>], replicas: usize, pools: usize) -> Result<Vec<Vec<usize>>> {
+    // One budget for all rounds and pools, so that the effort of a step does not grow with their number.
+    let work = Strategy::SEARCH.work_default() / (rounds.len() * pools).max(1) as u64;
     let mut before_ns = vec![0_u64; replicas];
     rounds.iter().map(|costs_ns| assign_round(costs_ns, work, &mut before_ns)).collect()
 }

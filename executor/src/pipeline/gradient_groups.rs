@@ -19,25 +19,33 @@ pub(super) struct GradientGroups<D: Device> {
 
 impl<D: Device> GradientGroups<D> {
     /// Splits the communicators from `world`; every rank of the job takes part.
-    pub(super) fn split(job: &Job, placement: &RankPlacement, world: &dyn Comm, device: &D) -> Result<Self> {
+    pub(super) fn split(
+        job: &Job,
+        placements: &[RankPlacement],
+        world: &dyn Comm,
+        device: &D,
+    ) -> Result<Self> {
         let at = StepContext::step(0, "split communicators");
-        let own = job.modules.iter().find(|module| module.module == placement.module);
-        let dp_size = own.map_or(1, |own| own.dp_size);
         let tensors = |group| Staged::new(device.clone(), Arc::from(group));
         let mut replicas = BTreeMap::new();
         // A split is collective: ranks without such a stage take part, too, without a color.
-        for chunk in 0..job.schedule.chunks() {
-            let stage = placement.stages.get(chunk).copied();
-            let color =
-                stage.filter(|_| dp_size > 1).map(|stage| color(usize::from(stage), placement.tp_rank));
-            let group = world.split(at, color, placement.replica as u64)?;
-            replicas.extend(stage.zip(group.map(tensors).map(Arc::new)));
+        for module in job.modules.iter().filter(|module| module.dp_size > 1) {
+            let role = placements.iter().find(|role| role.module == module.module);
+            for chunk in 0..job.schedule.chunks() {
+                let stage = role.and_then(|role| Some((*role.stages.get(chunk)?, role)));
+                let color = stage.map(|(stage, role)| color(usize::from(stage), role.tp_rank));
+                let replica = role.map_or(0, |role| role.replica as u64);
+                let group = world.split(at, color, replica)?;
+                replicas.extend(stage.zip(group).map(|((stage, _), group)| (stage, Arc::new(tensors(group)))));
+            }
         }
         let mut tie = None;
         if let Some(ends) = ends_apart(job) {
-            let is_end = ends.iter().any(|end| placement.stages.contains(end));
-            let color = is_end.then(|| color(placement.replica, placement.tp_rank));
-            tie = world.split(at, color, placement.pipeline_rank as u64)?.map(tensors);
+            let is_end = |role: &&RankPlacement| ends.iter().any(|end| role.stages.contains(end));
+            let end = placements.iter().find(is_end);
+            let color = end.map(|end| color(end.replica, end.tp_rank));
+            let order = end.map_or(0, |end| end.pipeline_rank as u64);
+            tie = world.split(at, color, order)?.map(tensors);
         }
         Ok(Self { replicas, tie })
     }

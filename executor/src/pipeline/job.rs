@@ -2,60 +2,14 @@
 
 use std::ops::Range;
 
+use dflop_balancer::planner::Placement;
 use dflop_balancer::schedule::ScheduleKind;
 
+use super::module_parallelism::ModuleParallelism;
+use super::rank_map::RankMap;
 use crate::error::{Error, Result};
 use dflop_device::Cpu;
 use dflop_models::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-
-/// Parallelism of one module of a job: its stages, replicas and tensor-parallel degree.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModuleParallelism {
-    /// The module.
-    pub module: ModuleKind,
-    /// Transformer layers of every stage, in order, at least one each; lengths may differ.
-    pub stages: Vec<Range<usize>>,
-    /// Replicas, at least 1.
-    pub dp_size: usize,
-    /// World ranks that share a pipeline rank by tensor parallelism, at least 1.
-    pub tp_size: usize,
-}
-
-impl ModuleParallelism {
-    /// Describes one replica on ranks of their own, without tensor parallelism.
-    #[must_use]
-    pub fn new(module: ModuleKind, stages: Vec<Range<usize>>) -> Self {
-        Self { module, stages, dp_size: 1, tp_size: 1 }
-    }
-
-    /// Cuts `layers` into stages that differ by at most one layer, the longer ones first.
-    ///
-    /// # Panics
-    /// If there is no stage.
-    #[must_use]
-    pub fn even(module: ModuleKind, layers: usize, stages: usize) -> Self {
-        let mut start = 0;
-        let cut = |length: usize| {
-            start += length;
-            start - length..start
-        };
-        Self::new(module, dflop_comm::even_parts(layers, stages).into_iter().map(cut).collect())
-    }
-
-    /// Sets the number of replicas. Default: 1.
-    #[must_use]
-    pub fn dp_size(mut self, replicas: usize) -> Self {
-        self.dp_size = replicas;
-        self
-    }
-
-    /// Sets the number of world ranks per pipeline rank. Default: 1.
-    #[must_use]
-    pub fn tp_size(mut self, ranks: usize) -> Self {
-        self.tp_size = ranks;
-        self
-    }
-}
 
 /// A stage of a job, with the facts that its neighbors need.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,20 +36,27 @@ impl JobStage {
 ///
 /// Stages are numbered module by module, encoders first. *Pipeline ranks* are numbered module by module,
 /// within a module replica by replica, within a replica stage by stage
-/// ([`dflop_balancer::schedule::PipelineLayout`]). World ranks are numbered pipeline rank by pipeline rank,
-/// with the module's TP size of each.
+/// ([`dflop_balancer::schedule::PipelineLayout`]). How they are mapped to world ranks depends on the
+/// placement: modules have world ranks of their own ([`Job::new`]) or share them ([`Job::joint`],
+/// [`Job::colocated`]).
 #[derive(Debug, Clone)]
 pub struct Job {
     pub(super) model: ModelConfig,
     pub(super) schedule: ScheduleKind,
+    pub(super) placement: Placement,
+    /// Modules; none of their stages is empty.
     pub(super) modules: Vec<ModuleParallelism>,
     pub(super) stages: Vec<JobStage>,
+    /// Stage of the chain that holds each stage; the stage within its module if placement is not joint.
+    pub(super) chain_stages: Vec<usize>,
+    pub(super) ranks: RankMap,
     /// Trained parameters that both the first and the last stage of the LLM have: a tied embedding.
     pub(super) tied: Vec<String>,
 }
 
 impl Job {
-    /// Creates a job after checking that the layout fits the model.
+    /// Creates a job whose modules have world ranks of their own, after checking that the layout fits the
+    /// model. World ranks are numbered pipeline rank by pipeline rank, with the module's TP size of each.
     ///
     /// - `modules`: encoders that run, then the LLM, each at most once
     ///
@@ -108,16 +69,80 @@ impl Job {
         modules: Vec<ModuleParallelism>,
         schedule: ScheduleKind,
     ) -> Result<Self> {
-        check_modules(&model, &modules)?;
-        check_schedule(&modules, schedule)?;
-        let mut stages = Vec::new();
-        for (index, module) in modules.iter().enumerate() {
-            for layers in &module.stages {
+        Self::placed(Placement::Disaggregated, model, frozen, modules, schedule)
+    }
+
+    /// Creates a job whose ranks hold layers of all modules: the layers of encoders and LLM are one chain,
+    /// cut into stages anywhere. World ranks are numbered replica by replica of the LLM, within a replica
+    /// stage by stage of the chain, within a stage by TP rank.
+    ///
+    /// Each world rank of a stage holds the stage's encoder layers whole and encodes a share of the media of
+    /// its replica's microbatches; the LLM's layers are tensor-parallel.
+    ///
+    /// - `modules`: as for [`Job::new`]; all have an entry for every stage of the chain, which may be empty.
+    ///   Encoders have `tp_size` 1; their replicas are the ranks of a stage, so `dp_size` is left at 1 or is
+    ///   that of the LLM times its `tp_size`
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] as of [`Job::new`], and if an encoder ends behind the first stage of the
+    /// LLM, a stage of the chain has no layer, or the schedule is not `gpipe`, `1f1b` or `zb-h1`.
+    pub fn joint(
+        model: ModelConfig,
+        frozen: FrozenModules,
+        modules: Vec<ModuleParallelism>,
+        schedule: ScheduleKind,
+    ) -> Result<Self> {
+        Self::placed(Placement::Joint, model, frozen, modules, schedule)
+    }
+
+    /// Creates a job whose encoders run on the LLM's ranks: first all forward passes of the encoders, then
+    /// the LLM, then all backward passes of the encoders. World ranks are those of the LLM as in
+    /// [`Job::new`]; the pipeline ranks of every encoder take them in the same order.
+    ///
+    /// - `modules`: as for [`Job::new`]; each encoder takes as many ranks as the LLM
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] as of [`Job::new`], and if an encoder takes another number of ranks than the
+    /// LLM, or the schedule is not `gpipe`, `1f1b` or `zb-h1`.
+    pub fn colocated(
+        model: ModelConfig,
+        frozen: FrozenModules,
+        modules: Vec<ModuleParallelism>,
+        schedule: ScheduleKind,
+    ) -> Result<Self> {
+        Self::placed(Placement::Colocated, model, frozen, modules, schedule)
+    }
+
+    /// Creates a job in a placement.
+    ///
+    /// # Errors
+    /// Those of [`Job::new`], [`Job::joint`] or [`Job::colocated`].
+    pub fn placed(
+        placement: Placement,
+        model: ModelConfig,
+        frozen: FrozenModules,
+        mut modules: Vec<ModuleParallelism>,
+        schedule: ScheduleKind,
+    ) -> Result<Self> {
+        check_modules(&model, placement, &modules)?;
+        check_schedule(placement, &modules, schedule)?;
+        let ranks = RankMap::new(placement, &mut modules, schedule.chunks())?;
+        let (mut stages, mut chain_stages) = (Vec::new(), Vec::new());
+        for (index, module) in modules.iter_mut().enumerate() {
+            for (chain_stage, layers) in module.stages.iter().enumerate().filter(|(_, own)| !own.is_empty()) {
                 stages.push(describe(&model, frozen, index, module, layers.clone())?);
+                chain_stages.push(chain_stage);
             }
+            module.stages.retain(|layers| !layers.is_empty());
         }
         let tied = tied(&model, frozen, &stages)?;
-        Ok(Self { model, schedule, modules, stages, tied })
+        Ok(Self { model, schedule, placement, modules, stages, chain_stages, ranks, tied })
+    }
+
+    /// Returns where encoders are relative to the LLM.
+    #[must_use]
+    pub fn placement(&self) -> Placement {
+        self.placement
     }
 
     /// Returns the model.
@@ -132,17 +157,47 @@ impl Job {
         self.schedule
     }
 
-    /// Whether the replicas of an encoder share the media of all replicas of the LLM; with equally many, each
-    /// encodes the media of its own.
+    /// Returns the number of pools in which the replicas of an encoder share media. With one pool, all of
+    /// them share the media of all replicas of the LLM. Otherwise each replica of the LLM has its own pool,
+    /// over which the encoder's replicas are divided in equal numbers, in order.
     #[must_use]
-    pub fn shares_media(&self, module: usize) -> bool {
-        self.modules[module].dp_size != self.llm().dp_size
+    pub fn media_pools(&self, module: usize) -> usize {
+        let dp_size = self.llm().dp_size;
+        let has_own = match self.placement {
+            Placement::Disaggregated => self.modules[module].dp_size == dp_size,
+            // Over a whole step, the media of all replicas are the most even.
+            Placement::Colocated => false,
+            Placement::Joint => true,
+        };
+        if has_own { dp_size } else { 1 }
+    }
+
+    /// Returns whether every replica of an encoder encodes the media of the LLM's replica of the same number.
+    pub(super) fn is_paired(&self, module: usize) -> bool {
+        let dp_size = self.llm().dp_size;
+        self.modules[module].dp_size == dp_size && self.media_pools(module) == dp_size
     }
 
     /// Returns the modules that run, the LLM last.
     #[must_use]
     pub fn modules(&self) -> &[ModuleParallelism] {
         &self.modules
+    }
+
+    /// Returns the layers of every module by stage: of the chain in joint placement, where some have none, and
+    /// of the module otherwise.
+    #[must_use]
+    pub fn chain_layers(&self) -> Vec<Vec<usize>> {
+        let chain = self.chain_stages.iter().max().map_or(0, |last| last + 1);
+        let of_module = |module: usize| {
+            let is_joint = self.placement == Placement::Joint;
+            let stages = if is_joint { chain } else { self.modules[module].stages.len() };
+            let mut layers = vec![0; stages];
+            let own = self.stages.iter().zip(&self.chain_stages).filter(|(stage, _)| stage.module == module);
+            own.for_each(|(stage, &at)| layers[at] = stage.range.layers.len());
+            layers
+        };
+        (0..self.modules.len()).map(of_module).collect()
     }
 
     /// Returns the stages of all modules, in order.
@@ -178,7 +233,7 @@ fn refuse<T>(setting: &'static str, problem: String) -> Result<T> {
     Err(Error::InvalidSetting { setting, reason: problem })
 }
 
-fn check_modules(model: &ModelConfig, modules: &[ModuleParallelism]) -> Result<()> {
+fn check_modules(model: &ModelConfig, placement: Placement, modules: &[ModuleParallelism]) -> Result<()> {
     let is_ordered = modules.windows(2).all(|pair| pair[0].module < pair[1].module);
     if !is_ordered || modules.last().is_none_or(|last| last.module != ModuleKind::Llm) {
         let named: Vec<ModuleKind> = modules.iter().map(|module| module.module).collect();
@@ -191,7 +246,8 @@ fn check_modules(model: &ModelConfig, modules: &[ModuleParallelism]) -> Result<(
         let (module, layers) = (layout.module, model.layers(layout.module));
         let mut next = 0;
         for range in &layout.stages {
-            if range.start != next || range.end <= range.start {
+            let is_skipped = placement == Placement::Joint && range.is_empty();
+            if range.start != next || (range.end <= range.start && !is_skipped) {
                 return refuse(
                     "stages",
                     format!("{module:?} must continue with layer {next}, found {range:?}"),
@@ -212,7 +268,23 @@ fn check_modules(model: &ModelConfig, modules: &[ModuleParallelism]) -> Result<(
     Ok(())
 }
 
-fn check_schedule(modules: &[ModuleParallelism], schedule: ScheduleKind) -> Result<()> {
+fn check_schedule(
+    placement: Placement,
+    modules: &[ModuleParallelism],
+    schedule: ScheduleKind,
+) -> Result<()> {
+    let is_shared = placement != Placement::Disaggregated;
+    let is_simple = matches!(
+        schedule,
+        ScheduleKind::GPipe | ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubble
+    );
+    if is_shared && !is_simple {
+        let name = placement.name();
+        return refuse(
+            "schedule",
+            format!("{schedule} is not for {name} placement; `gpipe`, `1f1b` and `zb-h1` are"),
+        );
+    }
     let chunks = schedule.chunks();
     let stages = modules.last().map_or(0, |llm| llm.stages.len());
     if matches!(schedule, ScheduleKind::Interleaved { .. }) && modules.len() > 1 {

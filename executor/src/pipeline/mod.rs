@@ -37,7 +37,7 @@
 //!
 //! let loss_of_rank = |comm: threads::ThreadComm| -> Result<f64> {
 //!     let (device, model) = (Cpu::new(1)?, job.model());
-//!     let placement = job.placement(comm.rank())?;
+//!     let placement = job.placements(comm.rank())?.remove(0);
 //!     let frozen = FrozenModules::default();
 //!     let stage = |range| model.stage(&device, range, frozen, Activations::Stored, &Seed(1));
 //!     let stages = job.ranges(&placement).iter().map(stage).collect::<Result<_, _>>()?;
@@ -54,7 +54,7 @@
 //!         loss_scale: plan.loss_scale(),
 //!     };
 //!     let own = plan.microbatches_of(&job, placement.module, placement.replica);
-//!     let context = |own| Ok((own, Arc::new(model.llm.context(&device, &batch)?)));
+//!     let context = |own| Ok(((ModuleKind::Llm, own), Arc::new(model.llm.context(&device, &batch)?)));
 //!     let contexts = own.map(context).collect::<Result<_>>()?;
 //!     Ok(pipeline.step(&RankStep { plan, contexts })?.loss)
 //! };
@@ -72,11 +72,14 @@ mod assign_media;
 mod gradient_groups;
 mod gradient_reduction;
 mod job;
+mod module_parallelism;
 mod pass_times;
 mod pipeline_rank;
 mod rank_map;
 mod rank_step;
 mod route;
+mod shared_ranks;
+mod simulation;
 mod step_execution;
 mod step_plan;
 mod timeline;
@@ -85,7 +88,9 @@ mod transfer_buffers;
 mod unread_step;
 
 pub use assign_media::assign_media;
-pub use job::{Job, JobStage, ModuleParallelism};
+pub use dflop_balancer::planner::Placement;
+pub use job::{Job, JobStage};
+pub use module_parallelism::ModuleParallelism;
 pub use pass_times::PassTimes;
 pub use pipeline_rank::{PipelineRank, StepOutcome};
 pub use rank_map::RankPlacement;
@@ -94,5 +99,5 @@ pub use route::{RouteEnd, RoutePlan, RoutedMedium};
 pub(crate) use step_plan::name as module_name;
 pub use step_plan::{MediumPlan, MicrobatchPlan, PipelineStepPlan};
 pub use timeline::TimedAction;
-pub(crate) use topology::simulate;
+pub(crate) use simulation::simulate;
 pub use unread_step::UnreadStep;

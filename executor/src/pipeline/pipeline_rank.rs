@@ -33,7 +33,7 @@ pub struct PipelineRank<D: Device> {
     device: D,
     comm: Staged<D>,
     job: Arc<Job>,
-    placement: RankPlacement,
+    placements: Vec<RankPlacement>,
     groups: GradientGroups<D>,
     stages: BTreeMap<u16, Stage<D>>,
     is_plan_checked: bool,
@@ -45,20 +45,20 @@ pub struct PipelineRank<D: Device> {
 impl<D: Device> PipelineRank<D> {
     /// Joins the ranks of a job; all of them call it together.
     ///
-    /// - `stages`: built from [`Job::ranges`] of this rank, in order
+    /// - `stages`: built from [`Job::ranges`] of all roles of this rank ([`Job::placements`]), in order
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the
     /// job on all ranks; [`Error::Comm`] if another rank failed.
     pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Stage<D>>) -> Result<Self> {
         let checked = check(comm.as_ref(), &job, &stages);
-        let placement =
+        let placements =
             checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
         let device = stages[0].device().clone();
-        let groups = GradientGroups::split(&job, &placement, comm.as_ref(), &device)?;
-        let stages = placement.stages.iter().copied().zip(stages).collect();
+        let groups = GradientGroups::split(&job, &placements, comm.as_ref(), &device)?;
+        let stages = placements.iter().flat_map(|role| &role.stages).copied().zip(stages).collect();
         let comm = Staged::new(device.clone(), Arc::from(comm));
-        Ok(Self { device, comm, job, placement, groups, stages, is_plan_checked: false, schedule: None })
+        Ok(Self { device, comm, job, placements, groups, stages, is_plan_checked: false, schedule: None })
     }
 
     /// Sets whether ranks compare digests of their plans before every step. Default: no.
@@ -97,7 +97,7 @@ impl<D: Device> PipelineRank<D> {
         if self.is_plan_checked {
             self.comm().check_digest(plan.step(), plan.digest(&self.job))?;
         }
-        rank_step.check(&self.job, &self.placement)?;
+        rank_step.check(&self.job, &self.placements)?;
         for stage in self.stages.values_mut() {
             stage.start_step(plan.step());
             // A failed step may have left activations.
@@ -108,12 +108,18 @@ impl<D: Device> PipelineRank<D> {
             Some(made) if made.0 == plan.rounds() => self.schedule.insert(made),
             _ => {
                 let topology = Topology::new(&self.job, plan.rounds())?;
-                let list = topology.list(self.placement.pipeline_rank)?;
+                let list = topology.list(&self.job, self.comm.host().rank())?;
                 self.schedule.insert((plan.rounds(), topology, list))
             }
         };
-        let view =
-            StepView { job: &self.job, topology, placement: &self.placement, comm: &self.comm, rank_step };
+        let view = StepView {
+            job: &self.job,
+            topology,
+            rank: self.comm.host().rank(),
+            placements: &self.placements,
+            comm: &self.comm,
+            rank_step,
+        };
         let StepResult { losses, clock } =
             StepExecution::new(self.device.clone(), view, &self.groups, &mut self.stages)?
                 .execute(list, at)?;
@@ -127,7 +133,7 @@ impl<D: Device> PipelineRank<D> {
             microbatches: plan.microbatches().len(),
             loss_scale: plan.loss_scale(),
             // All TP ranks of a stage compute the same loss; the first one counts.
-            is_counted: self.placement.tp_rank == 0,
+            is_counted: self.placements.last().is_some_and(|role| role.tp_rank == 0),
             losses,
             clock,
         })
@@ -157,10 +163,10 @@ impl<D: Device> PipelineRank<D> {
         self.comm.host()
     }
 
-    /// Returns the role of this rank: its module, replica and stages.
+    /// Returns the roles of this rank, one for each module of which it has stages.
     #[must_use]
-    pub fn placement(&self) -> &RankPlacement {
-        &self.placement
+    pub fn placements(&self) -> &[RankPlacement] {
+        &self.placements
     }
 
     /// Returns the job.
@@ -180,22 +186,22 @@ pub(super) fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     error
 }
 
-fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<RankPlacement> {
+fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<Vec<RankPlacement>> {
     if comm.size() != job.world_size() {
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
-    let placement = job.placement(comm.rank())?;
+    let placements = job.placements(comm.rank())?;
+    let numbers: Vec<u16> = placements.iter().flat_map(|role| &role.stages).copied().collect();
     let refuse = |problem| Err(Error::InvalidSetting { setting: "stages", reason: problem });
-    if stages.is_empty() || stages.len() != placement.stages.len() {
+    if stages.is_empty() || stages.len() != numbers.len() {
         return refuse(format!(
-            "expected {:?} on rank {}, found {} stages",
-            placement.stages,
+            "expected {numbers:?} on rank {}, found {} stages",
             comm.rank(),
             stages.len()
         ));
     }
-    for (&number, stage) in placement.stages.iter().zip(stages) {
+    for (&number, stage) in numbers.iter().zip(stages) {
         if job.stages[usize::from(number)].has_backward != stage.has_backward() {
             return refuse(format!(
                 "on rank {}, {} and stage {number} differ in what is trained",
@@ -204,5 +210,5 @@ fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<R
             ));
         }
     }
-    Ok(placement)
+    Ok(placements)
 }

@@ -12,21 +12,21 @@ use dflop_models::{MicrobatchContext, ModuleInputs, ModuleKind};
 
 /// The plan of a step, and the contexts of the microbatches that this rank computes.
 ///
-/// A rank of the LLM gets contexts of texts and never sees a medium; a rank of an encoder gets contexts of
-/// the media that its replica encodes and never sees a text.
+/// A rank of the LLM gets contexts of texts and needs no media; a rank of an encoder gets contexts of the media
+/// that its replica encodes and needs no texts. A rank of several modules gets those of each.
 pub struct RankStep<D: Device> {
     /// The plan, the same on all ranks.
     pub plan: Arc<PipelineStepPlan>,
-    /// Contexts by microbatch of the module ([`PipelineStepPlan::microbatches_of`]). Nothing is computed for
-    /// a microbatch without tokens; its context may be left out.
-    pub contexts: BTreeMap<u32, Arc<MicrobatchContext<D>>>,
+    /// Contexts by module and microbatch of it ([`PipelineStepPlan::microbatches_of`]). Nothing is computed
+    /// for a microbatch without tokens; its context may be left out.
+    pub contexts: BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>,
 }
 
 impl<D: Device> RankStep<D> {
     /// Returns the context of a microbatch that is computed.
     pub(super) fn context(&self, module: ModuleKind, microbatch: u32) -> Result<&Arc<MicrobatchContext<D>>> {
         self.contexts
-            .get(&microbatch)
+            .get(&(module, microbatch))
             .ok_or_else(|| self.refused(module, microbatch, "has no context".to_owned()))
     }
 
@@ -35,15 +35,22 @@ impl<D: Device> RankStep<D> {
     /// # Errors
     /// [`Error::Plan`] that names a microbatch whose context is missing or belongs to another replica, or has
     /// other tokens of media or another loss scale than planned.
-    pub(super) fn check(&self, job: &Job, placement: &RankPlacement) -> Result<()> {
-        let module = placement.module;
-        let own: Vec<u32> = self.plan.microbatches_of(job, module, placement.replica).collect();
-        for &microbatch in own.iter().filter(|&&own| tokens(&self.plan, job, module, own) > 0) {
-            self.context(module, microbatch)?;
+    pub(super) fn check(&self, job: &Job, placements: &[RankPlacement]) -> Result<()> {
+        for RankPlacement { module, replica, .. } in placements {
+            for own in self.plan.microbatches_of(job, *module, *replica) {
+                if tokens(&self.plan, job, *module, own) > 0 {
+                    self.context(*module, own)?;
+                }
+            }
         }
-        for (&microbatch, context) in &self.contexts {
-            if own.binary_search(&microbatch).is_err() {
-                let problem = format!("does not belong to replica {}", placement.replica);
+        for (&(module, microbatch), context) in &self.contexts {
+            let role = placements.iter().find(|role| role.module == module);
+            let Some(role) = role else {
+                let problem = "belongs to a module of other ranks".to_owned();
+                return Err(self.refused(module, microbatch, problem));
+            };
+            if !self.plan.microbatches_of(job, module, role.replica).any(|own| own == microbatch) {
+                let problem = format!("does not belong to replica {}", role.replica);
                 return Err(self.refused(module, microbatch, problem));
             }
             self.check_context(job, module, microbatch, context)?;

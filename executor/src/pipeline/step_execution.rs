@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::{Action, Part};
 
-use super::activation_transfer::{Flow, StepView};
+use super::activation_transfer::{Flow, StepView, missing};
 use super::gradient_groups::GradientGroups;
 use super::gradient_reduction::GradientReduction;
 use super::timeline::Clock;
@@ -165,8 +165,4 @@ impl<'a, D: Device> StepExecution<'a, D> {
         let now = self.device.mark(Lane::Compute)?;
         Ok([now.clone(), now])
     }
-}
-
-fn missing(stage: u16) -> Error {
-    Error::InvalidSetting { setting: "stages", reason: format!("this rank lacks stage {stage}") }
 }

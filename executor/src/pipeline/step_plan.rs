@@ -2,7 +2,7 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::assign_media::assign_media;
+use super::assign_media::assign_pool;
 use super::job::Job;
 use super::route::{RoutePlan, RoutedMedium};
 use crate::error::{Error, Result};
@@ -54,7 +54,7 @@ pub(crate) fn name(module: ModuleKind) -> &'static str {
 
 impl PipelineStepPlan {
     /// Assigns media to replicas of their encoders and routes their tokens. Encoder replicas share the media
-    /// of a round ([`assign_media`]); with the LLM's DP size, each takes those of its LLM replica.
+    /// of a round in each pool ([`assign_media`](super::assign_media()), [`Job::media_pools`]).
     ///
     /// - `target_tokens`: of all microbatches together
     /// - `microbatches`: `[rounds * D]`, microbatch `k` of DP rank `d` of the LLM at `k * D + d`
@@ -150,6 +150,8 @@ impl PipelineStepPlan {
         add(self.step);
         add(self.target_tokens);
         job.schedule.to_string().bytes().for_each(|byte| add(u64::from(byte)));
+        job.placement.name().bytes().for_each(|byte| add(u64::from(byte)));
+        job.chain_stages.iter().for_each(|&stage| add(stage as u64));
         for module in &job.modules {
             for word in [module.module as usize, module.dp_size, module.tp_size] {
                 add(word as u64);
@@ -199,31 +201,35 @@ fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Res
 /// Routes the media of one encoder.
 fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<RoutePlan> {
     let (kind, replicas) = (job.modules[module].module, job.modules[module].dp_size);
-    let (dp_size, is_shared) = (job.llm().dp_size, job.shares_media(module));
-    let (mut rows, mut costs_ns) = (Vec::new(), vec![Vec::new(); microbatches.len() / dp_size]);
+    let (dp_size, pools) = (job.llm().dp_size, job.media_pools(module));
+    let sharers = replicas / pools;
+    let rounds = microbatches.len() / dp_size;
+    let (mut rows, mut costs_ns) = (Vec::new(), vec![vec![Vec::new(); rounds]; pools]);
     for (destination, microbatch) in microbatches.iter().enumerate() {
-        let round = destination / dp_size;
+        let (round, pool) = (destination / dp_size, destination % dp_size * pools / dp_size);
         let mut destination_offset = 0;
         for (index, medium) in microbatch.media.iter().enumerate() {
             if medium.module == kind {
                 rows.push(RoutedMedium {
                     medium: index,
                     tokens: medium.tokens,
-                    // With equally many replicas this is final; shared media are assigned below.
-                    source: (round * replicas + if is_shared { 0 } else { destination % dp_size }) as u32,
+                    // The first replica of the pool; media are assigned to its replicas below.
+                    source: (round * replicas + pool * sharers) as u32,
                     source_offset: 0,
                     destination: destination as u32,
                     destination_offset,
                 });
-                costs_ns[round].push(medium.cost_ns);
+                costs_ns[pool][round].push(medium.cost_ns);
             }
             destination_offset += medium.tokens;
         }
     }
-    if is_shared {
-        for (row, replica) in rows.iter_mut().zip(assign_media(&costs_ns, replicas)?.concat()) {
-            row.source += replica as u32;
-        }
+    // Rows are in the order of rounds, and so are the media of each pool.
+    let assigned = costs_ns.iter().map(|rounds| Ok(assign_pool(rounds, sharers, pools)?.concat().into_iter()));
+    let mut assigned = assigned.collect::<Result<Vec<_>>>()?;
+    for row in &mut rows {
+        let pool = row.destination as usize % dp_size * pools / dp_size;
+        row.source += assigned[pool].next().unwrap_or(0) as u32;
     }
     Ok(RoutePlan::new(rows))
 }

@@ -1,12 +1,12 @@
-//! Maps parts of a step to pipeline ranks: the balancer's layout, replicated where that is a single pipeline.
+//! Maps parts of a step to pipeline ranks: the balancer's layout, replicated where that is a single pipeline,
+//! and with the lists of ranks that several modules share.
 
-use std::ops::Range;
-
-use dflop_balancer::schedule::{Action, Message, ModuleStages, Part, Pass, PipelineLayout, ScheduleKind};
-use dflop_balancer::{Communication, StageTimes};
+use dflop_balancer::planner::Placement;
+use dflop_balancer::schedule::{Action, Message, ModuleStages, Part, PipelineLayout, ScheduleKind};
 
 use super::job::Job;
-use super::pass_times::PassTimes;
+use super::module_parallelism::ModuleParallelism;
+use super::shared_ranks::{self, RankPasses};
 use crate::error::Result;
 
 /// Parts of a step, the ranks that run them, and the parts they take activations from.
@@ -18,6 +18,10 @@ pub(super) struct Topology {
     /// Number of parallel pipelines; 1 if the layout covers the whole job.
     replicas: usize,
     schedule: ScheduleKind,
+    /// Passes of every world rank, if modules share ranks.
+    shared: Option<RankPasses>,
+    /// Pools of the media of every encoder, and replicas that share each.
+    pools: Vec<(usize, usize)>,
 }
 
 impl Topology {
@@ -27,25 +31,39 @@ impl Topology {
         if let ScheduleKind::Interleaved { chunks } = schedule {
             let chunks = usize::from(chunks);
             let layout = PipelineLayout::chain(llm.stages.len() / chunks, chunks, microbatches)?;
-            return Ok(Self { layout, replicas: llm.dp_size, schedule });
+            let replicas = llm.dp_size;
+            return Ok(Self { layout, replicas, schedule, shared: None, pools: Vec::new() });
         }
         // Each encoder feeds the LLM, the last module; its replicas share the media of a round, unless each
-        // belongs to a replica of the LLM.
+        // belongs to a replica of the LLM. Shared rounds connect all replicas; `is_linked` leaves out those of
+        // other pools.
         let last = job.modules.len() - 1;
-        let stages = |(index, module): (usize, &super::job::ModuleParallelism)| {
+        let stages = |(index, module): (usize, &ModuleParallelism)| {
             let stages = ModuleStages::new(module.stages.len(), module.dp_size);
             match index {
                 index if index == last => stages,
-                index if job.shares_media(index) => stages.share_rounds().feeds(last),
+                index if !job.is_paired(index) => stages.share_rounds().feeds(last),
                 _ => stages.feeds(last),
             }
         };
         let modules: Vec<ModuleStages> = job.modules.iter().enumerate().map(stages).collect();
-        Ok(Self { layout: PipelineLayout::of_modules(&modules, microbatches)?, replicas: 1, schedule })
+        let layout = PipelineLayout::of_modules(&modules, microbatches)?;
+        let shared = match job.placement() {
+            Placement::Disaggregated => None,
+            _ => Some(shared_ranks::passes(job, microbatches)?),
+        };
+        let sharers = |module: usize| (job.media_pools(module), job.modules[module].dp_size);
+        let pools = (0..last).map(sharers).map(|(pools, replicas)| (pools, replicas / pools)).collect();
+        Ok(Self { layout, replicas: 1, schedule, shared, pools })
     }
 
-    /// Returns the actions of a pipeline rank.
-    pub(super) fn list(&self, pipeline_rank: usize) -> Result<Vec<Action>> {
+    /// Returns the actions of a world rank.
+    pub(super) fn list(&self, job: &Job, world_rank: usize) -> Result<Vec<Action>> {
+        let placements = job.placements(world_rank)?;
+        if let Some(passes) = &self.shared {
+            return Ok(shared_ranks::list(job, self, &placements, (world_rank, &passes[world_rank])));
+        }
+        let pipeline_rank = placements[0].pipeline_rank;
         let mut lists = self.layout.schedule(self.schedule)?;
         let replica = pipeline_rank / self.layout.ranks();
         let list = lists.swap_remove(pipeline_rank % self.layout.ranks());
@@ -74,7 +92,7 @@ impl Topology {
         }
     }
 
-    fn outside(&self, microbatch: u32, replica: usize) -> u32 {
+    pub(super) fn outside(&self, microbatch: u32, replica: usize) -> u32 {
         microbatch * self.replicas as u32 + replica as u32
     }
 
@@ -94,68 +112,43 @@ impl Topology {
     pub(super) fn upstream_parts(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
-        self.layout.producers(inside).map(outside).collect()
+        let producers = self.layout.producers(inside).map(outside);
+        producers.filter(|&upstream| self.is_linked(upstream, part)).collect()
     }
 
     /// Returns the parts that take the activations of a part.
     pub(super) fn downstream_parts(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
-        self.layout.consumers(inside).map(outside).collect()
+        let consumers = self.layout.consumers(inside).map(outside);
+        consumers.filter(|&downstream| self.is_linked(part, downstream)).collect()
     }
-}
 
-/// Pipeline rank, pass, and time range of the pass in nanoseconds.
-pub(crate) type Simulated = (usize, Pass, Range<u64>);
-
-/// Simulates the action lists of a job's ranks; messages and gradient sums take no time.
-///
-/// - `microbatches`: per DP rank of the LLM
-/// - returns the end of the last rank in nanoseconds, and all passes
-pub(crate) fn simulate(job: &Job, microbatches: usize, times: &PassTimes) -> Result<(u64, Vec<Simulated>)> {
-    let topology = Topology::new(job, microbatches)?;
-    let layout = &topology.layout;
-    let lists = layout.schedule(topology.schedule)?;
-    let free = Communication::free(layout.stages(), layout.microbatches());
-    let (mut makespan_ns, mut passes) = (0, Vec::new());
-    for replica in 0..topology.replicas {
-        let part_ns = |cell: usize| {
-            let (stage, inside) = (cell / layout.microbatches(), cell % layout.microbatches());
-            // Modules with fewer replicas have fewer microbatches; their remaining cells stay empty.
-            if inside < layout.microbatches_of(stage) {
-                let microbatch = topology.outside(inside as u32, replica);
-                times.part_ns(Part { microbatch, stage: stage as u16 })
-            } else {
-                [0, 0]
-            }
+    /// Returns whether rows can go from one part to the other: not from an encoder's replica to a replica of
+    /// the LLM whose media are in another pool.
+    fn is_linked(&self, upstream: Part, downstream: Part) -> bool {
+        let [from, to] = [upstream, downstream].map(|part| self.layout.module(usize::from(part.stage)));
+        let Some(&(pools, sharers)) = self.pools.get(from).filter(|(pools, _)| from != to && *pools > 1) else {
+            return true;
         };
-        // Without a measured part, the balancer splits the backward pass in half.
-        let weight_ns = |cell: usize| {
-            let (stage, inside) = (cell / layout.microbatches(), cell % layout.microbatches());
-            if inside >= layout.microbatches_of(stage) {
-                return Some(0);
-            }
-            let part = Part { microbatch: topology.outside(inside as u32, replica), stage: stage as u16 };
-            if times.part_ns(part)[1] == 0 { Some(0) } else { times.weight_ns(part) }
-        };
-        let cells = 0..layout.stages() * layout.microbatches();
-        let (forward_ns, backward_ns) =
-            cells.map(part_ns).map(|[forward, backward]| (forward, backward)).unzip();
-        let mut stage_times =
-            StageTimes::new(layout.stages(), layout.microbatches(), forward_ns, backward_ns)?;
-        let measured: Option<Vec<u64>> =
-            (0..layout.stages() * layout.microbatches()).map(weight_ns).collect();
-        if let Some(measured) = measured {
-            stage_times = stage_times.weight_ns(measured)?;
-        }
-        let simulation = layout.simulate(&lists, &stage_times, &free)?;
-        makespan_ns = makespan_ns.max(simulation.makespan_ns);
-        passes.extend(simulation.events.into_iter().map(|event| {
-            let microbatch = topology.outside(event.microbatch, replica);
-            let part = Part { microbatch, stage: event.stage as u16 };
-            let rank = event.rank + replica * layout.ranks();
-            (rank, Pass { kind: event.kind, part }, event.start_ns..event.end_ns)
-        }));
+        upstream.microbatch as usize / sharers % pools == downstream.microbatch as usize % pools
     }
-    Ok((makespan_ns, passes))
+
+    pub(super) fn layout(&self) -> &PipelineLayout {
+        &self.layout
+    }
+
+    pub(super) fn schedule(&self) -> ScheduleKind {
+        self.schedule
+    }
+
+    /// Returns the number of parallel pipelines that the layout does not cover.
+    pub(super) fn replicas(&self) -> usize {
+        self.replicas
+    }
+
+    /// Returns the passes of every world rank, if modules share ranks.
+    pub(super) fn shared(&self) -> Option<&RankPasses> {
+        self.shared.as_ref()
+    }
 }

@@ -57,7 +57,8 @@ impl<D: Device> TransferBuffers<D> {
             let rows = view.rows(flow, edge)?;
             // A message without rows is never sent, so nothing is posted for it.
             if rows > 0 {
-                let from = view.job.source(peer, view.placement);
+                let own = if flow == Flow::Activations { edge.downstream } else { edge.upstream };
+                let from = view.job.source(peer, view.rank, view.role(own)?);
                 let shape = RowShape { dtype: self.device.storage(), rows, cols: view.width(edge) };
                 let at = view.at_edge(transfer);
                 let receive = view.comm.recv(from, edge.tag(flow), at, shape, &self.start)?;
@@ -84,24 +85,6 @@ impl<D: Device> TransferBuffers<D> {
             self.posted.remove(&(flow, edge)).ok_or_else(|| order(edge.downstream, "awaits nothing"))?;
         if let Some(rows) = receive.wait(Lane::Compute)? {
             self.arrived.insert((flow, edge), rows);
-        }
-        Ok(())
-    }
-
-    /// Starts to send rows to another rank.
-    fn send(&mut self, view: &StepView<'_, D>, flow: Flow, edge: StageEdge, rows: Tensor<D>) -> Result<()> {
-        let other = if flow == Flow::Activations { edge.downstream } else { edge.upstream };
-        let transfer = StageTransfer { flow, is_send: true, edge, peer: view.topology.rank(other) };
-        self.sent.insert((flow, edge));
-        let (width, at) = (view.width(edge), view.at_edge(transfer));
-        let targets: Vec<usize> = view.job.targets(view.placement, transfer.peer).collect();
-        let Some((&last, others)) = targets.split_last() else { return Ok(()) };
-        // All but the last target need a copy of the rows.
-        let copies = others.iter().map(|&to| Ok((to, self.device.copy(&rows)?)));
-        let copies = copies.collect::<Result<Vec<_>>>()?;
-        let after = self.device.mark(Lane::Compute)?;
-        for (to, rows) in copies.into_iter().chain([(last, rows)]) {
-            self.sends.push(view.comm.send(to, edge.tag(flow), at, rows, width, &after)?);
         }
         Ok(())
     }
@@ -188,7 +171,8 @@ impl<D: Device> TransferBuffers<D> {
         self.pass_on(view, flow, first, part, rows)
     }
 
-    /// Keeps rows for a part on this rank, or starts to send them.
+    /// Passes rows on to a part: keeps them if this rank runs it, and starts to send them to the other ranks
+    /// that take them from this one.
     fn pass_on(
         &mut self,
         view: &StepView<'_, D>,
@@ -198,11 +182,24 @@ impl<D: Device> TransferBuffers<D> {
         rows: Tensor<D>,
     ) -> Result<()> {
         let other = if edge.upstream == part { edge.downstream } else { edge.upstream };
-        if view.topology.rank(other) == view.placement.pipeline_rank {
-            self.arrived.insert((flow, edge), rows);
-            return Ok(());
+        let transfer = StageTransfer { flow, is_send: true, edge, peer: view.topology.rank(other) };
+        let mut targets = view.job.targets(view.rank, view.role(part)?, transfer.peer);
+        // This rank comes last: it takes the rows themselves, and all others but the last get a copy.
+        targets.sort_by_key(|&target| target == view.rank);
+        let Some((&last, others)) = targets.split_last() else { return Ok(()) };
+        let copies = others.iter().map(|&to| Ok((to, self.device.copy(&rows)?)));
+        let copies = copies.collect::<Result<Vec<_>>>()?;
+        let after = self.device.mark(Lane::Compute)?;
+        let (width, at) = (view.width(edge), view.at_edge(transfer));
+        for (to, rows) in copies.into_iter().chain([(last, rows)]) {
+            if to == view.rank {
+                self.arrived.insert((flow, edge), rows);
+            } else {
+                self.sent.insert((flow, edge));
+                self.sends.push(view.comm.send(to, edge.tag(flow), at, rows, width, &after)?);
+            }
         }
-        self.send(view, flow, edge, rows)
+        Ok(())
     }
 }
 
@@ -245,7 +242,7 @@ mod tests {
         };
         let context = Arc::new(job.model().llm.context(device, &batch).unwrap());
         let plan = Arc::new(PipelineStepPlan::new(job, 0, 3, microbatches).unwrap());
-        RankStep { plan, contexts: BTreeMap::from([(0, context)]) }
+        RankStep { plan, contexts: BTreeMap::from([((ModuleKind::Llm, 0), context)]) }
     }
 
     #[test]
@@ -255,9 +252,15 @@ mod tests {
         let peer = ranks.pop().unwrap();
         let comm = Staged::new(device.clone(), Arc::new(ranks.pop().unwrap()));
         let (step, topology) = (rank_step(&job, &device), Topology::new(&job, 1).unwrap());
-        let placement = job.placement(0).unwrap();
-        let view =
-            StepView { job: &job, topology: &topology, placement: &placement, comm: &comm, rank_step: &step };
+        let placements = job.placements(0).unwrap();
+        let view = StepView {
+            job: &job,
+            topology: &topology,
+            rank: 0,
+            placements: &placements,
+            comm: &comm,
+            rank_step: &step,
+        };
         let part = Part { microbatch: 0, stage: 0 };
         let mut transfers = TransferBuffers::new(device.clone()).unwrap();
         let rows = device.upload(&[0.5; 4 * 16]).unwrap();

@@ -25,23 +25,29 @@ pub fn build_stages<D: Device>(
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
-    let place = job.placement(comm.rank())?;
-    let color = place.pipeline_rank as u64;
-    let group = comm.split(StepContext::step(0, "split for layers"), Some(color), place.tp_rank as u64)?;
-    // The split above is collective, so it comes first even if the module is not shared.
-    let is_shared = job.modules().iter().any(|own| own.module == place.module && own.tp_size > 1);
-    let tensor_parallel = group
-        .filter(|_| is_shared)
-        .map(|group| Arc::new(TensorParallel::new(device.clone(), Arc::from(group))));
-    let stage = |range| {
-        let settings = StageSettings {
-            activations,
-            tensor_parallel: tensor_parallel.clone(),
-            ..StageSettings::default()
+    let (placements, mut stages) = (job.placements(comm.rank())?, Vec::new());
+    for module in job.modules() {
+        let role = placements.iter().find(|role| role.module == module.module);
+        // A split is collective: ranks without the module take part, too, without a color.
+        let group = if module.tp_size > 1 {
+            let color = role.map(|role| role.pipeline_rank as u64);
+            let tp_rank = role.map_or(0, |role| role.tp_rank as u64);
+            comm.split(StepContext::step(0, "split for layers"), color, tp_rank)?
+        } else {
+            None
         };
-        job.model().stage_with(device, &range, frozen, settings, source)
-    };
-    Ok(job.ranges(&place).into_iter().map(stage).collect::<Result<_, _>>()?)
+        let tensor_parallel =
+            group.map(|group| Arc::new(TensorParallel::new(device.clone(), Arc::from(group))));
+        for range in role.into_iter().flat_map(|role| job.ranges(role)) {
+            let settings = StageSettings {
+                activations,
+                tensor_parallel: tensor_parallel.clone(),
+                ..StageSettings::default()
+            };
+            stages.push(job.model().stage_with(device, &range, frozen, settings, source)?);
+        }
+    }
+    Ok(stages)
 }
 
 /// Builds the stages of this rank and joins the others; all ranks of the job call it together. A failure on

@@ -32,7 +32,7 @@ impl MeasuredTimes {
     pub(super) fn exchange(
         comm: &dyn Comm,
         job: &Job,
-        placement: &RankPlacement,
+        placements: &[RankPlacement],
         (step, rounds): (u64, usize),
         (timeline, waited_ns): (&[TimedAction], u64),
         end: StepEnd,
@@ -42,7 +42,8 @@ impl MeasuredTimes {
             let Some(pass) = timed.action.pass() else { continue };
             busy_ns += timed.end_ns - timed.start_ns;
             // All TP ranks of a stage run the same pass; the first one counts.
-            if placement.tp_rank == 0 {
+            let is_first = |role: &RankPlacement| role.tp_rank == 0 && role.stages.contains(&pass.part.stage);
+            if placements.iter().any(is_first) {
                 passes.add(pass, timed.busy_ns);
             }
         }

@@ -13,6 +13,7 @@ use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
 use super::padding::{PAD_TO_TOKENS_MAX, PadTo};
 use super::planner::{PlanConfig, SampleSource, StepPlanner};
+use super::stage_layers::StageLayers;
 use crate::error::{Error, Result, check_at_most, reason_of};
 use crate::order::{
     LoaderState, Mixture, Order, Origin, POSITION_MAX, Restored, RunSettings, Shuffle, StepPositions,
@@ -39,6 +40,7 @@ pub struct StepPlannerBuilder {
     state: Option<LoaderState>,
     accepts_changed_data: bool,
     stages: Option<Vec<usize>>,
+    layers: Option<Vec<Vec<usize>>>,
     cost_function: Option<Arc<dyn CostFunction>>,
     blank_media: BlankMedia,
     /// Tokens of a blank medium of each encoder.
@@ -54,6 +56,7 @@ impl StepPlannerBuilder {
             microbatches: 1,
             stages: Vec::new(),
             module_dp_sizes: Vec::new(),
+            stage_layers: None,
             synchronization: None,
             strategy: Strategy::SEARCH,
             schedule: ScheduleKind::OneForwardOneBackward,
@@ -73,6 +76,7 @@ impl StepPlannerBuilder {
             state: None,
             accepts_changed_data: false,
             stages: None,
+            layers: None,
             cost_function: None,
             blank_media: BlankMedia::Never,
             blank_tokens: Vec::new(),
@@ -115,6 +119,17 @@ impl StepPlannerBuilder {
     #[must_use]
     pub fn module_dp_sizes(mut self, dp_sizes: Vec<usize>) -> Self {
         self.config.module_dp_sizes = dp_sizes;
+        self
+    }
+
+    /// Lets stages hold layers of several modules, cut from one chain: the time of a stage is the sum of its
+    /// layers' shares of their modules. In place of [`Self::stages`]. Default: stages of one module each.
+    ///
+    /// - `layers`: `[modules, stages]`, in the order of [`CostModel::modules`]; a module without any layer is
+    ///   left out of the pipeline, such as an encoder that runs before and after it
+    #[must_use]
+    pub fn stage_layers(mut self, layers: Vec<Vec<usize>>) -> Self {
+        self.layers = Some(layers);
         self
     }
 
@@ -280,7 +295,8 @@ impl StepPlannerBuilder {
     pub fn build(self) -> Result<StepPlanner> {
         let free = self.model.predict(&SampleShape::default());
         let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
-        let stages = self.checked_stages()?;
+        let stage_layers = self.checked_layers()?;
+        let stages = stage_layers.as_ref().map_or_else(|| self.checked_stages(), |own| Ok(own.stages()))?;
         self.check_module_dp_sizes()?;
         let global_batch = self.checked_batch()?.get();
         let (seed, tail, shuffle) = (self.seed, self.tail, self.shuffle);
@@ -323,7 +339,7 @@ impl StepPlannerBuilder {
         let of_towers = self.blank_tokens.iter().filter(|(module, _)| towers.contains(module));
         let blank_tokens = of_towers.map(|(_, tokens)| tokens).sum();
         let pad_to = self.config.pad_to.map(|to| PadTo { blank_tokens, ..to });
-        let config = PlanConfig { stages, pad_to, towers, ..self.config };
+        let config = PlanConfig { stages, stage_layers, pad_to, towers, ..self.config };
         let source = SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };
         let planner = StepPlanner {
             source: Arc::new(source),
@@ -383,6 +399,17 @@ impl StepPlannerBuilder {
             self.config.dp_size
         );
         Err(Error::Config { setting: "module_dp_sizes", reason })
+    }
+
+    fn checked_layers(&self) -> Result<Option<StageLayers>> {
+        let Some(layers) = &self.layers else { return Ok(None) };
+        let PlanConfig { module_dp_sizes, synchronization, pad_to, .. } = &self.config;
+        let is_alone = self.stages.is_none() && module_dp_sizes.is_empty();
+        if !is_alone || synchronization.is_some() || pad_to.is_some() {
+            let reason = "cannot be used with `stages`, `module_dp_sizes`, `one_device` or a fixed length".into();
+            return Err(Error::Config { setting: "stage_layers", reason });
+        }
+        StageLayers::new(layers, self.model.modules(), STAGES_MAX).map(Some)
     }
 
     fn checked_stages(&self) -> Result<Vec<usize>> {

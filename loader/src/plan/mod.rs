@@ -12,6 +12,7 @@ mod lockstep;
 mod media_shares;
 mod padding;
 mod planner;
+mod stage_layers;
 mod step_plan;
 
 pub use self::blank_media::BlankMedia;

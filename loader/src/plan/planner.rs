@@ -14,6 +14,7 @@ use super::builder::{self, StepPlannerBuilder};
 use super::cost_function::{self, CostFunction, CostInput};
 use super::lockstep::{Synchronization, alike_together, in_lockstep_ns, one_after_the_other};
 use super::padding::{PadTo, Padding};
+use super::stage_layers::StageLayers;
 use super::step_plan::{StepPlan, digest};
 use crate::dataset::Dataset;
 use crate::error::{Error, PlanError, Result, check_at_most, reason_of};
@@ -25,10 +26,13 @@ use crate::order::{LoaderState, MixRules, Mixture, RunSettings, Shuffle, StepSam
 pub(super) struct PlanConfig {
     pub(super) dp_size: usize,
     pub(super) microbatches: usize,
-    /// Pipeline stages of every module, in the model's order; one of all modules where they share a device.
+    /// Pipeline stages of every module, in the model's order; one of all modules where they share a device,
+    /// and those of each kind where stages hold several modules.
     pub(super) stages: Vec<usize>,
     /// DP ranks of every module, in the same order; empty if all have `dp_size`.
     pub(super) module_dp_sizes: Vec<usize>,
+    /// Layers of every module in every stage, where stages hold several modules.
+    pub(super) stage_layers: Option<StageLayers>,
     /// Point at which ranks wait for each other, where the modules share a device.
     pub(super) synchronization: Option<Synchronization>,
     pub(super) strategy: Strategy,
@@ -333,18 +337,19 @@ impl StepPlanner {
         self.pipeline().check_schedule().map_err(invalid)
     }
 
-    /// Returns the pipelines that the DP ranks run: encoders side by side, then the LLM.
+    /// Returns the pipelines that the DP ranks run: encoders side by side, then the LLM; or one chain, where
+    /// stages hold several modules.
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {
         let objective = match self.config.synchronization {
             Some(Synchronization::PerMicrobatch) => PipelineObjective::MinMax,
             Some(Synchronization::PerStep) | None => PipelineObjective::Makespan,
         };
-        PipelineConfig::new(self.config.dp_size, self.config.stages.clone())
+        let pipeline = PipelineConfig::new(self.config.dp_size, self.config.stages.clone())
             .module_dp_sizes(self.config.module_dp_sizes.clone())
-            .parallel_encoders()
             .objective(objective)
-            .schedule(self.config.schedule)
+            .schedule(self.config.schedule);
+        if self.config.stage_layers.is_some() { pipeline } else { pipeline.parallel_encoders() }
     }
 
     /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because
@@ -430,6 +435,9 @@ impl StepPlanner {
         let stage_ns = |cost: &SampleCost| -> Vec<u64> {
             if self.config.synchronization.is_some() {
                 return vec![one_after_the_other(cost)];
+            }
+            if let Some(layers) = &self.config.stage_layers {
+                return layers.stage_ns(cost).collect();
             }
             let modules = cost.module_ns.as_slice().iter().zip(stages);
             modules.map(|(ns, stages)| ns.div_ceil(*stages as u64)).collect()

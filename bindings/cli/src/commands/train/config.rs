@@ -9,6 +9,7 @@ use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::{FrozenParts, ModelSpec};
 use dflop_executor::device::Cpu;
+use dflop_executor::pipeline::Placement;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -133,7 +134,9 @@ impl Default for GenerateTable {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ParallelTable {
-    /// `gpipe`, `1f1b` or `interleaved:N`.
+    /// Placement of the encoders: ranks of their own, or those of the LLM.
+    pub(crate) placement: PlacementName,
+    /// `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` or `interleaved:N`.
     pub(crate) schedule: String,
     /// Microbatches per DP rank.
     pub(crate) microbatches: usize,
@@ -163,6 +166,7 @@ pub(crate) struct ParallelTable {
 impl Default for ParallelTable {
     fn default() -> Self {
         Self {
+            placement: PlacementName::default(),
             schedule: "1f1b".to_owned(),
             microbatches: 8,
             strategy: Strategy::SEARCH,
@@ -180,12 +184,35 @@ impl Default for ParallelTable {
     }
 }
 
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PlacementName {
+    /// Every module has ranks of its own.
+    #[default]
+    Disaggregated,
+    /// Encoders run on the LLM's ranks, before and after it.
+    Colocated,
+    /// Ranks hold layers of all modules, cut from one chain.
+    Joint,
+}
+
+impl From<PlacementName> for Placement {
+    fn from(name: PlacementName) -> Self {
+        match name {
+            PlacementName::Disaggregated => Self::Disaggregated,
+            PlacementName::Colocated => Self::Colocated,
+            PlacementName::Joint => Self::Joint,
+        }
+    }
+}
+
 /// Distribution of one module over ranks.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModuleTable {
     pub(crate) stages: usize,
-    /// Layers of every stage [default: as even as possible].
+    /// Layers of every stage [default: as even as possible]; with joint placement one entry for each stage of
+    /// the chain, 0 where it has no layer of the module.
     pub(crate) layers: Option<Vec<usize>>,
     pub(crate) dp: usize,
     pub(crate) tp: usize,
@@ -373,7 +400,10 @@ impl TrainConfig {
             let degrees = [stages, table.dp, table.tp].into_iter().map(|degree| degree as u64);
             degrees.fold(1, u64::saturating_mul)
         };
-        let ParallelTable { vision, audio, llm, .. } = &self.parallel;
+        let ParallelTable { vision, audio, llm, placement, .. } = &self.parallel;
+        if *placement != PlacementName::Disaggregated {
+            return ranks(llm);
+        }
         let encoders = [spec.vision.map(|_| ranks(vision)), spec.audio.map(|_| ranks(audio))];
         encoders.into_iter().flatten().fold(ranks(llm), u64::saturating_add)
     }

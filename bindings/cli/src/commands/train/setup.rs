@@ -8,13 +8,13 @@ use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
 use dflop_executor::models::encoder::FrozenEncoder;
 use dflop_executor::models::{FrozenModules, ModelConfig, ModuleKind};
-use dflop_executor::pipeline::{Job, ModuleParallelism};
+use dflop_executor::pipeline::{Job, ModuleParallelism, Placement};
 use dflop_executor::train::PassPredictor;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::model::{ModelDirectory, read_profile};
 use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::shard::expand_shards;
-use dflop_loader::{LoaderState, StepPlanner};
+use dflop_loader::{LoaderState, StepPlanner, StepPlannerBuilder};
 use serde_json::{Value, json};
 
 use super::config::{ModuleTable, TrainConfig};
@@ -108,22 +108,39 @@ impl Setup {
         let index = Arc::new(Index::open_or_build(expand_shards(&self.shards)?, &options)?);
         // The LLM is the last module; its DP ranks are those that a step is planned for.
         let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
-        let stages = self.job.modules().iter().map(|module| module.stages.len());
         let builder = StepPlanner::builder(index, self.cost_model(config)?)
             .global_batch(config.data.global_batch)
             .dp_size(llm)
             .microbatches(config.parallel.microbatches)
-            .stages(stages.collect())
-            .module_dp_sizes(self.job.modules().iter().map(|module| module.dp_size).collect())
             .strategy(config.parallel.strategy)
             .schedule(planned(config.schedule()?))
             .work(config.parallel.work)
             .seed(config.seed);
+        let builder = self.with_stages(builder);
         let builder = match state {
             Some(state) => builder.restore(state),
             None => builder,
         };
         Ok(builder.build()?)
+    }
+
+    /// Describes the stages of the pipelines to the planner of steps.
+    fn with_stages(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
+        let modules = self.job.modules();
+        match self.job.placement() {
+            Placement::Disaggregated => builder
+                .stages(modules.iter().map(|module| module.stages.len()).collect())
+                .module_dp_sizes(modules.iter().map(|module| module.dp_size).collect()),
+            Placement::Joint => builder.stage_layers(self.job.chain_layers()),
+            // Encoders run before and after the LLM's pipelines, whose microbatches are what is cut.
+            Placement::Colocated => {
+                let mut layers = self.job.chain_layers();
+                let stages = layers.last().map_or(0, Vec::len);
+                let encoders = layers.len() - 1;
+                layers[..encoders].iter_mut().for_each(|layers| *layers = vec![0; stages]);
+                builder.stage_layers(layers)
+            }
+        }
     }
 
     fn cost_model(&self, config: &TrainConfig) -> Result<CostModel, Failure> {
@@ -138,9 +155,15 @@ impl Setup {
 
     /// Returns the stages and degrees of all modules, as checkpoints and records describe them.
     pub(crate) fn layout(&self) -> Value {
-        let layout = self.job.modules().iter().map(|module| {
-            json!({"module": format!("{:?}", module.module).to_lowercase(), "stages": module.stages,
-                "dp": module.dp_size, "tp": module.tp_size})
+        let (modules, chain) = (self.job.modules(), self.job.chain_layers());
+        let layout = modules.iter().zip(chain).map(|(module, chain)| {
+            let mut layout = json!({"module": format!("{:?}", module.module).to_lowercase(),
+                "stages": module.stages, "dp": module.dp_size, "tp": module.tp_size});
+            if self.job.placement() != Placement::Disaggregated {
+                layout["placement"] = self.job.placement().name().into();
+                layout["layers"] = chain.into();
+            }
+            layout
         });
         layout.collect()
     }
@@ -197,26 +220,35 @@ fn frozen(frozen: dflop_costmodel::FrozenParts) -> FrozenModules {
 
 fn job(config: &TrainConfig, model: ModelConfig, frozen: FrozenModules) -> Result<Job, Failure> {
     let parallel = &config.parallel;
+    let placement = Placement::from(parallel.placement);
     let layouts = model.modules().into_iter().map(|module| {
         let table = match module {
             ModuleKind::Vision => &parallel.vision,
             ModuleKind::Audio => &parallel.audio,
             ModuleKind::Llm => &parallel.llm,
         };
-        layout(module, model.layers(module), table)
+        layout(placement, module, model.layers(module), table)
     });
     let layouts = layouts.collect::<Result<Vec<_>, Failure>>()?;
-    Ok(Job::new(model, frozen, layouts, config.schedule()?)?)
+    Ok(Job::placed(placement, model, frozen, layouts, config.schedule()?)?)
 }
 
-fn layout(module: ModuleKind, layers: usize, table: &ModuleTable) -> Result<ModuleParallelism, Failure> {
+fn layout(
+    placement: Placement,
+    module: ModuleKind,
+    layers: usize,
+    table: &ModuleTable,
+) -> Result<ModuleParallelism, Failure> {
     let refuse = |reason: String| Err(Failure::Misuse(format!("`parallel` of {module:?}: {reason}")));
     let layout = match &table.layers {
         None if table.stages == 0 || table.stages > layers => {
             return refuse(format!("{} stages for {layers} layers", table.stages));
         }
         None => ModuleParallelism::even(module, layers, table.stages),
-        Some(lengths) if lengths.iter().sum::<usize>() != layers || lengths.contains(&0) => {
+        Some(lengths)
+            if lengths.iter().sum::<usize>() != layers
+                || (lengths.contains(&0) && placement != Placement::Joint) =>
+        {
             return refuse(format!("expected `layers` that add up to {layers}, found {lengths:?}"));
         }
         Some(lengths) => {

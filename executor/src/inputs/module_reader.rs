@@ -1,0 +1,134 @@
+//! Reads and prepares the samples of one rank for one module.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::StreamExt;
+
+use super::replica_share::ReplicaShare;
+use super::step_media::StepMedia;
+use super::token_counts::TokenCounts;
+use super::{media_context, text_context};
+use crate::error::{Error, Result};
+use crate::pipeline::{Job, PipelineStepPlan, RankPlacement};
+use dflop_device::Device;
+use dflop_loader::inputs::PreparedSample;
+use dflop_loader::processors::{Preparer, PreparerBuilder};
+use dflop_loader::{
+    BalancedLoader, BalancedLoaderBuilder, Microbatch, Step, StepPlan, StepPlanner, StepStream,
+};
+use dflop_models::encoder::EncoderConfig;
+use dflop_models::{MicrobatchContext, ModuleKind};
+
+/// Reader of the texts of an LLM's replica, or of the media of an encoder's.
+pub(super) struct ModuleReader {
+    job: Arc<Job>,
+    pub(super) placement: RankPlacement,
+    preparer: Arc<Preparer>,
+    pub(super) loader: BalancedLoader,
+    stream: StepStream,
+}
+
+/// Prepared samples of a step by their index in its plan.
+pub(super) struct ModuleSamples {
+    pub(super) plan: Arc<StepPlan>,
+    pub(super) samples: BTreeMap<u32, PreparedSample>,
+}
+
+impl ModuleReader {
+    pub(super) fn new(
+        job: Arc<Job>,
+        placement: RankPlacement,
+        planner: &StepPlanner,
+        preparer: PreparerBuilder,
+        configure: &impl Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder,
+    ) -> Result<Self> {
+        let is_llm = placement.module == ModuleKind::Llm;
+        let preparer = Arc::new(if is_llm { preparer.counted_media() } else { preparer }.build()?);
+        // Encoder ranks select samples by their share, for which the DP rank has no meaning.
+        let dp_rank = if is_llm { placement.replica } else { 0 };
+        let mut builder =
+            BalancedLoader::builder(planner.clone(), dp_rank).preparer(preparer.clone()).unpacked();
+        if !is_llm {
+            let share = ReplicaShare::new(job.clone(), planner.clone(), placement.module, placement.replica);
+            builder = builder.share(Arc::new(share));
+        }
+        let loader = configure(builder).build()?;
+        let stream = loader.stream();
+        Ok(Self { job, placement, preparer, loader, stream })
+    }
+
+    /// Returns the samples of the next step; `None` at the end of the run.
+    pub(super) fn next(&mut self, runtime: &tokio::runtime::Runtime) -> Result<Option<ModuleSamples>> {
+        let step = runtime.block_on(self.stream.next()).transpose()?;
+        Ok(step.map(|Step { plan, microbatches, .. }| ModuleSamples {
+            plan,
+            samples: prepared(microbatches),
+        }))
+    }
+
+    /// Returns the contexts of the module's microbatches, except those with nothing to compute.
+    pub(super) fn contexts<D: Device>(
+        &self,
+        device: &D,
+        media: &StepMedia,
+        counts: &TokenCounts,
+        plan: &PipelineStepPlan,
+        mut own: BTreeMap<u32, PreparedSample>,
+    ) -> Result<BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>> {
+        let RankPlacement { module, replica, .. } = self.placement;
+        let mut contexts = BTreeMap::new();
+        let encoded = match module {
+            ModuleKind::Llm => None,
+            encoder => Some(media.encoded_by(&self.job, encoder, replica)?),
+        };
+        for (round, microbatch) in plan.microbatches_of(&self.job, module, replica).enumerate() {
+            let indices = match &encoded {
+                Some(encoded) => &encoded[round],
+                None => &media.microbatches[microbatch as usize].samples,
+            };
+            let mut samples = Vec::with_capacity(indices.len());
+            for &index in indices.iter().filter(|&&index| counts.is_kept(index)) {
+                let missing = || self.missing(plan, microbatch, index);
+                samples.push(own.remove(&index).ok_or_else(missing)?);
+            }
+            if samples.is_empty() {
+                continue;
+            }
+            let context = match module {
+                ModuleKind::Llm => {
+                    let llm = &self.job.model().llm;
+                    text_context::context(device, llm, &self.preparer, samples, plan.loss_scale())?
+                }
+                encoder => Some(media_context::context(device, self.encoder()?, encoder, &samples)?),
+            };
+            contexts.extend(context.map(|context| ((module, microbatch), Arc::new(context))));
+        }
+        Ok(contexts)
+    }
+
+    fn encoder(&self) -> Result<&EncoderConfig> {
+        let model = self.job.model();
+        let encoder = if self.placement.module == ModuleKind::Vision { &model.vision } else { &model.audio };
+        let problem = || format!("the model has no encoder for {:?}", self.placement.module);
+        encoder.as_ref().ok_or_else(|| Error::InvalidSetting { setting: "modules", reason: problem() })
+    }
+
+    /// Returns the error for a sample that other ranks could prepare and this one could not.
+    fn missing(&self, plan: &PipelineStepPlan, microbatch: u32, index: u32) -> Error {
+        let skipped = self.loader.skip_log().last();
+        let why = skipped.map_or(String::new(), |skipped| format!(": {}", skipped.reason));
+        let module = crate::pipeline::module_name(self.placement.module);
+        let problem = format!("sample {index} was prepared on other ranks, but not on this one{why}");
+        Error::Plan { step: plan.step(), module, microbatch: microbatch as usize, problem }
+    }
+}
+
+/// Collects prepared samples by their index in the step's plan.
+fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
+    let mut all = BTreeMap::new();
+    for microbatch in microbatches {
+        all.extend(microbatch.places.into_iter().zip(microbatch.prepared));
+    }
+    all
+}
