@@ -127,3 +127,79 @@ fn pass_ns(times: &PassTimes, Pass { kind, part }: Pass) -> u64 {
         PassKind::BackwardWeight => weight_ns,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dflop_balancer::planner::Placement;
+    use dflop_balancer::schedule::ScheduleKind;
+
+    use super::*;
+    use crate::pipeline::ModuleParallelism;
+    use dflop_models::encoder::EncoderConfig;
+    use dflop_models::{FrozenModules, LlmConfig, ModelConfig, ModuleKind};
+
+    const SIMPLE: ScheduleKind = ScheduleKind::OneForwardOneBackward;
+
+    /// Two layers of an encoder, four of an LLM.
+    fn model() -> ModelConfig {
+        let text = serde_json::json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 48});
+        let vision = serde_json::json!({"model_type": "qwen2_vl", "text_config": text, "vision_config": {"depth": 2,
+            "embed_dim": 16, "hidden_act": "quick_gelu", "hidden_size": 16, "in_channels": 3, "mlp_ratio": 2,
+            "num_heads": 2, "patch_size": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}});
+        ModelConfig {
+            vision: EncoderConfig::vision(&vision).unwrap(),
+            audio: None,
+            llm: LlmConfig::from_config(&text).unwrap(),
+        }
+    }
+
+    fn job(placement: Placement, modules: [ModuleParallelism; 2], schedule: ScheduleKind) -> Job {
+        Job::placed(placement, model(), FrozenModules::default(), modules.to_vec(), schedule).unwrap()
+    }
+
+    fn module(module: ModuleKind, ends: &[usize]) -> ModuleParallelism {
+        let starts = std::iter::once(&0).chain(ends);
+        ModuleParallelism::new(module, starts.zip(ends).map(|(start, end)| *start..*end).collect())
+    }
+
+    fn makespan_ns(job: &Job, rounds: usize, part_ns: impl Fn(Part) -> [u64; 2]) -> u64 {
+        let times = PassTimes::zero(job, rounds).fill(|part| Ok::<_, Error>(part_ns(part))).unwrap();
+        simulate(job, rounds, &times).unwrap().0
+    }
+
+    #[test]
+    fn a_joint_rank_runs_the_passes_of_its_modules_one_after_the_other() {
+        let modules = [module(ModuleKind::Vision, &[2, 2]), module(ModuleKind::Llm, &[1, 4])];
+        for (schedule, expected_ns) in [(SIMPLE, 24), (ScheduleKind::GPipe, 24), (ScheduleKind::ZeroBubble, 22)] {
+            let job = job(Placement::Joint, modules.clone(), schedule);
+            // The encoder and the first stage of the LLM together take as long as the second stage.
+            let part_ns = |part: Part| if part.stage == 2 { [2, 4] } else { [1, 2] };
+            assert_eq!(makespan_ns(&job, 3, part_ns), expected_ns, "{schedule}");
+        }
+    }
+
+    #[test]
+    fn a_group_waits_for_the_largest_share_of_its_media() {
+        let modules = [module(ModuleKind::Vision, &[2]), module(ModuleKind::Llm, &[4]).tp_size(2).dp_size(2)];
+        let job = job(Placement::Joint, modules, SIMPLE);
+        // Replica 3 of the encoder is the second rank of the second group.
+        let part_ns = |part: Part| match (part.stage, part.microbatch % 4) {
+            (0, 3) => [7, 0],
+            (0, _) => [1, 0],
+            _ => [2, 4],
+        };
+        assert_eq!(makespan_ns(&job, 1, part_ns), 7 + 2 + 4);
+        let (_, passes) = simulate(&job, 1, &PassTimes::zero(&job, 1)).unwrap();
+        assert_eq!(passes.len(), 2 * (4 + 2), "each pass once, whatever the number of ranks");
+    }
+
+    #[test]
+    fn a_colocated_encoder_runs_before_and_after_the_llm() {
+        let modules = [module(ModuleKind::Vision, &[2]).dp_size(2), module(ModuleKind::Llm, &[2, 4])];
+        let job = job(Placement::Colocated, modules, SIMPLE);
+        let part_ns = |part: Part| if part.stage == 0 { [5, 9] } else { [1, 2] };
+        // Two microbatches of the encoder on each rank, then (2 + 1) of 3 ns.
+        assert_eq!(makespan_ns(&job, 2, part_ns), 10 + 9 + 18);
+    }
+}

@@ -11,6 +11,8 @@ use dflop_models::{Activations, FrozenModules, Stage, StageSettings, TensorParal
 
 /// Builds the stages of this rank; all ranks of the job call it together.
 ///
+/// - `settings`: of all stages; the ranks that share the layers of a stage are set here
+///
 /// # Errors
 /// [`Error::InvalidSetting`] if the number of ranks is not the job's; errors of weights; [`Error::Comm`].
 pub fn build_stages<D: Device>(
@@ -18,7 +20,7 @@ pub fn build_stages<D: Device>(
     job: &Job,
     device: &D,
     frozen: FrozenModules,
-    activations: Activations,
+    settings: &StageSettings<D>,
     source: &dyn WeightSource,
 ) -> Result<Vec<Stage<D>>> {
     if comm.size() != job.world_size() {
@@ -39,11 +41,7 @@ pub fn build_stages<D: Device>(
         let tensor_parallel =
             group.map(|group| Arc::new(TensorParallel::new(device.clone(), Arc::from(group))));
         for range in role.into_iter().flat_map(|role| job.ranges(role)) {
-            let settings = StageSettings {
-                activations,
-                tensor_parallel: tensor_parallel.clone(),
-                ..StageSettings::default()
-            };
+            let settings = StageSettings { tensor_parallel: tensor_parallel.clone(), ..settings.clone() };
             stages.push(job.model().stage_with(device, &range, frozen, settings, source)?);
         }
     }
@@ -63,7 +61,8 @@ pub fn join_job<D: Device>(
     activations: Activations,
     source: &dyn WeightSource,
 ) -> Result<PipelineRank<D>> {
-    match build_stages(&*comm, job, device, frozen, activations, source) {
+    let settings = StageSettings { activations, ..StageSettings::default() };
+    match build_stages(&*comm, job, device, frozen, &settings, source) {
         Ok(stages) => PipelineRank::new(comm, job.clone(), stages),
         Err(error) => {
             // The caller gets the error itself; the failure message is for the other ranks.

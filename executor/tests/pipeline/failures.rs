@@ -81,13 +81,13 @@ fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch() {
     let model = language_model(false);
     let missing = |rank: usize, work: &mut RankStep<_>| {
         if rank == 2 {
-            work.contexts.remove(&3);
+            work.contexts.remove(&(ModuleKind::Llm, 3));
         }
     };
     let foreign = |rank: usize, work: &mut RankStep<_>| {
         if rank == 2 {
-            let own = Arc::clone(&work.contexts[&1]);
-            work.contexts.insert(0, own);
+            let own = Arc::clone(&work.contexts[&(ModuleKind::Llm, 1)]);
+            work.contexts.insert((ModuleKind::Llm, 0), own);
         }
     };
     let tampers: [(Tamper<'_>, &str); 2] = [
@@ -115,7 +115,7 @@ fn media_that_are_not_those_of_the_plan_end_all_ranks() {
             if rank == 0 {
                 let device = device(1);
                 let context = super::batch::media_context(&model, item.module(), &[item], &device);
-                work.contexts.insert(0, Arc::new(context));
+                work.contexts.insert((ModuleKind::Vision, 0), Arc::new(context));
             }
         }
     };
@@ -154,7 +154,7 @@ fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
         if rank == 1 {
             let device = device(1);
             let context = super::batch::text_context(&model, &[&samples[2]], 0.5, &device);
-            work.contexts.insert(2, Arc::new(context));
+            work.contexts.insert((ModuleKind::Llm, 2), Arc::new(context));
         }
     };
     let errors = run_failing(&Setting::new(&model, two_stages()), (&samples, &cut), &scaled);
@@ -195,8 +195,8 @@ fn stages_with_different_texts_are_told_apart() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
     let exchanged = |rank: usize, work: &mut RankStep<_>| {
         if rank == 2 {
-            let (first, last) = (Arc::clone(&work.contexts[&1]), Arc::clone(&work.contexts[&3]));
-            work.contexts.extend([(1, last), (3, first)]);
+            let (first, last) = (Arc::clone(&work.contexts[&(ModuleKind::Llm, 1)]), Arc::clone(&work.contexts[&(ModuleKind::Llm, 3)]));
+            work.contexts.extend([((ModuleKind::Llm, 1), last), ((ModuleKind::Llm, 3), first)]);
         }
     };
     let setting = Setting::new(&language_model(false), two_stages());

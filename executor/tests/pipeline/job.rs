@@ -9,11 +9,12 @@ use dflop_balancer::schedule::ScheduleKind;
 
 use dflop_comm::{Comm, Communicator, Settings};
 use dflop_executor::pipeline::{
-    Job, ModuleParallelism, PipelineRank, PipelineStepPlan, RankPlacement, RankStep, TimedAction,
+    Job, ModuleParallelism, PipelineRank, PipelineStepPlan, Placement, RankPlacement, RankStep, TimedAction,
 };
+use dflop_executor::train::build_stages;
 use dflop_executor::{Error, Result};
 use dflop_models::weights::{Seed, WeightSource};
-use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, StageSettings};
+use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, Stage, StageSettings};
 
 use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
 use super::device::{TestDevice, device};
@@ -24,6 +25,9 @@ use super::support::{Transport, patient, run};
 #[derive(Clone)]
 pub(crate) struct Setting {
     pub(crate) model: Arc<ModelConfig>,
+    pub(crate) placement: Placement,
+    /// Whether tensor-parallel ranks divide their stage; otherwise each computes all of it.
+    pub(crate) is_sharded: bool,
     pub(crate) modules: Vec<ModuleParallelism>,
     pub(crate) schedule: ScheduleKind,
     pub(crate) activations: Activations,
@@ -42,6 +46,8 @@ impl Setting {
     pub(crate) fn new(model: &Arc<ModelConfig>, modules: Vec<ModuleParallelism>) -> Self {
         Self {
             model: Arc::clone(model),
+            placement: Placement::Disaggregated,
+            is_sharded: true,
             modules,
             schedule: ScheduleKind::OneForwardOneBackward,
             activations: Activations::Stored,
@@ -57,7 +63,8 @@ impl Setting {
     }
 
     pub(crate) fn job(&self) -> Result<Job> {
-        Job::new(self.model.as_ref().clone(), self.frozen, self.modules.clone(), self.schedule)
+        let model = self.model.as_ref().clone();
+        Job::placed(self.placement, model, self.frozen, self.modules.clone(), self.schedule)
     }
 }
 
@@ -68,7 +75,7 @@ pub(crate) struct Ran {
 }
 
 struct OfRank {
-    placement: RankPlacement,
+    placements: Vec<RankPlacement>,
     loss: f64,
     /// Gradients by stage.
     gradients: Vec<(u16, BTreeMap<String, Vec<f32>>)>,
@@ -78,7 +85,7 @@ struct OfRank {
 /// Builds the contexts of one rank.
 pub(crate) fn work(
     job: &Job,
-    placement: &RankPlacement,
+    placements: &[RankPlacement],
     plan: &Arc<PipelineStepPlan>,
     samples: &[Sample],
     cut: &Cut,
@@ -87,7 +94,7 @@ pub(crate) fn work(
     let media_of = |microbatch: u32| -> Vec<Item> {
         cut[microbatch as usize].iter().flat_map(|&sample| samples[sample].media.clone()).collect()
     };
-    let context = |microbatch: u32| {
+    let context = |placement: &RankPlacement, microbatch: u32| {
         if placement.module == ModuleKind::Llm {
             let packed: Vec<&Sample> =
                 cut[microbatch as usize].iter().map(|&sample| &samples[sample]).collect();
@@ -99,8 +106,13 @@ pub(crate) fn work(
             route.of_source(microbatch).map(|row| media_of(row.destination)[row.medium]).collect();
         (!media.is_empty()).then(|| media_context(job.model(), placement.module, &media, device))
     };
-    let own = plan.microbatches_of(job, placement.module, placement.replica);
-    let contexts = own.filter_map(|microbatch| Some((microbatch, Arc::new(context(microbatch)?)))).collect();
+    let mut contexts = BTreeMap::new();
+    for placement in placements {
+        for microbatch in plan.microbatches_of(job, placement.module, placement.replica) {
+            let context = context(placement, microbatch).map(Arc::new);
+            contexts.extend(context.map(|context| ((placement.module, microbatch), context)));
+        }
+    }
     RankStep { plan: Arc::clone(plan), contexts }
 }
 
@@ -110,13 +122,17 @@ pub(crate) fn pipeline(
     comm: Communicator,
     device: &TestDevice,
 ) -> Result<PipelineRank<TestDevice>> {
-    let placement = job.placement(comm.rank())?;
-    let stage = |range| {
-        let (activations, bucket_elements) = (setting.activations, setting.bucket_elements);
-        let settings = StageSettings { activations, bucket_elements, ..StageSettings::default() };
-        setting.model.stage_with(device, range, setting.frozen, settings, setting.weights.as_ref())
+    let settings = StageSettings { activations: setting.activations, ..StageSettings::default() };
+    let settings = StageSettings { bucket_elements: setting.bucket_elements, ..settings };
+    let weights = setting.weights.as_ref();
+    let stages = if setting.is_sharded {
+        build_stages(&comm, job, device, setting.frozen, &settings, weights)?
+    } else {
+        let placements = job.placements(comm.rank())?;
+        let stage = |range| setting.model.stage_with(device, &range, setting.frozen, settings.clone(), weights);
+        let ranges = placements.iter().flat_map(|role| job.ranges(role));
+        ranges.map(stage).collect::<dflop_models::Result<_>>()?
     };
-    let stages = job.ranges(&placement).iter().map(stage).collect::<dflop_models::Result<_>>()?;
     Ok(PipelineRank::new(Box::new(comm), Arc::clone(job), stages)?.check_plans(setting.is_plan_checked))
 }
 
@@ -133,7 +149,7 @@ fn of_rank(
     let device = device(1);
     let rank = comm.rank();
     let mut pipeline = pipeline(setting, job, comm, &device)?;
-    let placement = pipeline.placement().clone();
+    let placements = pipeline.placements().to_vec();
     let targets = samples.iter().map(Sample::target_tokens).sum();
     let mut last = None;
     for step in 0..setting.steps {
@@ -142,21 +158,33 @@ fn of_rank(
             microbatch.tokens += setting.surplus_tokens;
         }
         let plan = Arc::new(PipelineStepPlan::new(job, step, targets, microbatches)?);
-        let mut work = work(job, &placement, &plan, samples, cut, &device);
+        let mut work = work(job, &placements, &plan, samples, cut, &device);
         tamper(rank, &mut work);
         let reads = device.reads();
         last = Some(pipeline.step(&work)?);
         assert_eq!(device.reads() - reads, 1, "a step waits for the device once, a microbatch never");
     }
     let last = last.expect("at least one step");
-    let gradients =
-        pipeline.stages().map(|(number, stage)| Ok((number, stage.parameters().gradients(&device)?)));
+    let gradients = pipeline.stages().map(|(number, stage)| Ok((number, whole_gradients(stage, &device)?)));
     Ok(OfRank {
         gradients: gradients.collect::<Result<_>>()?,
-        placement,
+        placements,
         loss: last.loss,
         timeline: last.timeline,
     })
+}
+
+/// Returns the gradients of a stage; on the first of several tensor-parallel ranks whole, on the others none.
+fn whole_gradients(stage: &Stage<TestDevice>, device: &TestDevice) -> Result<BTreeMap<String, Vec<f32>>> {
+    let own = stage.parameters().gradients(device)?;
+    let Some(group) = stage.tensor_parallel() else { return Ok(own) };
+    let mut whole = BTreeMap::new();
+    for spec in stage.parameters().specs().iter().filter(|spec| spec.shares.is_none()) {
+        if let Some(gradient) = own.get(&spec.name) {
+            whole.extend(group.assemble(spec, gradient)?.map(|gradient| (spec.name.clone(), gradient)));
+        }
+    }
+    Ok(whole)
 }
 
 fn run_ranks(setting: &Setting, batch: (&[Sample], &Cut), tamper: Tamper<'_>) -> Vec<Result<OfRank>> {
@@ -185,7 +213,7 @@ pub(crate) fn run_job(setting: &Setting, samples: &[Sample], cut: &Cut) -> Ran {
         }
     }
     for rank in &ranks {
-        assert_eq!(rank.loss.to_bits(), ranks[0].loss.to_bits(), "{:?}", rank.placement);
+        assert_eq!(rank.loss.to_bits(), ranks[0].loss.to_bits(), "{:?}", rank.placements);
     }
     Ran {
         truth: Truth { loss: ranks[0].loss, gradients },

@@ -154,6 +154,7 @@ fn ranks_that_share_a_stage_run_the_same_list() {
     let (model, samples, cut) = (language_model(true), texts(6), round_robin(6, 4));
     let whole = run_job(&Setting::new(&model, vec![llm(1).dp_size(2)]), &samples, &cut).truth;
     let setting = Setting::new(&model, vec![llm(2).dp_size(2).tp_size(2)]);
+    let setting = Setting { is_sharded: false, ..setting };
     assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
 }
 
@@ -169,7 +170,7 @@ fn rows_of_bf16_take_half_the_bytes() {
         run(setting.transport, job.world_size(), setting.comm, |comm| {
             let device = if is_half { half_device(1) } else { device(1) };
             let mut pipeline = pipeline(&setting, &job, comm, &device).unwrap().check_plans(false);
-            let work = work(&job, pipeline.placement(), &plan, &samples, &cut, &device);
+            let work = work(&job, pipeline.placements(), &plan, &samples, &cut, &device);
             let before = pipeline.comm().bytes_sent();
             // Nothing but rows is sent before the losses are read.
             let step = pipeline.start(&work).unwrap();
@@ -200,7 +201,7 @@ fn tensor_parallel_ranks_may_compute_on_one_thread() {
         let (frozen, stored) = (FrozenModules::default(), Activations::Stored);
         let pipeline = join_job(Box::new(comm), &job, &device, frozen, stored, &Seed(1));
         let mut pipeline = pipeline.unwrap();
-        let work = work(&job, pipeline.placement(), &plan, &samples, &cut, &device);
+        let work = work(&job, pipeline.placements(), &plan, &samples, &cut, &device);
         pipeline.step(&work).unwrap().loss
     });
     let truth = one_by_one(&model, FrozenModules::default(), &samples).loss;

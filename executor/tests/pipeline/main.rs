@@ -13,4 +13,5 @@ mod media;
 mod reference;
 mod refusals;
 mod routes;
+mod shared_ranks;
 mod sharded_states;

@@ -22,7 +22,7 @@ fn clip(frames: u32, seed: u32) -> Item {
 
 /// Makes samples with no, one or several media of uneven sizes for the modules of a model; one clip has no
 /// tokens.
-fn samples(model: &ModelConfig) -> Vec<Sample> {
+pub(crate) fn samples(model: &ModelConfig) -> Vec<Sample> {
     let media = [
         vec![image(2, 4, 1), clip(40, 2)],
         vec![],
@@ -39,7 +39,7 @@ fn samples(model: &ModelConfig) -> Vec<Sample> {
 }
 
 /// Puts every module in one stage, on ranks of its own.
-fn apart(model: &ModelConfig) -> Vec<ModuleParallelism> {
+pub(crate) fn apart(model: &ModelConfig) -> Vec<ModuleParallelism> {
     let stages = |module| ModuleParallelism::even(module, model.layers(module), 1);
     model.modules().into_iter().map(stages).collect()
 }
@@ -50,7 +50,7 @@ fn replicated(modules: &[ModuleParallelism], encoders: usize, llm: usize) -> Vec
     modules.iter().map(|layout| layout.clone().dp_size(size(layout.module))).collect()
 }
 
-fn models() -> [Arc<ModelConfig>; 3] {
+pub(crate) fn models() -> [Arc<ModelConfig>; 3] {
     [with_encoders(true, false), with_encoders(false, true), with_encoders(true, true)]
 }
 
@@ -202,7 +202,8 @@ fn ranks_that_share_a_stage_may_be_of_different_numbers() {
     for [vision, audio, llm] in [[1, 1, 2], [3, 1, 2], [2, 1, 1]] {
         let mut modules = replicated(&apart(&model), 2, 2);
         modules.iter_mut().zip([vision, audio, llm]).for_each(|(module, size)| module.tp_size = size);
-        assert_eq!(run_job(&Setting::new(&model, modules), &samples, &cut).truth, whole);
+        let setting = Setting { is_sharded: false, ..Setting::new(&model, modules) };
+        assert_eq!(run_job(&setting, &samples, &cut).truth, whole);
     }
 }
 

@@ -14,6 +14,8 @@ mod language_models;
 mod media;
 #[path = "../pipeline/reference.rs"]
 mod reference;
+#[path = "../pipeline/shared_ranks.rs"]
+mod shared_ranks;
 #[path = "../pipeline/sharded_states.rs"]
 mod sharded_states;
 #[path = "../../comm/tests/support/mod.rs"]

@@ -348,7 +348,7 @@ fn an_own_family_trains_on_planned_steps() {
     std::thread::scope(|scope| {
         for comm in world {
             scope.spawn(|| {
-                let (device, place) = (Cpu::new(1).unwrap(), job.placement(comm.rank()).unwrap());
+                let (device, places) = (Cpu::new(1).unwrap(), job.placements(comm.rank()).unwrap());
                 let planner = StepPlanner::builder(index.clone(), cost_model.clone())
                     .global_batch(4)
                     .shuffle(Shuffle::None)
@@ -361,7 +361,7 @@ fn an_own_family_trains_on_planned_steps() {
                 let mut reader = InputReader::new(
                     device.clone(),
                     job.clone(),
-                    place,
+                    places,
                     planner,
                     preparer(&cost_model),
                     |loader| loader.workers(1).steps(2),

@@ -126,7 +126,7 @@ fn of_rank(
     comm: threads::ThreadComm,
 ) -> Result<RankSeen> {
     let device = Cpu::new(1)?;
-    let place = job.placement(comm.rank())?;
+    let places = job.placements(comm.rank())?;
     let planner = corpus
         .planner(setting.global_batch)
         .dp_size(setting.llm[0])
@@ -139,7 +139,7 @@ fn of_rank(
     let preparer = corpus.preparer();
     let preparer = setting.tokens_max.into_iter().fold(preparer, PreparerBuilder::tokens_max);
     let mut feed =
-        InputReader::new(device.clone(), job.clone(), place.clone(), planner, preparer, |loader| {
+        InputReader::new(device.clone(), job.clone(), places.clone(), planner, preparer, |loader| {
             loader.workers(1).steps(setting.steps).error_budget(budget)
         })?;
     let frozen = FrozenModules::default();
@@ -162,8 +162,9 @@ fn of_rank(
             ranks: fed.plan.ranks.clone(),
         });
     }
-    let (metrics, skipped) = (feed.loader().metrics(), feed.loader().skipped());
-    Ok(RankSeen { place, steps, gradients, metrics, skipped })
+    let loader = feed.loaders().next().expect("a loader of every rank");
+    let (metrics, skipped) = (loader.metrics(), loader.skipped());
+    Ok(RankSeen { place: places[0].clone(), steps, gradients, metrics, skipped })
 }
 
 fn norm(values: &[f32]) -> f64 {

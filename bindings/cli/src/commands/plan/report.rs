@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::planner::{
     Degrees, Explanation, ModuleBytes, ModulePlan, ParallelismPlan, Placement, PlanProblem, PlanReport,
     RecomputedLayers,
@@ -17,6 +18,8 @@ use crate::failure::Failure;
 pub(super) struct PlanJson {
     #[serde(flatten)]
     plan: DegreesJson,
+    /// Schedule that runs the microbatches, as `parallel.schedule` of a training run names it.
+    schedule: String,
     step_seconds: f64,
     step_seconds_p95: f64,
     /// Lower bound on the step time of all plans of [`PlanJson::searched`] that fit, on the same batches.
@@ -136,6 +139,7 @@ impl PlanJson {
             encoder_memory.iter().chain([llm_memory]).map(|bytes| (*bytes).into()).collect();
         Self {
             plan: DegreesJson::new(&found.plan, &names),
+            schedule: schedule_of(&found.plan, problem.options.schedule).to_string(),
             step_seconds: found.step_seconds,
             step_seconds_p95: found.step_seconds_p95,
             lower_bound_seconds: found.lower_bound_seconds,
@@ -235,6 +239,14 @@ impl PlanJson {
     }
 }
 
+/// Returns the schedule of a plan that is searched for with a schedule.
+fn schedule_of(plan: &ParallelismPlan, searched: ScheduleKind) -> ScheduleKind {
+    match plan.rounds_ahead {
+        0 => searched,
+        rounds => ScheduleKind::EncoderAhead { rounds },
+    }
+}
+
 /// Formats layers by runs of equal stages: `4x7` is four stages of seven layers.
 fn format_layers(layers: &[u32]) -> String {
     let runs = layers.chunk_by(|a, b| a == b);
@@ -289,7 +301,7 @@ impl DegreesJson {
             microbatches: plan.microbatches,
             placement: plan.placement.name(),
             rounds_ahead: plan.rounds_ahead,
-            is_run: plan.placement == Placement::Disaggregated && !has_selective,
+            is_run: !has_selective,
             layers: LayersJson { encoder: first.layers.clone(), llm: llm.layers.clone() },
             recompute: RecomputeJson { encoder: is_recomputed(first), llm: is_recomputed(llm) },
         }

@@ -211,8 +211,8 @@ impl From<PlacementName> for Placement {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModuleTable {
     pub(crate) stages: usize,
-    /// Layers of every stage [default: as even as possible]; with joint placement one entry for each stage of
-    /// the chain, 0 where it has no layer of the module.
+    /// Layers of every stage [default: as even as possible]. With joint placement one entry for each stage of
+    /// the chain, 0 where it has no layer of the module [default of an encoder: all in the first stage].
     pub(crate) layers: Option<Vec<usize>>,
     pub(crate) dp: usize,
     pub(crate) tp: usize,
@@ -418,6 +418,15 @@ impl TrainConfig {
 
     /// Sets the number of pipeline stages of all modules together; encoders of the configuration keep theirs.
     pub(crate) fn pipeline_stages(&mut self, stages: usize) -> Result<(), Failure> {
+        if self.parallel.placement != PlacementName::Disaggregated {
+            // Encoders are on the LLM's ranks; those of a joint chain move to its first stage.
+            let ParallelTable { vision, audio, llm, placement, .. } = &mut self.parallel;
+            (llm.stages, llm.layers) = (stages, None);
+            if *placement == PlacementName::Joint {
+                (vision.layers, audio.layers) = (None, None);
+            }
+            return Ok(());
+        }
         let has = |name: &str| {
             let config = self.model.config.as_ref();
             config.is_none_or(|config| config.get(name).is_some())

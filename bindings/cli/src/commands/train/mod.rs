@@ -8,6 +8,7 @@ mod corrections;
 mod demo;
 mod inline;
 mod kept;
+mod plan_file;
 mod print;
 mod rank;
 mod run_threads;
@@ -33,6 +34,7 @@ use dflop_executor::train::join_traces;
 pub(crate) use config::TrainConfig;
 use corrections::CorrectionSource;
 pub(crate) use demo::{Trained, train as train_demo};
+use plan_file::PlanFile;
 use print::Printer;
 pub(crate) use rank::RankTask;
 pub(crate) use run_threads::run_threads;
@@ -61,6 +63,10 @@ pub(crate) struct TrainArgs {
     /// End after this step; the learning rate follows the steps of the configuration [default: these].
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
+    /// Plan to run, as `dflop plan --json` printed it: its placement, stages, degrees, schedule and
+    /// microbatches replace those of the configuration.
+    #[arg(long, value_name = "FILE.json", conflicts_with = "pipeline_stages")]
+    plan: Option<PathBuf>,
     /// Pipeline stages of all modules together; encoders keep theirs. With 1, encoder and LLM take turns in
     /// one process [default: the configuration's].
     #[arg(long, value_name = "N")]
@@ -212,6 +218,9 @@ impl TrainArgs {
     /// Reads the configuration and applies the arguments to it.
     fn config(&self) -> Result<TrainConfig, Failure> {
         let mut config = TrainConfig::read(&self.config)?;
+        if let Some(plan) = &self.plan {
+            PlanFile::read(plan)?.apply(&mut config)?;
+        }
         config.seed = self.seed.unwrap_or(config.seed);
         config.until = self.steps;
         config.parallel.strategy = self.strategy.unwrap_or(config.parallel.strategy);

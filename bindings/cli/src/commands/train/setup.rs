@@ -221,16 +221,29 @@ fn frozen(frozen: dflop_costmodel::FrozenParts) -> FrozenModules {
 fn job(config: &TrainConfig, model: ModelConfig, frozen: FrozenModules) -> Result<Job, Failure> {
     let parallel = &config.parallel;
     let placement = Placement::from(parallel.placement);
+    let chain = parallel.llm.layers.as_ref().map_or(parallel.llm.stages, Vec::len);
     let layouts = model.modules().into_iter().map(|module| {
         let table = match module {
             ModuleKind::Vision => &parallel.vision,
             ModuleKind::Audio => &parallel.audio,
             ModuleKind::Llm => &parallel.llm,
         };
-        layout(placement, module, model.layers(module), table)
+        let layers = model.layers(module);
+        match placement {
+            Placement::Joint if module != ModuleKind::Llm && table.layers.is_none() => {
+                Ok(in_first_stage(module, layers, chain))
+            }
+            _ => layout(placement, module, layers, table),
+        }
     });
     let layouts = layouts.collect::<Result<Vec<_>, Failure>>()?;
     Ok(Job::placed(placement, model, frozen, layouts, config.schedule()?)?)
+}
+
+/// Puts all layers of an encoder into the first stage of a joint chain.
+fn in_first_stage(module: ModuleKind, layers: usize, chain: usize) -> ModuleParallelism {
+    let stages = (0..chain).map(|stage| if stage == 0 { 0..layers } else { layers..layers });
+    ModuleParallelism::new(module, stages.collect())
 }
 
 fn layout(

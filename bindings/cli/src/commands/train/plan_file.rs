@@ -1,0 +1,70 @@
+//! Reads the layout of a run from a plan that `dflop plan --json` printed.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::config::{ModuleTable, PlacementName, TrainConfig};
+use crate::failure::Failure;
+
+/// The fields of a plan that describe a run; all others are left out.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct PlanFile {
+    modules: Vec<PlannedModule>,
+    microbatches: usize,
+    placement: PlacementName,
+    schedule: String,
+    is_run: bool,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct PlannedModule {
+    /// `vision`, `audio` or `llm`; `encoder` for the only encoder of a model.
+    name: String,
+    tp: usize,
+    dp: usize,
+    layers: Vec<usize>,
+    recompute: bool,
+}
+
+impl PlanFile {
+    /// Reads a plan.
+    pub(super) fn read(path: &Path) -> Result<Self, Failure> {
+        let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
+        serde_json::from_str(&text)
+            .map_err(|error| Failure::Misuse(format!("is no plan of `dflop plan --json`: {error}")).in_file(path))
+    }
+
+    /// Replaces layout, schedule and number of microbatches of a configuration by the plan's.
+    ///
+    /// # Errors
+    /// [`Failure::Misuse`] if the executor does not run the plan.
+    pub(super) fn apply(self, config: &mut TrainConfig) -> Result<(), Failure> {
+        let refuse = |reason: &str| Err(Failure::Misuse(format!("`--plan`: {reason}")));
+        let mut recomputed = self.modules.iter().map(|module| module.recompute);
+        let is_recomputed = recomputed.next().unwrap_or(false);
+        if !self.is_run {
+            return refuse("the plan recomputes some layers of a module, which is planned and simulated only");
+        }
+        if recomputed.any(|other| other != is_recomputed) {
+            return refuse("the plan recomputes the layers of some modules only; a run recomputes all or none");
+        }
+        config.model.recompute_layers = is_recomputed;
+        let parallel = &mut config.parallel;
+        for module in self.modules {
+            let table =
+                ModuleTable { stages: module.layers.len(), layers: Some(module.layers), dp: module.dp, tp: module.tp };
+            match module.name.as_str() {
+                "llm" => parallel.llm = table,
+                "vision" => parallel.vision = table,
+                "audio" => parallel.audio = table,
+                // The model has one of them.
+                "encoder" => (parallel.vision, parallel.audio) = (table.clone(), table),
+                other => return refuse(&format!("the executor has no module `{other}`")),
+            }
+        }
+        (parallel.placement, parallel.schedule) = (self.placement, self.schedule);
+        parallel.microbatches = self.microbatches;
+        Ok(())
+    }
+}
