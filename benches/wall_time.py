@@ -1,4 +1,4 @@
-"""Runs eight plans on the CPU executor and compares measured steps with simulated ones.
+"""Runs twelve plans on the CPU executor and compares measured steps with simulated ones.
 
     cargo build --profile dist -p dflop-cli
     python3 benches/wall_time.py [--runs 5] [--steps 12] [--plans 1,2,3] [--quiet 600] [--json FILE]
@@ -85,6 +85,13 @@ IMAGES = {
 PREPROCESSOR = {"max_patches": 23, "min_patches": 1, "crop_to_patches": True, "size": {"height": 32, "width": 32}}
 MODELS = {"text": TEXT, "images": IMAGES}
 
+
+def joint(vision, llm, dp=1):
+    """Returns the tables of a joint plan from the layers of its stages."""
+    parallel = {"placement": "joint", "schedule": "1f1b", "vision": {"layers": vision}, "llm": {"layers": llm, "dp": dp}}
+    return {"parallel": parallel}
+
+
 #: Name, model, tables of the configuration.
 PLANS = [
     ("1f1b, encoder + LLM", "images", {"parallel": {"schedule": "1f1b", "vision": {}, "llm": {}}}),
@@ -101,6 +108,14 @@ PLANS = [
             "model": {"recompute_layers": True},
             "parallel": {"schedule": "1f1b", "vision": {"dp": 3}, "llm": {"stages": 2, "dp": 2}},
         },
+    ),
+    ("1f1b, joint PP 2", "images", joint([3, 0], [1, 3])),
+    ("1f1b, joint DP 2", "images", joint([3], [4], dp=2)),
+    ("1f1b, joint PP 3, DP 2", "images", joint([3, 0, 0], [0, 2, 2], dp=2)),
+    (
+        "1f1b, colocated, encoder DP 2 + LLM PP 2",
+        "images",
+        {"parallel": {"placement": "colocated", "schedule": "1f1b", "vision": {"dp": 2}, "llm": {"stages": 2}}},
     ),
 ]
 
@@ -346,7 +361,9 @@ def compare(arguments, directory):
 def ranks_of(parallel):
     """Returns the number of ranks of a plan."""
     chunks = int(parallel["schedule"].partition(":")[2] or 1)
-    modules = [parallel[name] for name in ("vision", "llm") if name in parallel]
+    # Encoders that are not on ranks of their own are on those of the LLM.
+    names = ("llm",) if "placement" in parallel else ("vision", "llm")
+    modules = [parallel[name] for name in names if name in parallel]
     stages = [len(table.get("layers", ())) or table.get("stages", 1) for table in modules]
     return sum(count * table.get("dp", 1) for count, table in zip(stages, modules, strict=True)) // chunks
 

@@ -9,7 +9,7 @@ use super::predicted_times::PredictedTimes;
 use super::step_media::StepMedia;
 use super::token_counts::{SkippedSample, TokenCounts};
 use crate::error::{Error, Result};
-use crate::pipeline::{Job, RankPlacement, RankStep};
+use crate::pipeline::{Job, RankRole, RankStep};
 use dflop_comm::Comm;
 use dflop_device::Device;
 use dflop_loader::flow::start_runtime;
@@ -46,7 +46,7 @@ pub struct InputReader<D: Device> {
 impl<D: Device> InputReader<D> {
     /// Starts reading for a rank.
     ///
-    /// - `placements`: roles of the rank ([`Job::placements`]); a rank of several modules reads for each
+    /// - `roles`: roles of the rank ([`Job::roles`]); a rank of several modules reads for each
     /// - `planner`: for the LLM's DP size, the same on all ranks
     /// - `preparer`: of the model; for the LLM it counts media tokens and makes no media tensors
     /// - `configure`: sets further settings of the loaders, such as their start
@@ -56,7 +56,7 @@ impl<D: Device> InputReader<D> {
     pub fn new(
         device: D,
         job: Arc<Job>,
-        placements: Vec<RankPlacement>,
+        roles: Vec<RankRole>,
         planner: StepPlanner,
         preparer: PreparerBuilder,
         configure: impl Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder,
@@ -68,13 +68,11 @@ impl<D: Device> InputReader<D> {
         }
         // One worker: it drives the loaders' I/O, while they decode on threads of their pools.
         let runtime = start_runtime("dflop-inputs", 1).map_err(Error::Runtime)?;
-        let module = |placement| {
-            ModuleReader::new(job.clone(), placement, &planner, preparer.clone(), &configure)
-        };
-        let modules = placements.into_iter().map(module).collect::<Result<Vec<_>>>()?;
+        let module = |role| ModuleReader::new(job.clone(), role, &planner, preparer.clone(), &configure);
+        let modules = roles.into_iter().map(module).collect::<Result<Vec<_>>>()?;
         if modules.is_empty() {
             let reason = "expected at least one, found none".to_owned();
-            return Err(Error::InvalidSetting { setting: "placements", reason });
+            return Err(Error::InvalidSetting { setting: "roles", reason });
         }
         Ok(Self { device, job, planner, modules, runtime })
     }
@@ -97,7 +95,7 @@ impl<D: Device> InputReader<D> {
         // ranks.
         comm.check_digest(step_plan.step, step_plan.digest.to_u64())?;
         let media = StepMedia::new(&self.job, &self.planner, &step_plan);
-        let by_module = self.modules.iter().map(|module| &module.placement);
+        let by_module = self.modules.iter().map(|module| &module.role);
         let prepared = by_module.zip(own.iter().map(|own| &own.samples));
         let counts = TokenCounts::exchange(comm, &self.job, &media, step_plan.samples.len(), prepared)?;
         let plan = media.plan(

@@ -10,7 +10,7 @@ use super::step_media::StepMedia;
 use super::token_counts::TokenCounts;
 use super::{media_context, text_context};
 use crate::error::{Error, Result};
-use crate::pipeline::{Job, PipelineStepPlan, RankPlacement};
+use crate::pipeline::{Job, PipelineStepPlan, RankRole};
 use dflop_device::Device;
 use dflop_loader::inputs::PreparedSample;
 use dflop_loader::processors::{Preparer, PreparerBuilder};
@@ -23,7 +23,7 @@ use dflop_models::{MicrobatchContext, ModuleKind};
 /// Reader of the texts of an LLM's replica, or of the media of an encoder's.
 pub(super) struct ModuleReader {
     job: Arc<Job>,
-    pub(super) placement: RankPlacement,
+    pub(super) role: RankRole,
     preparer: Arc<Preparer>,
     pub(super) loader: BalancedLoader,
     stream: StepStream,
@@ -38,33 +38,31 @@ pub(super) struct ModuleSamples {
 impl ModuleReader {
     pub(super) fn new(
         job: Arc<Job>,
-        placement: RankPlacement,
+        role: RankRole,
         planner: &StepPlanner,
         preparer: PreparerBuilder,
         configure: &impl Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder,
     ) -> Result<Self> {
-        let is_llm = placement.module == ModuleKind::Llm;
+        let is_llm = role.module == ModuleKind::Llm;
         let preparer = Arc::new(if is_llm { preparer.counted_media() } else { preparer }.build()?);
         // Encoder ranks select samples by their share, for which the DP rank has no meaning.
-        let dp_rank = if is_llm { placement.replica } else { 0 };
+        let dp_rank = if is_llm { role.replica } else { 0 };
         let mut builder =
             BalancedLoader::builder(planner.clone(), dp_rank).preparer(preparer.clone()).unpacked();
         if !is_llm {
-            let share = ReplicaShare::new(job.clone(), planner.clone(), placement.module, placement.replica);
+            let share = ReplicaShare::new(job.clone(), planner.clone(), role.module, role.replica);
             builder = builder.share(Arc::new(share));
         }
         let loader = configure(builder).build()?;
         let stream = loader.stream();
-        Ok(Self { job, placement, preparer, loader, stream })
+        Ok(Self { job, role, preparer, loader, stream })
     }
 
     /// Returns the samples of the next step; `None` at the end of the run.
     pub(super) fn next(&mut self, runtime: &tokio::runtime::Runtime) -> Result<Option<ModuleSamples>> {
         let step = runtime.block_on(self.stream.next()).transpose()?;
-        Ok(step.map(|Step { plan, microbatches, .. }| ModuleSamples {
-            plan,
-            samples: prepared(microbatches),
-        }))
+        Ok(step
+            .map(|Step { plan, microbatches, .. }| ModuleSamples { plan, samples: prepared(microbatches) }))
     }
 
     /// Returns the contexts of the module's microbatches, except those with nothing to compute.
@@ -76,7 +74,7 @@ impl ModuleReader {
         plan: &PipelineStepPlan,
         mut own: BTreeMap<u32, PreparedSample>,
     ) -> Result<BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>> {
-        let RankPlacement { module, replica, .. } = self.placement;
+        let RankRole { module, replica, .. } = self.role;
         let mut contexts = BTreeMap::new();
         let encoded = match module {
             ModuleKind::Llm => None,
@@ -109,8 +107,8 @@ impl ModuleReader {
 
     fn encoder(&self) -> Result<&EncoderConfig> {
         let model = self.job.model();
-        let encoder = if self.placement.module == ModuleKind::Vision { &model.vision } else { &model.audio };
-        let problem = || format!("the model has no encoder for {:?}", self.placement.module);
+        let encoder = if self.role.module == ModuleKind::Vision { &model.vision } else { &model.audio };
+        let problem = || format!("the model has no encoder for {:?}", self.role.module);
         encoder.as_ref().ok_or_else(|| Error::InvalidSetting { setting: "modules", reason: problem() })
     }
 
@@ -118,7 +116,7 @@ impl ModuleReader {
     fn missing(&self, plan: &PipelineStepPlan, microbatch: u32, index: u32) -> Error {
         let skipped = self.loader.skip_log().last();
         let why = skipped.map_or(String::new(), |skipped| format!(": {}", skipped.reason));
-        let module = crate::pipeline::module_name(self.placement.module);
+        let module = crate::pipeline::module_name(self.role.module);
         let problem = format!("sample {index} was prepared on other ranks, but not on this one{why}");
         Error::Plan { step: plan.step(), module, microbatch: microbatch as usize, problem }
     }

@@ -34,14 +34,7 @@ impl PredictedTimes {
                 ModuleKind::Llm => {
                     media.microbatches.iter().map(|microbatch| microbatch.samples.clone()).collect()
                 }
-                encoder => {
-                    let by_replica =
-                        (0..layout.dp_size).map(|replica| media.encoded_by(job, encoder, replica));
-                    let by_replica = by_replica.collect::<Result<Vec<_>>>()?;
-                    let rounds = 0..plan.rounds();
-                    let of_round = |round: usize| by_replica.iter().map(move |own| own[round].clone());
-                    rounds.flat_map(of_round).collect::<Vec<Vec<u32>>>()
-                }
+                encoder => media.encoded(job, encoder)?,
             };
             let index = planner.model().modules().iter().position(|own| *own == costed(layout.module));
             let cost_ns = |sample: &u32| {

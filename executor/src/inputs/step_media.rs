@@ -94,19 +94,27 @@ impl StepMedia {
 
     /// Returns the indices of the samples that a replica of an encoder encodes, by round, in encoding order.
     pub(super) fn encoded_by(&self, job: &Job, module: ModuleKind, replica: usize) -> Result<Vec<Vec<u32>>> {
+        let replicas = job.modules().iter().find(|own| own.module == module).map_or(1, |own| own.dp_size);
+        Ok(self.encoded(job, module)?.into_iter().skip(replica).step_by(replicas).collect())
+    }
+
+    /// Returns the indices of the samples of every microbatch of an encoder, in encoding order.
+    pub(super) fn encoded(&self, job: &Job, module: ModuleKind) -> Result<Vec<Vec<u32>>> {
         // Placeholder counts, as the assignment ignores them: up to two encoders with one token each per
         // sample.
         let plan = self.plan(job, 0, |_| 2, |_| 1)?;
-        let Some(route) = plan.route(job, module) else {
+        let (Some(route), Some(own)) =
+            (plan.route(job, module), job.modules().iter().find(|own| own.module == module))
+        else {
             let problem = format!("the job does not run {module:?}");
             return Err(Error::InvalidSetting { setting: "modules", reason: problem });
         };
-        let of_microbatch = |source: u32| {
+        let of_microbatch = |source: usize| {
             let sample = |media: &MicrobatchMedia, medium: usize| media.media[medium].sample;
-            let rows = route.of_source(source);
+            let rows = route.of_source(source as u32);
             rows.map(|row| sample(&self.microbatches[row.destination as usize], row.medium)).collect()
         };
-        Ok(plan.microbatches_of(job, module, replica).map(of_microbatch).collect())
+        Ok((0..plan.rounds() * own.dp_size).map(of_microbatch).collect())
     }
 }
 

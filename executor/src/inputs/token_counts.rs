@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::step_media::StepMedia;
 use crate::error::Result;
-use crate::pipeline::{Job, RankPlacement};
+use crate::pipeline::{Job, RankRole};
 use dflop_comm::{Comm, StepContext};
 use dflop_loader::inputs::PreparedSample;
 use dflop_loader::media::Modality;
@@ -47,7 +47,7 @@ impl TokenCounts {
         job: &Job,
         media: &StepMedia,
         samples: usize,
-        own: impl Iterator<Item = (&'a RankPlacement, &'a BTreeMap<u32, PreparedSample>)>,
+        own: impl Iterator<Item = (&'a RankRole, &'a BTreeMap<u32, PreparedSample>)>,
     ) -> Result<Self> {
         let mut table = vec![0; samples * COLUMNS];
         for (role, samples) in own.filter(|(role, _)| is_counted(job, role)) {
@@ -116,7 +116,7 @@ impl TokenCounts {
 
 /// Returns whether a rank counts the samples of a role. Later stages and other TP ranks prepare the same
 /// samples; counting them again would multiply the sums.
-fn is_counted(job: &Job, role: &RankPlacement) -> bool {
+fn is_counted(job: &Job, role: &RankRole) -> bool {
     let first = job.stages().iter().position(|stage| stage.range.module == role.module);
     role.tp_rank == 0 && role.stages.first().map(|&stage| usize::from(stage)) == first
 }

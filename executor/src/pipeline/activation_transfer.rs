@@ -3,7 +3,7 @@
 use dflop_balancer::schedule::{Action, Part};
 
 use super::job::Job;
-use super::rank_map::RankPlacement;
+use super::rank_map::RankRole;
 use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
 use super::topology::Topology;
@@ -44,7 +44,7 @@ pub(super) struct StepView<'a, D: Device> {
     pub(super) topology: &'a Topology,
     /// World rank, and its roles.
     pub(super) rank: usize,
-    pub(super) placements: &'a [RankPlacement],
+    pub(super) roles: &'a [RankRole],
     pub(super) comm: &'a dyn DeviceComm<D>,
     pub(super) rank_step: &'a RankStep<D>,
 }
@@ -73,8 +73,8 @@ impl<D: Device> StepView<'_, D> {
     }
 
     /// Returns the role in which this rank runs a part.
-    pub(super) fn role(&self, part: Part) -> Result<&RankPlacement> {
-        let role = self.placements.iter().find(|role| role.stages.contains(&part.stage));
+    pub(super) fn role(&self, part: Part) -> Result<&RankRole> {
+        let role = self.roles.iter().find(|role| role.stages.contains(&part.stage));
         role.ok_or_else(|| missing(part.stage))
     }
 
@@ -141,14 +141,22 @@ impl<D: Device> StepView<'_, D> {
             Action::SendGrad(message) => (Flow::Gradients, true, message),
             _ => return None,
         };
-        let peer = usize::from(message.peer);
+        let (peer, own) = (usize::from(message.peer), message.part());
+        let role = self.role(own).ok()?;
         // A part can have several edges; the one of this message leads to the peer's rank.
-        let is_there = |edge: &StageEdge| {
-            let other = if edge.upstream == message.part() { edge.downstream } else { edge.upstream };
-            self.topology.rank(other) == peer
+        let transfer = |edge: StageEdge| {
+            let other = if edge.upstream == own { edge.downstream } else { edge.upstream };
+            let there = self.topology.rank(other);
+            let is_peer = if self.topology.shared().is_none() {
+                there == peer
+            } else if is_send {
+                self.job.targets(self.rank, role, there).contains(&peer)
+            } else {
+                self.job.source(there, self.rank, role) == peer
+            };
+            is_peer.then_some(StageTransfer { flow, is_send, edge, peer: there })
         };
-        let edge = self.edges(flow, message.part(), is_send).into_iter().find(is_there)?;
-        Some(StageTransfer { flow, is_send, edge, peer })
+        self.edges(flow, own, is_send).into_iter().find_map(transfer)
     }
 
     /// Returns step, microbatch and name of an action, for errors.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::job::Job;
-use super::rank_map::RankPlacement;
+use super::rank_map::RankRole;
 use crate::error::Result;
 use dflop_comm::{Comm, StepContext};
 use dflop_device::{Device, DeviceComm, Staged};
@@ -19,30 +19,26 @@ pub(super) struct GradientGroups<D: Device> {
 
 impl<D: Device> GradientGroups<D> {
     /// Splits the communicators from `world`; every rank of the job takes part.
-    pub(super) fn split(
-        job: &Job,
-        placements: &[RankPlacement],
-        world: &dyn Comm,
-        device: &D,
-    ) -> Result<Self> {
+    pub(super) fn split(job: &Job, roles: &[RankRole], world: &dyn Comm, device: &D) -> Result<Self> {
         let at = StepContext::step(0, "split communicators");
         let tensors = |group| Staged::new(device.clone(), Arc::from(group));
         let mut replicas = BTreeMap::new();
         // A split is collective: ranks without such a stage take part, too, without a color.
         for module in job.modules.iter().filter(|module| module.dp_size > 1) {
-            let role = placements.iter().find(|role| role.module == module.module);
+            let role = roles.iter().find(|role| role.module == module.module);
             for chunk in 0..job.schedule.chunks() {
                 let stage = role.and_then(|role| Some((*role.stages.get(chunk)?, role)));
                 let color = stage.map(|(stage, role)| color(usize::from(stage), role.tp_rank));
                 let replica = role.map_or(0, |role| role.replica as u64);
                 let group = world.split(at, color, replica)?;
-                replicas.extend(stage.zip(group).map(|((stage, _), group)| (stage, Arc::new(tensors(group)))));
+                replicas
+                    .extend(stage.zip(group).map(|((stage, _), group)| (stage, Arc::new(tensors(group)))));
             }
         }
         let mut tie = None;
         if let Some(ends) = ends_apart(job) {
-            let is_end = |role: &&RankPlacement| ends.iter().any(|end| role.stages.contains(end));
-            let end = placements.iter().find(is_end);
+            let is_end = |role: &&RankRole| ends.iter().any(|end| role.stages.contains(end));
+            let end = roles.iter().find(is_end);
             let color = end.map(|end| color(end.replica, end.tp_rank));
             let order = end.map_or(0, |end| end.pipeline_rank as u64);
             tie = world.split(at, color, order)?.map(tensors);

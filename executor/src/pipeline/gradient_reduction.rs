@@ -200,8 +200,8 @@ mod tests {
     /// Counts collectives in progress after the backward of the last layer, after all layers, and at the end.
     fn collectives(job: &Job, comm: &dyn Comm) -> crate::Result<[usize; 3]> {
         let device = Cpu::new(1)?;
-        let placements = job.placements(comm.rank())?;
-        let range = &job.ranges(&placements[0])[0];
+        let roles = job.roles(comm.rank())?;
+        let range = &job.ranges(&roles[0])[0];
         let settings = StageSettings { bucket_elements: 1, ..StageSettings::default() };
         let mut stage = job.model.stage_with(&device, range, FrozenModules::default(), settings, &Seed(1))?;
         let batch = TextBatch {
@@ -213,7 +213,7 @@ mod tests {
             loss_scale: 1.0,
         };
         stage.forward(0, Arc::new(job.model.llm.context(&device, &batch)?), None)?;
-        let groups = GradientGroups::split(job, &placements, comm, &device)?;
+        let groups = GradientGroups::split(job, &roles, comm, &device)?;
         let mut reduction = GradientReduction::new(job, &groups, 0);
         let mut begun = Vec::new();
         stage.backward_with(0, None, |parameters, first| {

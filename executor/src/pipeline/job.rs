@@ -268,11 +268,7 @@ fn check_modules(model: &ModelConfig, placement: Placement, modules: &[ModulePar
     Ok(())
 }
 
-fn check_schedule(
-    placement: Placement,
-    modules: &[ModuleParallelism],
-    schedule: ScheduleKind,
-) -> Result<()> {
+fn check_schedule(placement: Placement, modules: &[ModuleParallelism], schedule: ScheduleKind) -> Result<()> {
     let is_shared = placement != Placement::Disaggregated;
     let is_simple = matches!(
         schedule,

@@ -37,10 +37,10 @@
 //!
 //! let loss_of_rank = |comm: threads::ThreadComm| -> Result<f64> {
 //!     let (device, model) = (Cpu::new(1)?, job.model());
-//!     let placement = job.placements(comm.rank())?.remove(0);
+//!     let role = job.roles(comm.rank())?.remove(0);
 //!     let frozen = FrozenModules::default();
 //!     let stage = |range| model.stage(&device, range, frozen, Activations::Stored, &Seed(1));
-//!     let stages = job.ranges(&placement).iter().map(stage).collect::<Result<_, _>>()?;
+//!     let stages = job.ranges(&role).iter().map(stage).collect::<Result<_, _>>()?;
 //!     let mut pipeline = PipelineRank::new(Box::new(comm), Arc::clone(&job), stages)?;
 //!
 //!     let microbatches = vec![MicrobatchPlan { tokens: 4, media: Vec::new() }; 2];
@@ -53,7 +53,7 @@
 //!         media_places: &[],
 //!         loss_scale: plan.loss_scale(),
 //!     };
-//!     let own = plan.microbatches_of(&job, placement.module, placement.replica);
+//!     let own = plan.microbatches_of(&job, role.module, role.replica);
 //!     let context = |own| Ok(((ModuleKind::Llm, own), Arc::new(model.llm.context(&device, &batch)?)));
 //!     let contexts = own.map(context).collect::<Result<_>>()?;
 //!     Ok(pipeline.step(&RankStep { plan, contexts })?.loss)
@@ -93,11 +93,11 @@ pub use job::{Job, JobStage};
 pub use module_parallelism::ModuleParallelism;
 pub use pass_times::PassTimes;
 pub use pipeline_rank::{PipelineRank, StepOutcome};
-pub use rank_map::RankPlacement;
+pub use rank_map::RankRole;
 pub use rank_step::RankStep;
 pub use route::{RouteEnd, RoutePlan, RoutedMedium};
+pub(crate) use simulation::simulate;
 pub(crate) use step_plan::name as module_name;
 pub use step_plan::{MediumPlan, MicrobatchPlan, PipelineStepPlan};
 pub use timeline::TimedAction;
-pub(crate) use simulation::simulate;
 pub use unread_step::UnreadStep;

@@ -8,7 +8,7 @@ use dflop_balancer::schedule::Action;
 use super::activation_transfer::StepView;
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
-use super::rank_map::RankPlacement;
+use super::rank_map::RankRole;
 use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
 use super::timeline::TimedAction;
@@ -33,7 +33,7 @@ pub struct PipelineRank<D: Device> {
     device: D,
     comm: Staged<D>,
     job: Arc<Job>,
-    placements: Vec<RankPlacement>,
+    roles: Vec<RankRole>,
     groups: GradientGroups<D>,
     stages: BTreeMap<u16, Stage<D>>,
     is_plan_checked: bool,
@@ -45,20 +45,20 @@ pub struct PipelineRank<D: Device> {
 impl<D: Device> PipelineRank<D> {
     /// Joins the ranks of a job; all of them call it together.
     ///
-    /// - `stages`: built from [`Job::ranges`] of all roles of this rank ([`Job::placements`]), in order
+    /// - `stages`: built from [`Job::ranges`] of all roles of this rank ([`Job::roles`]), in order
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the
     /// job on all ranks; [`Error::Comm`] if another rank failed.
     pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Stage<D>>) -> Result<Self> {
         let checked = check(comm.as_ref(), &job, &stages);
-        let placements =
+        let roles =
             checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
         let device = stages[0].device().clone();
-        let groups = GradientGroups::split(&job, &placements, comm.as_ref(), &device)?;
-        let stages = placements.iter().flat_map(|role| &role.stages).copied().zip(stages).collect();
+        let groups = GradientGroups::split(&job, &roles, comm.as_ref(), &device)?;
+        let stages = roles.iter().flat_map(|role| &role.stages).copied().zip(stages).collect();
         let comm = Staged::new(device.clone(), Arc::from(comm));
-        Ok(Self { device, comm, job, placements, groups, stages, is_plan_checked: false, schedule: None })
+        Ok(Self { device, comm, job, roles, groups, stages, is_plan_checked: false, schedule: None })
     }
 
     /// Sets whether ranks compare digests of their plans before every step. Default: no.
@@ -97,7 +97,7 @@ impl<D: Device> PipelineRank<D> {
         if self.is_plan_checked {
             self.comm().check_digest(plan.step(), plan.digest(&self.job))?;
         }
-        rank_step.check(&self.job, &self.placements)?;
+        rank_step.check(&self.job, &self.roles)?;
         for stage in self.stages.values_mut() {
             stage.start_step(plan.step());
             // A failed step may have left activations.
@@ -116,7 +116,7 @@ impl<D: Device> PipelineRank<D> {
             job: &self.job,
             topology,
             rank: self.comm.host().rank(),
-            placements: &self.placements,
+            roles: &self.roles,
             comm: &self.comm,
             rank_step,
         };
@@ -133,7 +133,7 @@ impl<D: Device> PipelineRank<D> {
             microbatches: plan.microbatches().len(),
             loss_scale: plan.loss_scale(),
             // All TP ranks of a stage compute the same loss; the first one counts.
-            is_counted: self.placements.last().is_some_and(|role| role.tp_rank == 0),
+            is_counted: self.roles.last().is_some_and(|role| role.tp_rank == 0),
             losses,
             clock,
         })
@@ -165,8 +165,8 @@ impl<D: Device> PipelineRank<D> {
 
     /// Returns the roles of this rank, one for each module of which it has stages.
     #[must_use]
-    pub fn placements(&self) -> &[RankPlacement] {
-        &self.placements
+    pub fn roles(&self) -> &[RankRole] {
+        &self.roles
     }
 
     /// Returns the job.
@@ -186,13 +186,13 @@ pub(super) fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     error
 }
 
-fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<Vec<RankPlacement>> {
+fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<Vec<RankRole>> {
     if comm.size() != job.world_size() {
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
-    let placements = job.placements(comm.rank())?;
-    let numbers: Vec<u16> = placements.iter().flat_map(|role| &role.stages).copied().collect();
+    let roles = job.roles(comm.rank())?;
+    let numbers: Vec<u16> = roles.iter().flat_map(|role| &role.stages).copied().collect();
     let refuse = |problem| Err(Error::InvalidSetting { setting: "stages", reason: problem });
     if stages.is_empty() || stages.len() != numbers.len() {
         return refuse(format!(
@@ -210,5 +210,5 @@ fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<V
             ));
         }
     }
-    Ok(placements)
+    Ok(roles)
 }

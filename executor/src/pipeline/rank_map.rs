@@ -14,7 +14,7 @@ use dflop_models::{ModuleKind, StageRange};
 
 /// Role of a world rank in a module: its coordinates and stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankPlacement {
+pub struct RankRole {
     /// Index of its pipeline rank.
     pub pipeline_rank: usize,
     /// Index among the ranks that share the pipeline rank.
@@ -58,7 +58,9 @@ impl RankMap {
             let (module, ranks) = (other.module, ranks_of(other));
             return refuse(
                 "modules",
-                format!("{module:?} takes {ranks} ranks, expected the LLM's {llm_ranks} in colocated placement"),
+                format!(
+                    "{module:?} takes {ranks} ranks, expected the LLM's {llm_ranks} in colocated placement"
+                ),
             );
         }
         let chain = llm.stages.len();
@@ -75,7 +77,8 @@ impl RankMap {
                 for (index, &stage) in held.iter().enumerate() {
                     let first = if placement == Placement::Joint {
                         // A replica of an encoder is one rank of each stage of the chain.
-                        let (of_llm, inside) = (replica * module.tp_size / llm_tp, replica * module.tp_size % llm_tp);
+                        let (of_llm, inside) =
+                            (replica * module.tp_size / llm_tp, replica * module.tp_size % llm_tp);
                         (of_llm * chain + stage) * llm_tp + inside
                     } else {
                         start + (replica * held.len() + index) * module.tp_size
@@ -111,7 +114,10 @@ fn check_joint(modules: &[ModuleParallelism]) -> Result<()> {
         }
         let last = encoder.stages.iter().rposition(|layers| !layers.is_empty()).unwrap_or(0);
         if last > first {
-            return refuse("stages", format!("{module:?} ends in stage {last}, after the LLM's first, {first}"));
+            return refuse(
+                "stages",
+                format!("{module:?} ends in stage {last}, after the LLM's first, {first}"),
+            );
         }
         if encoder.tp_size != 1 || (encoder.dp_size != 1 && encoder.dp_size != replicas) {
             let (dp, tp) = (encoder.dp_size, encoder.tp_size);
@@ -140,7 +146,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the job has no such rank.
-    pub fn placements(&self, world_rank: usize) -> Result<Vec<RankPlacement>> {
+    pub fn roles(&self, world_rank: usize) -> Result<Vec<RankRole>> {
         let world_size = self.world_size();
         if world_rank >= world_size {
             return refuse("world size", format!("expected a rank below {world_size}, found {world_rank}"));
@@ -151,7 +157,7 @@ impl Job {
         Ok(own.collect())
     }
 
-    fn role(&self, pipeline_rank: usize, tp_rank: usize) -> RankPlacement {
+    fn role(&self, pipeline_rank: usize, tp_rank: usize) -> RankRole {
         let (mut index, mut inside) = (0, pipeline_rank);
         while inside >= self.pipeline_ranks(index) {
             inside -= self.pipeline_ranks(index);
@@ -161,7 +167,7 @@ impl Job {
         let first = self.first_stage(index);
         // With several chunks, a rank holds every `per_replica`-th stage, as interleaved schedules expect.
         let held = (first + inside % per_replica..first + module.stages.len()).step_by(per_replica);
-        RankPlacement {
+        RankRole {
             pipeline_rank,
             tp_rank,
             module: module.module,
@@ -172,8 +178,8 @@ impl Job {
 
     /// Returns the layers of the stages of a role, to build them from.
     #[must_use]
-    pub fn ranges(&self, placement: &RankPlacement) -> Vec<StageRange> {
-        placement.stages.iter().map(|&stage| self.stages[usize::from(stage)].range.clone()).collect()
+    pub fn ranges(&self, role: &RankRole) -> Vec<StageRange> {
+        role.stages.iter().map(|&stage| self.stages[usize::from(stage)].range.clone()).collect()
     }
 
     /// Returns the number of pipeline ranks of a module.
@@ -191,15 +197,16 @@ impl Job {
 
     /// Returns the world ranks of pipeline rank `to` that get the rows of `from`, a role of world rank `own`,
     /// from it; `own` itself if it is one of them.
-    pub(super) fn targets(&self, own: usize, from: &RankPlacement, to: usize) -> Vec<usize> {
+    pub(super) fn targets(&self, own: usize, from: &RankRole, to: usize) -> Vec<usize> {
         let receivers = self.world_ranks(to).iter().enumerate();
-        let is_from = |(tp_rank, world): (usize, &usize)| self.sender(from.pipeline_rank, *world, tp_rank) == own;
+        let is_from =
+            |(tp_rank, world): (usize, &usize)| self.sender(from.pipeline_rank, *world, tp_rank) == own;
         receivers.filter(|&receiver| is_from(receiver)).map(|(_, &world)| world).collect()
     }
 
     /// Returns the world rank of pipeline rank `from` that has or sends the rows that `to`, a role of world
     /// rank `own`, takes.
-    pub(super) fn source(&self, from: usize, own: usize, to: &RankPlacement) -> usize {
+    pub(super) fn source(&self, from: usize, own: usize, to: &RankRole) -> usize {
         self.sender(from, own, to.tp_rank)
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::job::Job;
-use super::rank_map::RankPlacement;
+use super::rank_map::RankRole;
 use super::step_plan::{PipelineStepPlan, name};
 use crate::error::{Error, Result};
 use dflop_device::Device;
@@ -35,8 +35,8 @@ impl<D: Device> RankStep<D> {
     /// # Errors
     /// [`Error::Plan`] that names a microbatch whose context is missing or belongs to another replica, or has
     /// other tokens of media or another loss scale than planned.
-    pub(super) fn check(&self, job: &Job, placements: &[RankPlacement]) -> Result<()> {
-        for RankPlacement { module, replica, .. } in placements {
+    pub(super) fn check(&self, job: &Job, roles: &[RankRole]) -> Result<()> {
+        for RankRole { module, replica, .. } in roles {
             for own in self.plan.microbatches_of(job, *module, *replica) {
                 if tokens(&self.plan, job, *module, own) > 0 {
                     self.context(*module, own)?;
@@ -44,7 +44,7 @@ impl<D: Device> RankStep<D> {
             }
         }
         for (&(module, microbatch), context) in &self.contexts {
-            let role = placements.iter().find(|role| role.module == module);
+            let role = roles.iter().find(|role| role.module == module);
             let Some(role) = role else {
                 let problem = "belongs to a module of other ranks".to_owned();
                 return Err(self.refused(module, microbatch, problem));

@@ -14,7 +14,7 @@ use dflop_balancer::planner::Placement;
 use dflop_balancer::schedule::{Action, Message, Part, Pass, PassKind, PipelineLayout};
 
 use super::job::Job;
-use super::rank_map::RankPlacement;
+use super::rank_map::RankRole;
 use super::topology::Topology;
 use crate::error::Result;
 
@@ -37,33 +37,33 @@ pub(super) fn passes(job: &Job, rounds: usize) -> Result<RankPasses> {
         .collect();
     (0..job.world_size())
         .map(|world| {
-            let placements = job.placements(world)?;
+            let roles = job.roles(world)?;
             Ok(match job.placement() {
-                Placement::Joint => joint(job, &placements, &chain),
-                _ => colocated(job, &placements, &chain, rounds),
+                Placement::Joint => joint(job, &roles, &chain),
+                _ => colocated(job, &roles, &chain, rounds),
             })
         })
         .collect()
 }
 
-fn joint(job: &Job, placements: &[RankPlacement], chain: &[Vec<Pass>]) -> Vec<Pass> {
+fn joint(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>]) -> Vec<Pass> {
     // All stages of a rank are in the same stage of the chain.
-    let Some(&stage) = placements.iter().flat_map(|role| &role.stages).next() else { return Vec::new() };
+    let Some(&stage) = roles.iter().flat_map(|role| &role.stages).next() else { return Vec::new() };
     let mut passes = Vec::new();
     for pass in &chain[job.chain_stages[usize::from(stage)]] {
-        let of_role = |role: &RankPlacement| of_round(job, role, *pass);
+        let of_role = |role: &RankRole| of_round(job, role, *pass);
         if pass.kind == PassKind::Forward {
-            passes.extend(placements.iter().flat_map(of_role));
+            passes.extend(roles.iter().flat_map(of_role));
         } else {
-            passes.extend(placements.iter().rev().flat_map(of_role));
+            passes.extend(roles.iter().rev().flat_map(of_role));
         }
     }
     passes
 }
 
-fn colocated(job: &Job, placements: &[RankPlacement], chain: &[Vec<Pass>], rounds: usize) -> Vec<Pass> {
+fn colocated(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>], rounds: usize) -> Vec<Pass> {
     let (mut before, mut llm, mut after) = (Vec::new(), Vec::new(), Vec::new());
-    for role in placements {
+    for role in roles {
         let module = job.module_index(role.module).unwrap_or(0);
         if module + 1 == job.modules().len() {
             let stage = usize::from(role.stages[0]) - job.first_stage(module);
@@ -80,38 +80,36 @@ fn colocated(job: &Job, placements: &[RankPlacement], chain: &[Vec<Pass>], round
 }
 
 /// Returns the passes of a role's stages for a pass of the chain, whose microbatch is the round.
-fn of_round(job: &Job, role: &RankPlacement, pass: Pass) -> Vec<Pass> {
+fn of_round(job: &Job, role: &RankRole, pass: Pass) -> Vec<Pass> {
     let replicas = job.module_index(role.module).map_or(1, |module| job.modules()[module].dp_size);
     let microbatch = pass.part.microbatch * replicas as u32 + role.replica as u32;
     role.stages.iter().map(|&stage| Pass { part: Part { microbatch, stage }, ..pass }).collect()
 }
 
-/// Adds messages with other world ranks and the sums of gradients to the passes of a world rank.
+/// Adds messages and the sums of gradients to the passes of a world rank. The peers of messages are world
+/// ranks.
 pub(super) fn list(
     job: &Job,
     topology: &Topology,
-    placements: &[RankPlacement],
+    roles: &[RankRole],
     (world_rank, passes): (usize, &[Pass]),
 ) -> Vec<Action> {
     let last: BTreeMap<u16, usize> =
         passes.iter().enumerate().map(|(index, pass)| (pass.part.stage, index)).collect();
-    let role = |part: Part| placements.iter().find(|role| role.stages.contains(&part.stage));
+    let role = |part: Part| roles.iter().find(|role| role.stages.contains(&part.stage));
     let mut actions = Vec::new();
     for (index, &pass) in passes.iter().enumerate() {
         let (part, Some(own)) = (pass.part, role(pass.part)) else { continue };
-        let message = |peer: usize| Message { microbatch: part.microbatch, stage: part.stage, peer: peer as u16 };
+        let message =
+            |peer: usize| Message { microbatch: part.microbatch, stage: part.stage, peer: peer as u16 };
         let (from, to) = neighbors(topology, pass);
-        for sender in from.into_iter().map(|other| topology.rank(other)) {
-            if job.source(sender, world_rank, own) != world_rank {
-                actions.push(receive(pass, message(sender)));
-            }
-        }
+        let source = |other: Part| job.source(topology.rank(other), world_rank, own);
+        let others = from.into_iter().map(source).filter(|source| *source != world_rank);
+        actions.extend(others.map(|source| receive(pass, message(source))));
         actions.push(pass.into());
-        for receiver in to.into_iter().map(|other| topology.rank(other)) {
-            if job.targets(world_rank, own, receiver).into_iter().any(|target| target != world_rank) {
-                actions.push(send(pass, message(receiver)));
-            }
-        }
+        let targets = |other: Part| job.targets(world_rank, own, topology.rank(other));
+        let others = to.into_iter().flat_map(targets).filter(|target| *target != world_rank);
+        actions.extend(others.map(|target| send(pass, message(target))));
         if last[&part.stage] == index {
             actions.push(Action::ReduceGrads(part.stage));
         }

@@ -225,7 +225,8 @@ fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<Ro
         }
     }
     // Rows are in the order of rounds, and so are the media of each pool.
-    let assigned = costs_ns.iter().map(|rounds| Ok(assign_pool(rounds, sharers, pools)?.concat().into_iter()));
+    let assigned =
+        costs_ns.iter().map(|rounds| Ok(assign_pool(rounds, sharers, pools)?.concat().into_iter()));
     let mut assigned = assigned.collect::<Result<Vec<_>>>()?;
     for row in &mut rows {
         let pool = row.destination as usize % dp_size * pools / dp_size;

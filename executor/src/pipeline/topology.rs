@@ -59,11 +59,11 @@ impl Topology {
 
     /// Returns the actions of a world rank.
     pub(super) fn list(&self, job: &Job, world_rank: usize) -> Result<Vec<Action>> {
-        let placements = job.placements(world_rank)?;
+        let roles = job.roles(world_rank)?;
         if let Some(passes) = &self.shared {
-            return Ok(shared_ranks::list(job, self, &placements, (world_rank, &passes[world_rank])));
+            return Ok(shared_ranks::list(job, self, &roles, (world_rank, &passes[world_rank])));
         }
-        let pipeline_rank = placements[0].pipeline_rank;
+        let pipeline_rank = roles[0].pipeline_rank;
         let mut lists = self.layout.schedule(self.schedule)?;
         let replica = pipeline_rank / self.layout.ranks();
         let list = lists.swap_remove(pipeline_rank % self.layout.ranks());
@@ -128,7 +128,8 @@ impl Topology {
     /// the LLM whose media are in another pool.
     fn is_linked(&self, upstream: Part, downstream: Part) -> bool {
         let [from, to] = [upstream, downstream].map(|part| self.layout.module(usize::from(part.stage)));
-        let Some(&(pools, sharers)) = self.pools.get(from).filter(|(pools, _)| from != to && *pools > 1) else {
+        let Some(&(pools, sharers)) = self.pools.get(from).filter(|(pools, _)| from != to && *pools > 1)
+        else {
             return true;
         };
         upstream.microbatch as usize / sharers % pools == downstream.microbatch as usize % pools

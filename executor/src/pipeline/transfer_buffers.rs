@@ -1,6 +1,6 @@
 //! Buffers rows between stages: posted receives, arrived rows, rows passed on within a rank, sends.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use dflop_balancer::schedule::{Action, Part};
 
@@ -25,8 +25,9 @@ pub(super) struct TransferBuffers<D: Device> {
     posted_until: usize,
     /// Rows of other ranks, and rows passed on within this one.
     arrived: BTreeMap<Key, Tensor<D>>,
-    /// Rows that were sent at the end of their pass, and whose send in the action list is still to come.
-    sent: BTreeSet<Key>,
+    /// Rows that were sent at the end of their pass, and the number of their sends in the action list that are
+    /// still to come.
+    sent: BTreeMap<Key, usize>,
     sends: Vec<Transfer<D>>,
 }
 
@@ -38,7 +39,7 @@ impl<D: Device> TransferBuffers<D> {
             posted: BTreeMap::new(),
             posted_until: 0,
             arrived: BTreeMap::new(),
-            sent: BTreeSet::new(),
+            sent: BTreeMap::new(),
             sends: Vec::new(),
         })
     }
@@ -78,10 +79,16 @@ impl<D: Device> TransferBuffers<D> {
         }
         if transfer.is_send {
             let part = if flow == Flow::Activations { edge.upstream } else { edge.downstream };
+            if let Some(left) = self.sent.get_mut(&(flow, edge)) {
+                *left -= 1;
+                if *left == 0 {
+                    self.sent.remove(&(flow, edge));
+                }
+                return Ok(());
+            }
             // A tensor-parallel rank sends nothing if others send to all ranks of the peer.
             let targets = view.job.targets(view.rank, view.role(part)?, transfer.peer);
-            let is_sent = self.sent.remove(&(flow, edge)) || targets.is_empty();
-            return if is_sent { Ok(()) } else { Err(order(part, "has nothing to send")) };
+            return if targets.is_empty() { Ok(()) } else { Err(order(part, "has nothing to send")) };
         }
         let receive =
             self.posted.remove(&(flow, edge)).ok_or_else(|| order(edge.downstream, "awaits nothing"))?;
@@ -97,7 +104,7 @@ impl<D: Device> TransferBuffers<D> {
         for send in std::mem::take(&mut self.sends) {
             send.wait(Lane::Compute)?;
         }
-        let left = self.sent.iter().chain(self.arrived.keys()).chain(self.posted.keys()).next();
+        let left = self.sent.keys().chain(self.arrived.keys()).chain(self.posted.keys()).next();
         match left {
             Some((_, edge)) => Err(order(edge.downstream, "has rows left that no part took")),
             None => Ok(()),
@@ -197,7 +204,9 @@ impl<D: Device> TransferBuffers<D> {
             if to == view.rank {
                 self.arrived.insert((flow, edge), rows);
             } else {
-                self.sent.insert((flow, edge));
+                // Lists of shared ranks have a send for each rank, all others one for all ranks of a peer.
+                let left = self.sent.entry((flow, edge)).or_default();
+                *left = if view.topology.shared().is_some() { *left + 1 } else { 1 };
                 self.sends.push(view.comm.send(to, edge.tag(flow), at, rows, width, &after)?);
             }
         }
@@ -254,12 +263,12 @@ mod tests {
         let peer = ranks.pop().unwrap();
         let comm = Staged::new(device.clone(), Arc::new(ranks.pop().unwrap()));
         let (step, topology) = (rank_step(&job, &device), Topology::new(&job, 1).unwrap());
-        let placements = job.placements(0).unwrap();
+        let roles = job.roles(0).unwrap();
         let view = StepView {
             job: &job,
             topology: &topology,
             rank: 0,
-            placements: &placements,
+            roles: &roles,
             comm: &comm,
             rank_step: &step,
         };

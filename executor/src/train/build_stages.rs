@@ -27,9 +27,9 @@ pub fn build_stages<D: Device>(
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });
     }
-    let (placements, mut stages) = (job.placements(comm.rank())?, Vec::new());
+    let (roles, mut stages) = (job.roles(comm.rank())?, Vec::new());
     for module in job.modules() {
-        let role = placements.iter().find(|role| role.module == module.module);
+        let role = roles.iter().find(|role| role.module == module.module);
         // A split is collective: ranks without the module take part, too, without a color.
         let group = if module.tp_size > 1 {
             let color = role.map(|role| role.pipeline_rank as u64);

@@ -8,7 +8,7 @@ use dflop_balancer::split_time;
 
 use crate::error::Result;
 use crate::inputs::PredictedTimes;
-use crate::pipeline::{Job, PassTimes, RankPlacement, simulate};
+use crate::pipeline::{Job, PassTimes, RankRole, simulate};
 
 /// Predicted schedule of a step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,16 +22,11 @@ pub struct Forecast {
 impl Forecast {
     /// Simulates the schedule of a job.
     ///
-    /// - `placements`: roles of the rank
+    /// - `roles`: roles of the rank
     /// - `rounds`: microbatches per DP rank of the LLM
-    pub(super) fn new(
-        job: &Job,
-        placements: &[RankPlacement],
-        rounds: usize,
-        times: &PassTimes,
-    ) -> Result<Self> {
+    pub(super) fn new(job: &Job, roles: &[RankRole], rounds: usize, times: &PassTimes) -> Result<Self> {
         let (makespan_ns, events) = simulate(job, rounds, times)?;
-        let is_own = |rank: usize| placements.iter().any(|role| role.pipeline_rank == rank);
+        let is_own = |rank: usize| roles.iter().any(|role| role.pipeline_rank == rank);
         let own = events.into_iter().filter(|(rank, ..)| is_own(*rank));
         let passes = own.map(|(_, pass, range)| ((pass.kind, pass.part), range)).collect();
         Ok(Self { makespan_ns, passes })

@@ -4,7 +4,7 @@ use dflop_balancer::schedule::Part;
 
 use super::step_end::{self, StepEnd};
 use crate::error::Result;
-use crate::pipeline::{Job, PassTimes, RankPlacement, TimedAction};
+use crate::pipeline::{Job, PassTimes, RankRole, TimedAction};
 use dflop_comm::{Comm, StepContext};
 
 /// CPU time of every pass of a step; equal on all ranks.
@@ -32,7 +32,7 @@ impl MeasuredTimes {
     pub(super) fn exchange(
         comm: &dyn Comm,
         job: &Job,
-        placements: &[RankPlacement],
+        roles: &[RankRole],
         (step, rounds): (u64, usize),
         (timeline, waited_ns): (&[TimedAction], u64),
         end: StepEnd,
@@ -42,8 +42,8 @@ impl MeasuredTimes {
             let Some(pass) = timed.action.pass() else { continue };
             busy_ns += timed.end_ns - timed.start_ns;
             // All TP ranks of a stage run the same pass; the first one counts.
-            let is_first = |role: &RankPlacement| role.tp_rank == 0 && role.stages.contains(&pass.part.stage);
-            if placements.iter().any(is_first) {
+            let is_first = |role: &RankRole| role.tp_rank == 0 && role.stages.contains(&pass.part.stage);
+            if roles.iter().any(is_first) {
                 passes.add(pass, timed.busy_ns);
             }
         }

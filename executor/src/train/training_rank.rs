@@ -85,8 +85,9 @@ impl<D: Device> TrainingRank<D> {
         comm.all_reduce(StepContext::step(0, "sum peaks"), peak.as_mut_slice().into())?;
         let rank = comm.rank();
         if let Some(trace) = &mut options.trace {
-            let roles = pipeline.placements().iter();
-            let roles: Vec<String> = roles.map(|role| format!("{:?} {}", role.module, role.replica)).collect();
+            let roles = pipeline.roles().iter();
+            let roles: Vec<String> =
+                roles.map(|role| format!("{:?} {}", role.module, role.replica)).collect();
             trace.rank(rank, &format!("rank {rank}: {}", roles.join(", ")))?;
         }
         let corrector = options.correction.take();
@@ -136,19 +137,19 @@ impl<D: Device> TrainingRank<D> {
         self.pipeline.comm().note(StepContext::step(self.optimizer.steps(), "read data"));
         let Some(step) = self.inputs.next(self.pipeline.comm())? else { return Ok(None) };
         self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
-        let (job, placements) = (self.pipeline.job(), self.pipeline.placements());
+        let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let rounds = step.predicted.rounds();
-        let forecast = Forecast::new(job, placements, rounds, &self.predicted_passes(&step)?)?;
+        let forecast = Forecast::new(job, roles, rounds, &self.predicted_passes(&step)?)?;
         let start = Instant::now();
         let unread = self.pipeline.start(&step.rank_step)?;
         let (outcome, update) = self.optimizer.update_step(&unread, self.pipeline.stages_mut())?;
         let timeline = (outcome.timeline.as_slice(), step.wait.as_nanos() as u64);
-        let (job, placements) = (self.pipeline.job(), self.pipeline.placements());
+        let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let comm = self.pipeline.comm();
         let stop = self.options.stop.as_ref().and_then(|stop| stop());
         let save = self.saver.as_mut().map_or(SaveProgress::default(), CheckpointSaver::progress);
         let end = StepEnd::new(stop, save);
-        let times = MeasuredTimes::exchange(comm, job, placements, (step.plan.step, rounds), timeline, end)?;
+        let times = MeasuredTimes::exchange(comm, job, roles, (step.plan.step, rounds), timeline, end)?;
         self.stop_reason = times.end.stop();
         let (replayed_ns, _) = simulate(job, rounds, times.passes())?;
         let correction = match &mut self.corrector {

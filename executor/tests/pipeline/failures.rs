@@ -195,7 +195,10 @@ fn stages_with_different_texts_are_told_apart() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
     let exchanged = |rank: usize, work: &mut RankStep<_>| {
         if rank == 2 {
-            let (first, last) = (Arc::clone(&work.contexts[&(ModuleKind::Llm, 1)]), Arc::clone(&work.contexts[&(ModuleKind::Llm, 3)]));
+            let (first, last) = (
+                Arc::clone(&work.contexts[&(ModuleKind::Llm, 1)]),
+                Arc::clone(&work.contexts[&(ModuleKind::Llm, 3)]),
+            );
             work.contexts.extend([((ModuleKind::Llm, 1), last), ((ModuleKind::Llm, 3), first)]);
         }
     };

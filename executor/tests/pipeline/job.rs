@@ -9,7 +9,7 @@ use dflop_balancer::schedule::ScheduleKind;
 
 use dflop_comm::{Comm, Communicator, Settings};
 use dflop_executor::pipeline::{
-    Job, ModuleParallelism, PipelineRank, PipelineStepPlan, Placement, RankPlacement, RankStep, TimedAction,
+    Job, ModuleParallelism, PipelineRank, PipelineStepPlan, Placement, RankRole, RankStep, TimedAction,
 };
 use dflop_executor::train::build_stages;
 use dflop_executor::{Error, Result};
@@ -75,7 +75,7 @@ pub(crate) struct Ran {
 }
 
 struct OfRank {
-    placements: Vec<RankPlacement>,
+    roles: Vec<RankRole>,
     loss: f64,
     /// Gradients by stage.
     gradients: Vec<(u16, BTreeMap<String, Vec<f32>>)>,
@@ -85,7 +85,7 @@ struct OfRank {
 /// Builds the contexts of one rank.
 pub(crate) fn work(
     job: &Job,
-    placements: &[RankPlacement],
+    roles: &[RankRole],
     plan: &Arc<PipelineStepPlan>,
     samples: &[Sample],
     cut: &Cut,
@@ -94,23 +94,23 @@ pub(crate) fn work(
     let media_of = |microbatch: u32| -> Vec<Item> {
         cut[microbatch as usize].iter().flat_map(|&sample| samples[sample].media.clone()).collect()
     };
-    let context = |placement: &RankPlacement, microbatch: u32| {
-        if placement.module == ModuleKind::Llm {
+    let context = |role: &RankRole, microbatch: u32| {
+        if role.module == ModuleKind::Llm {
             let packed: Vec<&Sample> =
                 cut[microbatch as usize].iter().map(|&sample| &samples[sample]).collect();
             let is_planned = plan.microbatches()[microbatch as usize].tokens > 0;
             return is_planned.then(|| text_context(job.model(), &packed, plan.loss_scale(), device));
         }
-        let route = plan.route(job, placement.module).unwrap();
+        let route = plan.route(job, role.module).unwrap();
         let media: Vec<Item> =
             route.of_source(microbatch).map(|row| media_of(row.destination)[row.medium]).collect();
-        (!media.is_empty()).then(|| media_context(job.model(), placement.module, &media, device))
+        (!media.is_empty()).then(|| media_context(job.model(), role.module, &media, device))
     };
     let mut contexts = BTreeMap::new();
-    for placement in placements {
-        for microbatch in plan.microbatches_of(job, placement.module, placement.replica) {
-            let context = context(placement, microbatch).map(Arc::new);
-            contexts.extend(context.map(|context| ((placement.module, microbatch), context)));
+    for role in roles {
+        for microbatch in plan.microbatches_of(job, role.module, role.replica) {
+            let context = context(role, microbatch).map(Arc::new);
+            contexts.extend(context.map(|context| ((role.module, microbatch), context)));
         }
     }
     RankStep { plan: Arc::clone(plan), contexts }
@@ -128,9 +128,10 @@ pub(crate) fn pipeline(
     let stages = if setting.is_sharded {
         build_stages(&comm, job, device, setting.frozen, &settings, weights)?
     } else {
-        let placements = job.placements(comm.rank())?;
-        let stage = |range| setting.model.stage_with(device, &range, setting.frozen, settings.clone(), weights);
-        let ranges = placements.iter().flat_map(|role| job.ranges(role));
+        let roles = job.roles(comm.rank())?;
+        let stage =
+            |range| setting.model.stage_with(device, &range, setting.frozen, settings.clone(), weights);
+        let ranges = roles.iter().flat_map(|role| job.ranges(role));
         ranges.map(stage).collect::<dflop_models::Result<_>>()?
     };
     Ok(PipelineRank::new(Box::new(comm), Arc::clone(job), stages)?.check_plans(setting.is_plan_checked))
@@ -149,7 +150,7 @@ fn of_rank(
     let device = device(1);
     let rank = comm.rank();
     let mut pipeline = pipeline(setting, job, comm, &device)?;
-    let placements = pipeline.placements().to_vec();
+    let roles = pipeline.roles().to_vec();
     let targets = samples.iter().map(Sample::target_tokens).sum();
     let mut last = None;
     for step in 0..setting.steps {
@@ -158,7 +159,7 @@ fn of_rank(
             microbatch.tokens += setting.surplus_tokens;
         }
         let plan = Arc::new(PipelineStepPlan::new(job, step, targets, microbatches)?);
-        let mut work = work(job, &placements, &plan, samples, cut, &device);
+        let mut work = work(job, &roles, &plan, samples, cut, &device);
         tamper(rank, &mut work);
         let reads = device.reads();
         last = Some(pipeline.step(&work)?);
@@ -168,7 +169,7 @@ fn of_rank(
     let gradients = pipeline.stages().map(|(number, stage)| Ok((number, whole_gradients(stage, &device)?)));
     Ok(OfRank {
         gradients: gradients.collect::<Result<_>>()?,
-        placements,
+        roles,
         loss: last.loss,
         timeline: last.timeline,
     })
@@ -213,7 +214,7 @@ pub(crate) fn run_job(setting: &Setting, samples: &[Sample], cut: &Cut) -> Ran {
         }
     }
     for rank in &ranks {
-        assert_eq!(rank.loss.to_bits(), ranks[0].loss.to_bits(), "{:?}", rank.placements);
+        assert_eq!(rank.loss.to_bits(), ranks[0].loss.to_bits(), "{:?}", rank.roles);
     }
     Ran {
         truth: Truth { loss: ranks[0].loss, gradients },

@@ -170,7 +170,7 @@ fn rows_of_bf16_take_half_the_bytes() {
         run(setting.transport, job.world_size(), setting.comm, |comm| {
             let device = if is_half { half_device(1) } else { device(1) };
             let mut pipeline = pipeline(&setting, &job, comm, &device).unwrap().check_plans(false);
-            let work = work(&job, pipeline.placements(), &plan, &samples, &cut, &device);
+            let work = work(&job, pipeline.roles(), &plan, &samples, &cut, &device);
             let before = pipeline.comm().bytes_sent();
             // Nothing but rows is sent before the losses are read.
             let step = pipeline.start(&work).unwrap();
@@ -201,7 +201,7 @@ fn tensor_parallel_ranks_may_compute_on_one_thread() {
         let (frozen, stored) = (FrozenModules::default(), Activations::Stored);
         let pipeline = join_job(Box::new(comm), &job, &device, frozen, stored, &Seed(1));
         let mut pipeline = pipeline.unwrap();
-        let work = work(&job, pipeline.placements(), &plan, &samples, &cut, &device);
+        let work = work(&job, pipeline.roles(), &plan, &samples, &cut, &device);
         pipeline.step(&work).unwrap().loss
     });
     let truth = one_by_one(&model, FrozenModules::default(), &samples).loss;

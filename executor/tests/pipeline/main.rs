@@ -13,5 +13,5 @@ mod media;
 mod reference;
 mod refusals;
 mod routes;
-mod shared_ranks;
 mod sharded_states;
+mod shared_ranks;

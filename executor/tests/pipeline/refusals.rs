@@ -89,7 +89,7 @@ fn a_world_or_stages_of_another_job_are_refused() {
     let error = PipelineRank::<TestDevice>::new(Box::new(comm), one, Vec::new()).err().unwrap().to_string();
     assert_eq!(error, "invalid `stages`: expected [0] on rank 0, found 0 stages");
     assert_eq!(
-        job.placements(2).unwrap_err().to_string(),
+        job.roles(2).unwrap_err().to_string(),
         "invalid `world size`: expected a rank below 2, found 2"
     );
 }
@@ -102,7 +102,7 @@ fn ranks_hold_what_the_layout_of_the_balancer_says() {
         vec![ModuleParallelism::even(ModuleKind::Vision, 2, 1).dp_size(2), llm(2).dp_size(2).tp_size(2)];
     let job = Setting::new(&model, modules).job().unwrap();
     assert_eq!(job.world_size(), 2 + 2 * 2 * 2);
-    let places: Vec<_> = (0..job.world_size()).map(|rank| job.placements(rank).unwrap().remove(0)).collect();
+    let places: Vec<_> = (0..job.world_size()).map(|rank| job.roles(rank).unwrap().remove(0)).collect();
     let of = |rank: usize| (places[rank].pipeline_rank, places[rank].tp_rank, places[rank].replica);
     assert_eq!(
         [0, 1, 2, 3, 4, 9].map(of),
@@ -115,10 +115,10 @@ fn ranks_hold_what_the_layout_of_the_balancer_says() {
     let chunks = ScheduleKind::Interleaved { chunks: 2 };
     let chunked: Job =
         Setting { schedule: chunks, ..Setting::new(&model, vec![llm(4).dp_size(2)]) }.job().unwrap();
-    let placement = chunked.placements(3).unwrap().remove(0);
-    assert_eq!((placement.replica, &placement.stages[..]), (1, &[1, 3][..]));
+    let role = chunked.roles(3).unwrap().remove(0);
+    assert_eq!((role.replica, &role.stages[..]), (1, &[1, 3][..]));
     assert_eq!(
-        chunked.ranges(&placement).iter().map(|range| range.layers.clone()).collect::<Vec<_>>(),
+        chunked.ranges(&role).iter().map(|range| range.layers.clone()).collect::<Vec<_>>(),
         [1..2, 3..4]
     );
 }

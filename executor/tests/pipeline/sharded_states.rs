@@ -68,12 +68,12 @@ impl Run<'_> {
             if let Some(saved) = checkpoints.as_ref().and_then(|all| all.latest(pipeline.comm()).unwrap()) {
                 optimizer.restore(pipeline.stages_mut(), &saved).unwrap();
             }
-            let placements = pipeline.placements().to_vec();
+            let roles = pipeline.roles().to_vec();
             let targets = samples.iter().map(Sample::target_tokens).sum();
             let (mut losses, mut norms) = (Vec::new(), Vec::new());
             while optimizer.steps() < self.steps {
                 let plan = PipelineStepPlan::new(&job, optimizer.steps(), targets, plan_of(&samples, &cut));
-                let work = work(&job, &placements, &Arc::new(plan.unwrap()), &samples, &cut, &device);
+                let work = work(&job, &roles, &Arc::new(plan.unwrap()), &samples, &cut, &device);
                 let reads = device.reads();
                 let step = pipeline.start(&work).unwrap();
                 let (outcome, update) = optimizer.update_step(&step, pipeline.stages_mut()).unwrap();

@@ -121,10 +121,8 @@ fn a_colocated_encoder_may_have_another_tensor_parallel_size() {
     let model = with_encoders(true, false);
     let samples = samples(&model);
     let truth = one_by_one(&model, FrozenModules::default(), &samples);
-    let modules = vec![
-        cut(ModuleKind::Vision, &[2]).tp_size(2).dp_size(2),
-        cut(ModuleKind::Llm, &[3, 1]).dp_size(2),
-    ];
+    let modules =
+        vec![cut(ModuleKind::Vision, &[2]).tp_size(2).dp_size(2), cut(ModuleKind::Llm, &[3, 1]).dp_size(2)];
     let setting = Setting { placement: Placement::Colocated, ..Setting::new(&model, modules) };
     truth.assert_close(&run_job(&setting, &samples, &round_robin(8, 4)).truth);
 }
@@ -134,10 +132,9 @@ fn frozen_parts_and_recomputed_layers_run_on_shared_ranks() {
     let parts = |encoder, projector| FrozenEncoder { encoder, projector };
     let model = with_encoders(true, true);
     let samples = samples(&model);
-    for (vision, audio, is_llm_frozen) in [
-        (parts(true, true), parts(true, true), false),
-        (parts(true, false), parts(true, true), true),
-    ] {
+    for (vision, audio, is_llm_frozen) in
+        [(parts(true, true), parts(true, true), false), (parts(true, false), parts(true, true), true)]
+    {
         let frozen = FrozenModules { vision, audio, is_llm_frozen };
         let truth = one_by_one(&model, frozen, &samples);
         let activations = Activations::Recomputed;

@@ -14,9 +14,9 @@ mod language_models;
 mod media;
 #[path = "../pipeline/reference.rs"]
 mod reference;
-#[path = "../pipeline/shared_ranks.rs"]
-mod shared_ranks;
 #[path = "../pipeline/sharded_states.rs"]
 mod sharded_states;
+#[path = "../pipeline/shared_ranks.rs"]
+mod shared_ranks;
 #[path = "../../comm/tests/support/mod.rs"]
 mod support;

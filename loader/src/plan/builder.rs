@@ -406,7 +406,8 @@ impl StepPlannerBuilder {
         let PlanConfig { module_dp_sizes, synchronization, pad_to, .. } = &self.config;
         let is_alone = self.stages.is_none() && module_dp_sizes.is_empty();
         if !is_alone || synchronization.is_some() || pad_to.is_some() {
-            let reason = "cannot be used with `stages`, `module_dp_sizes`, `one_device` or a fixed length".into();
+            let reason =
+                "cannot be used with `stages`, `module_dp_sizes`, `one_device` or a fixed length".into();
             return Err(Error::Config { setting: "stage_layers", reason });
         }
         StageLayers::new(layers, self.model.modules(), STAGES_MAX).map(Some)

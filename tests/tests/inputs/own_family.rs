@@ -348,7 +348,7 @@ fn an_own_family_trains_on_planned_steps() {
     std::thread::scope(|scope| {
         for comm in world {
             scope.spawn(|| {
-                let (device, places) = (Cpu::new(1).unwrap(), job.placements(comm.rank()).unwrap());
+                let (device, places) = (Cpu::new(1).unwrap(), job.roles(comm.rank()).unwrap());
                 let planner = StepPlanner::builder(index.clone(), cost_model.clone())
                     .global_batch(4)
                     .shuffle(Shuffle::None)

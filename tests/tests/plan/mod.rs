@@ -10,3 +10,4 @@ mod own_strategy;
 mod pad_to_tokens;
 mod parallelism;
 mod schedule;
+mod stage_layers;

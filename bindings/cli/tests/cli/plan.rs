@@ -112,7 +112,8 @@ fn flags_switch_freedoms_on() {
         "1F1B, even or uneven layers, encoder on separate GPUs or on the GPUs of the LLM or in the LLM's stages"
     );
     let joint = object(&inputs.args(&["--placement", "joint", "--zero1", "--json"]));
-    assert_eq!((&joint["placement"], &joint["is_run"]), (&"joint".into(), &false.into()));
+    assert_eq!((&joint["placement"], &joint["is_run"]), (&"joint".into(), &true.into()));
+    assert_eq!(joint["schedule"], "1f1b");
     assert_eq!(joint["modules"][1]["dp"], joint["llm"]["dp"]);
     let full = object(&inputs.args(&["--space", "full", "--json"]));
     assert!(number(&full, "/step_seconds") <= plain * 1.01);

@@ -12,7 +12,7 @@ use dflop_executor::device::Cpu;
 use dflop_executor::inputs::{InputReader, SkippedSample};
 use dflop_executor::models::weights::Seed;
 use dflop_executor::models::{Activations, FrozenModules, ModuleKind};
-use dflop_executor::pipeline::{Job, ModuleParallelism, RankPlacement};
+use dflop_executor::pipeline::{Job, ModuleParallelism, RankRole};
 use dflop_executor::train::join_job;
 use dflop_loader::error::Skipped;
 use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
@@ -69,7 +69,7 @@ pub(crate) struct StepSeen {
 
 /// Result of a rank.
 pub(crate) struct RankSeen {
-    pub(crate) place: RankPlacement,
+    pub(crate) place: RankRole,
     pub(crate) steps: Vec<StepSeen>,
     /// Gradients of the rank's stages, by step.
     gradients: Vec<BTreeMap<String, Vec<f32>>>,
@@ -126,7 +126,7 @@ fn of_rank(
     comm: threads::ThreadComm,
 ) -> Result<RankSeen> {
     let device = Cpu::new(1)?;
-    let places = job.placements(comm.rank())?;
+    let places = job.roles(comm.rank())?;
     let planner = corpus
         .planner(setting.global_batch)
         .dp_size(setting.llm[0])

@@ -2,11 +2,10 @@
 
 use std::io::Write;
 
-use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::planner::{
-    Degrees, Explanation, ModuleBytes, ModulePlan, ParallelismPlan, Placement, PlanProblem, PlanReport,
-    RecomputedLayers,
+    Degrees, Explanation, ModuleBytes, ModulePlan, ParallelismPlan, PlanProblem, PlanReport, RecomputedLayers,
 };
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::ModelSpec;
 use serde::Serialize;
 

@@ -31,8 +31,9 @@ impl PlanFile {
     /// Reads a plan.
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
-        serde_json::from_str(&text)
-            .map_err(|error| Failure::Misuse(format!("is no plan of `dflop plan --json`: {error}")).in_file(path))
+        serde_json::from_str(&text).map_err(|error| {
+            Failure::Misuse(format!("is no plan of `dflop plan --json`: {error}")).in_file(path)
+        })
     }
 
     /// Replaces layout, schedule and number of microbatches of a configuration by the plan's.
@@ -44,16 +45,24 @@ impl PlanFile {
         let mut recomputed = self.modules.iter().map(|module| module.recompute);
         let is_recomputed = recomputed.next().unwrap_or(false);
         if !self.is_run {
-            return refuse("the plan recomputes some layers of a module, which is planned and simulated only");
+            return refuse(
+                "the plan recomputes some layers of a module, which is planned and simulated only",
+            );
         }
         if recomputed.any(|other| other != is_recomputed) {
-            return refuse("the plan recomputes the layers of some modules only; a run recomputes all or none");
+            return refuse(
+                "the plan recomputes the layers of some modules only; a run recomputes all or none",
+            );
         }
         config.model.recompute_layers = is_recomputed;
         let parallel = &mut config.parallel;
         for module in self.modules {
-            let table =
-                ModuleTable { stages: module.layers.len(), layers: Some(module.layers), dp: module.dp, tp: module.tp };
+            let table = ModuleTable {
+                stages: module.layers.len(),
+                layers: Some(module.layers),
+                dp: module.dp,
+                tp: module.tp,
+            };
             match module.name.as_str() {
                 "llm" => parallel.llm = table,
                 "vision" => parallel.vision = table,

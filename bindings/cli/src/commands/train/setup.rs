@@ -231,7 +231,7 @@ fn job(config: &TrainConfig, model: ModelConfig, frozen: FrozenModules) -> Resul
         let layers = model.layers(module);
         match placement {
             Placement::Joint if module != ModuleKind::Llm && table.layers.is_none() => {
-                Ok(in_first_stage(module, layers, chain))
+                Ok(in_first_stage(module, layers, chain).dp_size(table.dp).tp_size(table.tp))
             }
             _ => layout(placement, module, layers, table),
         }

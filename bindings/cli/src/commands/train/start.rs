@@ -43,7 +43,7 @@ pub(super) fn start<D: Device>(
     Origin { peak_flops_per_second, checkpoints, saved, stop }: Origin<'_>,
 ) -> Result<TrainingRank<D>, Failure> {
     let rank = comm.rank();
-    let placements = setup.job.placements(rank)?;
+    let roles = setup.job.roles(rank)?;
     let state = saved.map(|saved| serde_json::from_value::<LoaderState>(saved.run().loader.clone()));
     let state =
         state.transpose().map_err(|error| Failure::Failed(format!("state of the loader: {error}")))?;
@@ -52,7 +52,7 @@ pub(super) fn start<D: Device>(
     let feed = InputReader::new(
         device.clone(),
         setup.job.clone(),
-        placements,
+        roles,
         planner,
         setup.preparer(config)?,
         |loader| loader.workers(config.data.workers),

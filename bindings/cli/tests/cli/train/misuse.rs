@@ -66,6 +66,48 @@ fn layouts_that_do_not_fit_are_refused() {
 }
 
 #[test]
+fn modules_that_cannot_share_ranks_are_refused() {
+    let llm = "llm = { stages = 1, dp = 1 }";
+    let joint = |tables: &str| format!("placement = \"joint\"\n{tables}");
+    refused(
+        (llm, &joint("vision = { layers = [0, 1] }\nllm = { stages = 2 }")),
+        2,
+        &["Vision ends in stage 1"],
+    );
+    refused((llm, &joint("vision = { layers = [1] }\nllm = { stages = 2 }")), 2, &["1 entries, the LLM 2"]);
+    refused((llm, &joint("vision = { dp = 2 }")), 2, &["Vision has DP 2 and TP 1, expected 1 and 1"]);
+    refused((llm, &joint("schedule = \"interleaved:1\"")), 2, &["not for joint placement"]);
+    refused(
+        (llm, "placement = \"colocated\"\nllm = { dp = 2 }"),
+        2,
+        &["Vision takes 1 ranks, expected the LLM's 2"],
+    );
+    refused((llm, "placement = \"beside\""), 2, &["train.toml", "beside", "`joint`"]);
+    let job = Job::new();
+    let plan = job.path("plan.json");
+    let with_plan = |contents: &str| {
+        std::fs::write(&plan, contents).unwrap();
+        message(&job, &["--plan", text(&plan)], 2)
+    };
+    assert!(with_plan("{").contains("plan.json`: is no plan of `dflop plan --json`"));
+    assert!(with_plan("{\"modules\": []}").contains("missing field `microbatches`"));
+    let layers = |again: bool| format!("\"tp\": 1, \"dp\": 1, \"layers\": [1], \"recompute\": {again}");
+    let of = |modules: &str, is_run: bool| {
+        format!(
+            "{{\"modules\": [{modules}], \"microbatches\": 1, \"placement\": \"joint\", \"schedule\": \"1f1b\", \
+             \"is_run\": {is_run}}}"
+        )
+    };
+    let unknown = format!("{{\"name\": \"video\", {}}}", layers(false));
+    assert!(with_plan(&of(&unknown, true)).contains("the executor has no module `video`"));
+    assert!(with_plan(&of(&unknown, false)).contains("planned and simulated only"));
+    let some =
+        format!("{{\"name\": \"encoder\", {}}}, {{\"name\": \"llm\", {}}}", layers(false), layers(true));
+    assert!(with_plan(&of(&some, true)).contains("a run recomputes all or none"));
+    assert!(message(&job, &["--plan", "nowhere.json"], 1).contains("nowhere.json"));
+}
+
+#[test]
 fn settings_that_make_no_sense_are_refused() {
     refused(("steps = 6", "steps = 0"), 2, &["steps"]);
     refused(("global_batch = 8", "global_batch = 0"), 2, &["global_batch"]);

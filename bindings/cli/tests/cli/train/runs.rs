@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::config::{Job, difference, loss_bits, losses};
+use crate::command::text;
 
 const FIELDS: [&str; 15] = [
     "step",
@@ -82,6 +83,59 @@ fn any_number_of_stages_has_the_same_losses() {
 fn tensor_parallel_ranks_have_the_same_losses() {
     let (whole, shared) = (Job::new(), Job::with(&[("llm = {", "vision = { tp = 2 }\nllm = {")]));
     assert!(difference(&losses(&shared.lines(&[])), &losses(&whole.lines(&[]))) < 1e-6);
+}
+
+/// Modules on the same ranks: cut from one chain, or the encoder before and after the LLM.
+#[test]
+fn modules_on_the_same_ranks_have_the_same_losses() {
+    let llm = "llm = { stages = 1, dp = 1 }";
+    let whole = losses(&Job::new().lines(&[]));
+    for (layout, ranks) in [
+        ("placement = \"joint\"\nllm = { stages = 2 }", 2),
+        ("placement = \"joint\"\nvision = { layers = [1, 0, 0] }\nllm = { layers = [0, 2, 1] }", 3),
+        ("placement = \"joint\"\nllm = { tp = 2, dp = 2 }", 4),
+        ("placement = \"colocated\"\nvision = { dp = 2 }\nllm = { stages = 2 }", 2),
+    ] {
+        let job = Job::with(&[(llm, layout)]);
+        let trace = job.path("trace.json");
+        let lines = job.lines(&["--trace", text(&trace), "--local-ranks", &ranks.to_string()]);
+        assert!(difference(&losses(&lines), &whole) < 1e-5, "{layout}");
+        assert!(figures(&lines, "predicted_seconds").iter().all(|seconds| *seconds > 0.0));
+        let events: Vec<Value> = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+        let passes = |name: &str| events.iter().filter(|event| event["cat"] == name).count();
+        assert!(passes("forward") > 0 && passes("backward") > 0, "{layout}");
+    }
+    let joint = Job::with(&[(llm, "placement = \"joint\"")]);
+    let stages = losses(&joint.lines(&["--pipeline-stages", "2"]));
+    assert!(difference(&stages, &losses(&joint.lines(&[]))) < 1e-6);
+}
+
+/// A plan that was searched for this model runs as it is, and a state of one placement goes on in another.
+#[test]
+fn a_plan_runs_as_it_was_printed() {
+    let job = Job::new();
+    let straight = losses(&job.lines(&["--steps", "4"]));
+    let states = job.path("states");
+    job.lines(&["--steps", "2", "--checkpoints", text(&states)]);
+    let model = job.generated().join("model");
+    let shards = job.generated().join("shards");
+    for placement in ["joint", "colocated", "disaggregated"] {
+        let search =
+            ["plan", text(&shards), "--model", text(&model), "--gpus", "2", "--global-batch", "8", "--json"];
+        let found = crate::command::command(&[&search[..], &["--placement", placement]].concat()).output();
+        let found = crate::command::Run::from(found.expect("the command starts"));
+        assert_eq!((found.status, found.stderr.as_str()), (Some(0), ""), "{placement}");
+        let plan = job.path("plan.json");
+        std::fs::write(&plan, &found.stdout).expect("the directory can be written");
+        let copy = job.path(placement);
+        std::fs::create_dir_all(&copy).expect("the directory can be written");
+        let copied = std::process::Command::new("cp").args(["-r", text(&states), text(&copy)]).status();
+        assert!(copied.expect("the command starts").success());
+        let states = copy.join("states");
+        let args = ["--plan", text(&plan), "--steps", "4", "--resume", "--checkpoints", text(&states)];
+        let rest = losses(&job.lines(&args));
+        assert!(difference(&rest, &straight[2..]) < 1e-5, "{placement}");
+    }
 }
 
 #[test]
