@@ -142,21 +142,13 @@ impl<D: Device> StepView<'_, D> {
             _ => return None,
         };
         let (peer, own) = (usize::from(message.peer), message.part());
-        let role = self.role(own).ok()?;
         // A part can have several edges; the one of this message leads to the peer's rank.
-        let transfer = |edge: StageEdge| {
+        let is_there = |edge: &StageEdge| {
             let other = if edge.upstream == own { edge.downstream } else { edge.upstream };
-            let there = self.topology.rank(other);
-            let is_peer = if self.topology.shared().is_none() {
-                there == peer
-            } else if is_send {
-                self.job.targets(self.rank, role, there).contains(&peer)
-            } else {
-                self.job.source(there, self.rank, role) == peer
-            };
-            is_peer.then_some(StageTransfer { flow, is_send, edge, peer: there })
+            self.topology.rank(other) == peer
         };
-        self.edges(flow, own, is_send).into_iter().find_map(transfer)
+        let edge = self.edges(flow, own, is_send).into_iter().find(is_there)?;
+        Some(StageTransfer { flow, is_send, edge, peer })
     }
 
     /// Returns step, microbatch and name of an action, for errors.

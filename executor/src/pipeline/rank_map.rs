@@ -6,6 +6,7 @@
 //! receiver that is a rank of the sender has the rows already.
 
 use dflop_balancer::planner::Placement;
+use dflop_balancer::schedule::{Action, Message};
 
 use super::job::Job;
 use super::module_parallelism::ModuleParallelism;
@@ -193,6 +194,21 @@ impl Job {
     /// If there is no such pipeline rank.
     pub(super) fn world_ranks(&self, pipeline_rank: usize) -> &[usize] {
         &self.ranks.members[pipeline_rank]
+    }
+
+    /// Replaces the peer of a message by its world rank, if its pipeline rank has a single one.
+    pub(crate) fn with_world_peer(&self, action: Action) -> Action {
+        let world = |message: Message| match self.world_ranks(usize::from(message.peer)) {
+            [world] => Message { peer: *world as u16, ..message },
+            _ => message,
+        };
+        match action {
+            Action::Recv(message) => Action::Recv(world(message)),
+            Action::Send(message) => Action::Send(world(message)),
+            Action::RecvGrad(message) => Action::RecvGrad(world(message)),
+            Action::SendGrad(message) => Action::SendGrad(world(message)),
+            other => other,
+        }
     }
 
     /// Returns the world ranks of pipeline rank `to` that get the rows of `from`, a role of world rank `own`,

@@ -86,8 +86,8 @@ fn of_round(job: &Job, role: &RankRole, pass: Pass) -> Vec<Pass> {
     role.stages.iter().map(|&stage| Pass { part: Part { microbatch, stage }, ..pass }).collect()
 }
 
-/// Adds messages and the sums of gradients to the passes of a world rank. The peers of messages are world
-/// ranks.
+/// Adds messages with other world ranks and the sums of gradients to the passes of a world rank. The peers of
+/// messages are pipeline ranks.
 pub(super) fn list(
     job: &Job,
     topology: &Topology,
@@ -103,13 +103,15 @@ pub(super) fn list(
         let message =
             |peer: usize| Message { microbatch: part.microbatch, stage: part.stage, peer: peer as u16 };
         let (from, to) = neighbors(topology, pass);
-        let source = |other: Part| job.source(topology.rank(other), world_rank, own);
-        let others = from.into_iter().map(source).filter(|source| *source != world_rank);
-        actions.extend(others.map(|source| receive(pass, message(source))));
+        let is_elsewhere = |sender: &usize| job.source(*sender, world_rank, own) != world_rank;
+        let senders = from.into_iter().map(|other| topology.rank(other)).filter(is_elsewhere);
+        actions.extend(senders.map(|sender| receive(pass, message(sender))));
         actions.push(pass.into());
-        let targets = |other: Part| job.targets(world_rank, own, topology.rank(other));
-        let others = to.into_iter().flat_map(targets).filter(|target| *target != world_rank);
-        actions.extend(others.map(|target| send(pass, message(target))));
+        let has_others = |receiver: &usize| {
+            job.targets(world_rank, own, *receiver).into_iter().any(|target| target != world_rank)
+        };
+        let receivers = to.into_iter().map(|other| topology.rank(other)).filter(has_others);
+        actions.extend(receivers.map(|receiver| send(pass, message(receiver))));
         if last[&part.stage] == index {
             actions.push(Action::ReduceGrads(part.stage));
         }

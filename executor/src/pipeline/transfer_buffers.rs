@@ -1,6 +1,6 @@
 //! Buffers rows between stages: posted receives, arrived rows, rows passed on within a rank, sends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dflop_balancer::schedule::{Action, Part};
 
@@ -25,9 +25,8 @@ pub(super) struct TransferBuffers<D: Device> {
     posted_until: usize,
     /// Rows of other ranks, and rows passed on within this one.
     arrived: BTreeMap<Key, Tensor<D>>,
-    /// Rows that were sent at the end of their pass, and the number of their sends in the action list that are
-    /// still to come.
-    sent: BTreeMap<Key, usize>,
+    /// Rows that were sent at the end of their pass, and whose send in the action list is still to come.
+    sent: BTreeSet<Key>,
     sends: Vec<Transfer<D>>,
 }
 
@@ -39,7 +38,7 @@ impl<D: Device> TransferBuffers<D> {
             posted: BTreeMap::new(),
             posted_until: 0,
             arrived: BTreeMap::new(),
-            sent: BTreeMap::new(),
+            sent: BTreeSet::new(),
             sends: Vec::new(),
         })
     }
@@ -79,16 +78,10 @@ impl<D: Device> TransferBuffers<D> {
         }
         if transfer.is_send {
             let part = if flow == Flow::Activations { edge.upstream } else { edge.downstream };
-            if let Some(left) = self.sent.get_mut(&(flow, edge)) {
-                *left -= 1;
-                if *left == 0 {
-                    self.sent.remove(&(flow, edge));
-                }
-                return Ok(());
-            }
             // A tensor-parallel rank sends nothing if others send to all ranks of the peer.
             let targets = view.job.targets(view.rank, view.role(part)?, transfer.peer);
-            return if targets.is_empty() { Ok(()) } else { Err(order(part, "has nothing to send")) };
+            let is_sent = self.sent.remove(&(flow, edge)) || targets.is_empty();
+            return if is_sent { Ok(()) } else { Err(order(part, "has nothing to send")) };
         }
         let receive =
             self.posted.remove(&(flow, edge)).ok_or_else(|| order(edge.downstream, "awaits nothing"))?;
@@ -104,7 +97,7 @@ impl<D: Device> TransferBuffers<D> {
         for send in std::mem::take(&mut self.sends) {
             send.wait(Lane::Compute)?;
         }
-        let left = self.sent.keys().chain(self.arrived.keys()).chain(self.posted.keys()).next();
+        let left = self.sent.iter().chain(self.arrived.keys()).chain(self.posted.keys()).next();
         match left {
             Some((_, edge)) => Err(order(edge.downstream, "has rows left that no part took")),
             None => Ok(()),
@@ -204,9 +197,7 @@ impl<D: Device> TransferBuffers<D> {
             if to == view.rank {
                 self.arrived.insert((flow, edge), rows);
             } else {
-                // Lists of shared ranks have a send for each rank, all others one for all ranks of a peer.
-                let left = self.sent.entry((flow, edge)).or_default();
-                *left = if view.topology.shared().is_some() { *left + 1 } else { 1 };
+                self.sent.insert((flow, edge));
                 self.sends.push(view.comm.send(to, edge.tag(flow), at, rows, width, &after)?);
             }
         }

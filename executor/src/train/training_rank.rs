@@ -223,7 +223,7 @@ impl<D: Device> TrainingRank<D> {
             .timeline
             .iter()
             .map(|timed| TracedAction {
-                action: timed.action,
+                action: self.pipeline.job().with_world_peer(timed.action),
                 measured_ns: timed.start_ns..timed.end_ns,
                 busy_ns: timed.busy_ns,
                 predicted_ns: forecast.range(timed.action),
