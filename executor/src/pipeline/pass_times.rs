@@ -1,6 +1,6 @@
 //! Times of all passes of a step, by stage and microbatch.
 
-use dflop_balancer::schedule::{Part, Pass, PassKind};
+use dflop_balancer::schedule::{Part, Pass, PassKind, ScheduleKind};
 
 use super::job::Job;
 
@@ -17,10 +17,12 @@ pub struct PassTimes {
     /// Forward, backward, and the part of backward that computes the gradients of weights where a schedule
     /// splits it, part by part.
     ns: Vec<u64>,
+    /// Whether the third number of every part is known.
+    has_weights: bool,
 }
 
 impl PassTimes {
-    /// Lists the passes of a step, all with time 0.
+    /// Lists the passes of a step, all with time 0, to which measured times are added.
     ///
     /// - `rounds`: microbatches per DP rank of the LLM
     #[must_use]
@@ -31,19 +33,34 @@ impl PassTimes {
             starts.push(starts[starts.len() - 1] + microbatches);
         }
         let ns = vec![0; NUMBERS * starts[starts.len() - 1]];
-        Self { starts, ns }
+        // A run measures the parts of backward passes where its schedule splits them.
+        Self { starts, ns, has_weights: job.schedule() == ScheduleKind::ZeroBubble }
     }
 
     /// Sets the time of every part: forward and backward.
     ///
     /// # Errors
     /// The first error of `part_ns`.
-    pub fn fill<E>(mut self, mut part_ns: impl FnMut(Part) -> Result<[u64; 2], E>) -> Result<Self, E> {
+    pub fn fill<E>(self, mut part_ns: impl FnMut(Part) -> Result<[u64; 2], E>) -> Result<Self, E> {
+        let filled = self.fill_split(|part| part_ns(part).map(|[forward, backward]| [forward, backward, 0]))?;
+        Ok(Self { has_weights: false, ..filled })
+    }
+
+    /// Sets the time of every part: forward, backward, and the part of backward that computes the gradients
+    /// of weights.
+    ///
+    /// # Errors
+    /// The first error of `part_ns`.
+    pub(crate) fn fill_split<E>(
+        mut self,
+        mut part_ns: impl FnMut(Part) -> Result<[u64; NUMBERS], E>,
+    ) -> Result<Self, E> {
+        self.has_weights = true;
         for stage in 0..self.starts.len().saturating_sub(1) {
             for microbatch in 0..self.starts[stage + 1] - self.starts[stage] {
                 let part = Part { microbatch: microbatch as u32, stage: stage as u16 };
                 let at = self.at(part);
-                self.ns[at..at + 2].copy_from_slice(&part_ns(part)?);
+                self.ns[at..at + NUMBERS].copy_from_slice(&part_ns(part)?);
             }
         }
         Ok(self)
@@ -58,11 +75,10 @@ impl PassTimes {
         if exists { [self.ns[self.at(part)], self.ns[self.at(part) + 1]] } else { [0, 0] }
     }
 
-    /// Returns the part of a backward pass that computes the gradients of weights, if it was measured.
+    /// Returns the part of a backward pass that computes the gradients of weights, if it is known.
     pub(crate) fn weight_ns(&self, part: Part) -> Option<u64> {
         let [_, backward] = self.part_ns(part);
-        let weight = if backward > 0 { self.ns[self.at(part) + 2] } else { 0 };
-        (weight > 0).then_some(weight)
+        self.has_weights.then(|| if backward > 0 { self.ns[self.at(part) + 2] } else { 0 })
     }
 
     /// Adds to the time of a pass; both halves of a split backward pass count as backward.
@@ -86,8 +102,6 @@ impl PassTimes {
 
 #[cfg(test)]
 mod tests {
-    use dflop_balancer::schedule::ScheduleKind;
-
     use super::super::{ModuleParallelism, simulate};
     use super::*;
     use dflop_models::{FrozenModules, ModelConfig, ModuleKind};
@@ -128,7 +142,7 @@ mod tests {
 
     #[test]
     fn measured_passes_add_up_by_part() {
-        let job = job(ScheduleKind::OneForwardOneBackward, 2, 2);
+        let job = job(ScheduleKind::ZeroBubble, 2, 2);
         let mut times = PassTimes::zero(&job, 2);
         let part = Part { microbatch: 3, stage: 1 };
         for (kind, ns) in

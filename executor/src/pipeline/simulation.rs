@@ -46,7 +46,7 @@ pub(crate) fn simulate(job: &Job, microbatches: usize, times: &PassTimes) -> Res
                 return Some(0);
             }
             let part = Part { microbatch: topology.outside(inside as u32, replica), stage: stage as u16 };
-            if times.part_ns(part)[1] == 0 { Some(0) } else { times.weight_ns(part) }
+            times.weight_ns(part)
         };
         let cells = 0..layout.stages() * layout.microbatches();
         let (forward_ns, backward_ns) =

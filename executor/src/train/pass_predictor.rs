@@ -21,6 +21,8 @@ pub struct PassPredictor {
     layers: PartModels,
     outside_layers: PartModels,
     head: PartModels,
+    /// Linear work of the layers, without recomputed forward passes.
+    linear: PartModels,
 }
 
 /// Cost models of some parts of all modules.
@@ -37,6 +39,8 @@ struct ModulePasses {
     layers: [u64; 2],
     outside_layers: [u64; 2],
     head: [u64; 2],
+    /// Gradients of the weights of layers, a part of their backward pass.
+    weights: u64,
 }
 
 impl PassPredictor {
@@ -56,6 +60,9 @@ impl PassPredictor {
             layers: parts(|part| !matches!(part, ProfilePart::OutsideLayers | ProfilePart::Head))?,
             outside_layers: parts(|part| part == ProfilePart::OutsideLayers)?,
             head: parts(|part| part == ProfilePart::Head)?,
+            linear: PartModels::new(spec, profile, Recomputation::None, frozen, |part| {
+                part == ProfilePart::Linear
+            })?,
         })
     }
 
@@ -87,15 +94,18 @@ impl PassPredictor {
             }
             by_module.push(passes);
         }
-        PassTimes::zero(job, predicted.rounds()).fill(|part| {
+        PassTimes::zero(job, predicted.rounds()).fill_split(|part| {
             let module = job.stages()[usize::from(part.stage)].module();
             Ok(of_stage(job, part, &by_module[module][part.microbatch as usize]))
         })
     }
 
     fn module(&self, module: Module, shapes: &[SampleShape]) -> Result<ModulePasses> {
+        let layers = self.layers.passes(module, shapes)?;
+        let [forward, linear] = self.linear.passes(module, shapes)?;
         Ok(ModulePasses {
-            layers: self.layers.passes(module, shapes)?,
+            layers,
+            weights: weights_ns(layers[1], [forward, linear]),
             outside_layers: self.outside_layers.passes(module, shapes)?,
             head: self.head.passes(module, shapes)?,
         })
@@ -137,12 +147,24 @@ impl ModulePasses {
         let scaled =
             |passes: [u64; 2]| passes.map(|ns| (u128::from(ns) * u128::from(total_ns) / sum.max(1)) as u64);
         let [layers, outside_layers, head] = parts.map(scaled);
-        Self { layers, outside_layers, head }
+        let [weights, _] = scaled([self.weights, 0]);
+        Self { layers, outside_layers, head, weights }
     }
 }
 
-/// Returns forward and backward of a stage: its share of the layers, and the parts outside them that it has.
-fn of_stage(job: &Job, part: Part, module: &ModulePasses) -> [u64; 2] {
+/// Returns the time for the gradients of weights in a backward pass of layers: half of that of their linear
+/// work, which multiplies twice as much as forward does, for weights and for inputs. A backward pass that is
+/// not longer than forward computes no gradient of weights, as those of frozen layers.
+///
+/// - `linear`: forward and backward of the linear work; 0 where the profile does not tell it from attention,
+///   and half of the whole backward pass is taken
+fn weights_ns(backward: u64, [forward, linear]: [u64; 2]) -> u64 {
+    if forward == 0 { backward / 2 } else { linear.saturating_sub(forward).min(linear / 2) }
+}
+
+/// Returns forward and backward of a stage, and the gradients of weights in it: its share of the layers, and
+/// the parts outside them that it has.
+fn of_stage(job: &Job, part: Part, module: &ModulePasses) -> [u64; 3] {
     let stage = &job.stages()[usize::from(part.stage)];
     let all = job.model().layers(stage.range.module).max(1);
     let is_last = stage.range.layers.end == all;
@@ -155,7 +177,10 @@ fn of_stage(job: &Job, part: Part, module: &ModulePasses) -> [u64; 2] {
         let head = if is_last { module.head[index] } else { 0 };
         layers as u64 + outside + head
     };
-    [pass(0), if stage.has_backward { pass(1) } else { 0 }]
+    let weights = u128::from(module.weights) * stage.range.layers.len() as u128 / all as u128;
+    let of_head = if is_last { module.head[1] / 2 } else { 0 };
+    let backward = if stage.has_backward { pass(1) } else { 0 };
+    [pass(0), backward, (weights as u64 + of_head).min(backward)]
 }
 
 #[cfg(test)]
@@ -225,7 +250,8 @@ mod tests {
             let of_module = |stage: &usize| costed(job.stages()[*stage].range.module) == module;
             let stages = (0..job.stages().len()).filter(of_module);
             let sum: u64 = stages
-                .flat_map(|stage| of_stage(&job, Part { microbatch: 0, stage: stage as u16 }, &passes))
+                .map(|stage| of_stage(&job, Part { microbatch: 0, stage: stage as u16 }, &passes))
+                .map(|[forward, backward, _]| forward + backward)
                 .sum();
             assert!(sum.abs_diff(expected.as_slice()[index]) < 10, "{module}: {sum}, {expected:?}");
         }
@@ -241,6 +267,10 @@ mod tests {
             [last - 1, last].map(|stage| of_stage(&job, Part { microbatch: 0, stage }, &passes));
         assert_eq!(passes.head, [3_480_000, 6_960_000], "348 targets");
         let layers = passes.layers[0] / 2;
+        // 4 of 10 us a token in the backward pass of layers, whose forward pass takes 5, and half of the head's.
+        for weights in [first[2], last[2] - passes.head[1] / 2] {
+            assert!(weights.abs_diff(layers * 4 / 5) < 10, "{weights} of {layers}");
+        }
         assert_eq!([first[0] - layers, last[0] - layers], [passes.outside_layers[0], passes.head[0]]);
         for pass in [first, last] {
             assert!(pass[1].abs_diff(2 * pass[0]) < 10, "{pass:?}");
@@ -263,16 +293,17 @@ mod tests {
         let encoder = dflop_models::encoder::FrozenEncoder { encoder: true, projector: true };
         let frozen = FrozenModules { vision: encoder, audio: encoder, is_llm_frozen: false };
         let passes = predictor(Recomputation::None, parts).module(Module::Vision, &shapes()).unwrap();
-        let [forward, backward] = of_stage(&job(1, frozen), Part { microbatch: 0, stage: 0 }, &passes);
-        assert!(forward > 0 && backward == 0);
+        let [forward, backward, weights] = of_stage(&job(1, frozen), Part { microbatch: 0, stage: 0 }, &passes);
+        assert!(forward > 0 && backward == 0 && weights == 0);
     }
 
     #[test]
     fn scaled_passes_add_up_to_the_planned_time() {
-        let passes = ModulePasses { layers: [10, 20], outside_layers: [0, 0], head: [30, 40] };
+        let passes = ModulePasses { layers: [10, 20], outside_layers: [0, 0], head: [30, 40], weights: 7 };
         let scaled = passes.scaled_to(200);
-        assert_eq!(scaled, ModulePasses { layers: [20, 40], outside_layers: [0, 0], head: [60, 80] });
-        let none = ModulePasses { layers: [0; 2], outside_layers: [0; 2], head: [0; 2] };
+        let expected = ModulePasses { layers: [20, 40], outside_layers: [0, 0], head: [60, 80], weights: 14 };
+        assert_eq!(scaled, expected);
+        let none = ModulePasses { layers: [0; 2], outside_layers: [0; 2], head: [0; 2], weights: 0 };
         assert_eq!(none.scaled_to(0), none);
     }
 }
