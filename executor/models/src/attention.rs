@@ -168,10 +168,11 @@ impl Attention {
         let rows = context.rows;
         let (log_sums, output) = (saved.take(), saved.take());
         let (qkv, x) = (saved.take(), saved.take());
-        let d_output = self.output.backward(pass, &output, dy, rows)?;
+        let d_output = self.output.backward_input(pass, dy, rows)?;
         let forward = (&output, &log_sums);
         let segments = self.segments(context);
         let mut d_qkv = device.attention_backward(&self.shape, segments, &qkv, forward, &d_output)?;
+        self.output.backward_weight(pass, output, dy, rows)?;
         if self.is_rotated {
             device.rope(Rotation::Backward, self.rope(), context.angles()?, &mut d_qkv)?;
         }

@@ -129,24 +129,43 @@ impl Linear {
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
-        x: &Tensor<D>,
+        x: Tensor<D>,
+        dy: &Tensor<D>,
+        rows: usize,
+    ) -> Result<Tensor<D>> {
+        self.backward_weight(pass, x, dy, rows)?;
+        self.backward_input(pass, dy, rows)
+    }
+
+    /// Returns the gradient of the input.
+    pub fn backward_input<D: Device>(
+        &self,
+        pass: &BackwardPass<'_, D>,
         dy: &Tensor<D>,
         rows: usize,
     ) -> Result<Tensor<D>> {
         let mut dx = pass.device.alloc(rows * self.inputs)?;
-        let columns = Columns::all(self.outputs);
+        self.backward_into(pass, dy, rows, Columns::all(self.outputs), false, &mut dx)?;
+        Ok(dx)
+    }
+
+    /// Accumulates the gradients of the parameters, now or later.
+    pub fn backward_weight<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        x: Tensor<D>,
+        dy: &Tensor<D>,
+        rows: usize,
+    ) -> Result<()> {
+        let layer = self.weights(Columns::all(self.outputs));
         match &mut pass.weights {
-            WeightGradients::Now => {
-                self.weights(columns).accumulate(pass.device, pass.parameters, (x, dy), rows)?;
-            }
-            // the caller goes on to use both
+            WeightGradients::Now => layer.accumulate(pass.device, pass.parameters, (&x, dy), rows),
+            // The caller goes on to use the gradient of the outputs.
             WeightGradients::Later(pending) => {
-                let (x, dy) = (pass.device.copy(x)?, pass.device.copy(dy)?);
-                pending.push(PendingWeights::new(vec![self.weights(columns)], x, dy, rows));
+                pending.push(PendingWeights::new(vec![layer], x, pass.device.copy(dy)?, rows));
+                Ok(())
             }
         }
-        self.backward_into(pass, dy, rows, columns, false, &mut dx)?;
-        Ok(dx)
     }
 
     /// Writes or accumulates the gradient of `x`, from a range of columns of wider rows.

@@ -110,7 +110,7 @@ impl Mlp {
     ) -> Result<Tensor<D>> {
         let device = pass.device;
         let (after, before, x) = (saved.take(), saved.take(), saved.take());
-        let mut d_after = self.down.backward(pass, &after, dy, rows)?;
+        let mut d_after = self.down.backward(pass, after, dy, rows)?;
         let d_before = match self.activation {
             None => {
                 let mut d_before = device.alloc(before.len())?;

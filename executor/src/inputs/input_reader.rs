@@ -37,7 +37,6 @@ pub struct InputReader<D: Device> {
     device: D,
     job: Arc<Job>,
     planner: StepPlanner,
-    /// In the order of the rank's roles.
     modules: Vec<ModuleReader>,
     /// Dropped after the streams, which run on it.
     runtime: tokio::runtime::Runtime,
@@ -46,7 +45,8 @@ pub struct InputReader<D: Device> {
 impl<D: Device> InputReader<D> {
     /// Starts reading for a rank.
     ///
-    /// - `roles`: roles of the rank ([`Job::roles`]); a rank of several modules reads for each
+    /// - `roles`: of the rank ([`Job::roles`]); an encoder that encodes the media of its rank's own texts reads
+    ///   them together with the LLM
     /// - `planner`: for the LLM's DP size, the same on all ranks
     /// - `preparer`: of the model; for the LLM it counts media tokens and makes no media tensors
     /// - `configure`: sets further settings of the loaders, such as their start
@@ -68,8 +68,7 @@ impl<D: Device> InputReader<D> {
         }
         // One worker: it drives the loaders' I/O, while they decode on threads of their pools.
         let runtime = start_runtime("dflop-inputs", 1).map_err(Error::Runtime)?;
-        let module = |role| ModuleReader::new(job.clone(), role, &planner, preparer.clone(), &configure);
-        let modules = roles.into_iter().map(module).collect::<Result<Vec<_>>>()?;
+        let modules = ModuleReader::all(&job, roles, &planner, &preparer, configure)?;
         if modules.is_empty() {
             let reason = "expected at least one, found none".to_owned();
             return Err(Error::InvalidSetting { setting: "roles", reason });
@@ -95,8 +94,9 @@ impl<D: Device> InputReader<D> {
         // ranks.
         comm.check_digest(step_plan.step, step_plan.digest.to_u64())?;
         let media = StepMedia::new(&self.job, &self.planner, &step_plan);
-        let by_module = self.modules.iter().map(|module| &module.role);
-        let prepared = by_module.zip(own.iter().map(|own| &own.samples));
+        let by_reader = self.modules.iter().zip(&own);
+        let prepared =
+            by_reader.flat_map(|(module, own)| module.roles.iter().map(move |role| (role, &own.samples)));
         let counts = TokenCounts::exchange(comm, &self.job, &media, step_plan.samples.len(), prepared)?;
         let plan = media.plan(
             &self.job,
@@ -119,7 +119,7 @@ impl<D: Device> InputReader<D> {
         }))
     }
 
-    /// Iterates over the loaders of the rank's modules, for their metrics and their lists of skipped samples.
+    /// Iterates over the loaders of the rank, for their metrics and their lists of skipped samples.
     pub fn loaders(&self) -> impl Iterator<Item = &BalancedLoader> {
         self.modules.iter().map(|module| &module.loader)
     }

@@ -11,16 +11,18 @@ pub(super) fn context<D: Device>(
     device: &D,
     encoder: &EncoderConfig,
     module: ModuleKind,
-    samples: &[PreparedSample],
+    samples: &[&PreparedSample],
 ) -> Result<MicrobatchContext<D>> {
     if module == ModuleKind::Audio {
         return audio(device, encoder, samples.iter().flat_map(|sample| &sample.clips));
     }
     let has_grid = |pixels: &PixelValues| pixels.grid_thw.is_some();
-    let mut all = samples.iter().flat_map(pixels);
+    let mut all = samples.iter().copied().flat_map(pixels);
     match all.next() {
-        Some((first, _)) if has_grid(first) => patches(device, encoder, samples.iter().flat_map(pixels)),
-        _ => tiles(device, encoder, samples.iter().flat_map(pixels)),
+        Some((first, _)) if has_grid(first) => {
+            patches(device, encoder, samples.iter().copied().flat_map(pixels))
+        }
+        _ => tiles(device, encoder, samples.iter().copied().flat_map(pixels)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads and prepares the samples of one rank for one module.
+//! Reads and prepares the samples of one rank for one module, or for modules that read the same samples.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +20,11 @@ use dflop_loader::{
 use dflop_models::encoder::EncoderConfig;
 use dflop_models::{MicrobatchContext, ModuleKind};
 
-/// Reader of the texts of an LLM's replica, or of the media of an encoder's.
+/// Reader of the texts of an LLM's replica, or of the media of an encoder's, or of both.
 pub(super) struct ModuleReader {
     job: Arc<Job>,
-    pub(super) role: RankRole,
+    /// Encoders before the LLM.
+    pub(super) roles: Vec<RankRole>,
     preparer: Arc<Preparer>,
     pub(super) loader: BalancedLoader,
     stream: StepStream,
@@ -36,26 +37,44 @@ pub(super) struct ModuleSamples {
 }
 
 impl ModuleReader {
-    pub(super) fn new(
+    /// Starts one reader for each group of a rank's roles that read the same samples.
+    pub(super) fn all(
+        job: &Arc<Job>,
+        roles: Vec<RankRole>,
+        planner: &StepPlanner,
+        preparer: &PreparerBuilder,
+        configure: impl Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder,
+    ) -> Result<Vec<Self>> {
+        let llm = roles.iter().find(|role| role.module == ModuleKind::Llm).map(|role| role.replica);
+        let is_with_llm = |role: &RankRole| llm == Some(role.replica) && job.reads_with_llm(role.module);
+        let (with_llm, alone): (Vec<_>, Vec<_>) = roles.into_iter().partition(is_with_llm);
+        let groups = alone.into_iter().map(|role| vec![role]).chain([with_llm]);
+        let reader = |roles| Self::new(job.clone(), roles, planner, preparer.clone(), &configure);
+        groups.filter(|roles| !roles.is_empty()).map(reader).collect()
+    }
+
+    fn new(
         job: Arc<Job>,
-        role: RankRole,
+        roles: Vec<RankRole>,
         planner: &StepPlanner,
         preparer: PreparerBuilder,
         configure: &impl Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder,
     ) -> Result<Self> {
-        let is_llm = role.module == ModuleKind::Llm;
-        let preparer = Arc::new(if is_llm { preparer.counted_media() } else { preparer }.build()?);
+        let last = &roles[roles.len() - 1];
+        let is_llm = last.module == ModuleKind::Llm;
+        let has_encoders = !is_llm || roles.len() > 1;
+        let preparer = Arc::new(if has_encoders { preparer } else { preparer.counted_media() }.build()?);
         // Encoder ranks select samples by their share, for which the DP rank has no meaning.
-        let dp_rank = if is_llm { role.replica } else { 0 };
+        let dp_rank = if is_llm { last.replica } else { 0 };
         let mut builder =
             BalancedLoader::builder(planner.clone(), dp_rank).preparer(preparer.clone()).unpacked();
         if !is_llm {
-            let share = ReplicaShare::new(job.clone(), planner.clone(), role.module, role.replica);
+            let share = ReplicaShare::new(job.clone(), planner.clone(), last.module, last.replica);
             builder = builder.share(Arc::new(share));
         }
         let loader = configure(builder).build()?;
         let stream = loader.stream();
-        Ok(Self { job, role, preparer, loader, stream })
+        Ok(Self { job, roles, preparer, loader, stream })
     }
 
     /// Returns the samples of the next step; `None` at the end of the run.
@@ -65,7 +84,7 @@ impl ModuleReader {
             .map(|Step { plan, microbatches, .. }| ModuleSamples { plan, samples: prepared(microbatches) }))
     }
 
-    /// Returns the contexts of the module's microbatches, except those with nothing to compute.
+    /// Returns the contexts of the modules' microbatches, except those with nothing to compute.
     pub(super) fn contexts<D: Device>(
         &self,
         device: &D,
@@ -74,49 +93,52 @@ impl ModuleReader {
         plan: &PipelineStepPlan,
         mut own: BTreeMap<u32, PreparedSample>,
     ) -> Result<BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>> {
-        let RankRole { module, replica, .. } = self.role;
         let mut contexts = BTreeMap::new();
-        let encoded = match module {
-            ModuleKind::Llm => None,
-            encoder => Some(media.encoded_by(&self.job, encoder, replica)?),
-        };
-        for (round, microbatch) in plan.microbatches_of(&self.job, module, replica).enumerate() {
-            let indices = match &encoded {
-                Some(encoded) => &encoded[round],
-                None => &media.microbatches[microbatch as usize].samples,
+        for &RankRole { module, replica, .. } in &self.roles {
+            let encoded = match module {
+                ModuleKind::Llm => None,
+                encoder => Some(media.encoded_by(&self.job, encoder, replica)?),
             };
-            let mut samples = Vec::with_capacity(indices.len());
-            for &index in indices.iter().filter(|&&index| counts.is_kept(index)) {
-                let missing = || self.missing(plan, microbatch, index);
-                samples.push(own.remove(&index).ok_or_else(missing)?);
-            }
-            if samples.is_empty() {
-                continue;
-            }
-            let context = match module {
-                ModuleKind::Llm => {
-                    let llm = &self.job.model().llm;
-                    text_context::context(device, llm, &self.preparer, samples, plan.loss_scale())?
+            for (round, microbatch) in plan.microbatches_of(&self.job, module, replica).enumerate() {
+                let indices = match &encoded {
+                    Some(encoded) => &encoded[round],
+                    None => &media.microbatches[microbatch as usize].samples,
+                };
+                let kept: Vec<u32> = indices.iter().copied().filter(|index| counts.is_kept(*index)).collect();
+                if let Some(index) = kept.iter().find(|index| !own.contains_key(index)) {
+                    return Err(self.missing(plan, (module, microbatch), *index));
                 }
-                encoder => Some(media_context::context(device, self.encoder()?, encoder, &samples)?),
-            };
-            contexts.extend(context.map(|context| ((module, microbatch), Arc::new(context))));
+                let context = match module {
+                    _ if kept.is_empty() => None,
+                    ModuleKind::Llm => {
+                        // The LLM comes last, so it takes the samples.
+                        let samples = kept.iter().filter_map(|index| own.remove(index)).collect();
+                        let llm = &self.job.model().llm;
+                        text_context::context(device, llm, &self.preparer, samples, plan.loss_scale())?
+                    }
+                    encoder => {
+                        let samples: Vec<&PreparedSample> = kept.iter().map(|index| &own[index]).collect();
+                        Some(media_context::context(device, self.encoder(encoder)?, encoder, &samples)?)
+                    }
+                };
+                contexts.extend(context.map(|context| ((module, microbatch), Arc::new(context))));
+            }
         }
         Ok(contexts)
     }
 
-    fn encoder(&self) -> Result<&EncoderConfig> {
+    fn encoder(&self, module: ModuleKind) -> Result<&EncoderConfig> {
         let model = self.job.model();
-        let encoder = if self.role.module == ModuleKind::Vision { &model.vision } else { &model.audio };
-        let problem = || format!("the model has no encoder for {:?}", self.role.module);
+        let encoder = if module == ModuleKind::Vision { &model.vision } else { &model.audio };
+        let problem = || format!("the model has no encoder for {module:?}");
         encoder.as_ref().ok_or_else(|| Error::InvalidSetting { setting: "modules", reason: problem() })
     }
 
     /// Returns the error for a sample that other ranks could prepare and this one could not.
-    fn missing(&self, plan: &PipelineStepPlan, microbatch: u32, index: u32) -> Error {
+    fn missing(&self, plan: &PipelineStepPlan, (module, microbatch): (ModuleKind, u32), index: u32) -> Error {
         let skipped = self.loader.skip_log().last();
         let why = skipped.map_or(String::new(), |skipped| format!(": {}", skipped.reason));
-        let module = crate::pipeline::module_name(self.role.module);
+        let module = crate::pipeline::module_name(module);
         let problem = format!("sample {index} was prepared on other ranks, but not on this one{why}");
         Error::Plan { step: plan.step(), module, microbatch: microbatch as usize, problem }
     }

@@ -33,6 +33,8 @@ pub(super) struct TokenCounts {
     /// `[samples, COLUMNS]`.
     table: Vec<u64>,
     encoders: Vec<usize>,
+    /// Whether some media are prepared together with their text.
+    has_joint_samples: bool,
 }
 
 impl TokenCounts {
@@ -57,7 +59,9 @@ impl TokenCounts {
         }
         comm.all_reduce(StepContext::step(media.step, "sum token counts"), table.as_mut_slice().into())?;
         let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
-        Ok(Self { table, encoders })
+        let mut modules = job.modules().iter().map(|own| own.module);
+        let has_joint_samples = modules.any(|own| own != ModuleKind::Llm && job.reads_with_llm(own));
+        Ok(Self { table, encoders, has_joint_samples })
     }
 
     fn row(&self, index: u32) -> &[u64] {
@@ -69,7 +73,8 @@ impl TokenCounts {
         let row = self.row(index);
         // No rank counted its text.
         if row[TOKENS] == 0 {
-            return Some("its text could not be prepared".to_owned());
+            let what = if self.has_joint_samples { "its text or media" } else { "its text" };
+            return Some(format!("{what} could not be prepared"));
         }
         let differs = |encoder: &&usize| row[ROOM[**encoder]] != row[MADE[**encoder]];
         self.encoders.iter().find(differs).map(|&encoder| {

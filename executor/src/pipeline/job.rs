@@ -172,6 +172,14 @@ impl Job {
         if has_own { dp_size } else { 1 }
     }
 
+    /// Returns whether ranks read the samples of a module together with those of the LLM's replica of the same
+    /// number: the LLM's own, and those of an encoder that encodes their media on the same ranks.
+    pub(crate) fn reads_with_llm(&self, module: ModuleKind) -> bool {
+        let is_paired = |index: usize| index + 1 == self.modules.len() || self.is_paired(index);
+        module == ModuleKind::Llm
+            || (self.placement == Placement::Joint && self.module_index(module).is_some_and(is_paired))
+    }
+
     /// Returns whether every replica of an encoder encodes the media of the LLM's replica of the same number.
     pub(super) fn is_paired(&self, module: usize) -> bool {
         let dp_size = self.llm().dp_size;

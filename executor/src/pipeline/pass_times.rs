@@ -42,7 +42,8 @@ impl PassTimes {
     /// # Errors
     /// The first error of `part_ns`.
     pub fn fill<E>(self, mut part_ns: impl FnMut(Part) -> Result<[u64; 2], E>) -> Result<Self, E> {
-        let filled = self.fill_split(|part| part_ns(part).map(|[forward, backward]| [forward, backward, 0]))?;
+        let filled =
+            self.fill_split(|part| part_ns(part).map(|[forward, backward]| [forward, backward, 0]))?;
         Ok(Self { has_weights: false, ..filled })
     }
 

@@ -293,7 +293,8 @@ mod tests {
         let encoder = dflop_models::encoder::FrozenEncoder { encoder: true, projector: true };
         let frozen = FrozenModules { vision: encoder, audio: encoder, is_llm_frozen: false };
         let passes = predictor(Recomputation::None, parts).module(Module::Vision, &shapes()).unwrap();
-        let [forward, backward, weights] = of_stage(&job(1, frozen), Part { microbatch: 0, stage: 0 }, &passes);
+        let [forward, backward, weights] =
+            of_stage(&job(1, frozen), Part { microbatch: 0, stage: 0 }, &passes);
         assert!(forward > 0 && backward == 0 && weights == 0);
     }
 

@@ -148,7 +148,7 @@ impl<D: Device> Block<D> for Projector {
             Matrices::Mlp(mlp) => mlp.backward(pass, &d, rows, saved)?,
             Matrices::Linear(linear) => {
                 let x = saved.take();
-                linear.backward(pass, &x, &d, rows)?
+                linear.backward(pass, x, &d, rows)?
             }
         };
         let Some(norm) = self.norm else { return Ok(Some(dx)) };

@@ -2,6 +2,7 @@
 
 use super::corpus::{Corpus, Family, mixed};
 use super::job::{Ran, Setting, run};
+use dflop_executor::pipeline::Placement;
 
 /// Stages and DP sizes of encoder and LLM.
 const LAYOUTS: [[[usize; 2]; 2]; 3] = [[[1, 1], [1, 1]], [[2, 2], [2, 1]], [[3, 1], [1, 1]]];
@@ -35,6 +36,24 @@ fn a_damaged_image_is_dropped_by_all_ranks_and_the_rest_learned() {
                 assert_eq!((sample, reason), (bad as u64, "its images could not be decoded"), "{family:?}");
                 truth.assert_close(&damaged);
             }
+        }
+    }
+}
+
+/// With joint placement a rank reads texts and media together, with colocated placement for each module.
+#[test]
+fn a_damaged_image_is_dropped_where_modules_share_ranks() {
+    for family in Family::ALL.into_iter().filter(|family| !family.hears()) {
+        let [with, without] = with_and_without(family, 4);
+        let truth = run(&without, &Setting { microbatches: 1, ..Setting::new(7, 1) });
+        for (placement, [encoder, llm], reason) in [
+            (Placement::Joint, [[1, 1], [1, 2]], "its text or media could not be prepared"),
+            (Placement::Joint, [[1, 1], [2, 1]], "its text or media could not be prepared"),
+            (Placement::Colocated, [[2, 1], [1, 2]], "its images could not be decoded"),
+        ] {
+            let ran = run(&with, &Setting { placement, encoder, llm, ..Setting::new(8, 1) });
+            assert_eq!(dropped(&ran), (4, reason), "{family:?}");
+            truth.assert_close(&ran);
         }
     }
 }

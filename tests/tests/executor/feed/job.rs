@@ -12,7 +12,7 @@ use dflop_executor::device::Cpu;
 use dflop_executor::inputs::{InputReader, SkippedSample};
 use dflop_executor::models::weights::Seed;
 use dflop_executor::models::{Activations, FrozenModules, ModuleKind};
-use dflop_executor::pipeline::{Job, ModuleParallelism, RankRole};
+use dflop_executor::pipeline::{Job, ModuleParallelism, Placement, RankRole};
 use dflop_executor::train::join_job;
 use dflop_loader::error::Skipped;
 use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
@@ -23,6 +23,7 @@ use super::corpus::Corpus;
 /// Parallelism and inputs of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
+    pub(crate) placement: Placement,
     pub(crate) strategy: Strategy,
     pub(crate) global_batch: u64,
     pub(crate) microbatches: usize,
@@ -40,16 +41,25 @@ impl Setting {
     pub(crate) const fn new(global_batch: u64, steps: u64) -> Self {
         let strategy = Strategy::SEARCH;
         let (encoder, llm) = ([1, 1], [1, 1]);
-        Self { strategy, global_batch, microbatches: 2, encoder, llm, steps, tokens_max: None }
+        let placement = Placement::Disaggregated;
+        Self { placement, strategy, global_batch, microbatches: 2, encoder, llm, steps, tokens_max: None }
     }
 
     pub(crate) fn job(&self, corpus: &Corpus) -> Job {
         let layout = |module: ModuleKind| {
+            let layers = corpus.model.layers(module);
+            if self.placement == Placement::Joint && module != ModuleKind::Llm {
+                // The encoder is in the first stage of the chain.
+                let stages =
+                    (0..self.llm[1]).map(|stage| if stage == 0 { 0..layers } else { layers..layers });
+                return ModuleParallelism::new(module, stages.collect());
+            }
             let [dp_size, stages] = if module == ModuleKind::Llm { self.llm } else { self.encoder };
-            ModuleParallelism::even(module, corpus.model.layers(module), stages).dp_size(dp_size)
+            ModuleParallelism::even(module, layers, stages).dp_size(dp_size)
         };
         let modules = corpus.model.modules().into_iter().map(layout).collect();
-        Job::new(corpus.model.clone(), FrozenModules::default(), modules, ScheduleKind::OneForwardOneBackward)
+        let (model, schedule) = (corpus.model.clone(), ScheduleKind::OneForwardOneBackward);
+        Job::placed(self.placement, model, FrozenModules::default(), modules, schedule)
             .expect("the layout fits")
     }
 }
@@ -131,10 +141,14 @@ fn of_rank(
         .planner(setting.global_batch)
         .dp_size(setting.llm[0])
         .microbatches(setting.microbatches)
-        .strategy(setting.strategy)
-        .stages(job.modules().iter().map(|module| module.stages.len()).collect())
-        .module_dp_sizes(job.modules().iter().map(|module| module.dp_size).collect())
-        .build()?;
+        .strategy(setting.strategy);
+    let planner = match setting.placement {
+        Placement::Disaggregated => planner
+            .stages(job.modules().iter().map(|module| module.stages.len()).collect())
+            .module_dp_sizes(job.modules().iter().map(|module| module.dp_size).collect()),
+        _ => planner.stage_layers(stage_layers(job)),
+    };
+    let planner = planner.build()?;
     let budget = ErrorBudget::new(1.0)?;
     let preparer = corpus.preparer();
     let preparer = setting.tokens_max.into_iter().fold(preparer, PreparerBuilder::tokens_max);
@@ -165,6 +179,16 @@ fn of_rank(
     let loader = feed.loaders().next().expect("a loader of every rank");
     let (metrics, skipped) = (loader.metrics(), loader.skipped());
     Ok(RankSeen { place: places[0].clone(), steps, gradients, metrics, skipped })
+}
+
+/// Returns the layers of every module in the stages of the pipelines; a colocated encoder has none.
+fn stage_layers(job: &Job) -> Vec<Vec<usize>> {
+    let mut layers = job.chain_layers();
+    let stages = layers.last().map_or(0, Vec::len);
+    let encoders = layers.len() - 1;
+    let colocated = layers[..encoders].iter_mut().filter(|_| job.placement() == Placement::Colocated);
+    colocated.for_each(|layers| *layers = vec![0; stages]);
+    layers
 }
 
 fn norm(values: &[f32]) -> f64 {
