@@ -50,7 +50,7 @@ pub use norm::{Norm, NormKind};
 pub use parameters::{BUCKET_ELEMENTS, GradientPair, ParameterBucket, Parameters};
 pub use rope::Rope;
 pub use sharding_check::DimensionFields;
-pub use stage::{Activations, Stage, StageOptions, StageSettings, assemble};
+pub use stage::{Activations, BlockStage, GradientsDone, Stage, StageOptions, StageSettings, assemble};
 pub use stage_blocks::StageBlocks;
 pub use tensor_parallel::{TensorParallel, TensorPass};
 pub use weight_gradients::{LayerWeights, PendingWeights, WeightGradients};

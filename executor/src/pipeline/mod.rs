@@ -72,6 +72,7 @@ mod assign_media;
 mod gradient_groups;
 mod gradient_reduction;
 mod job;
+mod output_check;
 mod pass_times;
 mod pipeline_rank;
 mod rank_map;

@@ -20,7 +20,7 @@ pub fn build_stages<D: Device>(
     frozen: FrozenModules,
     activations: Activations,
     source: &dyn WeightSource,
-) -> Result<Vec<Stage<D>>> {
+) -> Result<Vec<Box<dyn Stage<D>>>> {
     if comm.size() != job.world_size() {
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });
@@ -39,7 +39,7 @@ pub fn build_stages<D: Device>(
             tensor_parallel: tensor_parallel.clone(),
             ..StageSettings::default()
         };
-        job.model().stage_with(device, &range, frozen, settings, source)
+        job.model().stage_with(device, &range, frozen, settings, source).map(Stage::boxed)
     };
     Ok(job.ranges(&place).into_iter().map(stage).collect::<Result<_, _>>()?)
 }

@@ -13,7 +13,9 @@ use dflop_executor::pipeline::{
 };
 use dflop_executor::{Error, Result};
 use dflop_models::weights::{Seed, WeightSource};
-use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, StageSettings};
+use dflop_models::{
+    Activations, BlockStage, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings,
+};
 
 use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
 use super::device::{TestDevice, device};
@@ -36,7 +38,14 @@ pub(crate) struct Setting {
     pub(crate) surplus_tokens: usize,
     pub(crate) comm: Settings,
     pub(crate) weights: Arc<dyn WeightSource + Send + Sync>,
+    /// Makes the stages that run from those of the model.
+    pub(crate) stages: Arc<Stages>,
 }
+
+/// Makes a stage that runs from the one of the model.
+pub(crate) type Stages =
+    dyn Fn(&Setting, &StageRange, TestStage) -> Result<Box<dyn Stage<TestDevice>>> + Send + Sync;
+type TestStage = BlockStage<TestDevice>;
 
 impl Setting {
     pub(crate) fn new(model: &Arc<ModelConfig>, modules: Vec<ModuleParallelism>) -> Self {
@@ -53,6 +62,7 @@ impl Setting {
             surplus_tokens: 0,
             comm: patient(),
             weights: Arc::new(Seed(1)),
+            stages: Arc::new(|_, _, stage| Ok(stage.boxed())),
         }
     }
 
@@ -111,12 +121,14 @@ pub(crate) fn pipeline(
     device: &TestDevice,
 ) -> Result<PipelineRank<TestDevice>> {
     let placement = job.placement(comm.rank())?;
-    let stage = |range| {
+    let stage = |range: &StageRange| -> Result<Box<dyn Stage<TestDevice>>> {
         let (activations, bucket_elements) = (setting.activations, setting.bucket_elements);
         let settings = StageSettings { activations, bucket_elements, ..StageSettings::default() };
-        setting.model.stage_with(device, range, setting.frozen, settings, setting.weights.as_ref())
+        let weights = setting.weights.as_ref();
+        let stage = setting.model.stage_with(device, range, setting.frozen, settings, weights)?;
+        (setting.stages)(setting, range, stage)
     };
-    let stages = job.ranges(&placement).iter().map(stage).collect::<dflop_models::Result<_>>()?;
+    let stages = job.ranges(&placement).iter().map(stage).collect::<Result<_>>()?;
     Ok(PipelineRank::new(Box::new(comm), Arc::clone(job), stages)?.check_plans(setting.is_plan_checked))
 }
 
