@@ -20,7 +20,7 @@
 //! use dflop_executor::Result;
 //! use dflop_executor::comm::{Comm, Settings, threads};
 //! use dflop_executor::device::Cpu;
-//! use dflop_executor::models::{FrozenModules, ModelConfig, ModuleKind, TextBatch};
+//! use dflop_executor::models::{FrozenModules, ModelConfig, ModuleKind, Stage, TextBatch};
 //! use dflop_executor::pipeline::{
 //!     Job, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep,
 //! };
@@ -39,7 +39,10 @@
 //!     let (device, model) = (Cpu::new(1)?, job.model());
 //!     let placement = job.placement(comm.rank())?;
 //!     let frozen = FrozenModules::default();
-//!     let stage = |range| model.stage(&device, range, frozen, Activations::Stored, &Seed(1));
+//!     // Another implementation of `Stage` may take the place of each.
+//!     let stage = |range| {
+//!         model.stage(&device, range, frozen, Activations::Stored, &Seed(1)).map(Stage::boxed)
+//!     };
 //!     let stages = job.ranges(&placement).iter().map(stage).collect::<Result<_, _>>()?;
 //!     let mut pipeline = PipelineRank::new(Box::new(comm), Arc::clone(&job), stages)?;
 //!
