@@ -4,7 +4,7 @@
 //! but have none and are in no checkpoint.
 //!
 //! # Source
-//! Hu et al.: "LoRA: Low-Rank Adaptation of Large Language Models", 2021, arXiv:2106.09685.
+//! Hu et al.: "`LoRA`: Low-Rank Adaptation of Large Language Models", 2021, arXiv:2106.09685.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -24,7 +24,7 @@ use dflop_executor::optimizer::{JobOptimizer, JobOptimizerSettings, LearningRate
 use dflop_executor::pipeline::{
     Job, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep,
 };
-use dflop_models::weights::Seed;
+use dflop_models::weights::{ParameterSpec, Seed, WeightSource};
 use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, Stage, TextBatch};
 
 const MICROBATCHES: usize = 4;
@@ -43,6 +43,17 @@ const CHECKED: [(usize, &str, usize); 5] = [
 const STEP_SIZE: f32 = 1.0 / 64.0;
 /// Largest relative error of a gradient; the forward pass is in `f32`.
 const TOLERANCE: f64 = 0.02;
+
+/// Random weights, with an LM head as large as after training: it is frozen, and bounds how far the loss
+/// falls.
+struct Weights;
+
+impl WeightSource for Weights {
+    fn values(&self, spec: &ParameterSpec) -> dflop_models::Result<Vec<f32>> {
+        let factor = if spec.name == "lm_head.weight" { 25.0 } else { 1.0 };
+        Ok(Seed(1).values(spec)?.into_iter().map(|value| factor * value).collect())
+    }
+}
 
 /// What a rank returns.
 #[derive(Debug, PartialEq)]
@@ -71,7 +82,7 @@ fn main() -> Result<()> {
         all.push(ranks);
     }
     let losses = &all[0][0].losses;
-    assert!(losses[STEPS as usize - 1] < 0.8 * losses[0], "the loss falls: {losses:?}");
+    assert!(losses[STEPS as usize - 1] < 0.5 * losses[0], "the loss falls: {losses:?}");
     assert_eq!(all[0], all[1], "both schedules give the same bits");
     for (rank, tensor, element) in CHECKED {
         let index = CHECKED.iter().position(|checked| *checked == (rank, tensor, element)).unwrap_or(0);
@@ -87,9 +98,9 @@ fn train(comm: threads::ThreadComm, job: &Arc<Job>) -> Result<Trained> {
     let (device, model, rank) = (Cpu::new(1)?, job.model(), comm.rank());
     let stage = |range| -> Result<Box<dyn Stage<Cpu>>> {
         Ok(if rank == 0 {
-            model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Seed(1))?.boxed()
+            model.stage(&device, range, FrozenModules::default(), Activations::Stored, &Weights)?.boxed()
         } else {
-            Adapter::new(&device, model, range, ADAPTER_RANK, &Seed(1))?.boxed()
+            Adapter::new(&device, model, range, ADAPTER_RANK, &Weights)?.boxed()
         })
     };
     let stages = job.ranges(&job.placement(rank)?).iter().map(stage).collect::<Result<_>>()?;

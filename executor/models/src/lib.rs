@@ -1,8 +1,8 @@
 //! Models as lists of blocks.
 //!
 //! A module (encoder with its projector, or LLM) is a list of [`Block`]s: a first one that turns inputs into
-//! rows, transformer layers, and a last one that projects or computes the loss. A pipeline runs any [`Stage`];
-//! one that runs a range of blocks is a [`BlockStage`]. The layers of all families are one block, [`Layer`],
+//! rows, transformer layers, and a last one that projects or computes the loss. A pipeline runs any
+//! [`Stage`]; a [`BlockStage`] runs a range of blocks. The layers of all families are one block, [`Layer`],
 //! with different norms, projections and names; families differ in their first and last blocks. One file of
 //! [`families`] has one family.
 //!

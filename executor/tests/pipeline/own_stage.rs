@@ -15,7 +15,9 @@ use dflop_models::{
 };
 
 use super::adapter::Adapter;
-use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, round_robin, texts};
+use super::batch::{
+    Cut, Item, LLM_LAYERS, Sample, language_model, plan_of, round_robin, sample, texts, with_encoders,
+};
 use super::device::{TestDevice, device};
 use super::job::{Setting, pipeline, run_failing, run_job, work};
 use super::support::{Transport, run};
@@ -240,6 +242,33 @@ fn outputs_of_another_size_or_type_end_all_ranks_by_stage_and_microbatch() {
                 assert!(error.contains(&expected), "{fault:?}, rank {of}: {error}");
                 assert!(of != rank || error.starts_with(&expected), "{fault:?}: {error}");
             }
+        }
+    }
+}
+
+/// Rows between an encoder and the LLM: microbatch 2 has one image of 4 tokens.
+#[test]
+fn tokens_and_their_gradients_of_another_size_end_all_ranks_by_stage_and_microbatch() {
+    let model = with_encoders(true, false);
+    let samples: Vec<Sample> =
+        (0..4).map(|seed| sample(seed, vec![Item::Image { grid: [4, 4], seed }])).collect();
+    let rows = "expected 4 rows of 16 elements of F32";
+    let vision = format!("stage Vision 0..2, microbatch 2: forward gives 63 elements of F32, {rows}");
+    let gradient = "backward gives, as gradient of the input, 65 elements of F32";
+    let llm = format!("stage Llm 0..4, microbatch 2: {gradient}, {rows}");
+    for (module, fault, expected) in
+        [(ModuleKind::Vision, Fault::Rows, vision), (ModuleKind::Llm, Fault::Gradient, llm)]
+    {
+        let layout = |of: ModuleKind| ModuleParallelism::even(of, model.layers(of), 1);
+        let setting = Setting {
+            stages: Arc::new(move |_, range, stage| {
+                Ok(if range.module == module { Faulty(stage, fault).boxed() } else { stage.boxed() })
+            }),
+            modules: model.modules().into_iter().map(layout).collect(),
+            ..Setting::new(&model, Vec::new())
+        };
+        for error in run_failing(&setting, (&samples, &round_robin(4, 4)), &|_, _| {}) {
+            assert!(error.to_string().contains(&expected), "{error}");
         }
     }
 }

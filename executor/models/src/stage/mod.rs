@@ -41,15 +41,15 @@ pub type GradientsDone<'a, D> = dyn FnMut(&mut Parameters<D>, usize) -> Result<(
 /// - Any number of microbatches is in flight, in any order: what a pass needs of an earlier one is saved by
 ///   microbatch number. Numbers come again in the next step.
 /// - Gradients of a microbatch are added to those of the microbatches before, in `f32`, in the order of the
-///   passes; all schedules then give the same bits. A stage neither sets them to zero nor scales them, because
-///   the loss is already scaled by [`TextInputs::loss_scale`](crate::TextInputs::loss_scale).
+///   passes; all schedules then give the same bits. A stage does not set them to zero. The last stage scales
+///   the gradient of its loss by [`TextInputs::loss_scale`](crate::TextInputs::loss_scale), no other scales.
 /// - Passes do not wait for the device ([`Runtime::read`](dflop_device::Runtime::read),
 ///   [`Runtime::download`](dflop_device::Runtime::download)), or the pipeline is late.
-/// - Rows have the sizes that the job derives from the model: `[rows, width]` of the context and of the module,
-///   in the type of the device's weights. The pipeline checks what a stage returns.
+/// - Rows have the sizes that the job derives from the model: `[rows, width]` of the context and of the
+///   module, in the type of the device's weights. The pipeline checks what a stage returns.
 ///
-/// Parameters are what is trained and saved: an optimizer updates the trained ones, checkpoints contain all of
-/// them. Names are unique in the job, except for copies of a tied parameter.
+/// Parameters are what is trained and saved: an optimizer updates the trained ones, checkpoints contain all
+/// of them. Names are unique in the job, except for copies of a tied parameter.
 ///
 /// Required are the methods that no stage can do without; the others suit a stage that is trained, has all of
 /// its layers, and computes gradients of weights wherever it likes. `executor/examples/own_stage` has a whole
@@ -67,8 +67,8 @@ pub trait Stage<D: Device>: Send {
     /// Mutable parameters, for the optimizer.
     fn parameters_mut(&mut self) -> &mut Parameters<D>;
 
-    /// Returns whether this stage, or anything before it, is trained, so that it exchanges gradients. Default:
-    /// yes. It agrees with the modules that the job trains and is the same at all times.
+    /// Returns whether this stage, or anything before it, is trained, so that it exchanges gradients.
+    /// Default: yes. It agrees with the modules that the job trains and is the same at all times.
     fn has_backward(&self) -> bool {
         true
     }
@@ -79,7 +79,7 @@ pub trait Stage<D: Device>: Send {
     /// - `input`: `[rows, width]` of the previous stage; encoder tokens, if any, for the first stage of the
     ///   LLM; nothing for the first stage of an encoder
     /// - returns rows for the next stage, `[rows, width]`; the last stage of an encoder returns a row per
-    ///   token, the last stage of the LLM the sum of losses, one `f64`
+    ///   token, the last stage of the LLM the unscaled sum of losses, one `f64`
     ///
     /// # Errors
     /// [`Error::Input`](crate::Error::Input) if the input does not fit the context,
@@ -93,14 +93,15 @@ pub trait Stage<D: Device>: Send {
         input: Option<Tensor<D>>,
     ) -> Result<BlockOutput<D>>;
 
-    /// Runs backward on a microbatch: accumulates the gradients of all parameters, returns the gradient of the
-    /// input, and reports complete gradients on the way. Default: [`backward_input`](Self::backward_input),
-    /// [`backward_weight`](Self::backward_weight), then one report of everything.
+    /// Runs backward on a microbatch: accumulates the gradients of all parameters, returns the gradient of
+    /// the input, and reports complete gradients on the way. Default:
+    /// [`backward_input`](Self::backward_input), [`backward_weight`](Self::backward_weight), then one report
+    /// of everything.
     ///
     /// - `gradient`, returned gradient: as for [`backward_input`](Self::backward_input)
     /// - `done`: called with indices of parameters that never grow. A pipeline sums reported gradients over
-    ///   replicas while the pass goes on, so the pass does not touch them again. A stage that reports nothing is
-    ///   correct, but later.
+    ///   replicas while the pass goes on, so the pass does not touch them again. A stage that reports
+    ///   nothing is correct, but later.
     ///
     /// # Errors
     /// The errors of [`backward_input`](Self::backward_input), [`backward_weight`](Self::backward_weight) and
@@ -121,8 +122,8 @@ pub trait Stage<D: Device>: Send {
     /// here or in [`backward_weight`](Self::backward_weight).
     ///
     /// - `gradient`: of the rows that forward returned; none if it returned a loss
-    /// - returns the gradient of forward's input, of the same size; it may be left out if there was no input, or
-    ///   nothing before it is trained
+    /// - returns the gradient of forward's input, of the same size; it may be left out if there was no
+    ///   input, or nothing before it is trained
     ///
     /// # Errors
     /// [`Error::Order`](crate::Error::Order) if the microbatch is not in flight,
