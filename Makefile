@@ -36,6 +36,7 @@ test-rust:
 	$(EXAMPLES)/balanced
 	$(EXAMPLES)/model_inputs
 	$(EXAMPLES)/comm_speed
+	$(EXAMPLES)/own_stage
 
 # The package as users install it, in a virtual environment with NumPy and pyarrow; then the example that takes no more.
 # PYTHON_PROFILE=dev shares what `make test-rust` has built; `dist` installs what a wheel holds, after a build of its own.

@@ -20,7 +20,8 @@ use dflop_executor::optimizer::{
 };
 use dflop_models::weights::Seed;
 use dflop_models::{
-    Activations, BlockOutput, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, TextBatch,
+    Activations, BlockOutput, BlockStage, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange,
+    TextBatch,
 };
 
 const SAMPLES: usize = 8;
@@ -52,7 +53,12 @@ fn main() -> Result<()> {
 }
 
 /// Returns the losses of the first and the last step, and seconds; the first step is not timed.
-fn run(config: &ModelConfig, device: &Cpu, stage: &mut Stage<Cpu>, steps: usize) -> Result<(f64, f64, f64)> {
+fn run(
+    config: &ModelConfig,
+    device: &Cpu,
+    stage: &mut BlockStage<Cpu>,
+    steps: usize,
+) -> Result<(f64, f64, f64)> {
     let settings = AdamWSettings {
         beta2: 0.999,
         weight_decay: 0.01,
@@ -81,7 +87,7 @@ fn run(config: &ModelConfig, device: &Cpu, stage: &mut Stage<Cpu>, steps: usize)
     Ok((first, last, start.elapsed().as_secs_f64()))
 }
 
-fn train_step(config: &ModelConfig, device: &Cpu, stage: &mut Stage<Cpu>) -> Result<f64> {
+fn train_step(config: &ModelConfig, device: &Cpu, stage: &mut BlockStage<Cpu>) -> Result<f64> {
     let tokens = SAMPLES * TOKENS;
     let input_ids: Vec<i64> =
         (0..tokens as i64).map(|token| (token * token + 7 * token / 3) % VOCABULARY).collect();

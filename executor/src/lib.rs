@@ -1,9 +1,9 @@
 //! Runs encoder and LLM stages of multimodal training: forward, backward and optimizer.
 //!
-//! A [`Stage`](models::Stage) is a range of consecutive layers of one module: an image or audio
-//! encoder with its projector, or the LLM. [`models`] holds stages, models and their weights, [`device`] the
-//! operations that they are written against, [`comm`] the messages between ranks and their launcher: crates
-//! of their own.
+//! A [`Stage`](models::Stage) is a range of consecutive layers of one module: an image or audio encoder with
+//! its projector, or the LLM. It is a trait; the built-in one is [`BlockStage`](models::BlockStage).
+//! [`models`] holds stages, models and their weights, [`device`] the operations that they are written
+//! against, [`comm`] the messages between ranks and their launcher: crates of their own.
 //!
 //! A [`pipeline::PipelineRank`] is one rank of a job: it runs a schedule's actions over its stages and
 //! communicators. [`inputs`] prepares its microbatches from the balanced loader, [`optimizer`] turns

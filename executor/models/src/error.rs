@@ -40,6 +40,9 @@ pub enum Error {
     /// A stage was called out of order.
     #[error("stage {stage}, microbatch {microbatch}: {problem}")]
     Order { stage: String, microbatch: usize, problem: &'static str },
+    /// A stage returned something else than the next one takes.
+    #[error("stage {stage}, microbatch {microbatch}: {problem}")]
+    Output { stage: String, microbatch: usize, problem: String },
     /// The loss is NaN or infinite.
     #[error("stage {stage}, microbatch {microbatch}: the loss is {loss}")]
     Loss { stage: String, microbatch: usize, loss: f64 },

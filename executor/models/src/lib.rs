@@ -1,10 +1,10 @@
 //! Models as lists of blocks.
 //!
 //! A module (encoder with its projector, or LLM) is a list of [`Block`]s: a first one that turns inputs into
-//! rows, transformer layers, and a last one that projects or computes the loss. A pipeline stage is a range
-//! of them ([`Stage`]). The layers of all families are one block, [`Layer`], with different
-//! norms, projections and names; families differ in their first and last blocks. One file of [`families`] has
-//! one family.
+//! rows, transformer layers, and a last one that projects or computes the loss. A pipeline runs any
+//! [`Stage`]; a [`BlockStage`] runs a range of blocks. The layers of all families are one block, [`Layer`],
+//! with different norms, projections and names; families differ in their first and last blocks. One file of
+//! [`families`] has one family.
 //!
 //! Forward and backward are written by hand. A forward pushes the buffers that its backward needs on
 //! [`SavedActivations`], and backward pops them in reverse order; a block saves its input first, so that a
@@ -50,7 +50,7 @@ pub use norm::{Norm, NormKind};
 pub use parameters::{BUCKET_ELEMENTS, GradientPair, ParameterBucket, Parameters};
 pub use rope::Rope;
 pub use sharding_check::DimensionFields;
-pub use stage::{Activations, Stage, StageOptions, StageSettings, assemble};
+pub use stage::{Activations, BlockStage, GradientsDone, Stage, StageOptions, StageSettings, assemble};
 pub use stage_blocks::StageBlocks;
 pub use tensor_parallel::{TensorParallel, TensorPass};
 pub use weight_gradients::{LayerWeights, PendingWeights, WeightGradients};

@@ -7,8 +7,8 @@ use dflop_device::prelude::*;
 use dflop_models::encoder::{EncoderInput, TiledMedium};
 use dflop_models::weights::Seed;
 use dflop_models::{
-    Activations, Error, FrozenModules, LlmConfig, MicrobatchContext, ModelConfig, ModuleKind, Stage,
-    StageRange, TextBatch,
+    Activations, BlockStage, Error, FrozenModules, LlmConfig, MicrobatchContext, ModelConfig, ModuleKind,
+    Stage, StageRange, TextBatch,
 };
 use dflop_models::{BlockOutput, encoder::EncoderConfig};
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ fn config() -> ModelConfig {
     ModelConfig::from_config(&document()).unwrap()
 }
 
-fn stage(device: &Cpu, layers: std::ops::Range<usize>) -> Stage<Cpu> {
+fn stage(device: &Cpu, layers: std::ops::Range<usize>) -> BlockStage<Cpu> {
     let range = StageRange { module: ModuleKind::Llm, layers };
     config().stage(device, &range, FrozenModules::default(), Activations::Stored, &Seed(1)).unwrap()
 }
@@ -149,7 +149,7 @@ fn gradients_are_complete_when_backward_reports_them() {
     let context = Arc::new(context(&device, &batch()).unwrap());
     whole.forward(0, context, None).unwrap();
     let mut complete: Vec<(usize, Vec<Vec<f32>>)> = Vec::new();
-    let input = whole.backward_with(0, None, |parameters, first| {
+    let input = whole.backward_with(0, None, &mut |parameters, first| {
         let from_first = parameters.trained().filter(|(index, ..)| *index >= first);
         complete
             .push((first, from_first.map(|(_, _, gradient)| device.download(gradient).unwrap()).collect()));

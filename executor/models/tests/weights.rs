@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use dflop_device::Cpu;
 use dflop_device::prelude::*;
 use dflop_models::weights::{Checkpoint, INDEX_FILE, Seed, Tensor, WEIGHTS_FILE, write};
-use dflop_models::{Activations, Error, FrozenModules, ModelConfig, ModuleKind, StageRange};
+use dflop_models::{Activations, Error, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange};
 
 const MODELS: [&str; 7] =
     ["llama", "qwen2", "llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];

@@ -222,13 +222,13 @@ impl<D: Device> JobOptimizer<D> {
     /// # Errors
     /// [`dflop_models::Error::MissingTensor`], [`dflop_models::Error::TensorShape`] if a trained parameter
     /// has no state, or one of another shape. Then stages and optimizer must not be used.
-    pub fn restore<'a>(
+    pub fn restore<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
-        stages: impl IntoIterator<Item = &'a mut Stage<D>>,
+        stages: impl IntoIterator<Item = &'a mut S>,
         saved: &SavedCheckpoint,
     ) -> Result<()> {
         let precision = self.adamw.settings().precision;
-        let mut stages: Vec<&mut Stage<D>> = stages.into_iter().collect();
+        let mut stages: Vec<&mut S> = stages.into_iter().collect();
         let mut states = Vec::new();
         for stage in &mut stages {
             let (device, mut of_stage) = (stage.device().clone(), BTreeMap::new());

@@ -100,10 +100,10 @@ impl CheckpointDirectory {
     ///
     /// # Errors
     /// See [`CheckpointSaver::start`] and [`CheckpointSaver::finish`].
-    pub fn save<'a, D: Device>(
+    pub fn save<'a, D: Device, S: Stage<D> + ?Sized + 'a>(
         &self,
         optimizer: &JobOptimizer<D>,
-        stages: impl IntoIterator<Item = &'a Stage<D>>,
+        stages: impl IntoIterator<Item = &'a S>,
         run: &RunState,
     ) -> Result<PathBuf> {
         let mut saver = CheckpointSaver::new(self.clone());

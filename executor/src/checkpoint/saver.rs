@@ -63,10 +63,10 @@ impl CheckpointSaver {
     /// Those of [`finish`](Self::finish) for the save before. For this one [`dflop_models::Error::Replicas`]
     /// if ranks that share a tensor hold different bits of it; [`crate::Error::File`] on the rank that could
     /// not prepare, [`crate::Error::NotSaved`] on all others. [`crate::Error::Comm`] if the job has ended.
-    pub fn start<'a, D: Device>(
+    pub fn start<'a, D: Device, S: Stage<D> + ?Sized + 'a>(
         &mut self,
         optimizer: &JobOptimizer<D>,
-        stages: impl IntoIterator<Item = &'a Stage<D>>,
+        stages: impl IntoIterator<Item = &'a S>,
         run: &RunState,
     ) -> Result<()> {
         let (step, comm) = (optimizer.steps(), &*optimizer.comm);
@@ -74,7 +74,7 @@ impl CheckpointSaver {
         let (root, is_first) = (&self.directory.root, comm.rank() == 0);
         let prepared = if is_first { directory::prepare(root, step) } else { Ok(()) };
         agree_on_success(comm, step, "prepare state", prepared)?;
-        let stages: Vec<&Stage<D>> = stages.into_iter().collect();
+        let stages: Vec<&S> = stages.into_iter().collect();
         let (snapshot, directory) = (Snapshot::take(optimizer, &stages), self.directory.clone());
         let task = snapshot.and_then(|snapshot| {
             let write = move |is_cancelled: &AtomicBool| {

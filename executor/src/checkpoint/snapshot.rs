@@ -39,7 +39,10 @@ pub(super) struct WrittenFiles {
 
 impl Snapshot {
     /// Copies the tensors of this rank. A collective of tensor-parallel groups, which assemble their parts.
-    pub(super) fn take<D: Device>(optimizer: &JobOptimizer<D>, stages: &[&Stage<D>]) -> Result<Self> {
+    pub(super) fn take<D: Device, S: Stage<D> + ?Sized>(
+        optimizer: &JobOptimizer<D>,
+        stages: &[&S],
+    ) -> Result<Self> {
         let dtype = match optimizer.adamw.settings().precision {
             Precision::F32 => Dtype::F32,
             Precision::Bf16 => Dtype::BF16,
@@ -140,7 +143,7 @@ impl WrittenFiles {
 /// Returns the values of a tensor that this rank writes, assembled if it has parts; `None` for one that
 /// others write.
 fn whole<D: Device>(
-    stage: &Stage<D>,
+    stage: &(impl Stage<D> + ?Sized),
     spec: &ParameterSpec,
     is_written: bool,
     values: impl FnOnce() -> Result<Vec<f32>>,

@@ -145,7 +145,7 @@ impl<D: Device> AdamWOptimizer<D> {
     /// [`Error::Device`] if the state of a parameter does not fit.
     pub(crate) fn start(
         &mut self,
-        stages: &mut [&mut Stage<D>],
+        stages: &mut [&mut (impl Stage<D> + ?Sized)],
         learning_rate: f64,
         clip: &Tensor<D>,
     ) -> Result<()> {
@@ -182,7 +182,7 @@ impl<D: Device> AdamWOptimizer<D> {
     }
 
     /// Allocates the states of stages that have none.
-    fn allocate<'a>(&mut self, stages: impl Iterator<Item = &'a Stage<D>>) -> Result<()> {
+    fn allocate<'a, S: Stage<D> + ?Sized + 'a>(&mut self, stages: impl Iterator<Item = &'a S>) -> Result<()> {
         for (index, stage) in stages.enumerate() {
             if index < self.states.len() {
                 continue;
@@ -207,7 +207,7 @@ impl<D: Device> AdamWOptimizer<D> {
     /// - `is_needed`: whether this rank needs it
     pub(crate) fn state(
         &self,
-        (number, stage): (usize, &Stage<D>),
+        (number, stage): (usize, &(impl Stage<D> + ?Sized)),
         bucket: usize,
         is_needed: bool,
     ) -> Result<Option<ParameterState<Vec<f32>>>> {
@@ -223,10 +223,10 @@ impl<D: Device> AdamWOptimizer<D> {
     ///
     /// # Errors
     /// [`Error::Device`] if the states do not fit.
-    pub(crate) fn restore<'a>(
+    pub(crate) fn restore<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
         steps: u64,
-        stages: impl Iterator<Item = &'a Stage<D>> + Clone,
+        stages: impl Iterator<Item = &'a S> + Clone,
         states: Vec<BTreeMap<String, ParameterState<Vec<f32>>>>,
     ) -> Result<()> {
         self.steps = steps;

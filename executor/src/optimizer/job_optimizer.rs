@@ -78,10 +78,10 @@ impl<D: Device> JobOptimizer<D> {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if a setting is invalid, [`Error::Comm`].
-    pub fn new<'a>(
+    pub fn new<'a, S: Stage<D> + ?Sized + 'a>(
         settings: JobOptimizerSettings,
         comm: &dyn Comm,
-        stages: impl IntoIterator<Item = &'a Stage<D>>,
+        stages: impl IntoIterator<Item = &'a S>,
     ) -> Result<Self> {
         settings.check()?;
         let adamw = AdamWOptimizer::new(settings.adamw)?;
@@ -112,7 +112,10 @@ impl<D: Device> JobOptimizer<D> {
     /// # Errors
     /// [`Error::Gradient`] if a gradient is not finite: no rank has updated anything, and the job has ended;
     /// [`Error::Comm`], [`Error::Device`].
-    pub fn update<'a>(&mut self, stages: impl IntoIterator<Item = &'a mut Stage<D>>) -> Result<UpdateReport> {
+    pub fn update<'a, S: Stage<D> + ?Sized + 'a>(
+        &mut self,
+        stages: impl IntoIterator<Item = &'a mut S>,
+    ) -> Result<UpdateReport> {
         Ok(self.finish(None, stages.into_iter().collect())?.1)
     }
 
@@ -122,19 +125,19 @@ impl<D: Device> JobOptimizer<D> {
     /// # Errors
     /// Those of [`update`](Self::update); [`dflop_models::Error::Loss`] if a loss is not finite, and then no
     /// rank has updated anything, either.
-    pub fn update_step<'a>(
+    pub fn update_step<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
         step: &UnreadStep<D>,
-        stages: impl IntoIterator<Item = &'a mut Stage<D>>,
+        stages: impl IntoIterator<Item = &'a mut S>,
     ) -> Result<(StepOutcome, UpdateReport)> {
         let (losses, report) = self.finish(Some(step), stages.into_iter().collect())?;
         Ok((step.outcome(&losses)?, report))
     }
 
-    fn finish(
+    fn finish<S: Stage<D> + ?Sized>(
         &mut self,
         unread: Option<&UnreadStep<D>>,
-        mut stages: Vec<&mut Stage<D>>,
+        mut stages: Vec<&mut S>,
     ) -> Result<(Vec<f64>, UpdateReport)> {
         let Some(device) = stages.first().map(|stage| stage.device().clone()) else {
             let reason = "expected at least one, found none".to_owned();
@@ -177,7 +180,7 @@ impl<D: Device> JobOptimizer<D> {
 
     /// Returns the error of a gradient that is not finite: its owner ends the job with it, all other ranks
     /// get that failure.
-    fn not_finite(&self, stages: &[&mut Stage<D>], index: usize, square: f64) -> Error {
+    fn not_finite(&self, stages: &[&mut (impl Stage<D> + ?Sized)], index: usize, square: f64) -> Error {
         let at = StepContext::step(self.adamw.steps(), "norm of gradients");
         for stage in stages {
             let of_owner = |spec: &&ParameterSpec| self.ownership.own(spec) == Some(index);

@@ -34,9 +34,9 @@ impl Ownership {
     ///
     /// # Errors
     /// [`crate::Error::Comm`].
-    pub fn agree<'a, D: Device>(
+    pub fn agree<'a, D: Device, S: Stage<D> + ?Sized + 'a>(
         comm: &dyn Comm,
-        stages: impl IntoIterator<Item = &'a Stage<D>>,
+        stages: impl IntoIterator<Item = &'a S>,
     ) -> Result<Self> {
         let mut own = BTreeSet::new();
         for stage in stages {

@@ -34,7 +34,7 @@ impl<D: Device> StepFigures<D> {
     /// [`crate::Error::Comm`], [`crate::Error::Device`].
     pub(super) fn exchange(
         device: &D,
-        stages: &[&mut Stage<D>],
+        stages: &[&mut (impl Stage<D> + ?Sized)],
         ownership: &Ownership,
         comm: &dyn DeviceComm<D>,
         step: u64,

@@ -111,7 +111,7 @@ impl<'a, D: Device> GradientReduction<'a, D> {
     }
 
     /// Starts to sum all remaining gradients of a stage, after its last backward pass.
-    pub(super) fn complete(&mut self, number: u16, stage: &mut Stage<D>) -> Result<()> {
+    pub(super) fn complete(&mut self, number: u16, stage: &mut dyn Stage<D>) -> Result<()> {
         let (device, at) = (stage.device().clone(), self.at(number));
         stage.parameters_mut().fold_shared_gradients(&device)?;
         let parameters = stage.parameters_mut();
@@ -131,7 +131,7 @@ impl<'a, D: Device> GradientReduction<'a, D> {
     }
 
     /// Orders the update behind all sums, and puts them into the gradients.
-    pub(super) fn finish(self, device: &D, stages: &mut BTreeMap<u16, Stage<D>>) -> Result<()> {
+    pub(super) fn finish(self, device: &D, stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>) -> Result<()> {
         let at = StepContext::step(self.step, "reduce tied parameters");
         // Sums of tied parameters over replicas start before the wait for buckets, to overlap with it.
         let tied = sum_copies(device, self.tied, self.groups, at)?;
@@ -216,14 +216,14 @@ mod tests {
         let groups = GradientGroups::split(job, &roles, comm, &device)?;
         let mut reduction = GradientReduction::new(job, &groups, 0);
         let mut begun = Vec::new();
-        stage.backward_with(0, None, |parameters, first| {
+        stage.backward_with(0, None, &mut |parameters, first| {
             reduction.advance(0, &device, parameters, first)?;
             begun.push(reduction.buckets.len());
             Ok(())
         })?;
         reduction.complete(0, &mut stage)?;
         let counts = [begun[0], begun[1], reduction.buckets.len()];
-        reduction.finish(&device, &mut BTreeMap::from([(0, stage)]))?;
+        reduction.finish(&device, &mut BTreeMap::from([(0, stage.boxed())]))?;
         Ok(counts)
     }
 

@@ -20,7 +20,7 @@
 //! use dflop_executor::Result;
 //! use dflop_executor::comm::{Comm, Settings, threads};
 //! use dflop_executor::device::Cpu;
-//! use dflop_executor::models::{FrozenModules, ModelConfig, ModuleKind, TextBatch};
+//! use dflop_executor::models::{FrozenModules, ModelConfig, ModuleKind, Stage, TextBatch};
 //! use dflop_executor::pipeline::{
 //!     Job, MicrobatchPlan, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep,
 //! };
@@ -39,7 +39,10 @@
 //!     let (device, model) = (Cpu::new(1)?, job.model());
 //!     let role = job.roles(comm.rank())?.remove(0);
 //!     let frozen = FrozenModules::default();
-//!     let stage = |range| model.stage(&device, range, frozen, Activations::Stored, &Seed(1));
+//!     // Another implementation of `Stage` may take the place of each.
+//!     let stage = |range| {
+//!         model.stage(&device, range, frozen, Activations::Stored, &Seed(1)).map(Stage::boxed)
+//!     };
 //!     let stages = job.ranges(&role).iter().map(stage).collect::<Result<_, _>>()?;
 //!     let mut pipeline = PipelineRank::new(Box::new(comm), Arc::clone(&job), stages)?;
 //!
@@ -73,6 +76,7 @@ mod gradient_groups;
 mod gradient_reduction;
 mod job;
 mod module_parallelism;
+mod output_check;
 mod pass_times;
 mod pipeline_rank;
 mod rank_map;

@@ -35,7 +35,7 @@ pub struct PipelineRank<D: Device> {
     job: Arc<Job>,
     roles: Vec<RankRole>,
     groups: GradientGroups<D>,
-    stages: BTreeMap<u16, Stage<D>>,
+    stages: BTreeMap<u16, Box<dyn Stage<D>>>,
     is_plan_checked: bool,
     /// Number of rounds, topology and action list of the last step, reused while the number of rounds stays
     /// the same.
@@ -45,12 +45,14 @@ pub struct PipelineRank<D: Device> {
 impl<D: Device> PipelineRank<D> {
     /// Joins the ranks of a job; all of them call it together.
     ///
-    /// - `stages`: built from [`Job::ranges`] of all roles of this rank ([`Job::roles`]), in order
+    /// - `stages`: one for each of [`Job::ranges`] of all roles of this rank ([`Job::roles`]), in order: built
+    ///   from it ([`build_stages`](crate::train::build_stages)), or any other [`Stage`] that takes its rows and
+    ///   gives rows of the same size, or a loss if it is the last one
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the
     /// job on all ranks; [`Error::Comm`] if another rank failed.
-    pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Stage<D>>) -> Result<Self> {
+    pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Box<dyn Stage<D>>>) -> Result<Self> {
         let checked = check(comm.as_ref(), &job, &stages);
         let roles =
             checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
@@ -140,13 +142,13 @@ impl<D: Device> PipelineRank<D> {
     }
 
     /// Iterates over the stages of this rank, in order.
-    pub fn stages_mut(&mut self) -> impl Iterator<Item = &mut Stage<D>> {
-        self.stages.values_mut()
+    pub fn stages_mut(&mut self) -> impl Iterator<Item = &mut (dyn Stage<D> + 'static)> {
+        self.stages.values_mut().map(|stage| &mut **stage)
     }
 
     /// Iterates over the stages of this rank with their numbers in the job, in order.
-    pub fn stages(&self) -> impl Iterator<Item = (u16, &Stage<D>)> {
-        self.stages.iter().map(|(&number, stage)| (number, stage))
+    pub fn stages(&self) -> impl Iterator<Item = (u16, &dyn Stage<D>)> {
+        self.stages.iter().map(|(&number, stage)| (number, &**stage))
     }
 
     /// Returns the replicas of every stage of this rank, in order; `None` for a stage without others. An
@@ -186,7 +188,7 @@ pub(super) fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     error
 }
 
-fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<Vec<RankRole>> {
+fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Box<dyn Stage<D>>]) -> Result<Vec<RankRole>> {
     if comm.size() != job.world_size() {
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });
@@ -205,6 +207,18 @@ fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Stage<D>]) -> Result<V
         if job.stages[usize::from(number)].has_backward != stage.has_backward() {
             return refuse(format!(
                 "on rank {}, {} and stage {number} differ in what is trained",
+                comm.rank(),
+                stage.name()
+            ));
+        }
+        // The other copy's rank waits for the gradient of this one.
+        let is_end = job.llm_ends().is_some_and(|ends| ends.contains(&number));
+        let has = |name: &String| {
+            stage.parameters().specs().iter().any(|spec| spec.is_trained && spec.name == *name)
+        };
+        if let Some(tied) = job.tied.iter().find(|&name| is_end && !has(name)) {
+            return refuse(format!(
+                "on rank {}, {} lacks `{tied}`, or does not train it; stage {number} shares it with another one",
                 comm.rank(),
                 stage.name()
             ));

@@ -8,6 +8,7 @@ use dflop_balancer::schedule::{Action, Part};
 use super::activation_transfer::{Flow, StepView, missing};
 use super::gradient_groups::GradientGroups;
 use super::gradient_reduction::GradientReduction;
+use super::output_check::{check_forward, check_rows};
 use super::timeline::Clock;
 use super::transfer_buffers::TransferBuffers;
 use crate::error::{Error, Result};
@@ -19,7 +20,7 @@ use dflop_models::{BlockOutput, Parameters, Stage};
 pub(super) struct StepExecution<'a, D: Device> {
     device: D,
     view: StepView<'a, D>,
-    stages: &'a mut BTreeMap<u16, Stage<D>>,
+    stages: &'a mut BTreeMap<u16, Box<dyn Stage<D>>>,
     transfers: TransferBuffers<D>,
     reduction: GradientReduction<'a, D>,
     /// Microbatch of the last backward pass of every stage.
@@ -39,7 +40,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
         device: D,
         view: StepView<'a, D>,
         groups: &'a GradientGroups<D>,
-        stages: &'a mut BTreeMap<u16, Stage<D>>,
+        stages: &'a mut BTreeMap<u16, Box<dyn Stage<D>>>,
     ) -> Result<Self> {
         let reduction = GradientReduction::new(view.job, groups, view.rank_step.plan.step());
         let transfers = TransferBuffers::new(device.clone())?;
@@ -84,7 +85,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
             Action::ReduceGrads(number) => {
                 let start = mark()?;
                 let stage = self.stages.get_mut(&number).ok_or_else(|| missing(number))?;
-                self.reduction.complete(number, stage)?;
+                self.reduction.complete(number, &mut **stage)?;
                 Ok([start, mark()?])
             }
             Action::Recv(_) | Action::Send(_) | Action::RecvGrad(_) | Action::SendGrad(_) => {
@@ -111,6 +112,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
         let start = self.device.mark(Lane::Compute)?;
         let output = stage.forward(part.microbatch as usize, context, input)?;
         let end = self.device.mark(Lane::Compute)?;
+        check_forward(&self.view, (stage.name(), &self.device), part, &output)?;
         match output {
             BlockOutput::Rows(rows) => {
                 self.transfers.put_output(&self.view, Flow::Activations, part, Some(rows))?;
@@ -130,7 +132,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
         let is_last = self.last_backward.get(&part.stage) == Some(&part.microbatch);
         let is_reduced = is_last && self.reduction.has_replicas(part.stage);
         let (reduction, device) = (&mut self.reduction, &self.device);
-        let done = |parameters: &mut Parameters<D>, first: usize| {
+        let mut done = |parameters: &mut Parameters<D>, first: usize| {
             if is_reduced { reduction.advance(part.stage, device, parameters, first) } else { Ok(()) }
         };
         let start = device.mark(Lane::Compute)?;
@@ -138,9 +140,10 @@ impl<'a, D: Device> StepExecution<'a, D> {
         let input = if is_split {
             stage.backward_input(microbatch, gradient)?
         } else {
-            stage.backward_with(microbatch, gradient, done)?
+            stage.backward_with(microbatch, gradient, &mut done)?
         };
         let end = device.mark(Lane::Compute)?;
+        check_rows(&self.view, (stage.name(), device), Flow::Gradients, part, input.as_ref())?;
         self.transfers.put_output(&self.view, Flow::Gradients, part, input)?;
         Ok([start, end])
     }

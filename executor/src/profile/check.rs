@@ -24,7 +24,7 @@ use crate::error::Result;
 use dflop_device::Cpu;
 use dflop_device::prelude::*;
 use dflop_models::weights::Seed;
-use dflop_models::{Activations, FrozenModules, MicrobatchContext, Stage, StageRange};
+use dflop_models::{Activations, BlockStage, FrozenModules, MicrobatchContext, Stage, StageRange};
 
 /// Number and size of the microbatches that are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,7 +180,7 @@ impl MicrobatchRuns {
     fn run(
         &mut self,
         model: &MeasuredModel,
-        stages: &mut [(Module, Stage<Cpu>)],
+        stages: &mut [(Module, BlockStage<Cpu>)],
         is_kept: bool,
     ) -> Result<()> {
         for ((module, context), runs) in self.contexts.iter().zip(&mut self.taken_ns) {

@@ -20,8 +20,8 @@ use dflop_device::prelude::*;
 use dflop_device::{Cpu, Dtype, Segments, Tensor};
 use dflop_models::weights::Seed;
 use dflop_models::{
-    Activations, AttentionMask, Block, BlockOutput, FrozenModules, Layer, LayerSpec, MicrobatchContext,
-    ModuleKind, Stage, StageBlocks, StageOptions, StageRange,
+    Activations, AttentionMask, Block, BlockOutput, BlockStage, FrozenModules, Layer, LayerSpec,
+    MicrobatchContext, ModuleKind, Stage, StageBlocks, StageOptions, StageRange,
 };
 
 /// Smallest share of the layers' time that is left as linear work after attention is subtracted: a guard
@@ -47,7 +47,7 @@ pub struct PassDurations {
 /// Errors of the stage.
 pub fn time_passes(
     clock: Clock,
-    stage: &mut Stage<Cpu>,
+    stage: &mut BlockStage<Cpu>,
     context: &Arc<MicrobatchContext<Cpu>>,
     input: Option<Tensor<Cpu>>,
 ) -> Result<PassDurations> {
@@ -68,7 +68,7 @@ pub fn time_passes(
 ///
 /// # Errors
 /// [`crate::Error::Device`].
-pub fn time_optimizer(clock: Clock, stage: &mut Stage<Cpu>) -> Result<Duration> {
+pub fn time_optimizer(clock: Clock, stage: &mut BlockStage<Cpu>) -> Result<Duration> {
     let device = stage.device().clone();
     let mut optimizer = AdamWOptimizer::new(AdamWSettings::default())?;
     let mut clip = device.zeros_as(Dtype::F64, 2)?;
@@ -96,9 +96,9 @@ pub(super) struct ModuleUnderTest<'a> {
     shape: AttentionShape,
     hidden: usize,
     /// Parts before the layers; `body` has the layers, `last` the parts after them.
-    first: Stage<Cpu>,
-    body: Stage<Cpu>,
-    last: Stage<Cpu>,
+    first: BlockStage<Cpu>,
+    body: BlockStage<Cpu>,
+    last: BlockStage<Cpu>,
 }
 
 impl<'a> ModuleUnderTest<'a> {
@@ -282,13 +282,13 @@ impl<'a> ModuleUnderTest<'a> {
 }
 
 /// Builds a stage of layers alone, as inside a pipeline.
-fn body(device: &Cpu, module: Module, specs: &[LayerSpec], seed: u64) -> Result<Stage<Cpu>> {
+fn body(device: &Cpu, module: Module, specs: &[LayerSpec], seed: u64) -> Result<BlockStage<Cpu>> {
     let mut parts = StageBlocks::default();
     parts.add(false, |declaration| {
         let layer = |spec| Box::new(Layer::declare(declaration, spec)) as Box<dyn Block<Cpu>>;
         Ok(specs.iter().map(layer).collect())
     })?;
-    Ok(Stage::new(device.clone(), StageOptions::new(format!("{module} layers")), parts, &Seed(seed))?)
+    Ok(BlockStage::new(device.clone(), StageOptions::new(format!("{module} layers")), parts, &Seed(seed))?)
 }
 
 fn both(passes: PassDurations) -> [f64; 2] {

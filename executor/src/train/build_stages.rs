@@ -22,7 +22,7 @@ pub fn build_stages<D: Device>(
     frozen: FrozenModules,
     settings: &StageSettings<D>,
     source: &dyn WeightSource,
-) -> Result<Vec<Stage<D>>> {
+) -> Result<Vec<Box<dyn Stage<D>>>> {
     if comm.size() != job.world_size() {
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });
@@ -42,7 +42,8 @@ pub fn build_stages<D: Device>(
             group.map(|group| Arc::new(TensorParallel::new(device.clone(), Arc::from(group))));
         for range in role.into_iter().flat_map(|role| job.ranges(role)) {
             let settings = StageSettings { tensor_parallel: tensor_parallel.clone(), ..settings.clone() };
-            stages.push(job.model().stage_with(device, &range, frozen, settings, source)?);
+            let stage = job.model().stage_with(device, &range, frozen, settings, source)?;
+            stages.push(stage.boxed());
         }
     }
     Ok(stages)

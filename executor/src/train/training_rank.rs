@@ -299,7 +299,7 @@ impl<D: Device> TrainingRank<D> {
     }
 
     /// Iterates over the stages of this rank.
-    pub fn stages(&self) -> impl Iterator<Item = &dflop_models::Stage<D>> {
+    pub fn stages(&self) -> impl Iterator<Item = &dyn dflop_models::Stage<D>> {
         self.pipeline.stages().map(|(_, stage)| stage)
     }
 }

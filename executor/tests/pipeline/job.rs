@@ -14,7 +14,9 @@ use dflop_executor::pipeline::{
 use dflop_executor::train::build_stages;
 use dflop_executor::{Error, Result};
 use dflop_models::weights::{Seed, WeightSource};
-use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, Stage, StageSettings};
+use dflop_models::{
+    Activations, BlockStage, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings,
+};
 
 use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
 use super::device::{TestDevice, device};
@@ -40,7 +42,14 @@ pub(crate) struct Setting {
     pub(crate) surplus_tokens: usize,
     pub(crate) comm: Settings,
     pub(crate) weights: Arc<dyn WeightSource + Send + Sync>,
+    /// Makes the stages that run from those of the model.
+    pub(crate) stages: Arc<Stages>,
 }
+
+/// Makes a stage that runs from the one of the model.
+pub(crate) type Stages =
+    dyn Fn(&Setting, &StageRange, TestStage) -> Result<Box<dyn Stage<TestDevice>>> + Send + Sync;
+type TestStage = BlockStage<TestDevice>;
 
 impl Setting {
     pub(crate) fn new(model: &Arc<ModelConfig>, modules: Vec<ModuleParallelism>) -> Self {
@@ -59,6 +68,7 @@ impl Setting {
             surplus_tokens: 0,
             comm: patient(),
             weights: Arc::new(Seed(1)),
+            stages: Arc::new(|_, _, stage| Ok(stage.boxed())),
         }
     }
 
@@ -125,14 +135,17 @@ pub(crate) fn pipeline(
     let settings = StageSettings { activations: setting.activations, ..StageSettings::default() };
     let settings = StageSettings { bucket_elements: setting.bucket_elements, ..settings };
     let weights = setting.weights.as_ref();
-    let stages = if setting.is_sharded {
+    let is_sharded = setting.is_sharded && job.modules().iter().any(|module| module.tp_size > 1);
+    let stages = if is_sharded {
         build_stages(&comm, job, device, setting.frozen, &settings, weights)?
     } else {
+        let stage = |range: StageRange| -> Result<Box<dyn Stage<TestDevice>>> {
+            let stage =
+                setting.model.stage_with(device, &range, setting.frozen, settings.clone(), weights)?;
+            (setting.stages)(setting, &range, stage)
+        };
         let roles = job.roles(comm.rank())?;
-        let stage =
-            |range| setting.model.stage_with(device, &range, setting.frozen, settings.clone(), weights);
-        let ranges = roles.iter().flat_map(|role| job.ranges(role));
-        ranges.map(stage).collect::<dflop_models::Result<_>>()?
+        roles.iter().flat_map(|role| job.ranges(role)).map(stage).collect::<Result<_>>()?
     };
     Ok(PipelineRank::new(Box::new(comm), Arc::clone(job), stages)?.check_plans(setting.is_plan_checked))
 }
@@ -176,7 +189,7 @@ fn of_rank(
 }
 
 /// Returns the gradients of a stage; on the first of several tensor-parallel ranks whole, on the others none.
-fn whole_gradients(stage: &Stage<TestDevice>, device: &TestDevice) -> Result<BTreeMap<String, Vec<f32>>> {
+fn whole_gradients(stage: &dyn Stage<TestDevice>, device: &TestDevice) -> Result<BTreeMap<String, Vec<f32>>> {
     let own = stage.parameters().gradients(device)?;
     let Some(group) = stage.tensor_parallel() else { return Ok(own) };
     let mut whole = BTreeMap::new();

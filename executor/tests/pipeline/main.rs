@@ -3,6 +3,8 @@
 #[path = "../../comm/tests/support/mod.rs"]
 mod support;
 
+#[path = "../../examples/own_stage/adapter.rs"]
+mod adapter;
 mod batch;
 #[path = "../../device/tests/support/cpu.rs"]
 mod device;
@@ -10,6 +12,7 @@ mod failures;
 mod job;
 mod language_models;
 mod media;
+mod own_stage;
 mod reference;
 mod refusals;
 mod routes;

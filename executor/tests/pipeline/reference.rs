@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_models::weights::Seed;
-use dflop_models::{Activations, BlockOutput, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange};
+use dflop_models::{
+    Activations, BlockOutput, BlockStage, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange,
+};
 
 use super::batch::{Sample, media_context, text_context};
 use super::device::{TestDevice, device};
@@ -28,11 +30,11 @@ fn rows(device: &TestDevice, output: BlockOutput<TestDevice>) -> Vec<f32> {
 /// Runs every sample and every medium of it separately.
 pub(crate) fn one_by_one(model: &ModelConfig, frozen: FrozenModules, samples: &[Sample]) -> Truth {
     let device = device(1);
-    let stage = |module: ModuleKind| -> Stage<TestDevice> {
+    let stage = |module: ModuleKind| -> BlockStage<TestDevice> {
         let range = StageRange { module, layers: 0..model.layers(module) };
         model.stage(&device, &range, frozen, Activations::Stored, &Seed(1)).unwrap()
     };
-    let mut modules: BTreeMap<ModuleKind, Stage<TestDevice>> =
+    let mut modules: BTreeMap<ModuleKind, BlockStage<TestDevice>> =
         model.modules().into_iter().map(|module| (module, stage(module))).collect();
     let targets: u64 = samples.iter().map(Sample::target_tokens).sum();
     let scale = 1.0 / targets as f64;

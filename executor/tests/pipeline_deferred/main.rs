@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+#[path = "../../examples/own_stage/adapter.rs"]
+mod adapter;
 #[path = "../pipeline/batch.rs"]
 mod batch;
 #[path = "../../device/tests/support/deferred.rs"]
@@ -12,6 +14,8 @@ mod job;
 mod language_models;
 #[path = "../pipeline/media.rs"]
 mod media;
+#[path = "../pipeline/own_stage.rs"]
+mod own_stage;
 #[path = "../pipeline/reference.rs"]
 mod reference;
 #[path = "../pipeline/sharded_states.rs"]

@@ -5,9 +5,9 @@ use dflop_comm::{Comm, Communicator, threads};
 use dflop_device::prelude::*;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
-use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::Seed;
+use dflop_models::{BlockStage, Stage};
 
 use super::device::{TestDevice, device, half_device};
 use super::model::{LAYERS, config, context, mean_loss, run_whole, settings, stage, weights};
@@ -17,7 +17,7 @@ fn alone() -> Communicator {
     threads::world(1, patient()).unwrap().remove(0)
 }
 
-fn optimizer<D: Device>(stage: &Stage<D>, precision: Precision, comm: &dyn Comm) -> JobOptimizer<D> {
+fn optimizer<D: Device>(stage: &BlockStage<D>, precision: Precision, comm: &dyn Comm) -> JobOptimizer<D> {
     JobOptimizer::new(settings(precision), comm, [stage]).unwrap()
 }
 
@@ -100,7 +100,7 @@ fn masters_add_up_what_bf16_cannot_hold() {
     assert!(train(Precision::Bf16).iter().all(|&value| (value - 0.99).abs() <= 0.002), "masters move");
 }
 
-fn steps<D: Device>(stage: &mut Stage<D>, optimizer: &mut JobOptimizer<D>, until: u64) {
+fn steps<D: Device>(stage: &mut BlockStage<D>, optimizer: &mut JobOptimizer<D>, until: u64) {
     while optimizer.steps() < until {
         run_whole(stage, optimizer.steps(), &[0, 1]);
         optimizer.update([&mut *stage]).unwrap();

@@ -12,7 +12,7 @@ use dflop_costmodel::correction::{CorrectionTable, FACTOR_ONE};
 use dflop_executor::Error;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState, SavedCheckpoint};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
-use dflop_models::Stage;
+use dflop_models::BlockStage;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Checkpoint, Seed, Tensor, WeightSource};
 use serde_json::json;
@@ -41,7 +41,7 @@ pub(crate) fn begin(
     comm: &dyn Comm,
     cuts: &[usize],
     saved: Option<&SavedCheckpoint>,
-) -> (Stage<TestDevice>, JobOptimizer<TestDevice>) {
+) -> (BlockStage<TestDevice>, JobOptimizer<TestDevice>) {
     let device = device(1);
     let source: &dyn WeightSource = saved.map_or(&Seed(1), |saved| saved.weights());
     let mut stage = stage(&device, cuts[comm.rank()]..cuts[comm.rank() + 1], source);
@@ -53,7 +53,7 @@ pub(crate) fn begin(
 }
 
 pub(crate) fn go_on(
-    stage: &mut Stage<TestDevice>,
+    stage: &mut BlockStage<TestDevice>,
     optimizer: &mut JobOptimizer<TestDevice>,
     comm: &dyn Comm,
     steps: u64,

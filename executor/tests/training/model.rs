@@ -13,8 +13,8 @@ use dflop_executor::optimizer::{
 };
 use dflop_models::weights::WeightSource;
 use dflop_models::{
-    Activations, BlockOutput, FrozenModules, MicrobatchContext, ModelConfig, ModuleKind, Stage, StageRange,
-    TextBatch,
+    Activations, BlockOutput, BlockStage, FrozenModules, MicrobatchContext, ModelConfig, ModuleKind, Stage,
+    StageRange, TextBatch,
 };
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ pub(crate) fn stage<D: Device>(
     device: &D,
     layers: std::ops::Range<usize>,
     source: &dyn WeightSource,
-) -> Stage<D> {
+) -> BlockStage<D> {
     let range = StageRange { module: ModuleKind::Llm, layers };
     config().stage(device, &range, FrozenModules::default(), Activations::Stored, source).unwrap()
 }
@@ -73,7 +73,7 @@ pub(crate) fn context<D: Device>(device: &D, step: u64, microbatch: usize) -> Ar
 }
 
 /// Runs some microbatches of a step on one rank that has all layers; returns the sum of their losses.
-pub(crate) fn run_whole<D: Device>(stage: &mut Stage<D>, step: u64, microbatches: &[usize]) -> f64 {
+pub(crate) fn run_whole<D: Device>(stage: &mut BlockStage<D>, step: u64, microbatches: &[usize]) -> f64 {
     let mut sum = 0.0;
     for &microbatch in microbatches {
         let context = context(stage.device(), step, microbatch);
@@ -87,7 +87,7 @@ pub(crate) fn run_whole<D: Device>(stage: &mut Stage<D>, step: u64, microbatches
 }
 
 /// Runs a step with one stage per rank, one microbatch after another; sums the tied gradient.
-pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step: u64) -> Result<f64> {
+pub(crate) fn run_staged<D: Device>(stage: &mut BlockStage<D>, comm: &dyn Comm, step: u64) -> Result<f64> {
     let (device, rank, last) = (stage.device().clone(), comm.rank(), comm.size() - 1);
     let mut sum = 0.0;
     for (microbatch, &length) in LENGTHS.iter().enumerate() {
@@ -115,7 +115,7 @@ pub(crate) fn run_staged<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, step:
     Ok(sum)
 }
 
-fn add_tied<D: Device>(stage: &mut Stage<D>, comm: &dyn Comm, peer: usize, step: u64) -> Result<()> {
+fn add_tied<D: Device>(stage: &mut BlockStage<D>, comm: &dyn Comm, peer: usize, step: u64) -> Result<()> {
     if comm.size() == 1 {
         return Ok(());
     }
@@ -137,7 +137,7 @@ pub(crate) fn mean_loss(mut sum: f64, comm: &dyn Comm, step: u64) -> f64 {
 
 /// Trains some steps on a rank that has all layers and all microbatches.
 pub(crate) fn train_whole<D: Device>(
-    stage: &mut Stage<D>,
+    stage: &mut BlockStage<D>,
     optimizer: &mut JobOptimizer<D>,
     comm: &dyn Comm,
     steps: usize,
@@ -152,7 +152,7 @@ pub(crate) fn train_whole<D: Device>(
 }
 
 /// Returns weights by name, in bits.
-pub(crate) fn weights<D: Device>(stage: &Stage<D>) -> BTreeMap<String, Vec<u32>> {
+pub(crate) fn weights<D: Device>(stage: &BlockStage<D>) -> BTreeMap<String, Vec<u32>> {
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     let of = |values| bits(stage.device().download(values).unwrap());
     stage.parameters().owned().map(|(spec, values)| (spec.name.clone(), of(values))).collect()

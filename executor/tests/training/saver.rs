@@ -7,7 +7,7 @@ use dflop_comm::{Comm, Communicator};
 use dflop_executor::Error;
 use dflop_executor::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
 use dflop_executor::optimizer::JobOptimizer;
-use dflop_models::Stage;
+use dflop_models::BlockStage;
 use dflop_models::weights::Tensor;
 
 use super::checkpoint::{begin, go_on};
@@ -21,7 +21,7 @@ const CUTS: [usize; 3] = [0, 2, 4];
 /// One rank in training, with its saver.
 struct Rank {
     comm: Communicator,
-    stage: Stage<TestDevice>,
+    stage: BlockStage<TestDevice>,
     optimizer: JobOptimizer<TestDevice>,
     saver: CheckpointSaver,
 }

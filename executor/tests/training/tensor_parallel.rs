@@ -10,7 +10,7 @@ use dflop_comm::Comm;
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_models::weights::{Seed, WeightSource};
-use dflop_models::{FrozenModules, ModuleKind, Stage, StageRange, StageSettings, TensorParallel};
+use dflop_models::{BlockStage, FrozenModules, ModuleKind, Stage, StageRange, StageSettings, TensorParallel};
 
 use super::device::{TestDevice, device};
 use super::model::{LAYERS, config, run_whole, settings};
@@ -22,7 +22,7 @@ fn stage(
     device: &TestDevice,
     group: &Arc<TensorParallel<TestDevice>>,
     source: &dyn WeightSource,
-) -> Stage<TestDevice> {
+) -> BlockStage<TestDevice> {
     let range = StageRange { module: ModuleKind::Llm, layers: 0..LAYERS };
     let shared = (group.tp_rank().size > 1).then(|| Arc::clone(group));
     let settings = StageSettings { tensor_parallel: shared, ..StageSettings::default() };

@@ -11,7 +11,7 @@ use dflop_executor::optimizer::{
     AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Ownership, Precision, UpdateReport,
 };
 use dflop_models::weights::{Checkpoint, Seed};
-use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, StageRange, TextBatch};
+use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, TextBatch};
 use std::sync::Arc;
 
 use super::device::{TestDevice, device};
@@ -66,7 +66,7 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage() {
 }
 
 /// Sums the gradients of replicas, as a pipeline does.
-pub(crate) fn reduce(stage: &mut dflop_models::Stage<TestDevice>, comm: &dyn Comm, step: u64) {
+pub(crate) fn reduce(stage: &mut dyn Stage<TestDevice>, comm: &dyn Comm, step: u64) {
     let device = stage.device().clone();
     stage.parameters_mut().fold_shared_gradients(&device).unwrap();
     for (_, _, gradient) in stage.parameters_mut().trained_mut() {

@@ -13,7 +13,7 @@ use dflop_device::Device;
 /// # Errors
 /// [`Error::Comm`](crate::Error::Comm) if the job has ended, [`Error::Replicas`](crate::Error::Replicas) if
 /// two ranks hold different bits of the same values.
-pub fn assemble<D: Device>(stage: &Stage<D>) -> Result<Option<Vec<Tensor>>> {
+pub fn assemble<D: Device>(stage: &(impl Stage<D> + ?Sized)) -> Result<Option<Vec<Tensor>>> {
     let mut tensors = Vec::new();
     for (spec, values) in stage.parameters().owned() {
         let values = stage.device().download(values)?;

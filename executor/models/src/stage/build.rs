@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Activations, Stage, StageOptions};
+use super::{Activations, BlockStage, StageOptions};
 use crate::error::Result;
 use crate::model_config::{FrozenModules, ModelConfig, StageRange};
 use crate::parameters::BUCKET_ELEMENTS;
@@ -43,7 +43,7 @@ impl ModelConfig {
         frozen: FrozenModules,
         activations: Activations,
         source: &dyn WeightSource,
-    ) -> Result<Stage<D>> {
+    ) -> Result<BlockStage<D>> {
         let settings = StageSettings { activations, ..StageSettings::default() };
         self.stage_with(device, range, frozen, settings, source)
     }
@@ -60,7 +60,7 @@ impl ModelConfig {
         frozen: FrozenModules,
         settings: StageSettings<D>,
         source: &dyn WeightSource,
-    ) -> Result<Stage<D>> {
+    ) -> Result<BlockStage<D>> {
         let StageSettings { activations, tensor_parallel, bucket_elements } = settings;
         let StageRange { module, layers } = range;
         let options = StageOptions {
@@ -70,6 +70,6 @@ impl ModelConfig {
             bucket_elements,
         };
         let blocks = self.stage_blocks(range, frozen, tensor_parallel)?;
-        Stage::new(device.clone(), options, blocks, source)
+        BlockStage::new(device.clone(), options, blocks, source)
     }
 }

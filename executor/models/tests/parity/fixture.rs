@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use super::device::TestDevice;
 use dflop_models::weights::{Checkpoint, WeightSource};
-use dflop_models::{BlockOutput, LlmConfig, MicrobatchContext, Stage, StageBlocks, StageOptions, TextBatch};
+use dflop_models::{
+    BlockOutput, BlockStage, LlmConfig, MicrobatchContext, Stage, StageBlocks, StageOptions, TextBatch,
+};
 use serde_json::Value;
 
 /// Largest difference of a tensor, relative to its norm or to a thousandth of the largest norm.
@@ -156,15 +158,15 @@ pub(crate) fn llm_stage(
     device: &TestDevice,
     options: StageOptions,
     weights: &dyn WeightSource,
-) -> Stage<TestDevice> {
+) -> BlockStage<TestDevice> {
     let mut parts = StageBlocks::default();
     parts.add(false, |declaration| config.blocks(layers, declaration)).unwrap();
-    Stage::new(device.clone(), options, parts, weights).unwrap()
+    BlockStage::new(device.clone(), options, parts, weights).unwrap()
 }
 
 /// Runs forward and backward through stages; returns the sum of losses.
 pub(crate) fn train(
-    stages: &mut [Stage<TestDevice>],
+    stages: &mut [BlockStage<TestDevice>],
     microbatch: usize,
     context: &Arc<MicrobatchContext<TestDevice>>,
 ) -> f64 {
@@ -184,7 +186,7 @@ pub(crate) fn train(
 }
 
 /// Gradients of all stages by name; gradients of a parameter on two stages are added.
-pub(crate) fn gradients(stages: &[Stage<TestDevice>]) -> BTreeMap<String, Vec<f32>> {
+pub(crate) fn gradients(stages: &[BlockStage<TestDevice>]) -> BTreeMap<String, Vec<f32>> {
     let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     for stage in stages {
         for (name, gradient) in stage.parameters().gradients(stage.device()).unwrap() {

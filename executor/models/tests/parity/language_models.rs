@@ -4,7 +4,7 @@
 use dflop_device::prelude::*;
 use std::sync::Arc;
 
-use dflop_models::{Activations, LlmConfig, StageOptions};
+use dflop_models::{Activations, LlmConfig, Stage, StageOptions};
 
 use super::device::device;
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm, train};

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_models::encoder::{EncoderConfig, FrozenEncoder};
-use dflop_models::{Activations, BlockOutput, LlmConfig, Stage, StageBlocks, StageOptions};
+use dflop_models::{Activations, BlockOutput, BlockStage, LlmConfig, Stage, StageBlocks, StageOptions};
 
 use super::device::{TestDevice, device};
 use super::encoder::{PLACEHOLDERS, encoder_context, encoder_of};
@@ -39,7 +39,7 @@ fn encoder_stages(
     config: &EncoderConfig,
     device: &TestDevice,
     setting: Setting,
-) -> Vec<Stage<TestDevice>> {
+) -> Vec<BlockStage<TestDevice>> {
     let cuts = match setting.encoder_cut {
         None => vec![0, config.layers()],
         Some(cut) => vec![0, cut, config.layers()],
@@ -52,7 +52,7 @@ fn encoder_stages(
             activations: setting.activations,
             ..StageOptions::new("encoder")
         };
-        Stage::new(device.clone(), options, parts, &fixture.weights).unwrap()
+        BlockStage::new(device.clone(), options, parts, &fixture.weights).unwrap()
     };
     cuts.windows(2).map(stage).collect()
 }
@@ -83,7 +83,7 @@ fn run(name: &'static str, setting: Setting) -> Run {
         activations: setting.activations,
         ..StageOptions::new("llm")
     };
-    let mut decoder = Stage::new(device.clone(), options, parts, &fixture.weights).unwrap();
+    let mut decoder = BlockStage::new(device.clone(), options, parts, &fixture.weights).unwrap();
 
     let text = Text::of(&fixture, &PLACEHOLDERS);
     let context = Arc::new(text.context(&llm, &device));
@@ -98,7 +98,7 @@ fn run(name: &'static str, setting: Setting) -> Run {
         panic!("the LLM has a loss")
     };
     let loss = decoder.read_loss(0, &loss).unwrap();
-    let kept_bytes = decoder.kept_bytes() + encoders.iter().map(Stage::kept_bytes).sum::<u64>();
+    let kept_bytes = decoder.kept_bytes() + encoders.iter().map(BlockStage::kept_bytes).sum::<u64>();
     let mut gradient = decoder.backward(0, None).unwrap();
     for stage in encoders.iter_mut().rev() {
         gradient = stage.backward(0, gradient).unwrap();

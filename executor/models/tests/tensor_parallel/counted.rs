@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use dflop_comm::{
     Buffer, Comm, Communicator, Error, Failure, Handle, Payload, PayloadShape, Result, Slice, StepContext,
 };
-use dflop_models::{FrozenModules, ModelConfig, ModuleKind, StageRange, StageSettings, TensorParallel};
+use dflop_models::{
+    FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings, TensorParallel,
+};
 use serde_json::json;
 
 use super::device::device;

@@ -9,7 +9,8 @@ use dflop_comm::{Cause, Communicator};
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Seed, WeightSource};
 use dflop_models::{
-    Error, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings, TensorParallel,
+    BlockStage, Error, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings,
+    TensorParallel,
 };
 use serde_json::json;
 
@@ -17,7 +18,7 @@ use super::device::{TestDevice, device};
 use super::fixture::{Fixture, Text};
 use super::support::{Transport, patient, run};
 
-fn stage(model: &ModelConfig, comm: Communicator) -> dflop_models::Result<Stage<TestDevice>> {
+fn stage(model: &ModelConfig, comm: Communicator) -> dflop_models::Result<BlockStage<TestDevice>> {
     let device = device(1);
     let group = Arc::new(TensorParallel::new(device.clone(), Arc::new(comm)));
     let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };

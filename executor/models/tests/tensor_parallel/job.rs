@@ -11,8 +11,8 @@ use dflop_models::encoder::EncoderConfig;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::WeightSource;
 use dflop_models::{
-    Activations, BlockOutput, FrozenModules, MicrobatchContext, ModelConfig, ModuleKind, Stage, StageRange,
-    StageSettings, TensorParallel,
+    Activations, BlockOutput, BlockStage, FrozenModules, MicrobatchContext, ModelConfig, ModuleKind, Stage,
+    StageRange, StageSettings, TensorParallel,
 };
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -135,7 +135,7 @@ impl<'a> Job<'a> {
         group: &Arc<TensorParallel<TestDevice>>,
         device: &TestDevice,
         is_llm: bool,
-    ) -> Vec<Stage<TestDevice>> {
+    ) -> Vec<BlockStage<TestDevice>> {
         let mut stages = Vec::new();
         for module in model.modules() {
             if (module == ModuleKind::Llm) != is_llm {
@@ -164,7 +164,7 @@ pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 fn forward_media(
-    stages: &mut [Stage<TestDevice>],
+    stages: &mut [BlockStage<TestDevice>],
     config: &EncoderConfig,
     fixture: &Fixture,
     device: &TestDevice,
@@ -177,7 +177,7 @@ fn forward_media(
 }
 
 fn logits(
-    stages: &[Stage<TestDevice>],
+    stages: &[BlockStage<TestDevice>],
     context: &MicrobatchContext<TestDevice>,
     media: Option<&Floats>,
 ) -> Vec<f32> {
@@ -195,7 +195,7 @@ fn logits(
 
 /// Runs all microbatches, the first with media, and returns the sum of losses.
 fn forward(
-    stages: &mut [Stage<TestDevice>],
+    stages: &mut [BlockStage<TestDevice>],
     contexts: &[Arc<MicrobatchContext<TestDevice>>],
     mut media: Option<Floats>,
 ) -> f64 {
@@ -216,7 +216,7 @@ type Floats = Tensor<TestDevice>;
 type Named = BTreeMap<String, Vec<f32>>;
 
 /// Gradients of this rank's parts, and the whole gradients on the first rank.
-pub(crate) fn gradients(stages: &mut [Stage<TestDevice>]) -> (Vec<(ParameterSpec, Vec<f32>)>, Named) {
+pub(crate) fn gradients(stages: &mut [BlockStage<TestDevice>]) -> (Vec<(ParameterSpec, Vec<f32>)>, Named) {
     let (mut held, mut whole) = (Vec::new(), Named::new());
     for stage in stages {
         let device = stage.device().clone();

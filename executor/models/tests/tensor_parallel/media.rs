@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dflop_models::encoder::FrozenEncoder;
 use dflop_models::{
-    Activations, BlockOutput, FrozenModules, Stage, StageBlocks, StageOptions, TensorParallel,
+    Activations, BlockOutput, BlockStage, FrozenModules, Stage, StageBlocks, StageOptions, TensorParallel,
 };
 use serde_json::Value;
 
@@ -125,7 +125,7 @@ fn separate_encoders_match_transformers() {
                 StageBlocks::new(Some(Arc::new(TensorParallel::new(device.clone(), Arc::new(comm)))));
             config.add_to(0..config.layers(), FrozenEncoder::default(), &mut parts).unwrap();
             let options = StageOptions { is_input_trained: false, ..StageOptions::new("tower") };
-            let mut stages = [Stage::new(device.clone(), options, parts, &fixture.weights).unwrap()];
+            let mut stages = [BlockStage::new(device.clone(), options, parts, &fixture.weights).unwrap()];
             let context = Arc::new(encoder_context(&fixture, &config, &device));
             let BlockOutput::Rows(hidden) = stages[0].forward(0, context, None).unwrap() else {
                 unreachable!("an encoder has no loss")

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use dflop_models::weights::{Checkpoint, Seed, Tensor, WEIGHTS_FILE, WeightSource, write};
 use dflop_models::{
-    FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings, TensorParallel, assemble,
+    BlockStage, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings, TensorParallel,
+    assemble,
 };
 use serde_json::json;
 
@@ -22,7 +23,7 @@ fn stage(
     module: ModuleKind,
     comm: Option<Communicator>,
     source: &dyn WeightSource,
-) -> Stage<TestDevice> {
+) -> BlockStage<TestDevice> {
     let device = device(1);
     let group = comm.map(|comm| Arc::new(TensorParallel::new(device.clone(), Arc::new(comm))));
     let settings = StageSettings { tensor_parallel: group, ..StageSettings::default() };
