@@ -45,8 +45,8 @@ pub struct InputReader<D: Device> {
 impl<D: Device> InputReader<D> {
     /// Starts reading for a rank.
     ///
-    /// - `roles`: of the rank ([`Job::roles`]); an encoder that encodes the media of its rank's own texts reads
-    ///   them together with the LLM
+    /// - `roles`: of the rank ([`Job::roles`]); an encoder of the media of its rank's own texts reads them
+    ///   together with the LLM
     /// - `planner`: for the LLM's DP size, the same on all ranks
     /// - `preparer`: of the model; for the LLM it counts media tokens and makes no media tensors
     /// - `configure`: sets further settings of the loaders, such as their start

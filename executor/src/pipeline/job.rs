@@ -172,8 +172,8 @@ impl Job {
         if has_own { dp_size } else { 1 }
     }
 
-    /// Returns whether ranks read the samples of a module together with those of the LLM's replica of the same
-    /// number: the LLM's own, and those of an encoder that encodes their media on the same ranks.
+    /// Returns whether ranks read the samples of a module together with those of the LLM's replica of the
+    /// same number: the LLM's own, and those of an encoder that encodes their media on the same ranks.
     pub(crate) fn reads_with_llm(&self, module: ModuleKind) -> bool {
         let is_paired = |index: usize| index + 1 == self.modules.len() || self.is_paired(index);
         module == ModuleKind::Llm
@@ -192,8 +192,8 @@ impl Job {
         &self.modules
     }
 
-    /// Returns the layers of every module by stage: of the chain in joint placement, where some have none, and
-    /// of the module otherwise.
+    /// Returns the layers of every module by stage: of the chain in joint placement, where some have none,
+    /// and of the module otherwise.
     #[must_use]
     pub fn chain_layers(&self) -> Vec<Vec<usize>> {
         let chain = self.chain_stages.iter().max().map_or(0, |last| last + 1);

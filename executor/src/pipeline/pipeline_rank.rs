@@ -45,9 +45,9 @@ pub struct PipelineRank<D: Device> {
 impl<D: Device> PipelineRank<D> {
     /// Joins the ranks of a job; all of them call it together.
     ///
-    /// - `stages`: one for each of [`Job::ranges`] of all roles of this rank ([`Job::roles`]), in order: built
-    ///   from it ([`build_stages`](crate::train::build_stages)), or any other [`Stage`] that takes its rows and
-    ///   gives rows of the same size, or a loss if it is the last one
+    /// - `stages`: one for each of [`Job::ranges`] of all roles of this rank ([`Job::roles`]), in order:
+    ///   built from it ([`build_stages`](crate::train::build_stages)), or any other [`Stage`] that takes its
+    ///   rows and gives rows of the same size, or a loss if it is the last one
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the

@@ -12,8 +12,8 @@ use dflop_models::{MicrobatchContext, ModuleInputs, ModuleKind};
 
 /// The plan of a step, and the contexts of the microbatches that this rank computes.
 ///
-/// A rank of the LLM gets contexts of texts and needs no media; a rank of an encoder gets contexts of the media
-/// that its replica encodes and needs no texts. A rank of several modules gets those of each.
+/// A rank of the LLM gets contexts of texts and needs no media; a rank of an encoder gets contexts of the
+/// media that its replica encodes and needs no texts. A rank of several modules gets those of each.
 pub struct RankStep<D: Device> {
     /// The plan, the same on all ranks.
     pub plan: Arc<PipelineStepPlan>,

@@ -35,8 +35,8 @@ impl Topology {
             return Ok(Self { layout, replicas, schedule, shared: None, pools: Vec::new() });
         }
         // Each encoder feeds the LLM, the last module; its replicas share the media of a round, unless each
-        // belongs to a replica of the LLM. Shared rounds connect all replicas; `is_linked` leaves out those of
-        // other pools.
+        // belongs to a replica of the LLM. Shared rounds connect all replicas; `is_linked` leaves out those
+        // of other pools.
         let last = job.modules.len() - 1;
         let stages = |(index, module): (usize, &ModuleParallelism)| {
             let stages = ModuleStages::new(module.stages.len(), module.dp_size);

@@ -267,9 +267,10 @@ mod tests {
             [last - 1, last].map(|stage| of_stage(&job, Part { microbatch: 0, stage }, &passes));
         assert_eq!(passes.head, [3_480_000, 6_960_000], "348 targets");
         let layers = passes.layers[0] / 2;
-        // 4 of 10 us a token in the backward pass of layers, whose forward pass takes 5, and half of the head's.
+        // 4 of 12 us a token in the backward pass of layers, whose forward pass takes 6, and half of the
+        // head's.
         for weights in [first[2], last[2] - passes.head[1] / 2] {
-            assert!(weights.abs_diff(layers * 4 / 5) < 10, "{weights} of {layers}");
+            assert!(weights.abs_diff(layers * 2 / 3) < 10, "{weights} of {layers}");
         }
         assert_eq!([first[0] - layers, last[0] - layers], [passes.outside_layers[0], passes.head[0]]);
         for pass in [first, last] {
