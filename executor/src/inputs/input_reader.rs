@@ -58,7 +58,7 @@ impl<D: Device> InputReader<D> {
         job: Arc<Job>,
         roles: Vec<RankRole>,
         planner: StepPlanner,
-        preparer: PreparerBuilder,
+        preparer: &PreparerBuilder,
         configure: impl Fn(BalancedLoaderBuilder) -> BalancedLoaderBuilder,
     ) -> Result<Self> {
         let llm = job.modules().last().map_or(0, |llm| llm.dp_size);
@@ -68,7 +68,7 @@ impl<D: Device> InputReader<D> {
         }
         // One worker: it drives the loaders' I/O, while they decode on threads of their pools.
         let runtime = start_runtime("dflop-inputs", 1).map_err(Error::Runtime)?;
-        let modules = ModuleReader::all(&job, roles, &planner, &preparer, configure)?;
+        let modules = ModuleReader::all(&job, roles, &planner, preparer, configure)?;
         if modules.is_empty() {
             let reason = "expected at least one, found none".to_owned();
             return Err(Error::InvalidSetting { setting: "roles", reason });

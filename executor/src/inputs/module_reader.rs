@@ -10,15 +10,15 @@ use super::step_media::StepMedia;
 use super::token_counts::TokenCounts;
 use super::{media_context, text_context};
 use crate::error::{Error, Result};
-use crate::pipeline::{Job, PipelineStepPlan, RankRole};
+use crate::pipeline::{Job, PipelineStepPlan, RankContexts, RankRole};
 use dflop_device::Device;
 use dflop_loader::inputs::PreparedSample;
 use dflop_loader::processors::{Preparer, PreparerBuilder};
 use dflop_loader::{
     BalancedLoader, BalancedLoaderBuilder, Microbatch, Step, StepPlan, StepPlanner, StepStream,
 };
+use dflop_models::ModuleKind;
 use dflop_models::encoder::EncoderConfig;
-use dflop_models::{MicrobatchContext, ModuleKind};
 
 /// Reader of the texts of an LLM's replica, or of the media of an encoder's, or of both.
 pub(super) struct ModuleReader {
@@ -92,7 +92,7 @@ impl ModuleReader {
         counts: &TokenCounts,
         plan: &PipelineStepPlan,
         mut own: BTreeMap<u32, PreparedSample>,
-    ) -> Result<BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>> {
+    ) -> Result<RankContexts<D>> {
         let mut contexts = BTreeMap::new();
         for &RankRole { module, replica, .. } in &self.roles {
             let encoded = match module {

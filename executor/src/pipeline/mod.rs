@@ -98,7 +98,7 @@ pub use module_parallelism::ModuleParallelism;
 pub use pass_times::PassTimes;
 pub use pipeline_rank::{PipelineRank, StepOutcome};
 pub use rank_map::RankRole;
-pub use rank_step::RankStep;
+pub use rank_step::{RankContexts, RankStep};
 pub use route::{RouteEnd, RoutePlan, RoutedMedium};
 pub(crate) use simulation::simulate;
 pub(crate) use step_plan::name as module_name;

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use dflop_device::Device;
 use dflop_models::{MicrobatchContext, ModuleInputs, ModuleKind};
 
+/// Contexts of a rank's microbatches, by module and microbatch of the module.
+pub type RankContexts<D> = BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>;
+
 /// The plan of a step, and the contexts of the microbatches that this rank computes.
 ///
 /// A rank of the LLM gets contexts of texts and needs no media; a rank of an encoder gets contexts of the
@@ -17,9 +20,9 @@ use dflop_models::{MicrobatchContext, ModuleInputs, ModuleKind};
 pub struct RankStep<D: Device> {
     /// The plan, the same on all ranks.
     pub plan: Arc<PipelineStepPlan>,
-    /// Contexts by module and microbatch of it ([`PipelineStepPlan::microbatches_of`]). Nothing is computed
-    /// for a microbatch without tokens; its context may be left out.
-    pub contexts: BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>,
+    /// Contexts of the rank's microbatches ([`PipelineStepPlan::microbatches_of`]). Nothing is computed for a
+    /// microbatch without tokens; its context may be left out.
+    pub contexts: RankContexts<D>,
 }
 
 impl<D: Device> RankStep<D> {

@@ -154,7 +154,7 @@ mod tests {
         }
     }
 
-    fn job(placement: Placement, modules: [ModuleParallelism; 2], schedule: ScheduleKind) -> Job {
+    fn job(placement: Placement, modules: &[ModuleParallelism; 2], schedule: ScheduleKind) -> Job {
         Job::placed(placement, model(), FrozenModules::default(), modules.to_vec(), schedule).unwrap()
     }
 
@@ -174,7 +174,7 @@ mod tests {
         for (schedule, expected_ns) in
             [(SIMPLE, 24), (ScheduleKind::GPipe, 24), (ScheduleKind::ZeroBubble, 20)]
         {
-            let job = job(Placement::Joint, modules.clone(), schedule);
+            let job = job(Placement::Joint, &modules, schedule);
             // The encoder and the first stage of the LLM together take as long as the second stage.
             let part_ns = |part: Part| if part.stage == 2 { [2, 4] } else { [1, 2] };
             assert_eq!(makespan_ns(&job, 3, part_ns), expected_ns, "{schedule}");
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn a_group_waits_for_the_largest_share_of_its_media() {
         let modules = [module(ModuleKind::Vision, &[2]), module(ModuleKind::Llm, &[4]).tp_size(2).dp_size(2)];
-        let job = job(Placement::Joint, modules, SIMPLE);
+        let job = job(Placement::Joint, &modules, SIMPLE);
         // Replica 3 of the encoder is the second rank of the second group.
         let part_ns = |part: Part| match (part.stage, part.microbatch % 4) {
             (0, 3) => [7, 0],
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn a_colocated_encoder_runs_before_and_after_the_llm() {
         let modules = [module(ModuleKind::Vision, &[2]).dp_size(2), module(ModuleKind::Llm, &[2, 4])];
-        let job = job(Placement::Colocated, modules, SIMPLE);
+        let job = job(Placement::Colocated, &modules, SIMPLE);
         let part_ns = |part: Part| if part.stage == 0 { [5, 9] } else { [1, 2] };
         // Two microbatches of the encoder on each rank, then (2 + 1) of 3 ns.
         assert_eq!(makespan_ns(&job, 2, part_ns), 10 + 9 + 18);

@@ -138,7 +138,7 @@ fn frozen_parts_and_recomputed_layers_run_on_shared_ranks() {
         let frozen = FrozenModules { vision, audio, is_llm_frozen };
         let truth = one_by_one(&model, frozen, &samples);
         let activations = Activations::Recomputed;
-        let setting = Setting { frozen, activations, ..joint(&model, CUTS[4], [2, 1]) };
+        let setting = Setting { activations, frozen, ..joint(&model, CUTS[4], [2, 1]) };
         truth.assert_close(&run_job(&setting, &samples, &round_robin(8, 4)).truth);
         let modules = vec![
             cut(ModuleKind::Vision, &[1, 1]),

@@ -363,7 +363,7 @@ fn an_own_family_trains_on_planned_steps() {
                     job.clone(),
                     places,
                     planner,
-                    preparer(&cost_model),
+                    &preparer(&cost_model),
                     |loader| loader.workers(1).steps(2),
                 )
                 .unwrap();

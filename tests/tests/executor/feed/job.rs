@@ -151,7 +151,7 @@ fn of_rank(
     let planner = planner.build()?;
     let budget = ErrorBudget::new(1.0)?;
     let preparer = corpus.preparer();
-    let preparer = setting.tokens_max.into_iter().fold(preparer, PreparerBuilder::tokens_max);
+    let preparer = &setting.tokens_max.into_iter().fold(preparer, PreparerBuilder::tokens_max);
     let mut feed =
         InputReader::new(device.clone(), job.clone(), places.clone(), planner, preparer, |loader| {
             loader.workers(1).steps(setting.steps).error_budget(budget)

@@ -54,7 +54,7 @@ pub(super) fn start<D: Device>(
         setup.job.clone(),
         roles,
         planner,
-        setup.preparer(config)?,
+        &setup.preparer(config)?,
         |loader| loader.workers(config.data.workers),
     )?;
     let pretrained = match (saved, config.model.pretrained) {
