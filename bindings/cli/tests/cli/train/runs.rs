@@ -110,6 +110,15 @@ fn modules_on_the_same_ranks_have_the_same_losses() {
     assert!(difference(&stages, &losses(&joint.lines(&[]))) < 1e-6);
 }
 
+/// The ranks of a joint stage are the replicas of its encoder, which share the optimizer state of that.
+#[test]
+fn joint_ranks_share_the_optimizer_state_with_the_same_bits() {
+    let layout = ("llm = { stages = 1, dp = 1 }", "placement = \"joint\"\nllm = { stages = 2, dp = 2 }");
+    let whole = loss_bits(&Job::with(&[layout]).lines(&["--steps", "3"]));
+    let shared = Job::with(&[layout, ("[optimizer]", "[optimizer]\nzero_stage = 1")]);
+    assert_eq!(loss_bits(&shared.lines(&["--steps", "3"])), whole);
+}
+
 /// A plan that was searched for this model runs as it is, and a state of one placement goes on in another.
 #[test]
 fn a_plan_runs_as_it_was_printed() {
