@@ -85,8 +85,9 @@ pub(crate) fn max<F: Real>(a: &[F]) -> F {
     rest.iter().chain(&most).fold(least, |most, &value| larger(most, value))
 }
 
+/// Larger one of two; NaN if one is NaN.
 #[inline(always)]
-fn larger<F: Real>(most: F, value: F) -> F {
+pub(crate) fn larger<F: Real>(most: F, value: F) -> F {
     // NaN compares false with everything: it replaces `most` in the first test and stays by the second
     if most >= value || most.is_nan() { most } else { value }
 }
