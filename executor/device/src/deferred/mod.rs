@@ -8,6 +8,7 @@
 //! is dropped, and every later read reports the error. Reads are counted ([`Runtime::reads`]), so that a
 //! test can bound them.
 
+mod event;
 mod host_work;
 mod operations;
 mod order;
@@ -23,9 +24,9 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::runtime::{HostTask, Lane, Runtime, Tensor, Transfer};
+pub use event::DeferredEvent;
 use host_work::HostWork;
 pub use order::Order;
-pub use queue::DeferredEvent;
 use queue::{Queue, Work};
 pub use slot::DeferredMemory;
 use slot::{Place, Slot};

@@ -1,10 +1,10 @@
 //! Queues of work by lane, and their execution.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::event::DeferredEvent;
 use super::host_work::HostWork;
 use super::order::Order;
 use super::slot::{Place, Slot, with_all};
@@ -14,33 +14,6 @@ use crate::runtime::{Lane, Tensor};
 
 /// Time between two looks at a communication in progress.
 const POLL: Duration = Duration::from_micros(50);
-
-/// Point in a lane of [`Deferred`].
-pub struct DeferredEvent<D: Device> {
-    lane: Lane,
-    /// Number of works in the lane up to this point.
-    number: u64,
-    reached: Arc<OnceLock<D::Event>>,
-}
-
-impl<D: Device> Clone for DeferredEvent<D> {
-    fn clone(&self) -> Self {
-        Self { lane: self.lane, number: self.number, reached: Arc::clone(&self.reached) }
-    }
-}
-
-impl<D: Device> fmt::Debug for DeferredEvent<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeferredEvent({:?}, {})", self.lane, self.number)
-    }
-}
-
-impl<D: Device> DeferredEvent<D> {
-    /// Event of the inner device, once the point is reached.
-    pub(super) fn reached(&self) -> Option<&D::Event> {
-        self.reached.get()
-    }
-}
 
 type Compute<D> = Box<dyn FnOnce(&D, &[&Tensor<D>], &mut [&mut Tensor<D>]) -> Result<()> + Send>;
 

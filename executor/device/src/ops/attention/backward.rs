@@ -6,8 +6,8 @@
 use rayon::prelude::*;
 
 use super::mask::Mask;
-use super::parallel::{chunk_rows, dot, vectorized};
-use super::product::{LANES, ROWS, Rows, lanes_mut, store, transpose};
+use super::parallel::{chunk_rows, dot, has_fused, vectorized};
+use super::product::{LANES, ROWS, Rows, lanes_mut, store, times, transpose};
 use super::{AttentionShape, HostSegments, Tile, grown, scores_stride};
 use crate::ops::real::Real;
 
@@ -58,22 +58,14 @@ pub fn backward<F: Real>(
     tasks.into_par_iter().with_max_len(1).for_each_init(
         Scratch::default,
         |scratch, (tiles, kv_head, gradients)| {
-            gradients.fill(F::ZERO);
-            let (start, end) = tiles[0].segment;
-            let heads = kv_head * shape.group()..(kv_head + 1) * shape.group();
-            let (_, key, _) = shape.columns(heads.start);
-            let keys = Rows { values: &qkv[start * shape.row() + key..], stride: shape.row() };
-            vectorized(
-                #[inline(always)]
-                || {
-                    keys.pack(end - start, shape.head_dim, F::ONE, &mut scratch.keys);
-                    for head in heads {
-                        for &tile in tiles {
-                            run(shape, tile, head, &saved, scratch, gradients);
-                        }
-                    }
-                },
-            );
+            if has_fused() {
+                vectorized(
+                    #[inline(always)]
+                    || run_segment::<F, true>(shape, tiles, kv_head, &saved, scratch, gradients),
+                );
+            } else {
+                run_segment::<F, false>(shape, tiles, kv_head, &saved, scratch, gradients);
+            }
         },
     );
     deal_out(shape, segments.starts(), scratch, d_qkv);
@@ -98,10 +90,33 @@ struct Scratch<F> {
     d_scores: Vec<F>,
 }
 
+/// Processes the heads that share the keys of a segment.
+#[inline(always)]
+fn run_segment<F: Real, const IS_FUSED: bool>(
+    shape: &AttentionShape,
+    tiles: &[Tile],
+    kv_head: usize,
+    saved: &ForwardTensors<'_, F>,
+    scratch: &mut Scratch<F>,
+    gradients: &mut [F],
+) {
+    gradients.fill(F::ZERO);
+    let (start, end) = tiles[0].segment;
+    let heads = kv_head * shape.group()..(kv_head + 1) * shape.group();
+    let (_, key, _) = shape.columns(heads.start);
+    let keys = Rows { values: &saved.qkv[start * shape.row() + key..], stride: shape.row() };
+    keys.pack(end - start, shape.head_dim, F::ONE, &mut scratch.keys);
+    for head in heads {
+        for &tile in tiles {
+            run::<F, IS_FUSED>(shape, tile, head, saved, scratch, gradients);
+        }
+    }
+}
+
 /// Processes one head of a tile. Rows of `gradients` hold the group's queries, then the keys, then the
 /// values.
 #[inline(always)]
-fn run<F: Real>(
+fn run<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
     tile: Tile,
     head: usize,
@@ -111,7 +126,7 @@ fn run<F: Real>(
 ) {
     let (mask, rows, dim) = (Mask::new(tile, shape.is_causal), tile.rows(), shape.head_dim);
     prepare(shape, tile, head, saved, scratch);
-    write_weights(shape, tile, head, saved.qkv, scratch);
+    write_weights::<F, IS_FUSED>(shape, tile, head, saved.qkv, scratch);
     let width = scores_stride(rows);
     let weights = Rows { values: &scratch.weights[..mask.keys * width], stride: width };
     let d_scores = Rows { values: &scratch.d_scores[..mask.keys * width], stride: width };
@@ -121,8 +136,9 @@ fn run<F: Real>(
     for (left, right, column) in [of_values, of_keys] {
         for first in (0..mask.keys).step_by(ROWS) {
             let (count, from) = (ROWS.min(mask.keys - first), mask.first_panel(first) * LANES);
+            let left = left.block(first, mask.keys, rows);
             for (panel, right) in right.chunks_exact(rows).enumerate() {
-                let block = left.times(first, mask.keys, from, &right[from..]);
+                let block = times::<F, IS_FUSED>(&left, from, &right[from..]);
                 let columns = LANES.min(dim - panel * LANES);
                 let target = &mut gradients[first * stride + column + panel * LANES..];
                 store(&block, (count, columns), (target, stride), |_, new, to| *to += new);
@@ -134,7 +150,7 @@ fn run<F: Real>(
     for (panel, keys) in scratch.keys.chunks_exact(tile.segment.1 - tile.segment.0).enumerate() {
         for first in (0..rows).step_by(ROWS) {
             let last = rows.min(first + ROWS) - 1;
-            let block = d_scores.transposed_times(first, &keys[..mask.visible(last)]);
+            let block = d_scores.transposed_times::<IS_FUSED>(first, &keys[..mask.visible(last)]);
             let columns = LANES.min(dim - panel * LANES);
             let target = &mut gradients[of_queries + first * stride + panel * LANES..];
             store(&block, (last + 1 - first, columns), (target, stride), |_, new, to| *to = new * scale);
@@ -173,7 +189,7 @@ fn prepare<F: Real>(
 /// Recomputes the probabilities that the mask leaves, and computes the gradients of scores:
 /// `dS = P (dP - rowsum(dO O))`.
 #[inline(always)]
-fn write_weights<F: Real>(
+fn write_weights<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
     tile: Tile,
     head: usize,
@@ -189,12 +205,13 @@ fn write_weights<F: Real>(
     let d_scores = grown(&mut scratch.d_scores, mask.keys * width);
     for first in (0..mask.keys).step_by(ROWS) {
         let count = ROWS.min(mask.keys - first);
+        let (keys, values) = (keys.block(first, mask.keys, dim), values.block(first, mask.keys, dim));
         let queries = scratch.queries_transposed.chunks_exact(dim);
         let panels = queries.zip(scratch.d_output_transposed.chunks_exact(dim)).enumerate();
         for (panel, (queries, d_output)) in panels.skip(mask.first_panel(first)) {
             let log_sums = lanes_mut(&mut scratch.log_sums, panel * LANES);
             let along = lanes_mut(&mut scratch.along, panel * LANES);
-            let mut block = keys.times(first, mask.keys, 0, queries);
+            let mut block = times::<F, IS_FUSED>(&keys, 0, queries);
             for (row, scores) in block.iter_mut().enumerate() {
                 for lane in 0..LANES {
                     scores[lane] = (scores[lane] - log_sums[lane]).exp();
@@ -205,7 +222,7 @@ fn write_weights<F: Real>(
             }
             let at = first * width + panel * LANES;
             store(&block, (count, LANES), (&mut weights[at..], width), |_, new, to| *to = new);
-            let d_weights = values.times(first, mask.keys, 0, d_output);
+            let d_weights = times::<F, IS_FUSED>(&values, 0, d_output);
             for row in 0..ROWS {
                 for lane in 0..LANES {
                     block[row][lane] *= d_weights[row][lane] - along[lane];

@@ -3,8 +3,8 @@
 use rayon::prelude::*;
 
 use super::mask::Mask;
-use super::parallel::{larger, vectorized};
-use super::product::{LANES, ROWS, Rows, lanes_mut, store, transpose};
+use super::parallel::{has_fused, larger, vectorized};
+use super::product::{LANES, ROWS, Rows, lanes_mut, store, times, transpose};
 use super::{AttentionShape, HostSegments, Tile, grown, scores_stride};
 use crate::ops::real::Real;
 
@@ -33,10 +33,14 @@ pub fn forward<F: Real>(
     }
     // tiles near the end of a segment have more keys: let threads steal single tiles
     tasks.into_par_iter().with_max_len(1).for_each_init(Scratch::default, |scratch, (tile, rows, sums)| {
-        vectorized(
-            #[inline(always)]
-            || run(shape, tile, qkv, scratch, rows, sums),
-        );
+        if has_fused() {
+            vectorized(
+                #[inline(always)]
+                || run::<F, true>(shape, tile, qkv, scratch, rows, sums),
+            );
+        } else {
+            run::<F, false>(shape, tile, qkv, scratch, rows, sums);
+        }
     });
 }
 
@@ -56,7 +60,7 @@ struct Scratch<F> {
 
 /// Processes a tile.
 #[inline(always)]
-fn run<F: Real>(
+fn run<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
     tile: Tile,
     qkv: &[F],
@@ -78,7 +82,7 @@ fn run<F: Real>(
         transpose((&scratch.queries, rows), dim, &mut scratch.queries_transposed);
         let width = scores_stride(rows);
         let scores = grown(&mut scratch.scores, mask.keys * width);
-        write_scores(mask, of_segment(key), &scratch.queries_transposed, dim, (scores, width));
+        write_scores::<F, IS_FUSED>(mask, of_segment(key), &scratch.queries_transposed, dim, (scores, width));
         let inverses = grown(&mut scratch.inverses, width);
         for panel in 0..rows.div_ceil(LANES) {
             let logs = softmax(mask, panel, (scores, width), lanes_mut(inverses, panel * LANES));
@@ -90,7 +94,7 @@ fn run<F: Real>(
         for (panel, values) in scratch.values.chunks_exact(mask.keys).enumerate() {
             for first in (0..rows).step_by(ROWS) {
                 let last = rows.min(first + ROWS) - 1;
-                let block = weights.transposed_times(first, &values[..mask.visible(last)]);
+                let block = weights.transposed_times::<IS_FUSED>(first, &values[..mask.visible(last)]);
                 let columns = panel * LANES..dim.min((panel + 1) * LANES);
                 let target = &mut output[first * shape.output() + head * dim + columns.start..];
                 let put = |row: usize, new: F, to: &mut F| *to = new * inverses[first + row];
@@ -102,7 +106,7 @@ fn run<F: Real>(
 
 /// Writes the scores that the mask leaves, `[keys, queries]`.
 #[inline(always)]
-fn write_scores<F: Real>(
+fn write_scores<F: Real, const IS_FUSED: bool>(
     mask: Mask,
     keys: Rows<'_, F>,
     queries: &[[F; LANES]],
@@ -111,8 +115,9 @@ fn write_scores<F: Real>(
 ) {
     for first in (0..mask.keys).step_by(ROWS) {
         let count = ROWS.min(mask.keys - first);
+        let block_of_keys = keys.block(first, mask.keys, dim);
         for (panel, queries) in queries.chunks_exact(dim).enumerate().skip(mask.first_panel(first)) {
-            let block = keys.times(first, mask.keys, 0, queries);
+            let block = times::<F, IS_FUSED>(&block_of_keys, 0, queries);
             let target = &mut scores[first * width + panel * LANES..];
             store(&block, (count, LANES), (target, width), |_, new, to| *to = new);
         }

@@ -53,3 +53,24 @@ impl Mask {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_find_every_score_up_to_the_last_key_of_their_queries() {
+        for (start, end) in [(0, 1), (0, 65), (64, 128), (70, 150), (131, 140)] {
+            let mask = Mask::new(Tile { segment: (0, 150), start, end }, true);
+            let is_written = |key: usize, panel: usize| panel >= mask.first_panel(key / ROWS * ROWS);
+            for query in 0..end - start {
+                let last = (query + ROWS).min(end - start) - 1;
+                for key in 0..mask.visible(last) {
+                    assert!(is_written(key, query / LANES), "{start} {query} {key}");
+                    assert!(key < mask.end(query / LANES));
+                }
+                assert!(mask.seen(query / LANES) <= mask.visible(query).max(1));
+            }
+        }
+    }
+}

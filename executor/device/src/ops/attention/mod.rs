@@ -2,7 +2,8 @@
 //!
 //! A row holds queries, then keys, then values: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens attend
 //! within their *segment* only: a sample of a pack, an image, a window of an image. Scores exist for a tile
-//! of queries of one segment at a time ([`Tile`]), never for a whole pack. Forward keeps the log-sum-exp of
+//! of queries of one segment at a time ([`Tile`]), never for a whole pack; a thread packs the operands of a
+//! tile and multiplies them in blocks, those that the mask hides left out. Forward keeps the log-sum-exp of
 //! every row, from which backward recomputes the probabilities.
 //!
 //! # Source

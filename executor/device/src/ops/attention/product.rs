@@ -2,7 +2,8 @@
 //!
 //! The right matrix is packed in *panels*: [`LANES`] columns of all its rows, one row after another, the last
 //! panel padded with zeros. A block of [`ROWS`] rows and a panel of the result is summed in registers, in the
-//! order of the inner index. Sums are fused multiplications and additions.
+//! order of the inner index. Multiplications and additions are fused (`IS_FUSED`) where the machine has such
+//! instructions; elsewhere Rust would call a function for each.
 
 use crate::ops::real::Real;
 
@@ -42,26 +43,24 @@ impl<'a, F: Real> Rows<'a, F> {
         }
     }
 
-    /// Multiplies rows `first..first + ROWS`, of which those from `end` on repeat the last one, by a panel.
+    /// Rows `first..first + ROWS` of this width, of which those from `end` on repeat the last one.
     #[inline(always)]
-    pub(super) fn times(self, first: usize, end: usize, from: usize, panel: &[[F; LANES]]) -> Block<F> {
-        let part = |row: usize| &self.part((first + row).min(end - 1), from + panel.len())[from..];
-        let mut sums = [[F::ZERO; LANES]; ROWS];
-        // zipped slices need no checks of bounds in the loop
-        let rows = part(0).iter().zip(part(1)).zip(part(2)).zip(part(3)).zip(part(4)).zip(part(5));
-        for ((((((a, b), c), d), e), f), right) in rows.zip(panel) {
-            add_products(&mut sums, &[*a, *b, *c, *d, *e, *f], right);
-        }
-        sums
+    pub(super) fn block(self, first: usize, end: usize, width: usize) -> [&'a [F]; ROWS] {
+        let part = |row: usize| self.part((first + row).min(end - 1), width);
+        [part(0), part(1), part(2), part(3), part(4), part(5)]
     }
 
     /// Multiplies the transpose of columns `first..first + ROWS` by a panel.
     #[inline(always)]
-    pub(super) fn transposed_times(self, first: usize, panel: &[[F; LANES]]) -> Block<F> {
+    pub(super) fn transposed_times<const IS_FUSED: bool>(
+        self,
+        first: usize,
+        panel: &[[F; LANES]],
+    ) -> Block<F> {
         let mut sums = [[F::ZERO; LANES]; ROWS];
         for (left, right) in self.values.chunks_exact(self.stride).zip(panel) {
             let left: &[F; ROWS] = left[first..].first_chunk().expect("rows are padded");
-            add_products(&mut sums, left, right);
+            add_products::<F, IS_FUSED>(&mut sums, left, right);
         }
         sums
     }
@@ -105,12 +104,31 @@ fn scale_into<F: Real>(row: &[F], factor: F, to: &mut [F; LANES]) {
     }
 }
 
+/// Multiplies rows, from a column on, by a panel.
+#[inline(always)]
+pub(super) fn times<F: Real, const IS_FUSED: bool>(
+    rows: &[&[F]; ROWS],
+    from: usize,
+    panel: &[[F; LANES]],
+) -> Block<F> {
+    let [a, b, c, d, e, f] = rows;
+    let mut sums = [[F::ZERO; LANES]; ROWS];
+    // zipped slices need no checks of bounds in the loop
+    let rows =
+        a[from..].iter().zip(&b[from..]).zip(&c[from..]).zip(&d[from..]).zip(&e[from..]).zip(&f[from..]);
+    for ((((((a, b), c), d), e), f), right) in rows.zip(panel) {
+        add_products::<F, IS_FUSED>(&mut sums, &[*a, *b, *c, *d, *e, *f], right);
+    }
+    sums
+}
+
 /// Adds the products of a column of the left matrix and a row of the right one.
 #[inline(always)]
-fn add_products<F: Real>(sums: &mut Block<F>, left: &[F; ROWS], right: &[F; LANES]) {
+fn add_products<F: Real, const IS_FUSED: bool>(sums: &mut Block<F>, left: &[F; ROWS], right: &[F; LANES]) {
     for (sums, &left) in sums.iter_mut().zip(left) {
         for lane in 0..LANES {
-            sums[lane] = left.mul_add(right[lane], sums[lane]);
+            let (right, sum) = (right[lane], &mut sums[lane]);
+            *sum = if IS_FUSED { left.mul_add(right, *sum) } else { *sum + left * right };
         }
     }
 }
@@ -142,4 +160,71 @@ pub(super) fn store<F: Real>(
 #[inline(always)]
 pub(super) fn lanes_mut<F>(values: &mut [F], at: usize) -> &mut [F; LANES] {
     values[at..].first_chunk_mut().expect("a whole panel")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(len: usize, seed: usize) -> Vec<f64> {
+        (0..len).map(|at| ((at * 37 + seed * 11) % 23) as f64 / 7.0 - 1.5).collect()
+    }
+
+    /// Rows, columns and inner lengths that do and do not fill blocks and panels.
+    const SHAPES: [[usize; 3]; 4] = [[1, 1, 1], [7, 20, 5], [6, 16, 16], [13, 33, 18]];
+
+    fn check<const IS_FUSED: bool>() {
+        for [rows, columns, inner] in SHAPES {
+            let (left, right) = (numbers(rows * (inner + 2), 1), numbers(inner * columns, 2));
+            let left = Rows { values: &left, stride: inner + 2 };
+            let mut panels = vec![[9.0; LANES]; 3];
+            Rows { values: &right, stride: columns }.pack(inner, columns, 2.0, &mut panels);
+            // the transpose of the left matrix, with room for the last block
+            let stride = rows + ROWS;
+            let mut transposed = vec![0.0; inner * stride];
+            for (row, at) in (0..rows).flat_map(|row| (0..inner).map(move |at| (row, at))) {
+                transposed[at * stride + row] = left.part(row, inner)[at];
+            }
+            let transposed = Rows { values: &transposed, stride };
+            for (panel, first) in (0..columns.div_ceil(LANES)).zip((0..rows).step_by(ROWS).cycle()) {
+                let panel_rows = &panels[panel * inner..][..inner];
+                let block = times::<_, IS_FUSED>(&left.block(first, rows, inner), 0, panel_rows);
+                let by_columns = transposed.transposed_times::<IS_FUSED>(first, panel_rows);
+                for (row, lane) in
+                    (first..rows.min(first + ROWS)).flat_map(|row| (0..LANES).map(move |l| (row, l)))
+                {
+                    let column = panel * LANES + lane;
+                    let truth: f64 = if column < columns {
+                        (0..inner)
+                            .map(|at| left.part(row, inner)[at] * 2.0 * right[at * columns + column])
+                            .sum()
+                    } else {
+                        0.0
+                    };
+                    assert!((block[row - first][lane] - truth).abs() < 1e-12);
+                    assert_eq!(block[row - first][lane], by_columns[row - first][lane]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn products_match_the_definition_with_and_without_fused_operations() {
+        check::<true>();
+        check::<false>();
+    }
+
+    #[test]
+    fn transposed_panels_have_a_column_for_each_row() {
+        for [rows, width, _] in SHAPES {
+            let values = numbers(rows * width, 3);
+            let (mut panels, mut transposed) = (Vec::new(), Vec::new());
+            Rows { values: &values, stride: width }.pack(rows, width, 1.0, &mut panels);
+            transpose((&panels, rows), width, &mut transposed);
+            for (row, column) in (0..rows).flat_map(|row| (0..width).map(move |column| (row, column))) {
+                let found = transposed[row / LANES * width + column][row % LANES];
+                assert_eq!(found, values[row * width + column]);
+            }
+        }
+    }
 }
