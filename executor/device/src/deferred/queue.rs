@@ -68,7 +68,7 @@ impl<D: Device> LaneWork<D> {
 }
 
 struct Lanes<D: Device> {
-    lanes: BTreeMap<Lane, LaneWork<D>>,
+    work: BTreeMap<Lane, LaneWork<D>>,
     random: u64,
     /// Reason of the first error; no work is queued or run after it.
     failure: Option<String>,
@@ -96,7 +96,7 @@ pub(super) struct Queue<D: Device> {
 
 impl<D: Device> Queue<D> {
     pub(super) fn new(order: Order) -> Self {
-        let lanes = Lanes { lanes: BTreeMap::new(), random: order.random(), failure: None };
+        let lanes = Lanes { work: BTreeMap::new(), random: order.random(), failure: None };
         Self { lanes: Mutex::new(lanes), running: Mutex::new(()), order }
     }
 
@@ -158,7 +158,7 @@ impl<D: Device> Queue<D> {
     fn fail(&self, reason: String) {
         let mut lanes = self.lock();
         lanes.failure = Some(reason);
-        let dropped = std::mem::take(&mut lanes.lanes);
+        let dropped = std::mem::take(&mut lanes.work);
         // its tensors queue that they are freed
         drop(lanes);
         drop(dropped);
@@ -187,21 +187,21 @@ impl<D: Device> Queue<D> {
     /// Takes the next work that may run.
     fn next(&self) -> Next<D> {
         let mut lanes = self.lock();
-        let Lanes { lanes, random, .. } = &mut *lanes;
-        let fronts = || lanes.iter().filter_map(|(&lane, work)| Some((lane, work.waiting.front()?)));
+        let Lanes { work, random, .. } = &mut *lanes;
+        let fronts = || work.iter().filter_map(|(&lane, of_lane)| Some((lane, of_lane.waiting.front()?)));
         let ready: Vec<Lane> = fronts().filter(|(_, work)| work.may_run()).map(|(lane, _)| lane).collect();
         if ready.is_empty() {
             return idle(fronts());
         }
         let lane = self.order.choose(&ready, random);
-        let (number, work) = lanes.get_mut(&lane).and_then(LaneWork::pop).expect("its lane is ready");
-        Next::Run(lane, number, work)
+        let (number, next) = work.get_mut(&lane).and_then(LaneWork::pop).expect("its lane is ready");
+        Next::Run(lane, number, next)
     }
 }
 
 impl<D: Device> Lanes<D> {
     fn of(&mut self, lane: Lane) -> &mut LaneWork<D> {
-        self.lanes.entry(lane).or_insert_with(LaneWork::new)
+        self.work.entry(lane).or_insert_with(LaneWork::new)
     }
 }
 

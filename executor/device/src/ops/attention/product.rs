@@ -111,13 +111,13 @@ pub(super) fn times<F: Real, const IS_FUSED: bool>(
     from: usize,
     panel: &[[F; LANES]],
 ) -> Block<F> {
-    let [a, b, c, d, e, f] = rows;
+    let from_column = |row: usize| rows[row][from..].iter();
     let mut sums = [[F::ZERO; LANES]; ROWS];
     // zipped slices need no checks of bounds in the loop
-    let rows =
-        a[from..].iter().zip(&b[from..]).zip(&c[from..]).zip(&d[from..]).zip(&e[from..]).zip(&f[from..]);
-    for ((((((a, b), c), d), e), f), right) in rows.zip(panel) {
-        add_products::<F, IS_FUSED>(&mut sums, &[*a, *b, *c, *d, *e, *f], right);
+    let columns = from_column(0).zip(from_column(1)).zip(from_column(2)).zip(from_column(3));
+    let columns = columns.zip(from_column(4)).zip(from_column(5));
+    for ((((((r0, r1), r2), r3), r4), r5), right) in columns.zip(panel) {
+        add_products::<F, IS_FUSED>(&mut sums, &[*r0, *r1, *r2, *r3, *r4, *r5], right);
     }
     sums
 }
