@@ -17,6 +17,9 @@ pub enum Error {
     /// Threads could not be started.
     #[error("could not start threads")]
     Threads(#[from] rayon::ThreadPoolBuildError),
+    /// Queued work failed, and the device computes nothing more: every later read returns this.
+    #[error("the device failed: {reason}")]
+    Failed { reason: String },
     /// The job has ended.
     #[error(transparent)]
     Comm(#[from] dflop_comm::Error),

@@ -1,76 +1,19 @@
-//! Queues of work by lane, and the order in which they run.
+//! Queues of work by lane, and their execution.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dflop_comm::Buffer;
-
+use super::event::DeferredEvent;
+use super::host_work::HostWork;
+use super::order::Order;
 use super::slot::{Place, Slot, with_all};
-use super::{Deferred, contents};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::runtime::{HostTask, Lane, Tensor};
+use crate::runtime::{Lane, Tensor};
 
 /// Time between two looks at a communication in progress.
 const POLL: Duration = Duration::from_micros(50);
-
-/// Which of the lanes whose next work may run comes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// Operations before communication.
-    ComputeFirst,
-    /// Communication before operations, first made communicators first.
-    CommunicationFirst,
-    /// Communication before operations, last made communicators first.
-    LastFirst,
-    /// At random, by this seed.
-    Random(u64),
-}
-
-impl Order {
-    /// Number of orders of [`numbered`](Self::numbered).
-    pub const NUMBER: u64 = 5;
-
-    /// Returns one of five orders: the three fixed ones, then random ones.
-    #[must_use]
-    pub const fn numbered(number: u64) -> Self {
-        match number {
-            0 => Self::ComputeFirst,
-            1 => Self::CommunicationFirst,
-            2 => Self::LastFirst,
-            seed => Self::Random(seed),
-        }
-    }
-}
-
-/// Point in a lane of [`Deferred`].
-pub struct DeferredEvent<D: Device> {
-    lane: Lane,
-    /// Number of works in the lane up to this point.
-    until: u64,
-    reached: Arc<OnceLock<D::Event>>,
-}
-
-impl<D: Device> Clone for DeferredEvent<D> {
-    fn clone(&self) -> Self {
-        Self { lane: self.lane, until: self.until, reached: Arc::clone(&self.reached) }
-    }
-}
-
-impl<D: Device> fmt::Debug for DeferredEvent<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeferredEvent({:?}, {})", self.lane, self.until)
-    }
-}
-
-impl<D: Device> DeferredEvent<D> {
-    /// Event of the inner device, once the point is reached.
-    pub(super) fn reached(&self) -> Option<&D::Event> {
-        self.reached.get()
-    }
-}
 
 type Compute<D> = Box<dyn FnOnce(&D, &[&Tensor<D>], &mut [&mut Tensor<D>]) -> Result<()> + Send>;
 
@@ -88,77 +31,59 @@ pub(super) enum Work<D: Device> {
     Free(Arc<Slot<D>>),
 }
 
-/// A task of the host and the memory it exchanges.
-pub(super) struct HostWork<D: Device> {
-    input: Option<Tensor<Deferred<D>>>,
-    updated: Option<Place<D>>,
-    output: Option<Place<D>>,
-    task: Box<dyn HostTask>,
-    has_started: bool,
-}
-
-impl<D: Device> HostWork<D> {
-    /// Makes a task that consumes a tensor and fills another.
-    pub(super) fn new(
-        input: Option<Tensor<Deferred<D>>>,
-        output: Option<Place<D>>,
-        task: Box<dyn HostTask>,
-    ) -> Self {
-        Self { input, updated: None, output, task, has_started: false }
-    }
-
-    /// Makes a task that changes a tensor.
-    pub(super) fn update(place: Place<D>, task: Box<dyn HostTask>) -> Self {
-        Self { input: None, updated: Some(place), output: None, task, has_started: false }
-    }
-
-    fn start(&mut self, inner: &D) -> Result<()> {
-        self.has_started = true;
-        let buffer = match (&self.input, &self.updated) {
-            (Some(input), _) => {
-                Some(Place::of(input).with(inner, |inner, tensor| contents(inner, tensor, false))?)
-            }
-            (None, Some(place)) => {
-                let adds = self.task.adds();
-                Some(place.with(inner, |inner, tensor| contents(inner, tensor, adds))?)
-            }
-            (None, None) => None,
-        };
-        self.task.start(buffer)
-    }
-
-    fn finish(self, inner: &D) -> Result<()> {
-        let Self { input, updated, output, task, .. } = self;
-        let result = task.finish()?;
-        if let (Some(place), Some(buffer)) = (updated.or(output), result) {
-            place.with_mut(inner, |inner, tensor| store(inner, &buffer, tensor))?;
+impl<D: Device> Work<D> {
+    fn may_run(&self) -> bool {
+        match self {
+            Self::Wait(event) => event.reached().is_some(),
+            Self::Host(host) => !host.is_in_progress(),
+            _ => true,
         }
-        drop(input);
-        Ok(())
     }
 }
 
-/// Writes elements that the host has to a tensor of the inner device.
-fn store<D: Device>(inner: &D, buffer: &Buffer, tensor: &mut Tensor<D>) -> Result<()> {
-    match buffer {
-        Buffer::F32(values) => inner.write(values, tensor),
-        Buffer::Bf16(values) => {
-            inner.write(&values.iter().map(|value| value.to_f32()).collect::<Vec<_>>(), tensor)
-        }
-        Buffer::F64(values) => inner.write_scalars(values, tensor),
-        other => {
-            let reason = format!("expected numbers, received {:?}", other.dtype());
-            Err(Error::InvalidSetting { setting: "tensor", reason })
-        }
+/// Work of a lane that has not run.
+struct LaneWork<D: Device> {
+    waiting: VecDeque<Work<D>>,
+    /// Number of works that were queued so far.
+    queued: u64,
+}
+
+impl<D: Device> LaneWork<D> {
+    const fn new() -> Self {
+        Self { waiting: VecDeque::new(), queued: 0 }
+    }
+
+    /// Queues work and returns its number.
+    fn push(&mut self, work: Work<D>) -> u64 {
+        self.waiting.push_back(work);
+        self.queued += 1;
+        self.queued
+    }
+
+    /// Takes the next work and its number.
+    fn pop(&mut self) -> Option<(u64, Work<D>)> {
+        let number = self.queued + 1 - self.waiting.len() as u64;
+        self.waiting.pop_front().map(|work| (number, work))
     }
 }
 
 struct Lanes<D: Device> {
-    waiting: BTreeMap<Lane, VecDeque<Work<D>>>,
-    /// Number of works that were queued, and that were done.
-    queued: BTreeMap<Lane, u64>,
-    done: BTreeMap<Lane, u64>,
+    work: BTreeMap<Lane, LaneWork<D>>,
     random: u64,
+    /// Reason of the first error; no work is queued or run after it.
+    failure: Option<String>,
+}
+
+/// What the thread that runs work does next.
+enum Next<D: Device> {
+    /// Runs this work of a lane.
+    Run(Lane, u64, Work<D>),
+    /// Looks again later: only communication in progress is left that may run.
+    Poll,
+    /// Returns, all work is done.
+    Done,
+    /// Fails: all lanes wait for events that no queued work reaches.
+    Stuck(String),
 }
 
 /// All work of a device that has not run.
@@ -171,13 +96,7 @@ pub(super) struct Queue<D: Device> {
 
 impl<D: Device> Queue<D> {
     pub(super) fn new(order: Order) -> Self {
-        let random = if let Order::Random(seed) = order { seed } else { 0 };
-        let lanes = Lanes {
-            waiting: BTreeMap::new(),
-            queued: BTreeMap::new(),
-            done: BTreeMap::new(),
-            random: random.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-        };
+        let lanes = Lanes { work: BTreeMap::new(), random: order.random(), failure: None };
         Self { lanes: Mutex::new(lanes), running: Mutex::new(()), order }
     }
 
@@ -187,87 +106,172 @@ impl<D: Device> Queue<D> {
 
     pub(super) fn push(&self, lane: Lane, work: Work<D>) {
         let mut lanes = self.lock();
-        *lanes.queued.entry(lane).or_default() += 1;
-        lanes.waiting.entry(lane).or_default().push_back(work);
+        if lanes.failure.is_none() {
+            lanes.of(lane).push(work);
+        } else {
+            // its tensors queue that they are freed, so they are dropped without the lock
+            drop(lanes);
+            drop(work);
+        }
     }
 
     /// Queues a point behind all work of a lane.
     pub(super) fn mark(&self, lane: Lane) -> DeferredEvent<D> {
         let mut lanes = self.lock();
-        let queued = lanes.queued.entry(lane).or_default();
-        *queued += 1;
-        let event = DeferredEvent { lane, until: *queued, reached: Arc::default() };
-        lanes.waiting.entry(lane).or_default().push_back(Work::Mark(event.clone()));
+        let is_alive = lanes.failure.is_none();
+        let of_lane = lanes.of(lane);
+        let event = DeferredEvent { lane, number: of_lane.queued + 1, reached: Arc::default() };
+        if is_alive {
+            of_lane.push(Work::Mark(event.clone()));
+        }
         event
     }
 
-    /// Runs all work. After an error the remaining work is dropped.
+    /// Runs all work. After an error the remaining work is dropped, and every later call returns the error.
     pub(super) fn drain(&self, inner: &D) -> Result<()> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reason) = self.lock().failure.clone() {
+            return Err(Error::Failed { reason });
+        }
         loop {
-            let Some((lane, work)) = self.next() else {
-                let is_done = self.lock().waiting.values().all(VecDeque::is_empty);
-                if is_done {
-                    return Ok(());
+            match self.next() {
+                Next::Done => return Ok(()),
+                Next::Poll => std::thread::sleep(POLL),
+                Next::Stuck(reason) => {
+                    self.fail(reason.clone());
+                    return Err(Error::Failed { reason });
                 }
-                // Only communication in progress is left that may run.
-                std::thread::sleep(POLL);
-                continue;
-            };
-            let done = match work {
-                Work::Compute { reads, writes, run } => with_all(inner, &reads, &writes, run),
-                Work::Mark(event) => inner.mark(Lane::Compute).map(|now| drop(event.reached.set(now))),
-                Work::Wait(_) => Ok(()),
-                Work::Free(slot) => {
-                    slot.free();
-                    Ok(())
-                }
-                Work::Host(mut host) if !host.has_started => match host.start(inner) {
-                    Ok(()) => {
-                        // At the front again, until it is ready.
-                        self.lock().waiting.entry(lane).or_default().push_front(Work::Host(host));
-                        continue;
+                Next::Run(lane, number, work) => {
+                    if let Err(error) = self.run(inner, lane, work) {
+                        let reason = format!("work {number} of lane {lane:?}: {error}");
+                        self.fail(reason.clone());
+                        // callers act on these by their kind
+                        let is_kept = matches!(error, Error::Comm(_) | Error::OutOfMemory { .. });
+                        return Err(if is_kept { error } else { Error::Failed { reason } });
                     }
-                    Err(error) => Err(error),
-                },
-                Work::Host(host) => host.finish(inner),
-            };
-            if let Err(error) = done {
-                let dropped = std::mem::take(&mut self.lock().waiting);
-                drop(dropped);
-                return Err(error);
+                }
             }
-            *self.lock().done.entry(lane).or_default() += 1;
         }
     }
 
-    /// Takes the next work that may run; `None` if all that is left waits.
-    fn next(&self) -> Option<(Lane, Work<D>)> {
+    /// Keeps the first error, and drops all work.
+    fn fail(&self, reason: String) {
         let mut lanes = self.lock();
-        let Lanes { waiting, done, random, .. } = &mut *lanes;
-        let may_run = |work: &Work<D>| match work {
-            Work::Wait(event) => done.get(&event.lane).copied().unwrap_or(0) >= event.until,
-            Work::Host(host) => !host.has_started || host.task.is_ready(),
-            _ => true,
-        };
-        let ready: Vec<Lane> = waiting
-            .iter()
-            .filter(|(_, works)| works.front().is_some_and(may_run))
-            .map(|(&lane, _)| lane)
-            .collect();
-        let lane = match self.order {
-            // lanes sort with compute first
-            Order::ComputeFirst => ready.first().copied()?,
-            Order::CommunicationFirst => ready.get(1).or(ready.first()).copied()?,
-            Order::LastFirst => ready.last().copied()?,
-            Order::Random(_) => {
-                *random ^= *random << 13;
-                *random ^= *random >> 7;
-                *random ^= *random << 17;
-                *ready.get(*random as usize % ready.len().max(1))?
+        lanes.failure = Some(reason);
+        let dropped = std::mem::take(&mut lanes.work);
+        // its tensors queue that they are freed
+        drop(lanes);
+        drop(dropped);
+    }
+
+    /// Runs a work of a lane, or starts it.
+    fn run(&self, inner: &D, lane: Lane, work: Work<D>) -> Result<()> {
+        match work {
+            Work::Compute { reads, writes, run } => with_all(inner, &reads, &writes, run),
+            Work::Mark(event) => inner.mark(Lane::Compute).map(|now| drop(event.reached.set(now))),
+            Work::Wait(_) => Ok(()),
+            Work::Free(slot) => {
+                slot.free();
+                Ok(())
             }
+            Work::Host(mut host) if !host.has_started() => {
+                host.start(inner)?;
+                // at the front again, until it is ready
+                self.lock().of(lane).waiting.push_front(Work::Host(host));
+                Ok(())
+            }
+            Work::Host(host) => host.finish(inner),
+        }
+    }
+
+    /// Takes the next work that may run.
+    fn next(&self) -> Next<D> {
+        let mut lanes = self.lock();
+        let Lanes { work, random, .. } = &mut *lanes;
+        let fronts = || work.iter().filter_map(|(&lane, of_lane)| Some((lane, of_lane.waiting.front()?)));
+        let ready: Vec<Lane> = fronts().filter(|(_, work)| work.may_run()).map(|(lane, _)| lane).collect();
+        if ready.is_empty() {
+            return idle(fronts());
+        }
+        let lane = self.order.choose(&ready, random);
+        let (number, next) = work.get_mut(&lane).and_then(LaneWork::pop).expect("its lane is ready");
+        Next::Run(lane, number, next)
+    }
+}
+
+impl<D: Device> Lanes<D> {
+    fn of(&mut self, lane: Lane) -> &mut LaneWork<D> {
+        self.work.entry(lane).or_insert_with(LaneWork::new)
+    }
+}
+
+/// Decides what to do while no work may run, by the first work of every lane.
+fn idle<'a, D: Device>(fronts: impl Iterator<Item = (Lane, &'a Work<D>)>) -> Next<D> {
+    let mut waits = Vec::new();
+    let mut is_in_progress = false;
+    for (lane, work) in fronts {
+        match work {
+            Work::Wait(DeferredEvent { lane: other, number, .. }) => {
+                waits.push(format!("lane {lane:?} waits for event {number} of lane {other:?}"));
+            }
+            _ => is_in_progress = true,
+        }
+    }
+    match (is_in_progress, waits.is_empty()) {
+        (true, _) => Next::Poll,
+        (false, true) => Next::Done,
+        (false, false) => Next::Stuck(format!("no queued work reaches an event: {}", waits.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Cpu;
+
+    const OTHER: Lane = Lane::Communication(5);
+
+    fn failure(queue: &Queue<Cpu>, inner: &Cpu) -> String {
+        queue.drain(inner).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn lanes_that_wait_for_each_other_are_an_error() {
+        let inner = Cpu::new(1).unwrap();
+        for number in 0..Order::NUMBER {
+            let queue = Queue::new(Order::numbered(number));
+            let event = |lane| DeferredEvent { lane, number: 2, reached: Arc::default() };
+            let (first, second) = (event(Lane::Compute), event(OTHER));
+            queue.push(Lane::Compute, Work::Wait(second.clone()));
+            queue.push(Lane::Compute, Work::Mark(first.clone()));
+            queue.push(OTHER, Work::Wait(first));
+            queue.push(OTHER, Work::Mark(second));
+            let error = failure(&queue, &inner);
+            assert!(error.contains("lane Compute waits for event 2 of lane Communication(5)"), "{error}");
+            assert!(error.contains("lane Communication(5) waits for event 2 of lane Compute"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_first_error_ends_all_work_and_every_later_read_reports_it() {
+        let inner = Cpu::new(1).unwrap();
+        let queue = Queue::new(Order::ComputeFirst);
+        queue.mark(Lane::Compute);
+        let failing = |reason: &str| {
+            let reason = reason.to_owned();
+            let run: Compute<Cpu> =
+                Box::new(move |_, _, _| Err(Error::InvalidSetting { setting: "test", reason }));
+            Work::Compute { reads: Vec::new(), writes: Vec::new(), run }
         };
-        let work = waiting.get_mut(&lane)?.pop_front()?;
-        Some((lane, work))
+        queue.push(Lane::Compute, failing("first"));
+        queue.push(OTHER, failing("second"));
+        let dropped = queue.mark(Lane::Compute);
+        let error = failure(&queue, &inner);
+        assert!(error.contains("work 2 of lane Compute") && error.contains("first"), "{error}");
+        // a wait for what was dropped, and for what is queued after the error
+        for event in [dropped, queue.mark(OTHER)] {
+            queue.push(OTHER, Work::Wait(event));
+            assert_eq!(failure(&queue, &inner), error);
+        }
     }
 }

@@ -22,10 +22,16 @@ pub(crate) fn chunk_len(columns: usize) -> usize {
 /// Runs a loop with the widest vector instructions of this machine.
 ///
 /// Rust does not contract multiplications and additions to fused ones, and sums have a fixed number of lanes,
-/// so results do not depend on the width of the machine's registers.
+/// so results do not depend on the width of the machine's registers, only on whether a function that fuses on
+/// purpose may ([`has_fused`]).
 #[inline(always)]
 pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(body)
+}
+
+/// Returns whether this machine has vector instructions that multiply and add with one rounding.
+pub(crate) fn has_fused() -> bool {
+    !matches!(pulp::Arch::new(), pulp::Arch::Scalar)
 }
 
 /// Pads the remainder after the last whole block with zeros. A loop over a whole block becomes vector
@@ -85,8 +91,9 @@ pub(crate) fn max<F: Real>(a: &[F]) -> F {
     rest.iter().chain(&most).fold(least, |most, &value| larger(most, value))
 }
 
+/// Larger one of two; NaN if one is NaN.
 #[inline(always)]
-fn larger<F: Real>(most: F, value: F) -> F {
+pub(crate) fn larger<F: Real>(most: F, value: F) -> F {
     // NaN compares false with everything: it replaces `most` in the first test and stays by the second
     if most >= value || most.is_nan() { most } else { value }
 }

@@ -33,6 +33,9 @@ pub trait Real:
     fn is_nan(self) -> bool;
     /// Widens to `f64`.
     fn to_f64(self) -> f64;
+    /// Multiplies and adds with one rounding: `self * factor + addend`.
+    #[must_use]
+    fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// Square root.
     #[must_use]
     fn sqrt(self) -> Self;
@@ -71,6 +74,10 @@ impl Real for f64 {
     fn to_f64(self) -> f64 {
         self
     }
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        f64::mul_add(self, factor, addend)
+    }
     fn sqrt(self) -> Self {
         f64::sqrt(self)
     }
@@ -96,6 +103,10 @@ impl Real for f32 {
     #[inline(always)]
     fn to_f64(self) -> f64 {
         f64::from(self)
+    }
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        f32::mul_add(self, factor, addend)
     }
     #[inline(always)]
     fn sqrt(self) -> Self {

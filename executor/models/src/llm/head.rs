@@ -4,6 +4,11 @@
 //! If all of them fit into [`LOGITS_KEPT`] elements, forward saves them. Otherwise forward accumulates the
 //! gradient of the head chunk by chunk and saves the gradient of its input: nothing is computed twice. Each
 //! rank of a tensor-parallel group has the logits of a part of the vocabulary.
+//!
+//! A forward pass in training may therefore change the gradient of the head. To forget its activations does
+//! not take that back: after a pass without its backward, a step must start with gradients of zero, as each
+//! step of a pipeline does. Passes that only read parameters change nothing, and the forward of the head is
+//! not recomputed for its backward.
 
 use super::vocabulary::Vocabulary;
 use crate::block::{

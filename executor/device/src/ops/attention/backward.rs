@@ -5,9 +5,10 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{chunk_rows, dot, vectorized};
-use super::{AttentionShape, HostSegments, Tile, grown, scores};
-use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
+use super::mask::Mask;
+use super::parallel::{chunk_rows, dot, has_fused, vectorized};
+use super::product::{LANES, ROWS, Rows, lanes_mut, store, times, transpose};
+use super::{AttentionShape, HostSegments, Tile, grown, scores_stride};
 use crate::ops::real::Real;
 
 /// Inputs and outputs of the forward pass.
@@ -55,93 +56,180 @@ pub fn backward<F: Real>(
     }
     let saved = ForwardTensors { qkv, output, log_sums, d_output };
     tasks.into_par_iter().with_max_len(1).for_each_init(
-        || (Vec::new(), Vec::new()),
-        |buffers, (tiles, kv_head, gradients)| {
-            gradients.fill(F::ZERO);
-            for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
-                for &tile in tiles {
-                    run(shape, tile, head, &saved, buffers, gradients);
-                }
+        Scratch::default,
+        |scratch, (tiles, kv_head, gradients)| {
+            if has_fused() {
+                vectorized(
+                    #[inline(always)]
+                    || run_segment::<F, true>(shape, tiles, kv_head, &saved, scratch, gradients),
+                );
+            } else {
+                run_segment::<F, false>(shape, tiles, kv_head, &saved, scratch, gradients);
             }
         },
     );
     deal_out(shape, segments.starts(), scratch, d_qkv);
 }
 
-/// Processes one head of a tile. Rows of `gradients` hold the group's queries, then the keys, then the
-/// values.
-fn run<F: Real>(
-    shape: &AttentionShape,
-    tile: Tile,
-    head: usize,
-    saved: &ForwardTensors<'_, F>,
-    (weights, d_weights): &mut (Vec<F>, Vec<F>),
-    gradients: &mut [F],
-) {
-    let (dim, group, keys) = (shape.head_dim, shape.group(), tile.keys(shape.is_causal));
-    let weights = grown(weights, tile.rows() * keys);
-    let d_weights = grown(d_weights, tile.rows() * keys);
-    let (query, key, value) = shape.columns(head);
-    let (rows, outputs) = (MatrixLayout::rows(shape.row()), MatrixLayout::rows(shape.output()));
-    let first = tile.segment.0 * shape.row();
-    let d_output = (saved.d_output, outputs.at(tile.start * shape.output() + head * dim));
-    scores(shape, tile, head, saved.qkv, weights);
-    let sizes = GemmShape { rows: tile.rows(), columns: keys, inner: dim };
-    let values = (saved.qkv, rows.transposed().at(first + value));
-    gemm(1, sizes, F::ONE, d_output, values, F::ZERO, (d_weights, MatrixLayout::rows(keys)));
-    vectorized(
-        #[inline(always)]
-        || softmax_backward(shape, tile, head, saved, weights, d_weights),
-    );
-
-    let width = (group + 2) * dim;
-    let target = MatrixLayout::rows(width);
-    let scale = F::from_f64(shape.scale);
-    let by_key = GemmShape { rows: keys, columns: dim, inner: tile.rows() };
-    let of_keys = MatrixLayout::rows(keys).transposed();
-    gemm(1, by_key, F::ONE, (weights, of_keys), d_output, F::ONE, (gradients, target.at((group + 1) * dim)));
-    let queries = (saved.qkv, rows.at(tile.start * shape.row() + query));
-    gemm(1, by_key, scale, (d_weights, of_keys), queries, F::ONE, (gradients, target.at(group * dim)));
-    let by_query = GemmShape { rows: tile.rows(), columns: dim, inner: keys };
-    let of_queries = target.at((tile.start - tile.segment.0) * width + head % group * dim);
-    let keys_of = (saved.qkv, rows.at(first + key));
-    gemm(
-        1,
-        by_query,
-        scale,
-        (d_weights, MatrixLayout::rows(keys)),
-        keys_of,
-        F::ZERO,
-        (gradients, of_queries),
-    );
+/// Memory of a thread.
+#[derive(Default)]
+struct Scratch<F> {
+    /// Panels of the keys of a segment.
+    keys: Vec<[F; LANES]>,
+    /// Panels of the scaled queries of a head, and of their transpose.
+    queries: Vec<[F; LANES]>,
+    queries_transposed: Vec<[F; LANES]>,
+    /// Panels of the gradients of the output, and of their transpose.
+    d_output: Vec<[F; LANES]>,
+    d_output_transposed: Vec<[F; LANES]>,
+    /// Log-sum-exp of each query, and scalar product of its output with the gradient.
+    log_sums: Vec<F>,
+    along: Vec<F>,
+    /// Probabilities and gradients of scores, `[keys, queries]`.
+    weights: Vec<F>,
+    d_scores: Vec<F>,
 }
 
-/// Turns scores into probabilities, and their gradients into gradients of scores:
-/// `dS = P (dP - rowsum(dO O))`.
+/// Processes the heads that share the keys of a segment.
 #[inline(always)]
-fn softmax_backward<F: Real>(
+fn run_segment<F: Real, const IS_FUSED: bool>(
+    shape: &AttentionShape,
+    tiles: &[Tile],
+    kv_head: usize,
+    saved: &ForwardTensors<'_, F>,
+    scratch: &mut Scratch<F>,
+    gradients: &mut [F],
+) {
+    gradients.fill(F::ZERO);
+    let (start, end) = tiles[0].segment;
+    let heads = kv_head * shape.group()..(kv_head + 1) * shape.group();
+    let (_, key, _) = shape.columns(heads.start);
+    let keys = Rows { values: &saved.qkv[start * shape.row() + key..], stride: shape.row() };
+    keys.pack(end - start, shape.head_dim, F::ONE, &mut scratch.keys);
+    for head in heads {
+        for &tile in tiles {
+            run::<F, IS_FUSED>(shape, tile, head, saved, scratch, gradients);
+        }
+    }
+}
+
+/// Processes one head of a tile. Rows of `gradients` hold the group's queries, then the keys, then the
+/// values.
+#[inline(always)]
+fn run<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
     tile: Tile,
     head: usize,
     saved: &ForwardTensors<'_, F>,
-    weights: &mut [F],
-    d_weights: &mut [F],
+    scratch: &mut Scratch<F>,
+    gradients: &mut [F],
 ) {
-    let keys = tile.keys(shape.is_causal);
-    for (row, (weights, d_weights)) in weights.chunks_mut(keys).zip(d_weights.chunks_mut(keys)).enumerate() {
-        let visible = tile.visible(row, shape.is_causal);
-        let token = tile.start + row;
-        let log_sum = saved.log_sums[token * shape.heads + head];
-        let of_head = token * shape.output() + head * shape.head_dim..;
-        let of_head = of_head.start..of_head.start + shape.head_dim;
-        let along = dot(&saved.d_output[of_head.clone()], &saved.output[of_head]);
-        for (weight, d_weight) in weights[..visible].iter_mut().zip(&mut d_weights[..visible]) {
-            *weight = (*weight - log_sum).exp();
-            *d_weight = *weight * (*d_weight - along);
+    let (mask, rows, dim) = (Mask::new(tile, shape.is_causal), tile.rows(), shape.head_dim);
+    prepare(shape, tile, head, saved, scratch);
+    write_weights::<F, IS_FUSED>(shape, tile, head, saved.qkv, scratch);
+    let width = scores_stride(rows);
+    let weights = Rows { values: &scratch.weights[..mask.keys * width], stride: width };
+    let d_scores = Rows { values: &scratch.d_scores[..mask.keys * width], stride: width };
+    let stride = (shape.group() + 2) * dim;
+    let of_values = (weights, &scratch.d_output[..], (shape.group() + 1) * dim);
+    let of_keys = (d_scores, &scratch.queries[..], shape.group() * dim);
+    for (left, right, column) in [of_values, of_keys] {
+        for first in (0..mask.keys).step_by(ROWS) {
+            let (count, from) = (ROWS.min(mask.keys - first), mask.first_panel(first) * LANES);
+            let left = left.block(first, mask.keys, rows);
+            for (panel, right) in right.chunks_exact(rows).enumerate() {
+                let block = times::<F, IS_FUSED>(&left, from, &right[from..]);
+                let columns = LANES.min(dim - panel * LANES);
+                let target = &mut gradients[first * stride + column + panel * LANES..];
+                store(&block, (count, columns), (target, stride), |_, new, to| *to += new);
+            }
         }
-        // masked entries take part in the products below
-        weights[visible..].fill(F::ZERO);
-        d_weights[visible..].fill(F::ZERO);
+    }
+    let scale = F::from_f64(shape.scale);
+    let of_queries = (tile.start - tile.segment.0) * stride + head % shape.group() * dim;
+    for (panel, keys) in scratch.keys.chunks_exact(tile.segment.1 - tile.segment.0).enumerate() {
+        for first in (0..rows).step_by(ROWS) {
+            let last = rows.min(first + ROWS) - 1;
+            let block = d_scores.transposed_times::<IS_FUSED>(first, &keys[..mask.visible(last)]);
+            let columns = LANES.min(dim - panel * LANES);
+            let target = &mut gradients[of_queries + first * stride + panel * LANES..];
+            store(&block, (last + 1 - first, columns), (target, stride), |_, new, to| *to = new * scale);
+        }
+    }
+}
+
+/// Packs the rows of a tile for one head.
+#[inline(always)]
+fn prepare<F: Real>(
+    shape: &AttentionShape,
+    tile: Tile,
+    head: usize,
+    saved: &ForwardTensors<'_, F>,
+    scratch: &mut Scratch<F>,
+) {
+    let (rows, dim, scale) = (tile.rows(), shape.head_dim, F::from_f64(shape.scale));
+    let (query, _, _) = shape.columns(head);
+    let queries = Rows { values: &saved.qkv[tile.start * shape.row() + query..], stride: shape.row() };
+    queries.pack(rows, dim, scale, &mut scratch.queries);
+    transpose((&scratch.queries, rows), dim, &mut scratch.queries_transposed);
+    let of_head = tile.start * shape.output() + head * dim..;
+    let (d_output, output) = (&saved.d_output[of_head.clone()], &saved.output[of_head]);
+    let d_outputs = Rows { values: d_output, stride: shape.output() };
+    d_outputs.pack(rows, dim, F::ONE, &mut scratch.d_output);
+    transpose((&scratch.d_output, rows), dim, &mut scratch.d_output_transposed);
+    let log_sums = grown(&mut scratch.log_sums, scores_stride(rows));
+    let along = grown(&mut scratch.along, scores_stride(rows));
+    for row in 0..rows {
+        log_sums[row] = saved.log_sums[(tile.start + row) * shape.heads + head];
+        let at = row * shape.output()..row * shape.output() + dim;
+        along[row] = dot(&d_output[at.clone()], &output[at]);
+    }
+}
+
+/// Recomputes the probabilities that the mask leaves, and computes the gradients of scores:
+/// `dS = P (dP - rowsum(dO O))`.
+#[inline(always)]
+fn write_weights<F: Real, const IS_FUSED: bool>(
+    shape: &AttentionShape,
+    tile: Tile,
+    head: usize,
+    qkv: &[F],
+    scratch: &mut Scratch<F>,
+) {
+    let (mask, dim, stride) = (Mask::new(tile, shape.is_causal), shape.head_dim, shape.row());
+    let (_, key, value) = shape.columns(head);
+    let of_segment = |column: usize| Rows { values: &qkv[tile.segment.0 * stride + column..], stride };
+    let (keys, values) = (of_segment(key), of_segment(value));
+    let width = scores_stride(tile.rows());
+    let weights = grown(&mut scratch.weights, mask.keys * width);
+    let d_scores = grown(&mut scratch.d_scores, mask.keys * width);
+    for first in (0..mask.keys).step_by(ROWS) {
+        let count = ROWS.min(mask.keys - first);
+        let (keys, values) = (keys.block(first, mask.keys, dim), values.block(first, mask.keys, dim));
+        let queries = scratch.queries_transposed.chunks_exact(dim);
+        let panels = queries.zip(scratch.d_output_transposed.chunks_exact(dim)).enumerate();
+        for (panel, (queries, d_output)) in panels.skip(mask.first_panel(first)) {
+            let log_sums = lanes_mut(&mut scratch.log_sums, panel * LANES);
+            let along = lanes_mut(&mut scratch.along, panel * LANES);
+            let mut block = times::<F, IS_FUSED>(&keys, 0, queries);
+            for (row, scores) in block.iter_mut().enumerate() {
+                for lane in 0..LANES {
+                    scores[lane] = (scores[lane] - log_sums[lane]).exp();
+                }
+                if first + row >= mask.seen(panel) {
+                    mask.hide(first + row, panel, scores, F::ZERO);
+                }
+            }
+            let at = first * width + panel * LANES;
+            store(&block, (count, LANES), (&mut weights[at..], width), |_, new, to| *to = new);
+            let d_weights = times::<F, IS_FUSED>(&values, 0, d_output);
+            for row in 0..ROWS {
+                for lane in 0..LANES {
+                    block[row][lane] *= d_weights[row][lane] - along[lane];
+                }
+            }
+            store(&block, (count, LANES), (&mut d_scores[at..], width), |_, new, to| *to = new);
+        }
     }
 }
 

@@ -2,10 +2,14 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{max, vectorized};
-use super::{AttentionShape, HostSegments, Tile, grown, scores};
-use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
+use super::mask::Mask;
+use super::parallel::{has_fused, larger, vectorized};
+use super::product::{LANES, ROWS, Rows, lanes_mut, store, times, transpose};
+use super::{AttentionShape, HostSegments, Tile, grown, scores_stride};
 use crate::ops::real::Real;
+
+/// Keys whose weights are summed before the sum is added to the others.
+const SUMMED_KEYS: usize = 64;
 
 /// Writes the output, `[tokens, heads * head_dim]`, and the log-sum-exp of every row, `[tokens, heads]`.
 ///
@@ -28,55 +32,141 @@ pub fn forward<F: Real>(
         tasks.push((tile, rows, sums));
     }
     // tiles near the end of a segment have more keys: let threads steal single tiles
-    tasks.into_par_iter().with_max_len(1).for_each_init(Vec::new, |buffer, (tile, rows, sums)| {
-        for head in 0..shape.heads {
-            run(shape, tile, head, qkv, buffer, rows, sums);
+    tasks.into_par_iter().with_max_len(1).for_each_init(Scratch::default, |scratch, (tile, rows, sums)| {
+        if has_fused() {
+            vectorized(
+                #[inline(always)]
+                || run::<F, true>(shape, tile, qkv, scratch, rows, sums),
+            );
+        } else {
+            run::<F, false>(shape, tile, qkv, scratch, rows, sums);
         }
     });
 }
 
-/// Processes one head of a tile.
-fn run<F: Real>(
+/// Memory of a thread.
+#[derive(Default)]
+struct Scratch<F> {
+    /// Panels of the scaled queries of a head, and of their transpose.
+    queries: Vec<[F; LANES]>,
+    queries_transposed: Vec<[F; LANES]>,
+    /// Panels of the values.
+    values: Vec<[F; LANES]>,
+    /// Scores, then weights, `[keys, queries]`.
+    scores: Vec<F>,
+    /// Inverse sums of the weights of the queries.
+    inverses: Vec<F>,
+}
+
+/// Processes a tile.
+#[inline(always)]
+fn run<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
     tile: Tile,
-    head: usize,
     qkv: &[F],
-    buffer: &mut Vec<F>,
+    scratch: &mut Scratch<F>,
     output: &mut [F],
     log_sums: &mut [F],
 ) {
-    let keys = tile.keys(shape.is_causal);
-    let weights = grown(buffer, tile.rows() * keys);
-    scores(shape, tile, head, qkv, weights);
-    vectorized(
-        #[inline(always)]
-        || {
-            for (row, weights) in weights.chunks_mut(keys).enumerate() {
-                let (visible, unseen) = weights.split_at_mut(tile.visible(row, shape.is_causal));
-                log_sums[row * shape.heads + head] = softmax(visible);
-                // masked entries take part in the product with the values
-                unseen.fill(F::ZERO);
+    let (mask, rows, dim, stride) =
+        (Mask::new(tile, shape.is_causal), tile.rows(), shape.head_dim, shape.row());
+    let scale = F::from_f64(shape.scale);
+    for head in 0..shape.heads {
+        let (query, key, value) = shape.columns(head);
+        let of_segment = |column: usize| Rows { values: &qkv[tile.segment.0 * stride + column..], stride };
+        if head.is_multiple_of(shape.group()) {
+            of_segment(value).pack(mask.keys, dim, F::ONE, &mut scratch.values);
+        }
+        let queries = Rows { values: &qkv[tile.start * stride + query..], stride };
+        queries.pack(rows, dim, scale, &mut scratch.queries);
+        transpose((&scratch.queries, rows), dim, &mut scratch.queries_transposed);
+        let width = scores_stride(rows);
+        let scores = grown(&mut scratch.scores, mask.keys * width);
+        write_scores::<F, IS_FUSED>(mask, of_segment(key), &scratch.queries_transposed, dim, (scores, width));
+        let inverses = grown(&mut scratch.inverses, width);
+        for panel in 0..rows.div_ceil(LANES) {
+            let logs = softmax(mask, panel, (scores, width), lanes_mut(inverses, panel * LANES));
+            for (row, log) in (panel * LANES..rows).zip(logs) {
+                log_sums[row * shape.heads + head] = log;
             }
-        },
-    );
-    let (_, _, value) = shape.columns(head);
-    let sizes = GemmShape { rows: tile.rows(), columns: shape.head_dim, inner: keys };
-    let values = (qkv, MatrixLayout::rows(shape.row()).at(tile.segment.0 * shape.row() + value));
-    let target = MatrixLayout::rows(shape.output()).at(head * shape.head_dim);
-    gemm(1, sizes, F::ONE, (weights, MatrixLayout::rows(keys)), values, F::ZERO, (output, target));
+        }
+        let weights = Rows { values: scores, stride: width };
+        for (panel, values) in scratch.values.chunks_exact(mask.keys).enumerate() {
+            for first in (0..rows).step_by(ROWS) {
+                let last = rows.min(first + ROWS) - 1;
+                let block = weights.transposed_times::<IS_FUSED>(first, &values[..mask.visible(last)]);
+                let columns = panel * LANES..dim.min((panel + 1) * LANES);
+                let target = &mut output[first * shape.output() + head * dim + columns.start..];
+                let put = |row: usize, new: F, to: &mut F| *to = new * inverses[first + row];
+                store(&block, (last + 1 - first, columns.len()), (target, shape.output()), put);
+            }
+        }
+    }
 }
 
-/// Turns scores into probabilities and returns their log-sum-exp.
+/// Writes the scores that the mask leaves, `[keys, queries]`.
 #[inline(always)]
-fn softmax<F: Real>(row: &mut [F]) -> F {
-    let most = max(row);
-    for value in row.iter_mut() {
-        *value = (*value - most).exp();
+fn write_scores<F: Real, const IS_FUSED: bool>(
+    mask: Mask,
+    keys: Rows<'_, F>,
+    queries: &[[F; LANES]],
+    dim: usize,
+    (scores, width): (&mut [F], usize),
+) {
+    for first in (0..mask.keys).step_by(ROWS) {
+        let count = ROWS.min(mask.keys - first);
+        let block_of_keys = keys.block(first, mask.keys, dim);
+        for (panel, queries) in queries.chunks_exact(dim).enumerate().skip(mask.first_panel(first)) {
+            let block = times::<F, IS_FUSED>(&block_of_keys, 0, queries);
+            let target = &mut scores[first * width + panel * LANES..];
+            store(&block, (count, LANES), (target, width), |_, new, to| *to = new);
+        }
     }
-    let sum = super::parallel::sum(row);
-    let inverse = F::ONE / sum;
-    for value in row.iter_mut() {
-        *value *= inverse;
+}
+
+/// Turns the scores of a panel of queries into weights and returns their log-sum-exp. The probabilities are
+/// weights times `inverses`.
+#[inline(always)]
+fn softmax<F: Real>(
+    mask: Mask,
+    panel: usize,
+    (scores, width): (&mut [F], usize),
+    inverses: &mut [F; LANES],
+) -> [F; LANES] {
+    let (seen, end) = (mask.seen(panel), mask.end(panel));
+    let least = -F::ONE / F::ZERO;
+    for key in seen..end {
+        mask.hide(key, panel, lanes_mut(scores, key * width + panel * LANES), least);
     }
-    most + F::from_f64(libm::log(sum.to_f64()))
+    let mut most = [least; LANES];
+    for row in scores.chunks_exact(width).take(end) {
+        let row: &[F; LANES] = row[panel * LANES..].first_chunk().expect("a whole panel");
+        for lane in 0..LANES {
+            most[lane] = larger(most[lane], row[lane]);
+        }
+    }
+    let mut sums = [F::ZERO; LANES];
+    for first in (0..end).step_by(SUMMED_KEYS) {
+        let mut some = [F::ZERO; LANES];
+        for key in first..end.min(first + SUMMED_KEYS) {
+            let row = lanes_mut(scores, key * width + panel * LANES);
+            for lane in 0..LANES {
+                row[lane] = (row[lane] - most[lane]).exp();
+                some[lane] += row[lane];
+            }
+        }
+        for lane in 0..LANES {
+            sums[lane] += some[lane];
+        }
+    }
+    for key in seen..end {
+        mask.hide(key, panel, lanes_mut(scores, key * width + panel * LANES), F::ZERO);
+    }
+    for lane in 0..LANES {
+        inverses[lane] = F::ONE / sums[lane];
+    }
+    for lane in 0..LANES {
+        most[lane] += F::from_f64(libm::log(sums[lane].to_f64()));
+    }
+    most
 }

@@ -2,7 +2,8 @@
 //!
 //! A row holds queries, then keys, then values: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens attend
 //! within their *segment* only: a sample of a pack, an image, a window of an image. Scores exist for a tile
-//! of queries of one segment at a time ([`Tile`]), never for a whole pack. Forward keeps the log-sum-exp of
+//! of queries of one segment at a time ([`Tile`]), never for a whole pack; a thread packs the operands of a
+//! tile and multiplies them in blocks, those that the mask hides left out. Forward keeps the log-sum-exp of
 //! every row, from which backward recomputes the probabilities.
 //!
 //! # Source
@@ -11,6 +12,8 @@
 
 mod backward;
 mod forward;
+mod mask;
+mod product;
 
 pub use backward::backward;
 pub use forward::forward;
@@ -20,7 +23,6 @@ use super::real::Real;
 use crate::cpu::Cpu;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::ops::gemm::{GemmShape, MatrixLayout, gemm};
 use crate::runtime::Runtime;
 use crate::runtime::Tensor;
 use crate::segments::{HostSegments, Segments, Tile};
@@ -134,15 +136,10 @@ impl AttentionShape {
     }
 }
 
-/// Writes the scaled scores of a tile, `[rows, keys]`.
-fn scores<F: Real>(shape: &AttentionShape, tile: Tile, head: usize, qkv: &[F], scores: &mut [F]) {
-    let (query, key, _) = shape.columns(head);
-    let keys = tile.keys(shape.is_causal);
-    let sizes = GemmShape { rows: tile.rows(), columns: keys, inner: shape.head_dim };
-    let rows = MatrixLayout::rows(shape.row());
-    let a = (qkv, rows.at(tile.start * shape.row() + query));
-    let b = (qkv, rows.transposed().at(tile.segment.0 * shape.row() + key));
-    gemm(1, sizes, F::from_f64(shape.scale), a, b, F::ZERO, (scores, MatrixLayout::rows(keys)));
+/// Elements from the scores of a key to those of the next: whole panels of queries, and room for the last
+/// block of rows.
+const fn scores_stride(queries: usize) -> usize {
+    (queries.div_ceil(product::LANES) + 1) * product::LANES
 }
 
 /// Grows a buffer to at least this length and returns the slice.

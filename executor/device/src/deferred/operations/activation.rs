@@ -1,0 +1,41 @@
+//! Queues activations.
+
+use super::super::Deferred;
+use crate::device::Device;
+use crate::error::Result;
+use crate::ops::activation::{Activate, Activation};
+use crate::ops::silu_gate::SiluGate;
+use crate::runtime::Tensor;
+
+impl<D: Device> Activate for Deferred<D> {
+    fn activate(&self, activation: Activation, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()> {
+        self.enqueue([x], [y], move |inner, [x], [y]| inner.activate(activation, x, y))
+    }
+
+    fn activate_backward(
+        &self,
+        activation: Activation,
+        x: &Tensor<Self>,
+        d: &mut Tensor<Self>,
+    ) -> Result<()> {
+        self.enqueue([x], [d], move |inner, [x], [d]| inner.activate_backward(activation, x, d))
+    }
+}
+
+impl<D: Device> SiluGate for Deferred<D> {
+    fn silu_gate(&self, gate_up: &Tensor<Self>, columns: usize, y: &mut Tensor<Self>) -> Result<()> {
+        self.enqueue([gate_up], [y], move |inner, [gate_up], [y]| inner.silu_gate(gate_up, columns, y))
+    }
+
+    fn silu_gate_backward(
+        &self,
+        dy: &Tensor<Self>,
+        gate_up: &Tensor<Self>,
+        columns: usize,
+        d_gate_up: &mut Tensor<Self>,
+    ) -> Result<()> {
+        self.enqueue([dy, gate_up], [d_gate_up], move |inner, [dy, gate_up], [d_gate_up]| {
+            inner.silu_gate_backward(dy, gate_up, columns, d_gate_up)
+        })
+    }
+}
