@@ -4,8 +4,8 @@
 //! cargo run --release -p dflop-executor --example attention_speed -- THREADS REPEATS HEAD_DIM
 //! ```
 //!
-//! 8 heads, 4 of them with keys, about 4,096 rows in all, causal and full. Prints GFLOP/s of both passes at the
-//! best time, counting the products that the mask leaves, and 2.5 times as many for the backward pass.
+//! 8 heads, 4 of them with keys, about 4,096 rows in all, causal and full. Prints GFLOP/s of both passes at
+//! the best time, counting the products that the mask leaves, and 2.5 times as many for the backward pass.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use std::error::Error;
