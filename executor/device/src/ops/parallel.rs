@@ -7,7 +7,7 @@ use super::real::Real;
 /// Elements per chunk: some microseconds of work.
 const CHUNK_ELEMENTS: usize = 1 << 13;
 /// Number of partial sums in a reduction: two vector registers of the widest kind.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// Rows per chunk, at least one.
 pub(crate) fn chunk_rows(columns: usize) -> usize {
@@ -37,7 +37,7 @@ pub(crate) fn has_fused() -> bool {
 /// Pads the remainder after the last whole block with zeros. A loop over a whole block becomes vector
 /// instructions, a loop over fewer elements would run one by one.
 #[inline(always)]
-fn filled_up<F: Real>(rest: &[F]) -> [F; LANES] {
+pub(crate) fn filled_up<F: Real>(rest: &[F]) -> [F; LANES] {
     let mut block = [F::ZERO; LANES];
     block[..rest.len()].copy_from_slice(rest);
     block

@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::mask::Mask;
-use super::parallel::{chunk_rows, dot, has_fused, vectorized};
+use super::parallel::{chunk_rows, has_fused, vectorized};
 use super::product::{LANES, ROWS, Rows, lanes_mut, store, times, transpose};
 use super::{AttentionShape, HostSegments, Tile, grown, scores_stride};
 use crate::ops::real::Real;
@@ -14,14 +14,13 @@ use crate::ops::real::Real;
 /// Inputs and outputs of the forward pass.
 struct ForwardTensors<'a, F> {
     qkv: &'a [F],
-    output: &'a [F],
     log_sums: &'a [F],
     d_output: &'a [F],
 }
 
 /// Writes the gradients of queries, keys and values, `[tokens, (heads + 2 * kv_heads) * head_dim]`.
 ///
-/// - `(qkv, output, log_sums)`: inputs and outputs of the forward pass
+/// - `(qkv, output, log_sums)`: inputs and outputs of the forward pass; the output is not read
 ///
 /// `scratch` has the size of `d_qkv`: tasks write their gradients there one after another, before they are
 /// copied into rows.
@@ -54,7 +53,7 @@ pub fn backward<F: Real>(
             tasks.push((tiles, kv_head, mine));
         }
     }
-    let saved = ForwardTensors { qkv, output, log_sums, d_output };
+    let saved = ForwardTensors { qkv, log_sums, d_output };
     tasks.into_par_iter().with_max_len(1).for_each_init(
         Scratch::default,
         |scratch, (tiles, kv_head, gradients)| {
@@ -76,15 +75,14 @@ pub fn backward<F: Real>(
 struct Scratch<F> {
     /// Panels of the keys of a segment.
     keys: Vec<[F; LANES]>,
-    /// Panels of the scaled queries of a head, and of their transpose.
+    /// Panels of the queries of a head, and of their transpose.
     queries: Vec<[F; LANES]>,
     queries_transposed: Vec<[F; LANES]>,
     /// Panels of the gradients of the output, and of their transpose.
     d_output: Vec<[F; LANES]>,
     d_output_transposed: Vec<[F; LANES]>,
-    /// Log-sum-exp of each query, and scalar product of its output with the gradient.
+    /// Log-sum-exp of each query.
     log_sums: Vec<F>,
-    along: Vec<F>,
     /// Probabilities and gradients of scores, `[keys, queries]`.
     weights: Vec<F>,
     d_scores: Vec<F>,
@@ -105,7 +103,7 @@ fn run_segment<F: Real, const IS_FUSED: bool>(
     let heads = kv_head * shape.group()..(kv_head + 1) * shape.group();
     let (_, key, _) = shape.columns(heads.start);
     let keys = Rows { values: &saved.qkv[start * shape.row() + key..], stride: shape.row() };
-    keys.pack(end - start, shape.head_dim, F::ONE, &mut scratch.keys);
+    keys.pack(end - start, shape.head_dim, &mut scratch.keys);
     for head in heads {
         for &tile in tiles {
             run::<F, IS_FUSED>(shape, tile, head, saved, scratch, gradients);
@@ -131,9 +129,10 @@ fn run<F: Real, const IS_FUSED: bool>(
     let weights = Rows { values: &scratch.weights[..mask.keys * width], stride: width };
     let d_scores = Rows { values: &scratch.d_scores[..mask.keys * width], stride: width };
     let stride = (shape.group() + 2) * dim;
-    let of_values = (weights, &scratch.d_output[..], (shape.group() + 1) * dim);
-    let of_keys = (d_scores, &scratch.queries[..], shape.group() * dim);
-    for (left, right, column) in [of_values, of_keys] {
+    let scale = F::from_f64(shape.scale);
+    let of_values = (weights, &scratch.d_output[..], (shape.group() + 1) * dim, F::ONE);
+    let of_keys = (d_scores, &scratch.queries[..], shape.group() * dim, scale);
+    for (left, right, column, factor) in [of_values, of_keys] {
         for first in (0..mask.keys).step_by(ROWS) {
             let (count, from) = (ROWS.min(mask.keys - first), mask.first_panel(first) * LANES);
             let left = left.block(first, mask.keys, rows);
@@ -141,11 +140,10 @@ fn run<F: Real, const IS_FUSED: bool>(
                 let block = times::<F, IS_FUSED>(&left, from, &right[from..]);
                 let columns = LANES.min(dim - panel * LANES);
                 let target = &mut gradients[first * stride + column + panel * LANES..];
-                store(&block, (count, columns), (target, stride), |_, new, to| *to += new);
+                store(&block, (count, columns), (target, stride), |_, new, to| *to += new * factor);
             }
         }
     }
-    let scale = F::from_f64(shape.scale);
     let of_queries = (tile.start - tile.segment.0) * stride + head % shape.group() * dim;
     for (panel, keys) in scratch.keys.chunks_exact(tile.segment.1 - tile.segment.0).enumerate() {
         for first in (0..rows).step_by(ROWS) {
@@ -167,27 +165,22 @@ fn prepare<F: Real>(
     saved: &ForwardTensors<'_, F>,
     scratch: &mut Scratch<F>,
 ) {
-    let (rows, dim, scale) = (tile.rows(), shape.head_dim, F::from_f64(shape.scale));
+    let (rows, dim) = (tile.rows(), shape.head_dim);
     let (query, _, _) = shape.columns(head);
     let queries = Rows { values: &saved.qkv[tile.start * shape.row() + query..], stride: shape.row() };
-    queries.pack(rows, dim, scale, &mut scratch.queries);
+    queries.pack(rows, dim, &mut scratch.queries);
     transpose((&scratch.queries, rows), dim, &mut scratch.queries_transposed);
-    let of_head = tile.start * shape.output() + head * dim..;
-    let (d_output, output) = (&saved.d_output[of_head.clone()], &saved.output[of_head]);
+    let d_output = &saved.d_output[tile.start * shape.output() + head * dim..];
     let d_outputs = Rows { values: d_output, stride: shape.output() };
-    d_outputs.pack(rows, dim, F::ONE, &mut scratch.d_output);
+    d_outputs.pack(rows, dim, &mut scratch.d_output);
     transpose((&scratch.d_output, rows), dim, &mut scratch.d_output_transposed);
     let log_sums = grown(&mut scratch.log_sums, scores_stride(rows));
-    let along = grown(&mut scratch.along, scores_stride(rows));
-    for row in 0..rows {
-        log_sums[row] = saved.log_sums[(tile.start + row) * shape.heads + head];
-        let at = row * shape.output()..row * shape.output() + dim;
-        along[row] = dot(&d_output[at.clone()], &output[at]);
+    for (row, log_sum) in log_sums.iter_mut().enumerate().take(rows) {
+        *log_sum = saved.log_sums[(tile.start + row) * shape.heads + head];
     }
 }
 
-/// Recomputes the probabilities that the mask leaves, and computes the gradients of scores:
-/// `dS = P (dP - rowsum(dO O))`.
+/// Recomputes the probabilities that the mask leaves, and computes their gradients.
 #[inline(always)]
 fn write_weights<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
@@ -198,11 +191,12 @@ fn write_weights<F: Real, const IS_FUSED: bool>(
 ) {
     let (mask, dim, stride) = (Mask::new(tile, shape.is_causal), shape.head_dim, shape.row());
     let (_, key, value) = shape.columns(head);
+    let scale = F::from_f64(shape.scale);
     let of_segment = |column: usize| Rows { values: &qkv[tile.segment.0 * stride + column..], stride };
     let (keys, values) = (of_segment(key), of_segment(value));
     let width = scores_stride(tile.rows());
     let weights = grown(&mut scratch.weights, mask.keys * width);
-    let d_scores = grown(&mut scratch.d_scores, mask.keys * width);
+    let d_weights = grown(&mut scratch.d_scores, mask.keys * width);
     for first in (0..mask.keys).step_by(ROWS) {
         let count = ROWS.min(mask.keys - first);
         let (keys, values) = (keys.block(first, mask.keys, dim), values.block(first, mask.keys, dim));
@@ -210,11 +204,10 @@ fn write_weights<F: Real, const IS_FUSED: bool>(
         let panels = queries.zip(scratch.d_output_transposed.chunks_exact(dim)).enumerate();
         for (panel, (queries, d_output)) in panels.skip(mask.first_panel(first)) {
             let log_sums = lanes_mut(&mut scratch.log_sums, panel * LANES);
-            let along = lanes_mut(&mut scratch.along, panel * LANES);
             let mut block = times::<F, IS_FUSED>(&keys, 0, queries);
             for (row, scores) in block.iter_mut().enumerate() {
                 for lane in 0..LANES {
-                    scores[lane] = (scores[lane] - log_sums[lane]).exp();
+                    scores[lane] = (scores[lane] * scale - log_sums[lane]).exp();
                 }
                 if first + row >= mask.seen(panel) {
                     mask.hide(first + row, panel, scores, F::ZERO);
@@ -222,13 +215,40 @@ fn write_weights<F: Real, const IS_FUSED: bool>(
             }
             let at = first * width + panel * LANES;
             store(&block, (count, LANES), (&mut weights[at..], width), |_, new, to| *to = new);
-            let d_weights = times::<F, IS_FUSED>(&values, 0, d_output);
-            for row in 0..ROWS {
-                for lane in 0..LANES {
-                    block[row][lane] *= d_weights[row][lane] - along[lane];
+            let mut block = times::<F, IS_FUSED>(&values, 0, d_output);
+            for (row, d_weights) in block.iter_mut().enumerate() {
+                if first + row >= mask.seen(panel) {
+                    mask.hide(first + row, panel, d_weights, F::ZERO);
                 }
             }
-            store(&block, (count, LANES), (&mut d_scores[at..], width), |_, new, to| *to = new);
+            store(&block, (count, LANES), (&mut d_weights[at..], width), |_, new, to| *to = new);
+        }
+    }
+    for panel in 0..tile.rows().div_ceil(LANES) {
+        softmax_backward(panel, mask.end(panel), (weights, d_weights), width);
+    }
+}
+
+/// Turns the gradients of a panel's probabilities into gradients of scores: `dS = P (dP - rowsum(P dP))`.
+///
+/// The sum is that of the output and its gradient, `rowsum(dO O)`. From the same terms as the differences, it
+/// makes them cancel: a common part of all keys, such as a bias, must not change the gradient of a query.
+#[inline(always)]
+fn softmax_backward<F: Real>(panel: usize, end: usize, (weights, d_weights): (&[F], &mut [F]), width: usize) {
+    let rows = || weights.chunks_exact(width).take(end).map(|row| &row[panel * LANES..]);
+    let mut sums = [F::ZERO; LANES];
+    for (weights, d_weights) in rows().zip(d_weights.chunks_exact(width)) {
+        let weights: &[F; LANES] = weights.first_chunk().expect("a whole panel");
+        let d_weights: &[F; LANES] = d_weights[panel * LANES..].first_chunk().expect("a whole panel");
+        for lane in 0..LANES {
+            sums[lane] += weights[lane] * d_weights[lane];
+        }
+    }
+    for (weights, d_weights) in rows().zip(d_weights.chunks_exact_mut(width)) {
+        let weights: &[F; LANES] = weights.first_chunk().expect("a whole panel");
+        let d_weights = lanes_mut(d_weights, panel * LANES);
+        for lane in 0..LANES {
+            d_weights[lane] = weights[lane] * (d_weights[lane] - sums[lane]);
         }
     }
 }

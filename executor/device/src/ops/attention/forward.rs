@@ -47,15 +47,15 @@ pub fn forward<F: Real>(
 /// Memory of a thread.
 #[derive(Default)]
 struct Scratch<F> {
-    /// Panels of the scaled queries of a head, and of their transpose.
+    /// Panels of the queries of a head, and of their transpose.
     queries: Vec<[F; LANES]>,
     queries_transposed: Vec<[F; LANES]>,
     /// Panels of the values.
     values: Vec<[F; LANES]>,
     /// Scores, then weights, `[keys, queries]`.
     scores: Vec<F>,
-    /// Inverse sums of the weights of the queries.
-    inverses: Vec<F>,
+    /// Sums of the weights of the queries.
+    sums: Vec<F>,
 }
 
 /// Processes a tile.
@@ -70,22 +70,27 @@ fn run<F: Real, const IS_FUSED: bool>(
 ) {
     let (mask, rows, dim, stride) =
         (Mask::new(tile, shape.is_causal), tile.rows(), shape.head_dim, shape.row());
-    let scale = F::from_f64(shape.scale);
     for head in 0..shape.heads {
         let (query, key, value) = shape.columns(head);
         let of_segment = |column: usize| Rows { values: &qkv[tile.segment.0 * stride + column..], stride };
         if head.is_multiple_of(shape.group()) {
-            of_segment(value).pack(mask.keys, dim, F::ONE, &mut scratch.values);
+            of_segment(value).pack(mask.keys, dim, &mut scratch.values);
         }
         let queries = Rows { values: &qkv[tile.start * stride + query..], stride };
-        queries.pack(rows, dim, scale, &mut scratch.queries);
+        queries.pack(rows, dim, &mut scratch.queries);
         transpose((&scratch.queries, rows), dim, &mut scratch.queries_transposed);
         let width = scores_stride(rows);
         let scores = grown(&mut scratch.scores, mask.keys * width);
-        write_scores::<F, IS_FUSED>(mask, of_segment(key), &scratch.queries_transposed, dim, (scores, width));
-        let inverses = grown(&mut scratch.inverses, width);
+        write_scores::<F, IS_FUSED>(
+            mask,
+            of_segment(key),
+            &scratch.queries_transposed,
+            shape,
+            (scores, width),
+        );
+        let sums = grown(&mut scratch.sums, width);
         for panel in 0..rows.div_ceil(LANES) {
-            let logs = softmax(mask, panel, (scores, width), lanes_mut(inverses, panel * LANES));
+            let logs = softmax(mask, panel, (scores, width), lanes_mut(sums, panel * LANES));
             for (row, log) in (panel * LANES..rows).zip(logs) {
                 log_sums[row * shape.heads + head] = log;
             }
@@ -97,7 +102,7 @@ fn run<F: Real, const IS_FUSED: bool>(
                 let block = weights.transposed_times::<IS_FUSED>(first, &values[..mask.visible(last)]);
                 let columns = panel * LANES..dim.min((panel + 1) * LANES);
                 let target = &mut output[first * shape.output() + head * dim + columns.start..];
-                let put = |row: usize, new: F, to: &mut F| *to = new * inverses[first + row];
+                let put = |row: usize, new: F, to: &mut F| *to = new / sums[first + row];
                 store(&block, (last + 1 - first, columns.len()), (target, shape.output()), put);
             }
         }
@@ -110,28 +115,30 @@ fn write_scores<F: Real, const IS_FUSED: bool>(
     mask: Mask,
     keys: Rows<'_, F>,
     queries: &[[F; LANES]],
-    dim: usize,
+    shape: &AttentionShape,
     (scores, width): (&mut [F], usize),
 ) {
+    let scale = F::from_f64(shape.scale);
     for first in (0..mask.keys).step_by(ROWS) {
         let count = ROWS.min(mask.keys - first);
-        let block_of_keys = keys.block(first, mask.keys, dim);
-        for (panel, queries) in queries.chunks_exact(dim).enumerate().skip(mask.first_panel(first)) {
+        let block_of_keys = keys.block(first, mask.keys, shape.head_dim);
+        for (panel, queries) in queries.chunks_exact(shape.head_dim).enumerate().skip(mask.first_panel(first))
+        {
             let block = times::<F, IS_FUSED>(&block_of_keys, 0, queries);
             let target = &mut scores[first * width + panel * LANES..];
-            store(&block, (count, LANES), (target, width), |_, new, to| *to = new);
+            store(&block, (count, LANES), (target, width), |_, new, to| *to = new * scale);
         }
     }
 }
 
 /// Turns the scores of a panel of queries into weights and returns their log-sum-exp. The probabilities are
-/// weights times `inverses`.
+/// weights over `sums`.
 #[inline(always)]
 fn softmax<F: Real>(
     mask: Mask,
     panel: usize,
     (scores, width): (&mut [F], usize),
-    inverses: &mut [F; LANES],
+    sums: &mut [F; LANES],
 ) -> [F; LANES] {
     let (seen, end) = (mask.seen(panel), mask.end(panel));
     let least = -F::ONE / F::ZERO;
@@ -145,7 +152,7 @@ fn softmax<F: Real>(
             most[lane] = larger(most[lane], row[lane]);
         }
     }
-    let mut sums = [F::ZERO; LANES];
+    *sums = [F::ZERO; LANES];
     for first in (0..end).step_by(SUMMED_KEYS) {
         let mut some = [F::ZERO; LANES];
         for key in first..end.min(first + SUMMED_KEYS) {
@@ -161,9 +168,6 @@ fn softmax<F: Real>(
     }
     for key in seen..end {
         mask.hide(key, panel, lanes_mut(scores, key * width + panel * LANES), F::ZERO);
-    }
-    for lane in 0..LANES {
-        inverses[lane] = F::ONE / sums[lane];
     }
     for lane in 0..LANES {
         most[lane] += F::from_f64(libm::log(sums[lane].to_f64()));

@@ -5,10 +5,12 @@
 //! order of the inner index. Multiplications and additions are fused (`IS_FUSED`) where the machine has such
 //! instructions; elsewhere Rust would call a function for each.
 
+use crate::ops::parallel::filled_up;
 use crate::ops::real::Real;
 
-/// Columns of a panel: one or two vector registers.
-pub(super) const LANES: usize = 16;
+/// Columns of a panel.
+pub(super) use crate::ops::parallel::LANES;
+
 /// Rows of a block. With two registers a row, it leaves enough of 16 registers for the operands.
 pub(super) const ROWS: usize = 6;
 
@@ -31,14 +33,14 @@ impl<'a, F: Real> Rows<'a, F> {
         &self.values[row * self.stride..][..len]
     }
 
-    /// Packs rows of this width into panels, times a factor.
+    /// Packs rows of this width into panels.
     #[inline(always)]
-    pub(super) fn pack(self, rows: usize, width: usize, factor: F, panels: &mut Vec<[F; LANES]>) {
+    pub(super) fn pack(self, rows: usize, width: usize, panels: &mut Vec<[F; LANES]>) {
         panels.resize(rows * width.div_ceil(LANES), [F::ZERO; LANES]);
         for row in 0..rows {
             // one row after another, as they lie in memory
             for (panel, part) in self.part(row, width).chunks(LANES).enumerate() {
-                scale_into(part, factor, &mut panels[panel * rows + row]);
+                panels[panel * rows + row] = part.first_chunk().copied().unwrap_or_else(|| filled_up(part));
             }
         }
     }
@@ -85,21 +87,6 @@ pub(super) fn transpose<F: Real>(
                     transposed[lane] = square[lane][column];
                 }
             }
-        }
-    }
-}
-
-/// Copies a row, times a factor, and zeros if it has fewer elements.
-#[inline(always)]
-fn scale_into<F: Real>(row: &[F], factor: F, to: &mut [F; LANES]) {
-    if let Some(row) = row.first_chunk::<LANES>() {
-        for lane in 0..LANES {
-            to[lane] = row[lane] * factor;
-        }
-    } else {
-        *to = [F::ZERO; LANES];
-        for (to, &value) in to.iter_mut().zip(row) {
-            *to = value * factor;
         }
     }
 }
@@ -178,7 +165,7 @@ mod tests {
             let (left, right) = (numbers(rows * (inner + 2), 1), numbers(inner * columns, 2));
             let left = Rows { values: &left, stride: inner + 2 };
             let mut panels = vec![[9.0; LANES]; 3];
-            Rows { values: &right, stride: columns }.pack(inner, columns, 2.0, &mut panels);
+            Rows { values: &right, stride: columns }.pack(inner, columns, &mut panels);
             // the transpose of the left matrix, with room for the last block
             let stride = rows + ROWS;
             let mut transposed = vec![0.0; inner * stride];
@@ -195,9 +182,7 @@ mod tests {
                 {
                     let column = panel * LANES + lane;
                     let truth: f64 = if column < columns {
-                        (0..inner)
-                            .map(|at| left.part(row, inner)[at] * 2.0 * right[at * columns + column])
-                            .sum()
+                        (0..inner).map(|at| left.part(row, inner)[at] * right[at * columns + column]).sum()
                     } else {
                         0.0
                     };
@@ -219,7 +204,7 @@ mod tests {
         for [rows, width, _] in SHAPES {
             let values = numbers(rows * width, 3);
             let (mut panels, mut transposed) = (Vec::new(), Vec::new());
-            Rows { values: &values, stride: width }.pack(rows, width, 1.0, &mut panels);
+            Rows { values: &values, stride: width }.pack(rows, width, &mut panels);
             transpose((&panels, rows), width, &mut transposed);
             for (row, column) in (0..rows).flat_map(|row| (0..width).map(move |column| (row, column))) {
                 let found = transposed[row / LANES * width + column][row % LANES];
