@@ -228,13 +228,14 @@ fn three_steps_with_clipping_are_those_of_torch() {
     println!("largest difference of a weight: {worst:.1e}");
 }
 
-/// Bounds the difference of a weight by the rounding of its gradients, about 1e-7 of the largest in their
-/// tensor: a step of at most 0.01 is divided by the size of the gradient itself.
+/// Bounds the difference of a weight: 2e-6 after steps of at most 0.01. A weight whose gradient is far below
+/// the largest in its tensor is bounded by the rounding of that, about 1e-7 of it: its step is divided by the
+/// size of its own gradient.
 fn bound(gradients: &[&[f32]], index: usize) -> f64 {
     let share = |of_step: &&[f32]| {
         let largest = of_step.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
         f64::from((of_step[index] / largest.max(f32::MIN_POSITIVE)).abs())
     };
     let least = gradients.iter().map(share).filter(|share| *share > 0.0).fold(1.0, f64::min);
-    3e-7 + 0.01 * 1e-7 / least
+    2e-6_f64.max(0.01 * 1e-7 / least)
 }
