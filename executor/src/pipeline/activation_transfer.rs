@@ -3,7 +3,7 @@
 use dflop_balancer::schedule::{Action, Part};
 
 use super::job::Job;
-use super::rank_map::RankRole;
+use super::rank_roles::RankRole;
 use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
 use super::topology::Topology;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::job::Job;
-use super::rank_map::RankRole;
+use super::rank_roles::RankRole;
 use crate::error::Result;
 use dflop_comm::{Comm, StepContext};
 use dflop_device::{Device, DeviceComm, Staged};

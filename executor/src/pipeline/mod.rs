@@ -70,6 +70,7 @@
 //! # Ok::<(), dflop_executor::Error>(())
 //! ```
 
+mod action_list;
 mod activation_transfer;
 mod assign_media;
 mod gradient_groups;
@@ -80,6 +81,7 @@ mod output_check;
 mod pass_times;
 mod pipeline_rank;
 mod rank_map;
+mod rank_roles;
 mod rank_step;
 mod route;
 mod shared_ranks;
@@ -97,7 +99,7 @@ pub use job::{Job, JobStage};
 pub use module_parallelism::ModuleParallelism;
 pub use pass_times::PassTimes;
 pub use pipeline_rank::{PipelineRank, StepOutcome};
-pub use rank_map::RankRole;
+pub use rank_roles::RankRole;
 pub use rank_step::{RankContexts, RankStep};
 pub use route::{RouteEnd, RoutePlan, RoutedMedium};
 pub(crate) use simulation::simulate;

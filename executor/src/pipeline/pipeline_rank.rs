@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::Action;
 
+use super::action_list::action_list;
 use super::activation_transfer::StepView;
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
-use super::rank_map::RankRole;
+use super::rank_roles::RankRole;
 use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
 use super::timeline::TimedAction;
@@ -110,7 +111,7 @@ impl<D: Device> PipelineRank<D> {
             Some(made) if made.0 == plan.rounds() => self.schedule.insert(made),
             _ => {
                 let topology = Topology::new(&self.job, plan.rounds())?;
-                let list = topology.list(&self.job, self.comm.host().rank())?;
+                let list = action_list(&self.job, &topology, self.comm.host().rank())?;
                 self.schedule.insert((plan.rounds(), topology, list))
             }
         };

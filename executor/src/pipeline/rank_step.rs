@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::job::Job;
-use super::rank_map::RankRole;
+use super::rank_roles::RankRole;
 use super::step_plan::{PipelineStepPlan, name};
 use crate::error::{Error, Result};
 use dflop_device::Device;

@@ -1,4 +1,4 @@
-//! Orders the passes of world ranks that several modules share, and adds their messages.
+//! Orders the passes of world ranks that several modules share.
 //!
 //! - *joint*: a rank runs the chain's schedule. Each of its forward passes is one of every module with layers
 //!   in the rank's stage, encoders first; a backward pass is one of every such module, the LLM first.
@@ -8,14 +8,11 @@
 //! In both, a pass waits only for passes of earlier rounds or of earlier stages of the same round, which come
 //! earlier in the lists of their ranks; so lists never deadlock.
 
-use std::collections::BTreeMap;
-
 use dflop_balancer::planner::Placement;
-use dflop_balancer::schedule::{Action, Message, Part, Pass, PassKind, PipelineLayout};
+use dflop_balancer::schedule::{Action, Part, Pass, PassKind, PipelineLayout};
 
 use super::job::Job;
-use super::rank_map::RankRole;
-use super::topology::Topology;
+use super::rank_roles::RankRole;
 use crate::error::Result;
 
 /// Passes of every world rank, in order.
@@ -84,56 +81,4 @@ fn of_round(job: &Job, role: &RankRole, pass: Pass) -> Vec<Pass> {
     let replicas = job.module_index(role.module).map_or(1, |module| job.modules()[module].dp_size);
     let microbatch = pass.part.microbatch * replicas as u32 + role.replica as u32;
     role.stages.iter().map(|&stage| Pass { part: Part { microbatch, stage }, ..pass }).collect()
-}
-
-/// Adds messages with other world ranks and the sums of gradients to the passes of a world rank. The peers of
-/// messages are pipeline ranks.
-pub(super) fn list(
-    job: &Job,
-    topology: &Topology,
-    roles: &[RankRole],
-    (world_rank, passes): (usize, &[Pass]),
-) -> Vec<Action> {
-    let last: BTreeMap<u16, usize> =
-        passes.iter().enumerate().map(|(index, pass)| (pass.part.stage, index)).collect();
-    let role = |part: Part| roles.iter().find(|role| role.stages.contains(&part.stage));
-    let mut actions = Vec::new();
-    for (index, &pass) in passes.iter().enumerate() {
-        let (part, Some(own)) = (pass.part, role(pass.part)) else { continue };
-        let message =
-            |peer: usize| Message { microbatch: part.microbatch, stage: part.stage, peer: peer as u16 };
-        let (from, to) = neighbors(topology, pass);
-        let is_elsewhere = |sender: &usize| job.source(*sender, world_rank, own) != world_rank;
-        let senders = from.into_iter().map(|other| topology.rank(other)).filter(is_elsewhere);
-        actions.extend(senders.map(|sender| receive(pass, message(sender))));
-        actions.push(pass.into());
-        let has_others = |receiver: &usize| {
-            job.targets(world_rank, own, *receiver).into_iter().any(|target| target != world_rank)
-        };
-        let receivers = to.into_iter().map(|other| topology.rank(other)).filter(has_others);
-        actions.extend(receivers.map(|receiver| send(pass, message(receiver))));
-        if last[&part.stage] == index {
-            actions.push(Action::ReduceGrads(part.stage));
-        }
-    }
-    actions
-}
-
-/// Returns the parts that a pass takes rows from, and those that it gives rows to.
-pub(super) fn neighbors(topology: &Topology, Pass { kind, part }: Pass) -> (Vec<Part>, Vec<Part>) {
-    match kind {
-        PassKind::Forward => (topology.upstream_parts(part), topology.downstream_parts(part)),
-        PassKind::Backward | PassKind::BackwardInput => {
-            (topology.downstream_parts(part), topology.upstream_parts(part))
-        }
-        PassKind::BackwardWeight => (Vec::new(), Vec::new()),
-    }
-}
-
-fn receive(pass: Pass, message: Message) -> Action {
-    if pass.kind == PassKind::Forward { Action::Recv(message) } else { Action::RecvGrad(message) }
-}
-
-fn send(pass: Pass, message: Message) -> Action {
-    if pass.kind == PassKind::Forward { Action::Send(message) } else { Action::SendGrad(message) }
 }

@@ -8,7 +8,7 @@ use dflop_balancer::{Communication, StageTimes};
 
 use super::job::Job;
 use super::pass_times::PassTimes;
-use super::shared_ranks::{RankPasses, neighbors};
+use super::shared_ranks::RankPasses;
 use super::topology::Topology;
 use crate::error::{Error, Result};
 
@@ -90,7 +90,7 @@ fn simulate_shared(
                 let members = job.world_ranks(pipeline_rank);
                 let is_next = |member: &usize| ranks[*member].get(next[*member]) == Some(&pass);
                 let is_forward = pass.kind == PassKind::Forward;
-                let (inputs, _) = neighbors(topology, pass);
+                let (inputs, _) = topology.neighbors(pass);
                 let mut inputs = inputs.iter().map(|part| done_ns.get(&(is_forward, *part)).copied());
                 let ready = inputs.try_fold(0, |latest: u64, end| end.map(|end| latest.max(end)));
                 let Some(ready_ns) = ready.filter(|_| members.iter().all(is_next)) else { break };

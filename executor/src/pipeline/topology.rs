@@ -2,7 +2,7 @@
 //! and with the lists of ranks that several modules share.
 
 use dflop_balancer::planner::Placement;
-use dflop_balancer::schedule::{Action, Message, ModuleStages, Part, PipelineLayout, ScheduleKind};
+use dflop_balancer::schedule::{ModuleStages, Part, Pass, PassKind, PipelineLayout, ScheduleKind};
 
 use super::job::Job;
 use super::module_parallelism::ModuleParallelism;
@@ -57,41 +57,6 @@ impl Topology {
         Ok(Self { layout, replicas: 1, schedule, shared, pools })
     }
 
-    /// Returns the actions of a world rank.
-    pub(super) fn list(&self, job: &Job, world_rank: usize) -> Result<Vec<Action>> {
-        let roles = job.roles(world_rank)?;
-        if let Some(passes) = &self.shared {
-            return Ok(shared_ranks::list(job, self, &roles, (world_rank, &passes[world_rank])));
-        }
-        let pipeline_rank = roles[0].pipeline_rank;
-        let mut lists = self.layout.schedule(self.schedule)?;
-        let replica = pipeline_rank / self.layout.ranks();
-        let list = lists.swap_remove(pipeline_rank % self.layout.ranks());
-        Ok(list.into_iter().map(|action| self.in_replica(action, replica)).collect())
-    }
-
-    /// Moves an action to one of the parallel pipelines.
-    fn in_replica(&self, action: Action, replica: usize) -> Action {
-        let message = |message: Message| Message {
-            microbatch: self.outside(message.microbatch, replica),
-            peer: (usize::from(message.peer) + replica * self.layout.ranks()) as u16,
-            ..message
-        };
-        let part = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
-        match action {
-            _ if self.replicas == 1 => action,
-            Action::Recv(of) => Action::Recv(message(of)),
-            Action::Send(of) => Action::Send(message(of)),
-            Action::RecvGrad(of) => Action::RecvGrad(message(of)),
-            Action::SendGrad(of) => Action::SendGrad(message(of)),
-            Action::Forward(of) => Action::Forward(part(of)),
-            Action::Backward(of) => Action::Backward(part(of)),
-            Action::BackwardInput(of) => Action::BackwardInput(part(of)),
-            Action::BackwardWeight(of) => Action::BackwardWeight(part(of)),
-            Action::ReduceGrads(stage) => Action::ReduceGrads(stage),
-        }
-    }
-
     pub(super) fn outside(&self, microbatch: u32, replica: usize) -> u32 {
         microbatch * self.replicas as u32 + replica as u32
     }
@@ -122,6 +87,17 @@ impl Topology {
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
         let consumers = self.layout.consumers(inside).map(outside);
         consumers.filter(|&downstream| self.is_linked(part, downstream)).collect()
+    }
+
+    /// Returns the parts that a pass takes rows from, and those that it gives rows to.
+    pub(super) fn neighbors(&self, Pass { kind, part }: Pass) -> (Vec<Part>, Vec<Part>) {
+        match kind {
+            PassKind::Forward => (self.upstream_parts(part), self.downstream_parts(part)),
+            PassKind::Backward | PassKind::BackwardInput => {
+                (self.downstream_parts(part), self.upstream_parts(part))
+            }
+            PassKind::BackwardWeight => (Vec::new(), Vec::new()),
+        }
     }
 
     /// Returns whether rows can go from one part to the other: not from an encoder's replica to a replica of

@@ -1,0 +1,85 @@
+//! Lists the actions of a world rank: those of the balancer's schedule, or the passes of shared ranks with
+//! their messages.
+
+use std::collections::BTreeMap;
+
+use dflop_balancer::schedule::{Action, Message, Part, Pass, PassKind};
+
+use super::job::Job;
+use super::rank_roles::RankRole;
+use super::topology::Topology;
+use crate::error::Result;
+
+/// Returns the actions of a world rank.
+pub(super) fn action_list(job: &Job, topology: &Topology, world_rank: usize) -> Result<Vec<Action>> {
+    let roles = job.roles(world_rank)?;
+    if let Some(passes) = topology.shared() {
+        return Ok(shared_list(job, topology, &roles, (world_rank, &passes[world_rank])));
+    }
+    let (pipeline_rank, ranks) = (roles[0].pipeline_rank, topology.layout().ranks());
+    let list = topology.layout().schedule(topology.schedule())?.swap_remove(pipeline_rank % ranks);
+    Ok(list.into_iter().map(|action| in_replica(topology, action, pipeline_rank / ranks)).collect())
+}
+
+/// Moves an action to one of the parallel pipelines.
+fn in_replica(topology: &Topology, action: Action, replica: usize) -> Action {
+    let message = |message: Message| Message {
+        microbatch: topology.outside(message.microbatch, replica),
+        peer: (usize::from(message.peer) + replica * topology.layout().ranks()) as u16,
+        ..message
+    };
+    let part = |part: Part| Part { microbatch: topology.outside(part.microbatch, replica), ..part };
+    match action {
+        _ if topology.replicas() == 1 => action,
+        Action::Recv(of) => Action::Recv(message(of)),
+        Action::Send(of) => Action::Send(message(of)),
+        Action::RecvGrad(of) => Action::RecvGrad(message(of)),
+        Action::SendGrad(of) => Action::SendGrad(message(of)),
+        Action::Forward(of) => Action::Forward(part(of)),
+        Action::Backward(of) => Action::Backward(part(of)),
+        Action::BackwardInput(of) => Action::BackwardInput(part(of)),
+        Action::BackwardWeight(of) => Action::BackwardWeight(part(of)),
+        Action::ReduceGrads(stage) => Action::ReduceGrads(stage),
+    }
+}
+
+/// Adds messages with other world ranks and the sums of gradients to the passes of a world rank. The peers of
+/// messages are pipeline ranks.
+fn shared_list(
+    job: &Job,
+    topology: &Topology,
+    roles: &[RankRole],
+    (world_rank, passes): (usize, &[Pass]),
+) -> Vec<Action> {
+    let last: BTreeMap<u16, usize> =
+        passes.iter().enumerate().map(|(index, pass)| (pass.part.stage, index)).collect();
+    let role = |part: Part| roles.iter().find(|role| role.stages.contains(&part.stage));
+    let mut actions = Vec::new();
+    for (index, &pass) in passes.iter().enumerate() {
+        let (part, Some(own)) = (pass.part, role(pass.part)) else { continue };
+        let message =
+            |peer: usize| Message { microbatch: part.microbatch, stage: part.stage, peer: peer as u16 };
+        let (from, to) = topology.neighbors(pass);
+        let is_elsewhere = |sender: &usize| job.source(*sender, world_rank, own) != world_rank;
+        let senders = from.into_iter().map(|other| topology.rank(other)).filter(is_elsewhere);
+        actions.extend(senders.map(|sender| receive(pass, message(sender))));
+        actions.push(pass.into());
+        let has_others = |receiver: &usize| {
+            job.targets(world_rank, own, *receiver).into_iter().any(|target| target != world_rank)
+        };
+        let receivers = to.into_iter().map(|other| topology.rank(other)).filter(has_others);
+        actions.extend(receivers.map(|receiver| send(pass, message(receiver))));
+        if last[&part.stage] == index {
+            actions.push(Action::ReduceGrads(part.stage));
+        }
+    }
+    actions
+}
+
+fn receive(pass: Pass, message: Message) -> Action {
+    if pass.kind == PassKind::Forward { Action::Recv(message) } else { Action::RecvGrad(message) }
+}
+
+fn send(pass: Pass, message: Message) -> Action {
+    if pass.kind == PassKind::Forward { Action::Send(message) } else { Action::SendGrad(message) }
+}

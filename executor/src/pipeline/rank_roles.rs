@@ -1,0 +1,125 @@
+//! Roles of world ranks: their module, replica, stages and tensor-parallel coordinates.
+//!
+//! The ranks that share a stage by tensor parallelism are one pipeline rank and run the same passes of it. A
+//! message from a pipeline rank of `n` TP ranks goes to TP rank `t` of the receiver from TP rank `t mod n` of
+//! the sender: with equal TP sizes ranks communicate pairwise, and no rank receives anything twice. A
+//! receiver that is a rank of the sender has the rows already.
+
+use dflop_balancer::schedule::{Action, Message};
+
+use super::job::Job;
+use crate::error::{Error, Result};
+use dflop_models::{ModuleKind, StageRange};
+
+/// Role of a world rank in a module: its coordinates and stages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankRole {
+    /// Index of its pipeline rank.
+    pub pipeline_rank: usize,
+    /// Index among the ranks that share the pipeline rank.
+    pub tp_rank: usize,
+    /// The module it runs.
+    pub module: ModuleKind,
+    /// Its replica of the module: its DP rank.
+    pub replica: usize,
+    /// Its stages, ascending; several if the schedule has several chunks.
+    pub stages: Vec<u16>,
+}
+
+impl Job {
+    /// Returns the number of world ranks.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.ranks.world_size
+    }
+
+    /// Returns the roles of a world rank, in the order of the modules: one for each module of which it has
+    /// layers.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] if the job has no such rank.
+    pub fn roles(&self, world_rank: usize) -> Result<Vec<RankRole>> {
+        let world_size = self.world_size();
+        if world_rank >= world_size {
+            let reason = format!("expected a rank below {world_size}, found {world_rank}");
+            return Err(Error::InvalidSetting { setting: "world size", reason });
+        }
+        let tp_rank = |members: &Vec<usize>| members.iter().position(|member| *member == world_rank);
+        let own = self.ranks.members.iter().enumerate();
+        let own = own.filter_map(|(rank, members)| Some(self.role(rank, tp_rank(members)?)));
+        Ok(own.collect())
+    }
+
+    fn role(&self, pipeline_rank: usize, tp_rank: usize) -> RankRole {
+        let (mut index, mut inside) = (0, pipeline_rank);
+        while inside >= self.pipeline_ranks(index) {
+            inside -= self.pipeline_ranks(index);
+            index += 1;
+        }
+        let (module, per_replica) = (&self.modules[index], self.ranks.per_replica[index]);
+        let first = self.first_stage(index);
+        // With several chunks, a rank holds every `per_replica`-th stage, as interleaved schedules expect.
+        let held = (first + inside % per_replica..first + module.stages.len()).step_by(per_replica);
+        RankRole {
+            pipeline_rank,
+            tp_rank,
+            module: module.module,
+            replica: inside / per_replica,
+            stages: held.map(|stage| stage as u16).collect(),
+        }
+    }
+
+    /// Returns the layers of the stages of a role, to build them from.
+    #[must_use]
+    pub fn ranges(&self, role: &RankRole) -> Vec<StageRange> {
+        role.stages.iter().map(|&stage| self.stages[usize::from(stage)].range.clone()).collect()
+    }
+
+    /// Returns the number of pipeline ranks of a module.
+    pub(super) fn pipeline_ranks(&self, module: usize) -> usize {
+        self.ranks.per_replica[module] * self.modules[module].dp_size
+    }
+
+    /// Returns the world ranks of a pipeline rank, by TP rank.
+    ///
+    /// # Panics
+    /// If there is no such pipeline rank.
+    pub(super) fn world_ranks(&self, pipeline_rank: usize) -> &[usize] {
+        &self.ranks.members[pipeline_rank]
+    }
+
+    /// Replaces the peer of a message by its world rank, if its pipeline rank has a single one.
+    pub(crate) fn with_world_peer(&self, action: Action) -> Action {
+        let world = |message: Message| match self.world_ranks(usize::from(message.peer)) {
+            [world] => Message { peer: *world as u16, ..message },
+            _ => message,
+        };
+        match action {
+            Action::Recv(message) => Action::Recv(world(message)),
+            Action::Send(message) => Action::Send(world(message)),
+            Action::RecvGrad(message) => Action::RecvGrad(world(message)),
+            Action::SendGrad(message) => Action::SendGrad(world(message)),
+            other => other,
+        }
+    }
+
+    /// Returns the world ranks of pipeline rank `to` that get the rows of `from`, a role of world rank `own`,
+    /// from it; `own` itself if it is one of them.
+    pub(super) fn targets(&self, own: usize, from: &RankRole, to: usize) -> Vec<usize> {
+        let receivers = self.world_ranks(to).iter().enumerate();
+        let is_from =
+            |(tp_rank, world): (usize, &usize)| self.sender(from.pipeline_rank, *world, tp_rank) == own;
+        receivers.filter(|&receiver| is_from(receiver)).map(|(_, &world)| world).collect()
+    }
+
+    /// Returns the world rank of pipeline rank `from` that has or sends the rows that `to`, a role of world
+    /// rank `own`, takes.
+    pub(super) fn source(&self, from: usize, own: usize, to: &RankRole) -> usize {
+        self.sender(from, own, to.tp_rank)
+    }
+
+    fn sender(&self, from: usize, receiver: usize, tp_rank: usize) -> usize {
+        let senders = self.world_ranks(from);
+        if senders.contains(&receiver) { receiver } else { senders[tp_rank % senders.len()] }
+    }
+}
