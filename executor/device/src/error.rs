@@ -31,7 +31,8 @@ impl Error {
 
     /// Makes the error of a failed allocation, whose purpose is added by
     /// [`while_allocating`](Self::while_allocating).
-    pub(crate) fn out_of_memory(bytes: usize, used: u64) -> Self {
+    #[must_use]
+    pub fn out_of_memory(bytes: usize, used: u64) -> Self {
         Self::OutOfMemory { what: Self::UNNAMED.to_owned(), bytes, used }
     }
 

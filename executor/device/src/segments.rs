@@ -10,6 +10,9 @@ const TILE_ROWS: usize = 64;
 /// Most rows above a multiple that get no tile of their own.
 const JOINED_ROWS: usize = 16;
 
+/// Most rows of a block of a device that works on blocks of rows side by side.
+const BLOCK_ROWS: usize = 64;
+
 /// Consecutive rows of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tile {
@@ -34,6 +37,8 @@ pub struct PlanKey {
 pub struct Segments<D: Runtime> {
     host: HostSegments,
     starts: Tensor<D>,
+    blocks: Tensor<D>,
+    block_count: usize,
 }
 
 /// Segments as the host knows them.
@@ -91,6 +96,23 @@ impl HostSegments {
         self.starts.len().saturating_sub(1)
     }
 
+    /// Cuts segments into blocks of 64 rows, the last of a segment shorter; in two orders, `[2, blocks, 3]`: for
+    /// owners of queries, most visible keys first, and for owners of keys, most queries first, as a causal mask
+    /// leaves them.
+    ///
+    /// A block is the first row of its segment, the row behind its last, and the first row of the block.
+    fn blocks(&self) -> Vec<u32> {
+        let of_segment = |pair: &[u32]| {
+            let (start, end) = (pair[0], pair[1]);
+            (start..end).step_by(BLOCK_ROWS).map(move |first| [start, end, first])
+        };
+        let mut by_keys: Vec<[u32; 3]> = self.starts.windows(2).flat_map(of_segment).collect();
+        let mut by_queries = by_keys.clone();
+        by_keys.sort_by_key(|&[start, _, first]| std::cmp::Reverse(first - start));
+        by_queries.sort_by_key(|&[_, end, first]| std::cmp::Reverse(end - first));
+        [by_keys, by_queries].concat().into_flattened()
+    }
+
     /// Key of an attention plan that serves these segments.
     #[must_use]
     pub fn plan_key(&self) -> PlanKey {
@@ -110,7 +132,11 @@ impl<D: Runtime> Segments<D> {
     /// # Panics
     /// As [`HostSegments::new`].
     pub fn new(device: &D, starts: &[u32]) -> Result<Self> {
-        Ok(Self { host: HostSegments::new(starts), starts: device.upload_indices(starts)? })
+        let host = HostSegments::new(starts);
+        let blocks = host.blocks();
+        let block_count = blocks.len() / 6;
+        let (starts, blocks) = (device.upload_indices(starts)?, device.upload_indices(&blocks)?);
+        Ok(Self { host, starts, blocks, block_count })
     }
 
     /// Segments as the host knows them.
@@ -123,6 +149,20 @@ impl<D: Runtime> Segments<D> {
     #[must_use]
     pub const fn starts(&self) -> &Tensor<D> {
         &self.starts
+    }
+
+    /// Blocks of at most 64 rows, `[2, blocks, 3]`: first row of the segment, row behind its last, first row of
+    /// the block. The first order starts with the blocks that see the most keys, the second with those that the
+    /// most queries see, under a causal mask.
+    #[must_use]
+    pub const fn blocks(&self) -> &Tensor<D> {
+        &self.blocks
+    }
+
+    /// Number of blocks in each order.
+    #[must_use]
+    pub const fn block_count(&self) -> usize {
+        self.block_count
     }
 }
 
@@ -158,6 +198,15 @@ impl Tile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_cover_every_row_once_in_both_orders() {
+        let blocks = HostSegments::new(&[0, 0, 65, 66, 200]).blocks();
+        let blocks: Vec<&[u32]> = blocks.chunks(3).collect();
+        let (by_keys, by_queries) = blocks.split_at(blocks.len() / 2);
+        assert_eq!(by_keys, [[66, 200, 194], [0, 65, 64], [66, 200, 130], [0, 65, 0], [65, 66, 65], [66, 200, 66]]);
+        assert_eq!(by_queries, [[66, 200, 66], [66, 200, 130], [0, 65, 0], [66, 200, 194], [0, 65, 64], [65, 66, 65]]);
+    }
 
     #[test]
     fn tiles_cover_every_row_once_and_are_even() {

@@ -137,7 +137,8 @@ impl MatrixLayout {
     }
 
     /// Number of elements that a slice needs for a matrix of this shape; 0 for an empty matrix.
-    fn end(self, rows: usize, columns: usize) -> usize {
+    #[must_use]
+    pub fn end(self, rows: usize, columns: usize) -> usize {
         let (stored_rows, stored_columns) =
             if self.is_transposed { (columns, rows) } else { (rows, columns) };
         if rows == 0 || columns == 0 {

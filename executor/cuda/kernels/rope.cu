@@ -1,0 +1,34 @@
+// Rotary positions. Macro of `rope`: X, type of elements. A thread handles one pair.
+#include "device.cuh"
+
+#ifndef X
+#define X float
+#endif
+
+// cos, sin: [tokens, pairs]; positions: [axes, tokens]
+extern "C" __global__ void rope_angles(const float* frequencies, const u32* axes, const u32* positions,
+                                       float* cosines, float* sines, int tokens, int pairs) {
+    const long long i = first_element<1>();
+    if (i >= static_cast<long long>(tokens) * pairs) return;
+    const int token = static_cast<int>(i / pairs), pair = static_cast<int>(i % pairs);
+    const u32 position = positions[static_cast<long long>(axes[pair]) * tokens + token];
+    float sine, cosine;
+    sincosf(static_cast<float>(position) * frequencies[pair], &sine, &cosine);
+    cosines[i] = cosine;
+    sines[i] = sine;
+}
+
+// Rotates pairs of columns, half a head apart, of the first heads of every row; sign: -1 for the gradient.
+extern "C" __global__ void rope(const float* cosines, const float* sines, X* x, int tokens, int heads,
+                                int head_dim, int stride, float sign) {
+    const int half = head_dim / 2;
+    const long long i = first_element<1>(), of_row = static_cast<long long>(heads) * half;
+    if (i >= tokens * of_row) return;
+    const long long token = i / of_row;
+    const int head = static_cast<int>(i % of_row / half), pair = static_cast<int>(i % half);
+    X* low = x + token * stride + static_cast<long long>(head) * head_dim + pair;
+    const float a = load(low), b = load(low + half);
+    const float cosine = cosines[token * half + pair], sine = sign * sines[token * half + pair];
+    store(low, a * cosine - b * sine);
+    store(low + half, b * cosine + a * sine);
+}

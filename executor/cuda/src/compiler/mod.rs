@@ -1,0 +1,66 @@
+//! Compiles kernels to machine code by NVRTC, and keeps the code on disk.
+//!
+//! The code is a cubin, not PTX: older drivers refuse the PTX of a newer compiler.
+
+mod cubin_cache;
+mod nvrtc;
+mod sources;
+
+use std::path::PathBuf;
+
+use crate::error::{Error, Result};
+use cubin_cache::CubinCache;
+pub(crate) use sources::Source;
+use sources::HEADERS;
+
+/// Compiler for one architecture.
+pub(crate) struct Compiler {
+    /// Version of NVRTC, major and minor.
+    version: (u32, u32),
+    architecture: String,
+    cache: CubinCache,
+}
+
+impl Compiler {
+    /// Makes a compiler for devices of a compute capability.
+    ///
+    /// - `driver`: version of CUDA that the driver supports
+    /// - `directory`: where compiled code is kept
+    pub(crate) fn new(
+        capability: (u32, u32),
+        driver: (u32, u32),
+        path: PathBuf,
+        directory: Option<PathBuf>,
+    ) -> Result<Self> {
+        let version = nvrtc::version()?;
+        if version.0 > driver.0 {
+            let reason = format!(
+                "version {}.{} compiles code that the driver, of version {}.{}, cannot load; \
+                 install NVRTC of major version {} or a newer driver",
+                version.0, version.1, driver.0, driver.1, driver.0
+            );
+            return Err(Error::LibraryUnusable { library: "NVRTC", path, reason });
+        }
+        let (major, minor) = capability;
+        // `a`: instructions of this architecture alone, since code is compiled where it runs
+        let suffix = if major >= 9 { "a" } else { "" };
+        let architecture = format!("sm_{major}{minor}{suffix}");
+        Ok(Self { version, architecture, cache: CubinCache::new(directory) })
+    }
+
+    /// Returns the code of a source with these macros.
+    pub(crate) fn compile(&self, source: Source, macros: &[String]) -> Result<Vec<u8>> {
+        let mut options = vec![format!("--gpu-architecture={}", self.architecture), "--std=c++17".to_owned()];
+        options.extend(macros.iter().map(|definition| format!("-D{definition}")));
+        let version = format!("NVRTC {}.{}", self.version.0, self.version.1);
+        let headers = HEADERS.iter().flat_map(|&(name, text)| [name, text]);
+        let parts = [version.as_str(), source.file(), source.text()].into_iter().chain(headers);
+        let key = CubinCache::key(parts.chain(options.iter().map(String::as_str)));
+        if let Some(code) = self.cache.read(&key) {
+            return Ok(code);
+        }
+        let code = nvrtc::compile(source, &options)?;
+        self.cache.write(&key, &code);
+        Ok(code)
+    }
+}

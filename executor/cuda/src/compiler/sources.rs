@@ -1,0 +1,58 @@
+//! Sources of kernels, which are part of the program.
+
+/// Headers by the names that sources include them by.
+pub(super) const HEADERS: [(&str, &str); 3] = [
+    ("intrinsics.cuh", include_str!("../../kernels/intrinsics.cuh")),
+    ("device.cuh", include_str!("../../kernels/device.cuh")),
+    ("attention.cuh", include_str!("../../kernels/attention.cuh")),
+];
+
+/// Defines the sources with their files.
+macro_rules! sources {
+    ($($source:ident, $file:literal;)*) => {
+        /// Source of kernels of one operation.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub(crate) enum Source {
+            $($source,)*
+        }
+
+        impl Source {
+            /// Name of the file.
+            pub(crate) const fn file(self) -> &'static str {
+                match self {
+                    $(Self::$source => $file,)*
+                }
+            }
+
+            /// Text of the file.
+            pub(crate) const fn text(self) -> &'static str {
+                match self {
+                    $(Self::$source => include_str!(concat!("../../kernels/", $file)),)*
+                }
+            }
+        }
+    };
+}
+
+sources! {
+    Activation, "activation.cu";
+    AdamW, "adamw.cu";
+    AttentionBackward, "attention_backward.cu";
+    AttentionForward, "attention_forward.cu";
+    AttentionGeneral, "attention_general.cu";
+    Bias, "bias.cu";
+    Clip, "clip.cu";
+    ColumnSums, "column_sums.cu";
+    CopyRanges, "copy_ranges.cu";
+    CrossEntropy, "cross_entropy.cu";
+    Elementwise, "elementwise.cu";
+    GatherScatter, "gather_scatter.cu";
+    LayerNorm, "layer_norm.cu";
+    LayerScale, "layer_scale.cu";
+    Losses, "losses.cu";
+    RmsNorm, "rms_norm.cu";
+    Rope, "rope.cu";
+    SiluGate, "silu_gate.cu";
+    Transpose, "transpose.cu";
+    VocabParallelCrossEntropy, "vocab_parallel_cross_entropy.cu";
+}

@@ -1,0 +1,182 @@
+//! The CUDA device and its settings.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dflop_device::{Dtype, Tensor};
+
+use crate::blas::Blas;
+use crate::compiler::Compiler;
+use crate::driver::{Context, MemoryPool, Stream};
+use crate::error::{Error, Result};
+use crate::kernels::Kernels;
+use crate::lanes::Lanes;
+use crate::libraries::{Libraries, SearchPath};
+use crate::memory::CudaMemory;
+use crate::staging::Staging;
+
+/// Computes on a CUDA device; numbers are stored as bf16 or `f32`, and added in `f32`.
+///
+/// Cheap to clone; clones are the same device, with one compute stream. Ranks that share a device in one
+/// process make a `Cuda` each. Operations are queued and return at once;
+/// [`read`](dflop_device::Runtime::read) and [`download`](dflop_device::Runtime::download) wait. Messages
+/// through the host ([`dflop_device::Staged`]) wait, too: sums of tensor-parallel ranks on the calling thread,
+/// others on a thread per lane. Results have the same bits in every run on devices of one kind.
+#[derive(Clone)]
+pub struct Cuda(Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub(crate) context: Context,
+    pub(crate) compute: Stream,
+    pub(crate) pool: MemoryPool,
+    pub(crate) staging: Staging,
+    pub(crate) lanes: Lanes,
+    pub(crate) blas: Blas,
+    pub(crate) kernels: Kernels,
+    storage: Dtype,
+    reads: AtomicU64,
+}
+
+/// Settings of a [`Cuda`] device.
+#[derive(Debug, Clone)]
+pub struct CudaBuilder {
+    ordinal: u32,
+    storage: Dtype,
+    memory_limit: Option<u64>,
+    search: SearchPath,
+    kernel_cache: Option<PathBuf>,
+}
+
+/// Properties of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Properties {
+    /// Name, as the driver gives it.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Number of streaming multiprocessors.
+    pub processors: u32,
+    /// Memory in bytes.
+    pub total_bytes: u64,
+    /// Version of CUDA that the driver supports, major and minor.
+    pub driver_version: (u32, u32),
+}
+
+impl CudaBuilder {
+    /// Sets the type that weights and activations are stored in, bf16 or `f32`. Default: bf16.
+    #[must_use]
+    pub fn storage(mut self, dtype: Dtype) -> Self {
+        self.storage = dtype;
+        self
+    }
+
+    /// Sets the limit on the bytes of live tensors. Default: the memory of the device.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: u64) -> Self {
+        self.memory_limit = Some(bytes);
+        self
+    }
+
+    /// Sets where libraries are looked for. Default: [`SearchPath::from_environment`].
+    #[must_use]
+    pub fn search_path(mut self, search: SearchPath) -> Self {
+        self.search = search;
+        self
+    }
+
+    /// Sets the folder of compiled kernels; `None` compiles them in every process. Default: `dflop/kernels` in
+    /// the user's cache.
+    #[must_use]
+    pub fn kernel_cache(mut self, directory: Option<PathBuf>) -> Self {
+        self.kernel_cache = directory;
+        self
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a type other than `f32` and bf16; [`Error::LibraryNotFound`],
+    /// [`Error::LibraryUnusable`], [`Error::NoDevice`], [`Error::DeviceTooOld`], [`Error::Driver`].
+    pub fn build(self) -> Result<Cuda> {
+        if !matches!(self.storage, Dtype::F32 | Dtype::Bf16) {
+            let reason = format!("expected F32 or Bf16, found {:?}", self.storage);
+            return Err(Error::InvalidSetting { setting: "storage", reason });
+        }
+        let libraries = Libraries::open(&self.search)?;
+        let context = Context::new(self.ordinal)?;
+        let compute = Stream::new(&context)?;
+        let pool = MemoryPool::new(&compute)?;
+        if let Some(bytes) = self.memory_limit {
+            pool.limit(bytes);
+        }
+        let driver = context.driver_version();
+        let compiler = Compiler::new(context.capability(), driver, libraries.compiler, self.kernel_cache)?;
+        Ok(Cuda(Arc::new(Shared {
+            staging: Staging::new(context.clone()),
+            lanes: Lanes::new(context.clone()),
+            blas: Blas::new(&context, &pool)?,
+            kernels: Kernels::new(context.clone(), compiler),
+            storage: self.storage,
+            reads: AtomicU64::new(0),
+            context,
+            compute,
+            pool,
+        })))
+    }
+}
+
+/// Folder of the user's cache for compiled kernels.
+fn default_kernel_cache() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+    Some(cache.or_else(home)?.join("dflop/kernels"))
+}
+
+impl Cuda {
+    /// Returns settings of a device with this number.
+    #[must_use]
+    pub fn builder(ordinal: u32) -> CudaBuilder {
+        CudaBuilder {
+            ordinal,
+            storage: Dtype::Bf16,
+            memory_limit: None,
+            search: SearchPath::from_environment(),
+            kernel_cache: default_kernel_cache(),
+        }
+    }
+
+    /// Properties of the device.
+    #[must_use]
+    pub fn properties(&self) -> Properties {
+        let context = &self.0.context;
+        Properties {
+            name: context.name().to_owned(),
+            capability: context.capability(),
+            processors: context.processors(),
+            total_bytes: context.total_bytes(),
+            driver_version: context.driver_version(),
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.0
+    }
+
+    pub(crate) fn storage_type(&self) -> Dtype {
+        self.0.storage
+    }
+
+    pub(crate) fn count_read(&self) {
+        self.0.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_of_reads(&self) -> u64 {
+        self.0.reads.load(Ordering::Relaxed)
+    }
+
+    /// Allocates elements of unspecified contents.
+    pub(crate) fn allocate(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
+        Ok(Tensor::new(CudaMemory::new(&self.0.pool, dtype, len)?, len))
+    }
+}

@@ -1,0 +1,39 @@
+//! Safe wrappers of the CUDA driver: context, streams, events, memory, kernels.
+//!
+//! Every handle keeps its context alive. Calls make the context current on the calling thread first, because
+//! other code of the process may have made another one current.
+#![expect(unsafe_code, reason = "the driver is called through C functions")]
+
+mod context;
+mod event;
+mod function;
+mod memory_pool;
+mod pinned;
+mod stream;
+
+use std::ffi::CStr;
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::error::{Error, Result};
+pub(crate) use context::Context;
+pub(crate) use event::Event;
+pub(crate) use function::{Grid, Module};
+pub(crate) use function::{Arguments, Function};
+pub(crate) use memory_pool::MemoryPool;
+pub(crate) use pinned::PinnedBuffer;
+pub(crate) use stream::Stream;
+
+/// Turns a status of the driver into a result.
+fn check(call: &'static str, status: CUresult) -> Result<()> {
+    if status == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: both functions write a pointer to a constant of the driver, or null.
+    let text = |of: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| unsafe {
+        let mut text = std::ptr::null();
+        let known = of(status, &raw mut text) == CUresult::CUDA_SUCCESS && !text.is_null();
+        if known { CStr::from_ptr(text).to_string_lossy().into_owned() } else { format!("{status:?}") }
+    };
+    Err(Error::Driver { call, code: text(sys::cuGetErrorName), reason: text(sys::cuGetErrorString) })
+}

@@ -1,0 +1,50 @@
+//! Errors of the CUDA device.
+
+use std::path::PathBuf;
+
+/// Result with an [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a CUDA device cannot be used, or work on it failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum Error {
+    /// A library of CUDA was not found.
+    #[error("could not find {library}; looked for {}; {hint}", .tried.join(", "))]
+    LibraryNotFound { library: &'static str, tried: Vec<String>, hint: &'static str },
+    /// A library of CUDA was found, but cannot be used.
+    #[error("could not use {library} at {}: {reason}", .path.display())]
+    LibraryUnusable { library: &'static str, path: PathBuf, reason: String },
+    /// There is no such device.
+    #[error("no CUDA device {ordinal}: {reason}")]
+    NoDevice { ordinal: u32, reason: String },
+    /// The device lacks instructions that the kernels use.
+    #[error("device {ordinal} ({name}) has compute capability {major}.{minor}, at least 8.0 is needed")]
+    DeviceTooOld { ordinal: u32, name: String, major: u32, minor: u32 },
+    /// A setting is invalid.
+    #[error("invalid `{setting}`: {reason}")]
+    InvalidSetting { setting: &'static str, reason: String },
+    /// Memory could not be allocated, or not within the limit that was set.
+    #[error("out of memory: could not allocate {bytes} bytes ({used} bytes in use)")]
+    OutOfMemory { bytes: usize, used: u64 },
+    /// A call of the driver failed, or work before it.
+    #[error("{call} failed: {code}: {reason}")]
+    Driver { call: &'static str, code: String, reason: String },
+    /// A kernel could not be compiled.
+    #[error("could not compile {file}: {log}")]
+    Compile { file: &'static str, log: String },
+    /// A matrix product was refused.
+    #[error("{call} failed: {status}")]
+    Blas { call: &'static str, status: String },
+}
+
+impl From<Error> for dflop_device::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::OutOfMemory { bytes, used } => Self::out_of_memory(bytes, used),
+            Error::InvalidSetting { setting, reason } => Self::InvalidSetting { setting, reason },
+            error => Self::Failed { reason: error.to_string() },
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Events of lanes, which a thread of the host may still have to reach.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use crate::driver::Event;
+
+/// A point in a lane.
+#[derive(Clone)]
+pub struct CudaEvent(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    /// Recorded in a stream.
+    Recorded(Event),
+    /// Recorded once a lane's thread gets there.
+    Later(Arc<Gate>),
+}
+
+/// An event that a thread will record.
+#[derive(Default)]
+pub(crate) struct Gate {
+    state: Mutex<Option<Result<Event, Failure>>>,
+    opened: Condvar,
+}
+
+/// Why an event was not recorded: the error itself for the first who asks, its text for others.
+struct Failure {
+    error: Option<dflop_device::Error>,
+    reason: String,
+}
+
+impl Gate {
+    /// Opens the gate; the first result stays.
+    pub(crate) fn open(&self, result: Result<Event, dflop_device::Error>) {
+        let failure = |error: dflop_device::Error| Failure { reason: error.to_string(), error: Some(error) };
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.get_or_insert(result.map_err(failure));
+        self.opened.notify_all();
+    }
+
+    /// Waits for the event.
+    pub(crate) fn wait(&self) -> Result<Event, dflop_device::Error> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match &mut *state {
+                Some(Ok(event)) => return Ok(event.clone()),
+                Some(Err(Failure { error, reason })) => {
+                    let known = || dflop_device::Error::Failed { reason: reason.clone() };
+                    return Err(error.take().unwrap_or_else(known));
+                }
+                None => state = self.opened.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+impl CudaEvent {
+    pub(crate) const fn recorded(event: Event) -> Self {
+        Self(Kind::Recorded(event))
+    }
+
+    pub(crate) const fn later(gate: Arc<Gate>) -> Self {
+        Self(Kind::Later(gate))
+    }
+
+    /// Returns the event of the stream, which a thread of the host may record first.
+    pub(crate) fn get(&self) -> Result<Event, dflop_device::Error> {
+        match &self.0 {
+            Kind::Recorded(event) => Ok(event.clone()),
+            Kind::Later(gate) => gate.wait(),
+        }
+    }
+
+    /// Nanoseconds until another event; 0 before the device has reached both.
+    pub(crate) fn nanoseconds_until(&self, end: &Self) -> u64 {
+        match (&self.0, &end.0) {
+            (Kind::Recorded(start), Kind::Recorded(end)) => start.nanoseconds_until(end),
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Lanes of communication through the host: a thread and a stream each.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dflop_device::Result;
+
+use crate::driver::{Context, Event, Stream};
+use crate::event::Gate;
+
+/// Work of a lane, which ends with an event of the stream.
+type Work = Box<dyn FnOnce(&Stream) -> Result<Event> + Send>;
+
+/// Threads of the lanes, by their numbers. A thread ends once its device is dropped and its work is done.
+pub(crate) struct Lanes {
+    context: Context,
+    senders: Mutex<HashMap<u64, Sender<(Work, Arc<Gate>)>>>,
+}
+
+impl Lanes {
+    pub(crate) fn new(context: Context) -> Self {
+        Self { context, senders: Mutex::default() }
+    }
+
+    /// Queues work behind that of the lane so far; the gate opens once it is issued.
+    pub(crate) fn queue(
+        &self,
+        lane: u64,
+        work: impl FnOnce(&Stream) -> Result<Event> + Send + 'static,
+    ) -> Result<Arc<Gate>> {
+        let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
+        let gate = Arc::<Gate>::default();
+        let sender = match senders.entry(lane) {
+            std::collections::hash_map::Entry::Occupied(sender) => sender.into_mut(),
+            std::collections::hash_map::Entry::Vacant(place) => place.insert(start(&self.context)?),
+        };
+        if sender.send((Box::new(work), Arc::clone(&gate))).is_err() {
+            let reason = "the thread of a communication lane has ended".to_owned();
+            return Err(dflop_device::Error::Failed { reason });
+        }
+        Ok(gate)
+    }
+}
+
+/// Starts the thread of a lane.
+fn start(context: &Context) -> Result<Sender<(Work, Arc<Gate>)>> {
+    let stream = Stream::new(context)?;
+    let (sender, receiver) = channel::<(Work, Arc<Gate>)>();
+    let run = move || {
+        for (work, gate) in receiver {
+            gate.open(work(&stream));
+        }
+    };
+    let thread = std::thread::Builder::new().name("dflop-lane".to_owned()).spawn(run);
+    thread.map_err(|error| dflop_device::Error::Failed { reason: format!("no thread for a lane: {error}") })?;
+    Ok(sender)
+}

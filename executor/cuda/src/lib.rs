@@ -1,0 +1,26 @@
+//! CUDA device of the executor.
+//!
+//! [`Cuda`] implements [`dflop_device::Device`], so that models and pipelines run on it unchanged. Nothing of
+//! CUDA is needed to build: the driver, NVRTC and cuBLASLt are found at run time ([`SearchPath`]). Kernels are
+//! CUDA C++, a file per operation in `kernels/`, and compiled for the device that is there; the machine code is
+//! kept on disk.
+
+mod blas;
+mod compiler;
+mod device;
+mod driver;
+mod error;
+mod event;
+mod kernels;
+mod lanes;
+mod libraries;
+mod memory;
+mod ops;
+mod runtime;
+mod staging;
+
+pub use device::{Cuda, CudaBuilder, Properties};
+pub use error::{Error, Result};
+pub use event::CudaEvent;
+pub use libraries::{LIBRARY_PATH, Libraries, SearchPath};
+pub use memory::CudaMemory;

@@ -1,0 +1,274 @@
+//! Finds and opens the libraries of CUDA at run time.
+//!
+//! Order of the search for each library: the directories of [`SearchPath`], the loader of the system
+//! (`LD_LIBRARY_PATH` included), the wheels of Python environments, `/usr/local/cuda`. A library that was
+//! found stays open for the whole process, because the bindings find it by its name in the process.
+#![expect(unsafe_code, reason = "libraries are opened, and their symbols looked up")]
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use crate::error::{Error, Result};
+
+/// Environment variable with directories that are searched first, separated by `:`.
+pub const LIBRARY_PATH: &str = "DFLOP_CUDA_LIBRARY_PATH";
+
+/// Directories in which libraries are looked for.
+#[derive(Debug, Clone, Default)]
+pub struct SearchPath {
+    /// Directories that are searched before all others.
+    pub first: Vec<PathBuf>,
+    /// Whether no other places are searched.
+    pub is_exclusive: bool,
+}
+
+impl SearchPath {
+    /// Directories of the environment variable [`LIBRARY_PATH`], then the usual places.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        let first = std::env::var_os(LIBRARY_PATH)
+            .map(|list| std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect())
+            .unwrap_or_default();
+        Self { first, is_exclusive: false }
+    }
+
+    /// Searches these directories alone.
+    #[must_use]
+    pub fn only(first: Vec<PathBuf>) -> Self {
+        Self { first, is_exclusive: true }
+    }
+
+    /// Places of a file of these names, in the order of the search. Names without a directory are looked up
+    /// by the loader of the system.
+    fn candidates(&self, library: &Needed) -> Vec<PathBuf> {
+        let of = |directory: &Path| library.files.iter().map(|file| directory.join(file)).collect::<Vec<_>>();
+        let mut all: Vec<PathBuf> = self.first.iter().flat_map(|directory| of(directory)).collect();
+        if self.is_exclusive {
+            return all;
+        }
+        all.extend(library.files.iter().map(PathBuf::from));
+        for site in site_packages() {
+            all.extend(library.wheel_directories.iter().flat_map(|inside| of(&site.join(inside))));
+        }
+        all.extend(library.system_directories.iter().flat_map(|directory| of(Path::new(directory))));
+        all
+    }
+}
+
+/// A library of CUDA that the device needs.
+struct Needed {
+    /// Name in errors.
+    name: &'static str,
+    /// File names, newest first.
+    files: &'static [&'static str],
+    /// Directories of wheels, below `site-packages`.
+    wheel_directories: &'static [&'static str],
+    system_directories: &'static [&'static str],
+    /// Start of the names of libraries beside it, which it opens by their names alone.
+    companions: Option<&'static str>,
+    /// Functions that are called.
+    symbols: &'static [&'static str],
+    hint: &'static str,
+}
+
+const DRIVER: Needed = Needed {
+    name: "the CUDA driver",
+    files: &["libcuda.so.1"],
+    wheel_directories: &[],
+    system_directories: &["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"],
+    companions: None,
+    symbols: &[
+        "cuInit",
+        "cuDriverGetVersion",
+        "cuDevicePrimaryCtxRetain",
+        "cuDevicePrimaryCtxRelease_v2",
+        "cuCtxSetCurrent",
+        "cuMemPoolCreate",
+        "cuMemAllocFromPoolAsync",
+        "cuMemFreeAsync",
+        "cuMemHostAlloc",
+        "cuModuleLoadData",
+        "cuLaunchKernel",
+        "cuEventElapsedTime_v2",
+    ],
+    hint: "install the driver of NVIDIA, version 570 or newer",
+};
+
+const COMPILER: Needed = Needed {
+    name: "NVRTC",
+    files: &["libnvrtc.so.13", "libnvrtc.so.12"],
+    wheel_directories: &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
+    system_directories: &["/usr/local/cuda/lib64"],
+    companions: Some("libnvrtc-builtins.so."),
+    symbols: &[
+        "nvrtcVersion",
+        "nvrtcCreateProgram",
+        "nvrtcCompileProgram",
+        "nvrtcGetCUBIN",
+        "nvrtcGetCUBINSize",
+        "nvrtcGetProgramLog",
+        "nvrtcGetProgramLogSize",
+        "nvrtcDestroyProgram",
+    ],
+    hint: "install the Python package nvidia-cuda-nvrtc",
+};
+
+const BLAS: Needed = Needed {
+    name: "cuBLASLt",
+    files: &["libcublasLt.so.13", "libcublasLt.so.12"],
+    wheel_directories: &["nvidia/cu13/lib", "nvidia/cublas/lib"],
+    system_directories: &["/usr/local/cuda/lib64"],
+    companions: None,
+    symbols: &[
+        "cublasLtCreate",
+        "cublasLtMatmul",
+        "cublasLtMatmulAlgoGetHeuristic",
+        "cublasLtMatmulDescSetAttribute",
+        "cublasLtMatrixLayoutCreate",
+        "cublasLtMatmulPreferenceSetAttribute",
+    ],
+    hint: "install the Python package nvidia-cublas",
+};
+
+/// Files of the libraries that this process has opened.
+#[derive(Debug, Clone)]
+pub struct Libraries {
+    /// The CUDA driver.
+    pub driver: PathBuf,
+    /// NVRTC, the compiler of kernels.
+    pub compiler: PathBuf,
+    /// cuBLASLt, the library of matrix products.
+    pub blas: PathBuf,
+}
+
+/// Libraries of the process: the first search that succeeds decides.
+static OPEN: Mutex<Option<Libraries>> = Mutex::new(None);
+
+impl Libraries {
+    /// Opens all libraries, or returns those that the process has opened before.
+    ///
+    /// # Errors
+    /// [`Error::LibraryNotFound`], [`Error::LibraryUnusable`].
+    pub fn open(search: &SearchPath) -> Result<Self> {
+        let mut open = OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(libraries) = &*open {
+            return Ok(libraries.clone());
+        }
+        let (driver, driver_library) = DRIVER.open(search)?;
+        let (compiler, compiler_library) = COMPILER.open(search)?;
+        let (blas, blas_library) = BLAS.open(search)?;
+        // SAFETY: the bindings open a library by its name, and one of that name is open.
+        unsafe {
+            DRIVER.check_bindings(&driver, &driver_library, cudarc::driver::sys::culib())?;
+            COMPILER.check_bindings(&compiler, &compiler_library, cudarc::nvrtc::sys::culib())?;
+            BLAS.check_bindings(&blas, &blas_library, cudarc::cublaslt::sys::culib())?;
+        }
+        // open until the process ends: the bindings keep pointers to functions
+        for library in [driver_library, compiler_library, blas_library] {
+            std::mem::forget(library);
+        }
+        let libraries = Self { driver, compiler, blas };
+        *open = Some(libraries.clone());
+        Ok(libraries)
+    }
+}
+
+impl Needed {
+    /// Opens the first file that is there, and checks that it has all functions.
+    fn open(&self, search: &SearchPath) -> Result<(PathBuf, Library)> {
+        let candidates = search.candidates(self);
+        for path in &candidates {
+            let is_name = path.parent().is_some_and(|parent| parent.as_os_str().is_empty());
+            if !is_name && !path.exists() {
+                continue;
+            }
+            // SAFETY: libraries of CUDA run no code that could harm when they are loaded.
+            match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
+                Ok(library) => {
+                    self.check_symbols(path, &library)?;
+                    self.open_companions(path);
+                    return Ok((path.clone(), library));
+                }
+                // by a name alone: not there, or there and broken; the loader's message tells which
+                Err(error) if !is_name || !is_missing(&error, path.as_os_str()) => {
+                    return Err(self.unusable(path, error.to_string()));
+                }
+                Err(_) => {}
+            }
+        }
+        let tried = candidates.iter().map(|path| path.display().to_string()).collect();
+        Err(Error::LibraryNotFound { library: self.name, tried, hint: self.hint })
+    }
+
+    /// Opens libraries that this one will look for, so that it finds them outside of the loader's search.
+    fn open_companions(&self, path: &Path) {
+        let (Some(start), Some(directory)) = (self.companions, path.parent()) else { return };
+        let Ok(entries) = std::fs::read_dir(directory) else { return };
+        for entry in entries.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(start) {
+                // SAFETY: as for the library itself. A failure comes back when the library looks for it.
+                let opened = unsafe { Library::open(Some(entry.path()), RTLD_NOW | RTLD_GLOBAL) };
+                std::mem::forget(opened);
+            }
+        }
+    }
+
+    fn check_symbols(&self, path: &Path, library: &Library) -> Result<()> {
+        for symbol in self.symbols {
+            // SAFETY: the symbol is looked up, not used.
+            let found = unsafe { library.get::<*const ()>(symbol.as_bytes()) };
+            if found.is_err() {
+                return Err(self.unusable(path, format!("it has no function {symbol}; a newer one is needed")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the bindings call the library that was found, not another one of the same name.
+    fn check_bindings(&self, path: &Path, found: &Library, bound: &libloading::Library) -> Result<()> {
+        let symbol = self.symbols[0].as_bytes();
+        // SAFETY: the addresses are compared, not used.
+        let address = |found: Option<*const ()>| found.map(|address| address as usize);
+        let own = address(unsafe { found.get::<*const ()>(symbol) }.ok().map(|symbol| *symbol));
+        let theirs = address(unsafe { bound.get::<*const ()>(symbol) }.ok().map(|symbol| *symbol));
+        if own == theirs {
+            return Ok(());
+        }
+        let reason = format!("another {} is loaded in this process or comes first in its search", self.name);
+        Err(self.unusable(path, reason))
+    }
+
+    fn unusable(&self, path: &Path, reason: String) -> Error {
+        Error::LibraryUnusable { library: self.name, path: path.to_owned(), reason }
+    }
+}
+
+/// Returns whether the loader found no file of this name.
+fn is_missing(error: &libloading::Error, name: &OsStr) -> bool {
+    let message = error.to_string();
+    let start = format!("{}: cannot open shared object file", name.to_string_lossy());
+    message.contains(&start)
+}
+
+/// Directories of the packages of Python environments: the active ones, then those of the system.
+fn site_packages() -> Vec<PathBuf> {
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let roots = active.chain([PathBuf::from("/usr/local"), PathBuf::from("/usr")]);
+    let mut found = Vec::new();
+    for library in roots.map(|root| root.join("lib")) {
+        let Ok(entries) = std::fs::read_dir(&library) else { continue };
+        let mut versions: Vec<PathBuf> = entries
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3")))
+            .collect();
+        versions.sort();
+        for version in versions.iter().rev() {
+            found.extend(["site-packages", "dist-packages"].map(|inside| version.join(inside)));
+        }
+    }
+    found.retain(|path| path.is_dir());
+    found
+}

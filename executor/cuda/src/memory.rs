@@ -1,0 +1,59 @@
+//! Memory of the device, and the addresses of tensors in it.
+#![expect(unsafe_code, reason = "memory is freed by its address")]
+
+use dflop_device::{Dtype, Memory, Tensor};
+
+use crate::device::Cuda;
+use crate::driver::MemoryPool;
+
+/// Allocation of the CUDA device, freed in the order of the compute lane.
+pub struct CudaMemory {
+    address: u64,
+    len: usize,
+    dtype: Dtype,
+    pool: MemoryPool,
+}
+
+impl CudaMemory {
+    /// Allocates elements of unspecified contents.
+    pub(crate) fn new(pool: &MemoryPool, dtype: Dtype, len: usize) -> crate::Result<Self> {
+        let bytes = len.checked_mul(dtype.bytes());
+        let bytes = bytes.ok_or(crate::Error::OutOfMemory { bytes: usize::MAX, used: pool.used() })?;
+        Ok(Self { address: pool.allocate(bytes)?, len, dtype, pool: pool.clone() })
+    }
+}
+
+impl Drop for CudaMemory {
+    fn drop(&mut self) {
+        // SAFETY: the pool gave this address for this many bytes. Work of other streams is waited for, by the
+        // host or by the compute stream, before its tensors are dropped.
+        unsafe { self.pool.free(self.address, self.len * self.dtype.bytes()) };
+    }
+}
+
+impl Memory for CudaMemory {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+}
+
+/// Addresses of tensors.
+pub(crate) trait Address {
+    /// Address of the first element.
+    fn address(&self) -> u64;
+
+    /// Returns whether elements can be loaded and stored 16 bytes at a time.
+    fn is_aligned(&self) -> bool {
+        self.address().is_multiple_of(16)
+    }
+}
+
+impl Address for Tensor<Cuda> {
+    fn address(&self) -> u64 {
+        self.memory().address + (self.range().start * self.dtype().bytes()) as u64
+    }
+}

@@ -1,0 +1,132 @@
+//! Attention over packed sequences: tensor cores for bf16 and common widths of heads, other kernels for the
+//! rest.
+//!
+//! The owners of rows write their gradients, so that sums have one order; scores are computed twice for it.
+
+use dflop_device::ops::attention::{Attend, AttentionShape};
+use dflop_device::{Dtype, Result, Segments, Tensor};
+
+use super::same_type;
+use crate::compiler::Source;
+use crate::device::Cuda;
+use crate::driver::{Arguments, Grid};
+use crate::kernels::Macros;
+
+/// Widths of heads that the kernels with tensor cores are compiled for.
+const TENSOR_CORE_HEADS: [usize; 5] = [64, 72, 80, 96, 128];
+/// Widest head of the general kernels.
+const HEAD_MAX: usize = 256;
+/// Rows of a block.
+const BLOCK_ROWS: usize = 64;
+/// Threads of a block of the kernels with tensor cores: a warp for every 16 rows.
+const TENSOR_CORE_THREADS: u32 = 128;
+const GENERAL_THREADS: u32 = 256;
+
+/// Kernels of one attention.
+struct Kernels {
+    has_tensor_cores: bool,
+    macros: Macros,
+    /// Bytes of four blocks of rows in shared memory, with what keeps rows off each other's banks.
+    shared_bytes: u32,
+}
+
+impl Kernels {
+    /// Chooses kernels by the type and the width of heads.
+    fn of(shape: &AttentionShape, dtype: Dtype) -> Self {
+        let head = shape.head_dim;
+        if dtype == Dtype::Bf16 && TENSOR_CORE_HEADS.contains(&head) {
+            let stride = head.next_multiple_of(16) + 8;
+            let shared_bytes = (4 * BLOCK_ROWS * stride * Dtype::Bf16.bytes()) as u32;
+            let macros = Macros::default().number("HEAD", head as u32);
+            return Self { has_tensor_cores: true, macros, shared_bytes };
+        }
+        assert!((1..=HEAD_MAX).contains(&head), "heads of 1 to {HEAD_MAX} columns, found {head}");
+        Self { has_tensor_cores: false, macros: Macros::types(&[dtype]), shared_bytes: 0 }
+    }
+
+    /// One block for every block of rows and head.
+    fn grid(&self, blocks: usize, heads: usize, extra_bytes: u32) -> Grid {
+        let threads = if self.has_tensor_cores { TENSOR_CORE_THREADS } else { GENERAL_THREADS };
+        let shared_bytes = if self.has_tensor_cores { self.shared_bytes + extra_bytes } else { 0 };
+        Grid { shared_bytes, ..Grid::blocks(blocks, threads).by(heads) }
+    }
+
+    /// Adds what all kernels take last.
+    fn arguments(&self, first: Arguments, shape: &AttentionShape, segments: &Segments<Cuda>) -> Arguments {
+        let counts = first.read(segments.blocks()).int(segments.block_count());
+        let heads = counts.int(shape.heads).int(shape.kv_heads);
+        let heads = if self.has_tensor_cores { heads } else { heads.int(shape.head_dim) };
+        heads.float(shape.scale as f32).int(usize::from(shape.is_causal))
+    }
+}
+
+/// Checks the shapes of a forward pass.
+fn check(
+    shape: &AttentionShape,
+    segments: &Segments<Cuda>,
+    qkv: &Tensor<Cuda>,
+    output: &Tensor<Cuda>,
+    log_sums: &Tensor<Cuda>,
+) -> Dtype {
+    let tokens = segments.host().rows();
+    assert!(shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads), "heads share keys evenly");
+    assert_eq!(qkv.len(), tokens * shape.row(), "segments end with the tokens");
+    assert_eq!(output.len(), tokens * shape.output(), "the output has a row for every token");
+    assert_eq!(log_sums.len(), tokens * shape.heads, "every row of every head has its sum");
+    assert_eq!(log_sums.dtype(), Dtype::F32, "sums are `f32`");
+    same_type(&[qkv, output])
+}
+
+impl Attend for Cuda {
+    fn attention(
+        &self,
+        shape: &AttentionShape,
+        segments: &Segments<Self>,
+        qkv: &Tensor<Self>,
+        output: &mut Tensor<Self>,
+        log_sums: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let kernels = Kernels::of(shape, check(shape, segments, qkv, output, log_sums));
+        let grid = kernels.grid(segments.block_count(), shape.heads, 0);
+        let arguments = Arguments::default().read(qkv).write(output).write(log_sums);
+        let arguments = kernels.arguments(arguments, shape, segments);
+        let (source, name) = if kernels.has_tensor_cores {
+            (Source::AttentionForward, "attention_forward")
+        } else {
+            (Source::AttentionGeneral, "attention_forward_general")
+        };
+        self.launch(source, name, kernels.macros, grid, arguments)
+    }
+
+    fn attention_backward(
+        &self,
+        shape: &AttentionShape,
+        segments: &Segments<Self>,
+        qkv: &Tensor<Self>,
+        (output, log_sums): (&Tensor<Self>, &Tensor<Self>),
+        d_output: &Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
+        let dtype = check(shape, segments, qkv, output, log_sums);
+        assert_eq!(d_output.len(), output.len(), "gradients have the shapes of forward");
+        assert_eq!(dtype, same_type(&[output, d_output]), "operands have one type");
+        let kernels = Kernels::of(shape, dtype);
+        let mut d_qkv = self.allocate(dtype, qkv.len())?;
+        let mut dots = self.allocate(Dtype::F32, log_sums.len())?;
+        let (source, queries, keys) = if kernels.has_tensor_cores {
+            (Source::AttentionBackward, "attention_backward_queries", "attention_backward_keys")
+        } else {
+            let names = ("attention_backward_queries_general", "attention_backward_keys_general");
+            (Source::AttentionGeneral, names.0, names.1)
+        };
+        let arguments = Arguments::default().read(qkv).read(output).read(log_sums).read(d_output);
+        let arguments = kernels.arguments(arguments.write(&mut dots).write(&mut d_qkv), shape, segments);
+        let grid = kernels.grid(segments.block_count(), shape.heads, 0);
+        self.launch(source, queries, kernels.macros, grid, arguments)?;
+        let arguments = Arguments::default().read(qkv).read(log_sums).read(d_output).read(&dots);
+        let arguments = kernels.arguments(arguments.write(&mut d_qkv), shape, segments);
+        // log sums and dots of the queries of two steps
+        let grid = kernels.grid(segments.block_count(), shape.kv_heads, 2 * 2 * 32 * 4);
+        self.launch(source, keys, kernels.macros, grid, arguments)?;
+        Ok(d_qkv)
+    }
+}

@@ -1,0 +1,27 @@
+//! Launches of kernels in the compute stream.
+#![expect(unsafe_code, reason = "kernels take addresses")]
+
+use dflop_device::Result;
+
+use crate::compiler::Source;
+use crate::device::Cuda;
+use crate::driver::{Arguments, Grid};
+use crate::kernels::Macros;
+
+impl Cuda {
+    /// Launches a kernel with tensors whose shapes the operation has checked.
+    pub(super) fn launch(
+        &self,
+        source: Source,
+        name: &'static str,
+        macros: Macros,
+        grid: Grid,
+        mut arguments: Arguments,
+    ) -> Result<()> {
+        let shared = self.shared();
+        let function = shared.kernels.get(source, name, macros, grid.shared_bytes)?;
+        // SAFETY: operations pass what the parameters of their kernels are, of tensors that they have checked.
+        // A tensor is freed in the order of this stream, and what is written is borrowed mutably.
+        Ok(unsafe { function.launch(&shared.compute, grid, &mut arguments) }?)
+    }
+}

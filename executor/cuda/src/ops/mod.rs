@@ -1,0 +1,78 @@
+//! Operations of the device, by group: each launches the kernels of its file in `kernels/`.
+//!
+//! Shapes are checked where a kernel could otherwise leave its memory; [`dflop_device::ops`] documents them.
+
+mod activation;
+mod attention;
+mod column_sums;
+mod elementwise;
+mod gather_scatter;
+mod gemm;
+mod launch;
+mod loss;
+mod norm;
+mod rope;
+mod update;
+
+use dflop_device::{Dtype, Tensor};
+
+use crate::device::Cuda;
+use crate::driver::{Arguments, Grid};
+use crate::memory::Address;
+
+/// Threads of a block of most kernels.
+const THREADS: u32 = 256;
+
+/// Elements that a thread handles at a time if all tensors are aligned: 16 bytes of bf16.
+const WIDTH: usize = 8;
+
+/// Returns the number of elements that a thread handles at a time.
+///
+/// - `run`: number of consecutive elements in all tensors, such as a row
+fn width(run: usize, tensors: &[&Tensor<Cuda>]) -> u32 {
+    let is_wide = run.is_multiple_of(WIDTH) && tensors.iter().all(|tensor| tensor.is_aligned());
+    if is_wide { WIDTH as u32 } else { 1 }
+}
+
+impl Grid {
+    /// One thread for every `width` of these elements.
+    fn elements(len: usize, width: u32) -> Self {
+        Self::blocks(len.div_ceil((THREADS * width) as usize), THREADS)
+    }
+
+    /// Blocks along the first axis.
+    fn blocks(blocks: usize, threads: u32) -> Self {
+        let blocks = u32::try_from(blocks).expect("fewer than 2^32 blocks");
+        Self { blocks: (blocks, 1), threads, shared_bytes: 0 }
+    }
+
+    /// Blocks along the second axis.
+    fn by(mut self, blocks: usize) -> Self {
+        self.blocks.1 = u32::try_from(blocks).expect("fewer than 2^16 blocks");
+        self
+    }
+}
+
+impl Arguments {
+    /// Adds a tensor that is read.
+    fn read(self, tensor: &Tensor<Cuda>) -> Self {
+        self.address(tensor.address())
+    }
+
+    /// Adds a tensor that is written.
+    fn write(self, tensor: &mut Tensor<Cuda>) -> Self {
+        self.address(tensor.address())
+    }
+
+    /// Adds a tensor that is written if there is one.
+    fn write_if(self, tensor: Option<&mut Tensor<Cuda>>) -> Self {
+        self.address(tensor.map_or(0, |tensor| tensor.address()))
+    }
+}
+
+/// Checks that tensors have one type.
+fn same_type(tensors: &[&Tensor<Cuda>]) -> Dtype {
+    let first = tensors[0].dtype();
+    assert!(tensors.iter().all(|tensor| tensor.dtype() == first), "operands have one type");
+    first
+}

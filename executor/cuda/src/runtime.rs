@@ -1,0 +1,292 @@
+//! Memory, lanes, events and messages through the host.
+#![expect(unsafe_code, reason = "copies take addresses")]
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytemuck::cast_slice;
+use dflop_comm::{Buffer, Slice};
+use dflop_device::{Dtype, Error, HostTask, Lane, Result, Runtime, Tensor, Transfer};
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+use crate::device::Cuda;
+use crate::driver::{PinnedBuffer, Stream};
+use crate::event::CudaEvent;
+use crate::memory::{Address, CudaMemory};
+
+impl Cuda {
+    /// Copies bytes that a closure writes to the elements of a tensor, in the order of a stream.
+    fn copy_up(
+        &self,
+        stream: &Stream,
+        tensor: &Tensor<Self>,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> crate::Result<()> {
+        let shared = self.shared();
+        let bytes = tensor.bytes() as usize;
+        let mut buffer = shared.staging.take(bytes, stream)?;
+        fill(&mut buffer.bytes_mut()[..bytes]);
+        // SAFETY: the tensor has this many bytes; freeing it is work of the compute stream, behind which
+        // other streams are waited for. The buffer is not reused before the event behind the copy.
+        unsafe { stream.copy_up(&buffer, bytes, tensor.address())? };
+        shared.staging.give_back(buffer, stream.record()?);
+        Ok(())
+    }
+
+    /// Copies the elements of a tensor to the host, in the order of a stream, and waits.
+    fn copy_down(&self, stream: &Stream, tensor: &Tensor<Self>) -> crate::Result<PinnedBuffer> {
+        let bytes = tensor.bytes() as usize;
+        let mut buffer = self.shared().staging.take(bytes, stream)?;
+        // SAFETY: the tensor has this many bytes and is borrowed until the copy is done.
+        unsafe { stream.copy_down(tensor.address(), bytes, &mut buffer)? };
+        stream.synchronize()?;
+        Ok(buffer)
+    }
+
+    /// Copies elements from the device, and gives them to a closure.
+    fn on_host<R>(
+        &self,
+        stream: &Stream,
+        tensor: &Tensor<Self>,
+        take: impl FnOnce(Elements<'_>) -> R,
+    ) -> Result<R> {
+        let buffer = self.copy_down(stream, tensor)?;
+        let bytes = &buffer.bytes()[..tensor.bytes() as usize];
+        let result = take(match tensor.dtype() {
+            Dtype::Bf16 => Elements::Bf16(cast_slice(bytes)),
+            Dtype::F64 => Elements::F64(cast_slice(bytes)),
+            Dtype::U32 => Elements::U32(cast_slice(bytes)),
+            _ => Elements::F32(cast_slice(bytes)),
+        });
+        self.shared().staging.give_back(buffer, stream.record()?);
+        Ok(result)
+    }
+
+    /// Writes numbers to a tensor, in its type.
+    fn fill(&self, stream: &Stream, values: &[f32], into: &Tensor<Self>) -> crate::Result<()> {
+        assert_eq!(values.len(), into.len(), "every element is written");
+        self.copy_up(stream, into, |bytes| match into.dtype() {
+            Dtype::Bf16 => bytemuck::cast_slice_mut::<_, bf16>(bytes).convert_from_f32_slice(values),
+            Dtype::F64 => {
+                let places = bytemuck::cast_slice_mut::<_, f64>(bytes).iter_mut();
+                places.zip(values).for_each(|(to, &from)| *to = f64::from(from));
+            }
+            _ => bytes.copy_from_slice(cast_slice(values)),
+        })
+    }
+
+    /// Copies 64-bit numbers to the device, for kernels of this crate.
+    pub(crate) fn upload_longs(&self, values: &[u64]) -> crate::Result<Tensor<Self>> {
+        let tensor = self.allocate(Dtype::F64, values.len())?;
+        self.copy_up(&self.shared().compute, &tensor, |bytes| bytes.copy_from_slice(cast_slice(values)))?;
+        Ok(tensor)
+    }
+
+    /// Writes a message to a tensor.
+    fn receive(&self, stream: &Stream, buffer: &Buffer, into: &Tensor<Self>) -> Result<()> {
+        match (buffer, into.dtype()) {
+            (Buffer::F32(values), Dtype::F32 | Dtype::Bf16) => Ok(self.fill(stream, values, into)?),
+            (Buffer::Bf16(values), Dtype::Bf16) => {
+                Ok(self.copy_up(stream, into, |bytes| bytes.copy_from_slice(cast_slice(values)))?)
+            }
+            (Buffer::F64(values), Dtype::F64) => {
+                Ok(self.copy_up(stream, into, |bytes| bytes.copy_from_slice(cast_slice(values)))?)
+            }
+            (other, dtype) => {
+                let reason = format!("expected {dtype:?}, received {:?}", other.dtype());
+                Err(Error::InvalidSetting { setting: "tensor", reason })
+            }
+        }
+    }
+
+    /// Runs a task of the host between copies of a stream.
+    fn exchange(
+        &self,
+        stream: &Stream,
+        input: Option<Tensor<Self>>,
+        output: Option<&Tensor<Self>>,
+        mut task: Box<dyn HostTask>,
+    ) -> Result<()> {
+        let message = input.map(|tensor| self.on_host(stream, &tensor, |elements| elements.message())).transpose()?;
+        task.start(message.transpose()?)?;
+        match (task.finish()?, output) {
+            (Some(buffer), Some(output)) => self.receive(stream, &buffer, output),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Elements of a tensor on the host.
+enum Elements<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+    F64(&'a [f64]),
+    U32(&'a [u32]),
+}
+
+impl Elements<'_> {
+    /// Widens to `f32`; large numbers lose digits.
+    fn to_f32(&self) -> Vec<f32> {
+        match self {
+            Self::F32(values) => values.to_vec(),
+            Self::Bf16(values) => values.to_f32_vec(),
+            Self::F64(values) => values.iter().map(|&value| value as f32).collect(),
+            Self::U32(values) => values.iter().map(|&value| value as f32).collect(),
+        }
+    }
+
+    fn to_f64(&self) -> Vec<f64> {
+        match self {
+            Self::F32(values) => values.iter().map(|&value| f64::from(value)).collect(),
+            Self::Bf16(values) => values.iter().map(|&value| value.to_f64()).collect(),
+            Self::F64(values) => values.to_vec(),
+            Self::U32(values) => values.iter().map(|&value| f64::from(value)).collect(),
+        }
+    }
+
+    /// Makes a message.
+    fn message(self) -> Result<Buffer> {
+        match self {
+            Self::F32(values) => Ok(Buffer::F32(values.to_vec())),
+            Self::Bf16(values) => Ok(Buffer::Bf16(values.to_vec())),
+            Self::F64(values) => Ok(Buffer::F64(values.to_vec())),
+            Self::U32(_) => Err(Error::InvalidSetting { setting: "tensor", reason: "indices stay".into() }),
+        }
+    }
+}
+
+impl Runtime for Cuda {
+    type Memory = CudaMemory;
+    type Event = CudaEvent;
+
+    fn storage(&self) -> Dtype {
+        self.storage_type()
+    }
+
+    fn alloc_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
+        Ok(self.allocate(dtype, len)?)
+    }
+
+    fn zeros_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
+        let tensor = self.allocate(dtype, len)?;
+        // SAFETY: the tensor has this many bytes, and is freed in the order of the same stream.
+        unsafe { self.shared().compute.zero(tensor.address(), tensor.bytes() as usize) }?;
+        Ok(tensor)
+    }
+
+    fn upload_as(&self, dtype: Dtype, values: &[f32]) -> Result<Tensor<Self>> {
+        let tensor = self.allocate(dtype, values.len())?;
+        self.fill(&self.shared().compute, values, &tensor)?;
+        Ok(tensor)
+    }
+
+    fn write(&self, values: &[f32], into: &mut Tensor<Self>) -> Result<()> {
+        Ok(self.fill(&self.shared().compute, values, into)?)
+    }
+
+    fn write_scalars(&self, values: &[f64], into: &mut Tensor<Self>) -> Result<()> {
+        assert!(into.dtype() == Dtype::F64 && into.len() == values.len(), "every element is written");
+        Ok(self.copy_up(&self.shared().compute, into, |bytes| bytes.copy_from_slice(cast_slice(values)))?)
+    }
+
+    fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>> {
+        let tensor = self.allocate(Dtype::U32, values.len())?;
+        self.copy_up(&self.shared().compute, &tensor, |bytes| bytes.copy_from_slice(cast_slice(values)))?;
+        Ok(tensor)
+    }
+
+    fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {
+        self.count_read();
+        self.on_host(&self.shared().compute, tensor, |elements| elements.to_f32())
+    }
+
+    fn read(&self, scalars: &Tensor<Self>) -> Result<Vec<f64>> {
+        self.count_read();
+        self.on_host(&self.shared().compute, scalars, |elements| elements.to_f64())
+    }
+
+    fn reads(&self) -> u64 {
+        self.count_of_reads()
+    }
+
+    fn memory_used_bytes(&self) -> u64 {
+        self.shared().pool.used()
+    }
+
+    fn mark(&self, lane: Lane) -> Result<CudaEvent> {
+        match lane {
+            Lane::Compute => Ok(CudaEvent::recorded(self.shared().compute.record()?)),
+            Lane::Communication(lane) => {
+                let gate = self.shared().lanes.queue(lane, |stream| Ok(stream.record()?))?;
+                Ok(CudaEvent::later(gate))
+            }
+        }
+    }
+
+    fn after(&self, lane: Lane, event: &CudaEvent) -> Result<()> {
+        match lane {
+            Lane::Compute => Ok(self.shared().compute.wait(&event.get()?)?),
+            Lane::Communication(lane) => {
+                let event = event.clone();
+                self.shared().lanes.queue(lane, move |stream| {
+                    stream.wait(&event.get()?)?;
+                    Ok(stream.record()?)
+                })?;
+                Ok(())
+            }
+        }
+    }
+
+    fn busy_ns(&self, start: &CudaEvent, end: &CudaEvent) -> u64 {
+        start.nanoseconds_until(end)
+    }
+
+    fn host_task(
+        &self,
+        lane: Lane,
+        after: &CudaEvent,
+        input: Option<Tensor<Self>>,
+        output: Option<(Dtype, usize)>,
+        task: Box<dyn HostTask>,
+    ) -> Result<Transfer<Self>> {
+        let output = output.map(|(dtype, len)| self.alloc_as(dtype, len)).transpose()?;
+        let Lane::Communication(number) = lane else {
+            self.after(lane, after)?;
+            self.exchange(&self.shared().compute, input, output.as_ref(), task)?;
+            return Ok(Transfer::new(move |_| Ok(output)));
+        };
+        // the memory exists behind its allocation in the compute stream
+        let allocated = self.shared().compute.record()?;
+        let received = Arc::new(Mutex::new(None));
+        let (device, after, place) = (self.clone(), after.clone(), Arc::clone(&received));
+        let gate = self.shared().lanes.queue(number, move |stream| {
+            stream.wait(&after.get()?)?;
+            stream.wait(&allocated)?;
+            device.exchange(stream, input, output.as_ref(), task)?;
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = output;
+            Ok(stream.record()?)
+        })?;
+        let device = self.clone();
+        Ok(Transfer::new(move |lane| {
+            // on the calling thread, because the lane's thread reaches the event by work of other ranks
+            let event = CudaEvent::recorded(gate.wait()?);
+            device.after(lane, &event)?;
+            Ok(received.lock().unwrap_or_else(PoisonError::into_inner).take())
+        }))
+    }
+
+    fn host_update(&self, tensor: &mut Tensor<Self>, task: Box<dyn HostTask>) -> Result<()> {
+        let stream = &self.shared().compute;
+        let is_widened = tensor.dtype() == Dtype::Bf16 && task.adds();
+        let message = self.on_host(stream, tensor, |elements| {
+            if is_widened { Ok(Buffer::F32(elements.to_f32())) } else { elements.message() }
+        });
+        let mut buffer = message??;
+        task.run(Slice::from(&mut buffer))?;
+        self.receive(stream, &buffer, tensor)
+    }
+
+    fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        body()
+    }
+}

@@ -1,0 +1,48 @@
+//! Attention of random segments, for any device.
+
+use dflop_device::ops::attention::AttentionShape;
+use dflop_device::{Device, Dtype, Result, Segments};
+
+use crate::cases::Cases;
+
+/// Widths of heads: those with kernels of their own in bf16, and others.
+const HEADS: [usize; 9] = [64, 72, 80, 96, 128, 1, 24, 100, 256];
+
+impl<D: Device> Cases<'_, D> {
+    pub(crate) fn attention(&mut self) -> Result<()> {
+        for (case, head_dim) in HEADS.into_iter().enumerate() {
+            let (kv_heads, group) = ([1, 2][case % 2], [1, 2, 3][case % 3]);
+            let is_causal = self.random.below(0, 2) == 0;
+            let lens = [0, 1, self.random.below(2, 64), 64, self.random.below(65, 140)];
+            let starts: Vec<u32> = std::iter::once(0)
+                .chain(lens.iter().scan(0, |end, &len| {
+                    *end += len as u32;
+                    Some(*end)
+                }))
+                .collect();
+            let shape =
+                AttentionShape { heads: kv_heads * group, kv_heads, head_dim, scale: 0.19, is_causal };
+            let segments = Segments::new(self.d, &starts)?;
+            let rows = segments.host().rows();
+            let qkv = self.input(rows * shape.row())?;
+            let mut log_sums = self.d.alloc_as(Dtype::F32, rows * shape.heads)?;
+            let mut output = self.d.alloc(rows * shape.output())?;
+            self.d.attention(&shape, &segments, &qkv, &mut output, &mut log_sums)?;
+            self.keep(&format!("attention {head_dim}"), &output)?;
+            self.keep(&format!("attention sums {head_dim}"), &log_sums)?;
+            let d_output = self.input(rows * shape.output())?;
+            let d_qkv =
+                self.d.attention_backward(&shape, &segments, &qkv, (&output, &log_sums), &d_output)?;
+            let d_qkv = self.d.download(&d_qkv)?;
+            let columns = [shape.output(), shape.kv_heads * head_dim, shape.kv_heads * head_dim];
+            let mut first = 0;
+            for (name, width) in ["queries", "keys", "values"].into_iter().zip(columns) {
+                let part = |row: &[f32]| row[first..first + width].to_vec();
+                let values = d_qkv.chunks(shape.row()).flat_map(part).collect();
+                self.results.push((format!("attention gradient of {name} {head_dim}"), values));
+                first += width;
+            }
+        }
+        Ok(())
+    }
+}
