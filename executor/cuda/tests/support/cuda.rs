@@ -1,0 +1,52 @@
+//! Device that the suite runs on: CUDA, on the stand-in that computes on a CPU.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use dflop_cuda::{Cuda, SearchPath};
+use dflop_cuda_stand_in::StandIn;
+use dflop_device::Dtype;
+
+/// Device of every rank.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) type TestDevice = Cuda;
+
+/// The stand-in; ends the test process, which counts as passed, where there is no C++ compiler to build it.
+pub(crate) fn stand_in() -> &'static StandIn {
+    static STAND_IN: OnceLock<Option<StandIn>> = OnceLock::new();
+    match STAND_IN.get_or_init(StandIn::load) {
+        Some(stand_in) => stand_in,
+        None => std::process::exit(0),
+    }
+}
+
+/// Directory of compiled kernels, for all tests.
+fn kernels() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    test.parent().map_or_else(PathBuf::new, |directory| directory.join("cuda-kernels"))
+}
+
+/// Makes a device that stores numbers of this type.
+pub(crate) fn of_type(dtype: Dtype) -> Cuda {
+    stand_in();
+    let search = SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect());
+    Cuda::builder(0).storage(dtype).search_path(search).kernel_cache(Some(kernels())).build().unwrap()
+}
+
+/// Makes a device that stores `f32`.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn device(_threads: usize) -> TestDevice {
+    of_type(Dtype::F32)
+}
+
+/// Makes a device that stores bf16.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn half_device(_threads: usize) -> TestDevice {
+    of_type(Dtype::Bf16)
+}
+
+/// Makes another device of the same kind.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn on_same_threads(device: &TestDevice) -> TestDevice {
+    of_type(dflop_device::Runtime::storage(device))
+}

@@ -1,0 +1,204 @@
+//! Builds the shared libraries, once per set of sources, compiler and processor.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+    thread,
+};
+
+const COMPILER: &str = "g++";
+const FLAGS: [&str; 12] = [
+    "-std=c++20",
+    "-O2",
+    "-march=native",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-fno-stack-protector",
+    "-U_FORTIFY_SOURCE",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",
+    "-c",
+];
+
+struct Library {
+    folder: &'static str,
+    file: &'static str,
+    /// The name without a version, under which programs may ask for it too.
+    unversioned: &'static str,
+    links: &'static [&'static str],
+}
+
+/// In the order of building: later ones link earlier ones.
+const LIBRARIES: [Library; 3] = [
+    Library { folder: "driver", file: "libcuda.so.1", unversioned: "libcuda.so", links: &[] },
+    Library { folder: "nvrtc", file: "libnvrtc.so.13", unversioned: "libnvrtc.so", links: &["libcuda.so.1"] },
+    Library {
+        folder: "cublaslt",
+        file: "libcublasLt.so.13",
+        unversioned: "libcublasLt.so",
+        links: &["libcuda.so.1"],
+    },
+];
+
+/// The libraries' files, in the order in which a program may load them.
+pub(crate) fn library_files() -> impl Iterator<Item = &'static str> {
+    LIBRARIES.iter().flat_map(|library| [library.file, library.unversioned])
+}
+
+/// Builds the libraries, unless that was done before, and returns their folder.
+///
+/// The folder lies in cargo's target folder and is named after the sources, the compiler and the processor.
+/// Processes that ask for it at once wait for the first. Returns `None`, and writes why to stderr, if this machine
+/// has no `g++`.
+///
+/// # Panics
+/// If there is a compiler and the libraries cannot be built.
+pub fn library_dir() -> Option<PathBuf> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    FOLDER.get_or_init(find_or_build).clone()
+}
+
+fn find_or_build() -> Option<PathBuf> {
+    let Some(compiler) = compiler_version() else {
+        skip(&format!("no {COMPILER} to build the stand-ins of the CUDA libraries"));
+        return None;
+    };
+    let sources = read_sources().expect("the sources of the stand-ins are readable");
+    let mut hasher = DefaultHasher::new();
+    (&sources, compiler, processor_features(), FLAGS).hash(&mut hasher);
+    let parent = target_folder().join("cuda-stand-in");
+    let folder = parent.join(format!("{:016x}", hasher.finish()));
+    if !folder.exists() {
+        fs::create_dir_all(&parent).expect("the target folder is writable");
+        build_once(&folder, &parent, &sources);
+    }
+    Some(folder)
+}
+
+#[expect(clippy::print_stderr, reason = "a test that does not run must not go unnoticed")]
+fn skip(reason: &str) {
+    eprintln!("skipped: {reason}");
+}
+
+fn compiler_version() -> Option<Vec<u8>> {
+    let output = Command::new(COMPILER).arg("--version").output().ok()?;
+    output.status.success().then_some(output.stdout)
+}
+
+/// What `-march=native` depends on.
+fn processor_features() -> Vec<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let names = ["model name", "flags", "Features", "CPU part"];
+    text.lines()
+        .take_while(|line| !line.is_empty())
+        .filter(|line| names.iter().any(|name| line.starts_with(name)))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Texts by path below `src`.
+fn read_sources() -> io::Result<BTreeMap<PathBuf, String>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut sources = BTreeMap::new();
+    for folder in LIBRARIES.iter().map(|library| library.folder).chain(["execution"]) {
+        for entry in fs::read_dir(root.join(folder))? {
+            let path = entry?.path();
+            let name = path.strip_prefix(&root).expect("entries lie below their folder").to_owned();
+            sources.insert(name, fs::read_to_string(&path)?);
+        }
+    }
+    Ok(sources)
+}
+
+/// The folder of cargo that the running program lies in, or the temporary folder.
+fn target_folder() -> PathBuf {
+    let program = env::current_exe().unwrap_or_default();
+    let mut folders = program.ancestors().skip(1);
+    let mut profile = folders.next();
+    if profile.is_some_and(|folder| folder.ends_with("deps") || folder.ends_with("examples")) {
+        profile = folders.next();
+    }
+    match profile.and_then(Path::parent) {
+        Some(target) if target.join("CACHEDIR.TAG").exists() => target.to_owned(),
+        _ => env::temp_dir(),
+    }
+}
+
+fn build_once(folder: &Path, parent: &Path, sources: &BTreeMap<PathBuf, String>) {
+    let lock = fs::File::create(parent.join("lock")).expect("the target folder is writable");
+    lock.lock().expect("the target folder supports locks");
+    if folder.exists() {
+        return;
+    }
+    let building = parent.join(format!("building-{}", std::process::id()));
+    fs::create_dir_all(&building).expect("the target folder is writable");
+    write_sources(&building, sources).expect("the target folder is writable");
+    compile_objects(&building, sources);
+    for library in &LIBRARIES {
+        link(library, &building, sources);
+    }
+    fs::rename(&building, folder).expect("the target folder is writable");
+}
+
+fn write_sources(building: &Path, sources: &BTreeMap<PathBuf, String>) -> io::Result<()> {
+    for (path, text) in sources {
+        let path = building.join(path);
+        fs::create_dir_all(path.parent().expect("sources lie in folders"))?;
+        fs::write(path, text)?;
+    }
+    Ok(())
+}
+
+/// Compiles all files, as many at once as the machine has processors.
+fn compile_objects(building: &Path, sources: &BTreeMap<PathBuf, String>) {
+    let files: Vec<_> =
+        sources.keys().filter(|path| path.extension().is_some_and(|end| end == "cpp")).collect();
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for worker in 0..workers {
+            let files = &files;
+            scope.spawn(move || {
+                for path in files.iter().skip(worker).step_by(workers) {
+                    let path = building.join(path);
+                    run(Command::new(COMPILER).args(FLAGS).arg(&path).arg("-o").arg(object_of(&path)));
+                }
+            });
+        }
+    });
+}
+
+fn object_of(source: &Path) -> PathBuf {
+    source.with_extension("o")
+}
+
+fn link(library: &Library, building: &Path, sources: &BTreeMap<PathBuf, String>) {
+    let objects = sources
+        .keys()
+        .filter(|path| path.starts_with(library.folder) && path.extension().is_some_and(|end| end == "cpp"))
+        .map(|path| object_of(&building.join(path)));
+    let shared = |name: &str| {
+        let mut command = Command::new(COMPILER);
+        command.args(["-shared", "-pthread", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]);
+        command.arg(format!("-Wl,-soname,{name}")).arg("-o").arg(building.join(name));
+        command
+    };
+    run(shared(library.file)
+        .args(objects)
+        .args(library.links.iter().map(|name| building.join(name)))
+        .args(["-ldl", "-Wl,-z,defs"]));
+    // An empty library that leads to the other one.
+    run(shared(library.unversioned).arg(building.join(library.file)));
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().expect("the compiler starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?} failed:\n{errors}");
+}

@@ -1,0 +1,203 @@
+//! Controls the libraries in the running process.
+#![expect(unsafe_code, reason = "calls functions of shared libraries")]
+
+use crate::compile::{library_dir, library_files};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::{
+    ffi::{CString, c_char, c_int},
+    mem,
+    sync::OnceLock,
+};
+
+/// What the program has done, in this process, since the last [`StandIn::reset`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Counts {
+    pub launches: u64,
+    /// Copies from the host to a device.
+    pub copies_up: u64,
+    /// Copies from a device to the host.
+    pub copies_down: u64,
+    pub copies_device: u64,
+    pub memsets: u64,
+    pub stream_synchronizations: u64,
+    pub event_synchronizations: u64,
+    pub context_synchronizations: u64,
+    pub allocations: u64,
+    /// Of all devices, as if streams were never late.
+    pub bytes_in_use: u64,
+    pub bytes_highest: u64,
+    pub buffers_in_use: u64,
+    /// Buffers in use when their context was destroyed.
+    pub leaked_buffers: u64,
+    /// Products that the matrix library enqueued.
+    pub matrix_products: u64,
+}
+
+const COUNTS: usize = 14;
+
+impl From<[u64; COUNTS]> for Counts {
+    fn from(values: [u64; COUNTS]) -> Self {
+        let [
+            launches,
+            copies_up,
+            copies_down,
+            copies_device,
+            memsets,
+            stream_synchronizations,
+            event_synchronizations,
+            context_synchronizations,
+            allocations,
+            bytes_in_use,
+            bytes_highest,
+            buffers_in_use,
+            leaked_buffers,
+            matrix_products,
+        ] = values;
+        Self {
+            launches,
+            copies_up,
+            copies_down,
+            copies_device,
+            memsets,
+            stream_synchronizations,
+            event_synchronizations,
+            context_synchronizations,
+            allocations,
+            bytes_in_use,
+            bytes_highest,
+            buffers_in_use,
+            leaked_buffers,
+            matrix_products,
+        }
+    }
+}
+
+/// The libraries, loaded into this process. Settings hold for the whole process.
+#[derive(Debug)]
+pub struct StandIn {
+    set: unsafe extern "C" fn(*const c_char, u64) -> c_int,
+    fail_launch: unsafe extern "C" fn(*const c_char, u64) -> c_int,
+    counts: unsafe extern "C" fn(*mut u64, usize) -> c_int,
+    reset: unsafe extern "C" fn() -> c_int,
+    last_failure: unsafe extern "C" fn(*mut c_char, usize) -> c_int,
+}
+
+impl StandIn {
+    /// Loads the libraries, which [`library_dir`] builds, so that this process finds them under the names of the
+    /// CUDA libraries from now on. Returns `None` where there is no compiler.
+    ///
+    /// # Panics
+    /// If the libraries cannot be built or loaded.
+    pub fn load() -> Option<&'static Self> {
+        static LOADED: OnceLock<Option<StandIn>> = OnceLock::new();
+        LOADED.get_or_init(Self::open).as_ref()
+    }
+
+    fn open() -> Option<Self> {
+        let folder = library_dir()?;
+        let libraries: Vec<Library> = library_files()
+            .map(|file| {
+                // SAFETY: the libraries are built from this package; loading them only initializes their statics.
+                unsafe { Library::open(Some(folder.join(file)), RTLD_NOW | RTLD_GLOBAL) }
+                    .unwrap_or_else(|error| panic!("could not load {file}: {error}"))
+            })
+            .collect();
+        let driver = &libraries[0];
+        // SAFETY: the types are those of the functions in `driver/control_api.cpp`.
+        let stand_in = unsafe {
+            Self {
+                set: *driver.get(c"cuda_stand_in_set").expect("the driver exports its controls"),
+                fail_launch: *driver
+                    .get(c"cuda_stand_in_fail_launch")
+                    .expect("the driver exports its controls"),
+                counts: *driver.get(c"cuda_stand_in_counts").expect("the driver exports its controls"),
+                reset: *driver.get(c"cuda_stand_in_reset").expect("the driver exports its controls"),
+                last_failure: *driver
+                    .get(c"cuda_stand_in_last_failure")
+                    .expect("the driver exports its controls"),
+            }
+        };
+        // The functions stay valid as long as the process lives.
+        mem::forget(libraries);
+        Some(stand_in)
+    }
+
+    fn set(&self, name: &str, value: u64) {
+        let name = CString::new(name).expect("names of settings hold no NUL");
+        // SAFETY: the name is a text that ends with NUL; the function only reads it.
+        let status = unsafe { (self.set)(name.as_ptr(), value) };
+        assert_eq!(status, 0, "the driver knows the setting");
+    }
+
+    /// Limits the memory of each device. Default: 8 GiB.
+    pub fn set_bytes_max(&self, bytes: u64) {
+        self.set("bytes", bytes);
+    }
+
+    /// Sets the order of blocks, warps and lanes: 0 ascending, the default; 1 descending; else shuffled by this seed.
+    pub fn set_order(&self, order: u64) {
+        self.set("order", order);
+    }
+
+    /// Sets how many threads of the host run a launch. Default: 1.
+    pub fn set_workers(&self, workers: u64) {
+        self.set("workers", workers);
+    }
+
+    /// Sets how many devices there are, up to 16. Default: 1. With 0, initialization fails as on a machine without.
+    pub fn set_devices(&self, devices: u64) {
+        self.set("devices", devices);
+    }
+
+    /// Sets the version that the driver reports, such as 12080 for 12.8. Default: 13000.
+    pub fn set_driver_version(&self, version: u64) {
+        self.set("driver_version", version);
+    }
+
+    /// Sets the compute capability of devices, such as 80 for 8.0. Default: 90.
+    pub fn set_compute_capability(&self, capability: u64) {
+        self.set("compute_capability", capability);
+    }
+
+    /// Makes every compilation fail from now on, or not any more.
+    pub fn set_compilation_fails(&self, is_failing: bool) {
+        self.set("fail_compilation", u64::from(is_failing));
+    }
+
+    /// Makes the `n`-th next launch of a kernel, counted from 1, fail with an illegal address.
+    ///
+    /// # Panics
+    /// If the name holds a NUL.
+    pub fn fail_launch(&self, kernel: &str, n: u64) {
+        let kernel = CString::new(kernel).expect("names of kernels hold no NUL");
+        // SAFETY: the name is a text that ends with NUL; the function only reads it.
+        unsafe { (self.fail_launch)(kernel.as_ptr(), n) };
+    }
+
+    /// Reads the counts.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let mut values = [0; COUNTS];
+        // SAFETY: the function writes at most the given number of values.
+        let written = unsafe { (self.counts)(values.as_mut_ptr(), COUNTS) };
+        assert_eq!(usize::try_from(written), Ok(COUNTS), "the driver knows the same counts");
+        values.into()
+    }
+
+    /// Sets all counts to zero, all settings to what the environment says, and forgets errors. Buffers stay.
+    pub fn reset(&self) {
+        // SAFETY: the function takes nothing and may be called at any time.
+        unsafe { (self.reset)() };
+    }
+
+    /// Returns the cause of the last failure of a device, such as the address and thread of a fault, or nothing.
+    #[must_use]
+    pub fn last_failure(&self) -> String {
+        let mut text = vec![0_u8; 4096];
+        // SAFETY: the function writes at most the given number of bytes, and ends them with NUL.
+        unsafe { (self.last_failure)(text.as_mut_ptr().cast(), text.len()) };
+        let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+        String::from_utf8_lossy(&text[..end]).into_owned()
+    }
+}

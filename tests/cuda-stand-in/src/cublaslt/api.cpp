@@ -1,0 +1,1 @@
+extern "C" __attribute__((visibility("default"))) unsigned long cublasLtGetVersion() { return 130000; }

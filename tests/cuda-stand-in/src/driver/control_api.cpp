@@ -1,0 +1,128 @@
+// What only the stand-in has: settings, counts, and work of the other libraries.
+#include "api.h"
+#include "control.h"
+#include "device.h"
+#include "errors.h"
+#include "settings.h"
+
+#include <algorithm>
+#include <cstring>
+#include <dlfcn.h>
+#include <memory>
+
+using namespace cuda_stand_in;
+
+namespace {
+
+// Sums a value of the memory of all devices.
+template <class Value>
+uint64_t over_devices(Value value) {
+    uint64_t sum = 0;
+    for (int i = 0; Device* device = device_of(i); i++) sum += value(device->memory);
+    return sum;
+}
+
+}  // namespace
+
+API cuda_stand_in_set(const char* name, uint64_t value) {
+    std::atomic<uint64_t>* setting = settings().find(name);
+    if (!setting) return INVALID_VALUE;
+    *setting = value;
+    return SUCCESS;
+}
+
+API cuda_stand_in_get(const char* name, uint64_t* value) {
+    const std::atomic<uint64_t>* setting = settings().find(name);
+    if (!setting) return INVALID_VALUE;
+    *value = *setting;
+    return SUCCESS;
+}
+
+API cuda_stand_in_fail_launch(const char* kernel, uint64_t n) {
+    fail_launch(kernel, n);
+    return SUCCESS;
+}
+
+// Settings as the environment gives them, no counts, no errors. Buffers and streams stay.
+API cuda_stand_in_reset() {
+    settings().reset();
+    counts().reset();
+    for (int i = 0; Device* device = device_of(i); i++) {
+        device->error = SUCCESS;
+        device->memory.reset_highest();
+    }
+    return SUCCESS;
+}
+
+// Writes up to `length` counts, in the order of `Counts` of the Rust library.
+API cuda_stand_in_counts(uint64_t* out, size_t length) {
+    const Counts& all = counts();
+    const uint64_t values[] = {
+        all.launches,
+        all.copies_up,
+        all.copies_down,
+        all.copies_device,
+        all.memsets,
+        all.stream_synchronizations,
+        all.event_synchronizations,
+        all.context_synchronizations,
+        all.allocations,
+        over_devices([](const Memory& memory) { return memory.bytes_in_use(); }),
+        over_devices([](const Memory& memory) { return memory.bytes_highest(); }),
+        over_devices([](const Memory& memory) { return memory.buffers_in_use(); }),
+        all.leaked_buffers,
+        all.matrix_products,
+    };
+    std::copy_n(values, std::min(length, std::size(values)), out);
+    return int(std::size(values));
+}
+
+// Copies the cause of the last failure; returns its length.
+API cuda_stand_in_last_failure(char* text, size_t length) {
+    const std::string failure = last_failure();
+    if (length > 0) {
+        const size_t copied = std::min(length - 1, failure.size());
+        memcpy(text, failure.data(), copied);
+        text[copied] = '\0';
+    }
+    return int(failure.size());
+}
+
+API cuda_stand_in_enqueue(void* stream_handle, const char* name, int (*run)(void*), void (*destroy)(void*),
+                          void* argument) {
+    std::shared_ptr<void> owned(argument, destroy);
+    if (const int status = status_of_context()) return status;
+    const auto stream = stream_of(stream_handle);
+    if (!stream) return INVALID_HANDLE;
+    Operation operation;
+    operation.name = name;
+    operation.run = [run, owned] { return run(owned.get()); };
+    enqueue(stream, std::move(operation));
+    return SUCCESS;
+}
+
+API cuda_stand_in_is_open(const void* address, size_t bytes) {
+    for (int i = 0; Device* device = device_of(i); i++)
+        if (device->memory.is_open(reinterpret_cast<uintptr_t>(address), bytes)) return 1;
+    return 0;
+}
+
+API cuda_stand_in_count_matrix_product() {
+    counts().matrix_products++;
+    return SUCCESS;
+}
+
+API cuGetProcAddress_v2(const char* symbol, void** function, int, uint64_t, int* status) {
+    // Newer versions first, as the real library does for a recent CUDA version.
+    for (const char* version : {"_v2", ""}) {
+        *function = dlsym(RTLD_DEFAULT, (std::string(symbol) + version).c_str());
+        if (*function) break;
+    }
+    constexpr int FOUND = 0, SYMBOL_NOT_FOUND = 1;
+    if (status) *status = *function ? FOUND : SYMBOL_NOT_FOUND;
+    return *function ? SUCCESS : NOT_FOUND;
+}
+
+API cuGetProcAddress(const char* symbol, void** function, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(symbol, function, version, flags, nullptr);
+}

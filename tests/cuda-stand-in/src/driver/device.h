@@ -1,0 +1,40 @@
+// Devices and their primary contexts.
+#pragma once
+
+#include "memory.h"
+#include "stream.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace cuda_stand_in {
+
+struct Device {
+    int ordinal = 0;
+    int retains = 0;               // of the primary context
+    std::atomic<int> error{0};     // sticky: all that follows fails with it
+    Memory memory;
+    std::shared_ptr<Stream> legacy;  // the default stream
+    std::vector<std::shared_ptr<Stream>> streams;
+    uint64_t release_threshold = 0;  // of the default pool; kept for programs that read it
+
+    // Keeps the first error, and writes it with its cause to stderr.
+    void fail(int code, const std::string& cause);
+};
+
+constexpr int DEVICES_MAX = 16;
+
+// The device of an ordinal, or null.
+Device* device_of(int ordinal);
+// The device whose context is current in this host thread, or null.
+Device*& current_device();
+bool is_context(const void* handle);
+// The cause of the last error of any device.
+std::string last_failure();
+
+// The status of a call that needs a context: not initialized, no context, an earlier error, or success.
+int status_of_context();
+
+}  // namespace cuda_stand_in
