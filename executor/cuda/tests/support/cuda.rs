@@ -1,7 +1,6 @@
 //! Device that the suite runs on: CUDA, on the stand-in that computes on a CPU.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
 use dflop_cuda::{Cuda, SearchPath};
 use dflop_cuda_stand_in::StandIn;
@@ -13,11 +12,7 @@ pub(crate) type TestDevice = Cuda;
 
 /// The stand-in; ends the test process, which counts as passed, where there is no C++ compiler to build it.
 pub(crate) fn stand_in() -> &'static StandIn {
-    static STAND_IN: OnceLock<Option<StandIn>> = OnceLock::new();
-    match STAND_IN.get_or_init(StandIn::load) {
-        Some(stand_in) => stand_in,
-        None => std::process::exit(0),
-    }
+    StandIn::load().unwrap_or_else(|| std::process::exit(0))
 }
 
 /// Directory of compiled kernels, for all tests.
