@@ -2,4 +2,5 @@
 #![expect(unsafe_code, reason = "launches of kernels, whose arguments only these tests know")]
 
 mod kernels;
+mod products;
 mod support;

@@ -1,5 +1,10 @@
 //! A context for a test, and kernels from sources.
 
+mod numbers;
+pub(crate) mod product;
+
+pub(crate) use numbers::{Numbers, widen};
+
 use cudarc::{
     driver::{CudaContext, CudaFunction, DriverError, LaunchConfig},
     nvrtc::{Ptx, result, sys},
