@@ -73,7 +73,7 @@ fn no_device_and_an_old_device_are_typed() {
     let absent = Cuda::builder(7).search_path(SearchPath::only(vec![libraries.clone()]));
     let found = error(absent.kernel_cache(None));
     assert!(matches!(found, Error::NoDevice { ordinal: 7, .. }), "{found}");
-    stand_in().set_compute_capability(7, 5);
+    stand_in().set_compute_capability(75);
     let found = error(builder(&[&libraries]));
     assert!(matches!(found, Error::DeviceTooOld { major: 7, minor: 5, .. }), "{found}");
     stand_in().reset();
