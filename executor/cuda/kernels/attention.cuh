@@ -1,8 +1,8 @@
 // Pieces that the attention kernels share.
 //
-// A row of `qkv` has `heads` query heads, then `kv_heads` key heads, then `kv_heads` value heads. Tokens attend
-// within their segment. A tile is up to 64 consecutive rows of a segment; the first is a multiple of 64 rows
-// behind the start of the segment.
+// A row of `qkv` has `heads` query heads, then `kv_heads` key heads, then `kv_heads` value heads. Tokens
+// attend within their segment. A tile is up to 64 consecutive rows of a segment; the first is a multiple of
+// 64 rows behind the start of the segment.
 #pragma once
 
 #include "device.cuh"
@@ -140,7 +140,8 @@ __device__ __forceinline__ void add_product(
     }
 }
 
-// Writes this thread's part of a row of sums. A warp has 16 rows: `half` 0 is row lane / 4, 1 is row lane / 4 + 8.
+// Writes this thread's part of a row of sums. A warp has 16 rows: `half` 0 is row lane / 4, 1 is the eighth
+// row behind it.
 __device__ __forceinline__ void write_row(bf16* to, const float (&sums)[PARTS][4], int half, float factor) {
     u32* pairs = reinterpret_cast<u32*>(to) + threadIdx.x % 4;
 #pragma unroll

@@ -4,23 +4,23 @@
 // atomics. Scores are computed twice, by the owners of queries and by the owners of keys.
 // With P = exp(scale * Q K^T - log_sums), dP = dO V^T, D = row sums of dO * O and dS = P * (dP - D):
 //   attention_backward_queries, launched first: dQ = scale * dS K, and D into `dots`.
-//     A block owns a tile of the first list, up to 64 queries, of one head; a warp has 16 queries. Keys and values
-//     are copied 64 at a time, while those before are multiplied.
+//     A block owns a tile of the first list, up to 64 queries, of one head; a warp has 16 queries. Keys and
+//     values are copied 64 at a time, while those before are multiplied.
 //     Launch: grid (tile_count, heads), 128 threads, 512 * (PADDED + 8) bytes of dynamic shared memory.
 //   attention_backward_keys, launched second: dK = scale * dS^T Q and dV = P^T dO; reads D from `dots`.
 //     A block owns a tile of the second list, up to 64 keys, of one key head; a warp has 16 keys. Queries and
 //     output gradients are copied 32 at a time, head by head of the group.
-//     Launch: grid (tile_count, kv_heads), 128 threads, 512 * (PADDED + 8) + 512 bytes of dynamic shared memory.
-//   qkv and d_qkv [tokens, (heads + 2 * kv_heads) * HEAD], output and d_output [tokens, heads * HEAD], log_sums
-//   and dots [tokens, heads], all aligned to 16 bytes; tiles [2][tile_count][3]; PADDED is HEAD rounded up to a
-//   multiple of 16. P and dS are rounded to bf16 as operands; all sums are f32.
+//     Launch: grid (tile_count, kv_heads), 128 threads, 512 * (PADDED + 9) bytes of dynamic shared memory.
+//   qkv and d_qkv [tokens, (heads + 2 * kv_heads) * HEAD], output and d_output [tokens, heads * HEAD],
+//   log_sums and dots [tokens, heads], all aligned to 16 bytes; tiles [2][tile_count][3]; PADDED is HEAD
+//   rounded up to a multiple of 16. P and dS are rounded to bf16 as operands; all sums are f32.
 #include "attention.cuh"
 
 constexpr int KEYS = 64;                           // keys of a step of the owners of queries
 constexpr int KEYS_MATRIX = KEYS * STRIDE;         // elements of the keys, or the values, of a step
 constexpr int KEYS_STAGE = 2 * KEYS_MATRIX;        // keys, then values
 constexpr int QUERIES = 32;                        // queries of a step of the owners of keys
-constexpr int QUERIES_MATRIX = QUERIES * STRIDE;   // elements of the queries, or the output gradients, of a step
+constexpr int QUERIES_MATRIX = QUERIES * STRIDE;   // elements of the queries, or the gradients, of a step
 constexpr int QUERIES_STAGE = 2 * QUERIES_MATRIX;  // queries, then output gradients
 constexpr int TILE_MATRIX = TILE_ROWS * STRIDE;    // elements of one head of the rows of a tile
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ float dot_row(const u32 (&d_output)[DEPTH][4], const 
     return row_sum(dot);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_queries(
+extern "C" __global__ void __launch_bounds__(THREADS, PADDED == 64 ? 3 : 2) attention_backward_queries(
     const bf16* qkv, const bf16* output, const float* log_sums, const bf16* d_output, float* dots,
     bf16* d_qkv, const u32* tiles, int tile_count, int heads, int kv_heads, float scale, int is_causal) {
     DYNAMIC_SHARED(memory);
@@ -60,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_quer
     const int row = tile.first + warp * 16 + lane / 4;
     const int end = is_causal ? min(tile.end, tile.first + TILE_ROWS) : tile.end;
     const int steps = (end - tile.begin + KEYS - 1) / KEYS;
+    const int warp_end = is_causal ? min(tile.end, tile.first + warp * 16 + 16) : tile.end;
     const float scale_log2 = scale * LOG2_E;
 
     // queries and output gradients wait in the stage of the second step
@@ -96,18 +97,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_quer
             copy_commit();
         }
         const bf16 *keys = stages + step % 2 * KEYS_STAGE, *values = keys + KEYS_MATRIX;
-        float scores[KEYS / 8][4], d_weights[KEYS / 8][4];
-        compute_scores(scores, queries, keys);
-        compute_scores(d_weights, d_outputs, values);
+        // half of the keys at a time, which saves registers; none behind the last key of the warp
+#pragma unroll 1
+        for (int at = 0; at < min(KEYS, warp_end - first); at += KEYS / 2) {
+            float scores[KEYS / 16][4], d_weights[KEYS / 16][4];
+            compute_scores(scores, queries, keys + at * STRIDE);
+            compute_scores(d_weights, d_outputs, values + at * STRIDE);
 #pragma unroll
-        for (int part = 0; part < KEYS / 8; part++)
+            for (int part = 0; part < KEYS / 16; part++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const bool is_visible = first + part * 8 + lane % 4 * 2 + i % 2 <= last[i / 2];
-                const float weight = exp2_fast(scores[part][i] * scale_log2 - log2_sum[i / 2]);
-                scores[part][i] = is_visible ? weight * (d_weights[part][i] - dot[i / 2]) : 0.f;
-            }
-        add_product(d_queries, scores, keys);
+                for (int i = 0; i < 4; i++) {
+                    const int key = first + at + part * 8 + lane % 4 * 2 + i % 2;
+                    const float weight = exp2_fast(scores[part][i] * scale_log2 - log2_sum[i / 2]);
+                    scores[part][i] = key <= last[i / 2] ? weight * (d_weights[part][i] - dot[i / 2]) : 0.f;
+                }
+            add_product(d_queries, scores, keys + at * STRIDE);
+        }
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -155,7 +160,7 @@ __device__ __forceinline__ void compute_weights(
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_keys(
+extern "C" __global__ void __launch_bounds__(THREADS, PADDED <= 80 ? 3 : 2) attention_backward_keys(
     const bf16* qkv, const float* log_sums, const bf16* d_output, const float* dots, bf16* d_qkv,
     const u32* tiles, int tile_count, int heads, int kv_heads, float scale, int is_causal) {
     DYNAMIC_SHARED(memory);

@@ -1,13 +1,14 @@
 // Attention within segments, forward, by tensor cores. Compile with -DHEAD=64|72|80|96|128.
 //
 // attention_forward: output = softmax(scale * Q K^T) V, and the natural log of the sum of exp(scale * Q K^T).
-//   qkv [tokens, (heads + 2 * kv_heads) * HEAD], output [tokens, heads * HEAD], log_sums [tokens, heads], aligned
-//   to 16 bytes; tiles [2][tile_count][3]: first row of the segment, row behind its last, first row of the tile.
-//   A block owns a tile of the first list, up to 64 queries, of one head; a warp has 16 queries. Keys and values
-//   are copied 64 at a time, while those before are multiplied. The softmax is computed online (Milakov and
-//   Gimelshein 2018, arXiv:1805.02867).
-//   Launch: grid (tile_count, heads), 128 threads, 512 * (PADDED + 8) bytes of dynamic shared memory, where PADDED
-//   is HEAD rounded up to a multiple of 16.
+//   qkv [tokens, (heads + 2 * kv_heads) * HEAD], output [tokens, heads * HEAD], log_sums [tokens, heads],
+//   aligned to 16 bytes; tiles [2][tile_count][3]: first row of the segment, row behind its last, first row
+//   of the tile.
+//   A block owns a tile of the first list, up to 64 queries, of one head; a warp has 16 queries. Keys and
+//   values are copied 64 at a time, while those before are multiplied. The softmax is computed online
+//   (Milakov and Gimelshein 2018, arXiv:1805.02867).
+//   Launch: grid (tile_count, heads), 128 threads, 512 * (PADDED + 8) bytes of dynamic shared memory, where
+//   PADDED is HEAD rounded up to a multiple of 16.
 #include "attention.cuh"
 
 constexpr int KEYS = 64;               // keys of a step
@@ -27,8 +28,8 @@ __device__ __forceinline__ void start_step(
     start_rows<KEYS>(stage + MATRIX, qkv + columns.value, columns.row, first, end);
 }
 
-// Loads the 16 queries of a warp. A scale below zero is moved to their signs, and a scale of zero clears them, so
-// that the largest product always has the largest score.
+// Loads the 16 queries of a warp. A scale below zero is moved to their signs, and a scale of zero clears
+// them, so that the largest product always has the largest score.
 __device__ __forceinline__ void load_queries(u32 (&queries)[DEPTH][4], const bf16* rows, float scale) {
     const u32 sign = scale < 0.f ? 0x80008000u : 0u, kept = scale == 0.f ? 0u : ~0u;
 #pragma unroll
@@ -78,7 +79,7 @@ __device__ __forceinline__ void soften(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(
+extern "C" __global__ void __launch_bounds__(THREADS, PADDED <= 80 ? 3 : 2) attention_forward(
     const bf16* qkv, bf16* output, float* log_sums, const u32* tiles, int tile_count, int heads, int kv_heads,
     float scale, int is_causal) {
     DYNAMIC_SHARED(memory);

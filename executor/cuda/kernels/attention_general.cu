@@ -1,14 +1,15 @@
-// Attention within segments, for heads of 1 to 256 elements, without tensor cores. Compile with -DX=float|bf16.
+// Attention within segments, for heads of 1 to 256 elements, without tensor cores. Compile with
+// -DX=float|bf16.
 //
 // A warp computes one row at a time; a lane has every 32nd element of a head. All sums are f32, in one order.
 //   attention_forward_general: output = softmax(scale * Q K^T) V, and the natural log of the sum of
 //     exp(scale * Q K^T). A warp has a query. Launch: grid (tile_count, heads), first list of tiles.
-//   attention_backward_queries_general, launched first: dQ, and row sums of dO * O into `dots`. A warp has a query.
-//     Launch: grid (tile_count, heads), first list of tiles.
+//   attention_backward_queries_general, launched first: dQ, and row sums of dO * O into `dots`. A warp has a
+//     query. Launch: grid (tile_count, heads), first list of tiles.
 //   attention_backward_keys_general, launched second: dK and dV; reads `dots`. A warp has a key and reads the
 //     queries head by head of the group. Launch: grid (tile_count, kv_heads), second list of tiles.
-//   256 threads, no shared memory. qkv and d_qkv [tokens, (heads + 2 * kv_heads) * head_dim], output and d_output
-//   [tokens, heads * head_dim], log_sums and dots [tokens, heads], tiles [2][tile_count][3].
+//   256 threads, no shared memory. qkv and d_qkv [tokens, (heads + 2 * kv_heads) * head_dim], output and
+//   d_output [tokens, heads * head_dim], log_sums and dots [tokens, heads], tiles [2][tile_count][3].
 #include "attention.cuh"
 
 constexpr int THREADS = 256;
@@ -46,7 +47,7 @@ __device__ __forceinline__ void add_head(
     for (int piece = 0; piece < PIECES; piece++) sum[piece] = sum[piece] * kept + factor * head[piece];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_general(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward_general(
     const X* qkv, X* output, float* log_sums, const u32* tiles, int tile_count, int heads, int kv_heads,
     int head_dim, float scale, int is_causal) {
     const Tile tile = read_tile(tiles, blockIdx.x);
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_general(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries_general(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_queries_general(
     const X* qkv, const X* output, const float* log_sums, const X* d_output, float* dots, X* d_qkv,
     const u32* tiles, int tile_count, int heads, int kv_heads, int head_dim, float scale, int is_causal) {
     const Tile tile = read_tile(tiles, blockIdx.x);
@@ -100,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_keys_general(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_keys_general(
     const X* qkv, const float* log_sums, const X* d_output, const float* dots, X* d_qkv, const u32* tiles,
     int tile_count, int heads, int kv_heads, int head_dim, float scale, int is_causal) {
     const Tile tile = read_tile(tiles, tile_count + blockIdx.x);
