@@ -17,10 +17,8 @@ void for_lanes(unsigned group, Run run) {
 }
 
 void shuffle(unsigned group, void* const* operands) {
-    constexpr unsigned long long UNDEFINED = ~0ull;  // the value of a lane that takes no part
     unsigned long long values[32];
-    memset(values, 0xff, sizeof values);
-    static_assert(UNDEFINED == ~0ull);
+    memset(values, 0xff, sizeof values);  // of lanes that take no part: undefined, so NaN
     for_lanes(group, [&](unsigned lane) {
         values[lane] = static_cast<const ShuffleOperands*>(operands[lane])->value;
     });
@@ -39,8 +37,9 @@ void ballot(unsigned group, void* const* operands) {
 }
 
 // Lane l gives row l % 8 of matrix l / 8, and gets two neighbours of each matrix.
-std::string load_matrix(void* const* operands, bool is_transposed, const Worker& worker, int* error) {
-    unsigned short matrices[4][8][8];
+template <bool is_transposed>
+const char* load_matrix(void* const* operands, const Worker& worker, int* error) {
+    unsigned words[4][8][4];  // pairs of elements
     for (unsigned lane = 0; lane < 32; lane++) {
         const void* row = static_cast<const LoadMatrixOperands*>(operands[lane])->row;
         if (reinterpret_cast<uintptr_t>(row) % 16) {
@@ -51,67 +50,74 @@ std::string load_matrix(void* const* operands, bool is_transposed, const Worker&
             *error = ILLEGAL_ADDRESS;
             return "a row of a matrix lies outside of shared memory";
         }
-        memcpy(matrices[lane / 8][lane % 8], row, 16);
+        memcpy(words[lane / 8][lane % 8], row, 16);
     }
     for (unsigned lane = 0; lane < 32; lane++) {
         unsigned* result = static_cast<const LoadMatrixOperands*>(operands[lane])->result;
-        const unsigned i = lane / 4, j = lane % 4 * 2;
+        const unsigned i = lane / 4, j = lane % 4;
         for (unsigned m = 0; m < 4; m++) {
-            const auto& matrix = matrices[m];
-            result[m] = is_transposed ? matrix[j][i] | unsigned(matrix[j + 1][i]) << 16
-                                      : matrix[i][j] | unsigned(matrix[i][j + 1]) << 16;
+            if constexpr (is_transposed) {
+                const unsigned shift = i % 2 * 16, low = words[m][j * 2][i / 2] >> shift,
+                               high = words[m][j * 2 + 1][i / 2] >> shift;
+                result[m] = (low & 0xffffu) | high << 16;
+            } else {
+                result[m] = words[m][i][j];
+            }
         }
     }
-    return {};
+    return nullptr;
 }
 
-typedef float Row __attribute__((vector_size(32)));
+// The rows of the result, or of the first factor, with one k: a column of 16.
+typedef float Column __attribute__((vector_size(64)));
+typedef unsigned Words __attribute__((vector_size(64)));
 
-float low_of(unsigned pair) { return std::bit_cast<float>(pair << 16); }
-float high_of(unsigned pair) { return std::bit_cast<float>(pair & 0xffff0000u); }
-
-// c [16, 8] += a [16, 16] x b [16, 8], summed over k in ascending order.
+// c [16, 8] += a [16, 16] x b [16, 8], summed over k in ascending order. Works on the columns of c and a.
 void multiply(void* const* operands) {
-    float a[16][16];
-    alignas(32) float b[16][8], c[16][8];
+    // Words are pairs of bf16 that follow each other along k.
+    alignas(64) unsigned a[8][16];
+    alignas(64) unsigned b[8][8];
+    alignas(64) float c[8][16];
     for (unsigned lane = 0; lane < 32; lane++) {
         const auto& own = *static_cast<const MultiplyOperands*>(operands[lane]);
-        const unsigned i = lane / 4, j = lane % 4 * 2;
-        for (unsigned part = 0; part < 4; part++) {
-            float* pair = &a[i + part % 2 * 8][j + part / 2 * 8];
-            pair[0] = low_of(own.a[part]);
-            pair[1] = high_of(own.a[part]);
-        }
-        for (unsigned part = 0; part < 2; part++) {
-            b[j + part * 8][i] = low_of(own.b[part]);
-            b[j + part * 8 + 1][i] = high_of(own.b[part]);
-            c[i + part * 8][j] = own.c[part * 2];
-            c[i + part * 8][j + 1] = own.c[part * 2 + 1];
+        const unsigned i = lane / 4, j = lane % 4;
+        a[j][i] = own.a[0];
+        a[j][i + 8] = own.a[1];
+        a[j + 4][i] = own.a[2];
+        a[j + 4][i + 8] = own.a[3];
+        b[i][j] = own.b[0];
+        b[i][j + 4] = own.b[1];
+        c[j * 2][i] = own.c[0];
+        c[j * 2 + 1][i] = own.c[1];
+        c[j * 2][i + 8] = own.c[2];
+        c[j * 2 + 1][i + 8] = own.c[3];
+    }
+    Column sums[8];
+    memcpy(sums, c, sizeof sums);
+    for (unsigned pair = 0; pair < 8; pair++) {
+        Words words;
+        memcpy(&words, a[pair], sizeof words);
+        const Column low = std::bit_cast<Column>(words << 16), high = std::bit_cast<Column>(words & 0xffff0000u);
+#pragma GCC unroll 8
+        for (unsigned n = 0; n < 8; n++) {
+            sums[n] += low * std::bit_cast<float>(b[n][pair] << 16);
+            sums[n] += high * std::bit_cast<float>(b[n][pair] & 0xffff0000u);
         }
     }
-    for (unsigned i = 0; i < 16; i++) {
-        Row sum;
-        memcpy(&sum, c[i], sizeof sum);
-        for (unsigned k = 0; k < 16; k++) {
-            Row row;
-            memcpy(&row, b[k], sizeof row);
-            sum += a[i][k] * row;
-        }
-        memcpy(c[i], &sum, sizeof sum);
-    }
+    memcpy(c, sums, sizeof sums);
     for (unsigned lane = 0; lane < 32; lane++) {
         float* own = static_cast<const MultiplyOperands*>(operands[lane])->c;
         const unsigned i = lane / 4, j = lane % 4 * 2;
-        own[0] = c[i][j];
-        own[1] = c[i][j + 1];
-        own[2] = c[i + 8][j];
-        own[3] = c[i + 8][j + 1];
+        own[0] = c[j][i];
+        own[1] = c[j + 1][i];
+        own[2] = c[j][i + 8];
+        own[3] = c[j + 1][i + 8];
     }
 }
 
 }  // namespace
 
-std::string run_warp_operation(WarpOperation operation, unsigned group, void* const* operands,
+const char* run_warp_operation(WarpOperation operation, unsigned group, void* const* operands,
                                const Worker& worker, int* error) {
     const bool needs_all =
         operation != WarpOperation::Sync && operation != WarpOperation::Shuffle && operation != WarpOperation::Ballot;
@@ -120,11 +126,11 @@ std::string run_warp_operation(WarpOperation operation, unsigned group, void* co
         case WarpOperation::Sync: break;
         case WarpOperation::Shuffle: shuffle(group, operands); break;
         case WarpOperation::Ballot: ballot(group, operands); break;
-        case WarpOperation::LoadMatrix: return load_matrix(operands, false, worker, error);
-        case WarpOperation::LoadMatrixTransposed: return load_matrix(operands, true, worker, error);
+        case WarpOperation::LoadMatrix: return load_matrix<false>(operands, worker, error);
+        case WarpOperation::LoadMatrixTransposed: return load_matrix<true>(operands, worker, error);
         case WarpOperation::Multiply: multiply(operands); break;
     }
-    return {};
+    return nullptr;
 }
 
 }  // namespace cuda_stand_in

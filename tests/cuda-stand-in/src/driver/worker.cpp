@@ -241,6 +241,12 @@ void Worker::wait_for_warp(WarpOperation operation, unsigned mask, void* operand
     Warp& warp = warps_[warp_];
     const unsigned at = lane();
     if (!(mask >> at & 1)) fail(LAUNCH_FAILED, "a lane is not in the mask that it gives");
+    if (warp.waiting) {
+        const int first = std::countr_zero(warp.waiting);
+        warp.is_uniform &= warp.masks[first] == mask && warp.operations[first] == operation;
+    } else {
+        warp.is_uniform = true;
+    }
     warp.waiting |= 1u << at;
     warp.masks[at] = mask;
     warp.operands[at] = operands;
@@ -252,10 +258,13 @@ unsigned Worker::active_lanes() const { return warps_[warp_].live() | 1u << lane
 
 // Runs the operations whose lanes have all come; returns whether there was one. Lanes that ended are not missed.
 bool Worker::complete_operations(Warp& warp) {
-    unsigned left = warp.waiting;
     const unsigned live = warp.live();
+    if (warp.is_uniform && (warp.masks[std::countr_zero(warp.waiting)] & live) == warp.waiting) {
+        complete_operation(warp, warp.waiting);
+        return true;
+    }
     bool has_completed = false;
-    while (left) {
+    for (unsigned left = warp.waiting; left;) {
         const unsigned first = unsigned(std::countr_zero(left)), mask = warp.masks[first];
         unsigned arrived = 0;
         bool is_one_operation = true;
@@ -268,15 +277,19 @@ bool Worker::complete_operations(Warp& warp) {
         left &= ~arrived;
         if ((mask & live) != arrived) continue;
         if (!is_one_operation) fail(LAUNCH_FAILED, "lanes of a warp are at different operations of the warp");
-        int error = LAUNCH_FAILED;
-        const std::string problem =
-            run_warp_operation(warp.operations[first], arrived, warp.operands, *this, &error);
-        if (!problem.empty()) fail(error, problem);
-        warp.waiting &= ~arrived;
-        warp.ready |= arrived;
+        complete_operation(warp, arrived);
         has_completed = true;
     }
     return has_completed;
+}
+
+void Worker::complete_operation(Warp& warp, unsigned group) {
+    int error = LAUNCH_FAILED;
+    const WarpOperation operation = warp.operations[std::countr_zero(group)];
+    if (const char* problem = run_warp_operation(operation, group, warp.operands, *this, &error))
+        fail(error, problem);
+    warp.waiting &= ~group;
+    warp.ready |= group;
 }
 
 // A copy reads and lands as late as it may: at the wait. Until then its destination holds poison.

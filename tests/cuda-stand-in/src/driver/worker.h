@@ -75,6 +75,7 @@ private:
     // Sets of lanes; a lane that ended is in none.
     struct Warp {
         unsigned fresh, ready, waiting, at_barrier;
+        bool is_uniform;  // all lanes that wait have one mask and one operation
         unsigned masks[32];
         void* operands[32];
         WarpOperation operations[32];
@@ -93,6 +94,7 @@ private:
     static void run_threads();
     void run_threads_here();
     bool complete_operations(Warp& warp);
+    void complete_operation(Warp& warp, unsigned group);
     void release_barrier();
     unsigned random();
 
@@ -119,8 +121,8 @@ private:
     jmp_buf escape_;
 };
 
-// Computes an operation for the lanes in `group`. Returns what is wrong with it, or an empty text.
-std::string run_warp_operation(WarpOperation operation, unsigned group, void* const* operands,
+// Computes an operation for the lanes in `group`. Returns what is wrong with it, or null.
+const char* run_warp_operation(WarpOperation operation, unsigned group, void* const* operands,
                                const Worker& worker, int* error);
 
 // The worker that runs on this host thread, if any.

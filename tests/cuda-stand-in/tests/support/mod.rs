@@ -3,7 +3,7 @@
 mod numbers;
 pub(crate) mod product;
 
-pub(crate) use numbers::{Numbers, widen};
+pub(crate) use numbers::Numbers;
 
 use cudarc::{
     driver::{CudaContext, CudaFunction, DriverError, LaunchConfig},
@@ -50,8 +50,8 @@ const DEVICE: &str = "
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float(static_cast<u32>(x) << 16); }
 ";
 
-/// Compiles a source; an error is the compiler's log.
-pub(crate) fn compile(source: &str, options: &[&str]) -> Result<Ptx, String> {
+/// Compiles a source to an image; an error is the compiler's log.
+pub(crate) fn compile(source: &str, options: &[&str]) -> Result<Vec<u8>, String> {
     let source = CString::new(source).expect("sources hold no NUL");
     let names = [c"intrinsics.cuh", c"device.cuh"].map(|name| name.as_ptr());
     let texts = [INTRINSICS, DEVICE].map(|text| CString::new(text).expect("headers hold no NUL"));
@@ -73,7 +73,7 @@ pub(crate) fn compile(source: &str, options: &[&str]) -> Result<Ptx, String> {
     unsafe {
         let compiled = result::compile_program(program, options);
         let output = match compiled {
-            Ok(()) => Ok(Ptx::from_binary(cubin(program))),
+            Ok(()) => Ok(cubin(program)),
             Err(_) => {
                 let log = result::get_program_log(program).expect("there is a log");
                 Err(log.iter().map(|&byte| char::from(byte as u8)).collect())
@@ -102,7 +102,7 @@ pub(crate) const OPTIONS: [&str; 2] = ["--gpu-architecture=sm_90a", "--std=c++17
 /// Compiles and loads one kernel.
 pub(crate) fn kernel(cuda: &Cuda, source: &str, name: &str) -> CudaFunction {
     let image = compile(source, &OPTIONS).unwrap_or_else(|log| panic!("{log}"));
-    let module = cuda.context.load_module(image).expect("the image is valid");
+    let module = cuda.context.load_module(Ptx::from_binary(image)).expect("the image is valid");
     module.load_function(name).expect("the source has the kernel")
 }
 
@@ -115,6 +115,8 @@ pub(crate) fn code<T>(result: Result<T, DriverError>) -> u32 {
     result.map_or_else(|error| error.0 as u32, |_| 0)
 }
 
+pub(crate) const INVALID_VALUE: u32 = 1;
+pub(crate) const INVALID_IMAGE: u32 = 200;
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
 pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
 pub(crate) const MISALIGNED_ADDRESS: u32 = 716;

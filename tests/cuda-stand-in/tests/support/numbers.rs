@@ -14,7 +14,7 @@ fn cut(x: f32) -> u16 {
     (x.to_bits() >> 16) as u16
 }
 
-pub(crate) fn widen(x: u16) -> f32 {
+fn widen(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
 }
 
