@@ -146,6 +146,15 @@ impl Cuda {
         }
     }
 
+    /// Returns the number of devices, which is at least 1.
+    ///
+    /// # Errors
+    /// [`Error::LibraryNotFound`], [`Error::LibraryUnusable`]; [`Error::NoDevice`] if there is none.
+    pub fn count(search: &SearchPath) -> Result<u32> {
+        Libraries::open(search)?;
+        Context::count()
+    }
+
     /// Properties of the device.
     #[must_use]
     pub fn properties(&self) -> Properties {

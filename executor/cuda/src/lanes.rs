@@ -53,6 +53,7 @@ fn start(context: &Context) -> Result<Sender<(Work, Arc<Gate>)>> {
         }
     };
     let thread = std::thread::Builder::new().name("dflop-lane".to_owned()).spawn(run);
-    thread.map_err(|error| dflop_device::Error::Failed { reason: format!("no thread for a lane: {error}") })?;
+    thread
+        .map_err(|error| dflop_device::Error::Failed { reason: format!("no thread for a lane: {error}") })?;
     Ok(sender)
 }

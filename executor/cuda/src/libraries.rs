@@ -221,7 +221,9 @@ impl Needed {
             // SAFETY: the symbol is looked up, not used.
             let found = unsafe { library.get::<*const ()>(symbol.as_bytes()) };
             if found.is_err() {
-                return Err(self.unusable(path, format!("it has no function {symbol}; a newer one is needed")));
+                return Err(
+                    self.unusable(path, format!("it has no function {symbol}; a newer one is needed"))
+                );
             }
         }
         Ok(())

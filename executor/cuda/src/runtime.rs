@@ -107,7 +107,8 @@ impl Cuda {
         output: Option<&Tensor<Self>>,
         mut task: Box<dyn HostTask>,
     ) -> Result<()> {
-        let message = input.map(|tensor| self.on_host(stream, &tensor, |elements| elements.message())).transpose()?;
+        let message =
+            input.map(|tensor| self.on_host(stream, &tensor, |elements| elements.message())).transpose()?;
         task.start(message.transpose()?)?;
         match (task.finish()?, output) {
             (Some(buffer), Some(output)) => self.receive(stream, &buffer, output),
@@ -158,6 +159,14 @@ impl Elements<'_> {
 impl Runtime for Cuda {
     type Memory = CudaMemory;
     type Event = CudaEvent;
+
+    fn name(&self) -> String {
+        self.properties().name
+    }
+
+    fn host_threads(&self) -> Option<usize> {
+        None
+    }
 
     fn storage(&self) -> Dtype {
         self.storage_type()

@@ -17,6 +17,16 @@ pub(crate) struct Staging {
     buffers: Mutex<Vec<(PinnedBuffer, Event)>>,
 }
 
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let buffers = self.buffers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (_, event) in buffers {
+            // a device that has failed copies nothing any more
+            let _ = event.synchronize();
+        }
+    }
+}
+
 impl Staging {
     pub(crate) fn new(context: Context) -> Self {
         Self { context, buffers: Mutex::default() }

@@ -56,7 +56,10 @@ fn a_broken_library_is_named() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("libcuda.so.1"), b"no library").unwrap();
     let error = error(builder(&[directory.path()]));
-    assert!(matches!(&error, Error::LibraryUnusable { path, .. } if path.ends_with("libcuda.so.1")), "{error}");
+    assert!(
+        matches!(&error, Error::LibraryUnusable { path, .. } if path.ends_with("libcuda.so.1")),
+        "{error}"
+    );
 }
 
 #[test]

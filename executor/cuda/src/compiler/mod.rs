@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use crate::error::{Error, Result};
 use cubin_cache::CubinCache;
-pub(crate) use sources::Source;
 use sources::HEADERS;
+pub(crate) use sources::Source;
 
 /// Compiler for one architecture.
 pub(crate) struct Compiler {

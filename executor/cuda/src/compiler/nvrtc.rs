@@ -23,8 +23,7 @@ pub(super) fn compile(source: Source, options: &[String]) -> Result<Vec<u8>> {
     let options = strings(options.iter().map(String::as_str));
     let pointers = pointers(&options);
     // SAFETY: the program is alive, and the options end with zeros.
-    let status =
-        unsafe { sys::nvrtcCompileProgram(program.0, pointers.len() as i32, pointers.as_ptr()) };
+    let status = unsafe { sys::nvrtcCompileProgram(program.0, pointers.len() as i32, pointers.as_ptr()) };
     if status != nvrtcResult::NVRTC_SUCCESS {
         let log = program.log().unwrap_or_default();
         let log = if log.trim().is_empty() { message(status) } else { log.trim().to_owned() };

@@ -61,7 +61,10 @@ fn compare(
             let first = &*first.get_or_insert_with(|| found.clone());
             for ((name, found), (_, first)) in found.iter().zip(first) {
                 let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-                assert!(bits(found) == bits(first), "{name}, {dtype:?}, order {order}, seed {seed}: other bits");
+                assert!(
+                    bits(found) == bits(first),
+                    "{name}, {dtype:?}, order {order}, seed {seed}: other bits"
+                );
             }
         }
     }
