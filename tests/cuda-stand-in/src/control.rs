@@ -180,8 +180,7 @@ impl StandIn {
     pub fn counts(&self) -> Counts {
         let mut values = [0; COUNTS];
         // SAFETY: the function writes at most the given number of values.
-        let written = unsafe { (self.counts)(values.as_mut_ptr(), COUNTS) };
-        assert_eq!(usize::try_from(written), Ok(COUNTS), "the driver knows the same counts");
+        unsafe { (self.counts)(values.as_mut_ptr(), COUNTS) };
         values.into()
     }
 

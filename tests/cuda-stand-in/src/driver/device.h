@@ -13,8 +13,8 @@ namespace cuda_stand_in {
 
 struct Device {
     int ordinal = 0;
-    int retains = 0;               // of the primary context
-    std::atomic<int> error{0};     // sticky: all that follows fails with it
+    int retains = 0;            // of the primary context
+    std::atomic<int> error{0};  // sticky: all that follows fails with it
     Memory memory;
     std::shared_ptr<Stream> legacy;  // the default stream
     std::vector<std::shared_ptr<Stream>> streams;

@@ -49,7 +49,7 @@ void catch_faults() {
     static std::once_flag once;
     std::call_once(once, [] {
         for (int i = 0; i < 4; i++) {
-            struct sigaction action {};
+            struct sigaction action{};
             action.sa_sigaction = handle;
             // The handler jumps out: the signal must not stay blocked.
             action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;

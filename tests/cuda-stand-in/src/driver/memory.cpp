@@ -134,11 +134,13 @@ unsigned char* Memory::map_pages(size_t pages_bytes) {
         idle_bytes_ -= pages_bytes;
         return low;
     }
-    void* mapping = mmap(nullptr, pages_bytes + 2 * PAGE, PROT_NONE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* mapping =
+        mmap(nullptr, pages_bytes + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return mapping == MAP_FAILED ? nullptr : static_cast<unsigned char*>(mapping) + PAGE;
 }
 
-void Memory::unmap_pages(unsigned char* low, size_t pages_bytes) { munmap(low - PAGE, pages_bytes + 2 * PAGE); }
+void Memory::unmap_pages(unsigned char* low, size_t pages_bytes) {
+    munmap(low - PAGE, pages_bytes + 2 * PAGE);
+}
 
 }  // namespace cuda_stand_in

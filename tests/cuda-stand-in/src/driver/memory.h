@@ -1,9 +1,10 @@
 // Memory of a device: host memory with guard pages.
 //
-// A buffer starts at a multiple of 256 bytes and ends less than 256 bytes before a page that is not accessible. It
-// lives from the moment at which its stream executes the allocation to that at which its stream executes the
-// release; before and after, an access faults. New memory holds 0xff, NaN in every format. Bytes count as in use
-// from the call that allocates to the call that releases, as if streams were never late.
+// A buffer starts at a multiple of 256 bytes and ends less than 256 bytes before a page that is not
+// accessible. It lives from the moment at which its stream executes the allocation to that at which its
+// stream executes the release; before and after, an access faults. New memory holds 0xff, NaN in every
+// format. Bytes count as in use from the call that allocates to the call that releases, as if streams were
+// never late.
 #pragma once
 
 #include <cstddef>

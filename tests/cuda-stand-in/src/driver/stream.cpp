@@ -16,7 +16,7 @@ namespace {
 // More operations than this in one stream run early: each may hold a mapping of memory.
 constexpr size_t OPERATIONS_MAX = 8192;
 
-std::mutex state_mutex;         // guards queues, numbers and handles; held for short
+std::mutex state_mutex;          // guards queues, numbers and handles; held for short
 std::recursive_mutex run_mutex;  // held by the host thread that runs operations
 uint64_t last_number = 0;
 std::map<void*, std::shared_ptr<Stream>> streams;

@@ -1,9 +1,9 @@
 // Runs the blocks of a launch on one host thread, one fiber per CUDA thread.
 //
-// A warp runs on until all of its threads wait at the barrier of the block, so warps are as far apart as barriers
-// allow. The lanes of a warp take turns at operations of the warp. The thread order of a launch chooses which warp
-// and which lane comes first. A fiber gets a stack when it starts and hands it to the next thread when it ends,
-// so threads that never wait share one stack.
+// A warp runs on until all of its threads wait at the barrier of the block, so warps are as far apart as
+// barriers allow. The lanes of a warp take turns at operations of the warp. The thread order of a launch
+// chooses which warp and which lane comes first. A fiber gets a stack when it starts and hands it to the next
+// thread when it ends, so threads that never wait share one stack.
 #pragma once
 
 #include "../execution/thread.h"

@@ -11,7 +11,7 @@ use cudarc::{
 };
 use dflop_cuda_stand_in::StandIn;
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     ops::Deref,
     sync::{Arc, Mutex, MutexGuard},
 };
@@ -53,7 +53,7 @@ __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float(static_c
 /// Compiles a source to an image; an error is the compiler's log.
 pub(crate) fn compile(source: &str, options: &[&str]) -> Result<Vec<u8>, String> {
     let source = CString::new(source).expect("sources hold no NUL");
-    let names = [c"intrinsics.cuh", c"device.cuh"].map(|name| name.as_ptr());
+    let names = [c"intrinsics.cuh", c"device.cuh"].map(CStr::as_ptr);
     let texts = [INTRINSICS, DEVICE].map(|text| CString::new(text).expect("headers hold no NUL"));
     let headers = [texts[0].as_ptr(), texts[1].as_ptr()];
     let mut program = std::ptr::null_mut();
@@ -71,13 +71,11 @@ pub(crate) fn compile(source: &str, options: &[&str]) -> Result<Vec<u8>, String>
     assert_eq!(status, sys::nvrtcResult::NVRTC_SUCCESS);
     // SAFETY: the program is valid until it is destroyed at the end.
     unsafe {
-        let compiled = result::compile_program(program, options);
-        let output = match compiled {
-            Ok(()) => Ok(cubin(program)),
-            Err(_) => {
-                let log = result::get_program_log(program).expect("there is a log");
-                Err(log.iter().map(|&byte| char::from(byte as u8)).collect())
-            }
+        let output = if result::compile_program(program, options).is_ok() {
+            Ok(cubin(program))
+        } else {
+            let log = result::get_program_log(program).expect("there is a log");
+            Err(log.iter().map(|&byte| char::from(byte as u8)).collect())
         };
         result::destroy_program(program).expect("the program is valid");
         output
@@ -127,9 +125,10 @@ pub(crate) const LAUNCH_FAILED: u32 = 719;
 macro_rules! launch {
     ($stream:expr, $function:expr, $config:expr, $($argument:expr),* $(,)?) => {{
         use cudarc::driver::PushKernelArg;
+        let config = $config;
         let mut builder = $stream.launch_builder(&$function);
         $(builder.arg($argument);)*
         // SAFETY: the test's kernel takes these arguments.
-        unsafe { builder.launch($config) }.map(|_| ())
+        unsafe { builder.launch(config) }.map(|_| ())
     }};
 }
