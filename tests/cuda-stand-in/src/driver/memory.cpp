@@ -19,7 +19,8 @@ constexpr size_t IDLE_BYTES_MAX = 256 << 20;
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 bool is_poison(const unsigned char* from, const unsigned char* to) {
-    return std::all_of(from, to, [](unsigned char byte) { return byte == POISON; });
+    // Every byte is as the one before it.
+    return from == to || (*from == POISON && memcmp(from, from + 1, size_t(to - from) - 1) == 0);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -90,7 +91,9 @@ API nvrtcCreateProgram(Program** program, const char* source, const char* name, 
     if (!program || !source || headers < 0) return INVALID_INPUT;
     auto created = std::make_unique<Program>();
     created->source.text = source;
-    created->source.name = name && *name ? name : "default_program";
+    // A name may be a path; only its last part names a file here.
+    const std::string file = std::filesystem::path(name ? name : "").filename();
+    created->source.name = file.empty() ? "default_program" : file;
     for (int i = 0; i < headers; i++) created->source.headers[names[i]] = texts[i];
     std::lock_guard lock(mutex);
     programs.insert(created.get());

@@ -31,10 +31,7 @@ const std::vector<std::string> FLAGS = {"-O2", "-march=native", "-fPIC", "-pthre
                                         // array; the driver library has the handlers.
                                         "-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"};
 
-std::string compiler() {
-    const char* chosen = getenv("CXX");
-    return chosen && *chosen ? chosen : "g++";
-}
+const std::string COMPILER = "g++";
 
 // The folder of this library, which also holds the headers of kernels.
 const std::string& library_folder() {
@@ -75,15 +72,15 @@ std::string digest_text(const std::string& text) {
 const std::string& compiler_identity() {
     static const std::string identity = [] {
         std::string text;
-        run_process({compiler(), "-march=native", "-Q", "--help=target"}, &text);
-        run_process({compiler(), "--version"}, &text);
+        run_process({COMPILER, "-march=native", "-Q", "--help=target"}, &text);
+        run_process({COMPILER, "--version"}, &text);
         return digest_text(text);
     }();
     return identity;
 }
 
 std::vector<std::string> command(const std::string& standard, std::initializer_list<std::string> more) {
-    std::vector<std::string> arguments{compiler(), "-std=" + standard};
+    std::vector<std::string> arguments{COMPILER, "-std=" + standard};
     arguments.insert(arguments.end(), FLAGS.begin(), FLAGS.end());
     arguments.insert(arguments.end(), more);
     return arguments;
@@ -157,7 +154,7 @@ bool build(const Source& source, const Options& options, const std::string& targ
         folders.push_back("-I" + include_folder);
 
     write_file(folder + "scan.cpp", macros + "#define __CUDACC__ 1\n#define __CUDACC_RTC__ 1\n" + include);
-    std::vector<std::string> scan{compiler(), "-std=" + options.standard, "-E", "-P", "-nostdinc", "-w"};
+    std::vector<std::string> scan{COMPILER, "-std=" + options.standard, "-E", "-P", "-nostdinc", "-w"};
     scan.insert(scan.end(), folders.begin(), folders.end());
     scan.insert(scan.end(), {folder + "scan.cpp", "-o", folder + "scan.ii"});
     if (run_process(scan, log) == 0 && has_device_functions(options, folder + "scan.ii", log)) {
@@ -167,7 +164,9 @@ bool build(const Source& source, const Options& options, const std::string& targ
         auto arguments = command(options.standard, {"-I" + prelude_folder(options.standard)});
         arguments.insert(arguments.end(), folders.begin(), folders.end());
         arguments.insert(arguments.end(), {"-shared", folder + "program.cpp", "-o", object,
-                                           library_folder() + "/libcuda.so.1", "-Wl,-z,defs"});
+                                           library_folder() + "/libcuda.so.1", "-Wl,-z,defs",
+                                           // Without the compiler's own library of checks.
+                                           "-nodefaultlibs", "-lm", "-lc", "-lgcc"});
         if (run_process(arguments, log) == 0) {
             fs::rename(object, target);
             return true;
