@@ -22,7 +22,9 @@ fn a_write_behind_a_buffer_is_an_illegal_address_and_the_error_stays() {
     launch!(stream, write, grid(1, 1), &mut x, &64_i32).unwrap();
     assert_eq!(code(stream.synchronize()), ILLEGAL_ADDRESS);
     assert_eq!(code(stream.synchronize()), ILLEGAL_ADDRESS);
-    assert!(cuda.last_failure().contains("write: illegal address"), "{}", cuda.last_failure());
+    let failure = cuda.last_failure();
+    assert!(failure.starts_with("write: illegal address"), "{failure}");
+    assert!(failure.contains("0 bytes behind the end of a buffer of 256 bytes"), "{failure}");
 }
 
 #[test]

@@ -31,6 +31,8 @@ Device* device_of(int ordinal);
 // The device whose context is current in this host thread, or null.
 Device*& current_device();
 bool is_context(const void* handle);
+// Where an address lies in the memory of a device, for messages.
+std::string describe_address(const void* address);
 // The cause of the last error of any device.
 std::string last_failure();
 

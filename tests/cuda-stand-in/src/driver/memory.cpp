@@ -104,13 +104,17 @@ bool Memory::is_open(uintptr_t address, size_t bytes) const {
     return found != buffers_.end() && found->second.state == State::Open;
 }
 
-bool Memory::contains(uintptr_t address) const {
+std::string Memory::describe(uintptr_t address) const {
     std::lock_guard lock(mutex_);
-    auto found = buffers_.upper_bound(address);
-    if (found == buffers_.begin()) return false;
-    --found;
-    const auto end = reinterpret_cast<uintptr_t>(found->second.low) + found->second.pages_bytes + PAGE;
-    return address < end;
+    for (const auto& [start, buffer] : buffers_) {
+        const auto low = reinterpret_cast<uintptr_t>(buffer.low), end = start + buffer.bytes;
+        if (address < low - PAGE || address >= low + buffer.pages_bytes + PAGE) continue;
+        const std::string name = "a buffer of " + std::to_string(buffer.bytes) + " bytes";
+        if (address < start) return std::to_string(start - address) + " bytes before " + name;
+        if (address >= end) return std::to_string(address - end) + " bytes behind the end of " + name;
+        return "in " + name + (buffer.state == State::Open ? "" : " that its stream has not allocated yet");
+    }
+    return {};
 }
 
 void Memory::reset_highest() {

@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <string>
 
 namespace cuda_stand_in {
 
@@ -30,8 +31,8 @@ public:
     bool is_in_use(uintptr_t address, size_t bytes) const;
     // Whether these bytes can be accessed now.
     bool is_open(uintptr_t address, size_t bytes) const;
-    // Whether the address lies in a buffer, released or not, or in the gap behind it.
-    bool contains(uintptr_t address) const;
+    // Where an address lies, for messages; an empty text if no buffer is near.
+    std::string describe(uintptr_t address) const;
 
     size_t bytes_in_use() const { return locked(bytes_in_use_); }
     size_t bytes_highest() const { return locked(bytes_highest_); }

@@ -2,8 +2,6 @@
 #include "errors.h"
 #include "worker.h"
 
-#include <cstring>
-
 namespace {
 
 // The first member of what the compiler passes, by the interface of its runtime library.
@@ -14,10 +12,8 @@ struct Place {
 
 [[noreturn]] void fail(int error, const char* problem, const void* check) {
     const auto* place = static_cast<const Place*>(check);
-    const char* slash = strrchr(place->file, '/');
-    const char* file = slash ? slash + 1 : place->file;
     cuda_stand_in::current_worker()->fail(
-        error, std::string(problem) + " at " + file + ":" + std::to_string(place->line));
+        error, std::string(problem) + " at " + cuda_stand_in::place_text(place->file, place->line));
 }
 
 }  // namespace

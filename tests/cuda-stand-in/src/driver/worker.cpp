@@ -30,6 +30,11 @@ constexpr int POISON = 0xff;  // NaN in every format of numbers
 constexpr uint64_t ASCENDING = 0, DESCENDING = 1;
 }  // namespace
 
+std::string place_text(const char* file, unsigned line) {
+    const char* slash = strrchr(file, '/');
+    return std::string(slash ? slash + 1 : file) + ":" + std::to_string(line);
+}
+
 Worker*& current_worker() {
     static __thread Worker* worker __attribute__((tls_model("initial-exec")));
     return worker;
@@ -153,7 +158,7 @@ void Worker::release_barrier() {
     for (Warp& warp : warps_) {
         if (warp.waiting)
             fail(LAUNCH_FAILED, "threads of a block wait at different barriers: some lanes at " +
-                                    std::string(barrier_file_) + ":" + std::to_string(barrier_line_) +
+                                    place_text(barrier_file_, barrier_line_) +
                                     ", others at an operation of their warp");
         warp.ready = warp.at_barrier;
         warp.at_barrier = 0;
@@ -231,9 +236,8 @@ void Worker::wait_at_barrier(const char* file, int line) {
         barrier_file_ = file;
         barrier_line_ = line;
     } else if (line != barrier_line_ || (file != barrier_file_ && strcmp(file, barrier_file_) != 0)) {
-        fail(LAUNCH_FAILED, "threads of a block wait at different barriers: " + std::string(barrier_file_) +
-                                ":" + std::to_string(barrier_line_) + " and " + file + ":" +
-                                std::to_string(line));
+        fail(LAUNCH_FAILED, "threads of a block wait at different barriers: " +
+                                place_text(barrier_file_, barrier_line_) + " and " + place_text(file, line));
     }
     warps_[warp_].at_barrier |= 1u << lane();
     suspend();

@@ -125,6 +125,9 @@ private:
 const char* run_warp_operation(WarpOperation operation, unsigned group, void* const* operands,
                                const Worker& worker, int* error);
 
+// A place in the source of a program, without the folder it was compiled in.
+std::string place_text(const char* file, unsigned line);
+
 // The worker that runs on this host thread, if any.
 Worker*& current_worker();
 
