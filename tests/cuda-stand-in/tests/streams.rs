@@ -2,7 +2,7 @@
 
 use crate::{
     launch,
-    support::{code, cuda, grid, kernel, raw},
+    support::{ILLEGAL_ADDRESS, code, cuda, grid, kernel, raw},
 };
 use cudarc::driver::sys::CUevent_flags;
 use std::{sync::Arc, thread};
@@ -84,6 +84,27 @@ fn events_are_reached_when_something_waits() {
     let milliseconds = start.elapsed_ms(&end).unwrap();
     assert!(end.is_complete() && milliseconds > 0.0, "{milliseconds}");
     assert!(cuda.counts().event_synchronizations >= 2);
+}
+
+#[test]
+fn polling_ends() {
+    let Some(cuda) = cuda() else { return };
+    let stream = cuda.context.new_stream().unwrap();
+    let x = stream.clone_htod(&[1_f32; 16]).unwrap();
+    let event = stream.record_event(None).unwrap();
+    let polls = (0..10).take_while(|_| !event.is_complete()).count();
+    assert!((1..10).contains(&polls), "{polls}");
+    drop(x);
+}
+
+#[test]
+fn a_buffer_that_another_stream_releases_too_early_is_an_illegal_address() {
+    let Some(cuda) = cuda() else { return };
+    let (first, second) = (cuda.context.new_stream().unwrap(), cuda.context.new_stream().unwrap());
+    let address = raw::alloc::<f32>(&first, 64).unwrap().leak();
+    raw::release(address, &second);
+    assert_eq!(code(second.synchronize()), 0);
+    assert_eq!(code(first.synchronize()), ILLEGAL_ADDRESS);
 }
 
 /// The flag of streams that the default stream does not wait for.

@@ -39,15 +39,18 @@ uintptr_t Memory::reserve(size_t bytes, size_t bytes_max) {
     return start;
 }
 
-void Memory::open(uintptr_t buffer) {
+bool Memory::open(uintptr_t buffer) {
     std::lock_guard lock(mutex_);
-    Buffer& found = buffers_.at(buffer);
+    const auto at = buffers_.find(buffer);
+    if (at == buffers_.end()) return false;
+    Buffer& found = at->second;
     if (mprotect(found.low, found.pages_bytes, PROT_READ | PROT_WRITE) != 0) {
         perror("cuda stand-in: memory of a buffer");
         abort();
     }
     memset(found.low, POISON, found.pages_bytes);
     found.state = State::Open;
+    return true;
 }
 
 bool Memory::release(uintptr_t buffer) {

@@ -20,8 +20,8 @@ class Memory {
 public:
     // Reserves a buffer; 0 if that exceeds `bytes_max` bytes in use.
     uintptr_t reserve(size_t bytes, size_t bytes_max);
-    // Makes a reserved buffer accessible.
-    void open(uintptr_t buffer);
+    // Makes a reserved buffer accessible; false if it was closed before.
+    bool open(uintptr_t buffer);
     // Counts a buffer as released; false if no buffer in use starts there.
     bool release(uintptr_t buffer);
     // Ends a released buffer; false if bytes around it were written.

@@ -91,6 +91,14 @@ bool is_reached(const Point& point) {
     return point.stream->done >= std::min(point.number, point.stream->enqueued);
 }
 
+bool poll(const Point& point) {
+    if (is_reached(point)) return true;
+    std::lock_guard running(run_mutex);
+    Operation operation;
+    if (take(*point.stream, point.number, operation)) run_operation(*point.stream, operation);
+    return false;
+}
+
 Point end_of(const std::shared_ptr<Stream>& stream) {
     std::lock_guard lock(state_mutex);
     return {stream, stream->enqueued};

@@ -53,6 +53,8 @@ uint64_t enqueue(const std::shared_ptr<Stream>& stream, Operation operation);
 // Runs a stream until the point is reached.
 void run_until(const Point& point);
 bool is_reached(const Point& point);
+// Tells whether a point is reached; if not, runs one operation behind the answer, so that polling ends.
+bool poll(const Point& point);
 // The point after all that was enqueued to a stream.
 Point end_of(const std::shared_ptr<Stream>& stream);
 // Runs all streams of a device.
