@@ -1,7 +1,7 @@
 //! Runs an unmodified CUDA program on a CPU, so that it can be tested without a GPU.
 //!
 //! Three shared libraries stand in for `libcuda.so.1`, `libnvrtc.so.13` and `libcublasLt.so.13`. They are
-//! written against the documented behaviour of those libraries, and where the documentation leaves a choice
+//! written against the documented behavior of those libraries, and where the documentation leaves a choice
 //! they take the one that shows mistakes: streams run as late as they may, threads take turns in adversarial
 //! orders, memory starts as NaN, and accesses outside of a living buffer fault.
 //!

@@ -36,7 +36,7 @@ void ballot(unsigned group, void* const* operands) {
     for_lanes(group, [&](unsigned lane) { static_cast<BallotOperands*>(operands[lane])->result = votes; });
 }
 
-// Lane l gives row l % 8 of matrix l / 8, and gets two neighbours of each matrix.
+// Lane l gives row l % 8 of matrix l / 8, and gets two neighbors of each matrix.
 template <bool is_transposed>
 const char* load_matrix(void* const* operands, const Worker& worker, int* error) {
     unsigned words[4][8][4];  // pairs of elements
