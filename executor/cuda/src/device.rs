@@ -46,6 +46,7 @@ pub struct CudaBuilder {
     memory_limit: Option<u64>,
     search: SearchPath,
     kernel_cache: Option<PathBuf>,
+    replaced_sources: Vec<(String, String)>,
 }
 
 /// Properties of a device.
@@ -93,6 +94,15 @@ impl CudaBuilder {
         self
     }
 
+    /// Replaces the source of a kernel or header, by the name of its file: for tests that ask whether a fault
+    /// in it would be found.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn replace_source(mut self, file: &str, text: String) -> Self {
+        self.replaced_sources.push((file.to_owned(), text));
+        self
+    }
+
     /// Opens the device.
     ///
     /// # Errors
@@ -112,6 +122,7 @@ impl CudaBuilder {
         }
         let driver = context.driver_version();
         let compiler = Compiler::new(context.capability(), driver, libraries.compiler, self.kernel_cache)?;
+        let compiler = compiler.replace_sources(self.replaced_sources);
         Ok(Cuda(Arc::new(Shared {
             staging: Staging::new(context.clone()),
             lanes: Lanes::new(context.clone()),
@@ -143,6 +154,7 @@ impl Cuda {
             memory_limit: None,
             search: SearchPath::from_environment(),
             kernel_cache: default_kernel_cache(),
+            replaced_sources: Vec::new(),
         }
     }
 

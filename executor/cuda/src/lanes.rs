@@ -12,10 +12,13 @@ use crate::event::Gate;
 /// Work of a lane, which ends with an event of the stream.
 type Work = Box<dyn FnOnce(&Stream) -> Result<Event> + Send>;
 
+/// Queue of a lane: work, and the gate that opens once it is issued.
+type Queue = Sender<(Work, Arc<Gate>)>;
+
 /// Threads of the lanes, by their numbers. A thread ends once its device is dropped and its work is done.
 pub(crate) struct Lanes {
     context: Context,
-    senders: Mutex<HashMap<u64, Sender<(Work, Arc<Gate>)>>>,
+    senders: Mutex<HashMap<u64, Queue>>,
 }
 
 impl Lanes {
@@ -44,7 +47,7 @@ impl Lanes {
 }
 
 /// Starts the thread of a lane.
-fn start(context: &Context) -> Result<Sender<(Work, Arc<Gate>)>> {
+fn start(context: &Context) -> Result<Queue> {
     let stream = Stream::new(context)?;
     let (sender, receiver) = channel::<(Work, Arc<Gate>)>();
     let run = move || {

@@ -107,8 +107,9 @@ impl Cuda {
         output: Option<&Tensor<Self>>,
         mut task: Box<dyn HostTask>,
     ) -> Result<()> {
-        let message =
-            input.map(|tensor| self.on_host(stream, &tensor, |elements| elements.message())).transpose()?;
+        let message = input
+            .map(|tensor| self.on_host(stream, &tensor, |elements: Elements<'_>| elements.message()))
+            .transpose()?;
         task.start(message.transpose()?)?;
         match (task.finish()?, output) {
             (Some(buffer), Some(output)) => self.receive(stream, &buffer, output),
