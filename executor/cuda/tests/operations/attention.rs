@@ -36,7 +36,9 @@ impl<D: Device> Cases<'_, D> {
         let segments = Segments::new(self.d, &starts)?;
         let rows = segments.host().rows();
         let mut values = self.random.numbers(rows * shape.row());
-        values.iter_mut().for_each(|value| *value += offset);
+        for value in &mut values {
+            *value += offset;
+        }
         let qkv = self.d.upload(&values)?;
         let mut log_sums = self.d.alloc_as(Dtype::F32, rows * shape.heads)?;
         let mut output = self.d.alloc(rows * shape.output())?;
