@@ -32,6 +32,7 @@ pub(in super::super) enum Id {
     LogSumOffsets,
     Scale,
     Masked,
+    One,
     /// First of the tensors that exist within a graph only.
     Inner,
 }
