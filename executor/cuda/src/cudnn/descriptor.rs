@@ -156,11 +156,6 @@ impl Descriptor {
         Ok(if len == 0 { count } else { count.min(len) })
     }
 
-    /// Library that made the descriptor.
-    pub(super) const fn library(&self) -> &Arc<Library> {
-        &self.library
-    }
-
     /// The library's name of the descriptor, valid while this one lives.
     pub(super) const fn raw(&self) -> Raw {
         self.raw

@@ -27,7 +27,7 @@ impl DeviceProperties {
     /// Properties of an H200.
     #[must_use]
     pub fn h200() -> Self {
-        Self::of_model(&json!({
+        Self::of_model(json!({
             "deviceName": "NVIDIA H200",
             "deviceVer": 900,
             "multiProcessorCount": 132,
@@ -41,7 +41,7 @@ impl DeviceProperties {
     /// Properties of an A100 with 80 GB.
     #[must_use]
     pub fn a100() -> Self {
-        Self::of_model(&json!({
+        Self::of_model(json!({
             "deviceName": "NVIDIA A100-SXM4-80GB",
             "deviceVer": 800,
             "multiProcessorCount": 108,
@@ -55,7 +55,7 @@ impl DeviceProperties {
     /// Properties of a B200.
     #[must_use]
     pub fn b200() -> Self {
-        Self::of_model(&json!({
+        Self::of_model(json!({
             "deviceName": "NVIDIA B200",
             "deviceVer": 1000,
             "multiProcessorCount": 148,
@@ -100,7 +100,8 @@ impl DeviceProperties {
         let mut properties = self.properties.clone();
         properties.retain(|name, _| !OF_ONE_DEVICE.contains(&name.as_str()));
         let digest = Sha256::digest(Value::Object(properties).to_string());
-        digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+        let first = digest.iter().take(8).fold(0, |number, &byte| number << 8 | u64::from(byte));
+        format!("{first:016x}")
     }
 
     /// Descriptor of the properties.
@@ -113,7 +114,7 @@ impl DeviceProperties {
     }
 
     /// Adds the properties in which the models do not differ.
-    fn of_model(model: &Value) -> Self {
+    fn of_model(model: Value) -> Self {
         let common = json!({
             "regsPerBlock": 65_536,
             "smCountOrigin": 0,
@@ -135,8 +136,15 @@ impl DeviceProperties {
             "cudaDeviceId": 0,
             "driverVer": 13_000,
         });
-        let objects = [common, model.clone()];
-        Self { properties: objects.iter().filter_map(Value::as_object).cloned().flatten().collect() }
+        let objects = [common, model];
+        Self { properties: objects.into_iter().flat_map(into_properties).collect() }
+    }
+}
+
+fn into_properties(object: Value) -> Map<String, Value> {
+    match object {
+        Value::Object(properties) => properties,
+        _ => Map::new(),
     }
 }
 

@@ -74,7 +74,8 @@ pub struct Library {
     functions: Functions,
     version: Version,
     file: String,
-    _library: libloading::Library,
+    /// Keeps the functions callable.
+    _opened: libloading::Library,
 }
 
 impl Library {
@@ -97,7 +98,7 @@ impl Library {
             return Err(Error::TooOld { file, found: version, expected: OLDEST });
         }
         let functions = Functions::find(&library, &file)?;
-        Ok(Arc::new(Self { functions, version, file, _library: library }))
+        Ok(Arc::new(Self { functions, version, file, _opened: library }))
     }
 
     /// Version of the library.
@@ -135,7 +136,10 @@ impl Library {
 
 impl fmt::Debug for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Library").field("file", &self.file).field("version", &self.version).finish()
+        f.debug_struct("Library")
+            .field("file", &self.file)
+            .field("version", &self.version)
+            .finish_non_exhaustive()
     }
 }
 

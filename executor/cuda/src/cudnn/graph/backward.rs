@@ -38,9 +38,11 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
     for (attribute, part) in &parts {
         operation.link(*attribute, &[part])?;
     }
-    let tokens = [i64::from(key.tokens)];
-    operation.set(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, &tokens)?;
-    operation.set(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV, &tokens)?;
+    if key.is_bounded() {
+        let tokens = [i64::from(key.tokens)];
+        operation.set(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, &tokens)?;
+        operation.set(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV, &tokens)?;
+    }
     if key.is_causal {
         let mask = CausalMask::new(tensors)?;
         operation.link(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH, &[&mask.graph])?;
