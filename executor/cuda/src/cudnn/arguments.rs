@@ -64,14 +64,18 @@ impl Arguments {
             (Id::Values, vectors),
             (Id::Output, self.output),
             (Id::LogSums, self.log_sums),
-            (Id::Lengths, table(places.lengths)),
+            (Id::QueryLengths, table(places.lengths)),
+            (Id::KeyLengths, table(places.lengths)),
             (Id::RowOffsets, table(places.rows)),
             (Id::OutputOffsets, table(places.outputs)),
             (Id::LogSumOffsets, table(places.log_sums)),
             (Id::Scale, address_of(&values.scale)),
         ];
-        if key.is_causal || plan.form() == Form::Composite {
-            bindings.push((Id::Masked, address_of(&values.masked)));
+        if plan.form() == Form::Composite {
+            bindings.push((Id::Padding, address_of(&values.masked)));
+        }
+        if key.is_causal {
+            bindings.push((Id::Later, address_of(&values.masked)));
         }
         if key.is_backward {
             let Some(gradients) = self.gradients else {

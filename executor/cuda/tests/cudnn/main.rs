@@ -21,7 +21,13 @@ fn explore() {
         if !name.contains(&only) {
             continue;
         }
-        let plans = Plans::new(&library, device, None, NonZeroUsize::new(64).unwrap()).unwrap();
+        let plans = Plans::new(
+            &library,
+            device,
+            std::env::var("PLANS").ok().as_deref().map(std::path::Path::new),
+            NonZeroUsize::new(64).unwrap(),
+        )
+        .unwrap();
         for (heads, kv_heads, head_dim, is_causal) in
             [(28, 4, 128, true), (28, 4, 128, false), (16, 16, 72, false)]
         {

@@ -15,7 +15,6 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
     let key = tensors.key;
     let rows = tensors.offsets(Id::RowOffsets)?;
     let outputs = tensors.offsets(Id::OutputOffsets)?;
-    let lengths = tensors.lengths()?;
     let parts = [
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_QDESC, tensors.of_row(Id::Queries, key.heads, &rows)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_KDESC, tensors.of_row(Id::Keys, key.kv_heads, &rows)?),
@@ -30,8 +29,8 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DKDESC, tensors.of_row(Id::DKeys, key.kv_heads, &rows)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DVDESC, tensors.of_row(Id::DValues, key.kv_heads, &rows)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SCALEDESC, tensors.host_value(Id::Scale)?),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_QDESC, Arc::clone(&lengths)),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_KVDESC, lengths),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_QDESC, tensors.lengths(Id::QueryLengths)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_KVDESC, tensors.lengths(Id::KeyLengths)?),
     ];
     let kind = DescriptorType::CUDNN_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR;
     let mut operation = Descriptor::new(tensors.library, kind)?;

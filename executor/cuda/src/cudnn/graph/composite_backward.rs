@@ -8,7 +8,7 @@ use cudarc::cudnn::sys::cudnnReduceTensorOp_t as Reduction;
 
 use super::super::descriptor::Descriptor;
 use super::super::error::Result;
-use super::operations::{Bound, Operations};
+use super::operations::{Operations, Product};
 use super::tensor::Id;
 
 /// A tensor of a graph.
@@ -58,7 +58,7 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     let untransposed = graph.tensors.inner_of_row(&rows)?;
     graph.reorder_into(&keys, &untransposed)?;
     let d_queries_sum = graph.tensors.query_sums(&rows)?;
-    graph.multiply(&d_scores, &untransposed, Bound::Rows, &d_queries_sum)?;
+    graph.multiply(Product::QueriesOverKeys, &d_scores, &untransposed, &d_queries_sum)?;
     graph.map_into(Mode::CUDNN_POINTWISE_IDENTITY, &d_queries_sum, None, &d_queries)?;
     graph.graph()
 }
@@ -77,9 +77,9 @@ fn add_gradient(
     graph.reorder_into(scores, &transposed)?;
     let gradient = graph.tensors.of_row(id, key.kv_heads, rows)?;
     if key.heads == key.kv_heads {
-        return graph.multiply(&transposed, factors, Bound::Rows, &gradient);
+        return graph.multiply(Product::KeysOverQueries, &transposed, factors, &gradient);
     }
     let of_heads = graph.tensors.of_query_heads(id_of_heads, rows)?;
-    graph.multiply(&transposed, factors, Bound::Rows, &of_heads)?;
+    graph.multiply(Product::KeysOverQueries, &transposed, factors, &of_heads)?;
     graph.reduce_into(Reduction::CUDNN_REDUCE_TENSOR_ADD, &of_heads, &gradient)
 }

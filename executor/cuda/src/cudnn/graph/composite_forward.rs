@@ -8,7 +8,7 @@ use cudarc::cudnn::sys::cudnnReduceTensorOp_t as Reduction;
 
 use super::super::descriptor::Descriptor;
 use super::super::error::Result;
-use super::operations::{Bound, Operations};
+use super::operations::{Operations, Product};
 use super::tensor::Id;
 
 /// Makes the graph: output and log-sum-exp of packed queries, keys and values.
@@ -39,6 +39,6 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Arc<Descriptor>> {
     let probabilities = graph.tensors.scores(DataType::CUDNN_DATA_BFLOAT16)?.1;
     graph.map_into(Mode::CUDNN_POINTWISE_DIV, &powers, Some(&sums), &probabilities)?;
 
-    graph.multiply(&probabilities, &values, Bound::Rows, &output)?;
+    graph.multiply(Product::QueriesOverKeys, &probabilities, &values, &output)?;
     graph.graph()
 }

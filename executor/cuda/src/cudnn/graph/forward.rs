@@ -14,7 +14,6 @@ use super::tensor::{Id, Tensors};
 pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
     let key = tensors.key;
     let rows = tensors.offsets(Id::RowOffsets)?;
-    let lengths = tensors.lengths()?;
     let parts = [
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC, tensors.of_row(Id::Queries, key.heads, &rows)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, tensors.of_row(Id::Keys, key.kv_heads, &rows)?),
@@ -28,8 +27,8 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
             tensors.of_rows(Id::LogSums, &tensors.offsets(Id::LogSumOffsets)?)?,
         ),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC, tensors.host_value(Id::Scale)?),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, Arc::clone(&lengths)),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC, lengths),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, tensors.lengths(Id::QueryLengths)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC, tensors.lengths(Id::KeyLengths)?),
     ];
     let kind = DescriptorType::CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR;
     let mut operation = Descriptor::new(tensors.library, kind)?;

@@ -24,7 +24,7 @@ impl CausalMask {
         let (output, masked) = tensors.scores(DataType::CUDNN_DATA_FLOAT)?;
         let kind = DescriptorType::CUDNN_BACKEND_OPERATION_DIAGONAL_BAND_MASK_DESCRIPTOR;
         let mut mask = Descriptor::new(tensors.library, kind)?;
-        let replaced = tensors.host_value(Id::Masked)?;
+        let replaced = tensors.host_value(Id::Later)?;
         mask.link(Attribute::CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_XDESC, &[&scores])?;
         mask.link(Attribute::CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC, &[&replaced])?;
         mask.link(Attribute::CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_YDESC, &[&masked])?;

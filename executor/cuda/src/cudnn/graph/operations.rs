@@ -18,20 +18,22 @@ type Tensor = Arc<Descriptor>;
 /// Operations of a graph, and the tensors between them.
 pub(super) struct Operations<'a> {
     pub(super) tensors: Tensors<'a>,
-    /// Rows of every segment, which bound the products.
-    pub(super) lengths: Tensor,
+    /// Rows of every segment, which bound the products: queries and keys.
+    lengths: (Tensor, Tensor),
     /// Factor on the scores.
     pub(super) scale: Tensor,
     done: Vec<Tensor>,
 }
 
-/// Which sizes of a product are the rows of a segment.
+/// Sizes of a product that are rows of a segment.
 #[derive(Clone, Copy)]
-pub(super) enum Bound {
-    /// Rows and columns of the result.
-    Scores,
-    /// Rows of the result and the dimension that is summed over.
-    Rows,
+pub(super) enum Product {
+    /// Rows of the result are queries, columns are keys.
+    QueriesByKeys,
+    /// Rows of the result are queries; the sum is over keys.
+    QueriesOverKeys,
+    /// Rows of the result are keys; the sum is over queries.
+    KeysOverQueries,
 }
 
 /// Axes of scores.
@@ -43,7 +45,8 @@ enum Axis {
 
 impl<'a> Operations<'a> {
     pub(super) fn new(tensors: Tensors<'a>) -> Result<Self> {
-        let (lengths, scale) = (tensors.lengths()?, tensors.host_value(Id::Scale)?);
+        let lengths = (tensors.lengths(Id::QueryLengths)?, tensors.lengths(Id::KeyLengths)?);
+        let scale = tensors.host_value(Id::Scale)?;
         Ok(Self { tensors, lengths, scale, done: Vec::new() })
     }
 
@@ -53,29 +56,33 @@ impl<'a> Operations<'a> {
         super::of_operations(self.tensors.library, &done)
     }
 
-    /// Multiplies matrices into `product`.
-    pub(super) fn multiply(&mut self, a: &Tensor, b: &Tensor, bound: Bound, product: &Tensor) -> Result<()> {
+    /// Multiplies matrices into `c`.
+    pub(super) fn multiply(&mut self, product: Product, a: &Tensor, b: &Tensor, c: &Tensor) -> Result<()> {
         let mut matmul = self.descriptor(DescriptorType::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?;
         matmul.set(Attribute::CUDNN_ATTR_MATMUL_COMP_TYPE, &[DataType::CUDNN_DATA_FLOAT])?;
         let matmul = matmul.finalize()?;
         let mut operation = self.descriptor(DescriptorType::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?;
-        let second = match bound {
-            Bound::Scores => Attribute::CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC,
-            Bound::Rows => Attribute::CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC,
+        let columns = Attribute::CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC;
+        let summed = Attribute::CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC;
+        let (queries, keys) = (&self.lengths.0, &self.lengths.1);
+        let (rows, (other, other_rows)) = match product {
+            Product::QueriesByKeys => (queries, (columns, keys)),
+            Product::QueriesOverKeys => (queries, (summed, keys)),
+            Product::KeysOverQueries => (keys, (summed, queries)),
         };
         operation.link(Attribute::CUDNN_ATTR_OPERATION_MATMUL_ADESC, &[a])?;
         operation.link(Attribute::CUDNN_ATTR_OPERATION_MATMUL_BDESC, &[b])?;
-        operation.link(Attribute::CUDNN_ATTR_OPERATION_MATMUL_CDESC, &[product])?;
+        operation.link(Attribute::CUDNN_ATTR_OPERATION_MATMUL_CDESC, &[c])?;
         operation.link(Attribute::CUDNN_ATTR_OPERATION_MATMUL_DESC, &[&matmul])?;
-        operation.link(Attribute::CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, &[&self.lengths])?;
-        operation.link(second, &[&self.lengths])?;
+        operation.link(Attribute::CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, &[rows])?;
+        operation.link(other, &[other_rows])?;
         self.add(operation)
     }
 
     /// Multiplies queries and keys, or output and values, into scores.
     pub(super) fn scores(&mut self, rows: &Tensor, columns: &Tensor) -> Result<Tensor> {
         let scores = self.tensors.scores(DataType::CUDNN_DATA_FLOAT)?.1;
-        self.multiply(rows, columns, Bound::Scores, &scores)?;
+        self.multiply(Product::QueriesByKeys, rows, columns, &scores)?;
         Ok(scores)
     }
 
@@ -121,19 +128,18 @@ impl<'a> Operations<'a> {
 
     /// Replaces the scores that a query does not attend to: of rows behind its segment, or of later keys.
     pub(super) fn mask(&mut self, scores: &Tensor) -> Result<Tensor> {
-        let replaced = self.tensors.host_value(Id::Masked)?;
         let (query, key) = (self.index(Axis::Query, scores)?, self.index(Axis::Key, scores)?);
-        let lengths = Arc::clone(&self.lengths);
-        let is_query = self.compare(Mode::CUDNN_POINTWISE_CMP_LT, &query, &lengths)?;
-        let is_key = self.compare(Mode::CUDNN_POINTWISE_CMP_LT, &key, &lengths)?;
+        let (queries, keys) = self.lengths.clone();
+        let is_query = self.compare(Mode::CUDNN_POINTWISE_CMP_LT, &query, &queries)?;
+        let is_key = self.compare(Mode::CUDNN_POINTWISE_CMP_LT, &key, &keys)?;
         let is_pair = self.compare(Mode::CUDNN_POINTWISE_LOGICAL_AND, &is_query, &is_key)?;
-        let masked = self.select(scores, &replaced, &is_pair)?;
+        let masked = self.select(scores, &self.tensors.host_value(Id::Padding)?, &is_pair)?;
         if !self.tensors.key.is_causal {
             return Ok(masked);
         }
         let (query, key) = (self.index(Axis::Query, &masked)?, self.index(Axis::Key, &masked)?);
         let is_earlier = self.compare(Mode::CUDNN_POINTWISE_CMP_GE, &query, &key)?;
-        self.select(&masked, &replaced, &is_earlier)
+        self.select(&masked, &self.tensors.host_value(Id::Later)?, &is_earlier)
     }
 
     fn index(&mut self, axis: Axis, scores: &Tensor) -> Result<Tensor> {

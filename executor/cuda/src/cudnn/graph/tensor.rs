@@ -30,14 +30,16 @@ pub(in super::super) enum Id {
     DQueries,
     DKeys,
     DValues,
-    Lengths,
+    QueryLengths,
+    KeyLengths,
     RowOffsets,
     OutputOffsets,
     LogSumOffsets,
     /// Factor on the scores.
     Scale,
-    /// Score of a pair that the mask hides.
-    Masked,
+    /// Scores of pairs of rows behind a segment, and of a query and a later key.
+    Padding,
+    Later,
     One,
     /// Sum of the output and its gradient, for every row and head.
     RowSums,
@@ -181,8 +183,8 @@ impl<'a> Tensors<'a> {
     }
 
     /// Rows of every segment.
-    pub(super) fn lengths(&self) -> Result<Arc<Descriptor>> {
-        self.list(Id::Lengths, DataType::CUDNN_DATA_INT32, i64::from(self.key.segments))
+    pub(super) fn lengths(&self, id: Id) -> Result<Arc<Descriptor>> {
+        self.list(id, DataType::CUDNN_DATA_INT32, i64::from(self.key.segments))
     }
 
     /// First element of every segment, and the element behind the last.
