@@ -1,7 +1,7 @@
 //! Arguments of a call: which address every tensor of a graph gets.
 
 use super::error::{Error, Result};
-use super::graph::{Form, Id, scratch};
+use super::graph::{Form, Id};
 use super::plan::Plan;
 use super::plan_key::PlanKey;
 use super::tables::Places;
@@ -17,7 +17,8 @@ pub struct Arguments {
     /// Output, bf16 `[tokens, heads * head_dim]`; written by forward plans, read by backward plans.
     pub output: u64,
     /// Natural logarithm of the sum of the exponentials of the scaled scores, f32 `[tokens, heads]`; written by
-    /// forward plans, read by backward plans.
+    /// forward plans, read by backward plans. A plan of [`Form::Padded`] reads `[segments, heads, longest]` of
+    /// its key instead, whose rows behind a segment are never read.
     pub log_sums: u64,
     /// Gradients; of backward plans.
     pub gradients: Option<Gradients>,
@@ -71,7 +72,7 @@ impl Arguments {
             (Id::LogSumOffsets, table(places.log_sums)),
             (Id::Scale, address_of(&values.scale)),
         ];
-        if plan.form() == Form::Composite {
+        if plan.form() != Form::Single {
             bindings.push((Id::Padding, address_of(&values.masked)));
         }
         if key.is_causal {
@@ -85,12 +86,12 @@ impl Arguments {
             let [d_queries, d_keys, d_values] = columns(key, gradients.d_qkv);
             bindings.push((Id::DOutput, gradients.d_output));
             bindings.extend([(Id::DQueries, d_queries), (Id::DKeys, d_keys), (Id::DValues, d_values)]);
-            if plan.form() == Form::Composite {
+            if plan.form() != Form::Single {
                 bindings.push((Id::One, address_of(&values.one)));
             }
         }
         let mut free = self.workspace + plan.own_workspace_bytes();
-        for (id, bytes) in scratch(key, plan.form()) {
+        for (id, bytes) in plan.form().scratch(key) {
             bindings.push((id, free));
             free += bytes;
         }

@@ -60,6 +60,16 @@ unsafe impl Value for cudnnBackendHeurMode_t {
     const KIND: Kind = Kind::CUDNN_TYPE_HEUR_MODE;
 }
 
+/// Kind of a setting of an engine, `cudnnBackendKnobType_t`; an integer, because a later cuDNN has more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(transparent)]
+pub(super) struct Knob(pub(super) u32);
+
+// SAFETY: as above; enumerations have 32 bits.
+unsafe impl Value for Knob {
+    const KIND: Kind = Kind::CUDNN_TYPE_KNOB_TYPE;
+}
+
 /// A descriptor and the descriptors that it refers to.
 pub(super) struct Descriptor {
     raw: Raw,
@@ -114,10 +124,10 @@ impl Descriptor {
         self.library.check("cudnnBackendFinalize", status)
     }
 
-    /// Returns an attribute of one `i64`.
-    pub(super) fn integer(&self, attribute: Attribute) -> Result<i64> {
-        let mut value = 0_i64;
-        self.get(attribute, i64::KIND, 1, (&raw mut value).cast())?;
+    /// Returns an attribute of one value.
+    pub(super) fn value<T: Value + Default>(&self, attribute: Attribute) -> Result<T> {
+        let mut value = T::default();
+        self.get(attribute, T::KIND, 1, (&raw mut value).cast())?;
         Ok(value)
     }
 
@@ -154,6 +164,11 @@ impl Descriptor {
         self.library.check("cudnnBackendGetAttribute", status)?;
         let count = count as usize;
         Ok(if len == 0 { count } else { count.min(len) })
+    }
+
+    /// Library that made the descriptor.
+    pub(super) const fn library(&self) -> &Arc<Library> {
+        &self.library
     }
 
     /// The library's name of the descriptor, valid while this one lives.

@@ -94,6 +94,12 @@ impl DeviceProperties {
         Value::Object(self.properties.clone()).to_string()
     }
 
+    /// Major compute capability: 8 of Ampere, 9 of Hopper, 10 of Blackwell; 0 if it is not given.
+    #[must_use]
+    pub fn major(&self) -> u32 {
+        self.properties.get("deviceVer").and_then(Value::as_u64).map_or(0, |version| version as u32 / 100)
+    }
+
     /// Digest of the properties that plans depend on, in hexadecimal: equal devices have the same.
     #[must_use]
     pub fn digest(&self) -> String {

@@ -8,6 +8,7 @@ use cudarc::cudnn::sys::cudnnBackendHeurMode_t as Heuristic;
 
 use super::descriptor::Descriptor;
 use super::device_properties::DeviceProperties;
+use super::engine;
 use super::error::{Error, Result};
 use super::graph::{self, Form};
 use super::library::Library;
@@ -22,21 +23,56 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Builds the plan of a key, in half a second to 4 s.
+    /// Builds the plan of a key, in a second or two.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::NoPlan`] if no engine serves the key.
     pub fn build(library: &Arc<Library>, device: &DeviceProperties, key: &PlanKey) -> Result<Self> {
         key.check()?;
-        let device = device.descriptor(library)?;
         let mut reasons = Vec::new();
-        for &form in graph::forms(library.version(), key) {
-            match Self::of_form(library, &device, key, form) {
+        for &form in Form::of(library.version(), device.major(), key) {
+            match Self::build_form(library, device, key, form) {
                 Ok(plan) => return Ok(plan),
                 Err(error) => reasons.push(error.to_string()),
             }
         }
+        if reasons.is_empty() {
+            reasons.push("the device adds in no fixed order".to_owned());
+        }
         Err(Error::NoPlan { version: library.version(), key: *key, reason: reasons.join("; ") })
+    }
+
+    /// Builds the plan of a key from one form of the graph: the best engine that can be had.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::NoEngine`], [`Error::Refused`].
+    pub fn build_form(
+        library: &Arc<Library>,
+        device: &DeviceProperties,
+        key: &PlanKey,
+        form: Form,
+    ) -> Result<Self> {
+        key.check()?;
+        let graph = graph::of_key(library, key, form)?;
+        let stages = form.stages(key);
+        let device = device.descriptor(library)?;
+        let mut reason = Error::NoEngine;
+        for heuristic in [Heuristic::CUDNN_HEUR_MODE_A, Heuristic::CUDNN_HEUR_MODE_FALLBACK] {
+            let engines = match engine::list(&device, &graph, heuristic) {
+                Ok(engines) => engines,
+                Err(error) => {
+                    reason = error;
+                    continue;
+                }
+            };
+            for engine in engines {
+                match Self::of_engine(&device, &engine, stages, key, form) {
+                    Ok(plan) => return Ok(plan),
+                    Err(error) => reason = error,
+                }
+            }
+        }
+        Err(reason)
     }
 
     /// Reads a plan from its JSON representation, in 30 to 50 ms.
@@ -74,7 +110,7 @@ impl Plan {
     /// Bytes of device memory that a call needs beside its arguments.
     #[must_use]
     pub fn workspace_bytes(&self) -> u64 {
-        let scratch: u64 = graph::scratch(&self.key, self.form).iter().map(|&(_, bytes)| bytes).sum();
+        let scratch: u64 = self.form.scratch(&self.key).iter().map(|&(_, bytes)| bytes).sum();
         self.own_workspace_bytes + scratch
     }
 
@@ -83,7 +119,9 @@ impl Plan {
         self.own_workspace_bytes
     }
 
-    pub(super) const fn form(&self) -> Form {
+    /// Form of the graph that the plan was built from.
+    #[must_use]
+    pub const fn form(&self) -> Form {
         self.form
     }
 
@@ -91,58 +129,25 @@ impl Plan {
         &self.descriptor
     }
 
-    /// Builds the plan of the best engine that can be had.
-    fn of_form(library: &Arc<Library>, device: &Arc<Descriptor>, key: &PlanKey, form: Form) -> Result<Self> {
-        let graph = graph::of_key(library, key, form)?;
-        let mut reason = Error::NoEngine;
-        for heuristic in [Heuristic::CUDNN_HEUR_MODE_A, Heuristic::CUDNN_HEUR_MODE_FALLBACK] {
-            match engines(library, device, &graph, heuristic) {
-                Ok(engines) => {
-                    for engine in engines {
-                        match Self::of_engine(library, device, &engine, key, form) {
-                            Ok(plan) => return Ok(plan),
-                            Err(error) => reason = error,
-                        }
-                    }
-                }
-                Err(error) => reason = error,
-            }
-        }
-        Err(reason)
-    }
-
     fn of_engine(
-        library: &Arc<Library>,
         device: &Arc<Descriptor>,
         engine: &Arc<Descriptor>,
+        stages: Option<i64>,
         key: &PlanKey,
         form: Form,
     ) -> Result<Self> {
-        let mut plan = Descriptor::new(library, DescriptorType::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
-        plan.link(Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[engine])?;
+        let kind = DescriptorType::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR;
+        let mut plan = Descriptor::new(device.library(), kind)?;
+        let changed = stages.map(|stages| engine::with_stages(engine, stages)).transpose()?;
+        plan.link(Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[changed.as_ref().unwrap_or(engine)])?;
         plan.link(Attribute::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, &[device])?;
         Self::of_descriptor(plan, key, form)
     }
 
     fn of_descriptor(plan: Descriptor, key: &PlanKey, form: Form) -> Result<Self> {
         let descriptor = plan.finalize()?;
-        let bytes = descriptor.integer(Attribute::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)? as u64;
+        let bytes = descriptor.value::<i64>(Attribute::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)? as u64;
         let own_workspace_bytes = bytes.next_multiple_of(graph::SCRATCH_ALIGNMENT_BYTES);
         Ok(Self { key: *key, form, own_workspace_bytes, descriptor })
     }
-}
-
-/// Lists the engines that serve a graph, best first.
-fn engines(
-    library: &Arc<Library>,
-    device: &Arc<Descriptor>,
-    graph: &Arc<Descriptor>,
-    heuristic: Heuristic,
-) -> Result<Vec<Arc<Descriptor>>> {
-    let mut list = Descriptor::new(library, DescriptorType::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
-    list.link(Attribute::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[graph])?;
-    list.set(Attribute::CUDNN_ATTR_ENGINEHEUR_MODE, &[heuristic])?;
-    list.link(Attribute::CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, &[device])?;
-    let list = list.finalize()?;
-    list.list(Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS, DescriptorType::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)
 }

@@ -16,9 +16,6 @@ const HEAD_DIM_MAX: u32 = 128;
 /// Elements that a row of 16 bytes holds: heads start at addresses that are multiples of it.
 const HEAD_DIM_MULTIPLE: u32 = 8;
 
-/// Widths of heads with which a bound on all rows works.
-const BOUNDED_HEAD_DIM_MULTIPLE: u32 = 16;
-
 /// What a plan is built for.
 ///
 /// A plan serves every microbatch with at most these numbers: segments that do not exist are empty ones, shorter
@@ -93,12 +90,6 @@ impl PlanKey {
     #[must_use]
     pub const fn row(&self) -> u32 {
         (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-
-    /// Whether a graph can use that all segments together have at most `tokens` rows; else its workspace grows
-    /// with the product of segments and longest. Engines have a fault there with heads of other widths.
-    pub(super) const fn is_bounded(&self) -> bool {
-        self.head_dim.is_multiple_of(BOUNDED_HEAD_DIM_MULTIPLE)
     }
 
     /// Checks that a graph can be made.

@@ -23,7 +23,7 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DODDESC, tensors.of_output(Id::DOutput, &outputs)?),
         (
             Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_STATSDESC,
-            tensors.of_rows(Id::LogSums, &tensors.offsets(Id::LogSumOffsets)?)?,
+            tensors.log_sums(&tensors.offsets(Id::LogSumOffsets)?)?,
         ),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DQDESC, tensors.of_row(Id::DQueries, key.heads, &rows)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DKDESC, tensors.of_row(Id::DKeys, key.kv_heads, &rows)?),
@@ -37,7 +37,7 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
     for (attribute, part) in &parts {
         operation.link(*attribute, &[part])?;
     }
-    if key.is_bounded() {
+    if tensors.form.is_bounded(key) {
         let tokens = [i64::from(key.tokens)];
         operation.set(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, &tokens)?;
         operation.set(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV, &tokens)?;

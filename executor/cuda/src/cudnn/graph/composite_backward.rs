@@ -8,6 +8,7 @@ use cudarc::cudnn::sys::cudnnReduceTensorOp_t as Reduction;
 
 use super::super::descriptor::Descriptor;
 use super::super::error::Result;
+use super::form::Form;
 use super::operations::{Operations, Product};
 use super::tensor::Id;
 
@@ -26,7 +27,7 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     let values = graph.tensors.transposed_of_row(Id::Values, &rows)?;
     let output = graph.tensors.of_output(Id::Output, &outputs)?;
     let d_output = graph.tensors.of_output(Id::DOutput, &outputs)?;
-    let log_sums = graph.tensors.of_rows(Id::LogSums, &numbers)?;
+    let log_sums = graph.tensors.log_sums(&numbers)?;
     let d_queries = graph.tensors.of_row(Id::DQueries, key.heads, &rows)?;
 
     // Sum of output and its gradient, for every row and head.
@@ -57,6 +58,10 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     // Gradient of queries.
     let untransposed = graph.tensors.inner_of_row(&rows)?;
     graph.reorder_into(&keys, &untransposed)?;
+    if graph.tensors.form == Form::Direct {
+        graph.multiply(Product::QueriesOverKeys, &d_scores, &untransposed, &d_queries)?;
+        return graph.graph();
+    }
     let d_queries_sum = graph.tensors.query_sums(&rows)?;
     graph.multiply(Product::QueriesOverKeys, &d_scores, &untransposed, &d_queries_sum)?;
     graph.map_into(Mode::CUDNN_POINTWISE_IDENTITY, &d_queries_sum, None, &d_queries)?;

@@ -20,7 +20,7 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Arc<Descriptor>> {
     let keys = graph.tensors.transposed_of_row(Id::Keys, &rows)?;
     let values = graph.tensors.of_row(Id::Values, key.kv_heads, &rows)?;
     let output = graph.tensors.of_output(Id::Output, &graph.tensors.offsets(Id::OutputOffsets)?)?;
-    let log_sums = graph.tensors.of_rows(Id::LogSums, &graph.tensors.offsets(Id::LogSumOffsets)?)?;
+    let log_sums = graph.tensors.log_sums(&graph.tensors.offsets(Id::LogSumOffsets)?)?;
 
     let scale = Arc::clone(&graph.scale);
     let scores = graph.scores(&queries, &keys)?;

@@ -24,7 +24,7 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
         ),
         (
             Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC,
-            tensors.of_rows(Id::LogSums, &tensors.offsets(Id::LogSumOffsets)?)?,
+            tensors.log_sums(&tensors.offsets(Id::LogSumOffsets)?)?,
         ),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC, tensors.host_value(Id::Scale)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, tensors.lengths(Id::QueryLengths)?),

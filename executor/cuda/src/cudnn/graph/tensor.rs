@@ -10,6 +10,7 @@ use super::super::descriptor::Descriptor;
 use super::super::error::Result;
 use super::super::library::Library;
 use super::super::plan_key::PlanKey;
+use super::form::Form;
 
 /// Bytes that the address of every tensor is a multiple of.
 const ALIGNMENT_BYTES: i64 = 16;
@@ -56,6 +57,7 @@ pub(in super::super) enum Id {
 pub(super) struct Tensors<'a> {
     pub(super) library: &'a Arc<Library>,
     pub(super) key: &'a PlanKey,
+    pub(super) form: Form,
     inner: i64,
 }
 
@@ -90,8 +92,8 @@ impl Layout {
 }
 
 impl<'a> Tensors<'a> {
-    pub(super) const fn new(library: &'a Arc<Library>, key: &'a PlanKey) -> Self {
-        Self { library, key, inner: Id::Inner as i64 }
+    pub(super) const fn new(library: &'a Arc<Library>, key: &'a PlanKey, form: Form) -> Self {
+        Self { library, key, form, inner: Id::Inner as i64 }
     }
 
     /// Columns of the matrix of queries, keys and values: `heads` heads of its packed rows.
@@ -116,7 +118,7 @@ impl<'a> Tensors<'a> {
     /// Gradient of queries in f32, in the workspace.
     pub(super) fn query_sums(&self, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let kind = DataType::CUDNN_DATA_FLOAT;
-        if self.key.is_bounded() {
+        if self.form.is_bounded(self.key) {
             return self.ragged(Id::DQuerySums, kind, self.row(self.key.heads), offsets);
         }
         self.tensor(Id::DQuerySums as i64, kind, Layout::dense(self.key, self.key.head_dim))?.finalize()
@@ -126,7 +128,7 @@ impl<'a> Tensors<'a> {
     /// query heads are more, so that the engine can scale the offsets; else within the graph.
     pub(super) fn of_query_heads(&mut self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let kind = DataType::CUDNN_DATA_BFLOAT16;
-        if !self.key.is_bounded() {
+        if !self.form.is_bounded(self.key) {
             let layout = Layout::dense(self.key, self.key.head_dim);
             return self.inner(kind, layout)?.1.finalize();
         }
@@ -150,19 +152,27 @@ impl<'a> Tensors<'a> {
         self.inner(DataType::CUDNN_DATA_FLOAT, layout)?.1.finalize()
     }
 
-    /// A number of every packed row and head, `[tokens, heads]`.
-    pub(super) fn of_rows(&self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
-        let layout = Layout::packed(self.key, self.key.heads, 1, self.key.heads);
-        self.ragged(id, DataType::CUDNN_DATA_FLOAT, layout, offsets)
+    /// Log-sum-exp of every row and head: packed, `[tokens, heads]`, or padded, `[segments, heads, longest]`.
+    pub(super) fn log_sums(&self, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
+        self.numbers(Id::LogSums, self.form != Form::Padded, offsets)
     }
 
-    /// A number of every row and head in the workspace.
+    /// A number of every row and head, in the workspace.
     pub(super) fn row_sums(&self, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
-        if self.key.is_bounded() {
-            return self.of_rows(Id::RowSums, offsets);
+        self.numbers(Id::RowSums, self.form.is_bounded(self.key), offsets)
+    }
+
+    fn numbers(&self, id: Id, is_packed: bool, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
+        let kind = DataType::CUDNN_DATA_FLOAT;
+        if is_packed {
+            return self.ragged(
+                id,
+                kind,
+                Layout::packed(self.key, self.key.heads, 1, self.key.heads),
+                offsets,
+            );
         }
-        let layout = Layout::dense(self.key, 1);
-        self.tensor(Id::RowSums as i64, DataType::CUDNN_DATA_FLOAT, layout)?.finalize()
+        self.tensor(id as i64, kind, Layout::dense(self.key, 1))?.finalize()
     }
 
     /// A number of every row and head, within a graph.

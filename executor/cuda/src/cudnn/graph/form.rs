@@ -1,0 +1,146 @@
+//! Forms of a graph: which of them a version and a device have engines for, and what they need.
+
+use serde::{Deserialize, Serialize};
+
+use super::super::library::Version;
+use super::super::plan_key::PlanKey;
+use super::tensor::Id;
+
+/// Bytes that places in the workspace are multiples of.
+pub(in super::super) const SCRATCH_ALIGNMENT_BYTES: u64 = 256;
+/// Bytes of elements.
+const F32_BYTES: u64 = 4;
+const BF16_BYTES: u64 = 2;
+/// First version with the causal mask as an operation.
+const MASK_OPERATION: Version = Version(92_100);
+/// First version with engines for the backward pass as one operation.
+const BACKWARD_OPERATION: Version = Version(92_800);
+/// First version whose Hopper engine can add the gradient of queries in a fixed order.
+const ORDERED_SUMS: Version = Version(92_500);
+/// Major compute capabilities.
+const HOPPER: u32 = 9;
+const BLACKWELL: u32 = 10;
+/// Widths of heads with which a bound on the rows of all segments works; engines have a fault with others.
+const BOUNDED_HEAD_DIM_MULTIPLE: u32 = 16;
+/// Stages with which the engine of Hopper adds in a fixed order.
+const ORDERED_STAGES: i64 = 4;
+
+/// Form of a graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// One operation.
+    Single,
+    /// Products, sums and functions of elements, which an engine recognises as attention.
+    Composite,
+    /// A composite backward graph without sums of the gradient of queries in f32: they are one product, in a
+    /// fixed order, of gradients of scores in the workspace of the engine.
+    Direct,
+    /// A composite backward graph that reads the log-sum-exp as `[segments, heads, longest]`, and whose
+    /// workspace grows with segments times longest.
+    Padded,
+}
+
+impl Form {
+    /// Forms to try for a key, best first.
+    ///
+    /// The composite backward graph comes before the single one, because its kernels are those that other
+    /// programs run.
+    pub(in super::super) fn of(version: Version, major: u32, key: &PlanKey) -> &'static [Self] {
+        if !key.is_backward {
+            let is_single = version >= MASK_OPERATION || !key.is_causal;
+            return if is_single { &[Self::Single, Self::Composite] } else { &[Self::Composite] };
+        }
+        let is_packed = matches!(major, HOPPER | BLACKWELL);
+        match (is_packed, key.is_deterministic) {
+            (true, false) if version >= BACKWARD_OPERATION => &[Self::Composite, Self::Single],
+            (true, false) => &[Self::Composite],
+            (true, true) if major != HOPPER => &[],
+            (true, true) if version >= ORDERED_SUMS => &[Self::Composite],
+            (true, true) => &[Self::Direct],
+            (false, false) => &[Self::Padded],
+            (false, true) => &[],
+        }
+    }
+
+    /// Stages that an engine needs so that its sums have a fixed order.
+    pub(in super::super) fn stages(self, key: &PlanKey) -> Option<i64> {
+        (key.is_deterministic && self == Self::Composite).then_some(ORDERED_STAGES)
+    }
+
+    /// Whether a graph uses that all segments together have at most `tokens` rows.
+    pub(in super::super) const fn is_bounded(self, key: &PlanKey) -> bool {
+        !matches!(self, Self::Padded) && key.head_dim.is_multiple_of(BOUNDED_HEAD_DIM_MULTIPLE)
+    }
+
+    /// Tensors of a graph that lie in the workspace, and their bytes.
+    pub(in super::super) fn scratch(self, key: &PlanKey) -> Vec<(Id, u64)> {
+        if self == Self::Single || !key.is_backward {
+            return Vec::new();
+        }
+        let [heads, head_dim, row] = [key.heads, key.head_dim, key.row()].map(u64::from);
+        let padded = u64::from(key.segments) * u64::from(key.longest);
+        let tokens = u64::from(key.tokens);
+        let is_bounded = self.is_bounded(key);
+        let (rows, queries) =
+            if is_bounded { (tokens, tokens * row) } else { (padded, padded * heads * head_dim) };
+        let mut scratch = vec![(Id::RowSums, rows * heads * F32_BYTES)];
+        if self != Self::Direct {
+            scratch.push((Id::DQuerySums, queries * F32_BYTES));
+        }
+        if is_bounded && key.heads != key.kv_heads {
+            let bytes = tokens * row * u64::from(key.heads / key.kv_heads) * BF16_BYTES;
+            scratch.extend([(Id::DKeysOfHeads, bytes), (Id::DValuesOfHeads, bytes)]);
+        }
+        for (_, bytes) in &mut scratch {
+            *bytes = bytes.next_multiple_of(SCRATCH_ALIGNMENT_BYTES);
+        }
+        scratch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::plan_key::Heads;
+    use super::*;
+
+    fn key(head_dim: u32, is_deterministic: bool) -> PlanKey {
+        let heads = Heads { heads: 28, kv_heads: 4, head_dim, is_causal: true };
+        PlanKey::backward(heads, &[0, 100, 8192], is_deterministic)
+    }
+
+    #[test]
+    fn old_versions_have_composite_graphs_only() {
+        let forward = PlanKey { is_backward: false, ..key(128, false) };
+        assert_eq!(Form::of(Version(91_900), 9, &forward), [Form::Composite]);
+        assert_eq!(Form::of(Version(92_100), 9, &forward)[0], Form::Single);
+        assert_eq!(Form::of(Version(91_900), 9, &key(128, false)), [Form::Composite]);
+        assert!(Form::of(Version(92_800), 10, &key(128, false)).contains(&Form::Single));
+    }
+
+    #[test]
+    fn the_order_is_fixed_on_hopper_only() {
+        assert_eq!(Form::of(Version(91_900), 9, &key(128, true)), [Form::Direct]);
+        assert_eq!(Form::of(Version(92_800), 9, &key(128, true)), [Form::Composite]);
+        assert_eq!(Form::of(Version(92_800), 10, &key(128, true)), []);
+        assert_eq!(Form::Composite.stages(&key(128, true)), Some(ORDERED_STAGES));
+        assert_eq!(Form::Composite.stages(&key(128, false)), None);
+    }
+
+    #[test]
+    fn ampere_reads_padded_numbers() {
+        assert_eq!(Form::of(Version(92_800), 8, &key(128, false)), [Form::Padded]);
+        assert_eq!(Form::of(Version(92_800), 8, &key(128, true)), []);
+        assert!(!Form::Padded.is_bounded(&key(128, false)));
+    }
+
+    #[test]
+    fn workspace_grows_with_tokens_unless_the_bound_is_unusable() {
+        let bytes =
+            |form: Form, key: &PlanKey| -> u64 { form.scratch(key).iter().map(|&(_, bytes)| bytes).sum() };
+        let more = |key: PlanKey| PlanKey { segments: key.segments * 4, ..key };
+        assert_eq!(bytes(Form::Composite, &key(128, false)), bytes(Form::Composite, &more(key(128, false))));
+        assert!(bytes(Form::Composite, &key(72, false)) < bytes(Form::Composite, &more(key(72, false))));
+        assert!(bytes(Form::Direct, &key(128, true)) < bytes(Form::Composite, &key(128, true)));
+    }
+}
