@@ -2,7 +2,6 @@
 
 use super::error::{Error, Result};
 use super::graph::{Form, Id};
-use super::plan::Plan;
 use super::plan_key::PlanKey;
 use super::tables::Places;
 
@@ -12,6 +11,8 @@ const BF16_BYTES: u64 = 2;
 /// Addresses of device memory, all multiples of 16, and the factor on the scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arguments {
+    /// Rows of all segments.
+    pub tokens: u32,
     /// Queries, keys and values, bf16 `[tokens, (heads + 2 * kv_heads) * head_dim]`; read.
     pub qkv: u64,
     /// Output, bf16 `[tokens, heads * head_dim]`; written by forward plans, read by backward plans.
@@ -24,7 +25,7 @@ pub struct Arguments {
     pub gradients: Option<Gradients>,
     /// Block of [`super::SegmentTables`]; read.
     pub tables: u64,
-    /// [`Plan::workspace_bytes`] bytes; overwritten. A multiple of 256.
+    /// [`super::Plan::workspace_bytes`] bytes; overwritten. A multiple of 256.
     pub workspace: u64,
     /// Factor on the scores.
     pub scale: f32,
@@ -52,14 +53,56 @@ impl HostValues {
     }
 }
 
+/// A block of columns that is copied from one matrix to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ColumnCopy {
+    /// Addresses of the first element, and bytes from a row to the next.
+    pub(super) from: (u64, usize),
+    pub(super) to: (u64, usize),
+    pub(super) width_bytes: usize,
+    pub(super) rows: usize,
+}
+
+/// Addresses of the tensors of a graph, and what is copied after the call.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Bindings {
+    pub(super) addresses: Vec<(Id, u64)>,
+    pub(super) copies: Vec<ColumnCopy>,
+}
+
 impl Arguments {
-    /// Lists the tensors of a plan's graph with their addresses.
-    pub(super) fn bindings(&self, plan: &Plan, values: &HostValues) -> Result<Vec<(Id, u64)>> {
-        let key = plan.key();
+    /// Binds the tensors of the graph of a key.
+    ///
+    /// - `own_workspace_bytes`: bytes at the start of the workspace that the engine uses
+    pub(super) fn bind(
+        &self,
+        key: &PlanKey,
+        form: Form,
+        own_workspace_bytes: u64,
+        values: &HostValues,
+    ) -> Result<Bindings> {
+        let mut bindings = Bindings { addresses: self.inputs(key, form, values), copies: Vec::new() };
+        let mut free = self.workspace + own_workspace_bytes;
+        for (id, bytes) in form.scratch(key) {
+            bindings.addresses.push((id, free));
+            free += bytes;
+        }
+        if key.is_backward {
+            let Some(gradients) = self.gradients else {
+                let reason = "a backward plan needs their addresses".to_owned();
+                return Err(Error::Shape { setting: "gradients", reason });
+            };
+            bindings.add_gradients(key, gradients, self.tokens);
+        }
+        Ok(bindings)
+    }
+
+    /// Tensors of forward and backward graphs; `Output` and `LogSums` are written by the first.
+    fn inputs(&self, key: &PlanKey, form: Form, values: &HostValues) -> Vec<(Id, u64)> {
         let places = Places::of(key);
         let table = |place: usize| self.tables + place as u64;
         let [queries, keys, vectors] = columns(key, self.qkv);
-        let mut bindings = vec![
+        let mut addresses = vec![
             (Id::Queries, queries),
             (Id::Keys, keys),
             (Id::Values, vectors),
@@ -69,33 +112,44 @@ impl Arguments {
             (Id::KeyLengths, table(places.lengths)),
             (Id::RowOffsets, table(places.rows)),
             (Id::OutputOffsets, table(places.outputs)),
-            (Id::LogSumOffsets, table(places.log_sums)),
             (Id::Scale, address_of(&values.scale)),
         ];
-        if plan.form() != Form::Single {
-            bindings.push((Id::Padding, address_of(&values.masked)));
+        if form != Form::Padded {
+            addresses.push((Id::LogSumOffsets, table(places.log_sums)));
+        }
+        if form != Form::Single {
+            addresses.push((Id::Padding, address_of(&values.masked)));
+        }
+        if form != Form::Single && key.is_backward {
+            addresses.push((Id::One, address_of(&values.one)));
         }
         if key.is_causal {
-            bindings.push((Id::Later, address_of(&values.masked)));
+            addresses.push((Id::Later, address_of(&values.masked)));
         }
-        if key.is_backward {
-            let Some(gradients) = self.gradients else {
-                let reason = "a backward plan needs their addresses".to_owned();
-                return Err(Error::Shape { setting: "gradients", reason });
-            };
-            let [d_queries, d_keys, d_values] = columns(key, gradients.d_qkv);
-            bindings.push((Id::DOutput, gradients.d_output));
-            bindings.extend([(Id::DQueries, d_queries), (Id::DKeys, d_keys), (Id::DValues, d_values)]);
-            if plan.form() != Form::Single {
-                bindings.push((Id::One, address_of(&values.one)));
+        if form.has_gradients_apart(key) {
+            addresses.push((Id::KeyOffsets, table(places.keys)));
+        }
+        addresses
+    }
+}
+
+impl Bindings {
+    fn add_gradients(&mut self, key: &PlanKey, gradients: Gradients, tokens: u32) {
+        let [d_queries, d_keys, d_values] = columns(key, gradients.d_qkv);
+        self.addresses.extend([(Id::DOutput, gradients.d_output), (Id::DQueries, d_queries)]);
+        let width_bytes = (u64::from(key.kv_heads * key.head_dim) * BF16_BYTES) as usize;
+        let row_bytes = (u64::from(key.row()) * BF16_BYTES) as usize;
+        for (id, columns) in [(Id::DKeys, d_keys), (Id::DValues, d_values)] {
+            match self.addresses.iter().find(|&&(bound, _)| bound == id) {
+                Some(&(_, apart)) => self.copies.push(ColumnCopy {
+                    from: (apart, width_bytes),
+                    to: (columns, row_bytes),
+                    width_bytes,
+                    rows: tokens as usize,
+                }),
+                None => self.addresses.push((id, columns)),
             }
         }
-        let mut free = self.workspace + plan.own_workspace_bytes();
-        for (id, bytes) in plan.form().scratch(key) {
-            bindings.push((id, free));
-            free += bytes;
-        }
-        Ok(bindings)
     }
 }
 
@@ -108,4 +162,73 @@ fn columns(key: &PlanKey, matrix: u64) -> [u64; 3] {
 
 fn address_of(value: &f32) -> u64 {
     std::ptr::from_ref(value).expose_provenance() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan_key::Heads;
+    use super::*;
+
+    fn arguments() -> Arguments {
+        Arguments {
+            tokens: 8000,
+            qkv: 1 << 32,
+            output: 2 << 32,
+            log_sums: 3 << 32,
+            gradients: Some(Gradients { d_output: 4 << 32, d_qkv: 5 << 32 }),
+            tables: 6 << 32,
+            workspace: 7 << 32,
+            scale: 0.5,
+        }
+    }
+
+    fn bind(kv_heads: u32, form: Form) -> (PlanKey, Bindings) {
+        let heads = Heads { heads: 28, kv_heads, head_dim: 128, is_causal: true };
+        let key = PlanKey::backward(heads, &[0, 100, 8000], false);
+        let values = HostValues::of(&arguments());
+        (key, arguments().bind(&key, form, 4096, &values).unwrap())
+    }
+
+    #[test]
+    fn every_tensor_has_one_address() {
+        for form in [Form::Single, Form::Composite, Form::Direct, Form::Padded] {
+            for kv_heads in [4, 28] {
+                let (_, bindings) = bind(kv_heads, form);
+                let mut ids: Vec<i64> = bindings.addresses.iter().map(|&(id, _)| id as i64).collect();
+                ids.sort_unstable();
+                ids.dedup();
+                assert_eq!(ids.len(), bindings.addresses.len());
+                assert!(bindings.addresses.iter().all(|&(_, address)| address % 4 == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn shared_keys_have_gradients_apart_that_are_copied() {
+        let (key, bindings) = bind(4, Form::Composite);
+        let [keys, values] = bindings.copies[..] else { panic!("two copies") };
+        assert_eq!(keys.to, ((5 << 32) + 28 * 128 * 2, 36 * 128 * 2));
+        assert_eq!(values.to.0 - keys.to.0, 4 * 128 * 2);
+        assert_eq!((keys.from.1, keys.width_bytes, keys.rows), (1024, 1024, 8000));
+        let bytes: u64 = Form::Composite.scratch(&key).iter().map(|&(_, bytes)| bytes).sum();
+        let end = (7 << 32) + 4096 + bytes;
+        assert!(values.from.0 < end && keys.from.0 > (7 << 32) + 4096);
+    }
+
+    #[test]
+    fn own_keys_have_gradients_in_the_matrix() {
+        let (_, bindings) = bind(28, Form::Composite);
+        assert!(bindings.copies.is_empty());
+        assert!(bindings.addresses.contains(&(Id::DKeys, (5 << 32) + 28 * 128 * 2)));
+    }
+
+    #[test]
+    fn a_backward_plan_needs_gradients() {
+        let (key, _) = bind(4, Form::Single);
+        let without = Arguments { gradients: None, ..arguments() };
+        let values = HostValues::of(&without);
+        assert!(without.bind(&key, Form::Single, 0, &values).is_err());
+        let forward = PlanKey { is_backward: false, ..key };
+        assert!(without.bind(&forward, Form::Single, 0, &values).unwrap().copies.is_empty());
+    }
 }

@@ -20,8 +20,8 @@ pub enum Error {
     /// The file is not cuDNN.
     #[error("could not find the function `{symbol}` in `{file}`")]
     MissingSymbol { file: String, symbol: &'static str, source: libloading::Error },
-    /// A call failed; `detail` is the last error string of the library.
-    #[error("cuDNN refused `{call}` with status {status}: {detail}")]
+    /// A call failed; `detail` is the last error string of the library, or the driver's name of the error.
+    #[error("cuDNN or the driver refused `{call}` with status {status}: {detail}")]
     Refused { call: &'static str, status: u32, detail: String },
     /// No engine of this version serves the shape on this device.
     #[error("cuDNN {version} has no plan for {key}: {reason}")]

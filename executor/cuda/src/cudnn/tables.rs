@@ -21,6 +21,8 @@ pub(super) struct Places {
     pub(super) rows: usize,
     /// `i64`, first element of every segment in the output.
     pub(super) outputs: usize,
+    /// `i64`, first element of every segment in gradients of keys or values that lie apart.
+    pub(super) keys: usize,
     /// `i64`, first element of every segment in the log-sum-exp.
     pub(super) log_sums: usize,
     /// `i32`, rows of every segment.
@@ -37,9 +39,10 @@ impl Places {
         Self {
             rows: 0,
             outputs: offsets,
-            log_sums: 2 * offsets,
-            lengths: 3 * offsets,
-            end: 3 * offsets + lengths,
+            keys: 2 * offsets,
+            log_sums: 3 * offsets,
+            lengths: 4 * offsets,
+            end: 4 * offsets + lengths,
         }
     }
 }
@@ -64,6 +67,7 @@ impl SegmentTables {
         for (place, width) in [
             (places.rows, key.row()),
             (places.outputs, key.heads * key.head_dim),
+            (places.keys, key.kv_heads * key.head_dim),
             (places.log_sums, key.heads),
         ] {
             let starts = starts.iter().copied().chain(std::iter::repeat(rows));
@@ -108,13 +112,18 @@ mod tests {
         assert_eq!(offsets(places.rows)[..4], [0, 3 * row, 10 * row, 10 * row]);
         assert_eq!(offsets(places.rows)[8], 10 * row);
         assert_eq!(offsets(places.outputs)[..3], [0, 3 * 12 * 128, 10 * 12 * 128]);
+        assert_eq!(offsets(places.keys)[..3], [0, 3 * 2 * 128, 10 * 2 * 128]);
         assert_eq!(offsets(places.log_sums)[..3], [0, 36, 120]);
         let lengths: Vec<i32> = tables.bytes()[places.lengths..]
             .chunks_exact(4)
             .map(|bytes| i32::from_ne_bytes(bytes.try_into().unwrap()))
             .collect();
         assert_eq!(lengths, [3, 7, 0, 0, 0, 0, 0, 0]);
-        assert!([places.outputs, places.log_sums, places.lengths].iter().all(|place| place % 16 == 0));
+        assert!(
+            [places.outputs, places.keys, places.log_sums, places.lengths]
+                .iter()
+                .all(|place| place % 16 == 0)
+        );
     }
 
     #[test]

@@ -25,13 +25,13 @@ pub(crate) const SHAPES: [Shape; 8] = [
         name: "Qwen2.5 7B",
         heads: heads(28, 4, 128, true),
         segments: DOCUMENTS,
-        backward_mb_max: (1210, 5660),
+        backward_mb_max: (290, 5660),
     },
     Shape {
         name: "Llama 3 8B",
         heads: heads(32, 8, 128, true),
         segments: DOCUMENTS,
-        backward_mb_max: (1020, 6470),
+        backward_mb_max: (375, 6470),
     },
     Shape {
         name: "28 heads without groups",
@@ -67,7 +67,7 @@ pub(crate) const SHAPES: [Shape; 8] = [
         name: "Qwen2.5 1.5B",
         heads: heads(12, 2, 128, true),
         segments: DOCUMENTS,
-        backward_mb_max: (480, 2430),
+        backward_mb_max: (130, 2430),
     },
 ];
 

@@ -15,6 +15,7 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
     let key = tensors.key;
     let rows = tensors.offsets(Id::RowOffsets)?;
     let outputs = tensors.offsets(Id::OutputOffsets)?;
+    let gradients = tensors.gradient_offsets(&rows)?;
     let parts = [
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_QDESC, tensors.of_row(Id::Queries, key.heads, &rows)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_KDESC, tensors.of_row(Id::Keys, key.kv_heads, &rows)?),
@@ -26,8 +27,8 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
             tensors.log_sums(&tensors.offsets(Id::LogSumOffsets)?)?,
         ),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DQDESC, tensors.of_row(Id::DQueries, key.heads, &rows)?),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DKDESC, tensors.of_row(Id::DKeys, key.kv_heads, &rows)?),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DVDESC, tensors.of_row(Id::DValues, key.kv_heads, &rows)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DKDESC, tensors.gradient(Id::DKeys, &gradients)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DVDESC, tensors.gradient(Id::DValues, &gradients)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SCALEDESC, tensors.host_value(Id::Scale)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_QDESC, tensors.lengths(Id::QueryLengths)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_KVDESC, tensors.lengths(Id::KeyLengths)?),

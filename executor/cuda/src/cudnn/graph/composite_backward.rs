@@ -29,6 +29,7 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     let d_output = graph.tensors.of_output(Id::DOutput, &outputs)?;
     let log_sums = graph.tensors.log_sums(&numbers)?;
     let d_queries = graph.tensors.of_row(Id::DQueries, key.heads, &rows)?;
+    let gradients = graph.tensors.gradient_offsets(&rows)?;
 
     // Sum of output and its gradient, for every row and head.
     let weighted = graph.tensors.output_numbers()?;
@@ -46,14 +47,14 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     let scores = graph.map(Mode::CUDNN_POINTWISE_SUB, &scores, Some(&log_sums))?;
     let scores = graph.mask(&scores)?;
     let probabilities = graph.map(Mode::CUDNN_POINTWISE_EXP, &scores, None)?;
-    add_gradient(graph, &probabilities, &d_output, (Id::DValues, Id::DValuesOfHeads), &rows)?;
+    add_gradient(graph, &probabilities, &d_output, (Id::DValues, Id::DValuesOfHeads), &gradients)?;
 
     // Gradient of scores, and of keys.
     let d_scores = graph.scores(&d_output, &values)?;
     let d_scores = graph.map(Mode::CUDNN_POINTWISE_SUB, &d_scores, Some(&row_sums))?;
     let d_scores = graph.map(Mode::CUDNN_POINTWISE_MUL, &d_scores, Some(&probabilities))?;
     let d_scores = graph.map(Mode::CUDNN_POINTWISE_MUL, &d_scores, Some(&scale))?;
-    add_gradient(graph, &d_scores, &queries, (Id::DKeys, Id::DKeysOfHeads), &rows)?;
+    add_gradient(graph, &d_scores, &queries, (Id::DKeys, Id::DKeysOfHeads), &gradients)?;
 
     // Gradient of queries.
     let untransposed = graph.tensors.inner_of_row(&rows)?;
@@ -75,16 +76,16 @@ fn add_gradient(
     scores: &Tensor,
     factors: &Tensor,
     (id, id_of_heads): (Id, Id),
-    rows: &Tensor,
+    offsets: &Tensor,
 ) -> Result<()> {
     let key = graph.tensors.key;
     let transposed = graph.tensors.transposed_scores(DataType::CUDNN_DATA_BFLOAT16)?;
     graph.reorder_into(scores, &transposed)?;
-    let gradient = graph.tensors.of_row(id, key.kv_heads, rows)?;
+    let gradient = graph.tensors.gradient(id, offsets)?;
     if key.heads == key.kv_heads {
         return graph.multiply(Product::KeysOverQueries, &transposed, factors, &gradient);
     }
-    let of_heads = graph.tensors.of_query_heads(id_of_heads, rows)?;
+    let of_heads = graph.tensors.of_query_heads(id_of_heads, offsets)?;
     graph.multiply(Product::KeysOverQueries, &transposed, factors, &of_heads)?;
     graph.reduce_into(Reduction::CUDNN_REDUCE_TENSOR_ADD, &of_heads, &gradient)
 }

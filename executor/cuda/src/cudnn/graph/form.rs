@@ -73,23 +73,40 @@ impl Form {
         !matches!(self, Self::Padded) && key.head_dim.is_multiple_of(BOUNDED_HEAD_DIM_MULTIPLE)
     }
 
+    /// Whether gradients of keys and values are matrices of their own, `[tokens, kv_heads * head_dim]`.
+    ///
+    /// An engine gives the gradient of every query head rows of a multiple of their length, which would be
+    /// mostly holes if they lay between the gradients of queries.
+    pub(in super::super) const fn has_gradients_apart(self, key: &PlanKey) -> bool {
+        key.is_backward && key.heads != key.kv_heads && self.is_bounded(key)
+    }
+
     /// Tensors of a graph that lie in the workspace, and their bytes.
     pub(in super::super) fn scratch(self, key: &PlanKey) -> Vec<(Id, u64)> {
-        if self == Self::Single || !key.is_backward {
+        if !key.is_backward {
             return Vec::new();
         }
-        let [heads, head_dim, row] = [key.heads, key.head_dim, key.row()].map(u64::from);
+        let [heads, kv_heads, head_dim] = [key.heads, key.kv_heads, key.head_dim].map(u64::from);
         let padded = u64::from(key.segments) * u64::from(key.longest);
         let tokens = u64::from(key.tokens);
-        let is_bounded = self.is_bounded(key);
-        let (rows, queries) =
-            if is_bounded { (tokens, tokens * row) } else { (padded, padded * heads * head_dim) };
-        let mut scratch = vec![(Id::RowSums, rows * heads * F32_BYTES)];
-        if self != Self::Direct {
+        let (rows, queries) = if self.is_bounded(key) {
+            (tokens, tokens * u64::from(key.row()))
+        } else {
+            (padded, padded * heads * head_dim)
+        };
+        let mut scratch = Vec::new();
+        if self != Self::Single {
+            scratch.push((Id::RowSums, rows * heads * F32_BYTES));
+        }
+        if matches!(self, Self::Composite | Self::Padded) {
             scratch.push((Id::DQuerySums, queries * F32_BYTES));
         }
-        if is_bounded && key.heads != key.kv_heads {
-            let bytes = tokens * row * u64::from(key.heads / key.kv_heads) * BF16_BYTES;
+        if self.has_gradients_apart(key) {
+            let bytes = tokens * kv_heads * head_dim * BF16_BYTES;
+            scratch.extend([(Id::DKeys, bytes), (Id::DValues, bytes)]);
+        }
+        if self.has_gradients_apart(key) && self != Self::Single {
+            let bytes = tokens * heads * head_dim * BF16_BYTES;
             scratch.extend([(Id::DKeysOfHeads, bytes), (Id::DValuesOfHeads, bytes)]);
         }
         for (_, bytes) in &mut scratch {

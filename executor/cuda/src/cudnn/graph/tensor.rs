@@ -35,6 +35,7 @@ pub(in super::super) enum Id {
     KeyLengths,
     RowOffsets,
     OutputOffsets,
+    KeyOffsets,
     LogSumOffsets,
     /// Factor on the scores.
     Scale,
@@ -124,15 +125,31 @@ impl<'a> Tensors<'a> {
         self.tensor(Id::DQuerySums as i64, kind, Layout::dense(self.key, self.key.head_dim))?.finalize()
     }
 
-    /// Gradient of keys or values for every query head: in the workspace, whose rows are as much longer as the
-    /// query heads are more, so that the engine can scale the offsets; else within the graph.
+    /// Offsets of the segments in the gradients of keys and values.
+    pub(super) fn gradient_offsets(&self, rows: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
+        let is_apart = self.form.has_gradients_apart(self.key);
+        if is_apart { self.offsets(Id::KeyOffsets) } else { Ok(Arc::clone(rows)) }
+    }
+
+    /// Gradient of keys or values: columns of the matrix, or a matrix of their own in the workspace.
+    pub(super) fn gradient(&self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
+        let layout = if self.form.has_gradients_apart(self.key) {
+            self.keys(self.key.kv_heads)
+        } else {
+            self.row(self.key.kv_heads)
+        };
+        self.ragged(id, DataType::CUDNN_DATA_BFLOAT16, layout, offsets)
+    }
+
+    /// Gradient of keys or values for every query head: in the workspace, with rows longer by the same factor as
+    /// the number of heads, by which the engine multiplies the offsets of the gradient; or within the graph.
     pub(super) fn of_query_heads(&mut self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let kind = DataType::CUDNN_DATA_BFLOAT16;
-        if !self.form.is_bounded(self.key) {
+        if !self.form.has_gradients_apart(self.key) {
             let layout = Layout::dense(self.key, self.key.head_dim);
             return self.inner(kind, layout)?.1.finalize();
         }
-        let mut layout = self.row(self.key.heads);
+        let mut layout = self.keys(self.key.heads);
         for axis in [SEGMENT, ROW] {
             layout.strides[axis] *= i64::from(self.key.heads / self.key.kv_heads);
         }
@@ -212,6 +229,10 @@ impl<'a> Tensors<'a> {
 
     fn row(&self, heads: u32) -> Layout {
         Layout::packed(self.key, heads, self.key.head_dim, self.key.row())
+    }
+
+    fn keys(&self, heads: u32) -> Layout {
+        Layout::packed(self.key, heads, self.key.head_dim, self.key.kv_heads * self.key.head_dim)
     }
 
     fn list(&self, id: Id, kind: DataType, len: i64) -> Result<Arc<Descriptor>> {
