@@ -61,7 +61,7 @@ unsafe impl Value for cudnnBackendHeurMode_t {
 }
 
 /// Kind of a setting of an engine, `cudnnBackendKnobType_t`; an integer, because a later cuDNN has more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct Knob(pub(super) u32);
 

@@ -54,8 +54,11 @@ impl Plan {
     ) -> Result<Self> {
         key.check()?;
         let graph = graph::of_key(library, key, form)?;
-        let stages = form.stages(key);
+        let order = Form::order(library.version(), device.major(), key);
         let device = device.descriptor(library)?;
+        if let Some(order) = order {
+            return Self::of_engine(&device, &engine::ordered(&device, &graph, order)?, key, form);
+        }
         let mut reason = Error::NoEngine;
         for heuristic in [Heuristic::CUDNN_HEUR_MODE_A, Heuristic::CUDNN_HEUR_MODE_FALLBACK] {
             let engines = match engine::list(&device, &graph, heuristic) {
@@ -66,7 +69,7 @@ impl Plan {
                 }
             };
             for engine in engines {
-                match Self::of_engine(&device, &engine, stages, key, form) {
+                match Self::of_engine(&device, &engine, key, form) {
                     Ok(plan) => return Ok(plan),
                     Err(error) => reason = error,
                 }
@@ -132,14 +135,12 @@ impl Plan {
     fn of_engine(
         device: &Arc<Descriptor>,
         engine: &Arc<Descriptor>,
-        stages: Option<i64>,
         key: &PlanKey,
         form: Form,
     ) -> Result<Self> {
         let kind = DescriptorType::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR;
         let mut plan = Descriptor::new(device.library(), kind)?;
-        let changed = stages.map(|stages| engine::with_stages(engine, stages)).transpose()?;
-        plan.link(Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[changed.as_ref().unwrap_or(engine)])?;
+        plan.link(Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[engine])?;
         plan.link(Attribute::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, &[device])?;
         Self::of_descriptor(plan, key, form)
     }

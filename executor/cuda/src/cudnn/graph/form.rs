@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::super::engine::{self, Order};
 use super::super::library::Version;
 use super::super::plan_key::PlanKey;
 use super::tensor::Id;
@@ -15,15 +16,15 @@ const BF16_BYTES: u64 = 2;
 const MASK_OPERATION: Version = Version(92_100);
 /// First version with engines for the backward pass as one operation.
 const BACKWARD_OPERATION: Version = Version(92_800);
-/// First version whose Hopper engine can add the gradient of queries in a fixed order.
-const ORDERED_SUMS: Version = Version(92_500);
+/// First versions whose engines can add in a fixed order, and that choose tiles by settings of their own.
+const HOPPER_ORDER: Version = Version(92_500);
+const BLACKWELL_ORDER: Version = Version(91_800);
+const BLACKWELL_TILES: Version = Version(92_300);
 /// Major compute capabilities.
 const HOPPER: u32 = 9;
 const BLACKWELL: u32 = 10;
 /// Widths of heads with which a bound on the rows of all segments works; engines have a fault with others.
 const BOUNDED_HEAD_DIM_MULTIPLE: u32 = 16;
-/// Stages with which the engine of Hopper adds in a fixed order.
-const ORDERED_STAGES: i64 = 4;
 
 /// Form of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,21 +52,25 @@ impl Form {
             let is_single = version >= MASK_OPERATION || !key.is_causal;
             return if is_single { &[Self::Single, Self::Composite] } else { &[Self::Composite] };
         }
-        let is_packed = matches!(major, HOPPER | BLACKWELL);
-        match (is_packed, key.is_deterministic) {
-            (true, false) if version >= BACKWARD_OPERATION => &[Self::Composite, Self::Single],
-            (true, false) => &[Self::Composite],
-            (true, true) if major != HOPPER => &[],
-            (true, true) if version >= ORDERED_SUMS => &[Self::Composite],
-            (true, true) => &[Self::Direct],
-            (false, false) => &[Self::Padded],
-            (false, true) => &[],
+        match (major, key.is_deterministic) {
+            (HOPPER, true) if version >= HOPPER_ORDER => &[Self::Composite],
+            (HOPPER, true) => &[Self::Direct],
+            (BLACKWELL, true) if version >= BLACKWELL_ORDER => &[Self::Direct],
+            (HOPPER | BLACKWELL, false) if version >= BACKWARD_OPERATION => &[Self::Composite, Self::Single],
+            (HOPPER | BLACKWELL, false) => &[Self::Composite],
+            (_, false) => &[Self::Padded],
+            (_, true) => &[],
         }
     }
 
-    /// Stages that an engine needs so that its sums have a fixed order.
-    pub(in super::super) fn stages(self, key: &PlanKey) -> Option<i64> {
-        (key.is_deterministic && self == Self::Composite).then_some(ORDERED_STAGES)
+    /// Engine that a key needs so that sums have a fixed order; else the heuristics choose.
+    pub(in super::super) fn order(version: Version, major: u32, key: &PlanKey) -> Option<&'static Order> {
+        match (key.is_deterministic, major) {
+            (true, HOPPER) if version >= HOPPER_ORDER => Some(&engine::HOPPER),
+            (true, BLACKWELL) if version >= BLACKWELL_TILES => Some(&engine::BLACKWELL),
+            (true, BLACKWELL) => Some(&engine::BLACKWELL_BY_KERNEL),
+            _ => None,
+        }
     }
 
     /// Whether a graph uses that all segments together have at most `tokens` rows.
@@ -136,12 +141,17 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_fixed_on_hopper_only() {
-        assert_eq!(Form::of(Version(91_900), 9, &key(128, true)), [Form::Direct]);
-        assert_eq!(Form::of(Version(92_800), 9, &key(128, true)), [Form::Composite]);
-        assert_eq!(Form::of(Version(92_800), 10, &key(128, true)), []);
-        assert_eq!(Form::Composite.stages(&key(128, true)), Some(ORDERED_STAGES));
-        assert_eq!(Form::Composite.stages(&key(128, false)), None);
+    fn the_order_is_fixed_by_an_engine_or_by_one_product() {
+        let of = |version, major| {
+            let (version, key) = (Version(version), key(128, true));
+            (Form::of(version, major, &key), Form::order(version, major, &key).is_some())
+        };
+        assert_eq!(of(91_900, 9), (&[Form::Direct][..], false));
+        assert_eq!(of(92_800, 9), (&[Form::Composite][..], true));
+        assert_eq!(of(91_900, 10), (&[Form::Direct][..], true));
+        assert_eq!(of(92_800, 10), (&[Form::Direct][..], true));
+        assert_eq!(of(92_800, 8), (&[][..], false));
+        assert!(Form::order(Version(92_800), 9, &key(128, false)).is_none());
     }
 
     #[test]
