@@ -1,10 +1,12 @@
 //! Arguments of a call: which address every tensor of a graph gets.
 
 use super::error::{Error, Result};
-use super::graph::{Form, Id};
+use super::graph::{Form, Id, SCRATCH_ALIGNMENT_BYTES};
 use super::plan_key::PlanKey;
 use super::tables::Places;
 
+/// Bytes that the addresses of arguments are multiples of.
+const ALIGNMENT_BYTES: u64 = 16;
 /// Bytes of an element of rows.
 const BF16_BYTES: u64 = 2;
 
@@ -17,9 +19,8 @@ pub struct Arguments {
     pub qkv: u64,
     /// Output, bf16 `[tokens, heads * head_dim]`; written by forward plans, read by backward plans.
     pub output: u64,
-    /// Natural logarithm of the sum of the exponentials of the scaled scores, f32 `[tokens, heads]`; written by
-    /// forward plans, read by backward plans. A plan of [`Form::Padded`] reads `[segments, heads, longest]` of
-    /// its key instead, whose rows behind a segment are never read.
+    /// Natural logarithm of the sum of the exponentials of the scaled scores, f32 `[tokens, heads]`; written
+    /// by forward plans, read by backward plans.
     pub log_sums: u64,
     /// Gradients; of backward plans.
     pub gradients: Option<Gradients>,
@@ -32,7 +33,7 @@ pub struct Arguments {
 }
 
 /// Addresses of gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Gradients {
     /// Gradient of the output, bf16 `[tokens, heads * head_dim]`; read.
     pub d_output: u64,
@@ -81,6 +82,7 @@ impl Arguments {
         own_workspace_bytes: u64,
         values: &HostValues,
     ) -> Result<Bindings> {
+        self.check(key)?;
         let mut bindings = Bindings { addresses: self.inputs(key, form, values), copies: Vec::new() };
         let mut free = self.workspace + own_workspace_bytes;
         for (id, bytes) in form.scratch(key) {
@@ -97,6 +99,22 @@ impl Arguments {
         Ok(bindings)
     }
 
+    /// Checks what would make a kernel write outside of its memory.
+    fn check(&self, key: &PlanKey) -> Result<()> {
+        let invalid = |setting, reason| Err(Error::Shape { setting, reason });
+        if key.is_backward && self.tokens > key.tokens {
+            return invalid("tokens", format!("the plan is for {} rows, found {}", key.tokens, self.tokens));
+        }
+        let Gradients { d_output, d_qkv } = self.gradients.unwrap_or_default();
+        let rows = [self.qkv, self.output, self.log_sums, self.tables, d_output, d_qkv];
+        let is_aligned = |&address: &u64| address.is_multiple_of(ALIGNMENT_BYTES);
+        if !rows.iter().all(is_aligned) || !self.workspace.is_multiple_of(SCRATCH_ALIGNMENT_BYTES) {
+            let reason = format!("expected multiples of {ALIGNMENT_BYTES}, found {self:x?}");
+            return invalid("addresses", reason);
+        }
+        Ok(())
+    }
+
     /// Tensors of forward and backward graphs; `Output` and `LogSums` are written by the first.
     fn inputs(&self, key: &PlanKey, form: Form, values: &HostValues) -> Vec<(Id, u64)> {
         let places = Places::of(key);
@@ -107,7 +125,6 @@ impl Arguments {
             (Id::Keys, keys),
             (Id::Values, vectors),
             (Id::Output, self.output),
-            (Id::LogSums, self.log_sums),
             (Id::QueryLengths, table(places.lengths)),
             (Id::KeyLengths, table(places.lengths)),
             (Id::RowOffsets, table(places.rows)),
@@ -115,6 +132,7 @@ impl Arguments {
             (Id::Scale, address_of(&values.scale)),
         ];
         if form != Form::Padded {
+            addresses.push((Id::LogSums, self.log_sums));
             addresses.push((Id::LogSumOffsets, table(places.log_sums)));
         }
         if form != Form::Single {
@@ -220,6 +238,17 @@ mod tests {
         let (_, bindings) = bind(28, Form::Composite);
         assert!(bindings.copies.is_empty());
         assert!(bindings.addresses.contains(&(Id::DKeys, (5 << 32) + 28 * 128 * 2)));
+    }
+
+    #[test]
+    fn arguments_that_do_not_fit_are_refused() {
+        let (key, _) = bind(4, Form::Composite);
+        let values = HostValues::of(&arguments());
+        let refused = |arguments: Arguments| arguments.bind(&key, Form::Composite, 0, &values).is_err();
+        assert!(refused(Arguments { tokens: 8193, ..arguments() }));
+        assert!(refused(Arguments { qkv: 8, ..arguments() }));
+        assert!(refused(Arguments { workspace: 128, ..arguments() }));
+        assert!(!refused(arguments()));
     }
 
     #[test]

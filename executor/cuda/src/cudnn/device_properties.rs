@@ -1,7 +1,7 @@
 //! Properties of a device, for which plans are built.
 //!
-//! cuDNN builds plans from a JSON object of 26 properties, so that no device is needed. The three objects here
-//! are those of the devices that plans are checked for; a real device gives its own.
+//! cuDNN builds plans from a JSON object of 26 properties, so that no device is needed. The three objects
+//! here are those of the devices that plans are checked for; a real device gives its own.
 
 use std::sync::Arc;
 

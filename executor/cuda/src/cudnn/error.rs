@@ -11,9 +11,9 @@ use super::plan_key::PlanKey;
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum Error {
-    /// No file of the library could be opened.
-    #[error("could not open cuDNN, tried `{}`", tried.join("`, `"))]
-    NotFound { tried: Vec<String>, source: libloading::Error },
+    /// The library could not be opened.
+    #[error("could not open cuDNN, tried `{file}`; give the folder of libcudnn.so.9 of cuDNN 9.19 or later")]
+    NotFound { file: String, source: libloading::Error },
     /// The library is older than the oldest one with the graphs of attention.
     #[error("found cuDNN {found} in `{file}`, expected {expected} or later")]
     TooOld { file: String, found: Version, expected: Version },
@@ -29,8 +29,8 @@ pub enum Error {
     /// The heuristics of cuDNN name no engine for a graph on a device; part of [`Self::NoPlan`].
     #[error("no engine serves the graph on this device")]
     NoEngine,
-    /// A key that no graph can be made for.
-    #[error("invalid `{setting}` of an attention plan: {reason}")]
+    /// A key that no graph can be made for, or arguments that do not fit the plan.
+    #[error("invalid `{setting}` of an attention: {reason}")]
     Shape { setting: &'static str, reason: String },
     /// Properties of a device that are not a JSON object.
     #[error("could not read the properties of a device")]

@@ -47,7 +47,8 @@ impl Executor {
     /// [`super::Error::Shape`] if a backward plan gets no gradients, [`super::Error::Refused`].
     ///
     /// # Safety
-    /// - The context of the device must be current in this thread, and `stream` be a stream of it, `CUstream`.
+    /// - The context of the device must be current in this thread, and `stream` be a stream of it,
+    ///   `CUstream`.
     /// - The addresses must be those of memory with the shapes that [`Arguments`] names.
     /// - `plan` and the memory must live until the stream has passed this call.
     pub unsafe fn execute(&self, plan: &Plan, stream: *mut c_void, arguments: &Arguments) -> Result<()> {
@@ -66,8 +67,8 @@ impl Executor {
         // SAFETY: the handle lives; the caller gives a stream of its device.
         let status = unsafe { (functions.set_stream)(handle.0, stream.cast()) };
         self.library.check("cudnnSetStream", status)?;
-        // SAFETY: both descriptors are final; the caller answers for the addresses, and the values of the host,
-        // which the call reads before it returns, live in `values`.
+        // SAFETY: both descriptors are final; the caller answers for the addresses, and the values of the
+        // host, which the call reads before it returns, live in `values`.
         let status = unsafe { (functions.execute)(handle.0, plan.descriptor().raw(), pack.raw()) };
         self.library.check("cudnnBackendExecute", status)?;
         for copy in bindings.copies.iter().filter(|copy| copy.rows > 0) {

@@ -74,8 +74,6 @@ pub struct Library {
     functions: Functions,
     version: Version,
     file: String,
-    /// Keeps the functions callable.
-    _opened: libloading::Library,
 }
 
 impl Library {
@@ -89,7 +87,7 @@ impl Library {
         let file = folder.map_or_else(|| NAME.to_owned(), |folder| folder.join(NAME).display().to_string());
         // SAFETY: the initialisers of cuDNN have no preconditions.
         let library = unsafe { libloading::Library::new(&file) }
-            .map_err(|source| Error::NotFound { tried: vec![file.clone()], source })?;
+            .map_err(|source| Error::NotFound { file: file.clone(), source })?;
         // SAFETY: the type is that of the function in `cudnn_version.h` of every version 9.
         let version: unsafe extern "C" fn() -> usize = unsafe { find(&library, &file, "cudnnGetVersion") }?;
         // SAFETY: the function has no preconditions.
@@ -98,7 +96,9 @@ impl Library {
             return Err(Error::TooOld { file, found: version, expected: OLDEST });
         }
         let functions = Functions::find(&library, &file)?;
-        Ok(Arc::new(Self { functions, version, file, _opened: library }))
+        // Stays open until the process ends: the CUDA runtime within it must not run its finalisers earlier.
+        std::mem::forget(library);
+        Ok(Arc::new(Self { functions, version, file }))
     }
 
     /// Version of the library.

@@ -37,7 +37,7 @@ impl Plan {
             }
         }
         if reasons.is_empty() {
-            reasons.push("the device adds in no fixed order".to_owned());
+            reasons.push("no engine of the device adds in a fixed order".to_owned());
         }
         Err(Error::NoPlan { version: library.version(), key: *key, reason: reasons.join("; ") })
     }
@@ -120,6 +120,24 @@ impl Plan {
     /// Bytes at the start of the workspace that the engine asks for, a multiple of 256.
     pub(super) const fn own_workspace_bytes(&self) -> u64 {
         self.own_workspace_bytes
+    }
+
+    /// Place in the workspace where a plan of [`Form::Padded`] reads the log-sum-exp, in bytes from its
+    /// start.
+    ///
+    /// The caller writes it before the call: for every segment `b`, head `h` and row `r` of the segment, the
+    /// `f32` at `(b * heads + h) * longest + r` is that at `(starts[b] + r) * heads + h` of
+    /// [`super::Arguments::log_sums`], with `longest` of the key. The rest is never used.
+    #[must_use]
+    pub fn padded_log_sums(&self) -> Option<u64> {
+        let mut start = self.own_workspace_bytes;
+        for (id, bytes) in self.form.scratch(&self.key) {
+            if id == graph::Id::LogSums {
+                return Some(start);
+            }
+            start += bytes;
+        }
+        None
     }
 
     /// Form of the graph that the plan was built from.

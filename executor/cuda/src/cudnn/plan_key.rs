@@ -18,8 +18,9 @@ const HEAD_DIM_MULTIPLE: u32 = 8;
 
 /// What a plan is built for.
 ///
-/// A plan serves every microbatch with at most these numbers: segments that do not exist are empty ones, shorter
-/// segments are padded. The factor on the scores is no part of it, because it is an argument of a call.
+/// A plan serves every microbatch with at most these numbers: segments that do not exist are empty ones,
+/// shorter segments are padded. The factor on the scores is no part of it, because it is an argument of a
+/// call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PlanKey {
     /// Whether the plan computes gradients.
@@ -58,7 +59,7 @@ pub struct Heads {
 impl PlanKey {
     /// Key of the forward plan that serves segments.
     ///
-    /// - `starts`: first row of every segment, then the number of rows
+    /// - `starts`: first row of every segment, then the number of rows; ascending
     #[must_use]
     pub fn forward(heads: Heads, starts: &[u32]) -> Self {
         let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]);
@@ -78,7 +79,9 @@ impl PlanKey {
 
     /// Key of the backward plan that serves segments.
     ///
-    /// - `starts`: first row of every segment, then the number of rows
+    /// - `starts`: first row of every segment, then the number of rows; ascending
+    /// - `is_deterministic`: whether every run must give the same bits; costs time, and on Hopper before
+    ///   cuDNN 9.25 [memory](super::Form::Direct)
     #[must_use]
     pub fn backward(heads: Heads, starts: &[u32], is_deterministic: bool) -> Self {
         let forward = Self::forward(heads, starts);

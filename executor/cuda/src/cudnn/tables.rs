@@ -50,7 +50,7 @@ impl Places {
 impl SegmentTables {
     /// Makes the tables that plans of a key read; segments that are missing are empty ones at the end.
     ///
-    /// - `starts`: first row of every segment, then the number of rows
+    /// - `starts`: first row of every segment, then the number of rows; ascending
     ///
     /// # Errors
     /// [`Error::Shape`] if the key has fewer or shorter segments.

@@ -1,6 +1,7 @@
 //! Builds attention plans for devices that this machine does not have.
 //!
-//! The tests need the libraries of cuDNN, cuBLAS and NVRTC, but no device; `driver.rs` says where they are found.
+//! The tests need the libraries of cuDNN, cuBLAS and NVRTC, but no device; `driver.rs` says where they are
+//! found.
 
 mod driver;
 mod shapes;
@@ -109,6 +110,28 @@ fn file(folder: &Path, key: &PlanKey) -> PathBuf {
 fn plans(library: &Arc<Library>, folder: &Path) -> Plans {
     let plans_max = NonZeroUsize::new(8).expect("not zero");
     Plans::new(library, DeviceProperties::h200(), Some(folder), plans_max).expect("plans")
+}
+
+#[test]
+fn equal_devices_share_their_plans() {
+    let Some(library) = driver::library() else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let key = SHAPES[3].forward();
+    plans(&library, folder.path()).wait(&key).expect("a plan");
+    let json = DeviceProperties::h200().to_json();
+    let other = json
+        .replace("\"pciDeviceId\":0", "\"pciDeviceId\":7")
+        .replace("\"cudaDeviceId\":0", "\"cudaDeviceId\":1");
+    assert_ne!(json, other);
+    let written = fs::metadata(file(folder.path(), &key)).unwrap().modified().unwrap();
+    let properties = DeviceProperties::from_json(&other).expect("properties");
+    let others = Plans::new(&library, properties, Some(folder.path()), NonZeroUsize::MIN).expect("plans");
+    others.wait(&key).expect("a plan");
+    assert_eq!(
+        fs::metadata(file(folder.path(), &key)).unwrap().modified().unwrap(),
+        written,
+        "not built again"
+    );
 }
 
 #[test]

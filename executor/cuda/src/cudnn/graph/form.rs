@@ -34,11 +34,12 @@ pub enum Form {
     Single,
     /// Products, sums and functions of elements, which an engine recognises as attention.
     Composite,
-    /// A composite backward graph without sums of the gradient of queries in f32: they are one product, in a
-    /// fixed order, of gradients of scores in the workspace of the engine.
+    /// A composite backward graph whose gradient of queries is one product, not a sum of parts in f32. On
+    /// Hopper the engine keeps the gradients of all scores: 2 bytes times segments, heads, longest and
+    /// longest.
     Direct,
-    /// A composite backward graph that reads the log-sum-exp as `[segments, heads, longest]`, and whose
-    /// workspace grows with segments times longest.
+    /// A composite backward graph that reads the log-sum-exp as `[segments, heads, longest]` from the
+    /// workspace, which grows with segments times longest; see [`super::super::Plan::padded_log_sums`].
     Padded,
 }
 
@@ -105,6 +106,9 @@ impl Form {
         }
         if matches!(self, Self::Composite | Self::Padded) {
             scratch.push((Id::DQuerySums, queries * F32_BYTES));
+        }
+        if self == Self::Padded {
+            scratch.push((Id::LogSums, padded * heads * F32_BYTES));
         }
         if self.has_gradients_apart(key) {
             let bytes = tokens * kv_heads * head_dim * BF16_BYTES;

@@ -141,8 +141,9 @@ impl<'a> Tensors<'a> {
         self.ragged(id, DataType::CUDNN_DATA_BFLOAT16, layout, offsets)
     }
 
-    /// Gradient of keys or values for every query head: in the workspace, with rows longer by the same factor as
-    /// the number of heads, by which the engine multiplies the offsets of the gradient; or within the graph.
+    /// Gradient of keys or values for every query head: in the workspace, with rows longer by the same factor
+    /// as the number of heads, by which the engine multiplies the offsets of the gradient; or within the
+    /// graph.
     pub(super) fn of_query_heads(&mut self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let kind = DataType::CUDNN_DATA_BFLOAT16;
         if !self.form.has_gradients_apart(self.key) {
