@@ -79,7 +79,8 @@ pub struct Library {
 impl Library {
     /// Opens cuDNN: the file of a folder, or the one that the dynamic linker finds.
     ///
-    /// Its parts, `libcublasLt` and `libnvrtc` are opened by cuDNN itself when they are needed.
+    /// Its parts, `libcublasLt` and, in older versions, `libnvrtc` are opened by cuDNN itself when they are
+    /// needed; where it does not find them it has no engines, see [`Error::NoPlan`].
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::MissingSymbol`], [`Error::TooOld`].
