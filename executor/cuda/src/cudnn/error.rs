@@ -26,7 +26,7 @@ pub enum Error {
     /// No engine of this version serves the shape on this device.
     #[error("cuDNN {version} has no plan for {key}: {reason}")]
     NoPlan { version: Version, key: PlanKey, reason: String },
-    /// The heuristics of cuDNN name no engine for a graph on a device; part of [`Self::NoPlan`].
+    /// No engine serves a form of the graph on a device; part of [`Self::NoPlan`].
     #[error("no engine serves the graph on this device")]
     NoEngine,
     /// A key that no graph can be made for, or arguments that do not fit the plan.

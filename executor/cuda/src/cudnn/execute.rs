@@ -44,7 +44,7 @@ impl Executor {
     /// Queues a plan on a stream.
     ///
     /// # Errors
-    /// [`super::Error::Shape`] if a backward plan gets no gradients, [`super::Error::Refused`].
+    /// [`super::Error::Shape`] if the arguments do not fit the plan, [`super::Error::Refused`].
     ///
     /// # Safety
     /// - The context of the device must be current in this thread, and `stream` be a stream of it,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dflop_cuda::cudnn::{
-    DeviceProperties, Error, Executor, Form, Library, Lookup, Plan, PlanKey, Plans, Version,
+    DeviceProperties, Error, Executor, Form, Heads, Library, Lookup, Plan, PlanKey, Plans, Version,
 };
 use shapes::SHAPES;
 
@@ -57,6 +57,19 @@ fn every_shape_has_plans_on_every_device() {
     }
     println!("{table}");
     assert!(!too_much, "a workspace is larger than its bound");
+}
+
+#[test]
+fn heads_of_96_columns_have_plans() {
+    let Some(library) = driver::library() else { return };
+    let heads = Heads { heads: 32, kv_heads: 32, head_dim: 96, is_causal: true };
+    let starts = [0, 700, 4000];
+    for (device, properties) in devices() {
+        for key in [PlanKey::forward(heads, &starts), PlanKey::backward(heads, &starts, false)] {
+            let plan = Plan::build(&library, &properties, &key);
+            assert!(plan.is_ok(), "{device} {key}");
+        }
+    }
 }
 
 #[test]
