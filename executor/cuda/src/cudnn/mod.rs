@@ -13,8 +13,10 @@
 //! Plans are built from [`DeviceProperties`], so no device is needed for that; the tests build those of an
 //! H200, an A100 and a B200.
 //!
-//! # Source The backend API: `cudnn_graph.h` of cuDNN 9.28. The operations of [`Form::Composite`] are those
-//! of NVIDIA's `cudnn-frontend` 1.32, whose plans have the same kernels, byte for byte.
+//! # Source
+//! The backend API: `cudnn_graph.h` of cuDNN 9.28. The operations of [`Form::Composite`], [`Form::Direct`] and
+//! [`Form::Padded`] are those of NVIDIA's `cudnn-frontend` 1.32; the plans that were compared have the same
+//! machine code and the same layout of parameters.
 
 mod arguments;
 mod background;
