@@ -6,16 +6,17 @@
 //! [`Lookup::Failed`] uses another kernel. An [`Executor`] queues a plan on a stream, with addresses of
 //! device memory.
 //!
-//! Queries, keys and values are columns of one packed matrix, bf16 `[tokens, (heads + 2 * kv_heads) *
-//! head_dim]`. Every segment is an element of cuDNN's batch with a *ragged offset*, its first element, and a
-//! length; both are in [`SegmentTables`]. Segments that a plan has room for and a microbatch lacks are empty.
+//! Queries, keys and values are columns of one packed matrix, bf16
+//! `[tokens, (heads + 2 * kv_heads) * head_dim]`. Every segment is an element of cuDNN's batch with a *ragged
+//! offset*, its first element, and a length; both are in [`SegmentTables`]. Segments that a plan has room for
+//! and a microbatch lacks are empty.
 //!
 //! Plans are built from [`DeviceProperties`], so no device is needed for that; the tests build those of an
 //! H200, an A100 and a B200.
 //!
 //! # Source
-//! The backend API: `cudnn_graph.h` of cuDNN 9.28. The operations of [`Form::Composite`], [`Form::Direct`] and
-//! [`Form::Padded`] are those of NVIDIA's `cudnn-frontend` 1.32; the plans that were compared have the same
+//! The backend API: `cudnn_graph.h` of cuDNN 9.28. The operations of [`Form::Composite`], [`Form::Direct`]
+//! and [`Form::Padded`] are those of NVIDIA's `cudnn-frontend` 1.32; the plans that were compared have the same
 //! machine code and the same layout of parameters.
 
 mod arguments;
