@@ -16,8 +16,8 @@
 //!
 //! # Source
 //! The backend API: `cudnn_graph.h` of cuDNN 9.28. The operations of [`Form::Composite`], [`Form::Direct`]
-//! and [`Form::Padded`] are those of NVIDIA's `cudnn-frontend` 1.32; the plans that were compared have the same
-//! machine code and the same layout of parameters.
+//! and [`Form::Padded`] are those of NVIDIA's `cudnn-frontend` 1.32; the plans that were compared have the
+//! same machine code and the same layout of parameters.
 
 mod arguments;
 mod background;
