@@ -41,6 +41,16 @@ impl SearchPath {
         Self { first, is_exclusive: true }
     }
 
+    /// Directory of cuDNN; none if the loader of the system has to find it.
+    pub(crate) fn cudnn(&self) -> Option<PathBuf> {
+        let wheels = site_packages().into_iter().map(|site| site.join("nvidia/cudnn/lib"));
+        let usual = wheels.filter(|_| !self.is_exclusive);
+        let has_it = |directory: &PathBuf| directory.join("libcudnn.so.9").exists();
+        let found = self.first.iter().cloned().chain(usual).find(has_it);
+        // an error names this directory
+        found.or_else(|| self.first.first().filter(|_| self.is_exclusive).cloned())
+    }
+
     /// Places of a file of these names, in the order of the search. Names without a directory are looked up
     /// by the loader of the system.
     fn candidates(&self, library: &Needed) -> Vec<PathBuf> {

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::driver::{Context, Event, PinnedBuffer, Stream};
+use crate::driver::{Context, Event, PinnedBuffer};
 use crate::error::Result;
 
 /// Smallest buffer.
@@ -33,13 +33,15 @@ impl Staging {
     }
 
     /// Returns a buffer of at least this many bytes that no work uses.
-    pub(crate) fn take(&self, bytes: usize, stream: &Stream) -> Result<PinnedBuffer> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<PinnedBuffer> {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |buffer: &PinnedBuffer| buffer.len() >= bytes && buffer.len() / 4 <= bytes.max(BYTES_MIN);
         if buffers.len() >= BUFFERS_MAX {
-            stream.synchronize()?;
             // buffers of sizes that are not needed any more go first
-            buffers.drain(..BUFFERS_MAX / 2);
+            for (buffer, event) in buffers.drain(..BUFFERS_MAX / 2) {
+                event.synchronize()?;
+                drop(buffer);
+            }
         }
         match buffers.iter().position(|(buffer, event)| fits(buffer) && event.is_reached()) {
             Some(index) => Ok(buffers.remove(index).0),

@@ -3,6 +3,7 @@
 //! A fault is found if the device fails, a result differs from the CPU's, or two orders of threads give
 //! different bits.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::print_stdout, reason = "what was found is worth reading")]
 
 #[path = "../operations/attention.rs"]
@@ -14,7 +15,9 @@ mod device;
 #[path = "../operations/random.rs"]
 mod random;
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::Command;
 
 use dflop_cuda::Cuda;
 use dflop_device::ops::attention::AttentionShape;
@@ -140,27 +143,52 @@ fn symptom(mutant: &Mutant) -> Option<String> {
 
 #[test]
 fn without_a_fault_nothing_is_found() {
-    for file in ["attention_forward.cu", "attention_general.cu", "device.cuh", "bias.cu", "adamw.cu"] {
-        let nothing = ("#pragma once".to_owned(), "#include \"device.cuh\"".to_owned());
-        let find = if file.ends_with(".cuh") { nothing.0 } else { nothing.1 };
-        let find = if file.starts_with("attention") { "#include \"attention.cuh\"".to_owned() } else { find };
-        let file = file.to_owned();
+    for (file, find) in [
+        ("attention_forward.cu", "#include \"attention.cuh\""),
+        ("attention_general.cu", "#include \"attention.cuh\""),
+        ("device.cuh", "#pragma once"),
+        ("bias.cu", "#include \"device.cuh\""),
+        ("adamw.cu", "#include \"device.cuh\""),
+    ] {
+        let [file, find] = [file, find].map(str::to_owned);
         let mutant = Mutant { name: file.clone(), file, replace: find.clone(), find };
         assert_eq!(symptom(&mutant), None, "{}", mutant.file);
     }
 }
 
-/// Looks for the faults of a list, of which this test takes every so many.
+/// Variable with the list and the place of the fault that a process of its own looks for.
+const FAULT: &str = "DFLOP_CUDA_FAULT";
+
+/// Looks for the faults of a list, of which this test takes every so many. Each has a process of its own, since
+/// some write anywhere.
 fn find_all(list: &str, part: usize, parts: usize) {
-    let mutants: Vec<Mutant> = mutants(list).into_iter().skip(part).step_by(parts).collect();
     let mut missed = Vec::new();
-    for mutant in &mutants {
-        match symptom(mutant) {
-            Some(symptom) => println!("{}: {}", mutant.name, symptom.lines().next().unwrap_or_default()),
+    for (index, mutant) in mutants(list).iter().enumerate().skip(part).step_by(parts) {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--ignored", "--exact", "one_fault", "--nocapture"])
+            .env(FAULT, format!("{list}:{index}"));
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let symptom = text.lines().find_map(|line| line.strip_prefix("found: ")).map(str::to_owned);
+        match symptom.or_else(|| output.status.signal().map(|signal| format!("signal {signal}"))) {
+            Some(symptom) => println!("{}: {symptom}", mutant.name),
             None => missed.push(mutant.name.clone()),
         }
     }
     assert!(missed.is_empty(), "not found: {missed:#?}");
+}
+
+/// Part of the tests below, which run it in processes of their own.
+#[test]
+#[ignore = "runs with an environment of its own"]
+fn one_fault() {
+    let fault = std::env::var(FAULT).unwrap();
+    let (list, index) = fault.split_once(':').unwrap();
+    let mutant = mutants(list).swap_remove(index.parse().unwrap());
+    if let Some(symptom) = symptom(&mutant) {
+        println!("found: {}", symptom.lines().next().unwrap_or_default());
+    }
 }
 
 #[test]
