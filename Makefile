@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-deferred test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
+.PHONY: test-deferred test-kernels test-cudnn test-cuda-cli test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
 
 check: fmt clippy docs test
 
@@ -25,6 +25,32 @@ test-deferred:
 	set -e; for order in 0 1 2 3 4; do \
 		DFLOP_DEFERRED_ORDER=$$order $(CARGO) test --locked -p dflop-device -p dflop-models -p dflop-executor \
 			--lib --test parity_deferred --test tensor_parallel_deferred --test pipeline_deferred --test training_deferred; done
+
+# Kernels of the CUDA device, compiled for four architectures without a device: registers, spills, shared memory.
+# A CUDA 13.0 driver loads what this version of the compiler makes.
+NVRTC_VENV ?= $(BUILD)/nvrtc-venv
+test-kernels:
+	test -x $(NVRTC_VENV)/bin/pip || $(PYTHON) -m venv $(NVRTC_VENV)
+	$(NVRTC_VENV)/bin/pip install --quiet --disable-pip-version-check nvidia-cuda-nvrtc==13.0.88
+	$(NVRTC_VENV)/bin/python tests/python/kernel_budgets.py
+
+# Attention plans of cuDNN, built for devices that this machine does not have, by two versions: the one that PyTorch
+# 2.11 brings, and the first whose backward pass is one operation. The wheels take 2.5 GB.
+CUDNN_VENV ?= $(BUILD)/cudnn-venv
+CUDNN_VERSIONS ?= 9.19.0.56 9.28.0.42
+test-cudnn:
+	test -x $(CUDNN_VENV)/bin/pip || $(PYTHON) -m venv $(CUDNN_VENV)
+	test -d $(CUDNN_VENV)/nvidia/cu13 || $(CUDNN_VENV)/bin/pip install --quiet --no-deps --target $(CUDNN_VENV) \
+		nvidia-cublas==13.10.0.20 nvidia-cuda-nvrtc==13.5.37
+	set -e; for version in $(CUDNN_VERSIONS); do folder=$(abspath $(CUDNN_VENV))/$$version/nvidia; \
+		test -d $$folder/cudnn || $(CUDNN_VENV)/bin/pip install --quiet --no-deps \
+			--target $(CUDNN_VENV)/$$version nvidia-cudnn-cu13==$$version; \
+		ln -sfn ../../nvidia/cu13 $$folder/cu13; \
+		DFLOP_CUDNN_LIBRARY_DIR=$$folder/cudnn/lib $(CARGO) test --locked -p dflop-cuda --test cudnn; done
+
+# The command with CUDA devices, on the stand-ins.
+test-cuda-cli:
+	$(CARGO) test --locked -p dflop-cli --features cuda --test cli cuda
 
 # Unit tests, end-to-end tests, documentation tests; then examples are run, which the tests have built.
 EXAMPLES = $(BUILD)/debug/examples

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dflop_device::{Dtype, Tensor};
 
+use crate::attention::{AttentionEngines, CudnnEngine};
 use crate::blas::Blas;
 use crate::compiler::Compiler;
 use crate::driver::{Context, Event, MemoryPool, Stream};
@@ -15,7 +16,6 @@ use crate::kernels::Kernels;
 use crate::lanes::Lanes;
 use crate::libraries::{Libraries, SearchPath};
 use crate::memory::CudaMemory;
-use crate::ops::attention::{AttentionEngines, CudnnEngine};
 use crate::staging::Staging;
 
 /// Computes on a CUDA device; numbers are stored as bf16 or `f32`, and added in `f32`.
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) context: Context,
     pub(crate) compute: Stream,
     pub(crate) pool: MemoryPool,
-    pub(crate) staging: Staging,
+    pub(crate) staging: Arc<Staging>,
     pub(crate) blas: Blas,
     pub(crate) kernels: Kernels,
     pub(crate) cudnn: Option<CudnnEngine>,
@@ -135,11 +135,13 @@ impl CudaBuilder {
         if let Some(bytes) = self.memory_limit {
             pool.limit(bytes);
         }
+        let staging = Arc::new(Staging::new(context.clone()));
         let cudnn = match self.attention {
             AttentionEngines::Own => None,
             AttentionEngines::Fastest => {
                 let directory = self.kernel_cache.as_deref();
-                Some(CudnnEngine::new(self.search.cudnn().as_deref(), directory, &compute)?)
+                let device = (&compute, &pool, &staging);
+                Some(CudnnEngine::new(self.search.cudnn().as_deref(), directory, device)?)
             }
         };
         let driver = context.driver_version();
@@ -147,7 +149,7 @@ impl CudaBuilder {
         let compiler = compiler.replace_sources(self.replaced_sources);
         let lanes = Some(Arc::new(Lanes::new(context.clone())));
         let shared = Shared {
-            staging: Staging::new(context.clone()),
+            staging,
             blas: Blas::new(&context, &pool)?,
             kernels: Kernels::new(context.clone(), compiler),
             cudnn,

@@ -5,6 +5,8 @@
 //! CUDA C++, a file per operation in `kernels/`, and compiled for the device that is there; the machine code is
 //! kept on disk.
 
+mod address;
+mod attention;
 mod blas;
 mod compiler;
 pub mod cudnn;
@@ -20,9 +22,9 @@ mod ops;
 mod runtime;
 mod staging;
 
+pub use attention::AttentionEngines;
 pub use device::{Cuda, CudaBuilder, Properties};
 pub use error::{Error, Result};
 pub use event::CudaEvent;
 pub use libraries::{LIBRARY_PATH, Libraries, SearchPath};
 pub use memory::CudaMemory;
-pub use ops::attention::AttentionEngines;

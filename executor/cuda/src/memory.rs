@@ -1,9 +1,8 @@
-//! Memory of the device, and the addresses of tensors in it.
+//! Memory of the device.
 #![expect(unsafe_code, reason = "memory is freed by its address")]
 
-use dflop_device::{Dtype, Memory, Tensor};
+use dflop_device::{Dtype, Memory};
 
-use crate::device::Cuda;
 use crate::driver::MemoryPool;
 
 /// Allocation of the CUDA device, freed in the order of the compute lane.
@@ -20,6 +19,11 @@ impl CudaMemory {
         let bytes = len.checked_mul(dtype.bytes());
         let bytes = bytes.ok_or(crate::Error::OutOfMemory { bytes: usize::MAX, used: pool.used() })?;
         Ok(Self { address: pool.allocate(bytes)?, len, dtype, pool: pool.clone() })
+    }
+
+    /// Address of the first element.
+    pub(crate) const fn address(&self) -> u64 {
+        self.address
     }
 }
 
@@ -38,22 +42,5 @@ impl Memory for CudaMemory {
 
     fn dtype(&self) -> Dtype {
         self.dtype
-    }
-}
-
-/// Addresses of tensors.
-pub(crate) trait Address {
-    /// Address of the first element.
-    fn address(&self) -> u64;
-
-    /// Returns whether elements can be loaded and stored 16 bytes at a time.
-    fn is_aligned(&self) -> bool {
-        self.address().is_multiple_of(16)
-    }
-}
-
-impl Address for Tensor<Cuda> {
-    fn address(&self) -> u64 {
-        self.memory().address + (self.range().start * self.dtype().bytes()) as u64
     }
 }

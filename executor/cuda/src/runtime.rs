@@ -9,10 +9,11 @@ use dflop_device::{Dtype, Error, HostTask, Lane, Result, Runtime, Tensor, Transf
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
+use crate::address::Address;
 use crate::device::Cuda;
 use crate::driver::{PinnedBuffer, Stream};
 use crate::event::CudaEvent;
-use crate::memory::{Address, CudaMemory};
+use crate::memory::CudaMemory;
 
 impl Cuda {
     /// Copies bytes that a closure writes to the elements of a tensor, in the order of a stream.
@@ -22,15 +23,10 @@ impl Cuda {
         tensor: &Tensor<Self>,
         fill: impl FnOnce(&mut [u8]),
     ) -> crate::Result<()> {
-        let shared = self.shared();
         let bytes = tensor.bytes() as usize;
-        let mut buffer = shared.staging.take(bytes)?;
-        fill(&mut buffer.bytes_mut()[..bytes]);
-        // SAFETY: the tensor has this many bytes; freeing it is work of the compute stream, behind which
-        // other streams are waited for. The buffer is not reused before the event behind the copy.
-        unsafe { stream.copy_up(&buffer, bytes, tensor.address())? };
-        shared.staging.give_back(buffer, stream.record()?);
-        Ok(())
+        // SAFETY: the tensor has this many bytes; freeing it is work of the compute stream, behind which other
+        // streams are waited for.
+        unsafe { self.shared().staging.copy_up(stream, tensor.address(), bytes, fill) }
     }
 
     /// Copies the elements of a tensor to the host, in the order of a stream, and waits.
@@ -73,14 +69,6 @@ impl Cuda {
             }
             _ => bytes.copy_from_slice(cast_slice(values)),
         })
-    }
-
-    /// Copies whole words to the device.
-    pub(crate) fn upload_bytes(&self, words: &[u8]) -> crate::Result<Tensor<Self>> {
-        assert!(words.len().is_multiple_of(Dtype::U32.bytes()), "whole words");
-        let tensor = self.allocate(Dtype::U32, words.len() / Dtype::U32.bytes())?;
-        self.copy_up(&self.shared().compute, &tensor, |bytes| bytes.copy_from_slice(words))?;
-        Ok(tensor)
     }
 
     /// Copies 64-bit numbers to the device, for kernels of this crate.

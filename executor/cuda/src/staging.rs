@@ -1,8 +1,9 @@
 //! Page-locked buffers through which numbers of the host go to the device and back.
+#![expect(unsafe_code, reason = "copies take addresses")]
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::driver::{Context, Event, PinnedBuffer};
+use crate::driver::{Context, Event, PinnedBuffer, Stream};
 use crate::error::Result;
 
 /// Smallest buffer.
@@ -47,6 +48,25 @@ impl Staging {
             Some(index) => Ok(buffers.remove(index).0),
             None => PinnedBuffer::new(&self.context, bytes.next_power_of_two().max(BYTES_MIN)),
         }
+    }
+
+    /// Copies bytes that a closure writes to the device, in the order of a stream.
+    ///
+    /// # Safety
+    /// The address is of at least this many bytes of device memory that live until the work is done.
+    pub(crate) unsafe fn copy_up(
+        &self,
+        stream: &Stream,
+        address: u64,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        let mut buffer = self.take(bytes)?;
+        fill(&mut buffer.bytes_mut()[..bytes]);
+        // SAFETY: the caller's contract. The buffer is not reused before the event behind the copy.
+        unsafe { stream.copy_up(&buffer, bytes, address)? };
+        self.give_back(buffer, stream.record()?);
+        Ok(())
     }
 
     /// Gives a buffer back, whose last copy is before an event.

@@ -6,7 +6,7 @@ mod device;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use device::{of_type, stand_in};
+use device::{of_type, stand_in, turn};
 use dflop_cuda::{Cuda, CudaBuilder, Error, SearchPath};
 use dflop_device::ops::elementwise::Elementwise;
 use dflop_device::{Dtype, Runtime};
@@ -37,6 +37,7 @@ fn some_of(names: &[&str]) -> tempfile::TempDir {
 
 #[test]
 fn a_missing_library_is_named_with_the_places_that_were_searched() {
+    let _turn = turn();
     let empty = tempfile::tempdir().unwrap();
     let message = error(builder(&[empty.path()])).to_string();
     assert!(message.contains("could not find the CUDA driver"), "{message}");
@@ -53,6 +54,7 @@ fn a_missing_library_is_named_with_the_places_that_were_searched() {
 
 #[test]
 fn a_broken_library_is_named() {
+    let _turn = turn();
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("libcuda.so.1"), b"no library").unwrap();
     let error = error(builder(&[directory.path()]));
@@ -64,6 +66,7 @@ fn a_broken_library_is_named() {
 
 #[test]
 fn an_old_library_lacks_a_function() {
+    let _turn = turn();
     // a library without any function
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("libcuda.so.1");
@@ -75,6 +78,7 @@ fn an_old_library_lacks_a_function() {
 
 #[test]
 fn no_device_and_an_old_device_are_typed() {
+    let _turn = turn();
     let libraries = libraries();
     let absent = Cuda::builder(7).search_path(SearchPath::only(vec![libraries.clone()]));
     let found = error(absent.kernel_cache(None));
@@ -90,12 +94,14 @@ fn no_device_and_an_old_device_are_typed() {
 
 #[test]
 fn other_types_of_storage_are_refused() {
+    let _turn = turn();
     let found = error(builder(&[&libraries()]).storage(Dtype::U32));
     assert!(matches!(found, Error::InvalidSetting { setting: "storage", .. }), "{found}");
 }
 
 #[test]
 fn memory_has_the_limit_of_the_setting_and_that_of_the_device() {
+    let _turn = turn();
     let device = builder(&[&libraries()]).memory_limit(1 << 20).build().unwrap();
     let kept = device.zeros_as(Dtype::F32, 1 << 17).unwrap();
     let found = device.zeros_as(Dtype::F32, 1 << 18).err().unwrap();
@@ -115,6 +121,7 @@ fn memory_has_the_limit_of_the_setting_and_that_of_the_device() {
 
 #[test]
 fn a_kernel_that_fails_ends_the_device_and_not_the_process() {
+    let _turn = turn();
     let device = of_type(Dtype::F32);
     let x = device.upload(&[1.0; 100]).unwrap();
     let mut y = device.upload(&[1.0; 100]).unwrap();
@@ -130,6 +137,7 @@ fn a_kernel_that_fails_ends_the_device_and_not_the_process() {
 
 #[test]
 fn a_kernel_that_does_not_compile_names_its_file() {
+    let _turn = turn();
     let device = builder(&[&libraries()]).storage(Dtype::F32).build().unwrap();
     let mut y = device.upload(&[1.0; 100]).unwrap();
     stand_in().set_compilation_fails(true);
@@ -142,6 +150,7 @@ fn a_kernel_that_does_not_compile_names_its_file() {
 
 #[test]
 fn a_library_is_found_by_the_loader_and_by_its_own_variable() {
+    let _turn = turn();
     let test = std::env::current_exe().unwrap();
     for variable in ["LD_LIBRARY_PATH", dflop_cuda::LIBRARY_PATH] {
         let mut command = Command::new(&test);

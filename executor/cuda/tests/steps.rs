@@ -95,6 +95,7 @@ impl<D: Device> Training<D> {
 
 #[test]
 fn losses_of_twenty_steps_in_bf16_are_those_of_the_cpu() {
+    let _turn = device::turn();
     let mut on_cuda = Training::new(device::of_type(Dtype::Bf16));
     let mut on_cpu = Training::new(Cpu::new(1).unwrap().store(Dtype::Bf16).unwrap());
     let (mut first, mut last) = (f64::NAN, f64::NAN);
@@ -112,6 +113,7 @@ fn losses_of_twenty_steps_in_bf16_are_those_of_the_cpu() {
 
 #[test]
 fn a_run_has_the_same_bits_in_every_order_of_threads() {
+    let _turn = device::turn();
     let losses = |order: u64| -> Vec<u64> {
         device::stand_in().set_order(order);
         let mut training = Training::new(device::of_type(Dtype::Bf16));
@@ -124,6 +126,7 @@ fn a_run_has_the_same_bits_in_every_order_of_threads() {
 /// What a step may cost, for this model: two layers and two microbatches.
 #[test]
 fn launches_copies_and_waits_of_a_step_are_bounded() {
+    let _turn = device::turn();
     let mut training = Training::new(device::of_type(Dtype::Bf16));
     // the first step loads kernels
     training.step();
@@ -148,6 +151,7 @@ fn launches_copies_and_waits_of_a_step_are_bounded() {
 
 #[test]
 fn a_device_that_is_dropped_with_work_under_way_leaves_nothing() {
+    let _turn = device::turn();
     let before = device::stand_in().counts().buffers_in_use;
     {
         let mut training = Training::new(device::of_type(Dtype::F32));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::source::{root, rust_files, shown};
+use super::source::{kernel_files, root, rust_files, shown};
 
 /// Names of the workspace packages that a package needs, itself left out.
 fn workspace_dependencies(package: &str) -> Vec<String> {
@@ -52,6 +52,7 @@ fn dependencies_point_one_way() {
     assert!(executor.iter().all(may_use), "{executor:?}");
     assert_eq!(workspace_dependencies("dflop-device"), ["dflop-comm", "dflop-costmodel"]);
     assert_eq!(workspace_dependencies("dflop-comm"), ["dflop-costmodel"]);
+    assert_eq!(workspace_dependencies("dflop-cuda"), ["dflop-comm", "dflop-costmodel", "dflop-device"]);
     assert_eq!(workspace_dependencies("dflop-models"), ["dflop-comm", "dflop-costmodel", "dflop-device"]);
     let cli = workspace_dependencies("dflop-cli");
     let is_top_level = |name: &&String| !nested.contains(&name.as_str());
@@ -72,6 +73,13 @@ fn arrow2_is_not_a_dependency_unless_requested() {
     // The tree with the feature would need the crate, which a machine without a network may not have.
     let manifest = std::fs::read_to_string(root().join("loader/Cargo.toml")).unwrap();
     assert!(manifest.contains("dep:arrow2"), "the feature brings it");
+}
+
+#[test]
+fn the_command_has_no_cuda_unless_requested() {
+    assert!(!workspace_dependencies("dflop-cli").contains(&"dflop-cuda".to_owned()));
+    let manifest = std::fs::read_to_string(root().join("bindings/cli/Cargo.toml")).unwrap();
+    assert!(manifest.contains("dep:dflop-cuda"), "the feature brings it");
 }
 
 #[test]
@@ -98,7 +106,7 @@ fn files_have_at_most_600_lines() {
         let lines = std::fs::read_to_string(path).unwrap().lines().count();
         (lines > 600).then(|| format!("{}: {lines}", shown(path)))
     };
-    let long: Vec<_> = rust_files().iter().filter_map(long).collect();
+    let long: Vec<_> = rust_files().iter().chain(&kernel_files()).filter_map(long).collect();
     assert!(long.is_empty(), "over 600 lines: {long:?}");
 }
 
@@ -109,6 +117,33 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
         // The allocator of the fuzzer, a program of its own.
         "tests/fuzz/src/main.rs",
         "loader/src/index/arrow2.rs",
+        // Calls of the libraries of CUDA, and addresses of the device's memory.
+        "executor/cuda/src/attention/cudnn_engine.rs",
+        "executor/cuda/src/blas/descriptors.rs",
+        "executor/cuda/src/blas/mod.rs",
+        "executor/cuda/src/blas/plan.rs",
+        "executor/cuda/src/compiler/nvrtc.rs",
+        "executor/cuda/src/cudnn/descriptor.rs",
+        "executor/cuda/src/cudnn/execute.rs",
+        "executor/cuda/src/cudnn/library.rs",
+        "executor/cuda/src/driver/context.rs",
+        "executor/cuda/src/driver/event.rs",
+        "executor/cuda/src/driver/function.rs",
+        "executor/cuda/src/driver/memory_pool.rs",
+        "executor/cuda/src/driver/mod.rs",
+        "executor/cuda/src/driver/pinned.rs",
+        "executor/cuda/src/driver/stream.rs",
+        "executor/cuda/src/libraries.rs",
+        "executor/cuda/src/memory.rs",
+        "executor/cuda/src/ops/elementwise.rs",
+        "executor/cuda/src/ops/gemm.rs",
+        "executor/cuda/src/ops/launch.rs",
+        "executor/cuda/src/runtime.rs",
+        "executor/cuda/src/staging.rs",
+        "executor/cuda/tests/cudnn/driver.rs",
+        "tests/cuda-stand-in/src/control.rs",
+        "tests/cuda-stand-in/tests/support/product.rs",
+        "tests/cuda-stand-in/tests/support/raw.rs",
         "executor/device/src/cpu/memory.rs",
         "executor/device/src/ops/gemm.rs",
         "bindings/python/src/arrays/array.rs",

@@ -11,7 +11,7 @@ use std::path::Path;
 use super::source::{code_of, root, shown};
 
 /// The source directory of each crate and its rooms, from the ground up.
-pub(super) const FLOORS: [(&str, &[&str]); 11] = [
+pub(super) const FLOORS: [(&str, &[&str]); 12] = [
     (
         "costmodel/src",
         &[
@@ -103,6 +103,27 @@ pub(super) const FLOORS: [(&str, &[&str]); 11] = [
             "tcp",
             "fuzz",
             "launch",
+        ],
+    ),
+    (
+        "executor/cuda/src",
+        &[
+            "cudnn",
+            "error",
+            "libraries",
+            "driver",
+            "memory",
+            "staging",
+            "event",
+            "lanes",
+            "compiler",
+            "kernels",
+            "blas",
+            "attention",
+            "device",
+            "address",
+            "runtime",
+            "ops",
         ],
     ),
     (

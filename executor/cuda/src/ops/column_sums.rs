@@ -52,7 +52,7 @@ impl Cuda {
     ) -> Result<()> {
         let columns = into.len();
         let grid = Grid::blocks(columns.div_ceil(THREADS as usize), THREADS);
-        let address = crate::memory::Address::address(sums) + (first * Dtype::F32.bytes()) as u64;
+        let address = crate::address::Address::address(sums) + (first * Dtype::F32.bytes()) as u64;
         let arguments = Arguments::default().address(address).write(into);
         let arguments = arguments.int(columns).int(stride).int(parts.count);
         let macros = Macros::types(&[Dtype::F32, into.dtype()]);

@@ -8,11 +8,11 @@ use dflop_device::{Result, Tensor};
 
 use super::column_sums::Parts;
 use super::{THREADS, same_type, width};
+use crate::address::Address;
 use crate::compiler::Source;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
-use crate::memory::Address;
 
 /// Ranges that are copied one by one; more of them are copied by one kernel.
 const SINGLE_COPIES_MAX: usize = 4;

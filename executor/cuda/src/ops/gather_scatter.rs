@@ -4,11 +4,11 @@ use dflop_device::ops::gather_scatter::GatherScatter;
 use dflop_device::{Result, SparseBuffers, Tensor};
 
 use super::THREADS;
+use crate::address::Address;
 use crate::compiler::Source;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
-use crate::memory::Address;
 
 impl GatherScatter for Cuda {
     fn gather_scatter(

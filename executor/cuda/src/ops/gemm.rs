@@ -7,9 +7,9 @@ use dflop_device::ops::elementwise::Elementwise;
 use dflop_device::ops::gemm::{Epilogue, Gemm, GemmShape, MatrixLayout};
 use dflop_device::{Dtype, Result, Tensor};
 
+use crate::address::Address;
 use crate::blas::{Addresses, Fused, Operand, Product};
 use crate::device::Cuda;
-use crate::memory::Address;
 
 /// Elements of bf16 that rows of sums before an activation must be a multiple of, for the library to store
 /// them.

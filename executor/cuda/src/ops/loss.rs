@@ -7,11 +7,11 @@ use dflop_device::ops::vocab_parallel_cross_entropy::{PARTIAL, VocabParallelCros
 use dflop_device::{Dtype, Result, Tensor};
 
 use super::THREADS;
+use crate::address::Address;
 use crate::compiler::Source;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
-use crate::memory::Address;
 
 /// One block for every row of logits.
 fn by_rows(rows: usize, columns: usize) -> Grid {

@@ -3,7 +3,7 @@
 //! Shapes are checked where a kernel could otherwise leave its memory; [`dflop_device::ops`] documents them.
 
 mod activation;
-pub(crate) mod attention;
+mod attention;
 mod column_sums;
 mod elementwise;
 mod gather_scatter;
@@ -16,9 +16,9 @@ mod update;
 
 use dflop_device::{Dtype, Tensor};
 
+use crate::address::Address;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
-use crate::memory::Address;
 
 /// Threads of a block of most kernels.
 const THREADS: u32 = 256;

@@ -143,6 +143,7 @@ fn symptom(mutant: &Mutant) -> Option<String> {
 
 #[test]
 fn without_a_fault_nothing_is_found() {
+    let _turn = device::turn();
     for (file, find) in [
         ("attention_forward.cu", "#include \"attention.cuh\""),
         ("attention_general.cu", "#include \"attention.cuh\""),

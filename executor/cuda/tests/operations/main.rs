@@ -46,6 +46,7 @@ fn compare(
     on_cuda: fn(&Cuda, u64) -> Result<Results>,
     bounds: [f64; 2],
 ) {
+    let _turn = device::turn();
     for (dtype, bound) in [Dtype::F32, Dtype::Bf16].into_iter().zip(bounds) {
         let seed = random::seed();
         let expected = on_cpu(&Cpu::new(1).unwrap().store(dtype).unwrap(), seed).unwrap();

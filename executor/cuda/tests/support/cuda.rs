@@ -1,6 +1,7 @@
 //! Device that the suite runs on: CUDA, on the stand-in that computes on a CPU.
 
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dflop_cuda::{Cuda, CudaBuilder, SearchPath};
 use dflop_cuda_stand_in::StandIn;
@@ -13,6 +14,15 @@ pub(crate) type TestDevice = Cuda;
 /// The stand-in; ends the test process, which counts as passed, where there is no C++ compiler to build it.
 pub(crate) fn stand_in() -> &'static StandIn {
     StandIn::load().unwrap_or_else(|| std::process::exit(0))
+}
+
+/// Lets tests that change the stand-in's settings take turns where they share a process, and resets it.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    stand_in().reset();
+    turn
 }
 
 /// Directory of compiled kernels, for all tests.

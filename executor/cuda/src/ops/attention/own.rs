@@ -6,11 +6,11 @@ use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Dtype, Result, Segments, Tensor};
 
 use super::super::same_type;
+use crate::address::Address;
 use crate::compiler::Source;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
-use crate::memory::Address;
 
 /// Widths of heads that the kernels with tensor cores are compiled for.
 const TENSOR_CORE_HEADS: [usize; 5] = [64, 72, 80, 96, 128];

@@ -7,16 +7,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_device::ops::attention::AttentionShape;
-use dflop_device::{Dtype, Result, Segments, Tensor};
+use dflop_device::{Dtype, HostSegments, Result};
 
 use super::engine_choice::{Engine, EngineChoice};
 use crate::cudnn::{
     self, Arguments, DeviceProperties, Executor, Gradients, Heads, Library, Lookup, Plan, PlanKey, Plans,
     SegmentTables,
 };
-use crate::device::Cuda;
-use crate::driver::{Event, Stream};
-use crate::memory::Address;
+use crate::driver::{Event, MemoryPool, Stream};
+use crate::memory::CudaMemory;
+use crate::staging::Staging;
 
 /// Shapes whose plans and times are kept.
 const SHAPES_MAX: usize = 256;
@@ -26,6 +26,8 @@ pub(crate) struct CudnnEngine {
     plans: Plans,
     executor: Executor,
     stream: Stream,
+    pool: MemoryPool,
+    staging: Arc<Staging>,
     shapes: Mutex<HashMap<PlanKey, Shape>>,
 }
 
@@ -36,7 +38,7 @@ struct Shape {
     /// Runs whose times are not known yet.
     pending: Vec<(Engine, Event, Event)>,
     /// Tables of the last segments, which all layers of a microbatch use.
-    tables: Option<(Vec<u32>, Tensor<Cuda>)>,
+    tables: Option<(Vec<u32>, CudaMemory)>,
     plan: Option<Arc<Plan>>,
 }
 
@@ -54,7 +56,7 @@ impl CudnnEngine {
     pub(crate) fn new(
         folder: Option<&Path>,
         directory: Option<&Path>,
-        stream: &Stream,
+        (stream, pool, staging): (&Stream, &MemoryPool, &Arc<Staging>),
     ) -> std::result::Result<Self, cudnn::Error> {
         let library = Library::open(folder)?;
         let ordinal = stream.context().ordinal() as i32;
@@ -64,63 +66,34 @@ impl CudnnEngine {
             plans: Plans::new(&library, properties, directory, plans_max)?,
             executor: Executor::new(&library)?,
             stream: stream.clone(),
+            pool: pool.clone(),
+            staging: Arc::clone(staging),
             shapes: Mutex::default(),
         })
     }
 
-    /// Queues a forward pass by the engine that is chosen; `own` queues it by the kernels of this crate.
-    ///
-    /// - `addresses`: of queries, keys and values; output; log sums
-    pub(super) fn forward(
-        &self,
-        device: &Cuda,
-        shape: &AttentionShape,
-        segments: &Segments<Cuda>,
-        (dtype, addresses): (Dtype, [u64; 3]),
-        own: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let key = PlanKey::forward(heads(shape), segments.host().starts());
-        let call = Call { key, shape, segments, addresses, gradients: None };
-        self.run(device, &call, dtype, own)
-    }
-
-    /// Queues a backward pass, like [`forward`](Self::forward).
-    pub(super) fn backward(
-        &self,
-        device: &Cuda,
-        shape: &AttentionShape,
-        segments: &Segments<Cuda>,
-        (dtype, addresses): (Dtype, [u64; 3]),
-        gradients: Gradients,
-        own: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let key = PlanKey::backward(heads(shape), segments.host().starts(), false);
-        let call = Call { key, shape, segments, addresses, gradients: Some(gradients) };
-        self.run(device, &call, dtype, own)
-    }
-
-    fn run(
-        &self,
-        device: &Cuda,
-        call: &Call<'_>,
-        dtype: Dtype,
-        own: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        if dtype != Dtype::Bf16 || call.key.check().is_err() || call.segments.host().rows() == 0 {
+    /// Queues a pass by the engine that is chosen; `own` queues it by the kernels of this crate.
+    pub(crate) fn run(&self, call: &Call<'_>, own: impl FnOnce() -> Result<()>) -> Result<()> {
+        let starts = call.segments.starts();
+        let key = match call.gradients {
+            None => PlanKey::forward(heads(call.shape), starts),
+            Some(_) => PlanKey::backward(heads(call.shape), starts, false),
+        };
+        if call.dtype != Dtype::Bf16 || key.check().is_err() || call.segments.rows() == 0 {
             return own();
         }
         let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
-        if shapes.len() >= SHAPES_MAX && !shapes.contains_key(&call.key) {
+        if shapes.len() >= SHAPES_MAX && !shapes.contains_key(&key) {
             return own();
         }
-        let shape = shapes.entry(call.key).or_default();
+        let shape = shapes.entry(key).or_default();
         shape.take_times();
         // until there is a plan, nothing is measured
         if shape.plan.is_none() {
-            match self.plans.get(&call.key) {
+            match self.plans.get(&key) {
                 Lookup::Building => return own(),
                 Lookup::Failed(error) => {
-                    tracing::debug!("cuDNN computes no attention of {:?}: {error}", call.key);
+                    tracing::debug!("cuDNN computes no attention of {key:?}: {error}");
                     shape.choice.exclude_cudnn();
                 }
                 // a plan that reads padded sums wants another kernel before it
@@ -132,7 +105,7 @@ impl CudnnEngine {
         let engine = shape.choice.next();
         let start = is_timed.then(|| self.stream.record()).transpose()?;
         match (engine, shape.plan.clone()) {
-            (Engine::Cudnn, Some(plan)) => self.execute(device, call, &plan, shape)?,
+            (Engine::Cudnn, Some(plan)) => self.execute(call, &key, &plan, shape)?,
             _ => own()?,
         }
         if let Some(start) = start {
@@ -141,19 +114,24 @@ impl CudnnEngine {
         Ok(())
     }
 
-    fn execute(&self, device: &Cuda, call: &Call<'_>, plan: &Plan, shape: &mut Shape) -> Result<()> {
-        let starts = call.segments.host().starts();
+    fn execute(&self, call: &Call<'_>, key: &PlanKey, plan: &Plan, shape: &mut Shape) -> Result<()> {
+        let starts = call.segments.starts();
         if shape.tables.as_ref().is_none_or(|(known, _)| known != starts) {
-            let tables = SegmentTables::new(&call.key, starts).map_err(failed)?;
-            shape.tables = Some((starts.to_vec(), device.upload_bytes(tables.bytes())?));
+            let tables = SegmentTables::new(key, starts).map_err(failed)?;
+            let words = tables.bytes().len().div_ceil(Dtype::U32.bytes());
+            let memory = CudaMemory::new(&self.pool, Dtype::U32, words)?;
+            let fill = |bytes: &mut [u8]| bytes.copy_from_slice(tables.bytes());
+            // SAFETY: the memory has this many bytes, and is freed in the order of this stream.
+            unsafe { self.staging.copy_up(&self.stream, memory.address(), tables.bytes().len(), fill) }?;
+            shape.tables = Some((starts.to_vec(), memory));
         }
-        let tables = shape.tables.as_ref().map_or(0, |(_, tables)| tables.address());
+        let tables = shape.tables.as_ref().map_or(0, |(_, memory)| memory.address());
         let words = plan.workspace_bytes().div_ceil(Dtype::F32.bytes() as u64) as usize;
         // freed in the order of the stream, behind the plan's work
-        let workspace = device.allocate(Dtype::F32, words)?;
+        let workspace = CudaMemory::new(&self.pool, Dtype::F32, words)?;
         let [qkv, output, log_sums] = call.addresses;
         let arguments = Arguments {
-            tokens: call.segments.host().rows() as u32,
+            tokens: call.segments.rows() as u32,
             qkv,
             output,
             log_sums,
@@ -168,14 +146,16 @@ impl CudnnEngine {
     }
 }
 
-/// What both passes pass on.
-struct Call<'a> {
-    key: PlanKey,
-    shape: &'a AttentionShape,
-    segments: &'a Segments<Cuda>,
+/// A pass over segments.
+pub(crate) struct Call<'a> {
+    pub(crate) shape: &'a AttentionShape,
+    pub(crate) segments: &'a HostSegments,
+    /// Type of rows.
+    pub(crate) dtype: Dtype,
     /// Queries, keys and values; output; log sums.
-    addresses: [u64; 3],
-    gradients: Option<Gradients>,
+    pub(crate) addresses: [u64; 3],
+    /// Gradients of a backward pass.
+    pub(crate) gradients: Option<Gradients>,
 }
 
 impl Shape {

@@ -1,0 +1,22 @@
+//! Addresses of tensors.
+
+use dflop_device::Tensor;
+
+use crate::device::Cuda;
+
+/// Address of a tensor.
+pub(crate) trait Address {
+    /// Address of the first element.
+    fn address(&self) -> u64;
+
+    /// Returns whether elements can be loaded and stored 16 bytes at a time.
+    fn is_aligned(&self) -> bool {
+        self.address().is_multiple_of(16)
+    }
+}
+
+impl Address for Tensor<Cuda> {
+    fn address(&self) -> u64 {
+        self.memory().address() + (self.range().start * self.dtype().bytes()) as u64
+    }
+}
