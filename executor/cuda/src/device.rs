@@ -36,6 +36,7 @@ pub(crate) struct Shared {
     pub(crate) kernels: Kernels,
     storage: Dtype,
     reads: AtomicU64,
+    launches: AtomicU64,
 }
 
 /// Settings of a [`Cuda`] device.
@@ -119,6 +120,7 @@ impl CudaBuilder {
             kernels: Kernels::new(context.clone(), compiler),
             storage: self.storage,
             reads: AtomicU64::new(0),
+            launches: AtomicU64::new(0),
             context,
             compute,
             pool,
@@ -157,6 +159,16 @@ impl Cuda {
             total_bytes: context.total_bytes(),
             driver_version: context.driver_version(),
         }
+    }
+
+    /// Number of kernels and matrix products that were queued so far, on all clones.
+    #[must_use]
+    pub fn launches(&self) -> u64 {
+        self.0.launches.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_launch(&self) {
+        self.0.launches.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn shared(&self) -> &Shared {
