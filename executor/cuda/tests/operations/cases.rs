@@ -98,9 +98,8 @@ impl<'a, D: Device> Cases<'a, D> {
             self.changed("layer scale", y, |d, y| d.layer_scale(&x, &scale, y))?;
             let (dy, dx, mut d_scale) =
                 (self.input(rows * width)?, self.d.alloc(rows * width)?, self.gradient(width)?);
-            let run = |d: &D, dx: &mut Tensor<D>| {
-                d.layer_scale_backward(&dy, &x, &scale, dx, Some(&mut d_scale))
-            };
+            let run =
+                |d: &D, dx: &mut Tensor<D>| d.layer_scale_backward(&dy, &x, &scale, dx, Some(&mut d_scale));
             self.changed("layer scale dx", dx, run)?;
             self.keep("layer scale d_scale", &d_scale)?;
             let y = self.input(3 * rows * width)?;
@@ -193,8 +192,7 @@ impl<'a, D: Device> Cases<'a, D> {
             let frequencies: Vec<f32> = (0..pairs).map(|_| self.random.number().abs()).collect();
             let of_pairs = (0..pairs).map(|_| self.random.below(0, axes) as u8).collect();
             let table = RopeTable::new(frequencies, of_pairs);
-            let positions: Vec<u32> =
-                (0..axes * tokens).map(|_| self.random.below(0, 6000) as u32).collect();
+            let positions: Vec<u32> = (0..axes * tokens).map(|_| self.random.below(0, 6000) as u32).collect();
             let positions = self.d.upload_indices(&positions)?;
             let (cos, sin) = self.d.rope_angles(&table, &positions, tokens)?;
             self.keep("rope cosines", &cos)?;
@@ -309,8 +307,7 @@ impl<'a, D: Device> Cases<'a, D> {
             let decays = decays.map(|(elements, weight_decay)| DecayRange { elements, weight_decay });
             for has_masters in [false, true] {
                 let adamw = AdamW { step: self.random.below(1, 50) as u64, ..AdamW::default() };
-                let (mut mean, mut square) =
-                    (self.gradient(len)?, self.d.zeros_as(Dtype::F32, len)?);
+                let (mut mean, mut square) = (self.gradient(len)?, self.d.zeros_as(Dtype::F32, len)?);
                 let mut master = self.gradient(len)?;
                 let weights = self.input(len)?;
                 self.changed("adamw", weights, |d, weights| {
