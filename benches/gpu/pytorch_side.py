@@ -268,7 +268,7 @@ def throughput(options):
     step = statistics.median(seconds[config["warm_up_steps"] :])
     rate = len(packs[0]["tokens"]) / step
     memory = torch.cuda.max_memory_allocated() if options.device == "cuda" else None
-    result("throughput", name="tokens per second", way=way, tokens_per_second=rate, step_seconds=step,
+    result("throughput", name="decoder", way=way, tokens_per_second=rate, step_seconds=step,
            memory_bytes=memory)  # fmt: skip
     return summary("throughput PyTorch", "passed", f"{rate:.0f} tokens/s, {1e3 * step:.1f} ms a step ({way})", "runs")
 

@@ -37,6 +37,7 @@ export XDG_CACHE_HOME=${XDG_CACHE_HOME:-$OUT/cache}
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$OUT/cache/inductor}
 
 size=()
+libraries=(env)
 case $RUN_ON in
     gpu) ;;
     stand-in)
@@ -45,7 +46,8 @@ case $RUN_ON in
             echo "run.sh: RUN_ON=stand-in needs STAND_IN, the folder of its libraries" >&2
             exit 1
         fi
-        export LD_LIBRARY_PATH=$STAND_IN${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+        # for the binary alone: PyTorch would find these libraries, too
+        libraries=(env "LD_LIBRARY_PATH=$STAND_IN${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
         ;;
     *)
         echo "run.sh: RUN_ON is gpu or stand-in, not $RUN_ON" >&2
@@ -107,7 +109,7 @@ run() {
     timeout -k 5 "$limit" "$@" 2>&1 >"$file" | tee -a "$OUT/${part// /-}.log"
     code=${PIPESTATUS[0]}
     cat "$file" >>"$OUT/${part// /-}.jsonl"
-    cat "$file" >>"$results"
+    grep "^{" "$file" >>"$results"
     taken[$part]=$((taken[$part] + SECONDS - start))
     found=$(field figure "$file")
     case $code in
@@ -159,7 +161,7 @@ torch() {
 check() {
     local part=$1 limit=$2
     shift 2
-    run "$part" "$limit" "$binary" "$@" "${size[@]+"${size[@]}"}"
+    run "$part" "$limit" "${libraries[@]}" "$binary" "$@" "${size[@]+"${size[@]}"}"
 }
 
 compare() {
@@ -202,7 +204,7 @@ if ! command -v "$PYTHON" >/dev/null; then
     torch_reason="there is no $PYTHON"
 fi
 
-check operations 75 operations
+check operations 120 operations
 memcheck
 check bandwidth 45 bandwidth
 "$binary" buckets "${size[@]+"${size[@]}"}" >"$OUT/buckets.json" 2>>"$OUT/buckets.log"

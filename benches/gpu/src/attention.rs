@@ -18,7 +18,7 @@ const PART: &str = "attention";
 /// Largest error of the output and of the gradient in bf16.
 const BOUND: f64 = 1e-2;
 /// Products of a forward pass up to which a CPU computes it, too.
-const CHECKED_FLOPS: f64 = 5e9;
+const CHECKED_FLOPS: f64 = 1e10;
 
 /// Runs all buckets.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
@@ -59,8 +59,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
 fn times(device: &Cuda, bucket: &Bucket, random: &mut Random, rounds: usize) -> Result<[f64; 2]> {
     let (shape, rows) = (&bucket.shape, bucket.rows());
     let segments = Segments::new(device, &bucket.starts())?;
-    let qkv = device.upload(&random.numbers(rows * shape.row()))?;
-    let d_output = device.upload(&random.numbers(rows * shape.output()))?;
+    let qkv = device::numbers(device, random, Dtype::Bf16, rows * shape.row())?;
+    let d_output = device::numbers(device, random, Dtype::Bf16, rows * shape.output())?;
     let mut output = device.alloc(rows * shape.output())?;
     let mut sums = device.alloc_as(Dtype::F32, rows * shape.heads)?;
     let forward =

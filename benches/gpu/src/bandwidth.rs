@@ -1,14 +1,14 @@
 //! Times operations that only move bytes, as shares of the rate of a copy.
 
 use dflop_cuda::Cuda;
+use dflop_device::Dtype;
 use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
 use dflop_device::prelude::*;
-use dflop_device::{Dtype, Tensor};
 use serde_json::json;
 
 use crate::Result;
 use crate::arguments::Arguments;
-use crate::device;
+use crate::device::{self, numbers};
 use crate::random::Random;
 use crate::report::{self, Outcome};
 use crate::timing::median_seconds;
@@ -59,13 +59,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     let outcome = if least >= SHARE_MIN || arguments.is_tiny { Outcome::Passed } else { Outcome::Missed };
     let figure = format!("copy {:.0} GB/s; least {:.0} %, {name}", ceiling / 1e9, 100.0 * least);
     Ok(report::summary(PART, outcome, &figure, "norms and optimizer at 80 % of a copy"))
-}
-
-/// Random numbers on the device: the host draws a million of them and the device repeats them.
-fn numbers(device: &Cuda, random: &mut Random, dtype: Dtype, elements: usize) -> Result<Tensor<Cuda>> {
-    let some = random.numbers(elements.min(1 << 20));
-    let values: Vec<f32> = some.iter().copied().cycle().take(elements).collect();
-    Ok(device.upload_as(dtype, &values)?)
 }
 
 fn norms(

@@ -105,7 +105,11 @@ fn pairs(kind: &Kind, lines: &[Value]) -> BTreeMap<String, Pair> {
         let (Some(name), Some(side)) = (line["name"].as_str(), line["side"].as_str()) else { continue };
         for &field in kind.fields {
             let Some(value) = line[field].as_f64().filter(|value| *value > 0.0) else { continue };
-            let pair = pairs.entry(format!("{name} {}", field.replace('_', " "))).or_default();
+            let key = match kind.fields {
+                [_] => name.to_owned(),
+                _ => format!("{name} {}", field.trim_end_matches("_seconds")),
+            };
+            let pair = pairs.entry(key).or_default();
             match side {
                 "dflop" => pair.ours.push(value),
                 _ => {

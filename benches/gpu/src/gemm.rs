@@ -91,11 +91,12 @@ struct Matrices {
 /// Returns seconds of the three products, in the layouts of linear layers.
 fn times(device: &Cuda, layer: &Linear, random: &mut Random, rounds: usize) -> Result<[f64; 3]> {
     let &Linear { rows, outputs, inputs, .. } = layer;
+    let mut numbers = |elements| device::numbers(device, random, Dtype::Bf16, elements);
     let mut set = || -> Result<Matrices> {
         Ok(Matrices {
-            x: device.upload(&random.numbers(rows * inputs))?,
-            weight: device.upload(&random.numbers(outputs * inputs))?,
-            dy: device.upload(&random.numbers(rows * outputs))?,
+            x: numbers(rows * inputs)?,
+            weight: numbers(outputs * inputs)?,
+            dy: numbers(rows * outputs)?,
             y: device.alloc(rows * outputs)?,
             dx: device.alloc(rows * inputs)?,
             d_weight: device.zeros_as(Dtype::F32, outputs * inputs)?,

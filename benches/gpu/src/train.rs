@@ -61,7 +61,7 @@ impl Plan {
         };
         match (set, is_tiny) {
             ("curve", false) => Ok(curve),
-            ("curve", true) => Ok(tiny(curve, 24, 2e-2)),
+            ("curve", true) => Ok(Plan { tokens: 160, ..tiny(curve, 40, 1e-2) }),
             ("throughput", false) => Ok(speed),
             ("throughput", true) => Ok(tiny(speed, WARM_UP_STEPS + 2, 1e-3)),
             _ => Err(format!("`--set` is `curve` or `throughput`, not `{set}`").into()),
@@ -195,7 +195,7 @@ fn judge_speed(device: &Cuda, plan: &Plan, losses: &[f64], times: &[StepTimes]) 
     let (rate, launches) = (plan.tokens as f64 / wall, of(|times| times.launches));
     report::result(
         "throughput",
-        json!({"name": "tokens per second", "side": "dflop", "tokens_per_second": rate, "step_seconds": wall,
+        json!({"name": "decoder", "side": "dflop", "tokens_per_second": rate, "step_seconds": wall,
             "queued_seconds": queued, "passes_seconds": passes, "between_seconds": between,
             "launches": launches, "memory_bytes": device.memory_used_bytes()}),
     );

@@ -90,6 +90,14 @@ fn the_script_runs_from_start_to_end() {
 }
 
 #[test]
+fn a_run_without_time_left_fails_with_the_whole_table() {
+    let Some(run) = run(&[("SECONDS_MAX", "4")]) else { return };
+    assert_eq!(run.status, 1, "{}", run.output);
+    assert_eq!(run.rows.len(), PARTS.len(), "{}", run.output);
+    assert_eq!((run.status_of("device"), run.status_of("profile")), ("failed", "not"), "{}", run.output);
+}
+
+#[test]
 fn a_part_that_fails_fails_the_run_and_the_others_still_run() {
     // `add` is a kernel of operations and of models
     let Some(run) = run(&[("CUDA_STAND_IN_FAIL_LAUNCH", "add:1")]) else { return };
