@@ -221,12 +221,32 @@ def parity(options):
     return summary("parity PyTorch", status, figure, "loss and gradients below 1e-4")
 
 
+def usable_way(config, device):
+    """Returns the first way of attention over packs that this PyTorch has."""
+    import torch
+    from pytorch_model import WAYS, prepare
+
+    if device == "cpu":
+        return "segments"
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    dim = config["hidden_size"] // heads
+    for way in ("varlen", "flex"):
+        pack = prepare([{"lengths": [60, 68], "tokens": [1] * 128}], config, device, torch.bfloat16, way)[0]
+        q, k, v = (torch.randn(128, n, dim, device=device, dtype=torch.bfloat16) for n in (heads, kv_heads, kv_heads))
+        try:
+            WAYS[way](q.requires_grad_(), k, v, pack).sum().backward()
+            return way
+        except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
+            print(f"{way} is not usable: {str(error).splitlines()[0]}", file=sys.stderr)
+    return "segments"
+
+
 def trainer_of(options, config, folder):
     import torch
     from pytorch_model import WAYS, Decoder, Trainer, load
 
     torch.manual_seed(1)
-    way = options.way or ("varlen" if options.device == "cuda" else "segments")
+    way = options.way or usable_way(config, options.device)
     with torch.device(options.device):
         model = Decoder(config, WAYS[way], is_compiled=options.device == "cuda")
     if (folder / "model.safetensors").exists():

@@ -106,10 +106,11 @@ run() {
     echo "--- $part (at most $limit s)"
     start=$SECONDS
     file=$OUT/last.jsonl
-    timeout -k 5 "$limit" "$@" 2>&1 >"$file" | tee -a "$OUT/${part// /-}.log"
+    # a result is in the file as soon as it is printed; a sanitizer prints other lines, too
+    timeout -k 5 "$limit" "$@" 2> >(tee -a "$OUT/${part// /-}.log" >&2) |
+        grep --line-buffered '^{' | tee -a "$results" >"$file"
     code=${PIPESTATUS[0]}
     cat "$file" >>"$OUT/${part// /-}.jsonl"
-    grep "^{" "$file" >>"$results"
     taken[$part]=$((taken[$part] + SECONDS - start))
     found=$(field figure "$file")
     case $code in

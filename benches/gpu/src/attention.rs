@@ -1,4 +1,4 @@
-//! Times attention on every bucket, forward and backward, and compares the result of the small ones with a CPU's.
+//! Times attention on every bucket, forward and backward, and compares small ones with the CPU device.
 
 use dflop_cuda::Cuda;
 use dflop_device::prelude::*;
@@ -31,18 +31,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
         let error = check(&device, &bucket, &mut random)?;
         let rate = |factor: f64, seconds: f64| factor * bucket.flops() / seconds / 1e12;
         let (forward_rate, backward_rate) = (rate(1.0, forward), rate(2.5, backward));
-        report::result(
-            PART,
-            json!({"name": bucket.name, "side": "dflop", "forward_seconds": forward,
-                "backward_seconds": backward, "forward_tflops": forward_rate, "backward_tflops": backward_rate,
-                "error": error}),
-        );
-        eprintln!(
-            "{:>30}: forward {:8.1} us, {forward_rate:6.1} TFLOP/s; backward {:8.1} us, {backward_rate:6.1} TFLOP/s",
-            bucket.name,
-            1e6 * forward,
-            1e6 * backward,
-        );
+        let line = json!({
+            "name": bucket.name, "side": "dflop", "forward_seconds": forward, "backward_seconds": backward,
+            "forward_tflops": forward_rate, "backward_tflops": backward_rate, "error": error,
+        });
+        report::result(PART, line);
+        let name = &bucket.name;
+        eprintln!("{name:>30}: forward {:8.1} us, {forward_rate:6.1} TFLOP/s", 1e6 * forward);
+        eprintln!("{:>30}  backward {:7.1} us, {backward_rate:6.1} TFLOP/s", "", 1e6 * backward);
         count += 1;
         wrong.extend(
             error.filter(|error| *error >= BOUND).map(|error| format!("{}: {error:.1e}", bucket.name)),

@@ -4,9 +4,9 @@
 //! gpu-check PART [--tiny] [--small] [--seed N] [--write DIR] [--set NAME] [FILE...]
 //! ```
 //!
-//! Every part prints one JSON object a line, each result as it comes, and last its summary; text for people goes
-//! to stderr. The exit status is 0 if the part passed, 1 if it failed, 3 if only a bound on speed was missed and 4
-//! if it was skipped. `run.sh` beside this package runs all parts.
+//! Every part prints one JSON object a line, each result as it comes, and last its summary; text for people
+//! goes to stderr. The exit status is 0 if the part passed, 1 if it failed, 3 if only a bound on speed was
+//! missed and 4 if it was skipped. `run.sh` beside this package runs all parts.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is a program")]
 
 mod arguments;

@@ -63,11 +63,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
             };
             results += count;
             let name = format!("{} {dtype:?}", group.name);
-            report::result(
-                PART,
-                json!({"name": name, "seed": seed.to_string(), "results": count, "error": worst, "asked": bound,
-                    "problem": problem}),
-            );
+            let line = json!({
+                "name": name, "seed": seed.to_string(), "results": count, "error": worst, "asked": bound,
+                "problem": problem,
+            });
+            report::result(PART, line);
             let verdict = problem.as_deref().unwrap_or("right");
             eprintln!("{name:>22}, seed {seed}: {count} results, largest error {worst:.1e}: {verdict}");
             wrong.extend(problem.map(|problem| format!("{name}: {problem}")));

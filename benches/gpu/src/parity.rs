@@ -1,4 +1,4 @@
-//! Small models of every family on the CUDA device against the CPU device, and a decoder for the PyTorch side.
+//! Small models of every family on the CUDA device against the CPU device, and a decoder for PyTorch.
 
 use std::path::Path;
 use std::sync::Arc;

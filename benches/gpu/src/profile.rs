@@ -55,12 +55,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
                 json!({"name": subject.name, "side": "dflop", "layers": LAYERS, "batch": sequences,
                     "tokens": length, "forward_seconds": forward, "backward_seconds": backward}),
             );
-            eprintln!(
-                "{:>16}: {sequences:>3} x {length:>5} tokens, {LAYERS} layers: forward {:8.3} ms, backward {:8.3} ms",
-                subject.name,
-                1e3 * forward,
-                1e3 * backward,
-            );
+            let (name, forward, backward) = (subject.name, 1e3 * forward, 1e3 * backward);
+            eprintln!("{name:>16}: {sequences:>3} x {length:>5}: {forward:8.3} ms, {backward:8.3} ms");
             count += 1;
         }
     }

@@ -1,4 +1,4 @@
-//! The script `run.sh` from start to end on the stand-ins of the CUDA libraries, with the binary of this build.
+//! The script `run.sh` from start to end on the stand-ins of the CUDA libraries.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
