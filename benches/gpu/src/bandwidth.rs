@@ -29,9 +29,10 @@ struct Sizes {
 /// Times the copy, then norms and the optimizer.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     let device = device::cuda(Dtype::Bf16)?;
-    let sizes = match arguments.is_tiny {
-        true => Sizes { elements: 1 << 12, rounds: 2 },
-        false => Sizes { elements: 1 << 28, rounds: 15 },
+    let sizes = if arguments.is_tiny {
+        Sizes { elements: 1 << 12, rounds: 2 }
+    } else {
+        Sizes { elements: 1 << 28, rounds: 15 }
     };
     let mut random = Random::new(arguments.seed());
     let source = numbers(&device, &mut random, Dtype::Bf16, sizes.elements)?;

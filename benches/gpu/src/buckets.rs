@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::Result;
 use crate::arguments::Arguments;
+use crate::gemm::Linear;
 use crate::report::{self, Outcome};
 use dflop_device::ops::attention::AttentionShape;
 
@@ -63,7 +63,9 @@ fn bucket(heads: Heads, mix: &str, lengths: &[usize], is_tiny: bool) -> Bucket {
         // one key head and its queries, and lengths on both sides of a block of rows
         shape = AttentionShape { heads: (heads / kv_heads).min(2), kv_heads: 1, ..shape };
         lengths.truncate(3);
-        lengths.iter_mut().for_each(|length| *length = (*length / 64).clamp(3, 70));
+        for length in &mut lengths {
+            *length = (*length / 64).clamp(3, 70);
+        }
     }
     Bucket { name: format!("{module} {mix}"), shape, lengths }
 }
@@ -84,9 +86,8 @@ impl Bucket {
 
     /// Floating-point operations of the forward pass: two products of each visible pair of rows.
     pub(crate) fn flops(&self) -> f64 {
-        let pairs = |&length: &usize| match self.shape.is_causal {
-            true => length * (length + 1) / 2,
-            false => length * length,
+        let pairs = |&length: &usize| {
+            if self.shape.is_causal { length * (length + 1) / 2 } else { length * length }
         };
         4.0 * (self.shape.heads * self.shape.head_dim) as f64
             * self.lengths.iter().map(pairs).sum::<usize>() as f64
@@ -100,12 +101,12 @@ impl Bucket {
 }
 
 /// Prints all buckets and products, for the PyTorch side.
-pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
+pub(crate) fn run(arguments: &Arguments) -> Outcome {
     let buckets: Vec<Value> = all(arguments.is_tiny).iter().map(Bucket::to_json).collect();
-    let products: Vec<Value> = crate::gemm::all(arguments.is_tiny).iter().map(|one| one.to_json()).collect();
+    let products: Vec<Value> = crate::gemm::all(arguments.is_tiny).iter().map(Linear::to_json).collect();
     let count = buckets.len();
     report::result("buckets", json!({"attention": buckets, "gemm": products}));
-    Ok(report::summary("buckets", Outcome::Passed, &format!("{count} buckets"), "a list"))
+    report::summary("buckets", Outcome::Passed, &format!("{count} buckets"), "a list")
 }
 
 #[cfg(test)]

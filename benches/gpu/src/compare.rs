@@ -110,12 +110,11 @@ fn pairs(kind: &Kind, lines: &[Value]) -> BTreeMap<String, Pair> {
                 _ => format!("{name} {}", field.trim_end_matches("_seconds")),
             };
             let pair = pairs.entry(key).or_default();
-            match side {
-                "dflop" => pair.ours.push(value),
-                _ => {
-                    let way = line["way"].as_str().unwrap_or("torch").to_owned();
-                    pair.theirs.entry(way).or_default().push(value);
-                }
+            if side == "dflop" {
+                pair.ours.push(value);
+            } else {
+                let way = line["way"].as_str().unwrap_or("torch").to_owned();
+                pair.theirs.entry(way).or_default().push(value);
             }
         }
     }

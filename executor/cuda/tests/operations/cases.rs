@@ -66,7 +66,7 @@ impl<'a, D: Device> Cases<'a, D> {
             let y = self.input(len)?;
             self.changed("scale", y, |d, y| d.scale(0.37, y))?;
             let y = self.input(len)?;
-            self.changed("zero", y, |d, y| d.zero(y))?;
+            self.changed("zero", y, D::zero)?;
             for activation in
                 [Activation::GeluExact, Activation::GeluTanh, Activation::GeluQuick, Activation::Silu]
             {
