@@ -39,7 +39,12 @@ export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$OUT/cache/inductor}
 size=()
 libraries=(env)
 case $RUN_ON in
-    gpu) ;;
+    gpu)
+        # libraries that PyTorch brings, wherever its interpreter has them
+        wheels=$("$PYTHON" -c 'import glob, sys
+print(":".join(found for path in sys.path if path for found in sorted(glob.glob(path + "/nvidia/*/lib"))))')
+        export DFLOP_CUDA_LIBRARY_PATH=${DFLOP_CUDA_LIBRARY_PATH:-$wheels}
+        ;;
     stand-in)
         size=(--tiny)
         if [ -z "${STAND_IN:-}" ]; then

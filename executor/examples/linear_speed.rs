@@ -89,7 +89,7 @@ impl Layer {
         let (rows, outputs, inputs) = (*rows, *outputs, *inputs);
         let (by_input, by_output) = (MatrixLayout::rows(inputs), MatrixLayout::rows(outputs));
         let mut timed = |index: usize, product: &mut (dyn FnMut() -> Result<()> + Send)| {
-            let (done, taken) = Clock::of(device).time(device, product);
+            let (done, taken) = Clock::of(device).time(device, product)?;
             best[index] = best[index].min(taken.as_secs_f64());
             done
         };

@@ -10,6 +10,7 @@
 
 mod args;
 mod commands;
+mod cuda;
 mod demo_data;
 mod failure;
 #[cfg(any(feature = "fuzz", test))]

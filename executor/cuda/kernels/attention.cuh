@@ -3,6 +3,9 @@
 // A row of `qkv` has `heads` query heads, then `kv_heads` key heads, then `kv_heads` value heads. Tokens
 // attend within their segment. A tile is up to 64 consecutive rows of a segment; the first is a multiple of
 // 64 rows behind the start of the segment.
+//
+// Results do not depend on the order of threads and blocks, and a segment has the same bits alone and beside
+// others: sums are in registers, in the order of the rows of the segment.
 #pragma once
 
 #include "device.cuh"

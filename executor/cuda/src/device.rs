@@ -8,12 +8,14 @@ use dflop_device::{Dtype, Tensor};
 
 use crate::blas::Blas;
 use crate::compiler::Compiler;
-use crate::driver::{Context, MemoryPool, Stream};
+use crate::driver::{Context, Event, MemoryPool, Stream};
 use crate::error::{Error, Result};
+use crate::event::Gate;
 use crate::kernels::Kernels;
 use crate::lanes::Lanes;
 use crate::libraries::{Libraries, SearchPath};
 use crate::memory::CudaMemory;
+use crate::ops::attention::{AttentionEngines, CudnnEngine};
 use crate::staging::Staging;
 
 /// Computes on a CUDA device; numbers are stored as bf16 or `f32`, and added in `f32`.
@@ -24,16 +26,20 @@ use crate::staging::Staging;
 /// through the host ([`dflop_device::Staged`]) wait, too: sums of tensor-parallel ranks on the calling thread,
 /// others on a thread per lane. Results have the same bits in every run on devices of one kind.
 #[derive(Clone)]
-pub struct Cuda(Arc<Shared>);
+pub struct Cuda {
+    shared: Arc<Shared>,
+    /// Lanes; none in the clones that the threads of lanes have, so that lanes end with the last other clone.
+    lanes: Option<Arc<Lanes>>,
+}
 
 pub(crate) struct Shared {
     pub(crate) context: Context,
     pub(crate) compute: Stream,
     pub(crate) pool: MemoryPool,
     pub(crate) staging: Staging,
-    pub(crate) lanes: Lanes,
     pub(crate) blas: Blas,
     pub(crate) kernels: Kernels,
+    pub(crate) cudnn: Option<CudnnEngine>,
     storage: Dtype,
     reads: AtomicU64,
     launches: AtomicU64,
@@ -47,6 +53,8 @@ pub struct CudaBuilder {
     memory_limit: Option<u64>,
     search: SearchPath,
     kernel_cache: Option<PathBuf>,
+    attention: AttentionEngines,
+    replaced_sources: Vec<(String, String)>,
 }
 
 /// Properties of a device.
@@ -94,11 +102,28 @@ impl CudaBuilder {
         self
     }
 
+    /// Sets the engines of attention. Default: [`AttentionEngines::Own`].
+    #[must_use]
+    pub fn attention(mut self, engines: AttentionEngines) -> Self {
+        self.attention = engines;
+        self
+    }
+
+    /// Replaces the source of a kernel or header, by the name of its file: for tests that ask whether a fault
+    /// in it would be found.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn replace_source(mut self, file: &str, text: String) -> Self {
+        self.replaced_sources.push((file.to_owned(), text));
+        self
+    }
+
     /// Opens the device.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a type other than `f32` and bf16; [`Error::LibraryNotFound`],
-    /// [`Error::LibraryUnusable`], [`Error::NoDevice`], [`Error::DeviceTooOld`], [`Error::Driver`].
+    /// [`Error::LibraryUnusable`], [`Error::NoDevice`], [`Error::DeviceTooOld`], [`Error::Driver`];
+    /// [`Error::Cudnn`] if cuDNN is asked for and cannot be used.
     pub fn build(self) -> Result<Cuda> {
         if !matches!(self.storage, Dtype::F32 | Dtype::Bf16) {
             let reason = format!("expected F32 or Bf16, found {:?}", self.storage);
@@ -111,20 +136,30 @@ impl CudaBuilder {
         if let Some(bytes) = self.memory_limit {
             pool.limit(bytes);
         }
+        let cudnn = match self.attention {
+            AttentionEngines::Own => None,
+            AttentionEngines::Fastest => {
+                let directory = self.kernel_cache.as_deref();
+                Some(CudnnEngine::new(self.search.cudnn().as_deref(), directory, &compute)?)
+            }
+        };
         let driver = context.driver_version();
         let compiler = Compiler::new(context.capability(), driver, libraries.compiler, self.kernel_cache)?;
-        Ok(Cuda(Arc::new(Shared {
+        let compiler = compiler.replace_sources(self.replaced_sources);
+        let lanes = Some(Arc::new(Lanes::new(context.clone())));
+        let shared = Shared {
             staging: Staging::new(context.clone()),
-            lanes: Lanes::new(context.clone()),
             blas: Blas::new(&context, &pool)?,
             kernels: Kernels::new(context.clone(), compiler),
+            cudnn,
             storage: self.storage,
             reads: AtomicU64::new(0),
             launches: AtomicU64::new(0),
             context,
             compute,
             pool,
-        })))
+        };
+        Ok(Cuda { shared: Arc::new(shared), lanes })
     }
 }
 
@@ -145,13 +180,24 @@ impl Cuda {
             memory_limit: None,
             search: SearchPath::from_environment(),
             kernel_cache: default_kernel_cache(),
+            attention: AttentionEngines::default(),
+            replaced_sources: Vec::new(),
         }
+    }
+
+    /// Returns the number of devices, which is at least 1.
+    ///
+    /// # Errors
+    /// [`Error::LibraryNotFound`], [`Error::LibraryUnusable`]; [`Error::NoDevice`] if there is none.
+    pub fn count(search: &SearchPath) -> Result<u32> {
+        Libraries::open(search)?;
+        Context::count()
     }
 
     /// Properties of the device.
     #[must_use]
     pub fn properties(&self) -> Properties {
-        let context = &self.0.context;
+        let context = &self.shared.context;
         Properties {
             name: context.name().to_owned(),
             capability: context.capability(),
@@ -172,23 +218,37 @@ impl Cuda {
     }
 
     pub(crate) fn shared(&self) -> &Shared {
-        &self.0
+        &self.shared
+    }
+
+    /// Queues work of a lane, which gets the device.
+    pub(crate) fn queue(
+        &self,
+        lane: u64,
+        work: impl FnOnce(&Self, &Stream) -> dflop_device::Result<Event> + Send + 'static,
+    ) -> dflop_device::Result<Arc<Gate>> {
+        let Some(lanes) = &self.lanes else {
+            let reason = "a communication lane cannot queue work".to_owned();
+            return Err(dflop_device::Error::Failed { reason });
+        };
+        let device = Self { shared: Arc::clone(&self.shared), lanes: None };
+        lanes.queue(lane, move |stream| work(&device, stream))
     }
 
     pub(crate) fn storage_type(&self) -> Dtype {
-        self.0.storage
+        self.shared.storage
     }
 
     pub(crate) fn count_read(&self) {
-        self.0.reads.fetch_add(1, Ordering::Relaxed);
+        self.shared.reads.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_of_reads(&self) -> u64 {
-        self.0.reads.load(Ordering::Relaxed)
+        self.shared.reads.load(Ordering::Relaxed)
     }
 
     /// Allocates elements of unspecified contents.
     pub(crate) fn allocate(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
-        Ok(Tensor::new(CudaMemory::new(&self.0.pool, dtype, len)?, len))
+        Ok(Tensor::new(CudaMemory::new(&self.shared.pool, dtype, len)?, len))
     }
 }

@@ -34,6 +34,9 @@ pub enum Error {
     /// A kernel could not be compiled.
     #[error("could not compile {file}: {log}")]
     Compile { file: &'static str, log: String },
+    /// cuDNN was asked for and cannot be used.
+    #[error(transparent)]
+    Cudnn(#[from] crate::cudnn::Error),
     /// A matrix product was refused.
     #[error("{call} failed: {status}")]
     Blas { call: &'static str, status: String },

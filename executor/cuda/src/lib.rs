@@ -7,6 +7,7 @@
 
 mod blas;
 mod compiler;
+pub mod cudnn;
 mod device;
 mod driver;
 mod error;
@@ -24,3 +25,4 @@ pub use error::{Error, Result};
 pub use event::CudaEvent;
 pub use libraries::{LIBRARY_PATH, Libraries, SearchPath};
 pub use memory::CudaMemory;
+pub use ops::attention::AttentionEngines;

@@ -24,7 +24,7 @@ impl Cuda {
     ) -> crate::Result<()> {
         let shared = self.shared();
         let bytes = tensor.bytes() as usize;
-        let mut buffer = shared.staging.take(bytes, stream)?;
+        let mut buffer = shared.staging.take(bytes)?;
         fill(&mut buffer.bytes_mut()[..bytes]);
         // SAFETY: the tensor has this many bytes; freeing it is work of the compute stream, behind which
         // other streams are waited for. The buffer is not reused before the event behind the copy.
@@ -36,7 +36,7 @@ impl Cuda {
     /// Copies the elements of a tensor to the host, in the order of a stream, and waits.
     fn copy_down(&self, stream: &Stream, tensor: &Tensor<Self>) -> crate::Result<PinnedBuffer> {
         let bytes = tensor.bytes() as usize;
-        let mut buffer = self.shared().staging.take(bytes, stream)?;
+        let mut buffer = self.shared().staging.take(bytes)?;
         // SAFETY: the tensor has this many bytes and is borrowed until the copy is done.
         unsafe { stream.copy_down(tensor.address(), bytes, &mut buffer)? };
         stream.synchronize()?;
@@ -75,6 +75,14 @@ impl Cuda {
         })
     }
 
+    /// Copies whole words to the device.
+    pub(crate) fn upload_bytes(&self, words: &[u8]) -> crate::Result<Tensor<Self>> {
+        assert!(words.len().is_multiple_of(Dtype::U32.bytes()), "whole words");
+        let tensor = self.allocate(Dtype::U32, words.len() / Dtype::U32.bytes())?;
+        self.copy_up(&self.shared().compute, &tensor, |bytes| bytes.copy_from_slice(words))?;
+        Ok(tensor)
+    }
+
     /// Copies 64-bit numbers to the device, for kernels of this crate.
     pub(crate) fn upload_longs(&self, values: &[u64]) -> crate::Result<Tensor<Self>> {
         let tensor = self.allocate(Dtype::F64, values.len())?;
@@ -107,7 +115,9 @@ impl Cuda {
         output: Option<&Tensor<Self>>,
         mut task: Box<dyn HostTask>,
     ) -> Result<()> {
-        let message = input.map(|tensor| self.on_host(stream, &tensor, |elements| elements.message())).transpose()?;
+        let message = input
+            .map(|tensor| self.on_host(stream, &tensor, |elements: Elements<'_>| elements.message()))
+            .transpose()?;
         task.start(message.transpose()?)?;
         match (task.finish()?, output) {
             (Some(buffer), Some(output)) => self.receive(stream, &buffer, output),
@@ -158,6 +168,14 @@ impl Elements<'_> {
 impl Runtime for Cuda {
     type Memory = CudaMemory;
     type Event = CudaEvent;
+
+    fn name(&self) -> String {
+        self.properties().name
+    }
+
+    fn host_threads(&self) -> Option<usize> {
+        None
+    }
 
     fn storage(&self) -> Dtype {
         self.storage_type()
@@ -217,7 +235,7 @@ impl Runtime for Cuda {
         match lane {
             Lane::Compute => Ok(CudaEvent::recorded(self.shared().compute.record()?)),
             Lane::Communication(lane) => {
-                let gate = self.shared().lanes.queue(lane, |stream| Ok(stream.record()?))?;
+                let gate = self.queue(lane, |_, stream| Ok(stream.record()?))?;
                 Ok(CudaEvent::later(gate))
             }
         }
@@ -228,7 +246,7 @@ impl Runtime for Cuda {
             Lane::Compute => Ok(self.shared().compute.wait(&event.get()?)?),
             Lane::Communication(lane) => {
                 let event = event.clone();
-                self.shared().lanes.queue(lane, move |stream| {
+                self.queue(lane, move |_, stream| {
                     stream.wait(&event.get()?)?;
                     Ok(stream.record()?)
                 })?;
@@ -258,8 +276,8 @@ impl Runtime for Cuda {
         // the memory exists behind its allocation in the compute stream
         let allocated = self.shared().compute.record()?;
         let received = Arc::new(Mutex::new(None));
-        let (device, after, place) = (self.clone(), after.clone(), Arc::clone(&received));
-        let gate = self.shared().lanes.queue(number, move |stream| {
+        let (after, place) = (after.clone(), Arc::clone(&received));
+        let gate = self.queue(number, move |device, stream| {
             stream.wait(&after.get()?)?;
             stream.wait(&allocated)?;
             device.exchange(stream, input, output.as_ref(), task)?;

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::driver::{Context, Event, PinnedBuffer, Stream};
+use crate::driver::{Context, Event, PinnedBuffer};
 use crate::error::Result;
 
 /// Smallest buffer.
@@ -17,19 +17,31 @@ pub(crate) struct Staging {
     buffers: Mutex<Vec<(PinnedBuffer, Event)>>,
 }
 
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let buffers = self.buffers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (_, event) in buffers {
+            // a device that has failed copies nothing any more
+            let _ = event.synchronize();
+        }
+    }
+}
+
 impl Staging {
     pub(crate) fn new(context: Context) -> Self {
         Self { context, buffers: Mutex::default() }
     }
 
     /// Returns a buffer of at least this many bytes that no work uses.
-    pub(crate) fn take(&self, bytes: usize, stream: &Stream) -> Result<PinnedBuffer> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<PinnedBuffer> {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |buffer: &PinnedBuffer| buffer.len() >= bytes && buffer.len() / 4 <= bytes.max(BYTES_MIN);
         if buffers.len() >= BUFFERS_MAX {
-            stream.synchronize()?;
             // buffers of sizes that are not needed any more go first
-            buffers.drain(..BUFFERS_MAX / 2);
+            for (buffer, event) in buffers.drain(..BUFFERS_MAX / 2) {
+                event.synchronize()?;
+                drop(buffer);
+            }
         }
         match buffers.iter().position(|(buffer, event)| fits(buffer) && event.is_reached()) {
             Some(index) => Ok(buffers.remove(index).0),

@@ -204,8 +204,14 @@ mod tests {
         let blocks = HostSegments::new(&[0, 0, 65, 66, 200]).blocks();
         let blocks: Vec<&[u32]> = blocks.chunks(3).collect();
         let (by_keys, by_queries) = blocks.split_at(blocks.len() / 2);
-        assert_eq!(by_keys, [[66, 200, 194], [0, 65, 64], [66, 200, 130], [0, 65, 0], [65, 66, 65], [66, 200, 66]]);
-        assert_eq!(by_queries, [[66, 200, 66], [66, 200, 130], [0, 65, 0], [66, 200, 194], [0, 65, 64], [65, 66, 65]]);
+        assert_eq!(
+            by_keys,
+            [[66, 200, 194], [0, 65, 64], [66, 200, 130], [0, 65, 0], [65, 66, 65], [66, 200, 66]]
+        );
+        assert_eq!(
+            by_queries,
+            [[66, 200, 66], [66, 200, 130], [0, 65, 0], [66, 200, 194], [0, 65, 64], [65, 66, 65]]
+        );
     }
 
     #[test]

@@ -21,8 +21,7 @@ use super::random_batches::{RandomMicrobatch, RandomMicrobatches};
 use super::synthetic_inputs::{numbers, text_context};
 use super::{MeasuredModel, kind_of};
 use crate::error::Result;
-use dflop_device::Cpu;
-use dflop_device::prelude::*;
+use dflop_device::Device;
 use dflop_models::weights::Seed;
 use dflop_models::{Activations, BlockStage, FrozenModules, MicrobatchContext, Stage, StageRange};
 
@@ -114,10 +113,10 @@ pub struct CheckReport {
 /// # Errors
 /// Errors of stages and predictions; [`dflop_models::Error::Input`] if encoder and cost model count different
 /// tokens of media.
-pub fn check(
+pub fn check<D: Device>(
     model: &MeasuredModel,
     predictor: &CostModel,
-    device: &Cpu,
+    device: &D,
     options: &CheckOptions,
     mut progress: impl FnMut(&str),
 ) -> Result<CheckReport> {
@@ -149,16 +148,16 @@ pub fn check(
 }
 
 /// A microbatch and its measured times.
-struct MicrobatchRuns {
+struct MicrobatchRuns<D: Device> {
     drawn: RandomMicrobatch,
-    contexts: Vec<(Module, Arc<MicrobatchContext<Cpu>>)>,
+    contexts: Vec<(Module, Arc<MicrobatchContext<D>>)>,
     media_rows: usize,
     /// Nanoseconds by context, then by run.
     taken_ns: Vec<Vec<u64>>,
 }
 
-impl MicrobatchRuns {
-    fn new(model: &MeasuredModel, device: &Cpu, drawn: RandomMicrobatch) -> Result<Self> {
+impl<D: Device> MicrobatchRuns<D> {
+    fn new(model: &MeasuredModel, device: &D, drawn: RandomMicrobatch) -> Result<Self> {
         let mut contexts = Vec::new();
         let mut rows = 0;
         for (module, media) in &drawn.media {
@@ -180,7 +179,7 @@ impl MicrobatchRuns {
     fn run(
         &mut self,
         model: &MeasuredModel,
-        stages: &mut [(Module, BlockStage<Cpu>)],
+        stages: &mut [(Module, BlockStage<D>)],
         is_kept: bool,
     ) -> Result<()> {
         for ((module, context), runs) in self.contexts.iter().zip(&mut self.taken_ns) {
@@ -219,7 +218,11 @@ impl MicrobatchRuns {
     }
 }
 
-fn compare(runs: &[MicrobatchRuns], predictor: &CostModel, clock: Clock) -> Result<CheckReport> {
+fn compare<D: Device>(
+    runs: &[MicrobatchRuns<D>],
+    predictor: &CostModel,
+    clock: Clock,
+) -> Result<CheckReport> {
     let mut microbatches = Vec::new();
     for (index, runs) in runs.iter().enumerate() {
         microbatches.extend(runs.checked(index, predictor)?);
@@ -247,8 +250,8 @@ fn compare(runs: &[MicrobatchRuns], predictor: &CostModel, clock: Clock) -> Resu
 }
 
 /// Fits a correction to all runs of these microbatches, one step each; `None` if there is nothing to correct.
-fn learn(
-    runs: &[MicrobatchRuns],
+fn learn<D: Device>(
+    runs: &[MicrobatchRuns<D>],
     checked: &[CheckedMicrobatch],
     predictor: &CostModel,
 ) -> Result<Option<CorrectionTable>> {

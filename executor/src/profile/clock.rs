@@ -1,15 +1,17 @@
-//! Measures computing time on a device: CPU time of one thread, or wall time of several.
+//! Measures computing time on a device: CPU time of one thread, wall time of several, or the device's own time.
 //!
 //! With one thread, the CPU time of the computing thread is read: [`Runtime::run`] moves the work to the
 //! pool's thread, and the clock is read there, so that other processes hardly affect it. With several threads
-//! it is wall time: the threads share an operation, and a stage takes as long as the slowest of them.
+//! it is wall time: the threads share an operation, and a stage takes as long as the slowest of them. Another
+//! processor measures itself, between events before and behind the work.
 
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use dflop_device::Cpu;
-use dflop_device::prelude::*;
+use dflop_device::{Device, Dtype, Lane};
+
+use crate::error::Result;
 
 /// Clock that measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -19,13 +21,19 @@ pub enum Clock {
     ThreadCpu,
     /// Wall time.
     Wall,
+    /// Time between events of the device.
+    Device,
 }
 
 impl Clock {
-    /// Returns the clock for a device: CPU time of one thread, wall time of several.
+    /// Returns the clock for a device: CPU time of one thread, wall time of several, or the device's own.
     #[must_use]
-    pub fn of(device: &Cpu) -> Self {
-        if device.threads() == 1 { Self::ThreadCpu } else { Self::Wall }
+    pub fn of<D: Device>(device: &D) -> Self {
+        match device.host_threads() {
+            Some(1) => Self::ThreadCpu,
+            Some(_) => Self::Wall,
+            None => Self::Device,
+        }
     }
 
     /// Returns the clock's name.
@@ -34,24 +42,45 @@ impl Clock {
         match self {
             Self::ThreadCpu => "thread CPU time",
             Self::Wall => "wall time",
+            Self::Device => "time of the device",
         }
     }
 
     /// Runs a closure on the device's threads and returns its result and duration.
-    pub fn time<R: Send>(self, device: &Cpu, body: impl FnOnce() -> R + Send) -> (R, Duration) {
-        device.run(|| match self {
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] of the device's own clock.
+    pub fn time<D: Device, R: Send>(
+        self,
+        device: &D,
+        body: impl FnOnce() -> R + Send,
+    ) -> Result<(R, Duration)> {
+        if self == Self::Device {
+            return on_device(device, body);
+        }
+        Ok(device.run(|| match self {
             Self::ThreadCpu => {
                 let start = thread_cpu();
                 let result = body();
                 (result, thread_cpu().saturating_sub(start))
             }
-            Self::Wall => {
+            Self::Wall | Self::Device => {
                 let start = Instant::now();
                 let result = body();
                 (result, start.elapsed())
             }
-        })
+        }))
     }
+}
+
+/// Times the work that a closure queues, by events of the device.
+fn on_device<D: Device, R: Send>(device: &D, body: impl FnOnce() -> R + Send) -> Result<(R, Duration)> {
+    let start = device.mark(Lane::Compute)?;
+    let result = device.run(body);
+    let end = device.mark(Lane::Compute)?;
+    // waits for the events
+    device.read(&device.zeros_as(Dtype::F64, 1)?)?;
+    Ok((result, Duration::from_nanos(device.busy_ns(&start, &end))))
 }
 
 /// Returns the CPU time of this thread since its start.
@@ -64,6 +93,7 @@ pub fn thread_cpu() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dflop_device::Cpu;
 
     #[test]
     fn the_clock_is_that_of_the_thread_that_computes() {
@@ -73,15 +103,17 @@ mod tests {
         let caller = std::thread::current().id();
         let work =
             || (0..200_000_u64).fold(1_u64, |hash, value| hash.rotate_left(7) ^ value.wrapping_mul(hash));
-        let ((thread, hash), taken) =
-            Clock::ThreadCpu.time(&device, || (std::thread::current().id(), std::hint::black_box(work())));
+        let ((thread, hash), taken) = Clock::ThreadCpu
+            .time(&device, || (std::thread::current().id(), std::hint::black_box(work())))
+            .unwrap();
         assert!(thread != caller && hash != 0 && taken > Duration::ZERO);
     }
 
     #[test]
     fn a_thread_that_sleeps_takes_no_cpu_time() {
         let device = Cpu::new(1).unwrap();
-        let ((), asleep) = Clock::ThreadCpu.time(&device, || std::thread::sleep(Duration::from_millis(40)));
+        let ((), asleep) =
+            Clock::ThreadCpu.time(&device, || std::thread::sleep(Duration::from_millis(40))).unwrap();
         assert!(asleep < Duration::from_millis(20), "{asleep:?}");
     }
 }

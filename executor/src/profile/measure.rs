@@ -20,7 +20,7 @@ use super::module_under_test::ModuleUnderTest;
 use super::sequences::Sequences;
 use super::{MeasuredModel, gemm_peak_flops, kind_of, memory_check};
 use crate::error::{Error, Result};
-use dflop_device::Cpu;
+use dflop_device::{Device, Dtype};
 
 /// Runs of a shape while shapes are chosen.
 const CHOOSING_RUNS: usize = 3;
@@ -106,9 +106,9 @@ pub struct MeasuredProfile {
 ///
 /// # Errors
 /// [`crate::Error::InsufficientMemory`] if a module would not fit into memory; errors of stages.
-pub fn measure(
+pub fn measure<D: Device>(
     model: &MeasuredModel,
-    device: &Cpu,
+    device: &D,
     options: &MeasureOptions,
     mut progress: impl FnMut(&str),
 ) -> Result<MeasuredProfile> {
@@ -144,9 +144,9 @@ impl TimeBudget {
     }
 }
 
-fn measure_module(
+fn measure_module<D: Device>(
     model: &MeasuredModel,
-    device: &Cpu,
+    device: &D,
     options: &MeasureOptions,
     module: Module,
     budget: TimeBudget,
@@ -216,7 +216,11 @@ fn measure_module(
 }
 
 /// Measures every shape once.
-fn round(subject: &mut ModuleUnderTest<'_>, shapes: &[u32], lengths: &[u32]) -> Result<Vec<Measurement>> {
+fn round<D: Device>(
+    subject: &mut ModuleUnderTest<'_, D>,
+    shapes: &[u32],
+    lengths: &[u32],
+) -> Result<Vec<Measurement>> {
     let mut rows = Vec::new();
     for &tokens in shapes {
         rows.extend(subject.measure(tokens)?.0);
@@ -228,15 +232,15 @@ fn round(subject: &mut ModuleUnderTest<'_>, shapes: &[u32], lengths: &[u32]) -> 
 }
 
 /// Source of times that runs the module.
-struct Source<'s, 'm> {
-    subject: &'s mut ModuleUnderTest<'m>,
+struct Source<'s, 'm, D: Device> {
+    subject: &'s mut ModuleUnderTest<'m, D>,
     /// Attention grows with the square of its tokens, everything else linearly.
     part: Part,
     end: Instant,
     rows: Vec<Measurement>,
 }
 
-impl TimeSource for Source<'_, '_> {
+impl<D: Device> TimeSource for Source<'_, '_, D> {
     type Error = Error;
 
     fn snap(&mut self, tokens: u32) -> Result<u32> {
@@ -315,27 +319,15 @@ fn summary(chosen: &ChosenPoints, what: &str) -> String {
     format!("{} {what}, largest error between them {error}, {} left open", chosen.points.len(), chosen.open)
 }
 
-fn metadata(device: &Cpu, clock: Clock, peak_flops: f64) -> Vec<(String, String)> {
+fn metadata<D: Device>(device: &D, clock: Clock, peak_flops: f64) -> Vec<(String, String)> {
     [
-        ("device", format!("{}, {}", processor(), threads(device.threads()))),
+        ("device", device.name()),
         ("executor", format!("dflop {}", env!("CARGO_PKG_VERSION"))),
-        ("dtype", "float32".to_owned()),
+        ("dtype", if device.storage() == Dtype::Bf16 { "bfloat16" } else { "float32" }.to_owned()),
         ("recompute", "none".to_owned()),
         ("clock", clock.name().to_owned()),
         ("gemm_peak_gflops", format!("{:.1}", peak_flops / 1e9)),
     ]
     .map(|(key, value)| (key.to_owned(), value))
     .to_vec()
-}
-
-/// Returns the processor's name, or the architecture if the system does not provide it.
-fn processor() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
-}
-
-/// Formats a number of threads.
-fn threads(threads: usize) -> String {
-    if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") }
 }

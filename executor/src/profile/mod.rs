@@ -5,7 +5,7 @@
 //! training does and compares predictions with measured times, with and without the adaptive correction.
 //! [`clock`] measures time.
 //!
-//! Everything here computes on [`dflop_device::Cpu`].
+//! Everything here computes on any device, on the CPU by default.
 
 pub mod check;
 pub mod clock;

@@ -16,8 +16,7 @@ use super::{MeasuredModel, kind_of};
 use crate::error::Result;
 use crate::optimizer::{AdamWOptimizer, AdamWSettings};
 use dflop_device::ops::attention::AttentionShape;
-use dflop_device::prelude::*;
-use dflop_device::{Cpu, Dtype, Segments, Tensor};
+use dflop_device::{Device, Dtype, Segments, Tensor};
 use dflop_models::weights::Seed;
 use dflop_models::{
     Activations, AttentionMask, Block, BlockOutput, BlockStage, FrozenModules, Layer, LayerSpec,
@@ -45,21 +44,21 @@ pub struct PassDurations {
 ///
 /// # Errors
 /// Errors of the stage.
-pub fn time_passes(
+pub fn time_passes<D: Device>(
     clock: Clock,
-    stage: &mut BlockStage<Cpu>,
-    context: &Arc<MicrobatchContext<Cpu>>,
-    input: Option<Tensor<Cpu>>,
+    stage: &mut BlockStage<D>,
+    context: &Arc<MicrobatchContext<D>>,
+    input: Option<Tensor<D>>,
 ) -> Result<PassDurations> {
     let device = stage.device().clone();
     let context = Arc::clone(context);
-    let (output, forward) = clock.time(&device, || stage.forward(0, context, input));
+    let (output, forward) = clock.time(&device, || stage.forward(0, context, input))?;
     let gradient = match output? {
         BlockOutput::Rows(rows) => Some(rows),
         BlockOutput::Loss(_) => None,
     };
     let kept_bytes = stage.kept_bytes();
-    let (gradient, backward) = clock.time(&device, || stage.backward(0, gradient));
+    let (gradient, backward) = clock.time(&device, || stage.backward(0, gradient))?;
     gradient?;
     Ok(PassDurations { forward, backward, kept_bytes })
 }
@@ -68,7 +67,7 @@ pub fn time_passes(
 ///
 /// # Errors
 /// [`crate::Error::Device`].
-pub fn time_optimizer(clock: Clock, stage: &mut BlockStage<Cpu>) -> Result<Duration> {
+pub fn time_optimizer<D: Device>(clock: Clock, stage: &mut BlockStage<D>) -> Result<Duration> {
     let device = stage.device().clone();
     let mut optimizer = AdamWOptimizer::new(AdamWSettings::default())?;
     let mut clip = device.zeros_as(Dtype::F64, 2)?;
@@ -78,16 +77,16 @@ pub fn time_optimizer(clock: Clock, stage: &mut BlockStage<Cpu>) -> Result<Durat
     for _ in 0..2 {
         let update = || optimizer.start(&mut [&mut *stage], 1e-3, &clip);
         let done: Result<()>;
-        (done, taken) = clock.time(&device, update);
+        (done, taken) = clock.time(&device, update)?;
         done?;
     }
     Ok(taken)
 }
 
 /// A module with a given number of layers, in stages that are timed separately.
-pub(super) struct ModuleUnderTest<'a> {
+pub(super) struct ModuleUnderTest<'a, D: Device> {
     model: &'a MeasuredModel,
-    device: Cpu,
+    device: D,
     clock: Clock,
     pub(super) module: Module,
     pub(super) sequences: Sequences,
@@ -96,19 +95,19 @@ pub(super) struct ModuleUnderTest<'a> {
     shape: AttentionShape,
     hidden: usize,
     /// Parts before the layers; `body` has the layers, `last` the parts after them.
-    first: BlockStage<Cpu>,
-    body: BlockStage<Cpu>,
-    last: BlockStage<Cpu>,
+    first: BlockStage<D>,
+    body: BlockStage<D>,
+    last: BlockStage<D>,
 }
 
-impl<'a> ModuleUnderTest<'a> {
+impl<'a, D: Device> ModuleUnderTest<'a, D> {
     /// Builds the first `layers` layers of a module.
     ///
     /// # Errors
     /// Errors of the model; [`crate::Error::Device`].
     pub(super) fn new(
         model: &'a MeasuredModel,
-        device: &Cpu,
+        device: &D,
         module: Module,
         layers: usize,
         seed: u64,
@@ -156,7 +155,7 @@ impl<'a> ModuleUnderTest<'a> {
         Ok(self.run_body(&context)?.kept_bytes)
     }
 
-    fn context(&self, batch: u32, tokens: u32) -> Result<Arc<MicrobatchContext<Cpu>>> {
+    fn context(&self, batch: u32, tokens: u32) -> Result<Arc<MicrobatchContext<D>>> {
         let context = match self.sequences.media(batch, tokens) {
             None => {
                 let samples = vec![SampleTokens::text(tokens as usize); batch as usize];
@@ -167,7 +166,7 @@ impl<'a> ModuleUnderTest<'a> {
         Ok(Arc::new(context))
     }
 
-    fn run_body(&mut self, context: &Arc<MicrobatchContext<Cpu>>) -> Result<PassDurations> {
+    fn run_body(&mut self, context: &Arc<MicrobatchContext<D>>) -> Result<PassDurations> {
         let input = self.device.upload(&numbers(context.layers.rows * self.hidden))?;
         time_passes(self.clock, &mut self.body, context, Some(input))
     }
@@ -247,7 +246,7 @@ impl<'a> ModuleUnderTest<'a> {
         Ok([row(linear, body), row(ends, outside)].into_iter().filter(|row| row.microseconds > 0.0).collect())
     }
 
-    fn attention(&self, segments: &Segments<Cpu>) -> Result<PassDurations> {
+    fn attention(&self, segments: &Segments<D>) -> Result<PassDurations> {
         let (device, shape) = (&self.device, &self.shape);
         let rows = segments.host().rows();
         let qkv = device.upload(&numbers(rows * shape.row()))?;
@@ -255,10 +254,10 @@ impl<'a> ModuleUnderTest<'a> {
         let (mut output, mut sums) =
             (device.alloc(rows * shape.output())?, device.alloc_as(Dtype::F32, rows * shape.heads)?);
         let run = || device.attention(shape, segments, &qkv, &mut output, &mut sums);
-        let (done, forward) = self.clock.time(device, run);
+        let (done, forward) = self.clock.time(device, run)?;
         done?;
         let run = || device.attention_backward(shape, segments, &qkv, (&output, &sums), &d_output);
-        let (gradient, backward) = self.clock.time(device, run);
+        let (gradient, backward) = self.clock.time(device, run)?;
         gradient?;
         Ok(PassDurations { forward, backward, kept_bytes: 0 })
     }
@@ -282,10 +281,10 @@ impl<'a> ModuleUnderTest<'a> {
 }
 
 /// Builds a stage of layers alone, as inside a pipeline.
-fn body(device: &Cpu, module: Module, specs: &[LayerSpec], seed: u64) -> Result<BlockStage<Cpu>> {
+fn body<D: Device>(device: &D, module: Module, specs: &[LayerSpec], seed: u64) -> Result<BlockStage<D>> {
     let mut parts = StageBlocks::default();
     parts.add(false, |declaration| {
-        let layer = |spec| Box::new(Layer::declare(declaration, spec)) as Box<dyn Block<Cpu>>;
+        let layer = |spec| Box::new(Layer::declare(declaration, spec)) as Box<dyn Block<D>>;
         Ok(specs.iter().map(layer).collect())
     })?;
     Ok(BlockStage::new(device.clone(), StageOptions::new(format!("{module} layers")), parts, &Seed(seed))?)

@@ -1,7 +1,7 @@
 //! Builds synthetic microbatches of given lengths; times do not depend on their contents.
 
 use crate::error::Result;
-use dflop_device::Cpu;
+use dflop_device::Device;
 use dflop_models::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
 use dflop_models::{IGNORED, LlmConfig, MicrobatchContext, TextBatch};
 
@@ -41,11 +41,11 @@ pub(super) fn numbers(len: usize) -> Vec<f32> {
 }
 
 /// Returns the context of an LLM for packed samples.
-pub(super) fn text_context(
-    device: &Cpu,
+pub(super) fn text_context<D: Device>(
+    device: &D,
     config: &LlmConfig,
     samples: &[SampleTokens],
-) -> Result<MicrobatchContext<Cpu>> {
+) -> Result<MicrobatchContext<D>> {
     let vocabulary = i64::from(config.spec.vocab.max(1));
     let (mut labels, mut positions, mut places, mut ends) = (Vec::new(), Vec::new(), Vec::new(), vec![0]);
     for sample in samples {
@@ -83,11 +83,11 @@ pub(super) enum Media {
 
 impl Media {
     /// Returns the context of an encoder for these media.
-    pub(super) fn context(
+    pub(super) fn context<D: Device>(
         &self,
-        device: &Cpu,
+        device: &D,
         config: &EncoderConfig,
-    ) -> dflop_models::Result<MicrobatchContext<Cpu>> {
+    ) -> dflop_models::Result<MicrobatchContext<D>> {
         let elements = match config.input_kind() {
             EncoderInputKind::Tiles { elements }
             | EncoderInputKind::Patches { elements }

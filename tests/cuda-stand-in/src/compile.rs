@@ -7,14 +7,13 @@ use std::{
     io,
     path::{Path, PathBuf},
     process::Command,
-    sync::OnceLock,
+    sync::{Mutex, OnceLock},
     thread,
 };
 
 const COMPILER: &str = "g++";
-const FLAGS: [&str; 12] = [
+const FLAGS: [&str; 11] = [
     "-std=c++20",
-    "-O2",
     "-march=native",
     "-fPIC",
     "-pthread",
@@ -33,17 +32,31 @@ struct Library {
     /// The name without a version, under which programs may ask for it too.
     unversioned: &'static str,
     links: &'static [&'static str],
+    optimization: &'static str,
 }
 
 /// In the order of building: later ones link earlier ones.
 const LIBRARIES: [Library; 3] = [
-    Library { folder: "driver", file: "libcuda.so.1", unversioned: "libcuda.so", links: &[] },
-    Library { folder: "nvrtc", file: "libnvrtc.so.13", unversioned: "libnvrtc.so", links: &["libcuda.so.1"] },
+    Library {
+        folder: "driver",
+        file: "libcuda.so.1",
+        unversioned: "libcuda.so",
+        links: &[],
+        optimization: "-O2",
+    },
+    Library {
+        folder: "nvrtc",
+        file: "libnvrtc.so.13",
+        unversioned: "libnvrtc.so",
+        links: &["libcuda.so.1"],
+        optimization: "-O1",
+    },
     Library {
         folder: "cublaslt",
         file: "libcublasLt.so.13",
         unversioned: "libcublasLt.so",
         links: &["libcuda.so.1"],
+        optimization: "-O3",
     },
 ];
 
@@ -55,8 +68,8 @@ pub(crate) fn library_files() -> impl Iterator<Item = &'static str> {
 /// Builds the libraries, unless that was done before, and returns their folder.
 ///
 /// The folder lies in cargo's target folder and is named after the sources, the compiler and the processor.
-/// Processes that ask for it at once wait for the first. Returns `None`, and writes why to stderr, if this machine
-/// has no `g++`.
+/// Processes that ask for it at once wait for the first. Returns `None`, and writes why to stderr, if this
+/// machine has no `g++`.
 ///
 /// # Panics
 /// If there is a compiler and the libraries cannot be built.
@@ -72,7 +85,8 @@ fn find_or_build() -> Option<PathBuf> {
     };
     let sources = read_sources().expect("the sources of the stand-ins are readable");
     let mut hasher = DefaultHasher::new();
-    (&sources, compiler, processor_features(), FLAGS).hash(&mut hasher);
+    let optimizations = LIBRARIES.map(|library| library.optimization);
+    (&sources, compiler, processor_features(), FLAGS, optimizations).hash(&mut hasher);
     let parent = target_folder().join("cuda-stand-in");
     let folder = parent.join(format!("{:016x}", hasher.finish()));
     if !folder.exists() {
@@ -156,18 +170,25 @@ fn write_sources(building: &Path, sources: &BTreeMap<PathBuf, String>) -> io::Re
     Ok(())
 }
 
+fn is_code(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "cpp")
+}
+
 /// Compiles all files, as many at once as the machine has processors.
 fn compile_objects(building: &Path, sources: &BTreeMap<PathBuf, String>) {
-    let files: Vec<_> =
-        sources.keys().filter(|path| path.extension().is_some_and(|end| end == "cpp")).collect();
+    let files = LIBRARIES.iter().flat_map(|library| {
+        let paths = sources.keys().filter(|path| path.starts_with(library.folder) && is_code(path));
+        paths.map(|path| (building.join(path), library.optimization))
+    });
+    let queue = Mutex::new(files);
+    let next = || queue.lock().expect("no thread panics with the lock").next();
     let workers = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
-        for worker in 0..workers {
-            let files = &files;
-            scope.spawn(move || {
-                for path in files.iter().skip(worker).step_by(workers) {
-                    let path = building.join(path);
-                    run(Command::new(COMPILER).args(FLAGS).arg(&path).arg("-o").arg(object_of(&path)));
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some((path, optimization)) = next() {
+                    let mut command = Command::new(COMPILER);
+                    run(command.args(FLAGS).arg(optimization).arg(&path).arg("-o").arg(object_of(&path)));
                 }
             });
         }
@@ -181,7 +202,7 @@ fn object_of(source: &Path) -> PathBuf {
 fn link(library: &Library, building: &Path, sources: &BTreeMap<PathBuf, String>) {
     let objects = sources
         .keys()
-        .filter(|path| path.starts_with(library.folder) && path.extension().is_some_and(|end| end == "cpp"))
+        .filter(|path| path.starts_with(library.folder) && is_code(path))
         .map(|path| object_of(&building.join(path)));
     let shared = |name: &str| {
         let mut command = Command::new(COMPILER);

@@ -84,8 +84,8 @@ pub struct StandIn {
 }
 
 impl StandIn {
-    /// Loads the libraries, which [`library_dir`] builds, so that this process finds them under the names of the
-    /// CUDA libraries from now on. Returns `None` where there is no compiler.
+    /// Loads the libraries, which [`library_dir`] builds, so that this process finds them under the names of
+    /// the CUDA libraries from now on. Returns `None` where there is no compiler.
     ///
     /// # Panics
     /// If the libraries cannot be built or loaded.
@@ -98,7 +98,7 @@ impl StandIn {
         let folder = library_dir()?;
         let libraries: Vec<Library> = library_files()
             .map(|file| {
-                // SAFETY: the libraries are built from this package; loading them only initializes their statics.
+                // SAFETY: the libraries are those of this package; loading only initializes their statics.
                 unsafe { Library::open(Some(folder.join(file)), RTLD_NOW | RTLD_GLOBAL) }
                     .unwrap_or_else(|error| panic!("could not load {file}: {error}"))
             })
@@ -135,7 +135,8 @@ impl StandIn {
         self.set("bytes", bytes);
     }
 
-    /// Sets the order of blocks, warps and lanes: 0 ascending, the default; 1 descending; else shuffled by this seed.
+    /// Sets the order of blocks, warps and lanes: 0 ascending, the default; 1 descending; else shuffled by
+    /// this seed.
     pub fn set_order(&self, order: u64) {
         self.set("order", order);
     }
@@ -145,7 +146,8 @@ impl StandIn {
         self.set("workers", workers);
     }
 
-    /// Sets how many devices there are, up to 16. Default: 1. With 0, initialization fails as on a machine without.
+    /// Sets how many devices there are, up to 16. Default: 1. With 0, initialization fails as on a machine
+    /// without.
     pub fn set_devices(&self, devices: u64) {
         self.set("devices", devices);
     }
@@ -180,8 +182,7 @@ impl StandIn {
     pub fn counts(&self) -> Counts {
         let mut values = [0; COUNTS];
         // SAFETY: the function writes at most the given number of values.
-        let written = unsafe { (self.counts)(values.as_mut_ptr(), COUNTS) };
-        assert_eq!(usize::try_from(written), Ok(COUNTS), "the driver knows the same counts");
+        unsafe { (self.counts)(values.as_mut_ptr(), COUNTS) };
         values.into()
     }
 
@@ -191,7 +192,8 @@ impl StandIn {
         unsafe { (self.reset)() };
     }
 
-    /// Returns the cause of the last failure of a device, such as the address and thread of a fault, or nothing.
+    /// Returns the cause of the last failure of a device, such as the address and thread of a fault, or
+    /// nothing.
     #[must_use]
     pub fn last_failure(&self) -> String {
         let mut text = vec![0_u8; 4096];

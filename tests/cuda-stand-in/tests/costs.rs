@@ -2,7 +2,7 @@
 
 use crate::{
     launch,
-    support::{cuda, grid, kernel},
+    support::{cuda, grid, kernel, raw},
 };
 use std::time::Instant;
 
@@ -70,4 +70,32 @@ fn costs() {
         let nanoseconds = nanoseconds / f64::from(operations) * f64::from(unit);
         eprintln!("{name}: {nanoseconds:.1} ns per {}", if unit == 1 { "thread" } else { "warp" });
     }
+}
+
+#[test]
+#[ignore = "measures"]
+#[expect(clippy::print_stderr, reason = "the result")]
+fn costs_of_calls() {
+    const ROUNDS: u32 = 200;
+    let Some(cuda) = cuda() else { return };
+    let stream = cuda.context.new_stream().unwrap();
+    let empty = kernel(&cuda, KERNELS, "empty");
+    let mut x = stream.alloc_zeros::<f32>(1).unwrap();
+    let print = |what: &str, start: Instant| {
+        eprintln!("{what}: {:.1} us", start.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS));
+    };
+    for bytes in [64, 4096, 65536, 1 << 20] {
+        let start = Instant::now();
+        for _ in 0..ROUNDS {
+            drop(raw::alloc::<u8>(&stream, bytes).unwrap());
+            stream.synchronize().unwrap();
+        }
+        print(&format!("a buffer of {bytes} bytes"), start);
+    }
+    let start = Instant::now();
+    for _ in 0..ROUNDS {
+        launch!(stream, empty, grid(1, 32), &mut x).unwrap();
+    }
+    stream.synchronize().unwrap();
+    print("a launch", start);
 }

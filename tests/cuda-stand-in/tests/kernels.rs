@@ -21,6 +21,7 @@ extern "C" __global__ void add(const float* a, const float* b, float* c, int n) 
 "#;
 
 #[test]
+#[expect(clippy::float_cmp, reason = "these sums are exact")]
 fn vectors_are_added() {
     let Some(cuda) = cuda() else { return };
     let stream = cuda.context.default_stream();
@@ -178,6 +179,8 @@ fn accesses_that_are_not_aligned_are_errors() {
         "DYNAMIC_SHARED(s); u32 r[4]; load_matrix_x4(r, s + 8); x[0] = r[0];",
         "DYNAMIC_SHARED(s); copy_async_16(s + 4, x, true); copy_commit(); copy_wait<0>();",
         "DYNAMIC_SHARED(s); copy_async_16(s, x + 1, true); copy_commit(); copy_wait<0>();",
+        "x[0] = reinterpret_cast<const float4*>(x + threadIdx.x * 4 + 1)->y;",
+        "*reinterpret_cast<uint2*>(x + 1) = make_uint2(1, 2);",
     ] {
         let Some(cuda) = cuda() else { return };
         assert_eq!(run_alone(&cuda, body, 1024), MISALIGNED_ADDRESS, "{body}");
@@ -192,6 +195,8 @@ fn accesses_out_of_bounds_are_illegal_addresses() {
         "x[0] = x[1 << 28];",
         "*reinterpret_cast<float*>(8) = 1.f;",
         "DYNAMIC_SHARED(s); s[1024] = 1;",
+        "__shared__ float s[16]; s[threadIdx.x] = 1.f;",
+        "float s[16]; for (int i = 0; i < 16; i++) s[i] = x[i]; x[0] = s[int(x[3]) + threadIdx.x];",
         "DYNAMIC_SHARED(s); copy_async_16(x, x, true);",
     ] {
         let Some(cuda) = cuda() else { return };
@@ -319,22 +324,54 @@ fn the_launch_that_is_asked_to_fails() {
     assert_eq!(code(stream.alloc_zeros::<f32>(4)), ILLEGAL_ADDRESS, "errors stay");
 }
 
+/// What the compiler writes about a source that it must refuse.
+fn log_of(source: &str, options: &[&str]) -> String {
+    match compile(source, options) {
+        Ok(_) => panic!("compiled: {source}"),
+        Err(log) => log,
+    }
+}
+
 #[test]
 fn compilers_say_what_is_wrong() {
     let Some(cuda) = cuda() else { return };
-    let log = compile("extern \"C\" __global__ void bad() { undeclared = 1; }", &OPTIONS).unwrap_err();
+    let kernel = |body: &str| format!("extern \"C\" __global__ void k(float* x) {{ {body} }}");
+    let log = log_of(&kernel("undeclared = 1;"), &OPTIONS);
     assert!(log.contains("test.cu:1") && log.contains("undeclared"), "{log}");
-    let log = compile("extern \"C\" __global__ void bad(uint32_t x) {}", &OPTIONS).unwrap_err();
-    assert!(log.contains("nvrtc_has_no_uint32_t"), "{log}");
-    let log = compile("", &["--no-such-option"]).unwrap_err();
-    assert!(log.contains("--no-such-option"), "{log}");
+    assert!(log_of("", &["--no-such-option"]).contains("--no-such-option"));
     cuda.set_compilation_fails(true);
     assert!(compile(ADD, &OPTIONS).is_err());
     cuda.set_compilation_fails(false);
-    let width = "extern \"C\" __global__ void fill(int* x) { x[0] = WIDTH; }";
-    assert!(compile(width, &OPTIONS).is_err());
+    log_of(&kernel("x[0] = WIDTH;"), &OPTIONS);
     let [architecture, standard] = OPTIONS;
-    assert!(compile(width, &[architecture, standard, "-DWIDTH=64", "-lineinfo"]).is_ok());
+    let options = [architecture, standard, "-DWIDTH=64", "-lineinfo"];
+    assert!(compile(&kernel("x[0] = WIDTH;"), &options).is_ok());
+}
+
+#[test]
+fn what_the_runtime_compiler_lacks_is_refused() {
+    let Some(_cuda) = cuda() else { return };
+    let kernel = |body: &str| format!("extern \"C\" __global__ void k(float* x) {{ {body} }}");
+    for (body, reason) in [
+        ("uint32_t i = 0; x[i] = 0;", "nvrtc_has_no_uint32_t"),
+        ("x[0] = std::abs(x[1]);", "nvrtc_has_no_std"),
+        ("x[0] = INFINITY;", "INFINITY"),
+    ] {
+        let log = log_of(&kernel(body), &OPTIONS);
+        assert!(log.contains(reason), "{log}");
+    }
+    let call = kernel("x[0] = half(x[1]);");
+    let log = log_of(&format!("inline float half(float x) {{ return x / 2; }}\n{call}"), &OPTIONS);
+    assert!(log.contains("has no __device__") && log.contains("half(float x)"), "{log}");
+    let half = "struct Two { float value = 2.f; int zeros[2] = {0, 0}; };
+        enum Kind { FIRST };
+        constexpr int ONE[] = {1};
+        constexpr int one() { return ONE[0]; }
+        template <class X> __device__ X half(X x) {
+            const auto f = [&] { return x / (Two{}.value * one()); };
+            return f();
+        }";
+    compile(&format!("{half}\n{call}"), &OPTIONS).unwrap();
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use crate::{
     launch,
-    support::{ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, code, cuda, grid, kernel},
+    support::{ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, code, cuda, grid, kernel, raw},
 };
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, result};
 
 const WRITE: &str = r#"
 #include "device.cuh"
@@ -22,7 +22,9 @@ fn a_write_behind_a_buffer_is_an_illegal_address_and_the_error_stays() {
     launch!(stream, write, grid(1, 1), &mut x, &64_i32).unwrap();
     assert_eq!(code(stream.synchronize()), ILLEGAL_ADDRESS);
     assert_eq!(code(stream.synchronize()), ILLEGAL_ADDRESS);
-    assert!(cuda.last_failure().contains("write: illegal address"), "{}", cuda.last_failure());
+    let failure = cuda.last_failure();
+    assert!(failure.starts_with("write: illegal address"), "{failure}");
+    assert!(failure.contains("0 bytes behind the end of a buffer of 256 bytes"), "{failure}");
 }
 
 #[test]
@@ -47,8 +49,7 @@ fn a_use_after_the_release_is_an_illegal_address() {
     let write = kernel(&cuda, WRITE, "write");
     let address = stream.alloc_zeros::<f32>(64).unwrap().leak();
     launch!(stream, write, grid(1, 1), &address, &0_i32).unwrap();
-    // SAFETY: the buffer is released once; the launch below is what the test is about.
-    unsafe { result::free_async(address, stream.cu_stream()) }.unwrap();
+    raw::release(address, &stream);
     assert_eq!(code(stream.synchronize()), 0, "the stream releases after the first launch");
     launch!(stream, write, grid(1, 1), &address, &0_i32).unwrap();
     assert_eq!(code(stream.synchronize()), ILLEGAL_ADDRESS);
@@ -59,11 +60,7 @@ fn copies_outside_of_buffers_are_invalid() {
     let Some(cuda) = cuda() else { return };
     let stream = cuda.context.default_stream();
     let address = stream.alloc_zeros::<u8>(100).unwrap().leak();
-    let copy = |at: u64, bytes: usize| {
-        let host = vec![0_u8; bytes];
-        // SAFETY: the host buffer has as many bytes; the device's side is what the test is about.
-        code(unsafe { result::memcpy_htod_async(at, &host, stream.cu_stream()) })
-    };
+    let copy = |at: u64, bytes: usize| code(raw::copy_up(at, &vec![0; bytes], &stream));
     assert_eq!(copy(address, 100), 0);
     assert_eq!(copy(address, 101), INVALID_VALUE);
     assert_eq!(copy(address + 50, 51), INVALID_VALUE);
@@ -80,13 +77,11 @@ fn memory_ends_and_is_counted() {
     let before = cuda.counts();
     assert_eq!(cuda.context.mem_get_info().unwrap(), (1 << 20, 1 << 20));
     let half = stream.alloc_zeros::<u8>(1 << 19).unwrap();
-    // SAFETY: nothing reads the buffer.
-    let more = unsafe { stream.alloc::<u8>((1 << 19) + 1) };
+    let more = raw::alloc::<u8>(&stream, (1 << 19) + 1);
     assert_eq!(code(more), OUT_OF_MEMORY);
     assert_eq!(cuda.context.mem_get_info().unwrap(), (1 << 19, 1 << 20));
     drop(half);
-    // SAFETY: nothing reads the buffer.
-    let all = unsafe { stream.alloc::<u8>(1 << 20) }.unwrap();
+    let all = raw::alloc::<u8>(&stream, 1 << 20).unwrap();
     let counts = cuda.counts();
     assert_eq!(counts.allocations, before.allocations + 2);
     assert_eq!((counts.buffers_in_use, counts.bytes_in_use), (1, 1 << 20));
@@ -102,8 +97,7 @@ fn new_memory_is_nan() {
     let Some(cuda) = cuda() else { return };
     let stream = cuda.context.default_stream();
     for length in [1, 64, 5000] {
-        // SAFETY: every pattern of bits is a float.
-        let x = unsafe { stream.alloc::<f32>(length) }.unwrap();
+        let x = raw::alloc::<f32>(&stream, length).unwrap();
         assert!(stream.clone_dtoh(&x).unwrap().iter().all(|x| x.is_nan()));
     }
 }
@@ -129,10 +123,7 @@ fn devices_and_versions_can_be_chosen() {
     cuda.set_compute_capability(80);
     assert_eq!(cuda.context.compute_capability().unwrap(), (8, 0));
     cuda.set_driver_version(12080);
-    let mut version = 0;
-    // SAFETY: the function writes one integer.
-    unsafe { sys::cuDriverGetVersion(&raw mut version) };
-    assert_eq!(version, 12080);
+    assert_eq!(raw::driver_version(), 12080);
     assert_eq!(CudaContext::device_count().unwrap(), 1);
     cuda.set_devices(0);
     assert_eq!(code(result::init()), 100, "no device");

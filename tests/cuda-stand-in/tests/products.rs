@@ -45,6 +45,7 @@ struct Inputs {
     aux: Numbers,
 }
 
+#[expect(clippy::many_single_char_names, reason = "the names of the matrices and their sizes")]
 fn expected(product: &Product, inputs: &Inputs) -> Expected {
     let (m, n, k) = (product.m, product.n, product.k);
     let a = |i: usize, l: usize| inputs.a.at(product.a.index(i, l));

@@ -2,7 +2,7 @@
 
 use crate::{
     launch,
-    support::{code, cuda, grid, kernel},
+    support::{ILLEGAL_ADDRESS, code, cuda, grid, kernel, raw},
 };
 use cudarc::driver::sys::CUevent_flags;
 use std::{sync::Arc, thread};
@@ -20,8 +20,8 @@ fn twice(waits: bool) -> Option<Vec<f32>> {
     let cuda = cuda()?;
     let (copies, computes) = (cuda.context.new_stream().unwrap(), cuda.context.new_stream().unwrap());
     let twice = kernel(&cuda, DOUBLE, "twice");
-    // SAFETY: the buffers are written before they are read, if the streams wait.
-    let (mut x, mut y) = unsafe { (copies.alloc::<f32>(64).unwrap(), computes.alloc::<f32>(64).unwrap()) };
+    let mut x = raw::alloc::<f32>(&copies, 64).unwrap();
+    let mut y = raw::alloc::<f32>(&computes, 64).unwrap();
     copies.synchronize().unwrap();
     copies.memcpy_htod(&[3_f32; 64], &mut x).unwrap();
     if waits {
@@ -49,14 +49,12 @@ fn a_stream_that_does_not_wait_sees_nan() {
 fn page_locked_memory_is_read_when_the_copy_runs() {
     let Some(cuda) = cuda() else { return };
     let stream = cuda.context.new_stream().unwrap();
-    // SAFETY: the memory is written before it is read.
-    let mut host = unsafe { cuda.context.alloc_pinned::<f32>(16) }.unwrap();
+    let mut host = raw::page_locked(&cuda.context, 16);
     let mut x = stream.alloc_zeros::<f32>(16).unwrap();
     host.as_mut_slice().unwrap().fill(1.0);
     let address = host.as_mut_ptr().unwrap();
     stream.memcpy_htod(&host, &mut x).unwrap();
-    // SAFETY: the memory is still allocated; that a copy is under way is what the test is about.
-    unsafe { *address = 2.0 };
+    raw::overwrite(address, 2.0);
     let copied = stream.clone_dtoh(&x).unwrap();
     assert_eq!(copied[..2], [2.0, 1.0], "the copy was late");
 }
@@ -89,26 +87,35 @@ fn events_are_reached_when_something_waits() {
 }
 
 #[test]
+fn polling_ends() {
+    let Some(cuda) = cuda() else { return };
+    let stream = cuda.context.new_stream().unwrap();
+    let x = stream.clone_htod(&[1_f32; 16]).unwrap();
+    let event = stream.record_event(None).unwrap();
+    let polls = (0..10).take_while(|_| !event.is_complete()).count();
+    assert!((1..10).contains(&polls), "{polls}");
+    drop(x);
+}
+
+#[test]
+fn a_buffer_that_another_stream_releases_too_early_is_an_illegal_address() {
+    let Some(cuda) = cuda() else { return };
+    let (first, second) = (cuda.context.new_stream().unwrap(), cuda.context.new_stream().unwrap());
+    let address = raw::alloc::<f32>(&first, 64).unwrap().leak();
+    raw::release(address, &second);
+    assert_eq!(code(second.synchronize()), 0);
+    assert_eq!(code(first.synchronize()), ILLEGAL_ADDRESS);
+}
+
+/// The flag of streams that the default stream does not wait for.
+const NON_BLOCKING: u32 = 1;
+
+#[test]
 fn the_default_stream_waits_for_blocking_streams_only() {
-    use cudarc::driver::{result, sys};
     let Some(cuda) = cuda() else { return };
     let default = cuda.context.default_stream();
-    for (flags, expected) in [(0, [1_u8; 4]), (1, [255; 4])] {
-        let mut other = std::ptr::null_mut();
-        // SAFETY: the stream is destroyed below.
-        assert_eq!(unsafe { sys::cuStreamCreate(&raw mut other, flags) }, sys::CUresult::CUDA_SUCCESS);
-        // SAFETY: the buffer is four bytes, written by the other stream.
-        unsafe {
-            let x = result::malloc_sync(4).unwrap();
-            result::memset_d8_async(x, 1, 4, other).unwrap();
-            let mut host = [0_u8; 4];
-            result::memcpy_dtoh_async(&mut host, x, default.cu_stream()).unwrap();
-            assert_eq!(host, expected, "flags {flags}");
-            result::stream::synchronize(other).unwrap();
-            result::stream::destroy(other).unwrap();
-            result::free_sync(x).unwrap();
-        }
-    }
+    assert_eq!(raw::read_beside_a_stream(0, &default), [1; 4]);
+    assert_eq!(raw::read_beside_a_stream(NON_BLOCKING, &default), [255; 4], "new memory");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `dflop profile`: measures the modules of a model on this machine's CPU, and checks profiles.
+//! `dflop profile`: measures the modules of a model on this machine's CPU or GPU, and checks profiles.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,12 @@ use std::time::Instant;
 use clap::Args;
 use dflop_costmodel::measure::MEDIAN_BOUND;
 use dflop_costmodel::{CostModel, ErrorSummary, Module, Profile, ProfileOptions};
-use dflop_executor::device::Cpu;
+use dflop_executor::device::{Cpu, Device};
 use dflop_executor::profile::check::{CheckOptions, CheckReport, CheckedMicrobatch, check};
 use dflop_executor::profile::{MeasureOptions, MeasuredModel, MeasuredProfile, ModuleReport, measure};
 use serde::Serialize;
 
+use crate::args::compute_device::ComputeDevice;
 use crate::args::model::spec_of;
 use crate::args::profile::warn;
 use crate::failure::Failure;
@@ -19,11 +20,12 @@ use crate::output::{Output, format_bytes, write_file, write_json};
 use dflop_loader::model::ModelDirectory;
 use dflop_loader::model::{checkpoint_path, read_profile};
 
-/// Measure the modules of a model on this machine's CPU, through the executor, into a profile that
+/// Measure the modules of a model on this machine's CPU or GPU, through the executor, into a profile that
 /// `--profile` reads.
 ///
 /// Runs forward, backward and optimizer of every module at shapes that are chosen until predictions between
-/// them are within the error bound. With one thread CPU time is measured, with several wall time.
+/// them are within the error bound. With one thread CPU time is measured, with several wall time; a GPU
+/// computes in bf16 and measures its own time.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
     /// Model preset, or the directory of a checkpoint with its `config.json`; an unknown name lists the
@@ -36,7 +38,10 @@ pub(crate) struct ProfileArgs {
     /// Measure nothing, check this measured profile instead.
     #[arg(long, value_name = "DIR_OR_FILE", conflicts_with = "out", requires = "check")]
     profile: Option<PathBuf>,
-    /// Number of threads that compute.
+    /// Device to measure: `cpu`, or `cuda:N` in builds with CUDA devices.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: ComputeDevice,
+    /// Number of threads that compute on a CPU.
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
     /// Longest sequence, and most tokens of a microbatch inside a module.
@@ -73,7 +78,10 @@ pub(crate) struct ProfileArgs {
 #[derive(Debug, Serialize)]
 struct ProfileJson<'a> {
     model: &'a str,
-    threads: usize,
+    /// Threads of a CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threads: Option<usize>,
+    device: String,
     #[serde(flatten)]
     measured: Option<MeasuredJson>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,19 +116,36 @@ struct ModuleJson {
 
 pub(crate) fn run(args: &ProfileArgs, out: &mut Output) -> Result<(), Failure> {
     check_arguments(args)?;
+    match args.device {
+        ComputeDevice::Cpu => run_on(&Cpu::new(args.threads)?, args, out),
+        #[cfg(feature = "cuda")]
+        ComputeDevice::Cuda(ordinal) => {
+            let storage = dflop_executor::device::Dtype::Bf16;
+            run_on(&crate::cuda::open(ordinal, 0, storage, None)?, args, out)
+        }
+        #[cfg(not(feature = "cuda"))]
+        ComputeDevice::Cuda(_) => Err(crate::cuda::refuse()),
+    }
+}
+
+fn run_on<D: Device>(device: &D, args: &ProfileArgs, out: &mut Output) -> Result<(), Failure> {
     let model = model(&args.model)?;
-    let device = Cpu::new(args.threads)?;
     let (measured, profile) = match (&args.out, &args.profile) {
         (Some(directory), _) => {
-            let (measured, profile) = measure_into(args, &model, &device, directory)?;
+            let (measured, profile) = measure_into(args, &model, device, directory)?;
             (Some(measured), profile)
         }
         (None, Some(path)) => (None, read_profile(path)?),
         (None, None) => return Err(Failure::Misuse("give a directory with `--out`".to_owned())),
     };
-    let report = if args.check { Some(run_check(args, &model, &device, &profile)?) } else { None };
-    let json =
-        ProfileJson { model: &args.model, threads: device.threads(), measured, check: report.as_ref() };
+    let report = if args.check { Some(run_check(args, &model, device, &profile)?) } else { None };
+    let json = ProfileJson {
+        model: &args.model,
+        threads: device.host_threads(),
+        device: device.name(),
+        measured,
+        check: report.as_ref(),
+    };
     if args.json {
         write_json(out, &json)?;
     } else {
@@ -159,10 +184,10 @@ fn model(name: &str) -> Result<MeasuredModel, Failure> {
     })
 }
 
-fn measure_into(
+fn measure_into<D: Device>(
     args: &ProfileArgs,
     model: &MeasuredModel,
-    device: &Cpu,
+    device: &D,
     directory: &Path,
 ) -> Result<(MeasuredJson, Profile), Failure> {
     let start = Instant::now();
@@ -185,10 +210,10 @@ fn measure_into(
     Ok((json, profile))
 }
 
-fn run_check(
+fn run_check<D: Device>(
     args: &ProfileArgs,
     model: &MeasuredModel,
-    device: &Cpu,
+    device: &D,
     profile: &Profile,
 ) -> Result<CheckReport, Failure> {
     let predictor = CostModel::from_profile(model.spec.clone(), profile, ProfileOptions::default())?;
@@ -246,9 +271,8 @@ fn print(out: &mut impl Write, json: &ProfileJson<'_>) -> Result<(), Failure> {
     if let Some(measured) = &json.measured {
         let MeasuredJson { profile, clock, points, seconds, peak_flops, modules } = measured;
         writeln!(out, "{profile}: {points} points of {} in {seconds:.0} s, {clock}", json.model)?;
-        let threads = if json.threads == 1 { "thread" } else { "threads" };
         let gigaflops = peak_flops / 1e9;
-        writeln!(out, "matrix products reach {gigaflops:.1} GFLOP/s on {} {threads}", json.threads)?;
+        writeln!(out, "matrix products reach {gigaflops:.1} GFLOP/s on {}", json.device)?;
         for module in modules {
             let error = module.error_max.map_or_else(|| "not known".to_owned(), percent);
             writeln!(

@@ -81,7 +81,13 @@ impl Layout {
         let mut layout = std::ptr::null_mut();
         // SAFETY: the pointer is to a local variable.
         let status = unsafe {
-            sys::cublasLtMatrixLayoutCreate(&raw mut layout, dtype, rows as u64, columns as u64, stride as i64)
+            sys::cublasLtMatrixLayoutCreate(
+                &raw mut layout,
+                dtype,
+                rows as u64,
+                columns as u64,
+                stride as i64,
+            )
         };
         check("cublasLtMatrixLayoutCreate", status)?;
         Ok(Self(layout))

@@ -51,7 +51,10 @@ pub(crate) enum Fused {
     Bias,
     /// Adds a bias if there is one, stores the sums, and applies the approximation of GELU by a hyperbolic
     /// tangent to them; columns of the sums start `stride` elements apart.
-    Gelu { has_bias: bool, stride: usize },
+    Gelu {
+        has_bias: bool,
+        stride: usize,
+    },
 }
 
 /// A product by columns: `d = op(a) op(b)`, or `d += op(a) op(b)`.

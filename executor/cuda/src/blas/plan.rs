@@ -2,8 +2,8 @@
 #![expect(unsafe_code, reason = "the library is called through C functions")]
 
 use cudarc::cublaslt::sys::{
-    self, cublasLtEpilogue_t as Epilogue, cublasLtMatmulAlgo_t,
-    cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t as Wanted,
+    self, cublasLtEpilogue_t as Epilogue, cublasLtMatmulAlgo_t, cublasLtMatmulDescAttributes_t as Attribute,
+    cublasLtMatmulPreferenceAttributes_t as Wanted,
 };
 
 use super::descriptors::{Layout, Preference, ProductDescriptor};

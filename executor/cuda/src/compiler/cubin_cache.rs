@@ -3,6 +3,7 @@
 //! A file starts with the digest of its code, so that a damaged file is compiled again. A folder that cannot
 //! be written costs compilations, and no run.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
@@ -28,7 +29,11 @@ impl CubinCache {
             digest.update((part.len() as u64).to_le_bytes());
             digest.update(part.as_bytes());
         }
-        digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        let mut name = String::new();
+        for byte in digest.finalize() {
+            let _ = write!(name, "{byte:02x}");
+        }
+        name
     }
 
     /// Reads code; nothing if it is not there or damaged.

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use crate::error::{Error, Result};
 use cubin_cache::CubinCache;
-pub(crate) use sources::Source;
 use sources::HEADERS;
+pub(crate) use sources::Source;
 
 /// Compiler for one architecture.
 pub(crate) struct Compiler {
@@ -19,6 +19,7 @@ pub(crate) struct Compiler {
     version: (u32, u32),
     architecture: String,
     cache: CubinCache,
+    replaced: Vec<(String, String)>,
 }
 
 impl Compiler {
@@ -45,7 +46,18 @@ impl Compiler {
         // `a`: instructions of this architecture alone, since code is compiled where it runs
         let suffix = if major >= 9 { "a" } else { "" };
         let architecture = format!("sm_{major}{minor}{suffix}");
-        Ok(Self { version, architecture, cache: CubinCache::new(directory) })
+        Ok(Self { version, architecture, cache: CubinCache::new(directory), replaced: Vec::new() })
+    }
+
+    /// Compiles other texts in place of files.
+    pub(crate) fn replace_sources(mut self, replaced: Vec<(String, String)>) -> Self {
+        self.replaced = replaced;
+        self
+    }
+
+    /// Text of a file.
+    fn text<'a>(&'a self, file: &str, own: &'a str) -> &'a str {
+        self.replaced.iter().find(|(name, _)| name == file).map_or(own, |(_, text)| text)
     }
 
     /// Returns the code of a source with these macros.
@@ -53,13 +65,15 @@ impl Compiler {
         let mut options = vec![format!("--gpu-architecture={}", self.architecture), "--std=c++17".to_owned()];
         options.extend(macros.iter().map(|definition| format!("-D{definition}")));
         let version = format!("NVRTC {}.{}", self.version.0, self.version.1);
-        let headers = HEADERS.iter().flat_map(|&(name, text)| [name, text]);
-        let parts = [version.as_str(), source.file(), source.text()].into_iter().chain(headers);
+        let text = self.text(source.file(), source.text());
+        let headers = HEADERS.map(|(name, text)| (name, self.text(name, text)));
+        let of_headers = headers.iter().flat_map(|&(name, text)| [name, text]);
+        let parts = [version.as_str(), source.file(), text].into_iter().chain(of_headers);
         let key = CubinCache::key(parts.chain(options.iter().map(String::as_str)));
         if let Some(code) = self.cache.read(&key) {
             return Ok(code);
         }
-        let code = nvrtc::compile(source, &options)?;
+        let code = nvrtc::compile((source.file(), text), &headers, &options)?;
         self.cache.write(&key, &code);
         Ok(code)
     }

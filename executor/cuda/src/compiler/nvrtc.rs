@@ -5,7 +5,6 @@ use std::ffi::{CStr, CString, c_char};
 
 use cudarc::nvrtc::sys::{self, nvrtcResult};
 
-use super::sources::{HEADERS, Source};
 use crate::error::{Error, Result};
 
 /// Returns the version, major and minor.
@@ -17,18 +16,21 @@ pub(super) fn version() -> Result<(u32, u32)> {
     Ok((major as u32, minor as u32))
 }
 
-/// Compiles a source to a cubin.
-pub(super) fn compile(source: Source, options: &[String]) -> Result<Vec<u8>> {
-    let program = Program::new(source)?;
+/// Compiles a source to a cubin; sources and headers are a name and a text.
+pub(super) fn compile(
+    source: (&'static str, &str),
+    headers: &[(&str, &str)],
+    options: &[String],
+) -> Result<Vec<u8>> {
+    let program = Program::new(source, headers)?;
     let options = strings(options.iter().map(String::as_str));
     let pointers = pointers(&options);
     // SAFETY: the program is alive, and the options end with zeros.
-    let status =
-        unsafe { sys::nvrtcCompileProgram(program.0, pointers.len() as i32, pointers.as_ptr()) };
+    let status = unsafe { sys::nvrtcCompileProgram(program.0, pointers.len() as i32, pointers.as_ptr()) };
     if status != nvrtcResult::NVRTC_SUCCESS {
         let log = program.log().unwrap_or_default();
         let log = if log.trim().is_empty() { message(status) } else { log.trim().to_owned() };
-        return Err(Error::Compile { file: source.file(), log });
+        return Err(Error::Compile { file: source.0, log });
     }
     program.cubin()
 }
@@ -44,9 +46,9 @@ impl Drop for Program {
 }
 
 impl Program {
-    fn new(source: Source) -> Result<Self> {
-        let [text, file] = [source.text(), source.file()].map(string);
-        let (names, texts): (Vec<&str>, Vec<&str>) = HEADERS.iter().copied().unzip();
+    fn new((file, text): (&str, &str), headers: &[(&str, &str)]) -> Result<Self> {
+        let [text, file] = [text, file].map(string);
+        let (names, texts): (Vec<&str>, Vec<&str>) = headers.iter().copied().unzip();
         let (names, texts) = (strings(names), strings(texts));
         let (names, texts) = (pointers(&names), pointers(&texts));
         let mut program = std::ptr::null_mut();

@@ -40,16 +40,31 @@ impl Drop for Retained {
 }
 
 impl Context {
+    /// Returns the number of devices, at least one.
+    pub(crate) fn count() -> Result<u32> {
+        let no_device = |reason: String| Error::NoDevice { ordinal: 0, reason };
+        let mut count = 0;
+        // SAFETY: the pointer is to a local variable.
+        unsafe {
+            check("cuInit", sys::cuInit(0)).map_err(|error| no_device(error.to_string()))?;
+            check("cuDeviceGetCount", sys::cuDeviceGetCount(&raw mut count))
+                .map_err(|error| no_device(error.to_string()))?;
+        }
+        if count < 1 {
+            return Err(no_device("the driver has no devices".to_owned()));
+        }
+        Ok(count as u32)
+    }
+
     /// Retains the primary context of a device.
     pub(crate) fn new(ordinal: u32) -> Result<Self> {
         // SAFETY: all pointers are to local variables of the types that the functions write.
         unsafe {
             let no_device = |error: Error| Error::NoDevice { ordinal, reason: error.to_string() };
-            check("cuInit", sys::cuInit(0)).map_err(no_device)?;
-            let (mut version, mut count, mut device) = (0, 0, 0);
+            let count = Self::count()?;
+            let (mut version, mut device) = (0, 0);
             check("cuDriverGetVersion", sys::cuDriverGetVersion(&raw mut version))?;
-            check("cuDeviceGetCount", sys::cuDeviceGetCount(&raw mut count)).map_err(no_device)?;
-            if ordinal >= count as u32 {
+            if ordinal >= count {
                 return Err(Error::NoDevice { ordinal, reason: format!("the driver has {count} devices") });
             }
             check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, ordinal as i32))?;

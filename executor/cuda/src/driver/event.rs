@@ -45,6 +45,13 @@ impl Event {
         self.0.event
     }
 
+    /// Waits on the host until the device has reached the event.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.0.context.make_current()?;
+        // SAFETY: the event is alive.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0.event) })
+    }
+
     /// Returns whether the device has reached the event.
     pub(crate) fn is_reached(&self) -> bool {
         // SAFETY: the event is alive.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUstream_flags_enum};
 
+use super::check;
 use super::context::Context;
 use super::event::Event;
 use super::pinned::PinnedBuffer;
-use super::check;
 use crate::error::Result;
 
 /// Stream of a context.

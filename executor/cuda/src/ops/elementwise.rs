@@ -51,8 +51,11 @@ impl Elementwise for Cuda {
                 Ok(unsafe { self.shared().compute.copy(from, to, len * bytes) }?)
             });
         }
-        let list: Vec<u64> =
-            ranges.iter().flat_map(|range| [range.from, range.to, range.len]).map(|place| place as u64).collect();
+        let list: Vec<u64> = ranges
+            .iter()
+            .flat_map(|range| [range.from, range.to, range.len])
+            .map(|place| place as u64)
+            .collect();
         let longest = ranges.iter().map(|range| range.len).max().unwrap_or(0);
         let list = self.upload_longs(&list)?;
         let chunks = longest.div_ceil(THREADS as usize).clamp(1, 64);
@@ -96,7 +99,10 @@ impl Biases for Cuda {
         y: &mut Tensor<Self>,
         to: Columns,
     ) -> Result<()> {
-        assert!(from.first + width <= from.stride && to.first + width <= to.stride, "columns lie in the rows");
+        assert!(
+            from.first + width <= from.stride && to.first + width <= to.stride,
+            "columns lie in the rows"
+        );
         let rows = (x.len() / from.stride).min(y.len() / to.stride);
         let macros = Macros::types(&[x.dtype(), y.dtype()]);
         let arguments = Arguments::default().read(x).int(from.first).int(from.stride);

@@ -3,9 +3,7 @@
 use std::ops::Range;
 
 use dflop_device::ops::cross_entropy::CrossEntropy;
-use dflop_device::ops::vocab_parallel_cross_entropy::{
-    PARTIAL, VocabParallelCrossEntropy, VocabularyPart,
-};
+use dflop_device::ops::vocab_parallel_cross_entropy::{PARTIAL, VocabParallelCrossEntropy, VocabularyPart};
 use dflop_device::{Dtype, Result, Tensor};
 
 use super::THREADS;
@@ -74,7 +72,10 @@ impl VocabParallelCrossEntropy for Cuda {
     ) -> Result<()> {
         let (rows, columns) = (range.len(), columns(logits, range.len()));
         let first = part.rank * rows * PARTIAL;
-        assert!(parts.dtype() == Dtype::F32 && first + rows * PARTIAL <= parts.len(), "every rank has its rows");
+        assert!(
+            parts.dtype() == Dtype::F32 && first + rows * PARTIAL <= parts.len(),
+            "every rank has its rows"
+        );
         let own = parts.address() + (first * Dtype::F32.bytes()) as u64;
         let macros = Macros::types(&[logits.dtype()]);
         let arguments = Arguments::default().write(logits).address(targets_address(targets, &range));

@@ -3,7 +3,7 @@
 //! Shapes are checked where a kernel could otherwise leave its memory; [`dflop_device::ops`] documents them.
 
 mod activation;
-mod attention;
+pub(crate) mod attention;
 mod column_sums;
 mod elementwise;
 mod gather_scatter;

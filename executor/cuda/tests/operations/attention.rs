@@ -13,35 +13,48 @@ impl<D: Device> Cases<'_, D> {
         for (case, head_dim) in HEADS.into_iter().enumerate() {
             let (kv_heads, group) = ([1, 2][case % 2], [1, 2, 3][case % 3]);
             let is_causal = self.random.below(0, 2) == 0;
-            let lens = [0, 1, self.random.below(2, 64), 64, self.random.below(65, 140)];
-            let starts: Vec<u32> = std::iter::once(0)
-                .chain(lens.iter().scan(0, |end, &len| {
-                    *end += len as u32;
-                    Some(*end)
-                }))
-                .collect();
-            let shape =
-                AttentionShape { heads: kv_heads * group, kv_heads, head_dim, scale: 0.19, is_causal };
-            let segments = Segments::new(self.d, &starts)?;
-            let rows = segments.host().rows();
-            let qkv = self.input(rows * shape.row())?;
-            let mut log_sums = self.d.alloc_as(Dtype::F32, rows * shape.heads)?;
-            let mut output = self.d.alloc(rows * shape.output())?;
-            self.d.attention(&shape, &segments, &qkv, &mut output, &mut log_sums)?;
-            self.keep(&format!("attention {head_dim}"), &output)?;
-            self.keep(&format!("attention sums {head_dim}"), &log_sums)?;
-            let d_output = self.input(rows * shape.output())?;
-            let d_qkv =
-                self.d.attention_backward(&shape, &segments, &qkv, (&output, &log_sums), &d_output)?;
-            let d_qkv = self.d.download(&d_qkv)?;
-            let columns = [shape.output(), shape.kv_heads * head_dim, shape.kv_heads * head_dim];
-            let mut first = 0;
-            for (name, width) in ["queries", "keys", "values"].into_iter().zip(columns) {
-                let part = |row: &[f32]| row[first..first + width].to_vec();
-                let values = d_qkv.chunks(shape.row()).flat_map(part).collect();
-                self.results.push((format!("attention gradient of {name} {head_dim}"), values));
-                first += width;
-            }
+            let scale = [0.19, -0.3, 0.0][self.random.below(0, 3)];
+            let shape = AttentionShape { heads: kv_heads * group, kv_heads, head_dim, scale, is_causal };
+            self.attention_of(&shape, 0.0)?;
+        }
+        Ok(())
+    }
+
+    /// Both passes over segments of lengths around the rows of a block.
+    ///
+    /// - `offset`: added to all numbers; with a negative scale, sums of exponentials become small, and the
+    ///   gradients of queries differences of large numbers
+    pub(crate) fn attention_of(&mut self, shape: &AttentionShape, offset: f32) -> Result<()> {
+        let head_dim = shape.head_dim;
+        let far = if offset == 0.0 { "" } else { "far " };
+        let lens = [0, 1, self.random.below(2, 64), 64, self.random.below(65, 140)];
+        let ends = lens.iter().scan(0, |end, &len| {
+            *end += len as u32;
+            Some(*end)
+        });
+        let starts: Vec<u32> = std::iter::once(0).chain(ends).collect();
+        let segments = Segments::new(self.d, &starts)?;
+        let rows = segments.host().rows();
+        let mut values = self.random.numbers(rows * shape.row());
+        for value in &mut values {
+            *value += offset;
+        }
+        let qkv = self.d.upload(&values)?;
+        let mut log_sums = self.d.alloc_as(Dtype::F32, rows * shape.heads)?;
+        let mut output = self.d.alloc(rows * shape.output())?;
+        self.d.attention(shape, &segments, &qkv, &mut output, &mut log_sums)?;
+        self.keep(&format!("{far}attention {head_dim}"), &output)?;
+        self.keep(&format!("{far}attention sums {head_dim}"), &log_sums)?;
+        let d_output = self.input(rows * shape.output())?;
+        let d_qkv = self.d.attention_backward(shape, &segments, &qkv, (&output, &log_sums), &d_output)?;
+        let d_qkv = self.d.download(&d_qkv)?;
+        let columns = [shape.output(), shape.kv_heads * head_dim, shape.kv_heads * head_dim];
+        let mut first = 0;
+        for (name, width) in ["queries", "keys", "values"].into_iter().zip(columns) {
+            let part = |row: &[f32]| row[first..first + width].to_vec();
+            let values = d_qkv.chunks(shape.row()).flat_map(part).collect();
+            self.results.push((format!("{far}attention gradient of {name} {head_dim}"), values));
+            first += width;
         }
         Ok(())
     }

@@ -55,23 +55,17 @@ fn compare(
             let found = on_cuda(&device::of_type(dtype), seed).unwrap();
             assert_eq!(found.len(), expected.len());
             for ((name, found), (_, expected)) in found.iter().zip(&expected) {
-                let error = relative_error(found, expected);
+                let error = cases::relative_error(found, expected);
                 assert!(error < bound, "{name}, {dtype:?}, order {order}, seed {seed}: error {error:.2e}");
             }
             let first = &*first.get_or_insert_with(|| found.clone());
             for ((name, found), (_, first)) in found.iter().zip(first) {
                 let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-                assert!(bits(found) == bits(first), "{name}, {dtype:?}, order {order}, seed {seed}: other bits");
+                assert!(
+                    bits(found) == bits(first),
+                    "{name}, {dtype:?}, order {order}, seed {seed}: other bits"
+                );
             }
         }
     }
-}
-
-/// Norm of the difference over the norm of the truth; infinite for a number that was not written.
-fn relative_error(found: &[f32], truth: &[f32]) -> f64 {
-    assert_eq!(found.len(), truth.len());
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    let difference = norm(&mut found.iter().zip(truth).map(|(&a, &b)| f64::from(a) - f64::from(b)));
-    let truth = norm(&mut truth.iter().map(|&x| f64::from(x)));
-    if difference.is_nan() { f64::INFINITY } else { difference / truth.max(1e-6) }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dflop_cuda::{Cuda, SearchPath};
+use dflop_cuda::{Cuda, CudaBuilder, SearchPath};
 use dflop_cuda_stand_in::StandIn;
 use dflop_device::Dtype;
 
@@ -21,11 +21,21 @@ fn kernels() -> PathBuf {
     test.parent().map_or_else(PathBuf::new, |directory| directory.join("cuda-kernels"))
 }
 
-/// Makes a device that stores numbers of this type.
-pub(crate) fn of_type(dtype: Dtype) -> Cuda {
+fn builder(dtype: Dtype) -> CudaBuilder {
     stand_in();
     let search = SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect());
-    Cuda::builder(0).storage(dtype).search_path(search).kernel_cache(Some(kernels())).build().unwrap()
+    Cuda::builder(0).storage(dtype).search_path(search)
+}
+
+/// Makes a device that stores numbers of this type.
+pub(crate) fn of_type(dtype: Dtype) -> Cuda {
+    builder(dtype).kernel_cache(Some(kernels())).build().unwrap()
+}
+
+/// Makes a device that stores numbers of this type, with another source of a kernel.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn with_source(dtype: Dtype, file: &str, text: String) -> Cuda {
+    builder(dtype).kernel_cache(None).replace_source(file, text).build().unwrap()
 }
 
 /// Makes a device that stores `f32`.

@@ -112,9 +112,25 @@ impl Cpu {
     }
 }
 
+/// Returns the processor's name, or the architecture if the system does not provide it.
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
 impl Runtime for Cpu {
     type Memory = CpuMemory;
     type Event = CpuEvent;
+
+    fn name(&self) -> String {
+        let threads = self.threads();
+        format!("{}, {threads} thread{}", processor(), if threads == 1 { "" } else { "s" })
+    }
+
+    fn host_threads(&self) -> Option<usize> {
+        Some(self.threads())
+    }
 
     fn storage(&self) -> Dtype {
         self.storage

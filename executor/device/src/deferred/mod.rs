@@ -74,6 +74,14 @@ impl<D: Device> Runtime for Deferred<D> {
     type Memory = DeferredMemory<D>;
     type Event = DeferredEvent<D>;
 
+    fn name(&self) -> String {
+        format!("{}, late", self.inner.name())
+    }
+
+    fn host_threads(&self) -> Option<usize> {
+        self.inner.host_threads()
+    }
+
     fn storage(&self) -> Dtype {
         self.inner.storage()
     }

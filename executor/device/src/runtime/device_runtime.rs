@@ -41,6 +41,10 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     /// A point in a lane.
     type Event: Clone + Send + Sync + 'static;
 
+    /// Name of the processor and what else its times depend on, as profiles record it.
+    fn name(&self) -> String;
+    /// Number of threads of this process that compute; `None` if another processor does.
+    fn host_threads(&self) -> Option<usize>;
     /// Type that weights and activations are stored in.
     fn storage(&self) -> Dtype;
     /// Allocates memory of unspecified contents for a pass, in the type of weights and activations.

@@ -15,7 +15,9 @@ namespace {
 
 struct Handle {};
 
-bool is_aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+bool is_aligned(const void* pointer, size_t bytes) {
+    return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
 
 Status refuse(Status status, const char* reason) {
     fprintf(stderr, "cuda stand-in: cublasLtMatmul: %s\n", reason);
@@ -31,7 +33,8 @@ Status check_pointers(const Work& work, const Algorithm& algorithm) {
     if (!is_aligned(work.a, algorithm.alignment_a) || !is_aligned(work.b, algorithm.alignment_b) ||
         !is_aligned(work.d, algorithm.alignment_d) ||
         (work.beta != 0.f && !is_aligned(work.c, algorithm.alignment_c)))
-        return refuse(NOT_SUPPORTED, "a matrix is less aligned than the preference of the algorithm promised");
+        return refuse(NOT_SUPPORTED,
+                      "a matrix is less aligned than the preference of the algorithm promised");
     const unsigned epilogue = work.product.epilogue;
     if (epilogue == EPILOGUE_DEFAULT) return SUCCESS;
     if (epilogue & (BIAS_BIT | BGRAD_BIT | BGRADA_BIT | BGRADB_BIT)) {
@@ -95,7 +98,8 @@ API cublasLtMatmulDescSetAttribute(Product* product, int attribute, const void* 
     return product ? write_attribute(attribute_of(*product, attribute), value, bytes) : INVALID_VALUE;
 }
 
-API cublasLtMatmulDescGetAttribute(Product* product, int attribute, void* value, size_t bytes, size_t* written) {
+API cublasLtMatmulDescGetAttribute(Product* product, int attribute, void* value, size_t bytes,
+                                   size_t* written) {
     return product ? read_attribute(attribute_of(*product, attribute), value, bytes, written) : INVALID_VALUE;
 }
 
@@ -118,7 +122,8 @@ API cublasLtMatrixLayoutSetAttribute(Layout* layout, int attribute, const void* 
     return layout ? write_attribute(attribute_of(*layout, attribute), value, bytes) : INVALID_VALUE;
 }
 
-API cublasLtMatrixLayoutGetAttribute(Layout* layout, int attribute, void* value, size_t bytes, size_t* written) {
+API cublasLtMatrixLayoutGetAttribute(Layout* layout, int attribute, void* value, size_t bytes,
+                                     size_t* written) {
     return layout ? read_attribute(attribute_of(*layout, attribute), value, bytes, written) : INVALID_VALUE;
 }
 
@@ -133,18 +138,20 @@ API cublasLtMatmulPreferenceDestroy(Preference* preference) {
     return SUCCESS;
 }
 
-API cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, const void* value, size_t bytes) {
+API cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, const void* value,
+                                         size_t bytes) {
     return preference ? write_attribute(attribute_of(*preference, attribute), value, bytes) : INVALID_VALUE;
 }
 
 API cublasLtMatmulPreferenceGetAttribute(Preference* preference, int attribute, void* value, size_t bytes,
                                          size_t* written) {
-    return preference ? read_attribute(attribute_of(*preference, attribute), value, bytes, written) : INVALID_VALUE;
+    return preference ? read_attribute(attribute_of(*preference, attribute), value, bytes, written)
+                      : INVALID_VALUE;
 }
 
 API cublasLtMatmulAlgoGetHeuristic(Handle* handle, const Product* product, const Layout* a, const Layout* b,
-                                   const Layout* c, const Layout* d, const Preference* preference, int requested,
-                                   HeuristicResult* results, int* returned) {
+                                   const Layout* c, const Layout* d, const Preference* preference,
+                                   int requested, HeuristicResult* results, int* returned) {
     if (!handle) return NOT_INITIALIZED;
     if (!product || !a || !b || !c || !d || !preference || requested <= 0 || !results || !returned)
         return INVALID_VALUE;
@@ -156,7 +163,8 @@ API cublasLtMatmulAlgoGetHeuristic(Handle* handle, const Product* product, const
 }
 
 API cublasLtMatmulAlgoCheck(Handle* handle, const Product* product, const Layout* a, const Layout* b,
-                            const Layout* c, const Layout* d, const Algorithm* algorithm, HeuristicResult* result) {
+                            const Layout* c, const Layout* d, const Algorithm* algorithm,
+                            HeuristicResult* result) {
     if (!handle) return NOT_INITIALIZED;
     if (!product || !a || !b || !c || !d || !algorithm || !result) return INVALID_VALUE;
     Shape shape;
@@ -166,15 +174,16 @@ API cublasLtMatmulAlgoCheck(Handle* handle, const Product* product, const Layout
     return SUCCESS;
 }
 
-API cublasLtMatmul(Handle* handle, const Product* product, const void* alpha, const void* a, const Layout* a_layout,
-                   const void* b, const Layout* b_layout, const void* beta, const void* c, const Layout* c_layout,
-                   void* d, const Layout* d_layout, const Algorithm* algorithm, void* workspace,
-                   size_t workspace_bytes, void* stream) {
+API cublasLtMatmul(Handle* handle, const Product* product, const void* alpha, const void* a,
+                   const Layout* a_layout, const void* b, const Layout* b_layout, const void* beta,
+                   const void* c, const Layout* c_layout, void* d, const Layout* d_layout,
+                   const Algorithm* algorithm, void* workspace, size_t workspace_bytes, void* stream) {
     if (!handle) return NOT_INITIALIZED;
     if (!product || !alpha || !beta || !a_layout || !b_layout || !c_layout || !d_layout)
         return refuse(INVALID_VALUE, "an argument is null");
     Work work{*product, *a_layout, *b_layout, *c_layout, *d_layout, {}, 0.f, 0.f, a, b, c, d, workspace, 0};
-    if (const Status status = check_product(*product, *a_layout, *b_layout, *c_layout, *d_layout, &work.shape))
+    if (const Status status =
+            check_product(*product, *a_layout, *b_layout, *c_layout, *d_layout, &work.shape))
         return refuse(status, "the product is not valid, or not supported");
     work.alpha = *static_cast<const float*>(alpha);
     work.beta = *static_cast<const float*>(beta);

@@ -42,8 +42,8 @@ Panels allocate(size_t floats) {
     return Panels(static_cast<float*>(aligned_alloc(ALIGNMENT, bytes)));
 }
 
-// Copies lines of a matrix to panels [k, width] of `width` lines, widened and filled up with zeros. `line_step` is
-// the distance of lines in memory, `depth_step` that along k.
+// Copies lines of a matrix to panels [k, width] of `width` lines, widened and filled up with zeros.
+// `line_step` is the distance of lines in memory, `depth_step` that along k.
 template <class T>
 Panels pack(const T* elements, size_t lines, size_t line_step, size_t k, size_t depth_step, size_t width,
             int mantissa_bits) {
@@ -76,7 +76,8 @@ Panels pack(const View& view, bool by_rows, size_t lines, size_t k, size_t width
     if (view.type == BF16)
         return pack(static_cast<const uint16_t*>(view.elements), lines, line_step, k, depth_step, width,
                     mantissa_bits);
-    return pack(static_cast<const float*>(view.elements), lines, line_step, k, depth_step, width, mantissa_bits);
+    return pack(static_cast<const float*>(view.elements), lines, line_step, k, depth_step, width,
+                mantissa_bits);
 }
 
 // sums [COLUMNS, ROWS] += a [depth, ROWS] x b [depth, COLUMNS]
@@ -115,8 +116,8 @@ std::vector<float> multiply(const View& a, const View& b, size_t m, size_t n, si
         const size_t depth = std::min(DEPTH, k - first);
         for (size_t i = 0; i < row_panels; i++)
             for (size_t j = 0; j < column_panels; j++)
-                multiply_tile(rows.get() + (i * k + first) * ROWS, columns.get() + (j * k + first) * COLUMNS, depth,
-                              sums.get() + (i * column_panels + j) * TILE);
+                multiply_tile(rows.get() + (i * k + first) * ROWS, columns.get() + (j * k + first) * COLUMNS,
+                              depth, sums.get() + (i * column_panels + j) * TILE);
     }
     std::vector<float> result(m * n);
     for (size_t j = 0; j < n; j++)

@@ -36,9 +36,9 @@ struct View {
     }
 };
 
-// The sum over k of a(i, k) * b(k, j), in ascending order of k, for each element alone: its bits depend on row i of
-// `a` and column j of `b` and on nothing else. `mantissa_bits` rounds the factors first; 23 keeps them.
-// The result is [m, n], by columns.
+// The sum over k of a(i, k) * b(k, j), in ascending order of k, for each element alone: its bits depend on
+// row i of `a` and column j of `b` and on nothing else. `mantissa_bits` rounds the factors first; 23 keeps
+// them. The result is [m, n], by columns.
 std::vector<float> multiply(const View& a, const View& b, size_t m, size_t n, size_t k, int mantissa_bits);
 
 }  // namespace cuda_stand_in

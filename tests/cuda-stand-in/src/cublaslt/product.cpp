@@ -16,7 +16,8 @@ constexpr int DRIVER_SUCCESS = 0, ILLEGAL_ADDRESS = 700;
 constexpr int F32_MANTISSA = 23, TF32_MANTISSA = 10, BF16_MANTISSA = 7;
 
 float load(const void* elements, int type, size_t i) {
-    return type == BF16 ? widen(static_cast<const uint16_t*>(elements)[i]) : static_cast<const float*>(elements)[i];
+    return type == BF16 ? widen(static_cast<const uint16_t*>(elements)[i])
+                        : static_cast<const float*>(elements)[i];
 }
 
 void store(void* elements, int type, size_t i, float value) {
@@ -49,21 +50,22 @@ View view_of(const Layout& layout, const void* elements, bool is_transposed) {
 
 bool is_living(const char* name, const void* elements, size_t bytes) {
     if (cuda_stand_in_is_open(elements, bytes)) return true;
-    fprintf(stderr, "cuda stand-in: matrix product: %zu bytes of %s at %p are not in a living buffer\n", bytes, name,
-            elements);
+    fprintf(stderr, "cuda stand-in: matrix product: %zu bytes of %s at %p are not in a living buffer\n",
+            bytes, name, elements);
     return false;
 }
 
 bool has_bias(const Product& product) {
-    return product.epilogue & (BIAS_BIT | BGRAD_BIT | BGRADA_BIT | BGRADB_BIT) && product.epilogue != EPILOGUE_DEFAULT;
+    return product.epilogue & (BIAS_BIT | BGRAD_BIT | BGRADA_BIT | BGRADB_BIT) &&
+           product.epilogue != EPILOGUE_DEFAULT;
 }
 
 bool are_operands_living(const Work& work) {
     const Product& product = work.product;
     const Layout& d = work.d_layout;
     const size_t batches = size_t(d.batches), element = d.element_bytes();
-    bool is_ok = is_living("A", work.a, work.a_layout.bytes()) && is_living("B", work.b, work.b_layout.bytes()) &&
-                 is_living("D", work.d, d.bytes());
+    bool is_ok = is_living("A", work.a, work.a_layout.bytes()) &&
+                 is_living("B", work.b, work.b_layout.bytes()) && is_living("D", work.d, d.bytes());
     if (work.beta != 0.f) is_ok = is_ok && is_living("C", work.c, work.c_layout.bytes());
     if (has_bias(product)) {
         const size_t length = product.epilogue == EPILOGUE_BGRADB ? work.shape.n : work.shape.m;
@@ -97,7 +99,8 @@ struct EpilogueOf {
 
     float apply(float value, size_t i, size_t j) const {
         const unsigned epilogue = product.epilogue;
-        if (epilogue == EPILOGUE_DEFAULT || epilogue == EPILOGUE_BGRADA || epilogue == EPILOGUE_BGRADB) return value;
+        if (epilogue == EPILOGUE_DEFAULT || epilogue == EPILOGUE_BGRADA || epilogue == EPILOGUE_BGRADB)
+            return value;
         const size_t at = j * size_t(product.aux_leading) + i;
         if (epilogue & DGELU_BIT) return value * gelu_derivative(load(aux, type, at));
         if (epilogue & BIAS_BIT) value += load(bias, type, i);

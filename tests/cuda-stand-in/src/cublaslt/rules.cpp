@@ -28,10 +28,9 @@ bool are_types_supported(const Product& product, const Layout& a, const Layout& 
 }
 
 bool is_epilogue(unsigned epilogue) {
-    for (const unsigned known :
-         {EPILOGUE_DEFAULT, EPILOGUE_RELU, EPILOGUE_BIAS, EPILOGUE_RELU_BIAS, EPILOGUE_GELU, EPILOGUE_GELU_BIAS,
-          EPILOGUE_GELU_AUX, EPILOGUE_GELU_AUX_BIAS, EPILOGUE_DGELU, EPILOGUE_DGELU_BGRAD, EPILOGUE_BGRADA,
-          EPILOGUE_BGRADB})
+    for (const unsigned known : {EPILOGUE_DEFAULT, EPILOGUE_RELU, EPILOGUE_BIAS, EPILOGUE_RELU_BIAS,
+                                 EPILOGUE_GELU, EPILOGUE_GELU_BIAS, EPILOGUE_GELU_AUX, EPILOGUE_GELU_AUX_BIAS,
+                                 EPILOGUE_DGELU, EPILOGUE_DGELU_BGRAD, EPILOGUE_BGRADA, EPILOGUE_BGRADB})
         if (epilogue == known) return true;
     return false;
 }
@@ -40,7 +39,8 @@ Status check_epilogue(const Product& product, const Layout& d) {
     constexpr int64_t AUX_LEADING_UNIT = 8;
     if (!is_epilogue(product.epilogue)) return NOT_SUPPORTED;
     const unsigned vectors = BIAS_BIT | BGRAD_BIT | BGRADA_BIT | BGRADB_BIT | AUX_BIT;
-    if (product.epilogue != EPILOGUE_DEFAULT && (product.epilogue & (vectors | DGELU_BIT)) && d.order != COLUMN)
+    if (product.epilogue != EPILOGUE_DEFAULT && (product.epilogue & (vectors | DGELU_BIT)) &&
+        d.order != COLUMN)
         return NOT_SUPPORTED;
     if (product.bias_type != -1 && product.bias_type != d.type) return NOT_SUPPORTED;
     if (product.aux_type != -1 && product.aux_type != d.type) return NOT_SUPPORTED;
@@ -51,7 +51,8 @@ Status check_epilogue(const Product& product, const Layout& d) {
     return SUCCESS;
 }
 
-// The alignment that an algorithm counts on: full vectors, where the preference and the lines of the matrix allow.
+// The alignment that an algorithm counts on: full vectors, where the preference and the lines of the matrix
+// allow.
 uint16_t alignment_of(const Layout& layout, unsigned preferred) {
     const size_t line = size_t(layout.leading) * layout.element_bytes();
     size_t alignment = std::min<size_t>(VECTOR_BYTES, preferred);
@@ -61,8 +62,8 @@ uint16_t alignment_of(const Layout& layout, unsigned preferred) {
 
 }  // namespace
 
-Status check_product(const Product& product, const Layout& a, const Layout& b, const Layout& c, const Layout& d,
-                     Shape* shape) {
+Status check_product(const Product& product, const Layout& a, const Layout& b, const Layout& c,
+                     const Layout& d, Shape* shape) {
     for (const Layout* layout : {&a, &b, &c, &d}) {
         if (!is_valid(*layout)) return INVALID_VALUE;
         if (layout->order != COLUMN && layout->order != ROW) return NOT_SUPPORTED;

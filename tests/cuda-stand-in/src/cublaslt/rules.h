@@ -10,8 +10,8 @@ struct Shape {
 };
 
 // Checks that a product can be computed, and its shape.
-Status check_product(const Product& product, const Layout& a, const Layout& b, const Layout& c, const Layout& d,
-                     Shape* shape);
+Status check_product(const Product& product, const Layout& a, const Layout& b, const Layout& c,
+                     const Layout& d, Shape* shape);
 
 // Writes up to `count` algorithms, best first; returns how many.
 int find_algorithms(const Layout& a, const Layout& b, const Layout& c, const Layout& d,

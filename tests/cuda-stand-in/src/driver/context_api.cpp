@@ -187,7 +187,9 @@ API cuDevicePrimaryCtxRelease_v2(int ordinal) {
     return SUCCESS;
 }
 
-API cuDevicePrimaryCtxSetFlags_v2(int ordinal, unsigned) { return device_of(ordinal) ? SUCCESS : INVALID_DEVICE; }
+API cuDevicePrimaryCtxSetFlags_v2(int ordinal, unsigned) {
+    return device_of(ordinal) ? SUCCESS : INVALID_DEVICE;
+}
 
 API cuCtxSetCurrent(void* context) {
     if (context && !is_context(context)) return INVALID_CONTEXT;

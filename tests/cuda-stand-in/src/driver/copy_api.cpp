@@ -1,7 +1,7 @@
 // Copies and fills.
 //
-// Both ends are checked twice: at the call, where a wrong range is an invalid value, and when the stream executes the
-// operation, where memory that does not live then is an illegal address.
+// Both ends are checked twice: at the call, where a wrong range is an invalid value, and when the stream
+// executes the operation, where memory that does not live then is an illegal address.
 #include "api.h"
 #include "device.h"
 #include "errors.h"
@@ -94,7 +94,8 @@ int copy_device(Address to, Address from, size_t bytes, void* stream) {
     if (!source || !target) return INVALID_VALUE;
     counts().copies_device++;
     return enqueue_work(stream, "copy on the device", [=] {
-        if (!source->memory.is_open(from, bytes) || !target->memory.is_open(to, bytes)) return ILLEGAL_ADDRESS;
+        if (!source->memory.is_open(from, bytes) || !target->memory.is_open(to, bytes))
+            return ILLEGAL_ADDRESS;
         memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
         return SUCCESS;
     });

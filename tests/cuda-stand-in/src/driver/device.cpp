@@ -54,6 +54,14 @@ bool is_context(const void* handle) {
     return false;
 }
 
+std::string describe_address(const void* address) {
+    for (const Device& device : devices()) {
+        const std::string found = device.memory.describe(reinterpret_cast<uintptr_t>(address));
+        if (!found.empty()) return found;
+    }
+    return "in no buffer in use";
+}
+
 std::string last_failure() {
     std::lock_guard lock(failure_mutex);
     return failure;

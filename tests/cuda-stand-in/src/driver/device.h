@@ -13,8 +13,8 @@ namespace cuda_stand_in {
 
 struct Device {
     int ordinal = 0;
-    int retains = 0;               // of the primary context
-    std::atomic<int> error{0};     // sticky: all that follows fails with it
+    int retains = 0;            // of the primary context
+    std::atomic<int> error{0};  // sticky: all that follows fails with it
     Memory memory;
     std::shared_ptr<Stream> legacy;  // the default stream
     std::vector<std::shared_ptr<Stream>> streams;
@@ -31,6 +31,8 @@ Device* device_of(int ordinal);
 // The device whose context is current in this host thread, or null.
 Device*& current_device();
 bool is_context(const void* handle);
+// Where an address lies in the memory of a device, for messages.
+std::string describe_address(const void* address);
 // The cause of the last error of any device.
 std::string last_failure();
 

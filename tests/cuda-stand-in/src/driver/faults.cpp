@@ -1,5 +1,6 @@
 #include "faults.h"
 
+#include "device.h"
 #include "errors.h"
 #include "worker.h"
 
@@ -37,7 +38,7 @@ void handle(int signal, siginfo_t* info, void* context) {
             [[fallthrough]];
         case SIGBUS:
             snprintf(text, sizeof text, "illegal address %p", info->si_addr);
-            worker->fail(ILLEGAL_ADDRESS, text);
+            worker->fail(ILLEGAL_ADDRESS, std::string(text) + ", " + describe_address(info->si_addr));
         case SIGFPE: worker->fail(LAUNCH_FAILED, "integer division by zero");
         default: worker->fail(ILLEGAL_INSTRUCTION, "illegal instruction");
     }
@@ -49,7 +50,7 @@ void catch_faults() {
     static std::once_flag once;
     std::call_once(once, [] {
         for (int i = 0; i < 4; i++) {
-            struct sigaction action {};
+            struct sigaction action{};
             action.sa_sigaction = handle;
             // The handler jumps out: the signal must not stay blocked.
             action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;

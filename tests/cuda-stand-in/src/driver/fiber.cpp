@@ -10,8 +10,8 @@ namespace cuda_stand_in {
 
 extern "C" void cuda_stand_in_switch_context(void** from, void* to);
 
-// Saves the registers that a callee must keep, and changes stacks. It jumps where it could return: the processor
-// predicts a return by the calls of the other stack, always wrong.
+// Saves the registers that a callee must keep, and changes stacks. It jumps where it could return: the
+// processor predicts a return by the calls of the other stack, always wrong.
 asm(R"(
 .text
 .globl cuda_stand_in_switch_context
@@ -86,8 +86,8 @@ Stack* Stacks::take() {
 
 void Stacks::grow() {
     const size_t bytes = (STACK_BYTES + PAGE) * STACKS_PER_MAPPING;
-    void* mapping = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* mapping =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping == MAP_FAILED) {
         perror("cuda stand-in: stacks of threads");
         abort();

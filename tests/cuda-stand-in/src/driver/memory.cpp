@@ -19,7 +19,8 @@ constexpr size_t IDLE_BYTES_MAX = 256 << 20;
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 bool is_poison(const unsigned char* from, const unsigned char* to) {
-    return std::all_of(from, to, [](unsigned char byte) { return byte == POISON; });
+    // Every byte is as the one before it.
+    return from == to || (*from == POISON && memcmp(from, from + 1, size_t(to - from) - 1) == 0);
 }
 
 }  // namespace
@@ -38,15 +39,18 @@ uintptr_t Memory::reserve(size_t bytes, size_t bytes_max) {
     return start;
 }
 
-void Memory::open(uintptr_t buffer) {
+bool Memory::open(uintptr_t buffer) {
     std::lock_guard lock(mutex_);
-    Buffer& found = buffers_.at(buffer);
+    const auto at = buffers_.find(buffer);
+    if (at == buffers_.end()) return false;
+    Buffer& found = at->second;
     if (mprotect(found.low, found.pages_bytes, PROT_READ | PROT_WRITE) != 0) {
         perror("cuda stand-in: memory of a buffer");
         abort();
     }
     memset(found.low, POISON, found.pages_bytes);
     found.state = State::Open;
+    return true;
 }
 
 bool Memory::release(uintptr_t buffer) {
@@ -103,13 +107,17 @@ bool Memory::is_open(uintptr_t address, size_t bytes) const {
     return found != buffers_.end() && found->second.state == State::Open;
 }
 
-bool Memory::contains(uintptr_t address) const {
+std::string Memory::describe(uintptr_t address) const {
     std::lock_guard lock(mutex_);
-    auto found = buffers_.upper_bound(address);
-    if (found == buffers_.begin()) return false;
-    --found;
-    const auto end = reinterpret_cast<uintptr_t>(found->second.low) + found->second.pages_bytes + PAGE;
-    return address < end;
+    for (const auto& [start, buffer] : buffers_) {
+        const auto low = reinterpret_cast<uintptr_t>(buffer.low), end = start + buffer.bytes;
+        if (address < low - PAGE || address >= low + buffer.pages_bytes + PAGE) continue;
+        const std::string name = "a buffer of " + std::to_string(buffer.bytes) + " bytes";
+        if (address < start) return std::to_string(start - address) + " bytes before " + name;
+        if (address >= end) return std::to_string(address - end) + " bytes behind the end of " + name;
+        return "in " + name + (buffer.state == State::Open ? "" : " that its stream has not allocated yet");
+    }
+    return {};
 }
 
 void Memory::reset_highest() {
@@ -134,11 +142,13 @@ unsigned char* Memory::map_pages(size_t pages_bytes) {
         idle_bytes_ -= pages_bytes;
         return low;
     }
-    void* mapping = mmap(nullptr, pages_bytes + 2 * PAGE, PROT_NONE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* mapping =
+        mmap(nullptr, pages_bytes + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return mapping == MAP_FAILED ? nullptr : static_cast<unsigned char*>(mapping) + PAGE;
 }
 
-void Memory::unmap_pages(unsigned char* low, size_t pages_bytes) { munmap(low - PAGE, pages_bytes + 2 * PAGE); }
+void Memory::unmap_pages(unsigned char* low, size_t pages_bytes) {
+    munmap(low - PAGE, pages_bytes + 2 * PAGE);
+}
 
 }  // namespace cuda_stand_in

@@ -1,9 +1,10 @@
 // Memory of a device: host memory with guard pages.
 //
-// A buffer starts at a multiple of 256 bytes and ends less than 256 bytes before a page that is not accessible. It
-// lives from the moment at which its stream executes the allocation to that at which its stream executes the
-// release; before and after, an access faults. New memory holds 0xff, NaN in every format. Bytes count as in use
-// from the call that allocates to the call that releases, as if streams were never late.
+// A buffer starts at a multiple of 256 bytes and ends less than 256 bytes before a page that is not
+// accessible. It lives from the moment at which its stream executes the allocation to that at which its
+// stream executes the release; before and after, an access faults. New memory holds 0xff, NaN in every
+// format. Bytes count as in use from the call that allocates to the call that releases, as if streams were
+// never late.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <string>
 
 namespace cuda_stand_in {
 
@@ -18,8 +20,8 @@ class Memory {
 public:
     // Reserves a buffer; 0 if that exceeds `bytes_max` bytes in use.
     uintptr_t reserve(size_t bytes, size_t bytes_max);
-    // Makes a reserved buffer accessible.
-    void open(uintptr_t buffer);
+    // Makes a reserved buffer accessible; false if it was closed before.
+    bool open(uintptr_t buffer);
     // Counts a buffer as released; false if no buffer in use starts there.
     bool release(uintptr_t buffer);
     // Ends a released buffer; false if bytes around it were written.
@@ -29,8 +31,8 @@ public:
     bool is_in_use(uintptr_t address, size_t bytes) const;
     // Whether these bytes can be accessed now.
     bool is_open(uintptr_t address, size_t bytes) const;
-    // Whether the address lies in a buffer, released or not, or in the gap behind it.
-    bool contains(uintptr_t address) const;
+    // Where an address lies, for messages; an empty text if no buffer is near.
+    std::string describe(uintptr_t address) const;
 
     size_t bytes_in_use() const { return locked(bytes_in_use_); }
     size_t bytes_highest() const { return locked(bytes_highest_); }

@@ -70,10 +70,8 @@ int allocate_in_order(Device& device, size_t bytes, void* stream_handle, Address
     if (const int status = allocate(device, bytes, address)) return status;
     Operation operation;
     operation.name = "allocation";
-    operation.run = [&device, at = *address] {
-        device.memory.open(at);
-        return SUCCESS;
-    };
+    // Without order among streams, another stream may have released the buffer already.
+    operation.run = [&device, at = *address] { return device.memory.open(at) ? SUCCESS : ILLEGAL_ADDRESS; };
     enqueue(stream, std::move(operation));
     return SUCCESS;
 }

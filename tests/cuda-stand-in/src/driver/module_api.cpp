@@ -93,10 +93,14 @@ int launch(Function& function, const Dim& grid, const Dim& block, size_t dynamic
     operation.name = std::string("kernel ") + function.kernel->name;
     operation.run = [=, function = function]() -> int {
         if (is_failing) return ILLEGAL_ADDRESS;
-        const Launch work{function.kernel,        grid,
-                          block,                  dynamic_bytes,
-                          function.shared_module, function.shared_module_bytes,
-                          settings().order,       parameters->pointers()};
+        const Launch work{function.kernel,
+                          grid,
+                          block,
+                          dynamic_bytes,
+                          function.shared_module,
+                          function.shared_module_bytes,
+                          settings().order,
+                          parameters->pointers()};
         const Fault fault = run_launch(work);
         if (fault.error) device->fail(fault.error, fault.message);
         return fault.error;
@@ -191,5 +195,6 @@ API cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigne
                    unsigned block_y, unsigned block_z, unsigned dynamic_bytes, void* stream, void** values,
                    void** extra) {
     if (extra) return NOT_SUPPORTED;
-    return launch(*function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, dynamic_bytes, stream, values);
+    return launch(*function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, dynamic_bytes, stream,
+                  values);
 }

@@ -71,9 +71,9 @@ bool is_failing_launch(const std::string& kernel) {
 }
 
 void Counts::reset() {
-    for (auto* count : {&launches, &copies_up, &copies_down, &copies_device, &memsets, &stream_synchronizations,
-                        &event_synchronizations, &context_synchronizations, &allocations, &leaked_buffers,
-                        &matrix_products})
+    for (auto* count : {&launches, &copies_up, &copies_down, &copies_device, &memsets,
+                        &stream_synchronizations, &event_synchronizations, &context_synchronizations,
+                        &allocations, &leaked_buffers, &matrix_products})
         *count = 0;
 }
 

@@ -16,7 +16,7 @@ namespace {
 // More operations than this in one stream run early: each may hold a mapping of memory.
 constexpr size_t OPERATIONS_MAX = 8192;
 
-std::mutex state_mutex;         // guards queues, numbers and handles; held for short
+std::mutex state_mutex;          // guards queues, numbers and handles; held for short
 std::recursive_mutex run_mutex;  // held by the host thread that runs operations
 uint64_t last_number = 0;
 std::map<void*, std::shared_ptr<Stream>> streams;
@@ -89,6 +89,14 @@ bool is_reached(const Point& point) {
     if (!point.stream) return true;
     std::lock_guard lock(state_mutex);
     return point.stream->done >= std::min(point.number, point.stream->enqueued);
+}
+
+bool poll(const Point& point) {
+    if (is_reached(point)) return true;
+    std::lock_guard running(run_mutex);
+    Operation operation;
+    if (take(*point.stream, point.number, operation)) run_operation(*point.stream, operation);
+    return false;
 }
 
 Point end_of(const std::shared_ptr<Stream>& stream) {

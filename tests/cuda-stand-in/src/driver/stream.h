@@ -1,9 +1,9 @@
 // Streams that run as late as they may.
 //
-// A call enqueues an operation; nothing runs until a host thread waits for it. Then the stream runs its operations
-// in order up to the one that is waited for, and other streams run only as far as events ask for, so that a missing
-// wait shows. Operations are numbered in the order of their calls. The legacy stream and blocking streams wait for
-// earlier operations of each other.
+// A call enqueues an operation; nothing runs until a host thread waits for it. Then the stream runs its
+// operations in order up to the one that is waited for, and other streams run only as far as events ask for,
+// so that a missing wait shows. Operations are numbered in the order of their calls. The legacy stream and
+// blocking streams wait for earlier operations of each other.
 #pragma once
 
 #include <chrono>
@@ -33,7 +33,7 @@ struct Event {
 
 struct Operation {
     std::string name;
-    std::function<int()> run;       // returns an error code of the driver
+    std::function<int()> run;  // returns an error code of the driver
     Point waits_for;
     bool runs_after_errors = false;  // once the device has failed, other operations are skipped
     uint64_t number = 0;
@@ -53,6 +53,8 @@ uint64_t enqueue(const std::shared_ptr<Stream>& stream, Operation operation);
 // Runs a stream until the point is reached.
 void run_until(const Point& point);
 bool is_reached(const Point& point);
+// Tells whether a point is reached; if not, runs one operation behind the answer, so that polling ends.
+bool poll(const Point& point);
 // The point after all that was enqueued to a stream.
 Point end_of(const std::shared_ptr<Stream>& stream);
 // Runs all streams of a device.

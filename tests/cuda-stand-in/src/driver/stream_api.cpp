@@ -42,7 +42,7 @@ API cuStreamQuery(void* handle) {
     if (const int status = status_of_context()) return status;
     const auto stream = stream_of(handle);
     if (!stream) return INVALID_HANDLE;
-    return is_reached(end_of(stream)) ? SUCCESS : NOT_READY;
+    return poll(end_of(stream)) ? int(stream->device->error) : NOT_READY;
 }
 
 API cuStreamWaitEvent(void* handle, void* event_handle, unsigned) {
@@ -94,7 +94,7 @@ API cuEventQuery(void* handle) {
     if (const int status = status_of_context()) return status;
     const auto event = event_of(handle);
     if (!event) return INVALID_HANDLE;
-    return is_reached(point_of(*event)) ? SUCCESS : NOT_READY;
+    return poll(point_of(*event)) ? SUCCESS : NOT_READY;
 }
 
 API cuEventSynchronize(void* handle) {

@@ -36,7 +36,7 @@ void ballot(unsigned group, void* const* operands) {
     for_lanes(group, [&](unsigned lane) { static_cast<BallotOperands*>(operands[lane])->result = votes; });
 }
 
-// Lane l gives row l % 8 of matrix l / 8, and gets two neighbours of each matrix.
+// Lane l gives row l % 8 of matrix l / 8, and gets two neighbors of each matrix.
 template <bool is_transposed>
 const char* load_matrix(void* const* operands, const Worker& worker, int* error) {
     unsigned words[4][8][4];  // pairs of elements
@@ -97,7 +97,8 @@ void multiply(void* const* operands) {
     for (unsigned pair = 0; pair < 8; pair++) {
         Words words;
         memcpy(&words, a[pair], sizeof words);
-        const Column low = std::bit_cast<Column>(words << 16), high = std::bit_cast<Column>(words & 0xffff0000u);
+        const Column low = std::bit_cast<Column>(words << 16),
+                     high = std::bit_cast<Column>(words & 0xffff0000u);
 #pragma GCC unroll 8
         for (unsigned n = 0; n < 8; n++) {
             sums[n] += low * std::bit_cast<float>(b[n][pair] << 16);
@@ -119,8 +120,8 @@ void multiply(void* const* operands) {
 
 const char* run_warp_operation(WarpOperation operation, unsigned group, void* const* operands,
                                const Worker& worker, int* error) {
-    const bool needs_all =
-        operation != WarpOperation::Sync && operation != WarpOperation::Shuffle && operation != WarpOperation::Ballot;
+    const bool needs_all = operation != WarpOperation::Sync && operation != WarpOperation::Shuffle &&
+                           operation != WarpOperation::Ballot;
     if (needs_all && group != ALL_LANES) return "a matrix operation needs all lanes of its warp";
     switch (operation) {
         case WarpOperation::Sync: break;

@@ -30,14 +30,19 @@ constexpr int POISON = 0xff;  // NaN in every format of numbers
 constexpr uint64_t ASCENDING = 0, DESCENDING = 1;
 }  // namespace
 
+std::string place_text(const char* file, unsigned line) {
+    const char* slash = strrchr(file, '/');
+    return std::string(slash ? slash + 1 : file) + ":" + std::to_string(line);
+}
+
 Worker*& current_worker() {
     static __thread Worker* worker __attribute__((tls_model("initial-exec")));
     return worker;
 }
 
 Worker::Worker() {
-    void* mapping = mmap(nullptr, DYNAMIC_MAPPED + PAGE, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* mapping =
+        mmap(nullptr, DYNAMIC_MAPPED + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapping == MAP_FAILED) throw std::bad_alloc();
     dynamic_mapping_ = static_cast<unsigned char*>(mapping);
     dynamic_end_ = dynamic_mapping_ + DYNAMIC_MAPPED;
@@ -121,7 +126,8 @@ void Worker::run_blocks(const Launch& launch, std::atomic<size_t>& next) {
 
 void Worker::poison_shared() {
     if (launch_->dynamic_bytes > 0)
-        memset(cuda_stand_in_place.dynamic_shared, POISON, size_t(dynamic_end_ - cuda_stand_in_place.dynamic_shared));
+        memset(cuda_stand_in_place.dynamic_shared, POISON,
+               size_t(dynamic_end_ - cuda_stand_in_place.dynamic_shared));
     if (static_shared_) memset(static_shared_, POISON, launch_->shared_module_bytes);
 }
 
@@ -152,7 +158,7 @@ void Worker::release_barrier() {
     for (Warp& warp : warps_) {
         if (warp.waiting)
             fail(LAUNCH_FAILED, "threads of a block wait at different barriers: some lanes at " +
-                                    std::string(barrier_file_) + ":" + std::to_string(barrier_line_) +
+                                    place_text(barrier_file_, barrier_line_) +
                                     ", others at an operation of their warp");
         warp.ready = warp.at_barrier;
         warp.at_barrier = 0;
@@ -230,8 +236,8 @@ void Worker::wait_at_barrier(const char* file, int line) {
         barrier_file_ = file;
         barrier_line_ = line;
     } else if (line != barrier_line_ || (file != barrier_file_ && strcmp(file, barrier_file_) != 0)) {
-        fail(LAUNCH_FAILED, "threads of a block wait at different barriers: " + std::string(barrier_file_) + ":" +
-                                std::to_string(barrier_line_) + " and " + file + ":" + std::to_string(line));
+        fail(LAUNCH_FAILED, "threads of a block wait at different barriers: " +
+                                place_text(barrier_file_, barrier_line_) + " and " + place_text(file, line));
     }
     warps_[warp_].at_barrier |= 1u << lane();
     suspend();
@@ -256,7 +262,8 @@ void Worker::wait_for_warp(WarpOperation operation, unsigned mask, void* operand
 
 unsigned Worker::active_lanes() const { return warps_[warp_].live() | 1u << lane(); }
 
-// Runs the operations whose lanes have all come; returns whether there was one. Lanes that ended are not missed.
+// Runs the operations whose lanes have all come; returns whether there was one. Lanes that ended are not
+// missed.
 bool Worker::complete_operations(Warp& warp) {
     const unsigned live = warp.live();
     if (warp.is_uniform && (warp.masks[std::countr_zero(warp.waiting)] & live) == warp.waiting) {
@@ -320,7 +327,8 @@ void Worker::copy_wait(size_t groups_left) {
 bool Worker::is_shared(const void* address, size_t bytes) const {
     const auto* at = static_cast<const unsigned char*>(address);
     if (at >= cuda_stand_in_place.dynamic_shared && at + bytes <= dynamic_end_) return true;
-    return static_shared_ && at >= static_shared_ && at + bytes <= static_shared_ + launch_->shared_module_bytes;
+    return static_shared_ && at >= static_shared_ &&
+           at + bytes <= static_shared_ + launch_->shared_module_bytes;
 }
 
 void Worker::fail(int error, const std::string& message) {
@@ -328,8 +336,8 @@ void Worker::fail(int error, const std::string& message) {
     const auto text = [](const Dim& at) {
         return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
     };
-    fault_ = {error, std::string(launch_->kernel->name) + ": " + message + ", block " + text(block) + ", thread " +
-                         text(thread)};
+    fault_ = {error, std::string(launch_->kernel->name) + ": " + message + ", block " + text(block) +
+                         ", thread " + text(thread)};
     is_running_ = false;
     _longjmp(escape_, 1);
 }
@@ -346,7 +354,9 @@ unsigned Worker::random() {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 using cuda_stand_in::current_worker;
 
-EXPORT void cuda_stand_in_barrier(const char* file, int line) { current_worker()->wait_at_barrier(file, line); }
+EXPORT void cuda_stand_in_barrier(const char* file, int line) {
+    current_worker()->wait_at_barrier(file, line);
+}
 EXPORT void cuda_stand_in_warp(cuda_stand_in::WarpOperation operation, unsigned mask, void* operands) {
     current_worker()->wait_for_warp(operation, mask, operands);
 }

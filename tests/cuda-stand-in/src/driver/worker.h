@@ -1,9 +1,9 @@
 // Runs the blocks of a launch on one host thread, one fiber per CUDA thread.
 //
-// A warp runs on until all of its threads wait at the barrier of the block, so warps are as far apart as barriers
-// allow. The lanes of a warp take turns at operations of the warp. The thread order of a launch chooses which warp
-// and which lane comes first. A fiber gets a stack when it starts and hands it to the next thread when it ends,
-// so threads that never wait share one stack.
+// A warp runs on until all of its threads wait at the barrier of the block, so warps are as far apart as
+// barriers allow. The lanes of a warp take turns at operations of the warp. The thread order of a launch
+// chooses which warp and which lane comes first. A fiber gets a stack when it starts and hands it to the next
+// thread when it ends, so threads that never wait share one stack.
 #pragma once
 
 #include "../execution/thread.h"
@@ -124,6 +124,9 @@ private:
 // Computes an operation for the lanes in `group`. Returns what is wrong with it, or null.
 const char* run_warp_operation(WarpOperation operation, unsigned group, void* const* operands,
                                const Worker& worker, int* error);
+
+// A place in the source of a program, without the folder it was compiled in.
+std::string place_text(const char* file, unsigned line);
 
 // The worker that runs on this host thread, if any.
 Worker*& current_worker();

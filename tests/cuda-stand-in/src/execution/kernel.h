@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <math.h>
 #include <utility>
@@ -31,6 +32,7 @@
 #define warpSize 32
 #define __syncthreads() cuda_stand_in_barrier(__FILE__, __LINE__)
 #define __trap() cuda_stand_in_trap("trap")
+#define assert(condition) ((condition) ? void() : cuda_stand_in_trap("assertion " #condition))
 
 inline void __threadfence() {}
 inline void __threadfence_block() {}
@@ -64,9 +66,10 @@ constexpr Kernel describe(const char* name, unsigned threads_max) {
 
 }  // namespace cuda_stand_in
 
-#define CUDA_STAND_IN_KERNEL(name, threads_max)                                      \
-    extern "C" __attribute__((visibility("default"))) const cuda_stand_in::Kernel    \
-        cuda_stand_in_kernel_##name = cuda_stand_in::describe<name>(#name, threads_max);
+#define CUDA_STAND_IN_KERNEL(name, threads_max)               \
+    extern "C" __attribute__((visibility("default")))         \
+    const cuda_stand_in::Kernel cuda_stand_in_kernel_##name = \
+        cuda_stand_in::describe<name>(#name, threads_max);
 
 // Names that the runtime compiler does not know: their use is an error here too.
 #undef INFINITY
@@ -74,6 +77,7 @@ constexpr Kernel describe(const char* name, unsigned threads_max) {
 #undef M_PI
 #undef M_SQRT2
 #undef M_LOG2E
+#define std nvrtc_has_no_std
 #define int8_t nvrtc_has_no_int8_t
 #define int16_t nvrtc_has_no_int16_t
 #define int32_t nvrtc_has_no_int32_t

@@ -73,10 +73,10 @@ inline __attribute__((noinline)) float __fadd_rn(float a, float b) { return a + 
 inline __attribute__((noinline)) float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 
+using std::abs;
 using std::isfinite;
 using std::isinf;
 using std::isnan;
-using std::abs;
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }

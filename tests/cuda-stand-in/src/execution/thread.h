@@ -25,7 +25,14 @@ struct Kernel {
 };
 
 // Operations that the lanes of a warp do together. Each lane gives the address of its operands.
-enum class WarpOperation : unsigned char { Sync, Shuffle, Ballot, LoadMatrix, LoadMatrixTransposed, Multiply };
+enum class WarpOperation : unsigned char {
+    Sync,
+    Shuffle,
+    Ballot,
+    LoadMatrix,
+    LoadMatrixTransposed,
+    Multiply
+};
 
 struct ShuffleOperands {
     unsigned long long value;

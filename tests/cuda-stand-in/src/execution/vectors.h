@@ -1,22 +1,14 @@
 // Short vectors of CUDA, with its alignments.
 #pragma once
 
-#define CUDA_STAND_IN_VECTORS(type, name, align2, align4)                              \
-    struct name##1 {                                                                   \
-        type x;                                                                        \
-    };                                                                                 \
-    struct alignas(align2) name##2 {                                                   \
-        type x, y;                                                                     \
-    };                                                                                 \
-    struct name##3 {                                                                   \
-        type x, y, z;                                                                  \
-    };                                                                                 \
-    struct alignas(align4) name##4 {                                                   \
-        type x, y, z, w;                                                               \
-    };                                                                                 \
-    inline name##1 make_##name##1(type x) { return {x}; }                              \
-    inline name##2 make_##name##2(type x, type y) { return {x, y}; }                   \
-    inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }        \
+#define CUDA_STAND_IN_VECTORS(type, name, align2, align4)                       \
+    struct name##1 { type x; };                                                 \
+    struct alignas(align2) name##2 { type x, y; };                              \
+    struct name##3 { type x, y, z; };                                           \
+    struct alignas(align4) name##4 { type x, y, z, w; };                        \
+    inline name##1 make_##name##1(type x) { return {x}; }                       \
+    inline name##2 make_##name##2(type x, type y) { return {x, y}; }            \
+    inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; } \
     inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
 
 CUDA_STAND_IN_VECTORS(signed char, char, 2, 4)

@@ -32,7 +32,8 @@ T shuffle(unsigned mask, T value, unsigned source) {
 
 }  // namespace cuda_stand_in
 
-// `width` divides the warp into segments; a lane whose source lies outside of its segment keeps its own value.
+// `width` divides the warp into segments; a lane whose source lies outside of its segment keeps its own
+// value.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
     const unsigned lane = cuda_stand_in_lane(), first = lane & ~unsigned(width - 1);

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -24,11 +25,18 @@ enum Result : int {
 };
 
 constexpr const char* NAMES[] = {
-    "NVRTC_SUCCESS", "NVRTC_ERROR_OUT_OF_MEMORY", "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
-    "NVRTC_ERROR_INVALID_INPUT", "NVRTC_ERROR_INVALID_PROGRAM", "NVRTC_ERROR_INVALID_OPTION",
-    "NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
-    "NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION", "NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
-    "NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID", "NVRTC_ERROR_INTERNAL_ERROR",
+    "NVRTC_SUCCESS",
+    "NVRTC_ERROR_OUT_OF_MEMORY",
+    "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+    "NVRTC_ERROR_INVALID_INPUT",
+    "NVRTC_ERROR_INVALID_PROGRAM",
+    "NVRTC_ERROR_INVALID_OPTION",
+    "NVRTC_ERROR_COMPILATION",
+    "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
+    "NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
+    "NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
+    "NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
+    "NVRTC_ERROR_INTERNAL_ERROR",
 };
 
 struct Program {
@@ -83,7 +91,9 @@ API nvrtcCreateProgram(Program** program, const char* source, const char* name, 
     if (!program || !source || headers < 0) return INVALID_INPUT;
     auto created = std::make_unique<Program>();
     created->source.text = source;
-    created->source.name = name && *name ? name : "default_program";
+    // A name may be a path; only its last part names a file here.
+    const std::string file = std::filesystem::path(name ? name : "").filename();
+    created->source.name = file.empty() ? "default_program" : file;
     for (int i = 0; i < headers; i++) created->source.headers[names[i]] = texts[i];
     std::lock_guard lock(mutex);
     programs.insert(created.get());

@@ -1,10 +1,12 @@
 // A program goes through three steps: its headers and its text are written to a folder, with the stand-in's
-// intrinsics; preprocessing it alone tells the names of its kernels; then it is compiled to a shared object, with a
-// description of each kernel behind it. Objects are kept in a folder by the digest of all that went in.
+// intrinsics; preprocessing it alone tells the names of its kernels; then it is compiled to a shared object,
+// with a description of each kernel behind it. Objects are kept in a folder by the digest of all that went
+// in.
 #include "compile.h"
 
 #include "../driver/object.h"
 #include "process.h"
+#include "scan.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +14,6 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
-#include <regex>
 #include <sstream>
 
 namespace cuda_stand_in {
@@ -21,16 +22,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::vector<std::string> FLAGS = {
-    "-O2", "-march=native", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-gnu-unique", "-fno-exceptions",
-    "-fno-rtti", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fno-stack-protector",
-    "-U_FORTIFY_SOURCE", "-Wno-attributes", "-Wno-psabi", "-Wno-unknown-pragmas", "-Wno-pragma-once-outside-header",
-};
+const std::vector<std::string> FLAGS = {"-O2", "-march=native", "-fPIC", "-pthread", "-fvisibility=hidden",
+                                        "-fno-gnu-unique", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
+                                        "-fno-trapping-math", "-fno-strict-aliasing", "-fno-stack-protector",
+                                        "-U_FORTIFY_SOURCE", "-Wno-attributes", "-Wno-psabi",
+                                        "-Wno-unknown-pragmas", "-Wno-pragma-once-outside-header",
+                                        // Accesses that are not aligned, and indices behind the end of an
+                                        // array; the driver library has the handlers.
+                                        "-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"};
 
-std::string compiler() {
-    const char* chosen = getenv("CXX");
-    return chosen && *chosen ? chosen : "g++";
-}
+const std::string COMPILER = "g++";
 
 // The folder of this library, which also holds the headers of kernels.
 const std::string& library_folder() {
@@ -62,7 +63,8 @@ void write_file(const std::string& path, const std::string& text) {
 
 std::string digest_text(const std::string& text) {
     char digits[17];
-    snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(digest_of(text.data(), text.size())));
+    snprintf(digits, sizeof digits, "%016llx",
+             static_cast<unsigned long long>(digest_of(text.data(), text.size())));
     return digits;
 }
 
@@ -70,22 +72,22 @@ std::string digest_text(const std::string& text) {
 const std::string& compiler_identity() {
     static const std::string identity = [] {
         std::string text;
-        run_process({compiler(), "-march=native", "-Q", "--help=target"}, &text);
-        run_process({compiler(), "--version"}, &text);
+        run_process({COMPILER, "-march=native", "-Q", "--help=target"}, &text);
+        run_process({COMPILER, "--version"}, &text);
         return digest_text(text);
     }();
     return identity;
 }
 
 std::vector<std::string> command(const std::string& standard, std::initializer_list<std::string> more) {
-    std::vector<std::string> arguments{compiler(), "-std=" + standard};
+    std::vector<std::string> arguments{COMPILER, "-std=" + standard};
     arguments.insert(arguments.end(), FLAGS.begin(), FLAGS.end());
     arguments.insert(arguments.end(), more);
     return arguments;
 }
 
-// Precompiles what comes before every kernel; returns the folder to include it from. Without a precompiled header
-// compilation is only slower.
+// Precompiles what comes before every kernel; returns the folder to include it from. Without a precompiled
+// header compilation is only slower.
 std::string prelude_folder(const std::string& standard) {
     static std::mutex mutex;
     std::lock_guard lock(mutex);
@@ -96,7 +98,8 @@ std::string prelude_folder(const std::string& standard) {
     const TemporaryFolder building(cache_folder());
     const std::string result = building.path() + "/kernel.h.gch";
     std::string log;
-    if (run_process(command(standard, {"-x", "c++-header", execution + "/kernel.h", "-o", result}), &log) != 0)
+    if (run_process(command(standard, {"-x", "c++-header", execution + "/kernel.h", "-o", result}), &log) !=
+        0)
         return execution;
     fs::create_directories(folder);
     // The precompiled header stands for this file, which is read only if it does not fit.
@@ -113,19 +116,8 @@ std::string macros_text(const Options& options) {
     for (const std::string& name : options.undefined) text += "#undef " + name + "\n";
     if (options.has_features)
         text += "#define __CUDA_ARCH_FEAT_SM" + std::to_string(options.architecture) + "_ALL 1\n";
-    return text + "#undef __CUDA_ARCH__\n#define __CUDA_ARCH__ " + std::to_string(options.architecture * 10) + "\n";
-}
-
-// Descriptions of the kernels in a preprocessed text.
-std::string kernels_text(const std::string& preprocessed) {
-    static const std::regex kernel(
-        R"(extern\s+"C"\s+__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\(([^,()]*(?:\([^()]*\)[^,()]*)*)(?:,[^;{]*?)?\)\s*)?(?:void\s+)?(\w+)\s*\()");
-    std::string text;
-    for (std::sregex_iterator found(preprocessed.begin(), preprocessed.end(), kernel), end; found != end; ++found) {
-        const std::string threads_max = (*found)[1].matched ? (*found)[1].str() : "1024";
-        text += "CUDA_STAND_IN_KERNEL(" + (*found)[2].str() + ", (" + threads_max + "))\n";
-    }
-    return text;
+    return text + "#undef __CUDA_ARCH__\n#define __CUDA_ARCH__ " + std::to_string(options.architecture * 10) +
+           "\n";
 }
 
 std::string image_of(const std::string& object) {
@@ -141,33 +133,40 @@ void remove_all_of(const std::string& part, std::string* text) {
     for (size_t at; (at = text->find(part)) != std::string::npos;) text->erase(at, part.size());
 }
 
+bool has_device_functions(const Options& options, const std::string& scan, std::string* log) {
+    const std::string function = options.is_device_default ? "" : function_without_device(read_file(scan));
+    if (!function.empty()) *log += "error: a function has no __device__:" + function + "\n";
+    return function.empty();
+}
+
 bool build(const Source& source, const Options& options, const std::string& target, std::string* log) {
     const TemporaryFolder building(cache_folder());
     const std::string folder = building.path() + "/";
     for (const auto& [name, text] : source.headers)
-        write_file(folder + name,
-                   fs::path(name).filename() == "intrinsics.cuh"
-                       ? read_file(library_folder() + "/execution/intrinsics.cuh")
-                       : text);
+        write_file(folder + name, fs::path(name).filename() == "intrinsics.cuh"
+                                      ? read_file(library_folder() + "/execution/intrinsics.cuh")
+                                      : text);
     write_file(folder + source.name, source.text);
     const std::string macros = macros_text(options);
     const std::string include = "#include \"" + source.name + "\"\n";
     std::vector<std::string> folders{"-I" + building.path()};
-    for (const std::string& include_folder : options.include_folders) folders.push_back("-I" + include_folder);
+    for (const std::string& include_folder : options.include_folders)
+        folders.push_back("-I" + include_folder);
 
     write_file(folder + "scan.cpp", macros + "#define __CUDACC__ 1\n#define __CUDACC_RTC__ 1\n" + include);
-    std::vector<std::string> scan{compiler(), "-std=" + options.standard, "-E", "-P", "-nostdinc", "-w"};
+    std::vector<std::string> scan{COMPILER, "-std=" + options.standard, "-E", "-P", "-nostdinc", "-w"};
     scan.insert(scan.end(), folders.begin(), folders.end());
     scan.insert(scan.end(), {folder + "scan.cpp", "-o", folder + "scan.ii"});
-    const bool is_scanned = run_process(scan, log) == 0;
-    if (is_scanned) {
+    if (run_process(scan, log) == 0 && has_device_functions(options, folder + "scan.ii", log)) {
         write_file(folder + "program.cpp", "#include \"kernel.h\"\n" + macros + include +
                                                kernels_text(read_file(folder + "scan.ii")));
         const std::string object = folder + "program.so";
         auto arguments = command(options.standard, {"-I" + prelude_folder(options.standard)});
         arguments.insert(arguments.end(), folders.begin(), folders.end());
         arguments.insert(arguments.end(), {"-shared", folder + "program.cpp", "-o", object,
-                                           library_folder() + "/libcuda.so.1", "-Wl,-z,defs"});
+                                           library_folder() + "/libcuda.so.1", "-Wl,-z,defs",
+                                           // Without the compiler's own library of checks.
+                                           "-nodefaultlibs", "-lm", "-lc", "-lgcc"});
         if (run_process(arguments, log) == 0) {
             fs::rename(object, target);
             return true;
@@ -180,8 +179,8 @@ bool build(const Source& source, const Options& options, const std::string& targ
 }  // namespace
 
 bool compile(const Source& source, const Options& options, std::string* image, std::string* log) {
-    std::string all = source.name + '\0' + source.text + '\0' + macros_text(options) + options.standard + '\0' +
-                      compiler_identity() + library_folder();
+    std::string all = source.name + '\0' + source.text + '\0' + macros_text(options) + options.standard +
+                      '\0' + compiler_identity() + library_folder();
     for (const auto& [name, text] : source.headers) all += '\0' + name + '\0' + text;
     for (const std::string& folder : options.include_folders) all += '\0' + folder;
     for (const std::string& flag : FLAGS) all += '\0' + flag;

@@ -7,20 +7,59 @@ namespace cuda_stand_in {
 namespace {
 
 // Options that change nothing here.
-constexpr const char* WITHOUT_EFFECT[] = {
-    "--use_fast_math", "-use_fast_math", "--fmad", "-fmad", "--ftz", "-ftz", "--prec-div", "-prec-div",
-    "--prec-sqrt", "-prec-sqrt", "--generate-line-info", "-lineinfo", "--device-debug", "-G", "--ptxas-options",
-    "-Xptxas", "--maxrregcount", "-maxrregcount", "--restrict", "-restrict", "--extra-device-vectorization",
-    "-extra-device-vectorization", "--disable-warnings", "-w", "--device-as-default-execution-space",
-    "-default-device", "--dopt", "-dopt", "--diag-suppress", "--diag-error", "--diag-warn", "--time", "--minimal",
-    "-minimal", "--no-cache", "-no-cache", "--split-compile", "--Ofast-compile", "--builtin-move-forward",
-};
+constexpr const char* WITHOUT_EFFECT[] = {"--use_fast_math",
+                                          "-use_fast_math",
+                                          "--fmad",
+                                          "-fmad",
+                                          "--ftz",
+                                          "-ftz",
+                                          "--prec-div",
+                                          "-prec-div",
+                                          "--prec-sqrt",
+                                          "-prec-sqrt",
+                                          "--generate-line-info",
+                                          "-lineinfo",
+                                          "--device-debug",
+                                          "-G",
+                                          "--ptxas-options",
+                                          "-Xptxas",
+                                          "--maxrregcount",
+                                          "-maxrregcount",
+                                          "--restrict",
+                                          "-restrict",
+                                          "--extra-device-vectorization",
+                                          "-extra-device-vectorization",
+                                          "--disable-warnings",
+                                          "-w",
+                                          "--dopt",
+                                          "-dopt",
+                                          "--diag-suppress",
+                                          "--diag-error",
+                                          "--diag-warn",
+                                          "--time",
+                                          "--minimal",
+                                          "-minimal",
+                                          "--no-cache",
+                                          "-no-cache",
+                                          "--split-compile",
+                                          "--Ofast-compile",
+                                          "--builtin-move-forward"};
 
 // Options whose value may be the next argument.
-constexpr const char* WITH_VALUE[] = {
-    "-D", "--define-macro", "-U", "--undefine-macro", "-I", "--include-path", "-std", "--std", "-arch",
-    "--gpu-architecture", "-Xptxas", "--ptxas-options", "-maxrregcount", "--maxrregcount",
-};
+constexpr const char* WITH_VALUE[] = {"-D",
+                                      "--define-macro",
+                                      "-U",
+                                      "--undefine-macro",
+                                      "-I",
+                                      "--include-path",
+                                      "-std",
+                                      "--std",
+                                      "-arch",
+                                      "--gpu-architecture",
+                                      "-Xptxas",
+                                      "--ptxas-options",
+                                      "-maxrregcount",
+                                      "--maxrregcount"};
 
 bool takes_value(const std::string& name) {
     for (const char* known : WITH_VALUE)
@@ -58,6 +97,10 @@ bool read_option(const std::string& name, const std::string& value, Options* opt
     if (name == "-std" || name == "--std") {
         options->standard = value;
         return value == "c++11" || value == "c++14" || value == "c++17" || value == "c++20";
+    }
+    if (name == "-default-device" || name == "--device-as-default-execution-space") {
+        options->is_device_default = true;
+        return true;
     }
     if (name == "-arch" || name == "--gpu-architecture") return read_architecture(value, options);
     for (const char* known : WITHOUT_EFFECT)

@@ -12,9 +12,10 @@ struct Options {
     std::vector<std::string> undefined;
     std::vector<std::string> include_folders;
     std::string standard = "c++17";
-    int architecture = 75;         // 90 for sm_90 and sm_90a
-    bool is_real = false;          // sm_, not compute_
-    bool has_features = false;     // sm_90a
+    int architecture = 75;           // 90 for sm_90 and sm_90a
+    bool is_real = false;            // sm_, not compute_
+    bool has_features = false;       // sm_90a
+    bool is_device_default = false;  // functions need no __device__
 };
 
 // Reads options; returns the first one that is not known, or an empty text.

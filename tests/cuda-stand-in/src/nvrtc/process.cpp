@@ -39,7 +39,8 @@ int run_process(const std::vector<std::string>& arguments, std::string* output) 
     close(ends[0]);
     if (error != 0) return NOT_FOUND;
     int status = 0;
-    while (waitpid(process, &status, 0) < 0 && errno == EINTR) {}
+    while (waitpid(process, &status, 0) < 0 && errno == EINTR) {
+    }
     return WIFEXITED(status) ? WEXITSTATUS(status) : NOT_FOUND;
 }
 

@@ -6,8 +6,8 @@
 
 namespace cuda_stand_in {
 
-// Runs a program; its output and its errors are appended to `output`. Returns its exit status, 127 if there is no
-// such program.
+// Runs a program; its output and its errors are appended to `output`. Returns its exit status, 127 if there
+// is no such program.
 int run_process(const std::vector<std::string>& arguments, std::string* output);
 
 // A new folder that is removed, with the files in it, at the end.

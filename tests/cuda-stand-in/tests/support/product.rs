@@ -1,4 +1,5 @@
 //! Products through cuBLASLt.
+#![expect(unsafe_code, reason = "calls of CUDA")]
 
 use cudarc::{
     cublaslt::{

@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::corrections::CorrectionSource;
+use crate::args::compute_device::ComputeDevice;
 use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 
@@ -150,6 +151,8 @@ pub(crate) struct ParallelTable {
     pub(crate) vision: ModuleTable,
     pub(crate) audio: ModuleTable,
     pub(crate) llm: ModuleTable,
+    /// Device that stages compute on.
+    pub(crate) compute_device: ComputeDevice,
     /// Device preset that predicts times before anything is measured.
     pub(crate) device: String,
     /// Measured profile in place of the device preset.
@@ -175,6 +178,7 @@ impl Default for ParallelTable {
             vision: ModuleTable::default(),
             audio: ModuleTable::default(),
             llm: ModuleTable::default(),
+            compute_device: ComputeDevice::default(),
             device: "cpu".to_owned(),
             profile: None,
             timeout_seconds: 120.0,

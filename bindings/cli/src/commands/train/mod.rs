@@ -137,7 +137,7 @@ fn train_in_threads(
     let mut tell = |report: &StepReport| printer.step(report);
     let signals = StopSignals::register().and_then(StopSignals::second_ends_process);
     let signals = Some(Arc::new(signals.map_err(dflop_executor::Error::from)?));
-    let task = RankTask { is_resumed: args.resume, trace: args.trace.clone(), signals };
+    let task = RankTask { is_resumed: args.resume, trace: args.trace.clone(), signals, local_rank: None };
     let ended = run_threads(config, setup, &task, &mut tell)?;
     printer.end(&ended)
 }
@@ -157,7 +157,8 @@ fn run_rank(
     let setup = Setup::new(config)?;
     let session = tcp::connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
     let trace = args.trace.as_deref().map(|trace| rank::part(trace, identity.rank));
-    let task = RankTask { is_resumed: args.resume, trace, signals };
+    let local_rank = Some(identity.local_rank);
+    let task = RankTask { is_resumed: args.resume, trace, signals, local_rank };
     if identity.rank > 0 {
         return rank::run(config, &setup, Box::new(session.comm), &task, &mut |_| Ok(())).map(drop);
     }

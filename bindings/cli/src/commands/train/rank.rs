@@ -14,6 +14,8 @@ use rustix::process::Signal;
 use super::config::{PrecisionName, TrainConfig};
 use super::setup::Setup;
 use super::start::{Origin, checkpoints, start};
+use crate::args::compute_device::ComputeDevice;
+use crate::cuda;
 use crate::failure::Failure;
 
 /// Number of large matrix products that are timed; the best gives the peak FLOP rate.
@@ -28,6 +30,8 @@ pub(crate) struct RankTask {
     pub(crate) trace: Option<PathBuf>,
     /// Signals that stop the run.
     pub(crate) signals: Option<Arc<StopSignals>>,
+    /// Number of this rank on its machine; `None` if all ranks are threads of one process.
+    pub(crate) local_rank: Option<usize>,
 }
 
 /// End of a run.
@@ -49,17 +53,28 @@ pub(crate) fn run(
     task: &RankTask,
     on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
 ) -> Result<RunEnd, Failure> {
-    let cpu = Cpu::new(config.parallel.threads)?;
-    let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
-    let cpu = match config.parallel.memory_gib {
-        Some(memory) => cpu.memory_limit((memory * f64::from(1 << 30)) as u64),
-        None => cpu,
+    let memory_bytes = config.parallel.memory_gib.map(|memory| (memory * f64::from(1 << 30)) as u64);
+    let storage = match config.optimizer.precision {
+        PrecisionName::F32 => Dtype::F32,
+        PrecisionName::Bf16 => Dtype::Bf16,
     };
-    let cpu = match config.optimizer.precision {
-        PrecisionName::F32 => cpu,
-        PrecisionName::Bf16 => cpu.store(Dtype::Bf16)?,
-    };
-    run_on(&cpu, peak, config, setup, comm, task, on_step)
+    match config.parallel.compute_device {
+        ComputeDevice::Cpu => {
+            let cpu = Cpu::new(config.parallel.threads)?;
+            let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
+            let cpu = memory_bytes.into_iter().fold(cpu, Cpu::memory_limit).store(storage)?;
+            run_on(&cpu, peak, config, setup, comm, task, on_step)
+        }
+        #[cfg(feature = "cuda")]
+        ComputeDevice::Cuda(ordinal) => {
+            let local_rank = task.local_rank.unwrap_or_else(|| comm.rank());
+            let device = cuda::open(ordinal, local_rank, storage, memory_bytes)?;
+            let peak = gemm_peak_flops(&device, PEAK_RUNS)?;
+            run_on(&device, peak, config, setup, comm, task, on_step)
+        }
+        #[cfg(not(feature = "cuda"))]
+        ComputeDevice::Cuda(_) => Err(cuda::refuse()),
+    }
 }
 
 fn run_on<D: Device>(

@@ -1,16 +1,16 @@
-//! Attention over packed sequences: tensor cores for bf16 and common widths of heads, other kernels for the
-//! rest.
+//! Kernels of this crate: tensor cores for bf16 and common widths of heads, other kernels for the rest.
 //!
 //! The owners of rows write their gradients, so that sums have one order; scores are computed twice for it.
 
-use dflop_device::ops::attention::{Attend, AttentionShape};
+use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Dtype, Result, Segments, Tensor};
 
-use super::same_type;
+use super::super::same_type;
 use crate::compiler::Source;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
+use crate::memory::Address;
 
 /// Widths of heads that the kernels with tensor cores are compiled for.
 const TENSOR_CORE_HEADS: [usize; 5] = [64, 72, 80, 96, 128];
@@ -21,6 +21,8 @@ const BLOCK_ROWS: usize = 64;
 /// Threads of a block of the kernels with tensor cores: a warp for every 16 rows.
 const TENSOR_CORE_THREADS: u32 = 128;
 const GENERAL_THREADS: u32 = 256;
+/// Shared memory of the owners of keys for the log sums and dots of two steps of 32 queries.
+const KEYS_EXTRA_BYTES: u32 = 2 * 2 * 32 * 4;
 
 /// Kernels of one attention.
 struct Kernels {
@@ -31,10 +33,11 @@ struct Kernels {
 }
 
 impl Kernels {
-    /// Chooses kernels by the type and the width of heads.
-    fn of(shape: &AttentionShape, dtype: Dtype) -> Self {
+    /// Chooses kernels by the type, the width of heads, and whether rows can be copied 16 bytes at a time.
+    fn of(shape: &AttentionShape, dtype: Dtype, rows: &[&Tensor<Cuda>]) -> Self {
         let head = shape.head_dim;
-        if dtype == Dtype::Bf16 && TENSOR_CORE_HEADS.contains(&head) {
+        let is_aligned = rows.iter().all(|tensor| tensor.is_aligned());
+        if dtype == Dtype::Bf16 && TENSOR_CORE_HEADS.contains(&head) && is_aligned {
             let stride = head.next_multiple_of(16) + 8;
             let shared_bytes = (4 * BLOCK_ROWS * stride * Dtype::Bf16.bytes()) as u32;
             let macros = Macros::default().number("HEAD", head as u32);
@@ -61,7 +64,7 @@ impl Kernels {
 }
 
 /// Checks the shapes of a forward pass.
-fn check(
+pub(super) fn check(
     shape: &AttentionShape,
     segments: &Segments<Cuda>,
     qkv: &Tensor<Cuda>,
@@ -77,16 +80,18 @@ fn check(
     same_type(&[qkv, output])
 }
 
-impl Attend for Cuda {
-    fn attention(
+impl Cuda {
+    /// Queues the forward pass.
+    pub(super) fn own_attention(
         &self,
+        dtype: Dtype,
         shape: &AttentionShape,
         segments: &Segments<Self>,
         qkv: &Tensor<Self>,
         output: &mut Tensor<Self>,
         log_sums: &mut Tensor<Self>,
     ) -> Result<()> {
-        let kernels = Kernels::of(shape, check(shape, segments, qkv, output, log_sums));
+        let kernels = Kernels::of(shape, dtype, &[qkv, output]);
         let grid = kernels.grid(segments.block_count(), shape.heads, 0);
         let arguments = Arguments::default().read(qkv).write(output).write(log_sums);
         let arguments = kernels.arguments(arguments, shape, segments);
@@ -98,19 +103,17 @@ impl Attend for Cuda {
         self.launch(source, name, kernels.macros, grid, arguments)
     }
 
-    fn attention_backward(
+    /// Queues the backward pass.
+    pub(super) fn own_attention_backward(
         &self,
+        dtype: Dtype,
         shape: &AttentionShape,
         segments: &Segments<Self>,
-        qkv: &Tensor<Self>,
-        (output, log_sums): (&Tensor<Self>, &Tensor<Self>),
+        (qkv, output, log_sums): (&Tensor<Self>, &Tensor<Self>, &Tensor<Self>),
         d_output: &Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
-        let dtype = check(shape, segments, qkv, output, log_sums);
-        assert_eq!(d_output.len(), output.len(), "gradients have the shapes of forward");
-        assert_eq!(dtype, same_type(&[output, d_output]), "operands have one type");
-        let kernels = Kernels::of(shape, dtype);
-        let mut d_qkv = self.allocate(dtype, qkv.len())?;
+        d_qkv: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let kernels = Kernels::of(shape, dtype, &[qkv, output, d_output]);
         let mut dots = self.allocate(Dtype::F32, log_sums.len())?;
         let (source, queries, keys) = if kernels.has_tensor_cores {
             (Source::AttentionBackward, "attention_backward_queries", "attention_backward_keys")
@@ -119,14 +122,12 @@ impl Attend for Cuda {
             (Source::AttentionGeneral, names.0, names.1)
         };
         let arguments = Arguments::default().read(qkv).read(output).read(log_sums).read(d_output);
-        let arguments = kernels.arguments(arguments.write(&mut dots).write(&mut d_qkv), shape, segments);
+        let arguments = kernels.arguments(arguments.write(&mut dots).write(d_qkv), shape, segments);
         let grid = kernels.grid(segments.block_count(), shape.heads, 0);
         self.launch(source, queries, kernels.macros, grid, arguments)?;
         let arguments = Arguments::default().read(qkv).read(log_sums).read(d_output).read(&dots);
-        let arguments = kernels.arguments(arguments.write(&mut d_qkv), shape, segments);
-        // log sums and dots of the queries of two steps
-        let grid = kernels.grid(segments.block_count(), shape.kv_heads, 2 * 2 * 32 * 4);
-        self.launch(source, keys, kernels.macros, grid, arguments)?;
-        Ok(d_qkv)
+        let arguments = kernels.arguments(arguments.write(d_qkv), shape, segments);
+        let grid = kernels.grid(segments.block_count(), shape.kv_heads, KEYS_EXTRA_BYTES);
+        self.launch(source, keys, kernels.macros, grid, arguments)
     }
 }

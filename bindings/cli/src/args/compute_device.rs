@@ -1,0 +1,53 @@
+//! Device that computes: this machine's CPU or a CUDA device.
+
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+/// Device that stages compute on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum ComputeDevice {
+    /// Threads of this machine.
+    #[default]
+    Cpu,
+    /// CUDA device of this number; `None` for that of the rank among those of its machine.
+    Cuda(Option<u32>),
+}
+
+impl FromStr for ComputeDevice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name.split_once(':') {
+            None if name == "cpu" => Ok(Self::Cpu),
+            None if name == "cuda" => Ok(Self::Cuda(None)),
+            Some(("cuda", ordinal)) if ordinal.parse::<u32>().is_ok() => Ok(Self::Cuda(ordinal.parse().ok())),
+            _ => Err(format!("expected `cpu`, `cuda` or `cuda:N`, found `{name}`")),
+        }
+    }
+}
+
+impl TryFrom<String> for ComputeDevice {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        name.parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read() {
+        let parse = |name: &str| name.parse::<ComputeDevice>();
+        assert_eq!(parse("cpu"), Ok(ComputeDevice::Cpu));
+        assert_eq!(parse("cuda"), Ok(ComputeDevice::Cuda(None)));
+        assert_eq!(parse("cuda:3"), Ok(ComputeDevice::Cuda(Some(3))));
+        for bad in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "CUDA"] {
+            assert!(parse(bad).unwrap_err().contains("expected `cpu`, `cuda` or `cuda:N`"), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Plans of keys: in memory, on disk, or built in a thread.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::background::{Background, Lookup};
+use super::device_properties::DeviceProperties;
+use super::error::{Error, Result};
+use super::library::Library;
+use super::plan::Plan;
+use super::plan_key::PlanKey;
+use super::store::Store;
+
+/// Plans of a device.
+pub struct Plans {
+    plans: Background<PlanKey, Plan>,
+}
+
+impl Plans {
+    /// Starts the thread that reads and builds plans.
+    ///
+    /// - `folder`: where plans are kept from run to run; several processes may share it
+    /// - `plans_max`: most plans in memory; the one that was not used for longest goes first
+    ///
+    /// # Errors
+    /// [`Error::Store`] if the folder cannot be made, [`Error::Thread`].
+    pub fn new(
+        library: &Arc<Library>,
+        device: DeviceProperties,
+        folder: Option<&Path>,
+        plans_max: NonZeroUsize,
+    ) -> Result<Self> {
+        let open = |folder| Store::open(folder, library.version(), &device.digest());
+        let store = folder.map(open).transpose()?;
+        let library = Arc::clone(library);
+        let plans =
+            Background::start(plans_max, move |key| read_or_build(&library, &device, store.as_ref(), key))?;
+        Ok(Self { plans })
+    }
+
+    /// Returns the state of a plan without waiting; asks for the plan if nobody did.
+    #[must_use]
+    pub fn get(&self, key: &PlanKey) -> Lookup<Plan> {
+        self.plans.get(key)
+    }
+
+    /// Returns a plan as soon as it is read or built.
+    ///
+    /// # Errors
+    /// As [`Plan::build`].
+    pub fn wait(&self, key: &PlanKey) -> std::result::Result<Arc<Plan>, Arc<Error>> {
+        self.plans.wait(key)
+    }
+}
+
+fn read_or_build(
+    library: &Arc<Library>,
+    device: &DeviceProperties,
+    store: Option<&Store>,
+    key: &PlanKey,
+) -> Result<Plan> {
+    if let Some(record) = store.and_then(|store| store.read(key))
+        && let Ok(plan) = Plan::from_json(library, device, key, record.form, &record.plan)
+    {
+        return Ok(plan);
+    }
+    let plan = Plan::build(library, device, key)?;
+    if let Some(store) = store {
+        // A plan that cannot be stored can be used; the next run builds it again.
+        let _ = plan.to_json().and_then(|json| store.write(key, plan.form(), json));
+    }
+    Ok(plan)
+}

@@ -1,0 +1,53 @@
+//! The backward graph as one operation.
+
+use std::sync::Arc;
+
+use cudarc::cudnn::sys::cudnnBackendAttributeName_t as Attribute;
+use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as DescriptorType;
+
+use super::super::descriptor::Descriptor;
+use super::super::error::Result;
+use super::mask::CausalMask;
+use super::tensor::{Id, Tensors};
+
+/// Makes the operation: gradients of packed queries, keys and values.
+pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
+    let key = tensors.key;
+    let rows = tensors.offsets(Id::RowOffsets)?;
+    let outputs = tensors.offsets(Id::OutputOffsets)?;
+    let gradients = tensors.gradient_offsets(&rows)?;
+    let parts = [
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_QDESC, tensors.of_row(Id::Queries, key.heads, &rows)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_KDESC, tensors.of_row(Id::Keys, key.kv_heads, &rows)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_VDESC, tensors.of_row(Id::Values, key.kv_heads, &rows)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_ODESC, tensors.of_output(Id::Output, &outputs)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DODDESC, tensors.of_output(Id::DOutput, &outputs)?),
+        (
+            Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_STATSDESC,
+            tensors.log_sums(&tensors.offsets(Id::LogSumOffsets)?)?,
+        ),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DQDESC, tensors.of_row(Id::DQueries, key.heads, &rows)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DKDESC, tensors.gradient(Id::DKeys, &gradients)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DVDESC, tensors.gradient(Id::DValues, &gradients)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SCALEDESC, tensors.host_value(Id::Scale)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_QDESC, tensors.lengths(Id::QueryLengths)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_KVDESC, tensors.lengths(Id::KeyLengths)?),
+    ];
+    let kind = DescriptorType::CUDNN_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR;
+    let mut operation = Descriptor::new(tensors.library, kind)?;
+    for (attribute, part) in &parts {
+        operation.link(*attribute, &[part])?;
+    }
+    if tensors.form.is_bounded(key) {
+        let tokens = [i64::from(key.tokens)];
+        operation.set(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, &tokens)?;
+        operation.set(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV, &tokens)?;
+    }
+    if key.is_causal {
+        let mask = CausalMask::new(tensors)?;
+        operation.link(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH, &[&mask.graph])?;
+        operation.set(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID, &[mask.input])?;
+        operation.set(Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID, &[mask.output])?;
+    }
+    operation.finalize()
+}

@@ -1,0 +1,47 @@
+//! Attention over packed sequences by cuDNN.
+//!
+//! A *plan* holds the compiled kernels of one attention: heads, mask, and the most segments, rows of a
+//! segment and rows of all segments ([`PlanKey`]). cuDNN has no plan for all sizes on Hopper, so sizes are
+//! rounded up and [`Plans`] builds each plan once, in a thread; a caller that gets [`Lookup::Building`] or
+//! [`Lookup::Failed`] uses another kernel. An [`Executor`] queues a plan on a stream, with addresses of
+//! device memory.
+//!
+//! Queries, keys and values are columns of one packed matrix, bf16
+//! `[tokens, (heads + 2 * kv_heads) * head_dim]`. Every segment is an element of cuDNN's batch with a *ragged
+//! offset*, its first element, and a length; both are in [`SegmentTables`]. Segments that a plan has room for
+//! and a microbatch lacks are empty.
+//!
+//! Plans are built from [`DeviceProperties`], so no device is needed for that; the tests build those of an
+//! H200, an A100 and a B200.
+//!
+//! # Source
+//! The backend API: `cudnn_graph.h` of cuDNN 9.28. The operations of [`Form::Composite`], [`Form::Direct`]
+//! and [`Form::Padded`] are those of NVIDIA's `cudnn-frontend` 1.32; the plans that were compared have the
+//! same machine code and the same layout of parameters.
+
+mod arguments;
+mod background;
+mod cache;
+mod descriptor;
+mod device_properties;
+mod engine;
+mod error;
+mod execute;
+mod graph;
+mod library;
+mod plan;
+mod plan_key;
+mod store;
+mod tables;
+
+pub use arguments::{Arguments, Gradients};
+pub use background::Lookup;
+pub use cache::Plans;
+pub use device_properties::DeviceProperties;
+pub use error::{Error, Result};
+pub use execute::Executor;
+pub use graph::Form;
+pub use library::{Library, Version};
+pub use plan::Plan;
+pub use plan_key::{Heads, PlanKey};
+pub use tables::SegmentTables;

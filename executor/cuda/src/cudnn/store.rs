@@ -1,0 +1,119 @@
+//! Plans on disk: one file a key, for one version of cuDNN and one model of devices.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{Error, Result};
+use super::graph::Form;
+use super::library::Version;
+use super::plan_key::PlanKey;
+
+/// Number of files that this process began, which makes their names unique.
+static PARTIAL_FILES: AtomicU64 = AtomicU64::new(0);
+
+/// Files of plans.
+pub(super) struct Store {
+    folder: PathBuf,
+    version: Version,
+}
+
+/// What a file holds.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// Version of cuDNN that wrote the plan; another one refuses it.
+    cudnn: u32,
+    key: PlanKey,
+    /// Form of the graph, which fixes the arguments of a call.
+    pub(super) form: Form,
+    /// Plan as cuDNN writes it, with its kernels.
+    pub(super) plan: String,
+}
+
+impl Store {
+    /// Opens the folder of a version and a model of devices, and makes it if it is missing.
+    pub(super) fn open(folder: &Path, version: Version, device: &str) -> Result<Self> {
+        let folder = folder.join(format!("cudnn-{version}-{device}"));
+        fs::create_dir_all(&folder).map_err(|source| Error::Store { path: folder.clone(), source })?;
+        Ok(Self { folder, version })
+    }
+
+    /// Reads a plan; `None` if there is no file, or it is damaged or of another version.
+    pub(super) fn read(&self, key: &PlanKey) -> Option<Record> {
+        let text = fs::read(self.file(key)).ok()?;
+        let record: Record = serde_json::from_slice(&text).ok()?;
+        (record.cudnn == self.version.0 && record.key == *key).then_some(record)
+    }
+
+    /// Writes a plan; readers see the whole file or none.
+    pub(super) fn write(&self, key: &PlanKey, form: Form, plan: String) -> Result<()> {
+        let record = Record { cudnn: self.version.0, key: *key, form, plan };
+        let path = self.file(key);
+        let failed = |source| Error::Store { path: path.clone(), source };
+        let (process, file) = (std::process::id(), PARTIAL_FILES.fetch_add(1, Ordering::Relaxed));
+        let partial = self.folder.join(format!(".{key}.{process}.{file}.partial"));
+        let mut file = fs::File::create(&partial).map_err(failed)?;
+        let text = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)?;
+        fs::rename(&partial, &path).map_err(failed)
+    }
+
+    fn file(&self, key: &PlanKey) -> PathBuf {
+        self.folder.join(format!("{key}.json"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cudnn::plan_key::Heads;
+
+    fn key() -> PlanKey {
+        let heads = Heads { heads: 16, kv_heads: 16, head_dim: 72, is_causal: false };
+        PlanKey::forward(heads, &[0, 729])
+    }
+
+    #[test]
+    fn a_plan_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path(), Version(92_800), "h200").unwrap();
+        assert_eq!(store.read(&key()), None);
+        store.write(&key(), Form::Single, "{}".to_owned()).unwrap();
+        let record = store.read(&key()).unwrap();
+        assert_eq!((record.form, record.plan.as_str()), (Form::Single, "{}"));
+        let files = fs::read_dir(&store.folder).unwrap().count();
+        assert_eq!(files, 1, "no partial file is left");
+    }
+
+    #[test]
+    fn a_damaged_file_is_no_plan() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path(), Version(92_800), "h200").unwrap();
+        store.write(&key(), Form::Single, "{}".to_owned()).unwrap();
+        let whole = fs::read(store.file(&key())).unwrap();
+        for len in [0, 1, whole.len() / 2, whole.len() - 1] {
+            fs::write(store.file(&key()), &whole[..len]).unwrap();
+            assert_eq!(store.read(&key()), None, "{len} bytes");
+        }
+        store.write(&key(), Form::Single, "{}".to_owned()).unwrap();
+        assert!(store.read(&key()).is_some());
+    }
+
+    #[test]
+    fn a_plan_of_another_version_device_or_key_is_no_plan() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path(), Version(92_800), "h200").unwrap();
+        store.write(&key(), Form::Single, "{}".to_owned()).unwrap();
+        let older = Store::open(folder.path(), Version(91_900), "h200").unwrap();
+        assert_eq!(older.read(&key()), None);
+        fs::copy(store.file(&key()), older.file(&key())).unwrap();
+        assert_eq!(older.read(&key()), None, "the file names the version that wrote it");
+        assert_eq!(Store::open(folder.path(), Version(92_800), "a100").unwrap().read(&key()), None);
+        let other = PlanKey { longest: 2048, ..key() };
+        fs::copy(store.file(&key()), store.file(&other)).unwrap();
+        assert_eq!(store.read(&other), None);
+    }
+}

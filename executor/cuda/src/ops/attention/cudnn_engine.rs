@@ -1,0 +1,206 @@
+//! cuDNN as an engine of attention: plans in the background, and the choice between engines.
+#![expect(unsafe_code, reason = "plans are executed with addresses")]
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dflop_device::ops::attention::AttentionShape;
+use dflop_device::{Dtype, Result, Segments, Tensor};
+
+use super::engine_choice::{Engine, EngineChoice};
+use crate::cudnn::{
+    self, Arguments, DeviceProperties, Executor, Gradients, Heads, Library, Lookup, Plan, PlanKey, Plans,
+    SegmentTables,
+};
+use crate::device::Cuda;
+use crate::driver::{Event, Stream};
+use crate::memory::Address;
+
+/// Shapes whose plans and times are kept.
+const SHAPES_MAX: usize = 256;
+
+/// Plans of cuDNN for one device, and the choices by shape.
+pub(crate) struct CudnnEngine {
+    plans: Plans,
+    executor: Executor,
+    stream: Stream,
+    shapes: Mutex<HashMap<PlanKey, Shape>>,
+}
+
+/// One shape: what was chosen, and what a call needs.
+#[derive(Default)]
+struct Shape {
+    choice: EngineChoice,
+    /// Runs whose times are not known yet.
+    pending: Vec<(Engine, Event, Event)>,
+    /// Tables of the last segments, which all layers of a microbatch use.
+    tables: Option<(Vec<u32>, Tensor<Cuda>)>,
+    plan: Option<Arc<Plan>>,
+}
+
+impl Drop for CudnnEngine {
+    fn drop(&mut self) {
+        // plans must outlive their work; a device that has failed does none
+        let _ = self.stream.synchronize();
+    }
+}
+
+impl CudnnEngine {
+    /// Opens the library for a device, whose context is current on this thread.
+    ///
+    /// - `directory`: where plans are kept
+    pub(crate) fn new(
+        folder: Option<&Path>,
+        directory: Option<&Path>,
+        stream: &Stream,
+    ) -> std::result::Result<Self, cudnn::Error> {
+        let library = Library::open(folder)?;
+        let ordinal = stream.context().ordinal() as i32;
+        let properties = DeviceProperties::of_device(&library, ordinal)?;
+        let plans_max = NonZeroUsize::new(SHAPES_MAX).unwrap_or(NonZeroUsize::MIN);
+        Ok(Self {
+            plans: Plans::new(&library, properties, directory, plans_max)?,
+            executor: Executor::new(&library)?,
+            stream: stream.clone(),
+            shapes: Mutex::default(),
+        })
+    }
+
+    /// Queues a forward pass by the engine that is chosen; `own` queues it by the kernels of this crate.
+    ///
+    /// - `addresses`: of queries, keys and values; output; log sums
+    pub(super) fn forward(
+        &self,
+        device: &Cuda,
+        shape: &AttentionShape,
+        segments: &Segments<Cuda>,
+        (dtype, addresses): (Dtype, [u64; 3]),
+        own: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let key = PlanKey::forward(heads(shape), segments.host().starts());
+        let call = Call { key, shape, segments, addresses, gradients: None };
+        self.run(device, &call, dtype, own)
+    }
+
+    /// Queues a backward pass, like [`forward`](Self::forward).
+    pub(super) fn backward(
+        &self,
+        device: &Cuda,
+        shape: &AttentionShape,
+        segments: &Segments<Cuda>,
+        (dtype, addresses): (Dtype, [u64; 3]),
+        gradients: Gradients,
+        own: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let key = PlanKey::backward(heads(shape), segments.host().starts(), false);
+        let call = Call { key, shape, segments, addresses, gradients: Some(gradients) };
+        self.run(device, &call, dtype, own)
+    }
+
+    fn run(
+        &self,
+        device: &Cuda,
+        call: &Call<'_>,
+        dtype: Dtype,
+        own: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if dtype != Dtype::Bf16 || call.key.check().is_err() || call.segments.host().rows() == 0 {
+            return own();
+        }
+        let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
+        if shapes.len() >= SHAPES_MAX && !shapes.contains_key(&call.key) {
+            return own();
+        }
+        let shape = shapes.entry(call.key).or_default();
+        shape.take_times();
+        // until there is a plan, nothing is measured
+        if shape.plan.is_none() {
+            match self.plans.get(&call.key) {
+                Lookup::Building => return own(),
+                Lookup::Failed(error) => {
+                    tracing::debug!("cuDNN computes no attention of {:?}: {error}", call.key);
+                    shape.choice.exclude_cudnn();
+                }
+                // a plan that reads padded sums wants another kernel before it
+                Lookup::Ready(plan) if plan.padded_log_sums().is_some() => shape.choice.exclude_cudnn(),
+                Lookup::Ready(plan) => shape.plan = Some(plan),
+            }
+        }
+        let is_timed = shape.choice.is_open();
+        let engine = shape.choice.next();
+        let start = is_timed.then(|| self.stream.record()).transpose()?;
+        match (engine, shape.plan.clone()) {
+            (Engine::Cudnn, Some(plan)) => self.execute(device, call, &plan, shape)?,
+            _ => own()?,
+        }
+        if let Some(start) = start {
+            shape.pending.push((engine, start, self.stream.record()?));
+        }
+        Ok(())
+    }
+
+    fn execute(&self, device: &Cuda, call: &Call<'_>, plan: &Plan, shape: &mut Shape) -> Result<()> {
+        let starts = call.segments.host().starts();
+        if shape.tables.as_ref().is_none_or(|(known, _)| known != starts) {
+            let tables = SegmentTables::new(&call.key, starts).map_err(failed)?;
+            shape.tables = Some((starts.to_vec(), device.upload_bytes(tables.bytes())?));
+        }
+        let tables = shape.tables.as_ref().map_or(0, |(_, tables)| tables.address());
+        let words = plan.workspace_bytes().div_ceil(Dtype::F32.bytes() as u64) as usize;
+        // freed in the order of the stream, behind the plan's work
+        let workspace = device.allocate(Dtype::F32, words)?;
+        let [qkv, output, log_sums] = call.addresses;
+        let arguments = Arguments {
+            tokens: call.segments.host().rows() as u32,
+            qkv,
+            output,
+            log_sums,
+            gradients: call.gradients,
+            tables,
+            workspace: workspace.address(),
+            scale: call.shape.scale as f32,
+        };
+        // SAFETY: the tensors have the shapes of the key, which the operation has checked, and are freed in the
+        // order of this stream; the plan is kept until the stream is done.
+        unsafe { self.executor.execute(plan, self.stream.raw().cast(), &arguments) }.map_err(failed)
+    }
+}
+
+/// What both passes pass on.
+struct Call<'a> {
+    key: PlanKey,
+    shape: &'a AttentionShape,
+    segments: &'a Segments<Cuda>,
+    /// Queries, keys and values; output; log sums.
+    addresses: [u64; 3],
+    gradients: Option<Gradients>,
+}
+
+impl Shape {
+    /// Takes over the times of runs that the device is done with.
+    fn take_times(&mut self) {
+        let (done, pending) =
+            std::mem::take(&mut self.pending).into_iter().partition(|(_, _, end)| end.is_reached());
+        self.pending = pending;
+        let done: Vec<(Engine, Event, Event)> = done;
+        for (engine, start, end) in done {
+            self.choice.add(engine, start.nanoseconds_until(&end));
+        }
+    }
+}
+
+fn heads(shape: &AttentionShape) -> Heads {
+    Heads {
+        heads: shape.heads as u32,
+        kv_heads: shape.kv_heads as u32,
+        head_dim: shape.head_dim as u32,
+        is_causal: shape.is_causal,
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
+fn failed(error: cudnn::Error) -> dflop_device::Error {
+    dflop_device::Error::Failed { reason: error.to_string() }
+}
