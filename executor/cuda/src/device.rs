@@ -42,6 +42,7 @@ pub(crate) struct Shared {
     pub(crate) cudnn: Option<CudnnEngine>,
     storage: Dtype,
     reads: AtomicU64,
+    launches: AtomicU64,
 }
 
 /// Settings of a [`Cuda`] device.
@@ -155,6 +156,7 @@ impl CudaBuilder {
             cudnn,
             storage: self.storage,
             reads: AtomicU64::new(0),
+            launches: AtomicU64::new(0),
             context,
             compute,
             pool,
@@ -205,6 +207,16 @@ impl Cuda {
             total_bytes: context.total_bytes(),
             driver_version: context.driver_version(),
         }
+    }
+
+    /// Number of kernels and matrix products that were queued so far, on all clones.
+    #[must_use]
+    pub fn launches(&self) -> u64 {
+        self.0.launches.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_launch(&self) {
+        self.0.launches.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn shared(&self) -> &Shared {

@@ -204,7 +204,7 @@ impl Needed {
                 }
                 // by a name alone: not there, or there and broken; the loader's message tells which
                 Err(error) if !is_name || !is_missing(&error, path.as_os_str()) => {
-                    return Err(self.unusable(path, error.to_string()));
+                    return Err(self.unusable(path, message_of(&error)));
                 }
                 Err(_) => {}
             }
@@ -260,9 +260,14 @@ impl Needed {
 
 /// Returns whether the loader found no file of this name.
 fn is_missing(error: &libloading::Error, name: &OsStr) -> bool {
-    let message = error.to_string();
     let start = format!("{}: cannot open shared object file", name.to_string_lossy());
-    message.contains(&start)
+    message_of(error).contains(&start)
+}
+
+/// Message of the loader; the error itself has only the name of the call.
+fn message_of(error: &libloading::Error) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+    format!("{error}{}", cause.unwrap_or_default())
 }
 
 /// Directories of the packages of Python environments: the active ones, then those of the system.
@@ -283,4 +288,18 @@ fn site_packages() -> Vec<PathBuf> {
     }
     found.retain(|path| path.is_dir());
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_the_loader_does_not_know_is_looked_for_elsewhere() {
+        let absent = Needed { files: &["libdflop-absent.so.1"], ..DRIVER };
+        let Err(error) = absent.open(&SearchPath::default()) else { panic!("there is no such library") };
+        let Error::LibraryNotFound { tried, .. } = error else { panic!("expected a search, found {error}") };
+        assert_eq!(tried[0], "libdflop-absent.so.1");
+        assert!(tried.len() > 1, "{tried:?}");
+    }
 }

@@ -145,6 +145,7 @@ impl Cuda {
     }
 
     fn multiply(&self, product: &Product, addresses: &Addresses) -> Result<()> {
+        self.count_launch();
         let shared = self.shared();
         // SAFETY: `check` has shown that the matrices lie in their tensors, which are freed in the order of
         // this stream; the result is borrowed mutably.

@@ -18,6 +18,7 @@ impl Cuda {
         grid: Grid,
         mut arguments: Arguments,
     ) -> Result<()> {
+        self.count_launch();
         let shared = self.shared();
         let function = shared.kernels.get(source, name, macros, grid.shared_bytes)?;
         // SAFETY: operations pass what the parameters of their kernels are, of tensors that they have checked.

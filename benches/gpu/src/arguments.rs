@@ -1,0 +1,94 @@
+//! Arguments of the command line.
+
+use std::path::PathBuf;
+
+/// What a run of the program does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Arguments {
+    /// Part to run.
+    pub(crate) part: String,
+    /// Whether shapes are so small that a stand-in on a CPU runs them in seconds.
+    pub(crate) is_tiny: bool,
+    /// Whether operations run once only, for a sanitizer.
+    pub(crate) is_small: bool,
+    /// Seed of random numbers, if it is given.
+    pub(crate) seed: Option<u64>,
+    /// Folder that files for the PyTorch side are written to.
+    pub(crate) folder: Option<PathBuf>,
+    /// Which model is trained, or which results are compared.
+    pub(crate) set: String,
+    /// Files with results, to compare.
+    pub(crate) files: Vec<PathBuf>,
+}
+
+impl Arguments {
+    /// Reads arguments, without the name of the program.
+    ///
+    /// # Errors
+    /// Text for the user.
+    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let part = arguments.next().ok_or("expected the name of a part, found nothing")?;
+        let mut parsed = Self {
+            part,
+            is_tiny: false,
+            is_small: false,
+            seed: None,
+            folder: None,
+            set: String::new(),
+            files: Vec::new(),
+        };
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or(format!("`{argument}` needs a value"));
+            match argument.as_str() {
+                "--tiny" => parsed.is_tiny = true,
+                "--small" => parsed.is_small = true,
+                "--seed" => {
+                    let text = value()?;
+                    parsed.seed = Some(text.parse().map_err(|_| format!("`{text}` is not a seed"))?);
+                }
+                "--write" => parsed.folder = Some(value()?.into()),
+                "--set" => parsed.set = value()?,
+                option if option.starts_with('-') => return Err(format!("there is no option `{option}`")),
+                file => parsed.files.push(file.into()),
+            }
+        }
+        Ok(parsed)
+    }
+
+    /// Returns the seed: the one given, or the time.
+    pub(crate) fn seed(&self) -> u64 {
+        let from_time =
+            || std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |elapsed| elapsed.as_nanos() as u64);
+        self.seed.unwrap_or_else(from_time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Arguments, String> {
+        Arguments::parse(text.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn options_and_files_follow_the_part() {
+        let parsed = parse("compare --set gemm --tiny a.jsonl --seed 7 b.jsonl").unwrap();
+        assert_eq!((parsed.part.as_str(), parsed.set.as_str(), parsed.seed()), ("compare", "gemm", 7));
+        assert!(parsed.is_tiny && !parsed.is_small);
+        assert_eq!(parsed.files, [PathBuf::from("a.jsonl"), PathBuf::from("b.jsonl")]);
+    }
+
+    #[test]
+    fn a_mistake_is_named() {
+        for (text, expected) in [
+            ("", "expected the name"),
+            ("gemm --seed x", "`x` is not a seed"),
+            ("gemm --set", "`--set` needs a value"),
+            ("gemm --tniy", "no option `--tniy`"),
+        ] {
+            let problem = parse(text).unwrap_err();
+            assert!(problem.contains(expected), "{problem}");
+        }
+    }
+}

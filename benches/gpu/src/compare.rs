@@ -1,0 +1,193 @@
+//! Compares results of this program with those of the PyTorch side, from files of JSON lines.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::arguments::Arguments;
+use crate::report::{self, Outcome};
+use crate::timing::median;
+
+/// Steps whose losses are averaged before curves are compared.
+const WINDOW: usize = 10;
+/// Largest relative difference of average losses.
+const CURVE_BOUND: f64 = 0.02;
+
+/// Results of both sides under one name.
+#[derive(Default)]
+struct Pair {
+    ours: Vec<f64>,
+    /// By the way that PyTorch computed it.
+    theirs: BTreeMap<String, Vec<f64>>,
+}
+
+/// A kind of comparison.
+struct Kind {
+    /// Fields that are compared.
+    fields: &'static [&'static str],
+    /// Whether larger figures are better.
+    is_rate: bool,
+    /// Least rate over PyTorch's that is asked.
+    ratio_min: f64,
+    asked: &'static str,
+}
+
+fn kind(set: &str) -> Option<Kind> {
+    let of = |fields, is_rate, ratio_min, asked| Some(Kind { fields, is_rate, ratio_min, asked });
+    match set {
+        "gemm" => of(&["seconds"], false, 1.0 / 1.05, "within 5 % of torch.matmul"),
+        "attention" => of(
+            &["forward_seconds", "backward_seconds"],
+            false,
+            1.0,
+            "at least the fastest way of PyTorch in every bucket",
+        ),
+        "throughput" => of(&["tokens_per_second"], true, 1.0, "at least PyTorch's tokens per second"),
+        _ => None,
+    }
+}
+
+/// Compares the results of `--set` in the files.
+pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
+    let lines = lines(&arguments.files)?;
+    let part = format!("{} beside PyTorch", arguments.set);
+    if arguments.set == "curve" {
+        return Ok(curves(&part, &lines));
+    }
+    let Some(kind) = kind(&arguments.set) else {
+        return Err(format!("there is nothing to compare for `{}`", arguments.set).into());
+    };
+    Ok(compare(&part, &kind, &lines, arguments.is_tiny))
+}
+
+/// Reads all JSON objects; lines of other kinds are left out.
+fn lines(files: &[PathBuf]) -> Result<Vec<Value>> {
+    let mut lines = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(file)?;
+        lines.extend(text.lines().filter_map(|line| serde_json::from_str(line).ok()));
+    }
+    Ok(lines)
+}
+
+fn compare(part: &str, kind: &Kind, lines: &[Value], is_tiny: bool) -> Outcome {
+    let pairs = pairs(kind, lines);
+    let mut ratios = Vec::new();
+    for (name, pair) in &pairs {
+        let medians = pair.theirs.iter().map(|(way, values)| (way.as_str(), median(values.clone())));
+        let better = |a: f64, b: f64| if kind.is_rate { b.total_cmp(&a) } else { a.total_cmp(&b) };
+        let best = medians.min_by(|a, b| better(a.1, b.1));
+        let (Some((way, theirs)), false) = (best, pair.ours.is_empty()) else { continue };
+        let ours = median(pair.ours.clone());
+        let ratio = if kind.is_rate { ours / theirs } else { theirs / ours };
+        eprintln!("{name:>46}: {ratio:5.2} of the speed of PyTorch ({way})");
+        report::result(
+            part,
+            json!({"name": name, "ours": ours, "theirs": theirs, "way": way, "ratio": ratio,
+                "asked": kind.ratio_min}),
+        );
+        ratios.push((ratio, name));
+    }
+    let reached = ratios.iter().filter(|(ratio, _)| *ratio >= kind.ratio_min).count();
+    let Some((least, name)) = ratios.iter().min_by(|a, b| a.0.total_cmp(&b.0)) else {
+        return report::summary(part, Outcome::Skipped, "no figures of both sides", kind.asked);
+    };
+    let is_reached = reached == ratios.len() || is_tiny;
+    let figure = format!("{reached} of {} reach it, least {least:.2} ({name})", ratios.len());
+    report::summary(part, if is_reached { Outcome::Passed } else { Outcome::Missed }, &figure, kind.asked)
+}
+
+fn pairs(kind: &Kind, lines: &[Value]) -> BTreeMap<String, Pair> {
+    let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
+    for line in lines {
+        let (Some(name), Some(side)) = (line["name"].as_str(), line["side"].as_str()) else { continue };
+        for &field in kind.fields {
+            let Some(value) = line[field].as_f64().filter(|value| *value > 0.0) else { continue };
+            let key = match kind.fields {
+                [_] => name.to_owned(),
+                _ => format!("{name} {}", field.trim_end_matches("_seconds")),
+            };
+            let pair = pairs.entry(key).or_default();
+            if side == "dflop" {
+                pair.ours.push(value);
+            } else {
+                let way = line["way"].as_str().unwrap_or("torch").to_owned();
+                pair.theirs.entry(way).or_default().push(value);
+            }
+        }
+    }
+    pairs
+}
+
+/// Compares averages over some steps of two loss curves.
+fn curves(part: &str, lines: &[Value]) -> Outcome {
+    let asked = "means of 10 steps within 2 %";
+    let of = |side: &str| -> Vec<f64> {
+        let own = lines.iter().filter(|line| line["side"] == side);
+        own.filter_map(|line| line["step"].as_u64().and(line["loss"].as_f64())).collect()
+    };
+    let (ours, theirs) = (of("dflop"), of("torch"));
+    if ours.is_empty() || theirs.is_empty() {
+        return report::summary(part, Outcome::Skipped, "no losses of both sides", asked);
+    }
+    if ours.len() != theirs.len() {
+        let figure = format!("{} steps against {} of PyTorch", ours.len(), theirs.len());
+        return report::summary(part, Outcome::Failed, &figure, asked);
+    }
+    let mean = |some: &[f64]| some.iter().sum::<f64>() / some.len() as f64;
+    let means = ours.chunks(WINDOW).zip(theirs.chunks(WINDOW)).map(|(a, b)| (mean(a), mean(b)));
+    let worst = means.map(|(ours, theirs)| (ours - theirs).abs() / theirs).fold(0.0, f64::max);
+    let outcome = if worst <= CURVE_BOUND { Outcome::Passed } else { Outcome::Failed };
+    let figure = format!(
+        "{} steps, means within {:.2} %, last losses {:.3} and {:.3}",
+        ours.len(),
+        100.0 * worst,
+        ours[ours.len() - 1],
+        theirs[theirs.len() - 1]
+    );
+    report::summary(part, outcome, &figure, asked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timed(side: &str, way: &str, seconds: f64) -> Value {
+        json!({"name": "a", "side": side, "way": way, "forward_seconds": seconds})
+    }
+
+    #[test]
+    fn the_fastest_way_of_the_other_side_counts_by_its_median() {
+        let kind = kind("attention").unwrap();
+        let mut lines = vec![timed("dflop", "", 1.0), timed("dflop", "", 1.2), timed("dflop", "", 9.0)];
+        assert_eq!(compare("", &kind, &lines, false), Outcome::Skipped);
+        lines.extend([timed("torch", "slow", 2.0), timed("torch", "fast", 1.3), timed("torch", "fast", 0.1)]);
+        // 0.7 s against 1.2 s
+        assert_eq!(compare("", &kind, &lines, false), Outcome::Missed);
+        assert_eq!(compare("", &kind, &lines, true), Outcome::Passed);
+        lines.extend([timed("torch", "fast", 1.25), timed("torch", "fast", 1.25)]);
+        assert_eq!(compare("", &kind, &lines, false), Outcome::Passed);
+    }
+
+    #[test]
+    fn products_may_be_5_percent_slower() {
+        let kind = kind("gemm").unwrap();
+        let of = |side, seconds| json!({"name": "a", "side": side, "seconds": seconds});
+        assert_eq!(compare("", &kind, &[of("dflop", 1.04), of("torch", 1.0)], false), Outcome::Passed);
+        assert_eq!(compare("", &kind, &[of("dflop", 1.06), of("torch", 1.0)], false), Outcome::Missed);
+    }
+
+    #[test]
+    fn curves_agree_within_two_percent_of_means() {
+        let of = |side, step, loss| json!({"side": side, "step": step, "loss": loss});
+        let both = |factor: f64| -> Vec<Value> {
+            (0..20).flat_map(|step| [of("dflop", step, 3.0), of("torch", step, 3.0 * factor)]).collect()
+        };
+        assert_eq!(curves("", &both(1.01)), Outcome::Passed);
+        assert_eq!(curves("", &both(1.05)), Outcome::Failed);
+        assert_eq!(curves("", &both(1.0)[..39]), Outcome::Failed);
+        assert_eq!(curves("", &[of("dflop", 0, 1.0)]), Outcome::Skipped);
+    }
+}

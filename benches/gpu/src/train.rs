@@ -1,0 +1,207 @@
+//! Trains a decoder on packed uneven sequences: a loss curve, or tokens per second.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dflop_comm::{Settings, threads};
+use dflop_cuda::Cuda;
+use dflop_device::prelude::*;
+use dflop_device::{Dtype, Lane};
+use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
+use dflop_models::weights::{self, WeightSource};
+use dflop_models::{Activations, BlockOutput, BlockStage, ModelConfig, ModuleKind, Stage, assemble};
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::arguments::Arguments;
+use crate::packing::{self, Pack};
+use crate::report::{self, Outcome};
+use crate::timing::median;
+use crate::weights::Uniform;
+use crate::{device, models};
+
+/// Steps that are not timed.
+const WARM_UP_STEPS: usize = 3;
+/// Largest loss after training over the one before it, for a curve.
+const LEARNT: f64 = 0.8;
+/// Limit on the bytes of a file of weights: none.
+const PIECE_BYTES_MAX: u64 = u64::MAX;
+
+/// What is trained.
+struct Plan {
+    document: Value,
+    steps: usize,
+    /// Tokens of a step.
+    tokens: usize,
+    learning_rate: f64,
+    activations: Activations,
+}
+
+impl Plan {
+    /// Returns the plan of a loss curve or of a measurement of speed.
+    fn of(set: &str, is_tiny: bool) -> Result<Self> {
+        let curve = Self {
+            document: models::medium(),
+            steps: 200,
+            tokens: 4096,
+            learning_rate: 1e-3,
+            activations: Activations::Stored,
+        };
+        let speed = Self {
+            document: models::large(),
+            steps: WARM_UP_STEPS + 12,
+            tokens: 8192,
+            learning_rate: 1e-4,
+            activations: Activations::Recomputed,
+        };
+        let tiny = |plan: Self, steps, learning_rate| {
+            let document = models::tiny();
+            Self { document, steps, tokens: 48, learning_rate, ..plan }
+        };
+        match (set, is_tiny) {
+            ("curve", false) => Ok(curve),
+            ("curve", true) => Ok(Plan { tokens: 160, ..tiny(curve, 40, 1e-2) }),
+            ("throughput", false) => Ok(speed),
+            ("throughput", true) => Ok(tiny(speed, WARM_UP_STEPS + 2, 1e-3)),
+            _ => Err(format!("`--set` is `curve` or `throughput`, not `{set}`").into()),
+        }
+    }
+}
+
+/// Times of a step, in seconds.
+struct StepTimes {
+    /// From the first call to the last result.
+    wall: f64,
+    /// Until the host had queued forward and backward.
+    queued: f64,
+    /// Of the device, from its first work on forward to its last on backward.
+    passes: f64,
+    /// Of the device between the end of a step and the passes of the next.
+    between: f64,
+    /// Kernels and matrix products, a number.
+    launches: f64,
+}
+
+/// Trains by the plan of `--set`.
+pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
+    let plan = Plan::of(&arguments.set, arguments.is_tiny)?;
+    let part = arguments.set.as_str();
+    let config = ModelConfig::from_config(&plan.document)?;
+    let device = device::cuda(Dtype::Bf16)?;
+    let seed = arguments.seed.unwrap_or(1);
+    let vocabulary = config.llm.spec.vocab as usize;
+    let packs: Vec<Pack> =
+        (0..plan.steps).map(|step| Pack::new(seed, step, plan.tokens, vocabulary)).collect();
+    let mut stage = stage(&config, &device, plan.activations, &Uniform(seed))?;
+    if let Some(folder) = &arguments.folder {
+        write(folder, &plan, &packs, (part == "curve").then_some(&stage))?;
+    }
+    let (losses, times) = train(part, &plan, &config, &mut stage, &packs)?;
+    if part == "curve" {
+        return Ok(judge_curve(&losses));
+    }
+    Ok(judge_speed(&device, &plan, &losses, &times))
+}
+
+fn stage(
+    config: &ModelConfig,
+    device: &Cuda,
+    activations: Activations,
+    source: &dyn WeightSource,
+) -> Result<BlockStage<Cuda>> {
+    models::whole(config, ModuleKind::Llm, device, activations, source)
+}
+
+/// Writes the configuration, the packs and, for a curve, the weights.
+fn write(folder: &Path, plan: &Plan, packs: &[Pack], stage: Option<&BlockStage<Cuda>>) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let mut document = plan.document.clone();
+    document["learning_rate"] = plan.learning_rate.into();
+    document["is_recomputed"] = (plan.activations == Activations::Recomputed).into();
+    document["warm_up_steps"] = WARM_UP_STEPS.into();
+    std::fs::write(folder.join("config.json"), document.to_string())?;
+    packing::write(folder, packs)?;
+    if let Some(stage) = stage {
+        let tensors = assemble(stage)?.unwrap_or_default();
+        weights::write(folder, tensors, PIECE_BYTES_MAX)?;
+    }
+    Ok(())
+}
+
+/// Takes all steps; returns losses and times.
+fn train(
+    part: &str,
+    plan: &Plan,
+    config: &ModelConfig,
+    stage: &mut BlockStage<Cuda>,
+    packs: &[Pack],
+) -> Result<(Vec<f64>, Vec<StepTimes>)> {
+    let device = stage.device().clone();
+    let settings = JobOptimizerSettings {
+        learning_rate: LearningRate::constant(plan.learning_rate),
+        adamw: AdamWSettings { precision: Precision::Bf16, ..AdamWSettings::default() },
+        gradient_norm_max: Some(1.0),
+    };
+    let comm = threads::world(1, Settings::default())?.remove(0);
+    let mut optimizer = JobOptimizer::new(settings, &comm, [&*stage])?;
+    let (mut losses, mut times) = (Vec::new(), Vec::new());
+    let mut end = device.mark(Lane::Compute)?;
+    for (step, pack) in packs.iter().enumerate() {
+        let (start, launches) = (Instant::now(), device.launches());
+        let context = Arc::new(pack.context(&config.llm, &device)?);
+        let first = device.mark(Lane::Compute)?;
+        let BlockOutput::Loss(loss) = stage.forward(0, context, None)? else {
+            return Err("expected a loss of the whole model, found rows".into());
+        };
+        stage.backward(0, None)?;
+        let last = device.mark(Lane::Compute)?;
+        let queued = start.elapsed().as_secs_f64();
+        // the only wait of a step; the loss is read behind it
+        let report = optimizer.update([&mut *stage])?;
+        let next = device.mark(Lane::Compute)?;
+        let loss = stage.read_loss(0, &loss)? / pack.targets() as f64;
+        let nanoseconds = |from, to| device.busy_ns(from, to) as f64 * 1e-9;
+        let between = nanoseconds(&end, &first);
+        let passes = nanoseconds(&first, &last);
+        let (wall, launches) = (start.elapsed().as_secs_f64(), (device.launches() - launches) as f64);
+        times.push(StepTimes { wall, queued, passes, between, launches });
+        end = next;
+        losses.push(loss);
+        report::result(
+            part,
+            json!({"side": "dflop", "step": step, "loss": loss, "gradient_norm": report.gradient_norm,
+                "seconds": times[step].wall}),
+        );
+    }
+    Ok((losses, times))
+}
+
+fn judge_curve(losses: &[f64]) -> Outcome {
+    let window = (losses.len() / 10).max(1);
+    let mean = |some: &[f64]| some.iter().sum::<f64>() / some.len() as f64;
+    let (first, last) = (mean(&losses[..window]), mean(&losses[losses.len() - window..]));
+    let is_learnt = last < LEARNT * first && losses.iter().all(|loss| loss.is_finite());
+    let outcome = if is_learnt { Outcome::Passed } else { Outcome::Failed };
+    let figure = format!("{} steps, loss {first:.3} to {last:.3}", losses.len());
+    report::summary("curve", outcome, &figure, "the loss falls by a fifth; beside PyTorch's below")
+}
+
+fn judge_speed(device: &Cuda, plan: &Plan, losses: &[f64], times: &[StepTimes]) -> Outcome {
+    let of = |value: fn(&StepTimes) -> f64| median(times.iter().skip(WARM_UP_STEPS).map(value).collect());
+    let wall = of(|times| times.wall);
+    let (queued, passes, between) =
+        (of(|times| times.queued), of(|times| times.passes), of(|times| times.between));
+    let (rate, launches) = (plan.tokens as f64 / wall, of(|times| times.launches));
+    report::result(
+        "throughput",
+        json!({"name": "decoder", "side": "dflop", "tokens_per_second": rate, "step_seconds": wall,
+            "queued_seconds": queued, "passes_seconds": passes, "between_seconds": between,
+            "launches": launches, "memory_bytes": device.memory_used_bytes()}),
+    );
+    eprintln!("queued after {queued:.4} s, passes {passes:.4} s, idle between steps {between:.4} s");
+    let is_finite = losses.iter().all(|loss| loss.is_finite());
+    let outcome = if is_finite { Outcome::Passed } else { Outcome::Failed };
+    let figure = format!("{rate:.0} tokens/s, {:.1} ms and {launches} launches a step", 1e3 * wall);
+    report::summary("throughput", outcome, &figure, "runs; beside PyTorch's below")
+}
