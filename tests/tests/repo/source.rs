@@ -7,8 +7,14 @@ pub(super) const CRATES: [&str; 8] =
     ["costmodel", "balancer", "loader", "executor", "bindings/cli", "bindings/python", "tests", "benches"];
 
 /// Crates nested in the directory of the crate that they are parts of.
-pub(super) const NESTED: [&str; 6] =
-    ["loader/samples", "loader/processors", "executor/comm", "executor/cuda", "executor/device", "executor/models"];
+pub(super) const NESTED: [&str; 6] = [
+    "loader/samples",
+    "loader/processors",
+    "executor/comm",
+    "executor/cuda",
+    "executor/device",
+    "executor/models",
+];
 
 /// Returns the root of the workspace.
 pub(super) fn root() -> PathBuf {
@@ -46,7 +52,9 @@ pub(super) fn rust_files() -> Vec<PathBuf> {
 
 /// Returns all kernels and sources in C++.
 pub(super) fn kernel_files() -> Vec<PathBuf> {
-    let of = |name: &&str| ["cu", "cuh", "cpp", "h"].into_iter().flat_map(|kind| files(name, kind)).collect::<Vec<_>>();
+    let of = |name: &&str| {
+        ["cu", "cuh", "cpp", "h"].into_iter().flat_map(|kind| files(name, kind)).collect::<Vec<_>>()
+    };
     let found: Vec<PathBuf> = CRATES.iter().flat_map(of).collect();
     assert!(found.len() > 20, "the tree was found");
     found

@@ -3,6 +3,7 @@
 mod batches;
 mod command;
 mod contract;
+mod cuda;
 mod documents;
 mod index_cache;
 mod memory;

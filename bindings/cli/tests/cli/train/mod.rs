@@ -1,6 +1,6 @@
 //! Tests `dflop train`: its output, cuts of a job, states, killed ranks, and wrong files.
 
-mod config;
+pub(crate) mod config;
 mod corrections;
 mod damaged;
 mod kept;

@@ -1,0 +1,96 @@
+//! Tests `dflop train` and `dflop profile` on CUDA devices: refused in builds without them, otherwise on the
+//! stand-in for the libraries of CUDA.
+
+#[cfg(not(feature = "cuda"))]
+mod without {
+    use crate::command::dflop;
+    use crate::train::config::Job;
+
+    #[test]
+    fn a_build_without_cuda_devices_says_so() {
+        let job = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"cuda\"\n")]);
+        let run = job.run(&["--pipeline-stages", "1"]);
+        assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
+        assert!(run.stderr.contains("build with `--features cuda`"), "{}", run.stderr);
+        let run = dflop(&["profile", "--model", "tiny", "--device", "cuda:0", "--out", "nowhere"]);
+        assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
+        assert!(run.stderr.contains("build with `--features cuda`"), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn devices_that_are_not_known_are_refused() {
+    use crate::command::dflop;
+    use crate::train::config::Job;
+
+    let job = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"gpu\"\n")]);
+    let run = job.run(&[]);
+    assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
+    assert!(run.stderr.contains("expected `cpu`, `cuda` or `cuda:N`, found `gpu`"), "{}", run.stderr);
+    let run = dflop(&["profile", "--model", "tiny", "--device", "cuda:x", "--out", "nowhere"]);
+    assert_eq!(run.status, Some(2));
+    assert!(run.stderr.contains("expected `cpu`, `cuda` or `cuda:N`, found `cuda:x`"), "{}", run.stderr);
+}
+
+#[cfg(feature = "cuda")]
+mod with {
+    use std::path::Path;
+    use std::process::Command;
+
+    use crate::command::{Run, command};
+    use crate::train::config::{Job, losses};
+
+    /// Runs a command whose libraries of CUDA are in a directory.
+    fn on(libraries: &Path, command: &mut Command) -> Run {
+        command.env("DFLOP_CUDA_LIBRARY_PATH", libraries).env("LD_LIBRARY_PATH", libraries);
+        command.output().expect("the command starts").into()
+    }
+
+    #[test]
+    fn a_run_on_cuda_devices_has_the_losses_of_one_on_cpus() {
+        let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+        let on_cpu = Job::with(&[]);
+        let on_cuda = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"cuda\"\n")]);
+        for stages in [&["--pipeline-stages", "1"][..], &[]] {
+            let run = |job: &Job| {
+                let run = on(&libraries, &mut job.command(stages));
+                assert_eq!(run.status, Some(0), "{}", run.stderr);
+                losses(&run.objects())
+            };
+            let (truth, found) = (run(&on_cpu), run(&on_cuda));
+            assert!(truth.len() >= 6 && truth.len() == found.len(), "{truth:?} {found:?}");
+            for (truth, found) in truth.iter().zip(&found) {
+                assert!((truth - found).abs() < 1e-3 * truth, "{truth} {found}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_library_is_named_by_the_command() {
+        let empty = tempfile::tempdir().expect("a temporary directory");
+        let job = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"cuda:0\"\n")]);
+        let run = on(empty.path(), &mut job.command(&["--pipeline-stages", "1"]));
+        // a machine with a driver computes
+        if run.status != Some(0) {
+            assert_eq!(run.status, Some(1), "{}", run.stderr);
+            assert!(run.stderr.contains("libcuda.so.1"), "{}", run.stderr);
+        }
+    }
+
+    #[test]
+    fn a_profile_names_the_device_and_its_clock() {
+        let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let out = directory.path().display().to_string();
+        let args = ["profile", "--model", "tiny", "--device", "cuda:0", "--layers", "1", "--json"];
+        let rest = ["--tokens-max", "64", "--seconds-max", "1", "--out", &out];
+        let mut command = command(&[&args[..], &rest].concat());
+        let run = on(&libraries, command.env("XDG_CACHE_HOME", directory.path().join("cache")));
+        assert_eq!(run.status, Some(0), "{}", run.stderr);
+        let profile = &run.objects()[0];
+        assert!(profile["device"].as_str().is_some_and(|name| name.contains("stand-in")), "{profile}");
+        assert_eq!((&profile["clock"], profile.get("threads")), (&"time of the device".into(), None));
+        let text = std::fs::read_to_string(directory.path().join("tiny.csv")).expect("a profile");
+        assert!(text.contains("bfloat16"), "{text}");
+    }
+}
