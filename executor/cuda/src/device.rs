@@ -210,11 +210,11 @@ impl Cuda {
     /// Number of kernels and matrix products that were queued so far, on all clones.
     #[must_use]
     pub fn launches(&self) -> u64 {
-        self.0.launches.load(Ordering::Relaxed)
+        self.shared.launches.load(Ordering::Relaxed)
     }
 
     pub(crate) fn count_launch(&self) {
-        self.0.launches.fetch_add(1, Ordering::Relaxed);
+        self.shared.launches.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn shared(&self) -> &Shared {
