@@ -1,5 +1,7 @@
 //! Times attention on every bucket, forward and backward, and compares small ones with the CPU device.
 
+use std::time::Instant;
+
 use dflop_cuda::Cuda;
 use dflop_device::prelude::*;
 use dflop_device::{Dtype, Segments};
@@ -20,10 +22,25 @@ const BOUND: f64 = 1e-2;
 /// Products of a forward pass up to which a CPU computes it, too.
 const CHECKED_FLOPS: f64 = 1e10;
 
-/// Runs all buckets.
+/// Seconds in which cuDNN's plans are built and its times compared with those of our kernels.
+const SETTLING_SECONDS: f64 = 45.0;
+
+/// Runs all buckets, by our kernels or, with `--set fastest`, by the faster one of these and cuDNN.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
-    let device = device::cuda(Dtype::Bf16)?;
+    let (part, way) = if arguments.set == "fastest" { ("attention cuDNN", "fastest") } else { (PART, "own") };
+    let asked = "right within 1e-2; speed is compared below";
+    let device = if way == "own" {
+        device::cuda(Dtype::Bf16)?
+    } else {
+        match device::cuda_with_cudnn() {
+            Ok(device) => device,
+            Err(error) => return Ok(report::summary(part, Outcome::Skipped, &error.to_string(), asked)),
+        }
+    };
     let rounds = if arguments.is_tiny { 2 } else { 20 };
+    if way == "fastest" {
+        settle(&device, arguments)?;
+    }
     let (mut wrong, mut count) = (Vec::new(), 0);
     for bucket in buckets::all(arguments.is_tiny) {
         let mut random = Random::new(arguments.seed());
@@ -32,10 +49,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
         let rate = |factor: f64, seconds: f64| factor * bucket.flops() / seconds / 1e12;
         let (forward_rate, backward_rate) = (rate(1.0, forward), rate(2.5, backward));
         let line = json!({
-            "name": bucket.name, "side": "dflop", "forward_seconds": forward, "backward_seconds": backward,
+            "name": bucket.name, "side": "dflop", "way": way, "forward_seconds": forward, "backward_seconds": backward,
             "forward_tflops": forward_rate, "backward_tflops": backward_rate, "error": error,
         });
-        report::result(PART, line);
+        report::result(part, line);
         let name = &bucket.name;
         eprintln!("{name:>30}: forward {:8.1} us, {forward_rate:6.1} TFLOP/s", 1e6 * forward);
         eprintln!("{:>30}  backward {:7.1} us, {backward_rate:6.1} TFLOP/s", "", 1e6 * backward);
@@ -48,7 +65,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
         None => (Outcome::Passed, format!("{count} buckets timed")),
         Some(first) => (Outcome::Failed, format!("{} buckets wrong, {first}", wrong.len())),
     };
-    Ok(report::summary(PART, outcome, &figure, "right within 1e-2; speed is compared below"))
+    Ok(report::summary(part, outcome, &figure, asked))
+}
+
+/// Calls attention of all buckets until plans are built and an engine is chosen.
+fn settle(device: &Cuda, arguments: &Arguments) -> Result<()> {
+    let seconds = if arguments.is_tiny { 0.0 } else { SETTLING_SECONDS };
+    let (start, buckets) = (Instant::now(), buckets::all(arguments.is_tiny));
+    let mut random = Random::new(1);
+    while start.elapsed().as_secs_f64() < seconds {
+        for bucket in &buckets {
+            times(device, bucket, &mut random, 2)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns seconds of the forward and of the backward pass.

@@ -18,8 +18,8 @@ const CURVE_BOUND: f64 = 0.02;
 /// Results of both sides under one name.
 #[derive(Default)]
 struct Pair {
-    ours: Vec<f64>,
-    /// By the way that PyTorch computed it.
+    /// By the way that it was computed.
+    ours: BTreeMap<String, Vec<f64>>,
     theirs: BTreeMap<String, Vec<f64>>,
 }
 
@@ -76,16 +76,15 @@ fn compare(part: &str, kind: &Kind, lines: &[Value], is_tiny: bool) -> Outcome {
     let pairs = pairs(kind, lines);
     let mut ratios = Vec::new();
     for (name, pair) in &pairs {
-        let medians = pair.theirs.iter().map(|(way, values)| (way.as_str(), median(values.clone())));
-        let better = |a: f64, b: f64| if kind.is_rate { b.total_cmp(&a) } else { a.total_cmp(&b) };
-        let best = medians.min_by(|a, b| better(a.1, b.1));
-        let (Some((way, theirs)), false) = (best, pair.ours.is_empty()) else { continue };
-        let ours = median(pair.ours.clone());
+        let (Some((own, ours)), Some((way, theirs))) = (best(kind, &pair.ours), best(kind, &pair.theirs))
+        else {
+            continue;
+        };
         let ratio = if kind.is_rate { ours / theirs } else { theirs / ours };
-        eprintln!("{name:>46}: {ratio:5.2} of the speed of PyTorch ({way})");
+        eprintln!("{name:>46}: {ratio:5.2} of the speed of PyTorch ({own}, {way})");
         report::result(
             part,
-            json!({"name": name, "ours": ours, "theirs": theirs, "way": way, "ratio": ratio,
+            json!({"name": name, "ours": ours, "theirs": theirs, "own_way": own, "way": way, "ratio": ratio,
                 "asked": kind.ratio_min}),
         );
         ratios.push((ratio, name));
@@ -99,6 +98,12 @@ fn compare(part: &str, kind: &Kind, lines: &[Value], is_tiny: bool) -> Outcome {
     report::summary(part, if is_reached { Outcome::Passed } else { Outcome::Missed }, &figure, kind.asked)
 }
 
+/// Returns the best way by its median.
+fn best<'a>(kind: &Kind, ways: &'a BTreeMap<String, Vec<f64>>) -> Option<(&'a str, f64)> {
+    let medians = ways.iter().map(|(way, values)| (way.as_str(), median(values.clone())));
+    medians.min_by(|a, b| if kind.is_rate { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) })
+}
+
 fn pairs(kind: &Kind, lines: &[Value]) -> BTreeMap<String, Pair> {
     let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
     for line in lines {
@@ -110,12 +115,9 @@ fn pairs(kind: &Kind, lines: &[Value]) -> BTreeMap<String, Pair> {
                 _ => format!("{name} {}", field.trim_end_matches("_seconds")),
             };
             let pair = pairs.entry(key).or_default();
-            if side == "dflop" {
-                pair.ours.push(value);
-            } else {
-                let way = line["way"].as_str().unwrap_or("torch").to_owned();
-                pair.theirs.entry(way).or_default().push(value);
-            }
+            let way = line["way"].as_str().unwrap_or_default().to_owned();
+            let values = if side == "dflop" { &mut pair.ours } else { &mut pair.theirs };
+            values.entry(way).or_default().push(value);
         }
     }
     pairs

@@ -1,6 +1,6 @@
 //! Devices that are compared, and what is known about the CUDA one.
 
-use dflop_cuda::{Cuda, Libraries, SearchPath};
+use dflop_cuda::{AttentionEngines, Cuda, Libraries, SearchPath};
 use dflop_device::prelude::*;
 use dflop_device::{Cpu, Dtype, Tensor};
 use serde_json::json;
@@ -16,6 +16,14 @@ const DRAWN_MAX: usize = 1 << 20;
 /// Opens the CUDA device.
 pub(crate) fn cuda(storage: Dtype) -> Result<Cuda> {
     Ok(Cuda::builder(0).storage(storage).build()?)
+}
+
+/// Opens the CUDA device with the faster one of both engines of attention.
+///
+/// # Errors
+/// Of cuDNN, where it is not found or cannot be used.
+pub(crate) fn cuda_with_cudnn() -> dflop_cuda::Result<Cuda> {
+    Cuda::builder(0).attention(AttentionEngines::Fastest).build()
 }
 
 /// Opens the CPU device that results are compared with.

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::Result;
 use crate::arguments::Arguments;
-use crate::cases::{Cases, Results};
+use crate::cases::{Cases, Results, relative_error};
 use crate::device;
 use crate::report::{self, Outcome};
 
@@ -129,15 +129,9 @@ fn poison(device: &Cuda) -> Result<()> {
     Ok(())
 }
 
-/// Norm of the difference over the norm of the truth; infinite for a number that was not written.
+/// Relative error; infinite for a number that was not written, and for another number of them.
 pub(crate) fn error(found: &[f32], truth: &[f32]) -> f64 {
-    if found.len() != truth.len() {
-        return f64::INFINITY;
-    }
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    let difference = norm(&mut found.iter().zip(truth).map(|(&a, &b)| f64::from(a) - f64::from(b)));
-    let truth = norm(&mut truth.iter().map(|&x| f64::from(x)));
-    if difference.is_finite() { difference / truth.max(1e-6) } else { f64::INFINITY }
+    if found.len() == truth.len() { relative_error(found, truth) } else { f64::INFINITY }
 }
 
 #[cfg(test)]
