@@ -57,11 +57,11 @@ fn speed(
     let (mut forward, mut backward) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..repeats {
         let run = || device.attention(shape, &segments, &qkv, &mut output, &mut sums);
-        let (done, taken) = Clock::of(device).time(device, run);
+        let (done, taken) = Clock::of(device).time(device, run)?;
         done?;
         forward = forward.min(taken.as_secs_f64());
         let run = || device.attention_backward(shape, &segments, &qkv, (&output, &sums), &d_output);
-        let (done, taken) = Clock::of(device).time(device, run);
+        let (done, taken) = Clock::of(device).time(device, run)?;
         done?;
         backward = backward.min(taken.as_secs_f64());
     }

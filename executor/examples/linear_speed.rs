@@ -84,14 +84,14 @@ impl Layer {
     }
 
     /// Times each product once.
-    fn time(&mut self, device: &Cpu) -> Result<()> {
+    fn time(&mut self, device: &Cpu) -> dflop_executor::Result<()> {
         let Self { rows, outputs, inputs, x, weight, dy, y, dx, d_weight, best } = self;
         let (rows, outputs, inputs) = (*rows, *outputs, *inputs);
         let (by_input, by_output) = (MatrixLayout::rows(inputs), MatrixLayout::rows(outputs));
         let mut timed = |index: usize, product: &mut (dyn FnMut() -> Result<()> + Send)| {
             let (done, taken) = Clock::of(device).time(device, product)?;
             best[index] = best[index].min(taken.as_secs_f64());
-            done
+            Ok::<(), dflop_executor::Error>(done?)
         };
         let shape = GemmShape { rows, columns: outputs, inner: inputs };
         let transposed = by_input.transposed();

@@ -31,6 +31,7 @@ pub(crate) struct RankTask {
     /// Signals that stop the run.
     pub(crate) signals: Option<Arc<StopSignals>>,
     /// Number of this rank on its machine; `None` if all ranks are threads of one process.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "it chooses the CUDA device"))]
     pub(crate) local_rank: Option<usize>,
 }
 
