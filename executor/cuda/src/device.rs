@@ -23,8 +23,8 @@ use crate::staging::Staging;
 /// Cheap to clone; clones are the same device, with one compute stream. Ranks that share a device in one
 /// process make a `Cuda` each. Operations are queued and return at once;
 /// [`read`](dflop_device::Runtime::read) and [`download`](dflop_device::Runtime::download) wait. Messages
-/// through the host ([`dflop_device::Staged`]) wait, too: sums of tensor-parallel ranks on the calling thread,
-/// others on a thread per lane. Results have the same bits in every run on devices of one kind.
+/// through the host ([`dflop_device::Staged`]) wait, too: sums of tensor-parallel ranks on the calling
+/// thread, others on a thread per lane. Results have the same bits in every run on devices of one kind.
 #[derive(Clone)]
 pub struct Cuda {
     shared: Arc<Shared>,
@@ -94,8 +94,8 @@ impl CudaBuilder {
         self
     }
 
-    /// Sets the folder of compiled kernels; `None` compiles them in every process. Default: `dflop/kernels` in
-    /// the user's cache.
+    /// Sets the directory of compiled kernels; `None` compiles them in every process. Default:
+    /// `dflop/kernels` in the user's cache.
     #[must_use]
     pub fn kernel_cache(mut self, directory: Option<PathBuf>) -> Self {
         self.kernel_cache = directory;
@@ -165,7 +165,7 @@ impl CudaBuilder {
     }
 }
 
-/// Folder of the user's cache for compiled kernels.
+/// Directory of the user's cache for compiled kernels.
 fn default_kernel_cache() -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));

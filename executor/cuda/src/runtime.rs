@@ -24,8 +24,8 @@ impl Cuda {
         fill: impl FnOnce(&mut [u8]),
     ) -> crate::Result<()> {
         let bytes = tensor.bytes() as usize;
-        // SAFETY: the tensor has this many bytes; freeing it is work of the compute stream, behind which other
-        // streams are waited for.
+        // SAFETY: the tensor has this many bytes; freeing it is work of the compute stream, behind which
+        // other streams are waited for.
         unsafe { self.shared().staging.copy_up(stream, tensor.address(), bytes, fill) }
     }
 

@@ -1,4 +1,5 @@
-//! Failures of the CUDA device: each is a typed error that tells what was expected, and none ends the process.
+//! Failures of the CUDA device: each is a typed error that tells what was expected, and none ends the
+//! process.
 
 #[path = "support/cuda.rs"]
 mod device;

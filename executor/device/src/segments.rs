@@ -96,9 +96,9 @@ impl HostSegments {
         self.starts.len().saturating_sub(1)
     }
 
-    /// Cuts segments into blocks of 64 rows, the last of a segment shorter; in two orders, `[2, blocks, 3]`: for
-    /// owners of queries, most visible keys first, and for owners of keys, most queries first, as a causal mask
-    /// leaves them.
+    /// Cuts segments into blocks of 64 rows, the last of a segment shorter; in two orders, `[2, blocks, 3]`:
+    /// for owners of queries, most visible keys first, and for owners of keys, most queries first, as a
+    /// causal mask leaves them.
     ///
     /// A block is the first row of its segment, the row behind its last, and the first row of the block.
     fn blocks(&self) -> Vec<u32> {
@@ -151,9 +151,9 @@ impl<D: Runtime> Segments<D> {
         &self.starts
     }
 
-    /// Blocks of at most 64 rows, `[2, blocks, 3]`: first row of the segment, row behind its last, first row of
-    /// the block. The first order starts with the blocks that see the most keys, the second with those that the
-    /// most queries see, under a causal mask.
+    /// Blocks of at most 64 rows, `[2, blocks, 3]`: first row of the segment, row behind its last, first row
+    /// of the block. The first order starts with the blocks that see the most keys, the second with those
+    /// that the most queries see, under a causal mask.
     #[must_use]
     pub const fn blocks(&self) -> &Tensor<D> {
         &self.blocks

@@ -1,4 +1,5 @@
-//! Measures computing time on a device: CPU time of one thread, wall time of several, or the device's own time.
+//! Measures computing time on a device: CPU time of one thread, wall time of several, or the device's own
+//! time.
 //!
 //! With one thread, the CPU time of the computing thread is read: [`Runtime::run`] moves the work to the
 //! pool's thread, and the clock is read there, so that other processes hardly affect it. With several threads

@@ -12,11 +12,11 @@ const SIDE_MAX: usize = 8192;
 /// Shortest product that tells the peak.
 const PRODUCT_SECONDS: f64 = 1e-3;
 
-/// Measures the FLOP/s of a large square matrix product in the type of the device's weights, the best of `runs`
-/// runs (at least one).
+/// Measures the FLOP/s of a large square matrix product in the type of the device's weights, the best of
+/// `runs` runs (at least one).
 ///
-/// The product is [`gemm`](dflop_device::ops::gemm::Gemm::gemm), after one run that is not timed. The side of the
-/// matrices is doubled from 1,024 until a product takes a millisecond, at most to 8,192.
+/// The product is [`gemm`](dflop_device::ops::gemm::Gemm::gemm), after one run that is not timed. The side of
+/// the matrices is doubled from 1,024 until a product takes a millisecond, at most to 8,192.
 ///
 /// # Errors
 /// [`crate::Error::Device`].

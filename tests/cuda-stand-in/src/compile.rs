@@ -27,7 +27,7 @@ const FLAGS: [&str; 11] = [
 ];
 
 struct Library {
-    folder: &'static str,
+    directory: &'static str,
     file: &'static str,
     /// The name without a version, under which programs may ask for it too.
     unversioned: &'static str,
@@ -38,21 +38,21 @@ struct Library {
 /// In the order of building: later ones link earlier ones.
 const LIBRARIES: [Library; 3] = [
     Library {
-        folder: "driver",
+        directory: "driver",
         file: "libcuda.so.1",
         unversioned: "libcuda.so",
         links: &[],
         optimization: "-O2",
     },
     Library {
-        folder: "nvrtc",
+        directory: "nvrtc",
         file: "libnvrtc.so.13",
         unversioned: "libnvrtc.so",
         links: &["libcuda.so.1"],
         optimization: "-O1",
     },
     Library {
-        folder: "cublaslt",
+        directory: "cublaslt",
         file: "libcublasLt.so.13",
         unversioned: "libcublasLt.so",
         links: &["libcuda.so.1"],
@@ -65,17 +65,17 @@ pub(crate) fn library_files() -> impl Iterator<Item = &'static str> {
     LIBRARIES.iter().flat_map(|library| [library.file, library.unversioned])
 }
 
-/// Builds the libraries, unless that was done before, and returns their folder.
+/// Builds the libraries, unless that was done before, and returns their directory.
 ///
-/// The folder lies in cargo's target folder and is named after the sources, the compiler and the processor.
-/// Processes that ask for it at once wait for the first. Returns `None`, and writes why to stderr, if this
-/// machine has no `g++`.
+/// The directory lies in cargo's target directory and is named after the sources, the compiler and the
+/// processor. Processes that ask for it at once wait for the first. Returns `None`, and writes why to stderr,
+/// if this machine has no `g++`.
 ///
 /// # Panics
 /// If there is a compiler and the libraries cannot be built.
 pub fn library_dir() -> Option<PathBuf> {
-    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
-    FOLDER.get_or_init(find_or_build).clone()
+    static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
+    DIRECTORY.get_or_init(find_or_build).clone()
 }
 
 fn find_or_build() -> Option<PathBuf> {
@@ -87,13 +87,13 @@ fn find_or_build() -> Option<PathBuf> {
     let mut hasher = DefaultHasher::new();
     let optimizations = LIBRARIES.map(|library| library.optimization);
     (&sources, compiler, processor_features(), FLAGS, optimizations).hash(&mut hasher);
-    let parent = target_folder().join("cuda-stand-in");
-    let folder = parent.join(format!("{:016x}", hasher.finish()));
-    if !folder.exists() {
-        fs::create_dir_all(&parent).expect("the target folder is writable");
-        build_once(&folder, &parent, &sources);
+    let parent = target_directory().join("cuda-stand-in");
+    let directory = parent.join(format!("{:016x}", hasher.finish()));
+    if !directory.exists() {
+        fs::create_dir_all(&parent).expect("the target directory is writable");
+        build_once(&directory, &parent, &sources);
     }
-    Some(folder)
+    Some(directory)
 }
 
 #[expect(clippy::print_stderr, reason = "a test that does not run must not go unnoticed")]
@@ -121,23 +121,23 @@ fn processor_features() -> Vec<String> {
 fn read_sources() -> io::Result<BTreeMap<PathBuf, String>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut sources = BTreeMap::new();
-    for folder in LIBRARIES.iter().map(|library| library.folder).chain(["execution"]) {
-        for entry in fs::read_dir(root.join(folder))? {
+    for directory in LIBRARIES.iter().map(|library| library.directory).chain(["execution"]) {
+        for entry in fs::read_dir(root.join(directory))? {
             let path = entry?.path();
-            let name = path.strip_prefix(&root).expect("entries lie below their folder").to_owned();
+            let name = path.strip_prefix(&root).expect("entries lie below their directory").to_owned();
             sources.insert(name, fs::read_to_string(&path)?);
         }
     }
     Ok(sources)
 }
 
-/// The folder of cargo that the running program lies in, or the temporary folder.
-fn target_folder() -> PathBuf {
+/// The directory of cargo that the running program lies in, or the temporary directory.
+fn target_directory() -> PathBuf {
     let program = env::current_exe().unwrap_or_default();
-    let mut folders = program.ancestors().skip(1);
-    let mut profile = folders.next();
-    if profile.is_some_and(|folder| folder.ends_with("deps") || folder.ends_with("examples")) {
-        profile = folders.next();
+    let mut directories = program.ancestors().skip(1);
+    let mut profile = directories.next();
+    if profile.is_some_and(|directory| directory.ends_with("deps") || directory.ends_with("examples")) {
+        profile = directories.next();
     }
     match profile.and_then(Path::parent) {
         Some(target) if target.join("CACHEDIR.TAG").exists() => target.to_owned(),
@@ -145,26 +145,26 @@ fn target_folder() -> PathBuf {
     }
 }
 
-fn build_once(folder: &Path, parent: &Path, sources: &BTreeMap<PathBuf, String>) {
-    let lock = fs::File::create(parent.join("lock")).expect("the target folder is writable");
-    lock.lock().expect("the target folder supports locks");
-    if folder.exists() {
+fn build_once(directory: &Path, parent: &Path, sources: &BTreeMap<PathBuf, String>) {
+    let lock = fs::File::create(parent.join("lock")).expect("the target directory is writable");
+    lock.lock().expect("the target directory supports locks");
+    if directory.exists() {
         return;
     }
     let building = parent.join(format!("building-{}", std::process::id()));
-    fs::create_dir_all(&building).expect("the target folder is writable");
-    write_sources(&building, sources).expect("the target folder is writable");
+    fs::create_dir_all(&building).expect("the target directory is writable");
+    write_sources(&building, sources).expect("the target directory is writable");
     compile_objects(&building, sources);
     for library in &LIBRARIES {
         link(library, &building, sources);
     }
-    fs::rename(&building, folder).expect("the target folder is writable");
+    fs::rename(&building, directory).expect("the target directory is writable");
 }
 
 fn write_sources(building: &Path, sources: &BTreeMap<PathBuf, String>) -> io::Result<()> {
     for (path, text) in sources {
         let path = building.join(path);
-        fs::create_dir_all(path.parent().expect("sources lie in folders"))?;
+        fs::create_dir_all(path.parent().expect("sources lie in directories"))?;
         fs::write(path, text)?;
     }
     Ok(())
@@ -177,7 +177,7 @@ fn is_code(path: &Path) -> bool {
 /// Compiles all files, as many at once as the machine has processors.
 fn compile_objects(building: &Path, sources: &BTreeMap<PathBuf, String>) {
     let files = LIBRARIES.iter().flat_map(|library| {
-        let paths = sources.keys().filter(|path| path.starts_with(library.folder) && is_code(path));
+        let paths = sources.keys().filter(|path| path.starts_with(library.directory) && is_code(path));
         paths.map(|path| (building.join(path), library.optimization))
     });
     let queue = Mutex::new(files);
@@ -202,7 +202,7 @@ fn object_of(source: &Path) -> PathBuf {
 fn link(library: &Library, building: &Path, sources: &BTreeMap<PathBuf, String>) {
     let objects = sources
         .keys()
-        .filter(|path| path.starts_with(library.folder) && is_code(path))
+        .filter(|path| path.starts_with(library.directory) && is_code(path))
         .map(|path| object_of(&building.join(path)));
     let shared = |name: &str| {
         let mut command = Command::new(COMPILER);

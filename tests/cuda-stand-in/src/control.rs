@@ -95,11 +95,11 @@ impl StandIn {
     }
 
     fn open() -> Option<Self> {
-        let folder = library_dir()?;
+        let directory = library_dir()?;
         let libraries: Vec<Library> = library_files()
             .map(|file| {
                 // SAFETY: the libraries are those of this package; loading only initializes their statics.
-                unsafe { Library::open(Some(folder.join(file)), RTLD_NOW | RTLD_GLOBAL) }
+                unsafe { Library::open(Some(directory.join(file)), RTLD_NOW | RTLD_GLOBAL) }
                     .unwrap_or_else(|error| panic!("could not load {file}: {error}"))
             })
             .collect();
@@ -186,7 +186,7 @@ impl StandIn {
         values.into()
     }
 
-    /// Sets all counts to zero, all settings to what the environment says, and forgets errors. Buffers stay.
+    /// Sets all counts to zero, all settings to those of the environment, and forgets errors. Buffers stay.
     pub fn reset(&self) {
         // SAFETY: the function takes nothing and may be called at any time.
         unsafe { (self.reset)() };

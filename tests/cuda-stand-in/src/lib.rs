@@ -16,7 +16,7 @@
 //!
 //! A whole process uses them through `LD_LIBRARY_PATH`, set to [`library_dir`], and variables whose names
 //! start with `CUDA_STAND_IN_`: `ORDER`, `BYTES`, `WORKERS`, `DEVICES`, `DRIVER_VERSION`,
-//! `COMPUTE_CAPABILITY`, `FAIL_LAUNCH` (`kernel:n`), `FAIL_COMPILATION`, `LOG`, and `CACHE`, a folder for
+//! `COMPUTE_CAPABILITY`, `FAIL_LAUNCH` (`kernel:n`), `FAIL_COMPILATION`, `LOG`, and `CACHE`, a directory for
 //! compiled kernels.
 
 mod compile;

@@ -158,7 +158,18 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
     ),
     (
         "bindings/cli/src",
-        &["progress", "failure", "args", "output", "demo_data", "reexec", "report", "commands", "fuzz"],
+        &[
+            "progress",
+            "failure",
+            "cuda",
+            "args",
+            "output",
+            "demo_data",
+            "reexec",
+            "report",
+            "commands",
+            "fuzz",
+        ],
     ),
     (
         "bindings/python/src",

@@ -54,11 +54,11 @@ impl CudnnEngine {
     ///
     /// - `directory`: where plans are kept
     pub(crate) fn new(
-        folder: Option<&Path>,
+        directory: Option<&Path>,
         directory: Option<&Path>,
         (stream, pool, staging): (&Stream, &MemoryPool, &Arc<Staging>),
     ) -> std::result::Result<Self, cudnn::Error> {
-        let library = Library::open(folder)?;
+        let library = Library::open(directory)?;
         let ordinal = stream.context().ordinal() as i32;
         let properties = DeviceProperties::of_device(&library, ordinal)?;
         let plans_max = NonZeroUsize::new(SHAPES_MAX).unwrap_or(NonZeroUsize::MIN);
@@ -140,8 +140,8 @@ impl CudnnEngine {
             workspace: workspace.address(),
             scale: call.shape.scale as f32,
         };
-        // SAFETY: the tensors have the shapes of the key, which the operation has checked, and are freed in the
-        // order of this stream; the plan is kept until the stream is done.
+        // SAFETY: the tensors have the shapes of the key, which the operation has checked, and are freed in
+        // the order of this stream; the plan is kept until the stream is done.
         unsafe { self.executor.execute(plan, self.stream.raw().cast(), &arguments) }.map_err(failed)
     }
 }

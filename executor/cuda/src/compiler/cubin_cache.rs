@@ -1,14 +1,14 @@
 //! Compiled code on disk, named by a digest of all that it depends on.
 //!
-//! A file starts with the digest of its code, so that a damaged file is compiled again. A folder that cannot
-//! be written costs compilations, and no run.
+//! A file starts with the digest of its code, so that a damaged file is compiled again. A directory that
+//! cannot be written costs compilations, and no run.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-/// Folder of compiled code.
+/// Directory of compiled code.
 pub(super) struct CubinCache {
     directory: Option<PathBuf>,
 }

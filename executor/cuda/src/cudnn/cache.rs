@@ -20,19 +20,19 @@ pub struct Plans {
 impl Plans {
     /// Starts the thread that reads and builds plans.
     ///
-    /// - `folder`: where plans are kept from run to run; several processes may share it
+    /// - `directory`: where plans are kept from run to run; several processes may share it
     /// - `plans_max`: most plans in memory; the one that was not used for longest goes first
     ///
     /// # Errors
-    /// [`Error::Store`] if the folder cannot be made, [`Error::Thread`].
+    /// [`Error::Store`] if the directory cannot be made, [`Error::Thread`].
     pub fn new(
         library: &Arc<Library>,
         device: DeviceProperties,
-        folder: Option<&Path>,
+        directory: Option<&Path>,
         plans_max: NonZeroUsize,
     ) -> Result<Self> {
-        let open = |folder| Store::open(folder, library.version(), &device.digest());
-        let store = folder.map(open).transpose()?;
+        let open = |directory| Store::open(directory, library.version(), &device.digest());
+        let store = directory.map(open).transpose()?;
         let library = Arc::clone(library);
         let plans =
             Background::start(plans_max, move |key| read_or_build(&library, &device, store.as_ref(), key))?;

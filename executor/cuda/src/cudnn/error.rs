@@ -12,7 +12,9 @@ use super::plan_key::PlanKey;
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum Error {
     /// The library could not be opened.
-    #[error("could not open cuDNN, tried `{file}`; give the folder of libcudnn.so.9 of cuDNN 9.19 or later")]
+    #[error(
+        "could not open cuDNN, tried `{file}`; give the directory of libcudnn.so.9 of cuDNN 9.19 or later"
+    )]
     NotFound { file: String, source: libloading::Error },
     /// The library is older than the oldest one with the graphs of attention.
     #[error("found cuDNN {found} in `{file}`, expected {expected} or later")]
@@ -35,7 +37,7 @@ pub enum Error {
     /// Properties of a device that are not a JSON object.
     #[error("could not read the properties of a device")]
     Properties { source: serde_json::Error },
-    /// The folder of plans could not be read or written.
+    /// The directory of plans could not be read or written.
     #[error("could not store an attention plan in `{path}`")]
     Store { path: PathBuf, source: io::Error },
     /// The thread that builds plans could not start.

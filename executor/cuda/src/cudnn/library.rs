@@ -77,15 +77,16 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens cuDNN: the file of a folder, or the one that the dynamic linker finds.
+    /// Opens cuDNN: the file of a directory, or the one that the dynamic linker finds.
     ///
     /// Its parts, `libcublasLt` and, in older versions, `libnvrtc` are opened by cuDNN itself when they are
     /// needed; where it does not find them it has no engines, see [`Error::NoPlan`].
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::MissingSymbol`], [`Error::TooOld`].
-    pub fn open(folder: Option<&Path>) -> Result<Arc<Self>> {
-        let file = folder.map_or_else(|| NAME.to_owned(), |folder| folder.join(NAME).display().to_string());
+    pub fn open(directory: Option<&Path>) -> Result<Arc<Self>> {
+        let file =
+            directory.map_or_else(|| NAME.to_owned(), |directory| directory.join(NAME).display().to_string());
         // SAFETY: the initialisers of cuDNN have no preconditions.
         let library = unsafe { libloading::Library::new(&file) }
             .map_err(|source| Error::NotFound { file: file.clone(), source })?;

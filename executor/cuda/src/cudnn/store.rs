@@ -17,7 +17,7 @@ static PARTIAL_FILES: AtomicU64 = AtomicU64::new(0);
 
 /// Files of plans.
 pub(super) struct Store {
-    folder: PathBuf,
+    directory: PathBuf,
     version: Version,
 }
 
@@ -34,11 +34,11 @@ pub(super) struct Record {
 }
 
 impl Store {
-    /// Opens the folder of a version and a model of devices, and makes it if it is missing.
-    pub(super) fn open(folder: &Path, version: Version, device: &str) -> Result<Self> {
-        let folder = folder.join(format!("cudnn-{version}-{device}"));
-        fs::create_dir_all(&folder).map_err(|source| Error::Store { path: folder.clone(), source })?;
-        Ok(Self { folder, version })
+    /// Opens the directory of a version and a model of devices, and makes it if it is missing.
+    pub(super) fn open(directory: &Path, version: Version, device: &str) -> Result<Self> {
+        let directory = directory.join(format!("cudnn-{version}-{device}"));
+        fs::create_dir_all(&directory).map_err(|source| Error::Store { path: directory.clone(), source })?;
+        Ok(Self { directory, version })
     }
 
     /// Reads a plan; `None` if there is no file, or it is damaged or of another version.
@@ -54,7 +54,7 @@ impl Store {
         let path = self.file(key);
         let failed = |source| Error::Store { path: path.clone(), source };
         let (process, file) = (std::process::id(), PARTIAL_FILES.fetch_add(1, Ordering::Relaxed));
-        let partial = self.folder.join(format!(".{key}.{process}.{file}.partial"));
+        let partial = self.directory.join(format!(".{key}.{process}.{file}.partial"));
         let mut file = fs::File::create(&partial).map_err(failed)?;
         let text = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)?;
@@ -62,7 +62,7 @@ impl Store {
     }
 
     fn file(&self, key: &PlanKey) -> PathBuf {
-        self.folder.join(format!("{key}.json"))
+        self.directory.join(format!("{key}.json"))
     }
 }
 
@@ -78,20 +78,20 @@ mod tests {
 
     #[test]
     fn a_plan_is_read_as_it_was_written() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path(), Version(92_800), "h200").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path(), Version(92_800), "h200").unwrap();
         assert_eq!(store.read(&key()), None);
         store.write(&key(), Form::Single, "{}".to_owned()).unwrap();
         let record = store.read(&key()).unwrap();
         assert_eq!((record.form, record.plan.as_str()), (Form::Single, "{}"));
-        let files = fs::read_dir(&store.folder).unwrap().count();
+        let files = fs::read_dir(&store.directory).unwrap().count();
         assert_eq!(files, 1, "no partial file is left");
     }
 
     #[test]
     fn a_damaged_file_is_no_plan() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path(), Version(92_800), "h200").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path(), Version(92_800), "h200").unwrap();
         store.write(&key(), Form::Single, "{}".to_owned()).unwrap();
         let whole = fs::read(store.file(&key())).unwrap();
         for len in [0, 1, whole.len() / 2, whole.len() - 1] {
@@ -104,14 +104,14 @@ mod tests {
 
     #[test]
     fn a_plan_of_another_version_device_or_key_is_no_plan() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path(), Version(92_800), "h200").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path(), Version(92_800), "h200").unwrap();
         store.write(&key(), Form::Single, "{}".to_owned()).unwrap();
-        let older = Store::open(folder.path(), Version(91_900), "h200").unwrap();
+        let older = Store::open(directory.path(), Version(91_900), "h200").unwrap();
         assert_eq!(older.read(&key()), None);
         fs::copy(store.file(&key()), older.file(&key())).unwrap();
         assert_eq!(older.read(&key()), None, "the file names the version that wrote it");
-        assert_eq!(Store::open(folder.path(), Version(92_800), "a100").unwrap().read(&key()), None);
+        assert_eq!(Store::open(directory.path(), Version(92_800), "a100").unwrap().read(&key()), None);
         let other = PlanKey { longest: 2048, ..key() };
         fs::copy(store.file(&key()), store.file(&other)).unwrap();
         assert_eq!(store.read(&other), None);

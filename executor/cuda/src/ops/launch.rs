@@ -21,8 +21,8 @@ impl Cuda {
         self.count_launch();
         let shared = self.shared();
         let function = shared.kernels.get(source, name, macros, grid.shared_bytes)?;
-        // SAFETY: operations pass what the parameters of their kernels are, of tensors that they have checked.
-        // A tensor is freed in the order of this stream, and what is written is borrowed mutably.
+        // SAFETY: operations pass what the parameters of their kernels are, of tensors that they have
+        // checked. A tensor is freed in the order of this stream, and what is written is borrowed mutably.
         Ok(unsafe { function.launch(&shared.compute, grid, &mut arguments) }?)
     }
 }

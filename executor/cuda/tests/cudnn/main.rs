@@ -103,45 +103,46 @@ fn plans_with_a_fixed_order_exist_on_hopper_and_blackwell() {
 #[test]
 fn the_engine_of_a_fixed_order_has_its_settings() {
     let Some(library) = driver::library() else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let directory = tempfile::tempdir().expect("a temporary directory");
     let key = SHAPES[3].backward(true);
-    plans(&library, folder.path()).wait(&key).expect("a plan");
-    let text = fs::read_to_string(file(folder.path(), &key)).unwrap();
+    plans(&library, directory.path()).wait(&key).expect("a plan");
+    let text = fs::read_to_string(file(directory.path(), &key)).unwrap();
     let is_set = text.contains("CUDNN_KNOB_TYPE_STAGES\\\":4");
     assert_eq!(is_set, library.version() >= Version(92_500), "else the graph itself has a fixed order");
 }
 
-/// The only file of a key below a folder.
-fn file(folder: &Path, key: &PlanKey) -> PathBuf {
-    let folders = fs::read_dir(folder).expect("the folder of plans");
-    let mut files = folders.map(|folder| folder.expect("a folder").path().join(format!("{key}.json")));
-    let file = files.next().expect("the folder of a version and device");
+/// The only file of a key below a directory.
+fn file(directory: &Path, key: &PlanKey) -> PathBuf {
+    let directories = fs::read_dir(directory).expect("the directory of plans");
+    let mut files =
+        directories.map(|directory| directory.expect("a directory").path().join(format!("{key}.json")));
+    let file = files.next().expect("the directory of a version and device");
     assert!(files.next().is_none());
     file
 }
 
-fn plans(library: &Arc<Library>, folder: &Path) -> Plans {
+fn plans(library: &Arc<Library>, directory: &Path) -> Plans {
     let plans_max = NonZeroUsize::new(8).expect("not zero");
-    Plans::new(library, DeviceProperties::h200(), Some(folder), plans_max).expect("plans")
+    Plans::new(library, DeviceProperties::h200(), Some(directory), plans_max).expect("plans")
 }
 
 #[test]
 fn equal_devices_share_their_plans() {
     let Some(library) = driver::library() else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let directory = tempfile::tempdir().expect("a temporary directory");
     let key = SHAPES[3].forward();
-    plans(&library, folder.path()).wait(&key).expect("a plan");
+    plans(&library, directory.path()).wait(&key).expect("a plan");
     let json = DeviceProperties::h200().to_json();
     let other = json
         .replace("\"pciDeviceId\":0", "\"pciDeviceId\":7")
         .replace("\"cudaDeviceId\":0", "\"cudaDeviceId\":1");
     assert_ne!(json, other);
-    let written = fs::metadata(file(folder.path(), &key)).unwrap().modified().unwrap();
+    let written = fs::metadata(file(directory.path(), &key)).unwrap().modified().unwrap();
     let properties = DeviceProperties::from_json(&other).expect("properties");
-    let others = Plans::new(&library, properties, Some(folder.path()), NonZeroUsize::MIN).expect("plans");
+    let others = Plans::new(&library, properties, Some(directory.path()), NonZeroUsize::MIN).expect("plans");
     others.wait(&key).expect("a plan");
     assert_eq!(
-        fs::metadata(file(folder.path(), &key)).unwrap().modified().unwrap(),
+        fs::metadata(file(directory.path(), &key)).unwrap().modified().unwrap(),
         written,
         "not built again"
     );
@@ -150,16 +151,16 @@ fn equal_devices_share_their_plans() {
 #[test]
 fn plans_are_read_again_and_damaged_ones_are_built_again() {
     let Some(library) = driver::library() else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let directory = tempfile::tempdir().expect("a temporary directory");
     for key in [SHAPES[3].forward(), SHAPES[3].backward(false)] {
-        let first = plans(&library, folder.path());
+        let first = plans(&library, directory.path());
         assert!(matches!(first.get(&key), Lookup::Building));
         let built = first.wait(&key).expect("a plan");
         assert!(matches!(first.get(&key), Lookup::Ready(_)));
 
-        let file = file(folder.path(), &key);
+        let file = file(directory.path(), &key);
         let (text, written) = (fs::read_to_string(&file).unwrap(), fs::metadata(&file).unwrap().modified());
-        let read = plans(&library, folder.path()).wait(&key).expect("a plan");
+        let read = plans(&library, directory.path()).wait(&key).expect("a plan");
         assert_eq!(read.workspace_bytes(), built.workspace_bytes());
         assert_eq!(read.form(), built.form());
         assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), written.unwrap(), "not built again");
@@ -170,7 +171,7 @@ fn plans_are_read_again_and_damaged_ones_are_built_again() {
         let other = text.replace(&version, "cudnnVersion\\\":91300");
         for damaged in [other.as_str(), &text[..text.len() / 2], "", "{}"] {
             fs::write(&file, damaged).unwrap();
-            let again = plans(&library, folder.path()).wait(&key).expect("a plan");
+            let again = plans(&library, directory.path()).wait(&key).expect("a plan");
             assert_eq!(again.workspace_bytes(), built.workspace_bytes());
             assert_ne!(fs::read_to_string(&file).unwrap(), damaged, "written again");
         }
@@ -186,7 +187,7 @@ fn without_a_device_nothing_can_run() {
 
 #[test]
 fn errors_name_the_file_that_was_tried() {
-    let folder = Path::new("/nowhere");
-    let error = Library::open(Some(folder)).expect_err("no library");
+    let directory = Path::new("/nowhere");
+    let error = Library::open(Some(directory)).expect_err("no library");
     assert!(error.to_string().contains("/nowhere/libcudnn.so.9"), "{error}");
 }

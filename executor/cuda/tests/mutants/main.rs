@@ -160,8 +160,8 @@ fn without_a_fault_nothing_is_found() {
 /// Variable with the list and the place of the fault that a process of its own looks for.
 const FAULT: &str = "DFLOP_CUDA_FAULT";
 
-/// Looks for the faults of a list, of which this test takes every so many. Each has a process of its own, since
-/// some write anywhere.
+/// Looks for the faults of a list, of which this test takes every so many. Each has a process of its own,
+/// since some write anywhere.
 fn find_all(list: &str, part: usize, parts: usize) {
     let mut missed = Vec::new();
     for (index, mutant) in mutants(list).iter().enumerate().skip(part).step_by(parts) {

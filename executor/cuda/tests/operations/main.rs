@@ -1,5 +1,5 @@
-//! Every operation on the CUDA device against the CPU device, on the stand-in: fresh random inputs, whole outputs,
-//! and the same bits in every order of threads.
+//! Every operation on the CUDA device against the CPU device, on the stand-in: fresh random inputs, whole
+//! outputs, and the same bits in every order of threads.
 
 mod attention;
 mod cases;

@@ -1,4 +1,4 @@
-//! Calls of CUDA that are not safe: what they are told must be true, or be what a test is about.
+//! Calls of CUDA that are not safe: their arguments must be valid, or be the subject of a test.
 #![expect(unsafe_code, reason = "calls of CUDA")]
 
 use cudarc::{
