@@ -13,8 +13,8 @@ pub(crate) struct Arguments {
     pub(crate) is_small: bool,
     /// Seed of random numbers, if it is given.
     pub(crate) seed: Option<u64>,
-    /// Folder that files for the PyTorch side are written to.
-    pub(crate) folder: Option<PathBuf>,
+    /// Directory that files for the PyTorch side are written to.
+    pub(crate) directory: Option<PathBuf>,
     /// Which model is trained, or which results are compared.
     pub(crate) set: String,
     /// Files with results, to compare.
@@ -33,7 +33,7 @@ impl Arguments {
             is_tiny: false,
             is_small: false,
             seed: None,
-            folder: None,
+            directory: None,
             set: String::new(),
             files: Vec::new(),
         };
@@ -46,7 +46,7 @@ impl Arguments {
                     let text = value()?;
                     parsed.seed = Some(text.parse().map_err(|_| format!("`{text}` is not a seed"))?);
                 }
-                "--write" => parsed.folder = Some(value()?.into()),
+                "--write" => parsed.directory = Some(value()?.into()),
                 "--set" => parsed.set = value()?,
                 option if option.starts_with('-') => return Err(format!("there is no option `{option}`")),
                 file => parsed.files.push(file.into()),

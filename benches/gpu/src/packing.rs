@@ -71,10 +71,10 @@ impl Pack {
 }
 
 /// Writes packs for the PyTorch side: `packs.json`, lengths and tokens of every step.
-pub(crate) fn write(folder: &Path, packs: &[Pack]) -> Result<()> {
+pub(crate) fn write(directory: &Path, packs: &[Pack]) -> Result<()> {
     let packs: Vec<_> =
         packs.iter().map(|pack| json!({"lengths": pack.lengths, "tokens": pack.tokens})).collect();
-    Ok(std::fs::write(folder.join("packs.json"), json!(packs).to_string())?)
+    Ok(std::fs::write(directory.join("packs.json"), json!(packs).to_string())?)
 }
 
 #[cfg(test)]

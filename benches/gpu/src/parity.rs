@@ -75,8 +75,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
             }
         }
     }
-    if let Some(folder) = &arguments.folder {
-        write(folder, arguments.is_tiny)?;
+    if let Some(directory) = &arguments.directory {
+        write(directory, arguments.is_tiny)?;
     }
     let [exact, half] = worst_of_all;
     let (outcome, figure) = match wrong.first() {
@@ -170,7 +170,7 @@ fn worst(found: &Numbers, expected: &Numbers) -> (String, f64) {
 }
 
 /// Writes weights, a pack, its loss and all gradients of a decoder in `f32`, for the PyTorch side.
-fn write(folder: &Path, is_tiny: bool) -> Result<()> {
+fn write(directory: &Path, is_tiny: bool) -> Result<()> {
     let mut document = if is_tiny { models::tiny() } else { models::medium() };
     document["is_recomputed"] = false.into();
     let config = ModelConfig::from_config(&document)?;
@@ -186,16 +186,16 @@ fn write(folder: &Path, is_tiny: bool) -> Result<()> {
     stage.backward(0, None)?;
     stage.parameters_mut().fold_shared_gradients(&device)?;
     let loss = stage.read_loss(0, &loss)? / pack.targets() as f64;
-    std::fs::create_dir_all(folder.join("gradients"))?;
+    std::fs::create_dir_all(directory.join("gradients"))?;
     let tensors = assemble(&stage)?.unwrap_or_default();
     let mut gradients = stage.parameters().gradients(&device)?;
     let of = |tensor: &weights::Tensor| weights::Tensor {
         values: gradients.remove(&tensor.name).unwrap_or_default(),
         ..tensor.clone()
     };
-    weights::write(&folder.join("gradients"), tensors.iter().map(of).collect(), PIECE_BYTES_MAX)?;
-    weights::write(folder, tensors, PIECE_BYTES_MAX)?;
-    packing::write(folder, &[pack])?;
+    weights::write(&directory.join("gradients"), tensors.iter().map(of).collect(), PIECE_BYTES_MAX)?;
+    weights::write(directory, tensors, PIECE_BYTES_MAX)?;
+    packing::write(directory, &[pack])?;
     document["loss"] = Value::from(loss);
-    Ok(std::fs::write(folder.join("config.json"), document.to_string())?)
+    Ok(std::fs::write(directory.join("config.json"), document.to_string())?)
 }

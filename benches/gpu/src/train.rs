@@ -94,8 +94,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     let packs: Vec<Pack> =
         (0..plan.steps).map(|step| Pack::new(seed, step, plan.tokens, vocabulary)).collect();
     let mut stage = stage(&config, &device, plan.activations, &Uniform(seed))?;
-    if let Some(folder) = &arguments.folder {
-        write(folder, &plan, &packs, (part == "curve").then_some(&stage))?;
+    if let Some(directory) = &arguments.directory {
+        write(directory, &plan, &packs, (part == "curve").then_some(&stage))?;
     }
     let (losses, times) = train(part, &plan, &config, &mut stage, &packs)?;
     if part == "curve" {
@@ -114,17 +114,17 @@ fn stage(
 }
 
 /// Writes the configuration, the packs and, for a curve, the weights.
-fn write(folder: &Path, plan: &Plan, packs: &[Pack], stage: Option<&BlockStage<Cuda>>) -> Result<()> {
-    std::fs::create_dir_all(folder)?;
+fn write(directory: &Path, plan: &Plan, packs: &[Pack], stage: Option<&BlockStage<Cuda>>) -> Result<()> {
+    std::fs::create_dir_all(directory)?;
     let mut document = plan.document.clone();
     document["learning_rate"] = plan.learning_rate.into();
     document["is_recomputed"] = (plan.activations == Activations::Recomputed).into();
     document["warm_up_steps"] = WARM_UP_STEPS.into();
-    std::fs::write(folder.join("config.json"), document.to_string())?;
-    packing::write(folder, packs)?;
+    std::fs::write(directory.join("config.json"), document.to_string())?;
+    packing::write(directory, packs)?;
     if let Some(stage) = stage {
         let tensors = assemble(stage)?.unwrap_or_default();
-        weights::write(folder, tensors, PIECE_BYTES_MAX)?;
+        weights::write(directory, tensors, PIECE_BYTES_MAX)?;
     }
     Ok(())
 }
