@@ -49,7 +49,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
         let rate = |factor: f64, seconds: f64| factor * bucket.flops() / seconds / 1e12;
         let (forward_rate, backward_rate) = (rate(1.0, forward), rate(2.5, backward));
         let line = json!({
-            "name": bucket.name, "side": "dflop", "way": way, "forward_seconds": forward, "backward_seconds": backward,
+            "name": bucket.name, "side": "dflop", "way": way,
+            "forward_seconds": forward, "backward_seconds": backward,
             "forward_tflops": forward_rate, "backward_tflops": backward_rate, "error": error,
         });
         report::result(part, line);

@@ -39,3 +39,20 @@ pub(crate) fn whole<D: Device>(
     let range = StageRange { module, layers: 0..config.layers(module) };
     Ok(config.stage(device, &range, FrozenModules::default(), activations, source)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_device::Cpu;
+    use dflop_models::weights::ParameterSpec;
+
+    #[test]
+    fn the_large_decoder_has_one_and_a_half_billion_parameters() {
+        let parameters = |document| {
+            let specs = ModelConfig::from_config(&document).unwrap().parameters::<Cpu>().unwrap();
+            specs.iter().filter(|spec| spec.shares.is_none()).map(ParameterSpec::elements).sum::<usize>()
+        };
+        assert_eq!(parameters(large()), 1_543_714_304);
+        assert!((10_000_000..30_000_000).contains(&parameters(medium())));
+    }
+}

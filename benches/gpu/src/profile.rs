@@ -152,3 +152,25 @@ fn times(
         median(timed.iter().map(|(_, middle, end)| seconds(middle, end)).collect()),
     ])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_layers_have_their_widths() {
+        let widths = published().unwrap().into_iter().map(|subject| {
+            assert_eq!(subject.layers.len(), LAYERS, "{}", subject.name);
+            (subject.name, subject.layers[0].attention.hidden)
+        });
+        let expected = [
+            ("siglip-so400m", 1152),
+            ("internvit-300m", 1024),
+            ("internvit-6b", 3200),
+            ("whisper-large", 1280),
+            ("qwen2.5-7b", 3584),
+            ("llama3-8b", 4096),
+        ];
+        assert_eq!(widths.collect::<Vec<_>>(), expected);
+    }
+}
