@@ -52,13 +52,14 @@ impl Drop for CudnnEngine {
 impl CudnnEngine {
     /// Opens the library for a device, whose context is current on this thread.
     ///
+    /// - `libraries`: directory of the library, if the loader of the system does not find it
     /// - `directory`: where plans are kept
     pub(crate) fn new(
-        directory: Option<&Path>,
+        libraries: Option<&Path>,
         directory: Option<&Path>,
         (stream, pool, staging): (&Stream, &MemoryPool, &Arc<Staging>),
     ) -> std::result::Result<Self, cudnn::Error> {
-        let library = Library::open(directory)?;
+        let library = Library::open(libraries)?;
         let ordinal = stream.context().ordinal() as i32;
         let properties = DeviceProperties::of_device(&library, ordinal)?;
         let plans_max = NonZeroUsize::new(SHAPES_MAX).unwrap_or(NonZeroUsize::MIN);
