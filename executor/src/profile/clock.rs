@@ -1,10 +1,10 @@
 //! Measures computing time on a device: CPU time of one thread, wall time of several, or the device's own
 //! time.
 //!
-//! With one thread, the CPU time of the computing thread is read: [`Runtime::run`] moves the work to the
-//! pool's thread, and the clock is read there, so that other processes hardly affect it. With several threads
-//! it is wall time: the threads share an operation, and a stage takes as long as the slowest of them. Another
-//! processor measures itself, between events before and behind the work.
+//! With one thread, the CPU time of the computing thread is read: [`run`](dflop_device::Runtime::run) moves
+//! the work to the pool's thread, and the clock is read there, so that other processes hardly affect it. With
+//! several threads it is wall time: the threads share an operation, and a stage takes as long as the slowest
+//! of them. Another processor measures itself, between events before and behind the work.
 
 use std::time::{Duration, Instant};
 
