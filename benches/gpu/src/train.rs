@@ -24,7 +24,7 @@ use crate::{device, models};
 /// Steps that are not timed.
 const WARM_UP_STEPS: usize = 3;
 /// Largest loss after training over the one before it, for a curve.
-const LEARNT: f64 = 0.8;
+const LEARNED: f64 = 0.8;
 /// Limit on the bytes of a file of weights: none.
 const PIECE_BYTES_MAX: u64 = u64::MAX;
 
@@ -181,8 +181,8 @@ fn judge_curve(losses: &[f64]) -> Outcome {
     let window = (losses.len() / 10).max(1);
     let mean = |some: &[f64]| some.iter().sum::<f64>() / some.len() as f64;
     let (first, last) = (mean(&losses[..window]), mean(&losses[losses.len() - window..]));
-    let is_learnt = last < LEARNT * first && losses.iter().all(|loss| loss.is_finite());
-    let outcome = if is_learnt { Outcome::Passed } else { Outcome::Failed };
+    let is_learned = last < LEARNED * first && losses.iter().all(|loss| loss.is_finite());
+    let outcome = if is_learned { Outcome::Passed } else { Outcome::Failed };
     let figure = format!("{} steps, loss {first:.3} to {last:.3}", losses.len());
     report::summary("curve", outcome, &figure, "the loss falls by a fifth; beside PyTorch's below")
 }

@@ -32,7 +32,7 @@ const BOUNDED_HEAD_DIM_MULTIPLE: u32 = 16;
 pub enum Form {
     /// One operation.
     Single,
-    /// Products, sums and functions of elements, which an engine recognises as attention.
+    /// Products, sums and functions of elements, which an engine recognizes as attention.
     Composite,
     /// A composite backward graph whose gradient of queries is one product, not a sum of parts in f32. On
     /// Hopper the engine keeps the gradients of all scores: 2 bytes times segments, heads, longest and
