@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-deferred test-kernels test-cudnn test-cuda-cli test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
+.PHONY: test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
 
 check: fmt clippy docs test
 
@@ -47,6 +47,10 @@ test-cudnn:
 			--target $(CUDNN_VENV)/$$version nvidia-cudnn-cu13==$$version; \
 		ln -sfn ../../nvidia/cu13 $$folder/cu13; \
 		DFLOP_CUDNN_LIBRARY_DIR=$$folder/cudnn/lib $(CARGO) test --locked -p dflop-cuda --test cudnn; done
+
+# Faults on the host's side of the CUDA device, one at a time: its tests must find each. Takes about 15 minutes.
+test-cuda-faults:
+	$(PYTHON) tests/python/cuda_faults.py
 
 # The command with CUDA devices, on the stand-ins.
 test-cuda-cli:

@@ -68,7 +68,7 @@ parts=(
     parity "parity PyTorch"
     curve "curve PyTorch" "curve beside PyTorch"
     throughput "throughput PyTorch" "throughput beside PyTorch"
-    profile
+    profile dflop.torch
 )
 declare -A status figure asked taken
 for part in "${parts[@]}"; do
@@ -233,6 +233,8 @@ alternate throughput 50 120 --folder "$OUT/throughput-model"
 compare throughput
 
 check profile 90 profile
+
+run dflop.torch 40 "$PYTHON" "$here/dflop_torch.py" --device "$TORCH_DEVICE"
 
 # cuDNN's plans take long to build: last, and what is not ready is timed with our kernels
 check "attention cuDNN" 80 attention --set fastest

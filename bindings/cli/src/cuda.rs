@@ -1,10 +1,12 @@
 //! Opens CUDA devices, in builds that have them.
 
 #[cfg(feature = "cuda")]
-pub(crate) use dflop_cuda::Cuda;
+use dflop_cuda::{AttentionEngines, Cuda};
 #[cfg(feature = "cuda")]
 use dflop_executor::device::Dtype;
 
+#[cfg(feature = "cuda")]
+use crate::args::compute_device::AttentionName;
 use crate::failure::Failure;
 
 /// Opens the device of this number, or, without one, that of a rank among those of its machine.
@@ -14,6 +16,7 @@ pub(crate) fn open(
     local_rank: usize,
     storage: Dtype,
     memory_bytes: Option<u64>,
+    attention: AttentionName,
 ) -> Result<Cuda, Failure> {
     let failed = |error: dflop_cuda::Error| Failure::Failed(error.to_string());
     let ordinal = match ordinal {
@@ -24,7 +27,11 @@ pub(crate) fn open(
     };
     let builder = Cuda::builder(ordinal).storage(storage);
     let builder = memory_bytes.into_iter().fold(builder, dflop_cuda::CudaBuilder::memory_limit);
-    builder.build().map_err(failed)
+    let engines = match attention {
+        AttentionName::Own => AttentionEngines::Own,
+        AttentionName::Fastest => AttentionEngines::Fastest,
+    };
+    builder.attention(engines).build().map_err(failed)
 }
 
 /// Refuses a CUDA device.

@@ -15,6 +15,17 @@ pub(crate) enum ComputeDevice {
     Cuda(Option<u32>),
 }
 
+/// Engines of attention on a CUDA device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum AttentionName {
+    /// Kernels of the executor alone: the same bits in every run.
+    #[default]
+    Own,
+    /// The faster one of these kernels and cuDNN, by measured time.
+    Fastest,
+}
+
 impl FromStr for ComputeDevice {
     type Err = String;
 

@@ -121,7 +121,8 @@ pub(crate) fn run(args: &ProfileArgs, out: &mut Output) -> Result<(), Failure> {
         #[cfg(feature = "cuda")]
         ComputeDevice::Cuda(ordinal) => {
             let storage = dflop_executor::device::Dtype::Bf16;
-            run_on(&crate::cuda::open(ordinal, 0, storage, None)?, args, out)
+            let attention = crate::args::compute_device::AttentionName::Own;
+            run_on(&crate::cuda::open(ordinal, 0, storage, None, attention)?, args, out)
         }
         #[cfg(not(feature = "cuda"))]
         ComputeDevice::Cuda(_) => Err(crate::cuda::refuse()),

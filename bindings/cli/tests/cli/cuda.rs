@@ -27,6 +27,10 @@ fn devices_that_are_not_known_are_refused() {
     let run = job.run(&[]);
     assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
     assert!(run.stderr.contains("expected `cpu`, `cuda` or `cuda:N`, found `gpu`"), "{}", run.stderr);
+    let job = Job::with(&[("[parallel]\n", "[parallel]\nattention = \"fastest\"\n")]);
+    let run = job.run(&[]);
+    assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
+    assert!(run.stderr.contains("`parallel.attention` needs a CUDA device"), "{}", run.stderr);
     let run = dflop(&["profile", "--model", "tiny", "--device", "cuda:x", "--out", "nowhere"]);
     assert_eq!(run.status, Some(2));
     assert!(run.stderr.contains("expected `cpu`, `cuda` or `cuda:N`, found `cuda:x`"), "{}", run.stderr);
@@ -75,6 +79,31 @@ mod with {
             assert_eq!(run.status, Some(1), "{}", run.stderr);
             assert!(run.stderr.contains("libcuda.so.1"), "{}", run.stderr);
         }
+    }
+
+    #[test]
+    fn cudnn_that_is_asked_for_and_missing_is_named() {
+        let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+        let settings = "[parallel]\ncompute_device = \"cuda\"\nattention = \"fastest\"\n";
+        let run = on(
+            &libraries,
+            &mut Job::with(&[("[parallel]\n", settings)]).command(&["--pipeline-stages", "1"]),
+        );
+        assert_eq!((run.status, run.stdout.as_str()), (Some(1), ""), "{}", run.stderr);
+        assert!(run.stderr.contains("libcudnn.so.9"), "{}", run.stderr);
+    }
+
+    #[test]
+    fn the_script_of_profiles_runs_from_start_to_end() {
+        let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/gpu/profile.sh");
+        let mut command = Command::new("bash");
+        command.arg(script).arg(env!("CARGO_BIN_EXE_dflop")).env("RUN_ON", "stand-in");
+        command.env("OUT", directory.path()).env("XDG_CACHE_HOME", directory.path().join("cache"));
+        let run = on(&libraries, command.env("SECONDS_MAX", "60"));
+        assert_eq!(run.status, Some(0), "{}{}", run.stdout, run.stderr);
+        assert!(directory.path().join("tiny.csv").is_file(), "{}", run.stdout);
     }
 
     #[test]

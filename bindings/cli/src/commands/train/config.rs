@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::corrections::CorrectionSource;
-use crate::args::compute_device::ComputeDevice;
+use crate::args::compute_device::{AttentionName, ComputeDevice};
 use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 
@@ -153,6 +153,8 @@ pub(crate) struct ParallelTable {
     pub(crate) llm: ModuleTable,
     /// Device that stages compute on.
     pub(crate) compute_device: ComputeDevice,
+    /// Engines of attention on a CUDA device.
+    pub(crate) attention: AttentionName,
     /// Device preset that predicts times before anything is measured.
     pub(crate) device: String,
     /// Measured profile in place of the device preset.
@@ -179,6 +181,7 @@ impl Default for ParallelTable {
             audio: ModuleTable::default(),
             llm: ModuleTable::default(),
             compute_device: ComputeDevice::default(),
+            attention: AttentionName::default(),
             device: "cpu".to_owned(),
             profile: None,
             timeout_seconds: 120.0,
@@ -372,6 +375,10 @@ impl TrainConfig {
         }
         if self.parallel.memory_gib.is_some_and(|memory| !(memory > 0.0 && memory < 1e9)) {
             return refuse("invalid `parallel.memory_gib`: must be above 0");
+        }
+        if self.parallel.attention != AttentionName::Own && self.parallel.compute_device == ComputeDevice::Cpu
+        {
+            return refuse("`parallel.attention` needs a CUDA device in `parallel.compute_device`");
         }
         if self.correction.source == Some(CorrectionSource::Measured) && !self.correction.enabled {
             return refuse("`--corrections measured` needs `correction.enabled = true`");

@@ -69,7 +69,7 @@ pub(crate) fn run(
         #[cfg(feature = "cuda")]
         ComputeDevice::Cuda(ordinal) => {
             let local_rank = task.local_rank.unwrap_or_else(|| comm.rank());
-            let device = cuda::open(ordinal, local_rank, storage, memory_bytes)?;
+            let device = cuda::open(ordinal, local_rank, storage, memory_bytes, config.parallel.attention)?;
             let peak = gemm_peak_flops(&device, PEAK_RUNS)?;
             run_on(&device, peak, config, setup, comm, task, on_step)
         }
