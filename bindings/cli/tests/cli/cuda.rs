@@ -101,7 +101,7 @@ mod with {
         let mut command = Command::new("bash");
         command.arg(script).arg(env!("CARGO_BIN_EXE_dflop")).env("RUN_ON", "stand-in");
         command.env("OUT", directory.path()).env("XDG_CACHE_HOME", directory.path().join("cache"));
-        let run = on(&libraries, command.env("SECONDS_MAX", "60"));
+        let run = on(&libraries, command.env("SECONDS_MAX", "300"));
         assert_eq!(run.status, Some(0), "{}{}", run.stdout, run.stderr);
         assert!(directory.path().join("tiny.csv").is_file(), "{}", run.stdout);
     }
