@@ -161,8 +161,8 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
         &[
             "progress",
             "failure",
-            "cuda",
             "args",
+            "cuda",
             "output",
             "demo_data",
             "reexec",
