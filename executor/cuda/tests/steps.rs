@@ -6,9 +6,11 @@
 mod device;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use dflop_comm::{Settings, threads};
-use dflop_device::{Cpu, Device, Dtype, Runtime};
+use dflop_comm::{Buffer, Settings, Slice, threads};
+use dflop_device::{Cpu, Device, Dtype, HostTask, Lane, Runtime};
 use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
 use dflop_models::weights::Seed;
 use dflop_models::{
@@ -162,4 +164,44 @@ fn a_device_that_is_dropped_with_work_under_way_leaves_nothing() {
     let counts = device::stand_in().counts();
     assert_eq!((counts.buffers_in_use, counts.leaked_buffers), (before, 0));
     assert_eq!(device::stand_in().last_failure(), "");
+}
+
+/// Task of a lane that takes a while.
+struct Slow(Arc<AtomicBool>);
+
+impl HostTask for Slow {
+    fn start(&mut self, _: Option<Buffer>) -> dflop_device::Result<()> {
+        Ok(())
+    }
+
+    fn is_ready(&self) -> bool {
+        false
+    }
+
+    fn finish(self: Box<Self>) -> dflop_device::Result<Option<Buffer>> {
+        std::thread::sleep(Duration::from_millis(200));
+        self.0.store(true, Ordering::Relaxed);
+        Ok(None)
+    }
+
+    fn adds(&self) -> bool {
+        false
+    }
+
+    fn run(self: Box<Self>, _: Slice<'_>) -> dflop_device::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_device_that_is_dropped_waits_for_the_work_of_its_lanes() {
+    let _turn = device::turn();
+    let is_done = Arc::new(AtomicBool::new(false));
+    {
+        let device = device::of_type(Dtype::F32);
+        let now = device.mark(Lane::Compute).unwrap();
+        let task = Box::new(Slow(Arc::clone(&is_done)));
+        drop(device.host_task(Lane::Communication(1), &now, None, None, task).unwrap());
+    }
+    assert!(is_done.load(Ordering::Relaxed));
 }
