@@ -203,12 +203,16 @@ impl Runtime for Cuda {
 
     fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {
         self.count_read();
-        self.on_host(&self.shared().compute, tensor, |elements| elements.to_f32())
+        let values = self.on_host(&self.shared().compute, tensor, |elements| elements.to_f32());
+        self.check()?;
+        values
     }
 
     fn read(&self, scalars: &Tensor<Self>) -> Result<Vec<f64>> {
         self.count_read();
-        self.on_host(&self.shared().compute, scalars, |elements| elements.to_f64())
+        let values = self.on_host(&self.shared().compute, scalars, |elements| elements.to_f64());
+        self.check()?;
+        values
     }
 
     fn reads(&self) -> u64 {

@@ -13,6 +13,13 @@ use crate::runtime::{HostTask, Lane, Runtime, Tensor, Transfer};
 /// Number of communicators so far: each has lanes of its own.
 static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);
 
+/// Reserves numbers of lanes of communication, 2^32 of them, that no other communicator of this process uses;
+/// returns the first.
+#[must_use]
+pub fn reserve_lanes() -> u64 {
+    COMMUNICATORS.fetch_add(1, Ordering::Relaxed) << 32
+}
+
 /// Exchanges tensors through host memory over a [`Comm`].
 pub struct Staged<D: Runtime> {
     device: D,
@@ -25,8 +32,7 @@ impl<D: Runtime> Staged<D> {
     /// Makes a communicator of the ranks of `comm`, whose tensors are on `device`.
     #[must_use]
     pub fn new(device: D, comm: Arc<dyn Comm>) -> Self {
-        let lane = COMMUNICATORS.fetch_add(1, Ordering::Relaxed) << 32;
-        Self { device, comm, lane }
+        Self { device, comm, lane: reserve_lanes() }
     }
 
     fn collectives(&self) -> Lane {
