@@ -156,6 +156,28 @@ impl Endpoint {
         }
     }
 
+    /// Decides whether a wait outside of messages may go on.
+    pub(super) fn check_wait(
+        &self,
+        peer: usize,
+        at: StepContext,
+        what: &str,
+        waited: Duration,
+    ) -> Result<()> {
+        if let Some(failure) = self.mailbox.failure() {
+            return Err(self.failed(failure, at));
+        }
+        let Settings { wait, slow, .. } = self.settings;
+        if waited < wait {
+            return Ok(());
+        }
+        let report = timeout_report::find(&self.inquirer(), peer);
+        if report.verdict == Verdict::Busy && waited < slow.max(wait) {
+            return Ok(());
+        }
+        Err(self.timed_out(&report, waited, &Wait::new(peer, at, false), what))
+    }
+
     fn timed_out(&self, report: &TimeoutReport, waited: Duration, wait: &Wait, what: &str) -> Error {
         let limit = match report.verdict {
             Verdict::Busy => format!("the limit for a busy rank is {}", seconds(self.settings.slow)),

@@ -70,3 +70,4 @@ pub use rendezvous::{JobToken, RendezvousClient, RendezvousServer};
 pub use settings::Settings;
 pub use slice::Slice;
 pub use step_context::{ActionName, StepContext};
+pub use waits::WaitRecord;

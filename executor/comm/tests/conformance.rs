@@ -59,6 +59,7 @@ conformance! {
     every_root_broadcasts
     no_rank_passes_a_barrier_before_all_have_entered
     splits_have_their_own_ranks_and_messages
+    numbers_are_gathered_in_rank_order
     equal_digests_pass
     mistakes_of_the_caller_do_not_end_the_job
     refused_another_digest

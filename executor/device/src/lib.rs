@@ -21,7 +21,7 @@ pub mod prelude;
 mod runtime;
 mod segments;
 
-pub use comm::{DeviceComm, RowShape, Staged};
+pub use comm::{DeviceComm, MessageLane, RowShape, Staged};
 pub use cpu::{Cpu, CpuEvent, CpuMemory};
 pub use device::Device;
 pub use dtype::Dtype;

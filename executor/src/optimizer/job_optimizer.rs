@@ -67,8 +67,8 @@ pub struct JobOptimizer<D: Device> {
     pub(crate) adamw: AdamWOptimizer<D>,
     pub(crate) ownership: Ownership,
     pub(crate) comm: Arc<dyn Comm>,
-    /// Communicator for tensors, once the device is known.
-    tensors: Option<Staged<D>>,
+    /// Communicator for tensors, once it is given or the device is known.
+    tensors: Option<Arc<dyn DeviceComm<D>>>,
 }
 
 impl<D: Device> JobOptimizer<D> {
@@ -101,6 +101,14 @@ impl<D: Device> JobOptimizer<D> {
     #[must_use]
     pub fn shard_states(mut self, replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>) -> Self {
         self.adamw.shard(replicas);
+        self
+    }
+
+    /// Exchanges losses and norms over this communicator of all ranks
+    /// ([`PipelineRank::tensors`](crate::pipeline::PipelineRank::tensors)). Default: through the host.
+    #[must_use]
+    pub fn exchange_over(mut self, comm: Arc<dyn DeviceComm<D>>) -> Self {
+        self.tensors = Some(comm);
         self
     }
 
@@ -148,9 +156,9 @@ impl<D: Device> JobOptimizer<D> {
         }
         let step = self.adamw.steps();
         let comm = Arc::clone(&self.comm);
-        let tensors = self.tensors.get_or_insert_with(|| Staged::new(device.clone(), comm));
+        let tensors = self.tensors.get_or_insert_with(|| Arc::new(Staged::new(device.clone(), comm)));
         // After the fold: the norm must see the sum of both uses of a shared parameter.
-        let figures = StepFigures::exchange(&device, &stages, &self.ownership, tensors, step, unread)?;
+        let figures = StepFigures::exchange(&device, &stages, &self.ownership, &**tensors, step, unread)?;
         let StepFigures { values, losses } = figures;
         let squares = losses..values.len();
         let mut clip = device.zeros_as(Dtype::F64, 2)?;

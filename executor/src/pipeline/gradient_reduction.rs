@@ -192,15 +192,16 @@ mod tests {
 
     use super::*;
     use crate::pipeline::ModuleParallelism;
-    use dflop_comm::{Comm, Settings, threads};
-    use dflop_device::Cpu;
+    use dflop_comm::{Settings, threads};
+    use dflop_device::{Cpu, DeviceComm, Staged};
     use dflop_models::weights::Seed;
     use dflop_models::{FrozenModules, ModelConfig, ModuleKind, StageSettings, TextBatch};
 
     /// Counts collectives in progress after the backward of the last layer, after all layers, and at the end.
-    fn collectives(job: &Job, comm: &dyn Comm) -> crate::Result<[usize; 3]> {
+    fn collectives(job: &Job, comm: threads::ThreadComm) -> crate::Result<[usize; 3]> {
         let device = Cpu::new(1)?;
-        let roles = job.roles(comm.rank())?;
+        let comm = Staged::new(device.clone(), Arc::new(comm));
+        let roles = job.roles(comm.host().rank())?;
         let range = &job.ranges(&roles[0])[0];
         let settings = StageSettings { bucket_elements: 1, ..StageSettings::default() };
         let mut stage = job.model.stage_with(&device, range, FrozenModules::default(), settings, &Seed(1))?;
@@ -213,7 +214,7 @@ mod tests {
             loss_scale: 1.0,
         };
         stage.forward(0, Arc::new(job.model.llm.context(&device, &batch)?), None)?;
-        let groups = GradientGroups::split(job, &roles, comm, &device)?;
+        let groups = GradientGroups::split(job, &roles, &comm)?;
         let mut reduction = GradientReduction::new(job, &groups, 0);
         let mut begun = Vec::new();
         stage.backward_with(0, None, &mut |parameters, first| {
@@ -238,7 +239,7 @@ mod tests {
         let job = Job::new(model, FrozenModules::default(), vec![layout], schedule).unwrap();
         let ranks = threads::world(2, Settings::default()).unwrap();
         let counts = std::thread::scope(|scope| {
-            let count = |comm: threads::ThreadComm| collectives(&job, &comm).unwrap();
+            let count = |comm: threads::ThreadComm| collectives(&job, comm).unwrap();
             let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || count(comm))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
         });

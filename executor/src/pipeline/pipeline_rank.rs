@@ -33,7 +33,7 @@ pub struct StepOutcome {
 /// One rank of a job: its stages and communicators.
 pub struct PipelineRank<D: Device> {
     device: D,
-    comm: Staged<D>,
+    comm: Arc<dyn DeviceComm<D>>,
     job: Arc<Job>,
     roles: Vec<RankRole>,
     groups: GradientGroups<D>,
@@ -54,6 +54,8 @@ struct RankSchedule {
 impl<D: Device> PipelineRank<D> {
     /// Joins the ranks of a job; all of them call it together.
     ///
+    /// Tensors move through the host; [`over`](Self::over) takes other means.
+    ///
     /// - `stages`: one for each of [`Job::ranges`] of all roles of this rank ([`Job::roles`]), in order:
     ///   built from it ([`build_stages`](crate::train::build_stages)), or any other [`Stage`] that takes its
     ///   rows and gives rows of the same size, or a loss if it is the last one
@@ -62,13 +64,29 @@ impl<D: Device> PipelineRank<D> {
     /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the
     /// job on all ranks; [`Error::Comm`] if another rank failed.
     pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Box<dyn Stage<D>>>) -> Result<Self> {
-        let checked = check(comm.as_ref(), &job, &stages);
-        let roles =
-            checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
+        let roles = check(&*comm, &job, &stages)?;
         let device = stages[0].device().clone();
-        let groups = GradientGroups::split(&job, &roles, comm.as_ref(), &device)?;
+        Self::join(Arc::new(Staged::new(device, Arc::from(comm))), job, roles, stages)
+    }
+
+    /// Joins the ranks of a job as [`new`](Self::new) does, over a communicator of tensors.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn over(comm: Arc<dyn DeviceComm<D>>, job: Arc<Job>, stages: Vec<Box<dyn Stage<D>>>) -> Result<Self> {
+        let roles = check(comm.host(), &job, &stages)?;
+        Self::join(comm, job, roles, stages)
+    }
+
+    fn join(
+        comm: Arc<dyn DeviceComm<D>>,
+        job: Arc<Job>,
+        roles: Vec<RankRole>,
+        stages: Vec<Box<dyn Stage<D>>>,
+    ) -> Result<Self> {
+        let device = stages[0].device().clone();
+        let groups = GradientGroups::split(&job, &roles, &*comm)?;
         let stages = roles.iter().flat_map(|role| &role.stages).copied().zip(stages).collect();
-        let comm = Staged::new(device.clone(), Arc::from(comm));
         Ok(Self { device, comm, job, roles, groups, stages, is_plan_checked: false, schedule: None })
     }
 
@@ -127,7 +145,7 @@ impl<D: Device> PipelineRank<D> {
             lane_order,
             rank,
             roles: &self.roles,
-            comm: &self.comm,
+            comm: &*self.comm,
             rank_step,
         };
         let StepResult { losses, clock } =
@@ -137,7 +155,7 @@ impl<D: Device> PipelineRank<D> {
         let stage = self.stages.values().last().map_or_else(String::new, |stage| stage.name().to_owned());
         Ok(UnreadStep {
             device: self.device.clone(),
-            comm: self.comm.shared(),
+            comm: Arc::clone(&self.comm),
             stage,
             step: plan.step(),
             microbatches: plan.microbatches().len(),
@@ -165,6 +183,12 @@ impl<D: Device> PipelineRank<D> {
     #[must_use]
     pub fn replicas(&self) -> Vec<Option<Arc<dyn DeviceComm<D>>>> {
         self.stages.keys().map(|&stage| self.groups.shared_replicas(stage)).collect()
+    }
+
+    /// Returns the communicator of all ranks for tensors, to share.
+    #[must_use]
+    pub fn tensors(&self) -> Arc<dyn DeviceComm<D>> {
+        Arc::clone(&self.comm)
     }
 
     /// Returns the communicator of all ranks.
@@ -205,7 +229,13 @@ pub(super) fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     error
 }
 
+/// Returns the roles of a rank, or ends the job if its stages do not fit them.
 fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Box<dyn Stage<D>>]) -> Result<Vec<RankRole>> {
+    let checked = roles_of(comm, job, stages);
+    checked.map_err(|error| end(comm, StepContext::step(0, "join the job"), error))
+}
+
+fn roles_of<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Box<dyn Stage<D>>]) -> Result<Vec<RankRole>> {
     if comm.size() != job.world_size() {
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });

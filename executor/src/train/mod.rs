@@ -28,7 +28,7 @@ mod step_report;
 mod trace;
 mod training_rank;
 
-pub use build_stages::{build_stages, join_job};
+pub use build_stages::{build_stages, join_job, join_job_over};
 pub use correction_record::{CorrectionRecorder, CorrectionSubject, RecordedCorrections};
 pub use forecast::Forecast;
 pub use measured_times::MeasuredTimes;

@@ -6,5 +6,5 @@
 mod device_comm;
 mod staged;
 
-pub use device_comm::{DeviceComm, RowShape};
+pub use device_comm::{DeviceComm, MessageLane, RowShape};
 pub use staged::Staged;

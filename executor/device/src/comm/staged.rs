@@ -29,12 +29,6 @@ impl<D: Runtime> Staged<D> {
         Self { device, comm, lane }
     }
 
-    /// Communicator that carries the messages.
-    #[must_use]
-    pub fn shared(&self) -> Arc<dyn Comm> {
-        Arc::clone(&self.comm)
-    }
-
     fn collectives(&self) -> Lane {
         Lane::Communication(self.lane)
     }
@@ -54,6 +48,17 @@ impl<D: Runtime> Staged<D> {
 impl<D: Runtime> DeviceComm<D> for Staged<D> {
     fn host(&self) -> &dyn Comm {
         &*self.comm
+    }
+
+    fn shared_host(&self) -> Arc<dyn Comm> {
+        Arc::clone(&self.comm)
+    }
+
+    fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Arc<dyn DeviceComm<D>>>> {
+        let group = self.comm.split(at, color, key)?;
+        let over =
+            |group| Arc::new(Self::new(self.device.clone(), Arc::from(group))) as Arc<dyn DeviceComm<D>>;
+        Ok(group.map(over))
     }
 
     fn send(
