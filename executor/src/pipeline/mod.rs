@@ -76,6 +76,9 @@ mod assign_media;
 mod gradient_groups;
 mod gradient_reduction;
 mod job;
+mod lane_order;
+#[cfg(test)]
+mod launch_order;
 mod module_parallelism;
 mod output_check;
 mod pass_times;

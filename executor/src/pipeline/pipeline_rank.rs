@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::Action;
 
-use super::action_list::action_list;
+use super::action_list::action_lists;
 use super::activation_transfer::StepView;
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
+use super::lane_order::LaneOrder;
 use super::rank_roles::RankRole;
 use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
@@ -38,9 +39,16 @@ pub struct PipelineRank<D: Device> {
     groups: GradientGroups<D>,
     stages: BTreeMap<u16, Box<dyn Stage<D>>>,
     is_plan_checked: bool,
-    /// Number of rounds, topology and action list of the last step, reused while the number of rounds stays
-    /// the same.
-    schedule: Option<(usize, Topology, Vec<Action>)>,
+    /// Schedule of the last step, reused while the number of rounds stays the same.
+    schedule: Option<RankSchedule>,
+}
+
+/// Order of the work of a rank in steps of a number of rounds.
+struct RankSchedule {
+    rounds: usize,
+    topology: Topology,
+    list: Vec<Action>,
+    lane_order: LaneOrder,
 }
 
 impl<D: Device> PipelineRank<D> {
@@ -125,18 +133,17 @@ impl<D: Device> PipelineRank<D> {
             stage.forget();
             stage.parameters_mut().zero_gradients(&self.device)?;
         }
-        let (_, topology, list) = match self.schedule.take() {
-            Some(made) if made.0 == plan.rounds() => self.schedule.insert(made),
-            _ => {
-                let topology = Topology::new(&self.job, plan.rounds())?;
-                let list = action_list(&self.job, &topology, self.comm.host().rank())?;
-                self.schedule.insert((plan.rounds(), topology, list))
-            }
+        let rank = self.comm.host().rank();
+        let schedule = match self.schedule.take() {
+            Some(made) if made.rounds == plan.rounds() => made,
+            _ => RankSchedule::new(&self.job, plan.rounds(), (rank, &self.roles))?,
         };
+        let RankSchedule { topology, list, lane_order, .. } = self.schedule.insert(schedule);
         let view = StepView {
             job: &self.job,
             topology,
-            rank: self.comm.host().rank(),
+            lane_order,
+            rank,
             roles: &self.roles,
             comm: &*self.comm,
             rank_step,
@@ -200,6 +207,15 @@ impl<D: Device> PipelineRank<D> {
     #[must_use]
     pub fn job(&self) -> &Arc<Job> {
         &self.job
+    }
+}
+
+impl RankSchedule {
+    fn new(job: &Job, rounds: usize, (rank, roles): (usize, &[RankRole])) -> Result<Self> {
+        let topology = Topology::new(job, rounds)?;
+        let list = action_lists(job, &topology, &[rank])?.swap_remove(0);
+        let lane_order = LaneOrder::new(job, &topology, (rank, roles), &list)?;
+        Ok(Self { rounds, topology, list, lane_order })
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) struct TransferBuffers<D: Device> {
     posted: BTreeMap<Key, Transfer<D>>,
     /// Number of actions whose receives are posted.
     posted_until: usize,
+    /// Number of messages of every lane, in its order, whose receives are posted.
+    posted_of: BTreeMap<(usize, Flow), usize>,
     /// Rows of other ranks, and rows passed on within this one.
     arrived: BTreeMap<Key, Tensor<D>>,
     /// Rows that were sent at the end of their pass, and whose send in the action list is still to come.
@@ -37,13 +39,14 @@ impl<D: Device> TransferBuffers<D> {
             device,
             posted: BTreeMap::new(),
             posted_until: 0,
+            posted_of: BTreeMap::new(),
             arrived: BTreeMap::new(),
             sent: BTreeSet::new(),
             sends: Vec::new(),
         })
     }
 
-    /// Posts the receives of the next actions.
+    /// Posts the receives of the next actions, each behind all that come before it in its lane.
     pub(super) fn post_receives(
         &mut self,
         view: &StepView<'_, D>,
@@ -52,20 +55,33 @@ impl<D: Device> TransferBuffers<D> {
     ) -> Result<()> {
         let until = (next + POSTED_AHEAD).min(list.len());
         for &action in &list[self.posted_until.min(until)..until] {
-            let Some(transfer) = view.transfer(action).filter(|transfer| !transfer.is_send) else { continue };
-            let StageTransfer { flow, edge, peer, .. } = transfer;
+            if let Some(transfer) = view.transfer(action).filter(|transfer| !transfer.is_send) {
+                self.post_lane(view, transfer)?;
+            }
+        }
+        self.posted_until = self.posted_until.max(until);
+        Ok(())
+    }
+
+    /// Posts the receives of the lane of a transfer, in the order of the sender, up to that of the transfer.
+    fn post_lane(&mut self, view: &StepView<'_, D>, transfer: StageTransfer) -> Result<()> {
+        let StageTransfer { flow, edge: needed, peer, .. } = transfer;
+        let from = view.job.source(peer, view.rank, view.role(flow.receiver(needed))?);
+        let lane = view.lane_order.of_lane(from, flow);
+        let posted = self.posted_of.entry((from, flow)).or_default();
+        // A message that is not ahead was posted for one that follows it in the lane.
+        let ahead = lane[*posted..].iter().position(|&edge| edge == needed).map_or(0, |ahead| ahead + 1);
+        for &edge in &lane[*posted..*posted + ahead] {
             let rows = view.rows(flow, edge)?;
             // A message without rows is never sent, so nothing is posted for it.
             if rows > 0 {
-                let own = if flow == Flow::Activations { edge.downstream } else { edge.upstream };
-                let from = view.job.source(peer, view.rank, view.role(own)?);
                 let shape = RowShape { dtype: self.device.storage(), rows, cols: view.width(edge) };
-                let at = view.at_edge(transfer);
+                let at = view.at_edge(StageTransfer { edge, ..transfer });
                 let receive = view.comm.recv(from, edge.tag(flow), at, shape, &self.start)?;
                 self.posted.insert((flow, edge), receive);
             }
         }
-        self.posted_until = self.posted_until.max(until);
+        *posted += ahead;
         Ok(())
     }
 
@@ -183,8 +199,8 @@ impl<D: Device> TransferBuffers<D> {
         part: Part,
         rows: Tensor<D>,
     ) -> Result<()> {
-        let other = if edge.upstream == part { edge.downstream } else { edge.upstream };
-        let transfer = StageTransfer { flow, is_send: true, edge, peer: view.topology.rank(other) };
+        let peer = view.topology.rank(edge.other(part));
+        let transfer = StageTransfer { flow, is_send: true, edge, peer };
         let mut targets = view.job.targets(view.rank, view.role(part)?, transfer.peer);
         // This rank comes last: it takes the rows themselves, and all others but the last get a copy.
         targets.sort_by_key(|&target| target == view.rank);
@@ -216,6 +232,7 @@ mod tests {
 
     use dflop_balancer::schedule::{Message, ScheduleKind};
 
+    use super::super::lane_order::LaneOrder;
     use super::super::rank_step::RankStep;
     use super::super::topology::Topology;
     use super::super::{Job, MicrobatchPlan, ModuleParallelism, PipelineStepPlan};
@@ -255,9 +272,11 @@ mod tests {
         let comm = Staged::new(device.clone(), Arc::new(ranks.pop().unwrap()));
         let (step, topology) = (rank_step(&job, &device), Topology::new(&job, 1).unwrap());
         let roles = job.roles(0).unwrap();
+        let lane_order = LaneOrder::new(&job, &topology, (0, &roles), &[]).unwrap();
         let view = StepView {
             job: &job,
             topology: &topology,
+            lane_order: &lane_order,
             rank: 0,
             roles: &roles,
             comm: &comm,

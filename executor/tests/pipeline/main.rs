@@ -12,6 +12,7 @@ mod failures;
 mod job;
 mod language_models;
 mod media;
+mod message_order;
 mod own_stage;
 mod reference;
 mod refusals;
