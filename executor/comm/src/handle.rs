@@ -30,6 +30,14 @@ impl<T> Handle<T> {
         Self(Box::new(completion))
     }
 
+    /// Makes a handle of an operation that is complete.
+    pub fn ready(value: T) -> Self
+    where
+        T: Send + 'static,
+    {
+        Self::new(Ready(value))
+    }
+
     /// Returns whether [`wait`](Self::wait) would return immediately.
     #[must_use]
     pub fn is_complete(&self) -> bool {
@@ -43,5 +51,18 @@ impl<T> Handle<T> {
     /// reached.
     pub fn wait(self) -> Result<T> {
         self.0.wait()
+    }
+}
+
+/// Operation that is complete.
+struct Ready<T>(T);
+
+impl<T: Send> Completion<T> for Ready<T> {
+    fn is_complete(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>) -> Result<T> {
+        Ok(self.0)
     }
 }

@@ -38,6 +38,8 @@ pub struct PipelineRank<D: Device> {
     groups: GradientGroups<D>,
     stages: BTreeMap<u16, Box<dyn Stage<D>>>,
     is_plan_checked: bool,
+    /// Whether each replica gets the gradients of its part alone.
+    is_divided: bool,
     /// Number of rounds, topology and action list of the last step, reused while the number of rounds stays
     /// the same.
     schedule: Option<(usize, Topology, Vec<Action>)>,
@@ -61,7 +63,8 @@ impl<D: Device> PipelineRank<D> {
         let groups = GradientGroups::split(&job, &roles, comm.as_ref(), &device)?;
         let stages = roles.iter().flat_map(|role| &role.stages).copied().zip(stages).collect();
         let comm = Staged::new(device.clone(), Arc::from(comm));
-        Ok(Self { device, comm, job, roles, groups, stages, is_plan_checked: false, schedule: None })
+        let (is_plan_checked, is_divided) = (false, false);
+        Ok(Self { device, comm, job, roles, groups, stages, is_plan_checked, is_divided, schedule: None })
     }
 
     /// Sets whether ranks compare digests of their plans before every step. Default: no.
@@ -71,10 +74,24 @@ impl<D: Device> PipelineRank<D> {
         self
     }
 
+    /// Divides the gradients over the replicas of every stage, so that each gets the sums that an optimizer
+    /// with shared states needs ([`JobOptimizer::shard_states`](crate::optimizer::JobOptimizer::shard_states)):
+    /// half of the bytes of whole sums. Default: all replicas get whole gradients.
+    ///
+    /// A bucket's [`summed`](dflop_models::ParameterBucket::summed) elements are complete after a step.
+    /// Gradients have the same bits as without; their norm may differ in its last digits, and so may weights
+    /// whose gradients are clipped.
+    #[must_use]
+    pub fn shard_gradients(mut self) -> Self {
+        self.is_divided = true;
+        self
+    }
+
     /// Runs forward and backward of one global batch and sums gradients over replicas.
     ///
     /// Gradients of the step before are discarded. The gradients of this step's mean loss over its target
-    /// tokens are left in the stages' parameters, the same on all replicas.
+    /// tokens are left in the stages' parameters: whole and the same on all replicas, or divided over them
+    /// ([`shard_gradients`](Self::shard_gradients)).
     ///
     /// # Errors
     /// [`Error::Plan`] if contexts do not fit the plan; errors of stages; [`dflop_models::Error::Loss`] if a
@@ -124,7 +141,7 @@ impl<D: Device> PipelineRank<D> {
             rank_step,
         };
         let StepResult { losses, clock } =
-            StepExecution::new(self.device.clone(), view, &self.groups, &mut self.stages)?
+            StepExecution::new(self.device.clone(), view, (&self.groups, self.is_divided), &mut self.stages)?
                 .execute(list, at)?;
         // The last stage computes the losses.
         let stage = self.stages.values().last().map_or_else(String::new, |stage| stage.name().to_owned());
@@ -176,6 +193,16 @@ impl<D: Device> PipelineRank<D> {
     #[must_use]
     pub fn job(&self) -> &Arc<Job> {
         &self.job
+    }
+}
+
+impl<D: Device> Drop for PipelineRank<D> {
+    /// Waits for the weights that replicas gather: they need this rank until then.
+    fn drop(&mut self) {
+        for stage in self.stages.values() {
+            // The job has ended if this fails, and no one needs the weights.
+            let _ = stage.parameters().wait_all_values();
+        }
     }
 }
 

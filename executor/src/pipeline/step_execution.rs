@@ -36,13 +36,16 @@ pub(super) struct StepResult<D: Device> {
 }
 
 impl<'a, D: Device> StepExecution<'a, D> {
+    /// Prepares the execution of a step.
+    ///
+    /// - `is_divided`: whether each replica gets the gradients of its part alone
     pub(super) fn new(
         device: D,
         view: StepView<'a, D>,
-        groups: &'a GradientGroups<D>,
+        (groups, is_divided): (&'a GradientGroups<D>, bool),
         stages: &'a mut BTreeMap<u16, Box<dyn Stage<D>>>,
     ) -> Result<Self> {
-        let reduction = GradientReduction::new(view.job, groups, view.rank_step.plan.step());
+        let reduction = GradientReduction::new(view.job, groups, view.rank_step.plan.step(), is_divided);
         let transfers = TransferBuffers::new(device.clone())?;
         let (last_backward, losses) = (BTreeMap::new(), Vec::new());
         Ok(Self { device, view, stages, transfers, reduction, last_backward, losses })

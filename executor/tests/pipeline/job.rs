@@ -129,7 +129,7 @@ pub(crate) fn work(
 pub(crate) fn pipeline(
     setting: &Setting,
     job: &Arc<Job>,
-    comm: Communicator,
+    comm: impl Comm + 'static,
     device: &TestDevice,
 ) -> Result<PipelineRank<TestDevice>> {
     let settings = StageSettings { activations: setting.activations, ..StageSettings::default() };
