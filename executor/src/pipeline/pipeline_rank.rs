@@ -79,8 +79,8 @@ impl<D: Device> PipelineRank<D> {
     /// half of the bytes of whole sums. Default: all replicas get whole gradients.
     ///
     /// A bucket's [`summed`](dflop_models::ParameterBucket::summed) elements are complete after a step.
-    /// Gradients have the same bits as without; their norm may differ in its last digits, and so may weights
-    /// whose gradients are clipped.
+    /// Gradients have the same bits as without; their norm may differ by the rounding of `f32`, because its
+    /// squares are added in another order, and so may weights whose gradients are clipped.
     #[must_use]
     pub fn shard_gradients(mut self) -> Self {
         self.is_divided = true;

@@ -32,7 +32,8 @@ fn divided_gradients_give_the_bits_of_whole_ones_for_fewer_bytes() {
                 assert_eq!(own.weights, whole.weights, "rank {rank}");
                 assert_eq!(own.norms, divided[0].norms, "all ranks have the bits of rank 0");
                 for (own, whole) in own.norms.iter().zip(&whole.norms) {
-                    assert!((own - whole).abs() < 1e-13 * whole, "rank {rank}: {own} {whole}");
+                    // Squares are added in `f32` up to a point, and the parts begin elsewhere.
+                    assert!((own - whole).abs() < 1e-6 * whole, "rank {rank}: {own} {whole}");
                 }
                 assert!(own.sent_bytes < whole.sent_bytes, "{} {}", own.sent_bytes, whole.sent_bytes);
             }
@@ -111,7 +112,9 @@ fn all_ranks_of_a_group_start_the_same_collectives_gathers_before_the_sums_of_th
     let logs = run(Transport::Threads, 4, setting.comm, |comm| {
         let (rank, log) = (dflop_comm::Comm::rank(&comm), Log::default());
         let mut own = TestRank::new(&setting, Recorded::new(Box::new(comm), Arc::clone(&log)));
-        (0..3).for_each(|step| drop(own.step(step).unwrap()));
+        for step in 0..3 {
+            own.step(step).unwrap();
+        }
         drop(own);
         (rank, Arc::into_inner(log).unwrap().into_inner().unwrap())
     });
@@ -170,12 +173,14 @@ fn a_rank_that_fails_while_weights_are_gathered_ends_all() {
         let errors = run(transport, 4, setting.comm, |comm| {
             let rank = dflop_comm::Comm::rank(&comm);
             let mut own = TestRank::new(&setting, Recorded::new(Box::new(comm), Log::default()));
-            own.step(0).unwrap();
+            // A device that computes late gathers at the end of its step, which may then fail.
+            let first = own.step(0);
             if rank == 2 {
+                first.unwrap();
                 let at = dflop_comm::StepContext::step(1, "test");
                 return own.pipeline.comm().abort(at, "on purpose").to_string();
             }
-            own.step(1).unwrap_err().to_string()
+            first.and_then(|_| own.step(1)).unwrap_err().to_string()
         });
         for error in errors {
             assert!(error.contains("rank 2 ended the job: on purpose"), "{error}");
