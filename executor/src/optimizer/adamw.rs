@@ -12,7 +12,7 @@ use super::bucket_state::BucketState;
 use crate::error::{Error, Result};
 use dflop_comm::StepContext;
 use dflop_device::ops::adamw::{AdamW, DecayRange};
-use dflop_device::{Device, DeviceComm, Lane, Tensor};
+use dflop_device::{Device, DeviceComm, Tensor};
 use dflop_models::weights::ParameterSpec;
 use dflop_models::{ParameterBucket, Parameters, Stage};
 
@@ -167,8 +167,7 @@ impl<D: Device> AdamWOptimizer<D> {
             for ((bucket, state), decays) in buckets.zip(states).zip(&decays).rev() {
                 state.step(&device, &adamw, decays, clip, bucket)?;
                 if let Some(replicas) = replicas {
-                    let after = device.mark(Lane::Compute)?;
-                    state.gather_weights(replicas, at, bucket, &after)?;
+                    state.gather_weights(&device, replicas, at, bucket)?;
                 }
             }
         }

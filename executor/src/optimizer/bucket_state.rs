@@ -15,7 +15,7 @@ use crate::error::Result;
 use dflop_comm::{StepContext, even_parts};
 use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
 use dflop_device::ops::elementwise::CopyRange;
-use dflop_device::{Device, DeviceComm, Dtype, Tensor};
+use dflop_device::{Device, DeviceComm, Dtype, Lane, Tensor};
 use dflop_models::ParameterBucket;
 
 /// State of the elements of a bucket that this rank updates.
@@ -82,13 +82,14 @@ impl<D: Device> BucketState<D> {
     /// Starts to get the weights that other replicas have updated, behind this rank's update.
     pub(super) fn gather_weights(
         &self,
+        device: &D,
         replicas: &dyn DeviceComm<D>,
         at: StepContext,
         bucket: &mut ParameterBucket<D>,
-        updated: &D::Event,
     ) -> Result<()> {
-        let start = |weights| replicas.start_all_gather(at, weights, &self.parts, updated);
-        Ok(bucket.gather_values(start)?)
+        let updated = device.mark(Lane::Compute)?;
+        let start = |weights| replicas.start_all_gather(at, weights, &self.parts, &updated);
+        Ok(bucket.gather_values(device, start)?)
     }
 
     /// Copies the state of the whole bucket to the host, on the ranks that need it; all replicas that share

@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::communication_times::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace, wait};
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
 use dflop_comm::{StepContext, even_parts};
@@ -36,7 +37,7 @@ struct Taken<D: Device> {
 /// Progress of the sum of a bucket.
 enum State<D: Device> {
     /// A collective is in progress.
-    Reducing(Transfer<D>),
+    Reducing(CommunicationPlace, Transfer<D>),
     /// Of a tied parameter: both copies are on this rank and not yet summed, or there is no other replica to
     /// sum with.
     Local(Tensor<D>),
@@ -110,17 +111,21 @@ impl<'a, D: Device> GradientReduction<'a, D> {
             self.next.insert(stage, next + 1);
             let after = device.mark(Lane::Compute)?;
             let (whole, lens) = parameters.buckets_mut()[next].gradients.open();
-            let elements = whole.len();
-            let (sum, summed) = if self.is_divided {
+            let (elements, bytes) = (whole.len(), whole.bytes());
+            let (kind, sum, summed) = if self.is_divided {
                 let (rank, size) = (replicas.host().rank(), replicas.host().size());
                 let parts = even_parts(elements, size);
                 let first = parts[..rank].iter().sum();
                 let own = first..first + parts[rank];
-                (replicas.start_reduce_scatter(at, whole, &parts, &after)?, own)
+                let sum = replicas.start_reduce_scatter(at, whole, &parts, &after)?;
+                (CommunicationKind::ReduceScatter, sum, own)
             } else {
-                (replicas.start_all_reduce(at, whole, &after)?, 0..elements)
+                let sum = replicas.start_all_reduce(at, whole, &after)?;
+                (CommunicationKind::AllReduce, sum, 0..elements)
             };
-            let state = State::Reducing(sum);
+            let lane = CommunicationLane::Replicas { stage };
+            let place = CommunicationPlace { lane, kind, stage, microbatch: None, bytes };
+            let state = State::Reducing(place, sum);
             self.buckets.push(Taken { stage, bucket: next, lens, summed, state });
         }
     }
@@ -145,7 +150,11 @@ impl<'a, D: Device> GradientReduction<'a, D> {
             let (own, lens) = parameters.buckets_mut()[bucket].gradients.open();
             let summed = 0..own.len();
             let state = match self.groups.tie() {
-                Some(tie) => State::Reducing(tie.start_all_reduce(at, own, &device.mark(Lane::Compute)?)?),
+                Some(tie) => {
+                    let (bytes, after) = (own.bytes(), device.mark(Lane::Compute)?);
+                    let place = all_reduce(CommunicationLane::Tie, number, bytes);
+                    State::Reducing(place, tie.start_all_reduce(at, own, &after)?)
+                }
                 None => State::Local(own),
             };
             self.tied.push(Taken { stage: number, bucket, lens, summed, state });
@@ -154,12 +163,17 @@ impl<'a, D: Device> GradientReduction<'a, D> {
     }
 
     /// Orders the update behind all sums, and puts them into the gradients.
-    pub(super) fn finish(self, device: &D, stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>) -> Result<()> {
+    pub(super) fn finish(
+        self,
+        device: &D,
+        stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>,
+        awaited: &mut Vec<Awaited<D>>,
+    ) -> crate::Result<()> {
         let at = StepContext::step(self.step, "reduce tied parameters");
         // Sums of tied parameters over replicas start before the wait for buckets, to overlap with it.
-        let tied = sum_copies(device, self.tied, self.groups, at)?;
+        let tied = sum_copies(device, self.tied, (self.groups, at), awaited)?;
         for Taken { stage, bucket, lens, summed, state } in self.buckets.into_iter().chain(tied) {
-            let sum = state.wait()?;
+            let sum = state.wait(device, awaited)?;
             let Some(stage) = stages.get_mut(&stage) else { continue };
             let bucket = &mut stage.parameters_mut().buckets_mut()[bucket];
             bucket.gradients.close(sum, &lens);
@@ -170,25 +184,32 @@ impl<'a, D: Device> GradientReduction<'a, D> {
 }
 
 impl<D: Device> State<D> {
-    fn wait(self) -> Result<Tensor<D>> {
+    fn wait(self, device: &D, awaited: &mut Vec<Awaited<D>>) -> crate::Result<Tensor<D>> {
         match self {
-            Self::Reducing(sum) => Ok(sum.wait(Lane::Compute)?.expect("a sum returns its tensor")),
+            Self::Reducing(place, sum) => {
+                Ok(wait(device, (place, sum), awaited)?.expect("a sum returns its tensor"))
+            }
             Self::Local(sum) => Ok(sum),
         }
     }
+}
+
+/// Describes an all-reduce of gradients.
+const fn all_reduce(lane: CommunicationLane, stage: u16, bytes: u64) -> CommunicationPlace {
+    CommunicationPlace { lane, kind: CommunicationKind::AllReduce, stage, microbatch: None, bytes }
 }
 
 /// Waits for the sums over both copies of tied parameters and starts those over replicas.
 fn sum_copies<D: Device>(
     device: &D,
     tied: Vec<Taken<D>>,
-    groups: &GradientGroups<D>,
-    at: StepContext,
-) -> Result<Vec<Taken<D>>> {
+    (groups, at): (&GradientGroups<D>, StepContext),
+    awaited: &mut Vec<Awaited<D>>,
+) -> crate::Result<Vec<Taken<D>>> {
     let (mut sums, mut local) = (Vec::with_capacity(tied.len()), Vec::new());
     for Taken { stage, bucket, lens, state, .. } in tied {
         let into = if matches!(state, State::Local(_)) { &mut local } else { &mut sums };
-        into.push((stage, bucket, lens, state.wait()?));
+        into.push((stage, bucket, lens, state.wait(device, awaited)?));
     }
     // Both stages declare their shared parameters in the same order, so sorting pairs the copies.
     local.sort_by_key(|&(stage, bucket, ..)| (stage, bucket));
@@ -201,7 +222,10 @@ fn sum_copies<D: Device>(
     let after = device.mark(Lane::Compute)?;
     let over_replicas = |(stage, bucket, lens, sum): (u16, usize, Vec<usize>, Tensor<D>)| {
         let state = match groups.replicas(stage) {
-            Some(replicas) => State::Reducing(replicas.start_all_reduce(at, sum, &after)?),
+            Some(replicas) => {
+                let place = all_reduce(CommunicationLane::Replicas { stage }, stage, sum.bytes());
+                State::Reducing(place, replicas.start_all_reduce(at, sum, &after)?)
+            }
             None => State::Local(sum),
         };
         Ok(Taken { stage, bucket, summed: 0..lens.iter().sum(), lens, state })
@@ -249,7 +273,9 @@ mod tests {
         reduction.complete(0, &mut stage)?;
         let counts = [begun[0], begun[1], reduction.buckets.len()];
         let mut stages = BTreeMap::from([(0, stage.boxed())]);
-        reduction.finish(&device, &mut stages)?;
+        let mut awaited = Vec::new();
+        reduction.finish(&device, &mut stages, &mut awaited)?;
+        assert_eq!(awaited.len(), stages[&0].parameters().buckets().len(), "every sum has its times");
         for bucket in stages[&0].parameters().buckets() {
             let (all, half) = (bucket.len(), bucket.len().div_ceil(2));
             let own = if comm.rank() == 0 { 0..half } else { half..all };

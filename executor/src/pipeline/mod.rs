@@ -73,6 +73,7 @@
 mod action_list;
 mod activation_transfer;
 mod assign_media;
+mod communication_times;
 mod gradient_groups;
 mod gradient_reduction;
 mod job;
@@ -94,6 +95,7 @@ mod transfer_buffers;
 mod unread_step;
 
 pub use assign_media::assign_media;
+pub use communication_times::{CommunicationKind, CommunicationLane, TimedCommunication};
 pub use dflop_balancer::planner::Placement;
 pub use job::{Job, JobStage};
 pub use module_parallelism::ModuleParallelism;

@@ -7,6 +7,7 @@ use dflop_balancer::schedule::Action;
 
 use super::action_list::action_list;
 use super::activation_transfer::StepView;
+use super::communication_times::TimedCommunication;
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
 use super::rank_roles::RankRole;
@@ -27,6 +28,8 @@ pub struct StepOutcome {
     pub loss: f64,
     /// Start and end of each action of this rank, in order.
     pub timeline: Vec<TimedAction>,
+    /// Communication of this rank that its passes waited for or ended before, lane by lane.
+    pub communication: Vec<TimedCommunication>,
 }
 
 /// One rank of a job: its stages and communicators.

@@ -26,6 +26,7 @@ mod skip_warnings;
 mod step_end;
 mod step_report;
 mod trace;
+mod trace_lanes;
 mod training_rank;
 
 pub use build_stages::{build_stages, join_job};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use dflop_comm::{Buffer, Comm, Handle, Payload, PayloadShape, Slice, StepContext};
 
@@ -154,8 +155,12 @@ impl HostTask for Send {
     }
 
     fn finish(self: Box<Self>) -> Result<Option<Buffer>> {
-        self.handle.map_or(Ok(()), Handle::wait)?;
-        Ok(None)
+        self.finish_timed().map(|(buffer, _)| buffer)
+    }
+
+    fn finish_timed(self: Box<Self>) -> Result<(Option<Buffer>, Instant)> {
+        let sent = self.handle.map(Handle::wait_timed).transpose()?;
+        Ok((None, sent.map_or_else(Instant::now, |((), end)| end)))
     }
 
     fn adds(&self) -> bool {
@@ -187,8 +192,14 @@ impl HostTask for Recv {
     }
 
     fn finish(self: Box<Self>) -> Result<Option<Buffer>> {
-        let received = self.handle.map(Handle::wait).transpose()?;
-        Ok(received.map(Payload::into_buffer))
+        self.finish_timed().map(|(buffer, _)| buffer)
+    }
+
+    fn finish_timed(self: Box<Self>) -> Result<(Option<Buffer>, Instant)> {
+        let Some((received, end)) = self.handle.map(Handle::wait_timed).transpose()? else {
+            return Ok((None, Instant::now()));
+        };
+        Ok((Some(received.into_buffer()), end))
     }
 
     fn adds(&self) -> bool {
@@ -231,7 +242,14 @@ impl HostTask for Collective {
     }
 
     fn finish(self: Box<Self>) -> Result<Option<Buffer>> {
-        Ok(self.result.map(Handle::wait).transpose()?)
+        self.finish_timed().map(|(buffer, _)| buffer)
+    }
+
+    fn finish_timed(self: Box<Self>) -> Result<(Option<Buffer>, Instant)> {
+        let Some((buffer, end)) = self.result.map(Handle::wait_timed).transpose()? else {
+            return Ok((None, Instant::now()));
+        };
+        Ok((Some(buffer), end))
     }
 
     fn adds(&self) -> bool {

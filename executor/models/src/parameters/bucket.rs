@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::bucket_values::BucketValues;
+use super::bucket_values::{BucketValues, GatherTimes};
 use crate::error::Result;
 use dflop_device::{Bucket, Device, Tensor, Transfer};
 
@@ -87,9 +87,15 @@ impl<D: Device> ParameterBucket<D> {
     /// Those of `start`, and those of a gather that was in progress; the values are lost then.
     pub fn gather_values(
         &mut self,
+        device: &D,
         start: impl FnOnce(Tensor<D>) -> dflop_device::Result<Transfer<D>>,
     ) -> Result<()> {
-        self.values.gather(start)
+        self.values.gather(device, start)
+    }
+
+    /// Takes the times of the last gather, if it was waited for since they were taken.
+    pub fn take_gather_times(&mut self) -> Option<GatherTimes<D>> {
+        self.values.take_times()
     }
 
     /// Orders the compute lane behind a gather of the values.

@@ -17,6 +17,7 @@ use std::ops::Range;
 use crate::error::{Error, Result};
 use crate::weights::{ParameterId, ParameterSpec, WeightSource};
 pub use bucket::ParameterBucket;
+pub use bucket_values::GatherTimes;
 use dflop_device::{Bucket, Device, Dtype, Tensor};
 
 /// Default number of elements of a bucket: 4 MiB of gradients.
