@@ -89,6 +89,15 @@ impl CudaEvent {
         }
     }
 
+    /// Nanoseconds until another event, negative if that came first; `None` before the device has reached
+    /// both.
+    pub(crate) fn elapsed_ns(&self, end: &Self) -> Option<i64> {
+        match (&self.0, &end.0) {
+            (Kind::Recorded(start), Kind::Recorded(end)) => start.elapsed_ns(end),
+            _ => None,
+        }
+    }
+
     /// Nanoseconds until another event; 0 before the device has reached both.
     pub(crate) fn nanoseconds_until(&self, end: &Self) -> u64 {
         match (&self.0, &end.0) {

@@ -28,5 +28,5 @@ pub use dtype::Dtype;
 pub use error::{Error, Result};
 pub use ops::gemm::Epilogue;
 pub use ops::sparse_rows::{DeviceSparseRows, SparseBuffers};
-pub use runtime::{Bucket, HostTask, Lane, Memory, Runtime, Tensor, Transfer};
+pub use runtime::{Bucket, HostTask, Lane, Memory, Runtime, Span, Tensor, Transfer};
 pub use segments::{HostSegments, PlanKey, Segments, Tile};

@@ -182,7 +182,7 @@ impl NcclComm {
         drop(last);
         let Some(mut narrow) = narrow else { return Ok(transfer) };
         let device = self.device().clone();
-        Ok(Transfer::new(move |lane| {
+        Ok(Transfer::timed(transfer.span(), move |lane| {
             let Some(wide) = transfer.wait(lane)? else { return Ok(None) };
             device.zero(&mut narrow)?;
             device.add(&wide, &mut narrow)?;
@@ -388,6 +388,26 @@ impl DeviceComm<Cuda> for NcclComm {
 
     fn reduce_scatter(&self, at: StepContext, values: &mut Tensor<Cuda>, parts: &[usize]) -> Result<()> {
         self.update(at, values, &Collective::ReduceScatter(parts.to_vec()))
+    }
+
+    fn start_reduce_scatter(
+        &self,
+        at: StepContext,
+        values: Tensor<Cuda>,
+        parts: &[usize],
+        after: &CudaEvent,
+    ) -> Result<Transfer<Cuda>> {
+        self.start(at, values, Collective::ReduceScatter(parts.to_vec()), after)
+    }
+
+    fn start_all_gather(
+        &self,
+        at: StepContext,
+        values: Tensor<Cuda>,
+        parts: &[usize],
+        after: &CudaEvent,
+    ) -> Result<Transfer<Cuda>> {
+        self.start(at, values, Collective::AllGather(parts.to_vec()), after)
     }
 
     fn all_gather(&self, at: StepContext, values: &mut Tensor<Cuda>, parts: &[usize]) -> Result<()> {

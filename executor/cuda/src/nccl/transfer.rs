@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dflop_comm::StepContext;
-use dflop_device::{Lane, Result, Runtime, Tensor, Transfer};
+use dflop_device::{Lane, Result, Runtime, Span, Tensor, Transfer};
 
 use super::communicator::Communicator;
 use super::operation::Operation;
@@ -51,16 +51,21 @@ impl Queued<'_> {
         let tensor = Arc::new(self.tensor);
         let (after, communicator, operand) =
             (self.after.clone(), Arc::clone(self.communicator), Arc::clone(&tensor));
+        let span = Span::default();
+        let times = Span::clone(&span);
         let gate = session.device.queue(lane, move |_, stream| {
             stream.wait(&after.get()?)?;
             also_after.iter().try_for_each(|event| stream.wait(event))?;
+            let start = stream.record()?;
             issue(&communicator, stream, &operand)?;
-            Ok(stream.record()?)
+            let end = stream.record()?;
+            times.set(CudaEvent::recorded(start), CudaEvent::recorded(end.clone()));
+            Ok(end)
         })?;
         let operation = session.watch(at, what, peer, Arc::clone(&gate));
         let device = session.device.clone();
         let held = Held { device, gate: Arc::clone(&gate), operation, tensor: Some(tensor), is_returned };
-        Ok((Transfer::new(move |lane| held.wait(lane)), gate))
+        Ok((Transfer::timed(span, move |lane| held.wait(lane)), gate))
     }
 }
 
