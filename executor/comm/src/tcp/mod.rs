@@ -35,4 +35,4 @@ mod outbox;
 mod socket;
 mod tcp_transport;
 
-pub use connect::{RANKS_MAX, Session, connect};
+pub use connect::{RANKS_MAX, Session, connect, connect_tree};
