@@ -47,9 +47,8 @@ void run_thread(const std::shared_ptr<Stream>& stream) {
 
 bool is_idle(Device& device) {
     std::lock_guard lock(schedule().mutex);
-    return std::all_of(device.streams.begin(), device.streams.end(), [](const auto& stream) {
-        return stream->operations.empty() && stream->running == 0;
-    });
+    return std::all_of(device.streams.begin(), device.streams.end(),
+                       [](const auto& stream) { return stream->operations.empty() && stream->running == 0; });
 }
 
 bool becomes_idle(Device& device, Clock::duration time) {

@@ -126,6 +126,12 @@ pub(crate) fn read_beside_a_stream(flags: u32, default: &CudaStream) -> [u8; 4] 
     host
 }
 
+/// Releases the primary context of a device once more than it was retained here.
+pub(crate) fn end_context(device: usize) {
+    // SAFETY: the test uses nothing of the context after this.
+    unsafe { driver::primary_ctx::release(device as i32) }.expect("the context was in use");
+}
+
 /// Runs a launch with the arguments that the test has given.
 pub(crate) fn run_launch(launch: &mut LaunchArgs<'_>, config: LaunchConfig) -> Result<(), DriverError> {
     // SAFETY: the test's kernel takes these arguments, or is about what happens if not.
