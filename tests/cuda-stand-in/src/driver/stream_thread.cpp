@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <pthread.h>
 #include <thread>
 
 namespace cuda_stand_in {
@@ -24,6 +25,7 @@ thread_local Stream* stream_here = nullptr;
 
 void run_thread(const std::shared_ptr<Stream>& stream) {
     stream_here = stream.get();
+    pthread_setname_np(pthread_self(), "cuda-stream");
     std::unique_lock lock(schedule().mutex);
     for (;;) {
         stream->arrived.wait_for(lock, IDLE, [&] {

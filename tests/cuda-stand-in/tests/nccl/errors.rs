@@ -84,14 +84,16 @@ fn collectives_that_do_not_fit_are_errors_on_all_ranks() {
 #[test]
 fn an_abort_is_an_error_of_the_other_ranks() {
     let Some(_cuda) = threaded(2) else { return };
-    let all = Gate::new(1);
+    let (all, both) = (Gate::new(1), Gate::new(2));
     run_ranks(2, |rank| {
         let x = rank.upload(&[0_f32]);
         if rank.rank == 1 {
+            both.wait();
             assert_eq!(rank.comm.abort(), SUCCESS);
             return;
         }
         rank.issue(Operation::Recv(at(&x), 1, FLOAT32, 1));
+        both.wait();
         let comm = rank.comm;
         assert!(becomes(|| comm.async_error() == REMOTE_ERROR));
         let again = issue(Operation::Recv(at(&x), 1, FLOAT32, 1), comm, stream_of(&rank.stream));
@@ -107,6 +109,7 @@ fn an_abort_ends_what_is_queued_from_any_thread() {
     run_ranks(2, |rank| {
         let x = rank.upload(&[0_f32]);
         let streams: Vec<_> = (0..3).map(|_| rank.context.new_stream().unwrap()).collect();
+        rank.stream.synchronize().unwrap();
         for stream in &streams {
             for _ in 0..20 {
                 rank.issue_on(stream, Operation::Recv(at(&x), 1, FLOAT32, 1 - rank.rank as i32));
