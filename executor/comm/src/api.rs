@@ -76,6 +76,35 @@ pub trait Comm: Send + Sync + Debug {
     /// See the [trait documentation](Comm); [`Error::Parts`]; [`Error::NotSummable`] for bytes and bf16.
     fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
+    /// Starts [`reduce_scatter`](Self::reduce_scatter) while the caller computes; the result has its bits.
+    /// Default: runs it before it returns.
+    ///
+    /// # Errors
+    /// Those of [`reduce_scatter`](Self::reduce_scatter).
+    fn start_reduce_scatter(
+        &self,
+        at: StepContext,
+        mut buffer: Buffer,
+        parts: &[usize],
+    ) -> Result<Handle<Buffer>> {
+        self.reduce_scatter(at, Slice::from(&mut buffer), parts)?;
+        Ok(Handle::ready(buffer))
+    }
+
+    /// Starts [`all_gather`](Self::all_gather) while the caller computes. Default: runs it before it returns.
+    ///
+    /// # Errors
+    /// Those of [`all_gather`](Self::all_gather).
+    fn start_all_gather(
+        &self,
+        at: StepContext,
+        mut buffer: Buffer,
+        parts: &[usize],
+    ) -> Result<Handle<Buffer>> {
+        self.all_gather(at, Slice::from(&mut buffer), parts)?;
+        Ok(Handle::ready(buffer))
+    }
+
     /// Gives every rank the parts of all others; each rank contributes its own part, in place.
     ///
     /// # Errors

@@ -50,6 +50,20 @@ impl Communicator {
         collective::Call { op, number, at, is_overlapped: false }
     }
 
+    /// Numbers a collective and runs it on the thread of the communicator.
+    fn start_collective(
+        &self,
+        op: Op,
+        at: StepContext,
+        mut buffer: Buffer,
+        run: impl FnOnce(&Group, collective::Call, &mut Slice<'_>) -> Result<()> + Send + 'static,
+    ) -> Result<Handle<Buffer>> {
+        let call = collective::Call { is_overlapped: true, ..self.begin(op, at) };
+        let group = self.group.clone();
+        let collective = move || run(&group, call, &mut Slice::from(&mut buffer)).map(|()| buffer);
+        self.collective_thread.start(&self.group, at, collective)
+    }
+
     /// Whether the communicator has all ranks of the job, in order.
     fn is_world(&self) -> bool {
         self.group.id == WORLD
@@ -103,12 +117,29 @@ impl Comm for Communicator {
         Ok(Handle::new(self.group.endpoint.start_recv(self.group.member(from)?, header, false)))
     }
 
-    fn start_all_reduce(&self, at: StepContext, mut buffer: Buffer) -> Result<Handle<Buffer>> {
-        let call = collective::Call { is_overlapped: true, ..self.begin(Op::AllReduce, at) };
-        let group = self.group.clone();
-        let sum =
-            move || collective::all_reduce(&group, call, &mut Slice::from(&mut buffer)).map(|()| buffer);
-        self.collective_thread.start(&self.group, at, sum)
+    fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>> {
+        self.start_collective(Op::AllReduce, at, buffer, |group, call, values| {
+            collective::all_reduce(group, call, values)
+        })
+    }
+
+    fn start_reduce_scatter(
+        &self,
+        at: StepContext,
+        buffer: Buffer,
+        parts: &[usize],
+    ) -> Result<Handle<Buffer>> {
+        let ranges = ranges(parts, self.size(), buffer.elements())?;
+        self.start_collective(Op::ReduceScatter, at, buffer, move |group, call, values| {
+            collective::reduce_scatter(group, call, values, &ranges)
+        })
+    }
+
+    fn start_all_gather(&self, at: StepContext, buffer: Buffer, parts: &[usize]) -> Result<Handle<Buffer>> {
+        let ranges = ranges(parts, self.size(), buffer.elements())?;
+        self.start_collective(Op::AllGather, at, buffer, move |group, call, values| {
+            collective::all_gather(group, call, values, &ranges)
+        })
     }
 
     fn all_reduce(&self, at: StepContext, mut values: Slice<'_>) -> Result<()> {

@@ -53,6 +53,11 @@ pub(super) struct StepView<'a, D: Device> {
 }
 
 impl Flow {
+    /// Returns the lowest bit of the tags of its messages.
+    pub(super) fn bit(self) -> u64 {
+        u64::from(self == Self::Gradients)
+    }
+
     /// Returns the part that receives over an edge.
     pub(super) fn receiver(self, edge: StageEdge) -> Part {
         if self == Self::Activations { edge.downstream } else { edge.upstream }
@@ -63,8 +68,7 @@ impl StageEdge {
     /// Returns the tag of the message, which distinguishes it from others between the same two ranks.
     pub(super) fn tag(self, flow: Flow) -> u64 {
         // Unique between two ranks within a step: receiving microbatch, sending stage, direction.
-        let flow = u64::from(flow == Flow::Gradients);
-        u64::from(self.downstream.microbatch) << 32 | u64::from(self.upstream.stage) << 1 | flow
+        u64::from(self.downstream.microbatch) << 32 | u64::from(self.upstream.stage) << 1 | flow.bit()
     }
 
     /// Returns the edges over which a part sends rows (`is_out`) or receives them.

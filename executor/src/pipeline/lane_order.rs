@@ -62,6 +62,11 @@ impl LaneOrder {
         Ok(Self { lanes })
     }
 
+    /// Iterates over the lanes, each a sender and a flow, with their messages.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = ((usize, Flow), &[StageEdge])> {
+        self.lanes.iter().map(|(&lane, messages)| (lane, messages.as_slice()))
+    }
+
     /// Returns the messages of a lane, those without rows included, which are never sent.
     pub(super) fn of_lane(&self, from: usize, flow: Flow) -> &[StageEdge] {
         self.lanes.get(&(from, flow)).map_or(&[], Vec::as_slice)

@@ -7,9 +7,11 @@ use dflop_balancer::schedule::Action;
 
 use super::action_list::action_lists;
 use super::activation_transfer::StepView;
+use super::communication_times::TimedCommunication;
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
 use super::lane_order::LaneOrder;
+use super::message_check::MessageCheck;
 use super::rank_roles::RankRole;
 use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
@@ -28,6 +30,8 @@ pub struct StepOutcome {
     pub loss: f64,
     /// Start and end of each action of this rank, in order.
     pub timeline: Vec<TimedAction>,
+    /// Communication of this rank that its passes waited for or ended before, lane by lane.
+    pub communication: Vec<TimedCommunication>,
 }
 
 /// One rank of a job: its stages and communicators.
@@ -39,6 +43,8 @@ pub struct PipelineRank<D: Device> {
     groups: GradientGroups<D>,
     stages: BTreeMap<u16, Box<dyn Stage<D>>>,
     is_plan_checked: bool,
+    /// Whether each replica gets the gradients of its part alone.
+    is_divided: bool,
     /// Schedule of the last step, reused while the number of rounds stays the same.
     schedule: Option<RankSchedule>,
 }
@@ -49,6 +55,8 @@ struct RankSchedule {
     topology: Topology,
     list: Vec<Action>,
     lane_order: LaneOrder,
+    /// Messages of all ranks, if they are matched by their order.
+    message_check: Option<MessageCheck>,
 }
 
 impl<D: Device> PipelineRank<D> {
@@ -87,7 +95,8 @@ impl<D: Device> PipelineRank<D> {
         let device = stages[0].device().clone();
         let groups = GradientGroups::split(&job, &roles, &*comm)?;
         let stages = roles.iter().flat_map(|role| &role.stages).copied().zip(stages).collect();
-        Ok(Self { device, comm, job, roles, groups, stages, is_plan_checked: false, schedule: None })
+        let (is_plan_checked, is_divided) = (false, false);
+        Ok(Self { device, comm, job, roles, groups, stages, is_plan_checked, is_divided, schedule: None })
     }
 
     /// Sets whether ranks compare digests of their plans before every step. Default: no.
@@ -97,10 +106,24 @@ impl<D: Device> PipelineRank<D> {
         self
     }
 
+    /// Divides the gradients over the replicas of every stage, so that each gets the sums that an optimizer
+    /// with shared states needs ([`JobOptimizer::shard_states`](crate::optimizer::JobOptimizer::shard_states)):
+    /// half of the bytes of whole sums. Default: all replicas get whole gradients.
+    ///
+    /// A bucket's [`summed`](dflop_models::ParameterBucket::summed) elements are complete after a step.
+    /// Gradients have the same bits as without; their norm may differ by the rounding of `f32`, because its
+    /// squares are added in another order, and so may weights whose gradients are clipped.
+    #[must_use]
+    pub fn shard_gradients(mut self) -> Self {
+        self.is_divided = true;
+        self
+    }
+
     /// Runs forward and backward of one global batch and sums gradients over replicas.
     ///
     /// Gradients of the step before are discarded. The gradients of this step's mean loss over its target
-    /// tokens are left in the stages' parameters, the same on all replicas.
+    /// tokens are left in the stages' parameters: whole and the same on all replicas, or divided over them
+    /// ([`shard_gradients`](Self::shard_gradients)).
     ///
     /// # Errors
     /// [`Error::Plan`] if contexts do not fit the plan; errors of stages; [`dflop_models::Error::Loss`] if a
@@ -136,9 +159,12 @@ impl<D: Device> PipelineRank<D> {
         let rank = self.comm.host().rank();
         let schedule = match self.schedule.take() {
             Some(made) if made.rounds == plan.rounds() => made,
-            _ => RankSchedule::new(&self.job, plan.rounds(), (rank, &self.roles))?,
+            _ => {
+                let bytes = self.comm.is_matched_by_order().then(|| self.device.storage().bytes());
+                RankSchedule::new(&self.job, plan.rounds(), (rank, &self.roles), bytes)?
+            }
         };
-        let RankSchedule { topology, list, lane_order, .. } = self.schedule.insert(schedule);
+        let RankSchedule { topology, list, lane_order, message_check, .. } = self.schedule.insert(schedule);
         let view = StepView {
             job: &self.job,
             topology,
@@ -148,8 +174,11 @@ impl<D: Device> PipelineRank<D> {
             comm: &*self.comm,
             rank_step,
         };
+        if let Some(check) = message_check {
+            check.run(&view)?;
+        }
         let StepResult { losses, clock } =
-            StepExecution::new(self.device.clone(), view, &self.groups, &mut self.stages)?
+            StepExecution::new(self.device.clone(), view, (&self.groups, self.is_divided), &mut self.stages)?
                 .execute(list, at)?;
         // The last stage computes the losses.
         let stage = self.stages.values().last().map_or_else(String::new, |stage| stage.name().to_owned());
@@ -210,12 +239,30 @@ impl<D: Device> PipelineRank<D> {
     }
 }
 
+impl<D: Device> Drop for PipelineRank<D> {
+    /// Waits for the weights that replicas gather: they need this rank until then.
+    fn drop(&mut self) {
+        for stage in self.stages.values() {
+            // The job has ended if this fails, and no one needs the weights.
+            let _ = stage.parameters().wait_all_values();
+        }
+    }
+}
+
 impl RankSchedule {
-    fn new(job: &Job, rounds: usize, (rank, roles): (usize, &[RankRole])) -> Result<Self> {
+    /// - `matched_bytes`: size of an element of a row, if messages are matched by their order
+    fn new(
+        job: &Job,
+        rounds: usize,
+        (rank, roles): (usize, &[RankRole]),
+        matched_bytes: Option<usize>,
+    ) -> Result<Self> {
         let topology = Topology::new(job, rounds)?;
         let list = action_lists(job, &topology, &[rank])?.swap_remove(0);
         let lane_order = LaneOrder::new(job, &topology, (rank, roles), &list)?;
-        Ok(Self { rounds, topology, list, lane_order })
+        let message_check =
+            matched_bytes.map(|bytes| MessageCheck::new(job, &topology, bytes)).transpose()?;
+        Ok(Self { rounds, topology, list, lane_order, message_check })
     }
 }
 

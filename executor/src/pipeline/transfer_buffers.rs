@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dflop_balancer::schedule::{Action, Part};
 
 use super::activation_transfer::{Flow, StageEdge, StageTransfer, StepView};
+use super::communication_times::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace, wait};
 use crate::error::{Error, Result};
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, Lane, RowShape, Tensor, Transfer};
@@ -20,7 +21,7 @@ pub(super) struct TransferBuffers<D: Device> {
     device: D,
     /// Start of the step, behind which receives may begin.
     start: D::Event,
-    posted: BTreeMap<Key, Transfer<D>>,
+    posted: BTreeMap<Key, (CommunicationPlace, Transfer<D>)>,
     /// Number of actions whose receives are posted.
     posted_until: usize,
     /// Number of messages of every lane, in its order, whose receives are posted.
@@ -29,7 +30,9 @@ pub(super) struct TransferBuffers<D: Device> {
     arrived: BTreeMap<Key, Tensor<D>>,
     /// Rows that were sent at the end of their pass, and whose send in the action list is still to come.
     sent: BTreeSet<Key>,
-    sends: Vec<Transfer<D>>,
+    sends: Vec<(CommunicationPlace, Transfer<D>)>,
+    /// Messages that operations were ordered behind.
+    awaited: Vec<Awaited<D>>,
 }
 
 impl<D: Device> TransferBuffers<D> {
@@ -43,6 +46,7 @@ impl<D: Device> TransferBuffers<D> {
             arrived: BTreeMap::new(),
             sent: BTreeSet::new(),
             sends: Vec::new(),
+            awaited: Vec::new(),
         })
     }
 
@@ -78,7 +82,9 @@ impl<D: Device> TransferBuffers<D> {
                 let shape = RowShape { dtype: self.device.storage(), rows, cols: view.width(edge) };
                 let at = view.at_edge(StageTransfer { edge, ..transfer });
                 let receive = view.comm.recv(from, edge.tag(flow), at, shape, &self.start)?;
-                self.posted.insert((flow, edge), receive);
+                let bytes = (shape.rows * shape.cols * shape.dtype.bytes()) as u64;
+                let place = place(CommunicationLane::Receive { from }, flow, flow.receiver(edge), bytes);
+                self.posted.insert((flow, edge), (place, receive));
             }
         }
         *posted += ahead;
@@ -101,7 +107,7 @@ impl<D: Device> TransferBuffers<D> {
         }
         let receive =
             self.posted.remove(&(flow, edge)).ok_or_else(|| order(edge.downstream, "awaits nothing"))?;
-        if let Some(rows) = receive.wait(Lane::Compute)? {
+        if let Some(rows) = wait(&self.device, receive, &mut self.awaited)? {
             self.arrived.insert((flow, edge), rows);
         }
         Ok(())
@@ -111,13 +117,18 @@ impl<D: Device> TransferBuffers<D> {
     pub(super) fn finish(&mut self) -> Result<()> {
         // Sends are awaited here instead of where they start, so that stages compute meanwhile.
         for send in std::mem::take(&mut self.sends) {
-            send.wait(Lane::Compute)?;
+            wait(&self.device, send, &mut self.awaited)?;
         }
         let left = self.sent.iter().chain(self.arrived.keys()).chain(self.posted.keys()).next();
         match left {
             Some((_, edge)) => Err(order(edge.downstream, "has rows left that no part took")),
             None => Ok(()),
         }
+    }
+
+    /// Takes the messages that operations were ordered behind.
+    pub(super) fn take_awaited(&mut self) -> Vec<Awaited<D>> {
+        std::mem::take(&mut self.awaited)
     }
 
     /// Returns the input rows of a part: from its neighbor stage, or assembled from all routes. `None` if it
@@ -214,11 +225,21 @@ impl<D: Device> TransferBuffers<D> {
                 self.arrived.insert((flow, edge), rows);
             } else {
                 self.sent.insert((flow, edge));
-                self.sends.push(view.comm.send(to, edge.tag(flow), at, rows, width, &after)?);
+                let place = place(CommunicationLane::Send { to }, flow, part, rows.bytes());
+                self.sends.push((place, view.comm.send(to, edge.tag(flow), at, rows, width, &after)?));
             }
         }
         Ok(())
     }
+}
+
+/// Describes a message of a part of this rank.
+fn place(lane: CommunicationLane, flow: Flow, part: Part, bytes: u64) -> CommunicationPlace {
+    let kind = match flow {
+        Flow::Activations => CommunicationKind::Activations,
+        Flow::Gradients => CommunicationKind::Gradients,
+    };
+    CommunicationPlace { lane, kind, stage: part.stage, microbatch: Some(part.microbatch), bytes }
 }
 
 fn order(part: Part, problem: &'static str) -> Error {

@@ -63,7 +63,8 @@ impl<D: Device> UnreadStep<D> {
             self.comm.host().barrier(at)?;
         }
         let loss = losses.iter().sum::<f64>() * self.loss_scale;
-        Ok(StepOutcome { loss, timeline: self.clock.timeline(&self.device) })
+        let timeline = self.clock.timeline(&self.device);
+        Ok(StepOutcome { loss, timeline, communication: self.clock.communication(&self.device) })
     }
 
     /// Adds up the losses of all ranks and waits for the device; all ranks call it.

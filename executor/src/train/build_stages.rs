@@ -10,7 +10,7 @@ use dflop_models::weights::WeightSource;
 use dflop_models::{Activations, FrozenModules, Stage, StageSettings, TensorParallel};
 
 /// Builds the stages of this rank; all ranks of the job call it together. The ranks of a tensor-parallel
-/// group exchange tensors through the host; [`join_job_over`] takes other means.
+/// group exchange tensors through the host; [`build_stages_over`] takes other means.
 ///
 /// - `settings`: of all stages; the ranks that share the layers of a stage are set here
 ///
@@ -27,6 +27,23 @@ pub fn build_stages<D: Device>(
     build(comm, job, device, frozen, settings, source, |at, color, key| {
         let group = comm.split(at, color, key)?;
         Ok(group.map(|group| TensorParallel::new(device.clone(), Arc::from(group))))
+    })
+}
+
+/// Builds the stages of this rank as [`build_stages`] does, over a communicator of tensors.
+///
+/// # Errors
+/// As [`build_stages`].
+pub fn build_stages_over<D: Device>(
+    comm: &dyn DeviceComm<D>,
+    job: &Job,
+    device: &D,
+    frozen: FrozenModules,
+    settings: &StageSettings<D>,
+    source: &dyn WeightSource,
+) -> Result<Vec<Box<dyn Stage<D>>>> {
+    build(comm.host(), job, device, frozen, settings, source, |at, color, key| {
+        Ok(comm.split(at, color, key)?.map(TensorParallel::over))
     })
 }
 
@@ -95,10 +112,7 @@ pub fn join_job_over<D: Device>(
     source: &dyn WeightSource,
 ) -> Result<PipelineRank<D>> {
     let settings = StageSettings { activations, ..StageSettings::default() };
-    let stages = build(comm.host(), job, device, frozen, &settings, source, |at, color, key| {
-        Ok(comm.split(at, color, key)?.map(TensorParallel::over))
-    });
-    match stages {
+    match build_stages_over(&*comm, job, device, frozen, &settings, source) {
         Ok(stages) => PipelineRank::over(comm, job.clone(), stages),
         Err(error) => {
             // The caller gets the error itself; the failure message is for the other ranks.

@@ -123,11 +123,36 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
     /// See the [trait documentation](DeviceComm).
     fn reduce_scatter(&self, at: StepContext, values: &mut Tensor<D>, parts: &[usize]) -> Result<()>;
 
+    /// Starts to sum like [`reduce_scatter`](Self::reduce_scatter) while operations go on; the result has its
+    /// bits.
+    ///
+    /// # Errors
+    /// See the [trait documentation](DeviceComm).
+    fn start_reduce_scatter(
+        &self,
+        at: StepContext,
+        values: Tensor<D>,
+        parts: &[usize],
+        after: &D::Event,
+    ) -> Result<Transfer<D>>;
+
     /// Gives every rank the parts of all others; each rank contributes its own part, in place.
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
     fn all_gather(&self, at: StepContext, values: &mut Tensor<D>, parts: &[usize]) -> Result<()>;
+
+    /// Starts [`all_gather`](Self::all_gather) while operations go on.
+    ///
+    /// # Errors
+    /// See the [trait documentation](DeviceComm).
+    fn start_all_gather(
+        &self,
+        at: StepContext,
+        values: Tensor<D>,
+        parts: &[usize],
+        after: &D::Event,
+    ) -> Result<Transfer<D>>;
 
     /// Starts the sends and receives of a closure as one, so that none of them waits for another.
     ///

@@ -7,4 +7,4 @@ mod device_comm;
 mod staged;
 
 pub use device_comm::{DeviceComm, MessageLane, RowShape};
-pub use staged::Staged;
+pub use staged::{Staged, reserve_lanes};

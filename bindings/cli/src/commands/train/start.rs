@@ -76,6 +76,7 @@ pub(super) fn start<D: Device>(
     let mut optimizer = JobOptimizer::new(optimizer_settings(config), pipeline.comm(), stages)?;
     if config.optimizer.zero_stage == 1 {
         optimizer = optimizer.shard_states(pipeline.replicas());
+        pipeline = pipeline.shard_gradients();
     }
     if let Some(saved) = saved {
         optimizer.restore(pipeline.stages_mut(), saved)?;
