@@ -93,7 +93,8 @@ impl Collective {
     pub(crate) fn start(self, channel: &Channel) -> Running {
         // Names of actions may differ, as in messages.
         let words = self.words();
-        let digest = words[..2].iter().chain(&words[CONTEXT_WORDS..]).fold(1, |digest, &word| mix(digest, word));
+        let digest =
+            words[..2].iter().chain(&words[CONTEXT_WORDS..]).fold(1, |digest, &word| mix(digest, word));
         // The largest digest and the largest inverted one belong to one digest if all are the same.
         let stage = Stage::Compare(channel.all_reduce(Buffer::U64(vec![digest, !digest]), Combination::Max));
         Running { collective: self, stage }
@@ -132,7 +133,9 @@ impl Running {
                 all[WORDS * channel.rank()..][..WORDS].copy_from_slice(&self.collective.words());
                 Stage::Explain(channel.all_gather(Buffer::U64(all), &vec![WORDS; channel.size()]))
             }
-            Stage::Explain(_) => return Progress::Differs(difference(words, members, shared, self.collective.at)),
+            Stage::Explain(_) => {
+                return Progress::Differs(difference(words, members, shared, self.collective.at));
+            }
             Stage::Run(_) => return Progress::Done(self.collective, result),
         };
         Progress::Running(self)

@@ -53,7 +53,8 @@ impl Control {
             Self::Ask => vec![2],
             Self::Answer(status) => {
                 let (peer, age) = status.wait.unwrap_or((usize::MAX, Duration::ZERO));
-                let mut words = vec![3, peer as u64, age.as_millis() as u64, u64::from(status.last.is_some())];
+                let mut words =
+                    vec![3, peer as u64, age.as_millis() as u64, u64::from(status.last.is_some())];
                 words.extend(context_words(status.last.unwrap_or(StepContext::step(0, ""))));
                 words
             }
@@ -78,7 +79,8 @@ impl Control {
             1 => Self::Left(words[1]),
             2 => Self::Ask,
             _ => {
-                let wait = (words[1] != u64::MAX).then(|| (words[1] as usize, Duration::from_millis(words[2])));
+                let wait =
+                    (words[1] != u64::MAX).then(|| (words[1] as usize, Duration::from_millis(words[2])));
                 Self::Answer(Status { wait, last: (words[3] == 1).then(|| context_of(&words[4..])) })
             }
         }

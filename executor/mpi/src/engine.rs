@@ -114,7 +114,8 @@ impl Engine {
             if farewell.as_mut().is_some_and(|farewell| farewell.test().is_some()) {
                 break;
             }
-            if is_closing && has_failed && *end.get_or_insert_with(|| Instant::now() + GRACE) < Instant::now() {
+            if is_closing && has_failed && *end.get_or_insert_with(|| Instant::now() + GRACE) < Instant::now()
+            {
                 self.abort(&library);
                 return;
             }
@@ -263,6 +264,8 @@ impl Engine {
     }
 
     fn take_leave(&mut self) {
+        // The failure of the job, which may have come since the last turn, goes before the farewell.
+        self.take_commands();
         let rank = self.shared.rank;
         for to in (0..self.shared.size).filter(|&to| to != rank) {
             self.send_control(to, &Control::Left(self.sent[to]));

@@ -29,7 +29,8 @@ impl Job {
         let (started, state) = mpsc::channel();
         let limits = settings.limits();
         let thread = Builder::new().name("mpi".into()).spawn(move || engine::run(limits, &started));
-        let thread = thread.map_err(|source| Error::Io { action: "start a thread for MPI".into(), source })?;
+        let thread =
+            thread.map_err(|source| Error::Io { action: "start a thread for MPI".into(), source })?;
         match state.recv() {
             Ok(Some(shared)) => Ok(Self { shared, thread: Some(thread) }),
             _ => Err(refused("MPI was initialized by another part of the program, or allows no threads")),

@@ -41,8 +41,7 @@ struct Sender {
 impl Mailbox {
     /// Reserves the next message of a key, and returns its number.
     pub(crate) fn post(&mut self, key: Key) -> u64 {
-        let (queue, sender) =
-            (self.queues.entry(key).or_default(), self.senders.entry(key.1).or_default());
+        let (queue, sender) = (self.queues.entry(key).or_default(), self.senders.entry(key.1).or_default());
         let number = queue.posted;
         queue.posted += 1;
         match queue.unawaited.remove(&number) {
@@ -60,8 +59,7 @@ impl Mailbox {
 
     /// Numbers a message whose elements follow.
     pub(crate) fn announce(&mut self, key: Key, bytes: usize) -> u64 {
-        let (queue, sender) =
-            (self.queues.entry(key).or_default(), self.senders.entry(key.1).or_default());
+        let (queue, sender) = (self.queues.entry(key).or_default(), self.senders.entry(key.1).or_default());
         let number = queue.announced;
         queue.announced += 1;
         if number < queue.posted {

@@ -1,15 +1,23 @@
 //! Runs an example of this crate under `mpirun`.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Runs the ranks of a job; more than the machine has cores are allowed, and so is root, as in a container.
-pub(crate) fn mpirun(example: &str, ranks: usize, arguments: &[&str]) -> Output {
+/// Returns the path of an example.
+pub(crate) fn program(example: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(example);
     assert!(program.exists(), "{} is built by `cargo test`", program.display());
+    program
+}
+
+/// Runs the ranks of a job; more than the machine has cores are allowed, and so is root, as in a container.
+pub(crate) fn mpirun(example: &str, ranks: usize, arguments: &[&str]) -> Output {
     Command::new("mpirun")
         .args(["--oversubscribe", "--allow-run-as-root", "-n", &ranks.to_string()])
-        .arg(program)
+        .arg(program(example))
         .args(arguments)
         .output()
         .expect("`mpirun` is installed: apt install openmpi-bin")

@@ -155,7 +155,9 @@ fn run_rank(
     let signals = if has_launcher() { signals } else { signals.and_then(StopSignals::second_ends_process) };
     let signals = Some(Arc::new(signals.map_err(dflop_executor::Error::from)?));
     let setup = Setup::new(config)?;
-    let session = tcp::connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
+    let mut session = tcp::connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
+    // Nothing is distributed through the store any more: its host keeps no connection per rank.
+    session.store = None;
     let trace = args.trace.as_deref().map(|trace| rank::part(trace, identity.rank));
     let local_rank = Some(identity.local_rank);
     let task = RankTask { is_resumed: args.resume, trace, signals, local_rank };
