@@ -98,7 +98,7 @@ impl Run<'_> {
                 let stages = pipeline.stages().map(|(_, stage)| stage);
                 checkpoints.save(&optimizer, stages, &RunState::default()).unwrap();
             }
-            let sent_bytes = pipeline.comm().bytes_sent();
+            let sent_bytes = pipeline.tensors().bytes_sent();
             let mut weights = BTreeMap::new();
             let mut state_elements = 0;
             for (_, stage) in pipeline.stages() {

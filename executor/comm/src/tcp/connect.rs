@@ -52,11 +52,18 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     if identity.size > RANKS_MAX {
         return Err(Error::TooManyRanks { size: identity.size, max: RANKS_MAX });
     }
-    join(identity, settings)
+    connect_tree(identity, settings)
 }
 
-/// Joins a job of any size. Without messages between its ranks, a rank has at most five connections.
-pub(super) fn join(identity: &RankIdentity, settings: Settings) -> Result<Session> {
+/// Joins a job of any size, whose data go by other means, such as NCCL.
+///
+/// Without messages between its ranks, a rank has at most five connections. Ranks that exchange messages, or
+/// call collectives other than those of the tree ([`Comm`](crate::Comm)), connect with each other, as in every
+/// job.
+///
+/// # Errors
+/// As [`connect`], but for the number of ranks.
+pub fn connect_tree(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     settings.check()?;
     // one rank needs no connections: threads give the same interface
     let Some(rendezvous) = &identity.rendezvous else {

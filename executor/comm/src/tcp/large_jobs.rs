@@ -1,6 +1,6 @@
 //! Jobs beyond the bound of the data connections: the tree alone.
 
-use super::connect::{Session, join};
+use super::connect::{Session, connect_tree};
 use crate::api::Comm;
 use crate::error::{Cause, Failure};
 use crate::rank_identity::{RankIdentity, RendezvousConfig};
@@ -34,7 +34,7 @@ fn run<T: Send>(size: usize, rank: impl Fn(Session) -> T + Sync) -> Vec<T> {
             scope.spawn(move || {
                 let rendezvous = Some(rendezvous.clone());
                 let identity = RankIdentity { rank, size, local_rank: rank, rendezvous };
-                run(join(&identity, settings).unwrap())
+                run(connect_tree(&identity, settings).unwrap())
             })
         };
         let threads: Vec<_> = (0..size).map(start).collect();

@@ -37,4 +37,4 @@ mod rank_resources;
 mod socket;
 mod tcp_transport;
 
-pub use connect::{RANKS_MAX, Session, connect};
+pub use connect::{RANKS_MAX, Session, connect, connect_tree};

@@ -1,6 +1,6 @@
 //! Files and threads of every rank of a job, each of which is a process: neither grows with the job.
 
-use super::connect::join;
+use super::connect::connect_tree;
 use crate::api::Comm;
 use crate::rank_identity::{RankIdentity, RendezvousConfig};
 use crate::rendezvous::JobToken;
@@ -49,7 +49,8 @@ fn one_rank() {
         listen: None,
     };
     let identity = RankIdentity { rank, size, local_rank: rank, rendezvous: Some(rendezvous) };
-    let mut session = join(&identity, Settings::default().rendezvous(Duration::from_mins(2))).unwrap();
+    let mut session =
+        connect_tree(&identity, Settings::default().rendezvous(Duration::from_mins(2))).unwrap();
     // rank 0 hosts the store, and has a connection and a thread for every rank that keeps it
     session.store = None;
     let (comm, at) = (&session.comm, StepContext::step(0, "tree"));

@@ -1,6 +1,7 @@
 //! Communicator of tensors over NCCL.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_comm::{Comm, StepContext};
@@ -127,6 +128,7 @@ impl NcclComm {
         collective.check(self.host.size(), values)?;
         let Some(group) = &self.group else { return Ok(()) };
         self.device().check()?;
+        self.count(collective, values);
         // calls of the communicator keep the order of the caller's
         let queued = self.queued.lock().unwrap_or_else(PoisonError::into_inner).take();
         queued.map(|gate| gate.opened());
@@ -156,6 +158,7 @@ impl NcclComm {
     ) -> Result<Transfer<Cuda>> {
         collective.check(self.host.size(), &values)?;
         let Some(group) = &self.group else { return Ok(Transfer::new(move |_| Ok(Some(values)))) };
+        self.count(&collective, &values);
         let compute = &self.device().shared().compute;
         let what = format!("{} over {}", collective.name(), self.name);
         let (tensor, narrow, also_after) = if self.is_widened(&collective, &values) {
@@ -188,6 +191,13 @@ impl NcclComm {
             device.add(&wide, &mut narrow)?;
             Ok(Some(narrow))
         }))
+    }
+
+    /// Counts the bytes that a collective sends, if it goes round a ring.
+    fn count(&self, collective: &Collective, values: &Tensor<Cuda>) {
+        let (size, rounds) = (self.host.size() as u64, collective.rounds());
+        let bytes = rounds * values.bytes() * (size - 1) / size;
+        self.session.bytes_sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Returns whether numbers are summed in another type than they are stored in: a sum of two is rounded
@@ -238,6 +248,14 @@ impl Collective {
         }
     }
 
+    /// Number of times that an element goes round a ring.
+    const fn rounds(&self) -> u64 {
+        match self {
+            Self::AllReduce => 2,
+            Self::ReduceScatter(_) | Self::AllGather(_) => 1,
+        }
+    }
+
     const fn name(&self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",
@@ -277,6 +295,10 @@ impl DeviceComm<Cuda> for NcclComm {
 
     fn is_matched_by_order(&self) -> bool {
         true
+    }
+
+    fn bytes_sent(&self) -> u64 {
+        self.session.bytes_sent.load(Ordering::Relaxed)
     }
 
     fn open_lanes(&self, at: StepContext, lanes: &BTreeSet<MessageLane>) -> Result<()> {
@@ -330,6 +352,7 @@ impl DeviceComm<Cuda> for NcclComm {
     ) -> Result<Transfer<Cuda>> {
         self.check_rank(to)?;
         let (lane, communicator) = self.lane(MessageLane::of(self.host.rank(), to, tag))?;
+        self.session.bytes_sent.fetch_add(rows.bytes(), Ordering::Relaxed);
         let what = format!("send {} elements to rank {to}", rows.len());
         let (peer, tensor) = (self.host.world_rank(to), rows);
         let queued = Queued {

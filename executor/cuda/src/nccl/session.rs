@@ -28,6 +28,8 @@ pub(super) struct Session {
     communicators: Mutex<Vec<Arc<Communicator>>>,
     /// Number of the next lane of the device.
     next_lane: AtomicU64,
+    /// Bytes that were sent to other ranks.
+    pub(super) bytes_sent: AtomicU64,
 }
 
 impl Session {
@@ -40,6 +42,7 @@ impl Session {
             operations: Mutex::default(),
             communicators: Mutex::default(),
             next_lane: AtomicU64::new(dflop_device::reserve_lanes()),
+            bytes_sent: AtomicU64::new(0),
         });
         watchdog::start(&session)?;
         Ok(session)

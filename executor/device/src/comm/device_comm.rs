@@ -66,6 +66,12 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         false
     }
 
+    /// Number of bytes that this rank has sent to other ranks, over all communicators of the job, those of the
+    /// host not included if tensors take other means. Collectives count as if they went round a ring.
+    fn bytes_sent(&self) -> u64 {
+        self.host().bytes_sent()
+    }
+
     /// Prepares lanes for messages; all ranks call it with the same lanes, before the first message of each.
     /// Lanes that are open already stay as they are.
     ///

@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::corrections::CorrectionSource;
-use crate::args::compute_device::{AttentionName, ComputeDevice};
+use crate::args::compute_device::{AttentionName, ComputeDevice, TransportName};
 use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 
@@ -155,6 +155,8 @@ pub(crate) struct ParallelTable {
     pub(crate) compute_device: ComputeDevice,
     /// Engines of attention on a CUDA device.
     pub(crate) attention: AttentionName,
+    /// Means by which tensors go from one rank to another.
+    pub(crate) transport: TransportName,
     /// Device preset that predicts times before anything is measured.
     pub(crate) device: String,
     /// Measured profile in place of the device preset.
@@ -182,6 +184,7 @@ impl Default for ParallelTable {
             llm: ModuleTable::default(),
             compute_device: ComputeDevice::default(),
             attention: AttentionName::default(),
+            transport: TransportName::default(),
             device: "cpu".to_owned(),
             profile: None,
             timeout_seconds: 120.0,
@@ -379,6 +382,11 @@ impl TrainConfig {
         if self.parallel.attention != AttentionName::Own && self.parallel.compute_device == ComputeDevice::Cpu
         {
             return refuse("`parallel.attention` needs a CUDA device in `parallel.compute_device`");
+        }
+        if self.parallel.transport == TransportName::Nccl
+            && self.parallel.compute_device == ComputeDevice::Cpu
+        {
+            return refuse("`parallel.transport = \"nccl\"` needs CUDA devices in `parallel.compute_device`");
         }
         if self.correction.source == Some(CorrectionSource::Measured) && !self.correction.enabled {
             return refuse("`--corrections measured` needs `correction.enabled = true`");
