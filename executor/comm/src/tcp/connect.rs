@@ -31,7 +31,8 @@ pub const RANKS_MAX: usize = 128;
 pub struct Session {
     /// Communicator of all ranks of the job.
     pub comm: Communicator,
-    /// Key-value store of the job; `None` in a job of one rank.
+    /// Key-value store of the job; `None` in a job of one rank. Its host has a connection and a thread for
+    /// every rank that keeps it, so a job without a use for it sets it to `None`.
     pub store: Option<RendezvousClient>,
     _server: Option<RendezvousServer>,
 }

@@ -32,6 +32,8 @@ mod links;
 #[cfg(any(test, feature = "fuzz"))]
 mod no_one;
 mod outbox;
+#[cfg(test)]
+mod rank_resources;
 mod socket;
 mod tcp_transport;
 

@@ -161,7 +161,9 @@ fn run_rank(
         // tensors go over NCCL, and the tree of the job serves any number of ranks
         TransportName::Nccl => tcp::connect_tree,
     };
-    let session = connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
+    let mut session = connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
+    // Nothing is distributed through the store any more: its host keeps no connection per rank.
+    session.store = None;
     let trace = args.trace.as_deref().map(|trace| rank::part(trace, identity.rank));
     let local_rank = Some(identity.local_rank);
     let task = RankTask { is_resumed: args.resume, trace, signals, local_rank };
