@@ -21,6 +21,8 @@ const FIELDS: [&str; 15] = [
     "predicted_seconds",
     "replayed_seconds",
     "pipeline_seconds",
+    "communication_seconds",
+    "exposed_communication_seconds",
 ];
 
 #[test]
