@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::config::{Job, difference, loss_bits, losses};
 use crate::command::text;
 
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 17] = [
     "step",
     "loss",
     "gradient_norm",
