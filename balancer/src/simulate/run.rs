@@ -100,7 +100,9 @@ impl<'a> Run<'a> {
 
     pub(super) fn run(mut self, lists: &[Vec<Action>]) -> Result<Simulation> {
         for (rank, list) in lists.iter().enumerate() {
-            list.iter().for_each(|action| self.add_taker(rank, *action));
+            for action in list {
+                self.add_taker(rank, *action);
+            }
         }
         let mut next = vec![0; lists.len()];
         // A rank runs as far as it can; an action that unblocks it queues it again.

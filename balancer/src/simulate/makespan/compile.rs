@@ -64,7 +64,9 @@ impl<'a> Compiler<'a> {
 
         let mut takers = vec![Vec::new(); graph.passes.len()];
         for number in 0..graph.passes.len() {
-            graph.inputs(number).for_each(|input| takers[input].push(number));
+            for input in graph.inputs(number) {
+                takers[input].push(number);
+            }
         }
         let mut sums = sums.into_iter().peekable();
         let mut step_of = vec![NOTHING; graph.passes.len()];
