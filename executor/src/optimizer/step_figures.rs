@@ -1,8 +1,8 @@
 //! Collects what an update needs of all ranks: losses, and the squares of all gradients.
 //!
 //! Every element of a parameter counts once, on however many ranks it is: on the rank that owns the parameter
-//! ([`Ownership`]), or, if replicas divide its gradient, on the replica of the owner that has the element. Sums
-//! of squares of tensors are exchanged and added in the order of the tensors' names: all ranks get the same
+//! ([`Ownership`]), or, if replicas divide its gradient, on the replica of the owner that has the element.
+//! Sums of squares of tensors are exchanged and added in the order of the tensors' names: all ranks get the same
 //! bits. Another cut into stages gives the same bits, too, as far as its gradients have them. The sum of a
 //! divided gradient is added in another order than that of a whole one, so that the norm may differ by the
 //! rounding of `f32`. All of it stays on the device.
@@ -58,8 +58,8 @@ impl<D: Device> Counting<'_, D> {
 impl<D: Device> StepFigures<D> {
     /// Exchanges the figures of all ranks; all of them call it.
     ///
-    /// Gradients must be of the whole global batch: summed over replicas, whole or divided, and over both uses
-    /// of a tied parameter.
+    /// Gradients must be of the whole global batch: summed over replicas, whole or divided, and over both
+    /// uses of a tied parameter.
     ///
     /// # Errors
     /// [`crate::Error::InvalidSetting`] if gradients are divided and states are not;
