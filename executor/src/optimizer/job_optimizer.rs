@@ -33,8 +33,13 @@ impl JobOptimizerSettings {
         Self { learning_rate, adamw: AdamWSettings::default(), gradient_norm_max: Some(1.0) }
     }
 
-    fn check(&self) -> Result<()> {
+    /// Checks the ranges.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`].
+    pub fn check(&self) -> Result<()> {
         self.learning_rate.check()?;
+        self.adamw.check()?;
         match self.gradient_norm_max {
             Some(norm) if norm.is_nan() || norm <= 0.0 => {
                 let reason = format!("{norm} is not above 0");
