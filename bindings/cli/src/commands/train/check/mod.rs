@@ -53,7 +53,9 @@ fn check(args: &TrainArgs, launch: &Launch, report: &mut Report) {
         return;
     }
     let Some(setup) = model::check(report, &config) else { return };
-    launcher::check_ranks(report, launch, &setup, args.local_ranks);
+    if launch.identity.rank == 0 {
+        launcher::check_ranks(report, launch, &setup, args.local_ranks);
+    }
     let planner = shards::check(report, &config, &setup);
     let device_bytes = gpus::check(report, &config, launch, &setup);
     nccl::check(report);

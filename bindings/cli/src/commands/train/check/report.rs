@@ -109,7 +109,8 @@ impl Report {
         }
         match self.wrong {
             0 => Ok(()),
-            wrong => Err(Failure::Failed(format!("{wrong} of the checks of rank {}: wrong", self.rank))),
+            1 => Err(Failure::Failed(format!("the check of rank {} found 1 fault", self.rank))),
+            wrong => Err(Failure::Failed(format!("the check of rank {} found {wrong} faults", self.rank))),
         }
     }
 
@@ -152,7 +153,7 @@ mod tests {
         ];
         assert_eq!(text, lines.concat());
         assert!(
-            matches!(done, Err(Failure::Failed(message)) if message == "2 of the checks of rank 0: wrong")
+            matches!(done, Err(Failure::Failed(message)) if message == "the check of rank 0 found 2 faults")
         );
         assert!(printed(3, false).0.starts_with("wrong    token          rank 3: is not set; set it\n"));
     }
