@@ -1,9 +1,10 @@
 """Trains on a Ray cluster: an actor per rank, each of which runs `dflop train` as a rank of the job.
 
-    python ray_train.py CONFIG.toml --ranks 2 [--gpus] [-- --resume …]
+    python ray_train.py CONFIG.toml --ranks 2 [--gpus] [--resume …]
 
-Without arguments a small language model is trained on two local ranks; `ray.init()` finds a cluster where there
-is one. All machines must see the configuration and its files under the same path.
+Further arguments are those of `dflop train`. Without any, a small language model is trained on two local ranks;
+`ray.init()` finds a cluster where there is one. All machines must see the configuration and its files under the
+same path.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
@@ -113,8 +115,7 @@ def main() -> int:
     parser.add_argument("config", nargs="?", type=Path)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--gpus", action="store_true", help="give every rank a GPU")
-    parser.add_argument("arguments", nargs="*", help="further arguments of `dflop train`")
-    args = parser.parse_args()
+    args, arguments = parser.parse_known_args()
     if args.config is None:
         ray.init(num_cpus=args.ranks, include_dashboard=False)
     else:
@@ -124,7 +125,8 @@ def main() -> int:
         config = args.config or Path(directory, "train.toml")
         if args.config is None:
             config.write_text(SMALL)
-        statuses = train(["train", str(config.resolve()), *args.arguments], args.ranks, resources)
+        statuses = train(["train", str(config.resolve()), *arguments], args.ranks, resources)
+    time.sleep(1)  # Ray passes the output of actors on with a delay
     print("exit statuses by rank:", statuses)
     ray.shutdown()
     failed = [status for status in statuses if status not in (0, SECONDARY)]

@@ -13,7 +13,7 @@ const DESCRIPTORS: u64 = 256;
 /// Descriptors of the connections with another rank.
 const DESCRIPTORS_PER_RANK: u64 = 5;
 /// Difference of clocks that is worth a note.
-const CLOCK_MAX: Duration = Duration::from_secs(60);
+const CLOCK_MAX: Duration = Duration::from_mins(1);
 
 /// - `config`: path of the configuration
 pub(super) fn check(report: &mut Report, config: &Path, launch: &Launch) {

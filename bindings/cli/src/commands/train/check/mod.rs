@@ -78,7 +78,9 @@ fn configuration(args: &TrainArgs, report: &mut Report) -> Option<(TrainConfig, 
         let (steps, samples) = (config.until.unwrap_or(config.steps), config.data.global_batch);
         report.ok(SUBJECT, format!("{steps} steps of {samples} samples, seed {}", config.seed));
     }
-    failures.into_iter().for_each(|failure| report.failed(SUBJECT, failure));
+    for failure in failures {
+        report.failed(SUBJECT, failure);
+    }
     Some((config, is_sound))
 }
 

@@ -35,9 +35,9 @@ impl Status {
     }
 }
 
-/// One finding.
+/// One check and its finding.
 #[derive(Debug, Clone, Serialize)]
-struct Finding {
+struct Check {
     status: Status,
     subject: &'static str,
     finding: String,
@@ -52,7 +52,7 @@ pub(super) struct Report {
     rank: usize,
     /// Number of wrong findings.
     wrong: usize,
-    checks: Vec<Finding>,
+    checks: Vec<Check>,
 }
 
 impl Report {
@@ -90,7 +90,7 @@ impl Report {
 
     fn add(&mut self, status: Status, subject: &'static str, finding: String, advice: Option<String>) {
         self.wrong += usize::from(status == Status::Wrong);
-        self.checks.push(Finding { status, subject, finding, advice });
+        self.checks.push(Check { status, subject, finding, advice });
     }
 
     /// Prints the findings: rank 0 all of them, other ranks those that are wrong.
@@ -114,8 +114,8 @@ impl Report {
         }
     }
 
-    fn line(&self, out: &mut Output, check: &Finding) -> Result<(), Failure> {
-        let Finding { status, subject, finding, advice } = check;
+    fn line(&self, out: &mut Output, check: &Check) -> Result<(), Failure> {
+        let Check { status, subject, finding, advice } = check;
         let rank = if self.rank > 0 { format!("rank {}: ", self.rank) } else { String::new() };
         let advice = advice.as_ref().map_or_else(String::new, |advice| format!("; {advice}"));
         // A message of several lines, such as a place in the configuration, goes on below its start.

@@ -46,7 +46,7 @@ pub(super) fn check(report: &mut Report, config: &TrainConfig, setup: &Setup) ->
             format!("if that is meant, build it again: {}", command()),
         ),
         Ok(FoundIndex::Missing) => {
-            report.note(INDEX, "there is none; the run builds it before its first step")
+            report.note(INDEX, "there is none; the run builds it before its first step");
         }
         Err(error) => report.failed(INDEX, error),
     }
