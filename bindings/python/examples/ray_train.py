@@ -9,6 +9,7 @@ same path.
 
 import argparse
 import collections
+import importlib.util
 import os
 import secrets
 import shutil
@@ -65,8 +66,8 @@ class Rank:
 
     def run(self, arguments: list[str], environment: dict[str, str]) -> int:
         """Runs the command to its end and returns its exit status."""
-        program = shutil.which("dflop")
-        command = [program] if program else [sys.executable, "-m", "dflop"]
+        package = importlib.util.find_spec("dflop")
+        command = [sys.executable, "-m", "dflop"] if package and package.origin else [shutil.which("dflop")]
         self.process = subprocess.Popen([*command, *arguments], env=os.environ | environment)
         return self.process.wait()
 

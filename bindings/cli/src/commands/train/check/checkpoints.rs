@@ -28,8 +28,14 @@ pub(super) fn check_directory(report: &mut Report, config: &TrainConfig, setup: 
     // The run creates the directory below the nearest one that is there.
     let existing = directory.ancestors().find(|ancestor| ancestor.exists());
     let existing = existing.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if let Err(error) = tempfile::tempfile_in(existing) {
-        let finding = format!("`{shown}` cannot be written: {error}");
+    let fault = if existing.is_dir() {
+        // The message of the error would name a temporary file.
+        tempfile::tempfile_in(existing).err().map(|error| error.kind().to_string())
+    } else {
+        Some(format!("`{}` is no directory", existing.display()))
+    };
+    if let Some(fault) = fault {
+        let finding = format!("`{shown}` cannot be written: {fault}");
         return report.wrong(DIRECTORY, finding, "choose another directory, or change its permissions");
     }
     let free = rustix::fs::statvfs(existing).ok().map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));

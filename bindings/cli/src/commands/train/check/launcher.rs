@@ -68,7 +68,13 @@ pub(super) fn check_ranks(report: &mut Report, launch: &Launch, setup: &Setup, l
                     advice,
                 );
             }
-            None => report.ok(SUBJECT, format!("{needed}, which dflop starts on this machine; no launcher")),
+            None => {
+                let started = launch.launcher.map_or_else(
+                    || "no launcher".to_owned(),
+                    |launcher| format!("{} started one process", launcher.name),
+                );
+                report.ok(SUBJECT, format!("{needed}, which dflop starts on this machine; {started}"));
+            }
         }
         return;
     }

@@ -74,11 +74,12 @@ pub(super) fn check(
         let finding = format!("{need}, `parallel.memory_gib` allows {}", format_bytes(limit));
         return report.wrong(SUBJECT, finding, format!("{ADVICE}, or allow more"));
     }
+    let sum = || needs.iter().map(|(_, bytes)| bytes).sum();
     let (sum, there, owner) = match (config.parallel.compute_device, device_bytes) {
-        (ComputeDevice::Cpu, _) => {
-            (needs.iter().map(|(_, bytes)| bytes).sum(), machine_memory_bytes(), "machine")
-        }
-        (ComputeDevice::Cuda(_), Some(bytes)) => (most, Some(bytes), "device"),
+        (ComputeDevice::Cpu, _) => (sum(), machine_memory_bytes(), "machine"),
+        // All ranks of the machine share the device that is named.
+        (ComputeDevice::Cuda(Some(_)), Some(bytes)) => (sum(), Some(bytes), "device"),
+        (ComputeDevice::Cuda(None), Some(bytes)) => (most, Some(bytes), "device"),
         (ComputeDevice::Cuda(_), None) => {
             return report.note(SUBJECT, format!("{need}; no device to compare with"));
         }

@@ -14,6 +14,8 @@ use crate::output::{format_bytes, runtime};
 
 const SHARDS: &str = "shards";
 const INDEX: &str = "index";
+/// Stores that are asked at the same time.
+const REQUESTS: usize = 16;
 /// Faults that are listed one by one.
 const FAULTS_SHOWN: usize = 8;
 
@@ -75,9 +77,9 @@ pub(super) fn check_readable(report: &mut Report, shards: &[Shard]) -> bool {
     };
     let (mut bytes, mut faults) = (0, Vec::new());
     let first_remote = shards.iter().position(|shard| shard.remote().is_some());
-    for (at, shard) in shards.iter().enumerate() {
+    for (at, (shard, length)) in shards.iter().zip(lengths(shards)).enumerate() {
         let is_decoded = shard.remote().is_none() || first_remote == Some(at);
-        let checked = length_of(shard).and_then(|length| {
+        let checked = length.and_then(|length| {
             bytes += length;
             if is_decoded { runtime.block_on(decode_first(shard)) } else { Ok(()) }
         });
@@ -98,6 +100,21 @@ pub(super) fn check_readable(report: &mut Report, shards: &[Shard]) -> bool {
         report.note(SHARDS, format!("{more} more of {} shards cannot be read", shards.len()));
     }
     false
+}
+
+/// Returns the lengths of all shards, or why one has none; asks stores for several at a time.
+fn lengths(shards: &[Shard]) -> Vec<Result<u64, String>> {
+    let chunk = shards.len().div_ceil(REQUESTS).max(1);
+    std::thread::scope(|scope| {
+        let chunks = shards.chunks(chunk);
+        let ask = |chunk: &'_ [Shard]| chunk.iter().map(length_of).collect::<Vec<_>>();
+        let threads: Vec<_> = chunks.map(|chunk| (chunk, scope.spawn(move || ask(chunk)))).collect();
+        let answer = |(chunk, thread): (&[Shard], std::thread::ScopedJoinHandle<'_, Vec<_>>)| {
+            let panicked = |_| vec![Err("a thread panicked".to_owned()); chunk.len()];
+            thread.join().unwrap_or_else(panicked)
+        };
+        threads.into_iter().flat_map(answer).collect()
+    })
 }
 
 fn message(error: Error) -> String {
