@@ -96,9 +96,8 @@ pub(crate) struct TrainArgs {
     /// Write the timeline of every action, measured and predicted, for Perfetto or `chrome://tracing`.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
-    /// Check what the run needs, print what is right and what is wrong, and train nothing: configuration, files,
-    /// ranks, GPUs, memory, shards, index, rendezvous, checkpoints. Under a launcher every rank checks its
-    /// own machine.
+    /// Check what the run needs and train nothing: configuration, files, ranks, GPUs, memory, shards, index,
+    /// rendezvous, checkpoints. Under a launcher every rank checks its own machine.
     #[arg(long)]
     check: bool,
     /// Print one JSON object per line.
