@@ -60,22 +60,15 @@ pub(super) fn check_ranks(report: &mut Report, launch: &Launch, setup: &Setup, l
     let (needed, started) = (setup.job.world_size(), launch.identity.size);
     let advice = "change stages, dp and tp in `parallel`";
     if launch.starts_ranks() {
-        match local_ranks.filter(|ranks| *ranks != needed) {
-            Some(ranks) => {
-                report.wrong(
-                    SUBJECT,
-                    format!("the job has {needed} ranks, `--local-ranks` is {ranks}"),
-                    advice,
-                );
-            }
-            None => {
-                let started = launch.launcher.map_or_else(
-                    || "no launcher".to_owned(),
-                    |launcher| format!("{} started one process", launcher.name),
-                );
-                report.ok(SUBJECT, format!("{needed}, which dflop starts on this machine; {started}"));
-            }
+        if let Some(ranks) = local_ranks.filter(|ranks| *ranks != needed) {
+            let finding = format!("the job has {needed} ranks, `--local-ranks` is {ranks}");
+            return report.wrong(SUBJECT, finding, advice);
         }
+        let started = launch.launcher.map_or_else(
+            || "no launcher".to_owned(),
+            |launcher| format!("{} started one process", launcher.name),
+        );
+        report.ok(SUBJECT, format!("{needed}, which dflop starts on this machine; {started}"));
         return;
     }
     let name = launch.launcher.map_or("the launcher", |launcher| launcher.name);
