@@ -23,8 +23,6 @@ use crate::arguments::Arguments;
 use crate::report::{self, Outcome};
 use crate::{device, models};
 
-/// First version that lets ranks share a device.
-const SHARED_DEVICE: NcclVersion = NcclVersion(23_000);
 /// Environment variable that allows it.
 const IS_SHARED: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 const STEPS: u64 = 5;
@@ -72,8 +70,11 @@ pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
     report::result("nccl", json!({"version": version.to_string(), "file": file, "ranks": 1, "right": calls}));
     let alone = format!("NCCL {version}: {} calls of one rank are right", calls.len());
     let is_allowed = std::env::var(IS_SHARED).is_ok_and(|value| value == "1");
-    if version < SHARED_DEVICE || !is_allowed {
-        let reason = format!("not run: ranks share a device from NCCL {SHARED_DEVICE} on, with {IS_SHARED}=1");
+    if version < NcclVersion::SHARED_DEVICE || !is_allowed {
+        let reason = format!(
+            "not run: ranks share a device from NCCL {} on, with {IS_SHARED}=1",
+            NcclVersion::SHARED_DEVICE
+        );
         report::result("nccl", json!({"ranks": [2, 4], "skipped": reason}));
         let figure = format!("{alone}; 2 and 4 ranks {reason}");
         return Ok(report::summary("nccl", Outcome::Passed, &figure, "right numbers"));
@@ -123,13 +124,17 @@ fn of_rank(job: &Arc<Job>, comm: ThreadComm, transport: Transport) -> Result<Vec
     let (cuda, host): (Cuda, Arc<dyn Comm>) = (device::cuda(Dtype::F32)?, Arc::new(comm));
     let comm: Arc<dyn DeviceComm<Cuda>> = match transport {
         Transport::Host => Arc::new(Staged::new(cuda.clone(), Arc::clone(&host))),
-        Transport::Nccl => Arc::new(NcclComm::join(&cuda, Arc::clone(&host), &SearchPath::from_environment())?),
+        Transport::Nccl => {
+            Arc::new(NcclComm::join(&cuda, Arc::clone(&host), &SearchPath::from_environment())?)
+        }
     };
     let (frozen, stored) = (FrozenModules::default(), Activations::Stored);
     let mut pipeline = join_job_over(comm, job, &cuda, frozen, stored, &Seed(1))?;
-    let settings = JobOptimizerSettings::new(LearningRate { peak: 1e-2, warmup_steps: 0, decay: Decay::Constant });
+    let settings =
+        JobOptimizerSettings::new(LearningRate { peak: 1e-2, warmup_steps: 0, decay: Decay::Constant });
     let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
-    let mut optimizer = JobOptimizer::new(settings, pipeline.comm(), stages)?.exchange_over(pipeline.tensors());
+    let mut optimizer =
+        JobOptimizer::new(settings, pipeline.comm(), stages)?.exchange_over(pipeline.tensors());
     let rounds = MICROBATCHES * job.modules()[0].dp_size;
     let mut losses = Vec::new();
     for step in 0..STEPS {
