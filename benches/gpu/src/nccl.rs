@@ -144,13 +144,14 @@ fn of_rank(job: &Arc<Job>, comm: ThreadComm, transport: Transport) -> Result<Vec
         let mut contexts = BTreeMap::new();
         for role in pipeline.roles() {
             for own in plan.microbatches_of(job, role.module, role.replica) {
-                let words: Vec<u32> = (0..TOKENS).map(|place| (own * 31 + place * 7) % 64).collect();
-                let positions: Vec<u32> = (0..TOKENS).collect();
+                let words = (0..TOKENS).map(|place| i64::from((own * 31 + place * 7) % 64));
+                let words: Vec<i64> = words.collect();
+                let positions: Vec<i64> = (0..i64::from(TOKENS)).collect();
                 let batch = TextBatch {
                     input_ids: &words,
                     labels: &words,
                     positions: &positions,
-                    cu_seqlens: &[0, TOKENS],
+                    cu_seqlens: &[0, TOKENS as i32],
                     media_places: &[],
                     loss_scale: plan.loss_scale(),
                 };
