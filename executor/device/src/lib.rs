@@ -11,6 +11,7 @@
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
 pub mod comm;
+pub mod conformance;
 mod cpu;
 pub mod deferred;
 mod device;

@@ -35,6 +35,10 @@ fn devices_that_are_not_known_are_refused() {
     let run = job.run(&[]);
     assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
     assert!(run.stderr.contains("`parallel.attention` needs a CUDA device"), "{}", run.stderr);
+    let job = Job::with(&[("[parallel]\n", "[parallel]\ntransport = \"nccl\"\n")]);
+    let run = job.run(&[]);
+    assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
+    assert!(run.stderr.contains("`parallel.transport = \"nccl\"` needs CUDA devices"), "{}", run.stderr);
     let run = dflop(&["profile", "--model", "tiny", "--device", "cuda:x", "--out", "nowhere"]);
     assert_eq!(run.status, Some(2));
     assert!(run.stderr.contains("expected `cpu`, `cuda` or `cuda:N`, found `cuda:x`"), "{}", run.stderr);
@@ -71,6 +75,60 @@ mod with {
                 assert!((truth - found).abs() < 1e-3 * truth, "{truth} {found}");
             }
         }
+    }
+
+    /// Lets ranks in processes of their own share the device of the stand-in.
+    fn connected(command: &mut Command) -> &mut Command {
+        command.env("CUDA_STAND_IN_STREAM_THREADS", "1").env("CUDA_STAND_IN_NCCL_SHARES_DEVICES", "1");
+        command.env("CUDA_STAND_IN_NCCL_VERSION", "23007")
+    }
+
+    const OVER_NCCL: &str = "[parallel]\ncompute_device = \"cuda\"\ntransport = \"nccl\"\n";
+
+    #[test]
+    fn a_run_over_nccl_has_the_losses_of_one_through_the_host() {
+        let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+        let through_host = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"cuda\"\n")]);
+        let over_nccl = Job::with(&[("[parallel]\n", OVER_NCCL)]);
+        let run = |job: &Job| {
+            let run = on(&libraries, connected(&mut job.command(&[])));
+            assert_eq!(run.status, Some(0), "{}", run.stderr);
+            losses(&run.objects())
+        };
+        let (truth, found) = (run(&through_host), run(&over_nccl));
+        assert!(truth.len() >= 6 && truth.len() == found.len(), "{truth:?} {found:?}");
+        for (truth, found) in truth.iter().zip(&found) {
+            assert!((truth - found).abs() < 1e-6 * truth, "{truth} {found}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_fails_over_nccl_ends_the_command_with_the_cause() {
+        let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+        let job = Job::with(&[("[parallel]\n", OVER_NCCL)]);
+        let mut command = job.command(&[]);
+        // the second operation of the receiver of a lane fails in the system
+        let run = on(&libraries, connected(&mut command).env("CUDA_STAND_IN_NCCL_FAULTS", "error:1:2:2"));
+        assert_eq!(run.status, Some(1), "{}", run.stderr);
+        assert!(run.stderr.contains("NCCL failed") || run.stderr.contains("nccl"), "{}", run.stderr);
+    }
+
+    #[test]
+    fn a_check_looks_for_nccl() {
+        let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+        let job = Job::with(&[("[parallel]\n", OVER_NCCL)]);
+        let check = |command: &mut Command| {
+            let run = on(&libraries, command);
+            let report = run.objects().remove(0);
+            let checks = report["checks"].as_array().expect("checks").clone();
+            let found = checks.into_iter().find(|check| check["subject"] == "NCCL").unwrap_or_default();
+            (found["status"].to_string(), found["finding"].to_string())
+        };
+        let (status, finding) = check(connected(&mut job.command(&["--check"])));
+        assert!(status == "\"ok\"" && finding.contains("libnccl.so.2"), "{status} {finding}");
+        // an older one lets no two ranks share the only device
+        let (status, finding) = check(&mut job.command(&["--check"]));
+        assert!(status == "\"wrong\"" && finding.contains("share 1 devices"), "{status} {finding}");
     }
 
     #[test]

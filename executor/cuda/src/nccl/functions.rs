@@ -106,29 +106,6 @@ pub(super) struct Functions {
     pub(super) group_end: unsafe extern "C" fn() -> Status,
 }
 
-/// Names of all functions, for the search of the library.
-pub(crate) const SYMBOLS: &[&str] = &[
-    "ncclGetVersion",
-    "ncclGetUniqueId",
-    "ncclCommInitRankConfig",
-    "ncclCommSplit",
-    "ncclCommFinalize",
-    "ncclCommDestroy",
-    "ncclCommAbort",
-    "ncclCommGetAsyncError",
-    "ncclGetErrorString",
-    "ncclGetLastError",
-    "ncclAllReduce",
-    "ncclReduceScatter",
-    "ncclAllGather",
-    "ncclBroadcast",
-    "ncclReduce",
-    "ncclSend",
-    "ncclRecv",
-    "ncclGroupStart",
-    "ncclGroupEnd",
-];
-
 impl Functions {
     /// Resolves all functions; `None` if one is missing.
     pub(super) fn find(library: &Library) -> Option<Self> {

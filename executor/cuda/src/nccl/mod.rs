@@ -17,7 +17,6 @@ mod session;
 mod transfer;
 mod watchdog;
 
-pub(crate) use functions::SYMBOLS;
 pub use library::{Nccl, NcclVersion};
 pub use nccl_comm::NcclComm;
 pub use self_check::check_alone;

@@ -3,7 +3,6 @@
 //! [`DeviceComm`] is what models and pipelines call. A device that can exchange memory itself implements it;
 //! [`Staged`] implements it for every device over a [`dflop_comm::Comm`], through the host.
 
-pub mod conformance;
 mod device_comm;
 mod staged;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dflop_device::comm::conformance::cases;
+use dflop_device::conformance::cases;
 
 use super::device::{TestDevice, device, tensors};
 use super::support::{ALL, patient, run};

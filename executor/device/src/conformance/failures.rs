@@ -2,10 +2,10 @@
 
 use dflop_comm::{Cause, Failure, StepContext};
 
-use super::super::device_comm::RowShape;
 use super::Case;
 use super::rank::{Rank, at, numbers};
-use crate::Device;
+use crate::comm::RowShape;
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::runtime::{Lane, Tensor};

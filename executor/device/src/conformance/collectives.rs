@@ -4,7 +4,7 @@ use dflop_comm::even_parts;
 
 use super::Case;
 use super::rank::{Rank, at, fractions, numbers};
-use crate::Device;
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::runtime::{Lane, Tensor};

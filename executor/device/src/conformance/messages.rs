@@ -1,9 +1,9 @@
 //! Messages between two ranks.
 
-use super::super::device_comm::RowShape;
 use super::Case;
 use super::rank::{Rank, numbers};
-use crate::Device;
+use crate::comm::RowShape;
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::runtime::Lane;
 

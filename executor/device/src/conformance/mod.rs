@@ -2,7 +2,7 @@
 //!
 //! A case is a function that every rank of a job runs on its own device and communicator; it panics where the
 //! communicator breaks the contract of [`DeviceComm`]. Messages are sent and received in one order per
-//! [`MessageLane`](super::MessageLane), so that the cases hold for communicators that match by order, too.
+//! [`MessageLane`](crate::MessageLane), so that the cases hold for communicators that match by order, too.
 
 #![allow(clippy::float_cmp, reason = "sums are exact, or equal bit by bit")]
 
@@ -13,8 +13,8 @@ mod rank;
 
 use rank::Rank;
 
-use super::device_comm::DeviceComm;
-use crate::Device;
+use crate::comm::DeviceComm;
+use crate::device::Device;
 
 /// Test of the contract of [`DeviceComm`].
 pub struct Case<D: Device> {

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use dflop_comm::StepContext;
 
-use super::super::device_comm::{DeviceComm, MessageLane, RowShape};
-use crate::Device;
+use crate::comm::{DeviceComm, MessageLane, RowShape};
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::runtime::{Lane, Tensor, Transfer};
 
