@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_comm::{Comm, StepContext};
 use dflop_device::ops::elementwise::Elementwise;
-use dflop_device::{DeviceComm, Dtype, Error, MessageLane, Result, RowShape, Runtime, Tensor, Transfer};
+use dflop_device::{
+    DeviceComm, Dtype, Error, Lane, MessageLane, Result, RowShape, Runtime, Tensor, Transfer,
+};
 
 use super::communicator::Communicator;
 use super::functions::UniqueId;
@@ -92,7 +94,55 @@ impl NcclComm {
         let next = host.world_rank((rank + 1) % size);
         let group = (size > 1).then(|| session.connect(id(), (rank, size), &name, at, next)).transpose()?;
         let lane = session.lane();
-        Ok(Self { session, host, name, group, lane, queued: Mutex::default(), messages: Mutex::default() })
+        let (queued, messages) = (Mutex::default(), Mutex::default());
+        let made = Self { session, host, name, group, lane, queued, messages };
+        made.warm_up(at)?;
+        Ok(made)
+    }
+
+    /// Runs each kind of collective once. NCCL connects ranks at the first use of each, for which a call waits
+    /// for the other ranks; later calls wait for nothing.
+    fn warm_up(&self, at: StepContext) -> Result<()> {
+        let size = self.host.size();
+        if size == 1 {
+            return Ok(());
+        }
+        let mut values = self.device().zeros_as(Dtype::F32, size)?;
+        for collective in [
+            Collective::AllReduce,
+            Collective::ReduceScatter(vec![1; size]),
+            Collective::AllGather(vec![1; size]),
+        ] {
+            self.update(at, &mut values, &collective)?;
+        }
+        Ok(())
+    }
+
+    /// Sends one element over a new lane, for the same reason.
+    fn warm_up_lane(
+        &self,
+        at: StepContext,
+        (lane, communicator): (u64, &Arc<Communicator>),
+        is_sender: bool,
+        peer: usize,
+    ) -> Result<()> {
+        let (tensor, after) = (self.device().zeros_as(Dtype::F32, 1)?, self.device().mark(Lane::Compute)?);
+        let what = format!("connect {}", communicator.name());
+        let queued = Queued {
+            lane,
+            communicator,
+            at,
+            what,
+            peer,
+            after: &after,
+            also_after: None,
+            tensor,
+            is_returned: true,
+        };
+        let (transfer, _) = queued.start(&self.session, move |lane, stream, element| {
+            if is_sender { lane.send(stream, element, 1) } else { lane.recv(stream, element, 0) }
+        })?;
+        transfer.wait(Lane::Compute).map(drop)
     }
 
     fn device(&self) -> &Cuda {
@@ -132,6 +182,7 @@ impl NcclComm {
         // calls of the communicator keep the order of the caller's
         let queued = self.queued.lock().unwrap_or_else(PoisonError::into_inner).take();
         queued.map(|gate| gate.opened());
+        self.session.settle();
         let compute = &self.device().shared().compute;
         let before = compute.record()?;
         let issued = if self.is_widened(collective, values) {
@@ -338,7 +389,9 @@ impl DeviceComm<Cuda> for NcclComm {
             let name = format!("the lane from rank {} to rank {}", lane.from, lane.to);
             // in the same order on all ranks, so that no two of them wait for each other in different lanes
             let communicator = self.session.connect(ids(lane.from, index), (end, 2), &name, at, peer)?;
-            messages.own.insert(lane, (self.session.lane(), communicator));
+            let number = self.session.lane();
+            self.warm_up_lane(at, (number, &communicator), end == 0, peer)?;
+            messages.own.insert(lane, (number, communicator));
         }
         Ok(())
     }

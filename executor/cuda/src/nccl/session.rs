@@ -28,6 +28,8 @@ pub(super) struct Session {
     pub(super) host: Arc<dyn Comm>,
     pub(super) operations: Mutex<Vec<Arc<Operation>>>,
     communicators: Mutex<Vec<Arc<Communicator>>>,
+    /// Work of lanes that their threads may still have to issue.
+    unissued: Mutex<Vec<Arc<Gate>>>,
     /// Number of the next lane of the device.
     next_lane: AtomicU64,
     /// Bytes that were sent to other ranks.
@@ -43,6 +45,7 @@ impl Session {
             host,
             operations: Mutex::default(),
             communicators: Mutex::default(),
+            unissued: Mutex::default(),
             next_lane: AtomicU64::new(dflop_device::reserve_lanes()),
             bytes_sent: AtomicU64::new(0),
         });
@@ -88,6 +91,23 @@ impl Session {
     /// Communicators so far.
     pub(super) fn communicators(&self) -> Vec<Arc<Communicator>> {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records work of a lane that its thread will issue.
+    pub(super) fn issues(&self, gate: &Arc<Gate>) {
+        self.unissued.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(gate));
+    }
+
+    /// Waits until all work of lanes so far is issued.
+    ///
+    /// Streams beyond the number of a device's queues share them: a wait of the compute lane for another rank
+    /// must not come before a message in a queue that this rank waits for.
+    pub(super) fn settle(&self) {
+        let unissued = std::mem::take(&mut *self.unissued.lock().unwrap_or_else(PoisonError::into_inner));
+        for gate in unissued {
+            // a failure stays for the one who waits for the operation
+            let _ = gate.opened();
+        }
     }
 
     /// Puts an operation under watch.

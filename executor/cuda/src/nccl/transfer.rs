@@ -62,6 +62,7 @@ impl Queued<'_> {
             times.set(CudaEvent::recorded(start), CudaEvent::recorded(end.clone()));
             Ok(end)
         })?;
+        session.issues(&gate);
         let operation = session.watch(at, what, peer, Arc::clone(&gate));
         let held = Held {
             session: Arc::clone(session),
@@ -83,6 +84,7 @@ impl Held {
         let event = issued.map_err(|error| self.session.call_failed(self.operation.at, &error))?;
         let compute = &device.shared().compute;
         if lane == Lane::Compute {
+            self.session.settle();
             self.operation.await_from(compute.record()?);
         } else if !self.is_returned {
             // memory is freed in the order of the compute lane
