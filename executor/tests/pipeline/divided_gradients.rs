@@ -1,5 +1,5 @@
-//! Gradients that replicas divide: the bits of whole ones for fewer bytes, weights that are gathered while
-//! the next step runs, and the same order of collectives on all ranks.
+//! Gradients that replicas divide: the bits of whole ones for fewer bytes, and weights that are gathered while
+//! the next step runs.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,20 +7,17 @@ use std::sync::{Arc, Mutex};
 use dflop_device::prelude::*;
 use dflop_executor::Error;
 use dflop_executor::optimizer::{JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
-use dflop_executor::pipeline::{
-    CommunicationKind, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep, StepOutcome,
-    TimedCommunication,
-};
+use dflop_executor::pipeline::{ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep, StepOutcome};
 use dflop_models::ModuleKind;
 
 use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, texts};
 use super::device::{TestDevice, device};
 use super::job::{Setting, pipeline, work};
-use super::recorded::{Entry, Log, Recorded, Started};
+use super::recorded::{Log, Recorded};
 use super::sharded_states::{Run, run_of};
 use super::support::{ALL, Transport, run};
 
-const MICROBATCHES: usize = 4;
+pub(crate) const MICROBATCHES: usize = 4;
 
 #[test]
 fn divided_gradients_give_the_bits_of_whole_ones_for_fewer_bytes() {
@@ -72,7 +69,7 @@ fn a_run_with_divided_gradients_resumes_with_the_bits_of_an_uninterrupted_one() 
 }
 
 /// A rank of two stages with two replicas each, and its optimizer.
-struct TestRank {
+pub(crate) struct TestRank {
     pipeline: PipelineRank<TestDevice>,
     optimizer: JobOptimizer<TestDevice>,
     samples: Vec<Sample>,
@@ -80,7 +77,7 @@ struct TestRank {
 }
 
 impl TestRank {
-    fn new(setting: &Setting, comm: Recorded) -> Self {
+    pub(crate) fn new(setting: &Setting, comm: Recorded) -> Self {
         let (device, job) = (device(1), Arc::new(setting.job().unwrap()));
         let pipeline = pipeline(setting, &job, comm, &device).unwrap();
         let settings = JobOptimizerSettings::new(LearningRate::constant(0.01));
@@ -98,65 +95,15 @@ impl TestRank {
         work(job, self.pipeline.roles(), &Arc::new(plan), &self.samples, &cut, &self.device)
     }
 
-    fn step(&mut self, step: u64) -> Result<StepOutcome, Error> {
+    pub(crate) fn step(&mut self, step: u64) -> Result<StepOutcome, Error> {
         let unread = self.pipeline.start(&self.work(step))?;
         Ok(self.optimizer.update_step(&unread, self.pipeline.stages_mut())?.0)
     }
 }
 
-fn setting(is_tied: bool) -> Setting {
+pub(crate) fn setting(is_tied: bool) -> Setting {
     let layout = ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2).dp_size(2);
     Setting { bucket_elements: 700, ..Setting::new(&language_model(is_tied), vec![layout]) }
-}
-
-/// All communication of a rank has times: sums in every step, gathers behind the first update.
-fn assert_has_times(all: &[TimedCommunication], is_updated: bool) {
-    let of = |kind| all.iter().filter(move |timed| timed.kind == kind).count();
-    let (sums, gathers) = (of(CommunicationKind::ReduceScatter), of(CommunicationKind::AllGather));
-    // The tied embedding is gathered like all others, and summed as a whole.
-    assert_eq!((sums > 0, gathers), (true, if is_updated { sums + 1 } else { 0 }));
-    assert_eq!(of(CommunicationKind::AllReduce), 2, "over both stages, then over replicas");
-    assert_eq!(of(CommunicationKind::Activations), MICROBATCHES / 2);
-    assert_eq!(of(CommunicationKind::Gradients), MICROBATCHES / 2);
-    assert!(all.iter().all(|timed| timed.bytes > 0 && timed.start_ns <= timed.end_ns), "{all:?}");
-    for pair in all.windows(2).filter(|pair| pair[0].lane == pair[1].lane) {
-        assert!(pair[0].end_ns <= pair[1].start_ns, "{pair:?}");
-    }
-}
-
-#[test]
-fn all_ranks_of_a_group_start_the_same_collectives_gathers_before_the_sums_of_the_next_step() {
-    let setting = setting(true);
-    let logs = run(Transport::Threads, 4, setting.comm, |comm| {
-        let (rank, log) = (dflop_comm::Comm::rank(&comm), Log::default());
-        let mut own = TestRank::new(&setting, Recorded::new(Box::new(comm), Arc::clone(&log)));
-        for step in 0..3 {
-            assert_has_times(&own.step(step).unwrap().communication, step > 0);
-        }
-        drop(own);
-        (rank, Arc::into_inner(log).unwrap().into_inner().unwrap())
-    });
-    let of_group = |rank: usize, group: &[usize]| -> Vec<&Entry> {
-        logs[rank].1.iter().filter(|entry| entry.group == group).collect()
-    };
-    for (rank, log) in &logs {
-        let replicas = log.iter().find(|entry| entry.kind == Started::AllGather).unwrap().group.clone();
-        for entry in log {
-            for &other in &entry.group {
-                assert_eq!(of_group(*rank, &entry.group), of_group(other, &entry.group), "{rank}, {other}");
-            }
-        }
-        let own = of_group(*rank, &replicas);
-        let (count, mut before) = (|kind| own.iter().filter(|entry| entry.kind == kind).count(), (0, false));
-        // The tied embedding is summed as a whole, and gathered like all others.
-        assert_eq!(count(Started::AllReduce), 3);
-        assert_eq!(count(Started::ReduceScatter) + 3, count(Started::AllGather));
-        for entry in own {
-            let place = (entry.step, entry.kind == Started::AllGather);
-            assert!(place >= before, "{entry:?} comes after {before:?}");
-            before = place;
-        }
-    }
 }
 
 #[test]

@@ -3,9 +3,8 @@
 #[allow(unused_imports, reason = "methods of devices")]
 use dflop_device::prelude::*;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use dflop_comm::{Cause, Settings};
+use dflop_comm::Cause;
 use dflop_executor::Error;
 use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan, RankStep};
 use dflop_models::ModuleKind;
@@ -161,52 +160,4 @@ fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks() {
     let expected = "plan of step 0, microbatch 2 of the LLM: has the loss scale 0.5, expected ";
     assert!(errors[1].to_string().starts_with(expected), "{}", errors[1]);
     assert!(errors_of_others(&errors, 1).iter().all(|error| error.contains(expected)));
-}
-
-/// The ranks that wait name the rank that is late, and the message that they wait for.
-#[test]
-fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
-    let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
-    let limit = Duration::from_millis(300);
-    let setting = Setting {
-        is_plan_checked: false,
-        comm: Settings::default().wait(limit).slow(limit),
-        ..Setting::new(&language_model(false), vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2)])
-    };
-    let start = Instant::now();
-    let late = |rank: usize, _: &mut RankStep<_>| {
-        if rank == 1 {
-            std::thread::sleep(4 * limit);
-        }
-    };
-    let errors = run_failing(&setting, (&samples, &cut), &late);
-    assert!(start.elapsed() < 20 * limit);
-    for error in &errors {
-        let Error::Comm(error) = error else { panic!("{error}") };
-        let failure = error.failure().expect("the job is over");
-        assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, Some(1)), "{error}");
-        assert!(error.to_string().contains("step 0, microbatch 0, `recv gradient, stage 0`"), "{error}");
-    }
-}
-
-/// Two stages of a replica with different lengths of the same text.
-#[test]
-fn stages_with_different_texts_are_told_apart() {
-    let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
-    let exchanged = |rank: usize, work: &mut RankStep<_>| {
-        if rank == 2 {
-            let (first, last) = (
-                Arc::clone(&work.contexts[&(ModuleKind::Llm, 1)]),
-                Arc::clone(&work.contexts[&(ModuleKind::Llm, 3)]),
-            );
-            work.contexts.extend([((ModuleKind::Llm, 1), last), ((ModuleKind::Llm, 3), first)]);
-        }
-    };
-    let setting = Setting::new(&language_model(false), two_stages());
-    for error in run_failing(&setting, (&samples, &cut), &exchanged) {
-        let Error::Comm(error) = &error else { panic!("{error}") };
-        let failure = error.failure().expect("the job is over");
-        assert_eq!((failure.cause, failure.culprit), (Cause::Mismatch, Some(2)), "{error}");
-        assert!(error.to_string().contains("[4 x 16] at step 0, microbatch 1, `send, stage 0`"), "{error}");
-    }
 }

@@ -6,6 +6,7 @@ mod support;
 #[path = "../../examples/own_stage/adapter.rs"]
 mod adapter;
 mod batch;
+mod collective_order;
 #[path = "../../device/tests/support/cpu.rs"]
 mod device;
 mod divided_gradients;
@@ -13,6 +14,7 @@ mod failures;
 mod job;
 mod language_models;
 mod media;
+mod message_failures;
 mod message_order;
 mod own_stage;
 mod recorded;

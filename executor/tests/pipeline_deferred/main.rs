@@ -6,6 +6,8 @@
 mod adapter;
 #[path = "../pipeline/batch.rs"]
 mod batch;
+#[path = "../pipeline/collective_order.rs"]
+mod collective_order;
 #[path = "../../device/tests/support/deferred.rs"]
 mod device;
 #[path = "../pipeline/divided_gradients.rs"]

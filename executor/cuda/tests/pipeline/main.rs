@@ -6,6 +6,8 @@
 mod adapter;
 #[path = "../../../tests/pipeline/batch.rs"]
 mod batch;
+#[path = "../../../tests/pipeline/collective_order.rs"]
+mod collective_order;
 #[path = "../support/cuda.rs"]
 mod device;
 #[path = "../../../tests/pipeline/divided_gradients.rs"]
