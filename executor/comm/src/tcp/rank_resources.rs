@@ -18,8 +18,8 @@ const VARIABLE: &str = "DFLOP_TEST_RANK";
 /// Variable with the directory that ranks write their counts to.
 const DIRECTORY: &str = "DFLOP_TEST_DIRECTORY";
 
-/// Limits of a rank: standard streams, a listener, five neighbors in the tree; for threads, the two of the test
-/// beside those of the listener and the neighbors. The second number grows with the logarithm of the job.
+/// Limits of a rank: standard streams, a listener, five neighbors in the tree; for threads, the two of the
+/// test beside those of the listener and the neighbors. The second number is for every doubling of the job.
 const FILES: [usize; 2] = [11, 1];
 const THREADS: [usize; 2] = [6, 1];
 /// Time within which connections and threads of joining are gone.
