@@ -224,7 +224,7 @@ impl Pending {
     /// Lets MPI work on the operation; returns its elements once it is done, and the rank that sent them.
     pub(crate) fn test(&mut self) -> Option<(Buffer, usize)> {
         let (mut is_done, mut status) = (0, std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed());
-        // SAFETY: the request is that of an operation in progress, or the null request; writes flag and status.
+        // SAFETY: the request is that of an operation in progress, or the null request; writes flag, status.
         let source = unsafe {
             ffi::MPI_Test(&raw mut self.request, &raw mut is_done, status.as_mut_ptr());
             status.assume_init().MPI_SOURCE
