@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-mpi test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
+.PHONY: test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
 
 check: fmt clippy docs test
 
@@ -141,6 +141,18 @@ test-interop:
 	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/index_interop.py
 	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/foreign_indexes.py
 	$(CARGO) test --locked -p dflop-loader --features arrow2 index::arrow2
+
+# Two ranks under every launcher that is installed; PYTHON may have torchrun and Ray.
+test-launchers:
+	$(CARGO) build --locked -p dflop-cli
+	$(PYTHON) tests/python/launchers.py --dflop $(BUILD)/debug/dflop
+
+# Kubernetes manifests of the documents; pip brings the client, whose version has models with types and required fields.
+MANIFESTS_VENV ?= $(BUILD)/manifests-venv
+test-manifests:
+	test -x $(MANIFESTS_VENV)/bin/pip || $(PYTHON) -m venv $(MANIFESTS_VENV)
+	$(MANIFESTS_VENV)/bin/pip install --quiet --disable-pip-version-check kubernetes==31.0.0
+	$(MANIFESTS_VENV)/bin/python tests/python/manifests.py docs/multi-node
 
 # Small random models of every family take what `batches` writes; needs Python and pip, which brings PyTorch.
 MODELS_VENV ?= target/models-venv

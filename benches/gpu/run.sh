@@ -38,6 +38,8 @@ export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$OUT/cache/inductor}
 
 size=()
 libraries=(env)
+# what lets ranks share a device
+sharing=(env NCCL_MULTI_RANK_GPU_ENABLE=1)
 case $RUN_ON in
     gpu)
         # libraries that PyTorch brings, wherever its interpreter has them
@@ -52,6 +54,7 @@ print(":".join(found for path in sys.path if path for found in sorted(glob.glob(
             exit 1
         fi
         # for the binary alone: PyTorch would find these libraries, too
+        sharing+=(CUDA_STAND_IN_STREAM_THREADS=1 CUDA_STAND_IN_NCCL_VERSION=23007 CUDA_STAND_IN_NCCL_SHARES_DEVICES=1)
         libraries=(env "LD_LIBRARY_PATH=$STAND_IN${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
         ;;
     *)
@@ -68,7 +71,7 @@ parts=(
     parity "parity PyTorch"
     curve "curve PyTorch" "curve beside PyTorch"
     throughput "throughput PyTorch" "throughput beside PyTorch"
-    profile dflop.torch
+    profile nccl dflop.torch
 )
 declare -A status figure asked taken
 for part in "${parts[@]}"; do
@@ -233,6 +236,8 @@ alternate throughput 50 120 --folder "$OUT/throughput-model"
 compare throughput
 
 check profile 90 profile
+
+run nccl 40 "${sharing[@]}" "${libraries[@]}" "$binary" nccl
 
 run dflop.torch 40 "$PYTHON" "$here/dflop_torch.py" --device "$TORCH_DEVICE"
 

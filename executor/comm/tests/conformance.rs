@@ -54,6 +54,7 @@ conformance! {
     sums_of_every_type_are_right
     reduce_scatter_and_all_gather_are_the_halves_of_a_sum
     sums_overlap_with_computation
+    halves_of_sums_overlap_with_computation_and_keep_their_order
     parts_may_be_of_any_length
     rows_of_bf16_are_gathered
     every_root_broadcasts

@@ -29,4 +29,4 @@ pub use error::{Error, Result};
 pub use event::CudaEvent;
 pub use libraries::{LIBRARY_PATH, Libraries, SearchPath};
 pub use memory::CudaMemory;
-pub use nccl::{Nccl, NcclComm, NcclVersion};
+pub use nccl::{Nccl, NcclComm, NcclVersion, check_alone as check_nccl_alone};

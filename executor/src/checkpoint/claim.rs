@@ -41,6 +41,14 @@ impl CheckpointDirectory {
         let claimed = if comm.rank() == 0 { take(self.root()) } else { Ok(DirectoryClaim { owner: None }) };
         agree_on_success(comm, 0, "claim the directory", claimed)
     }
+
+    /// Returns the description of the running job that has claimed the directory; `None` if none has, or if
+    /// that cannot be found out. Changes nothing.
+    #[must_use]
+    pub fn claimed_by(&self) -> Option<String> {
+        let mut file = File::open(self.root().join(OWNER_FILE)).ok()?;
+        matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)).then(|| owner(&mut file))
+    }
 }
 
 fn take(root: &Path) -> Result<DirectoryClaim> {
@@ -129,7 +137,10 @@ mod tests {
         let process = format!("process {} on `", std::process::id());
         assert!(text.contains(&process) && text.contains("started"), "{text}");
         assert!(text.contains(root.to_str().unwrap()), "{text}");
+        let looked = CheckpointDirectory::new(&root);
+        assert!(looked.claimed_by().is_some_and(|owner| owner.starts_with(&process)));
         drop(claim);
+        assert_eq!(looked.claimed_by(), None);
         assert!(fs::read_dir(&root).unwrap().next().is_none(), "nothing is left");
         drop(take(&root).unwrap());
     }

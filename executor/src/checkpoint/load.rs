@@ -71,6 +71,21 @@ impl CheckpointDirectory {
             }
         }
     }
+
+    /// Returns the newest checkpoint whose files have the right sizes; `None` if there is none.
+    ///
+    /// For a look at the directory without a job: digests, which [`Self::latest`] compares, are not read.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the directory cannot be read.
+    pub fn newest(&self) -> Result<Option<SavedCheckpoint>> {
+        let Candidate { directory, .. } =
+            Candidate::find(&mut directory::candidates(self.root())?.into_iter());
+        if directory.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        SavedCheckpoint::read(&directory).map(Some)
+    }
 }
 
 /// Checkpoint that rank 0 found, whose files have the right sizes.

@@ -1,7 +1,8 @@
 //! Cuts the gradients of buckets into those that are complete on this rank and those that are not.
 //!
-//! Where replicas divide gradients, a rank has the sums of a range of every bucket. The range may begin and end
-//! inside a parameter; the part of each parameter in it is a tensor of its own while the pieces are taken out.
+//! Where replicas divide gradients, a rank has the sums of a range of every bucket. The range may begin and
+//! end inside a parameter; the part of each parameter in it is a tensor of its own while the pieces are taken
+//! out.
 
 use crate::error::{Error, Result};
 use dflop_device::{Device, DeviceComm, Tensor};

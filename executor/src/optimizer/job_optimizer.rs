@@ -33,8 +33,13 @@ impl JobOptimizerSettings {
         Self { learning_rate, adamw: AdamWSettings::default(), gradient_norm_max: Some(1.0) }
     }
 
-    fn check(&self) -> Result<()> {
+    /// Checks the ranges.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`].
+    pub fn check(&self) -> Result<()> {
         self.learning_rate.check()?;
+        self.adamw.check()?;
         match self.gradient_norm_max {
             Some(norm) if norm.is_nan() || norm <= 0.0 => {
                 let reason = format!("{norm} is not above 0");
@@ -164,7 +169,7 @@ impl<D: Device> JobOptimizer<D> {
         // After the fold: the norm must see the sum of both uses of a shared parameter.
         let (ownership, replicas) = (&self.ownership, self.adamw.replicas());
         let counting = Counting { ownership, comm: &**tensors, replicas };
-        let figures = StepFigures::exchange(&device, &mut stages, counting, step, unread)?;
+        let figures = StepFigures::exchange(&device, &mut stages, &counting, step, unread)?;
         let StepFigures { values, losses } = figures;
         let squares = losses..values.len();
         let mut clip = device.zeros_as(Dtype::F64, 2)?;

@@ -1,8 +1,8 @@
 //! Collects what an update needs of all ranks: losses, and the squares of all gradients.
 //!
 //! Every element of a parameter counts once, on however many ranks it is: on the rank that owns the parameter
-//! ([`Ownership`]), or, if replicas divide its gradient, on the replica of the owner that has the element. Sums
-//! of squares of tensors are exchanged and added in the order of the tensors' names: all ranks get the same
+//! ([`Ownership`]), or, if replicas divide its gradient, on the replica of the owner that has the element.
+//! Sums of squares of tensors are exchanged and added in the order of the tensors' names: all ranks get the same
 //! bits. Another cut into stages gives the same bits, too, as far as its gradients have them. The sum of a
 //! divided gradient is added in another order than that of a whole one, so that the norm may differ by the
 //! rounding of `f32`. All of it stays on the device.
@@ -31,7 +31,6 @@ pub(super) struct StepFigures<D: Device> {
 }
 
 /// Parameters that a rank counts, and the ranks that count parts of them.
-#[derive(Clone, Copy)]
 pub(super) struct Counting<'a, D: Device> {
     /// Owners of the parameters.
     pub(super) ownership: &'a Ownership,
@@ -58,8 +57,8 @@ impl<D: Device> Counting<'_, D> {
 impl<D: Device> StepFigures<D> {
     /// Exchanges the figures of all ranks; all of them call it.
     ///
-    /// Gradients must be of the whole global batch: summed over replicas, whole or divided, and over both uses
-    /// of a tied parameter.
+    /// Gradients must be of the whole global batch: summed over replicas, whole or divided, and over both
+    /// uses of a tied parameter.
     ///
     /// # Errors
     /// [`crate::Error::InvalidSetting`] if gradients are divided and states are not;
@@ -67,7 +66,7 @@ impl<D: Device> StepFigures<D> {
     pub(super) fn exchange(
         device: &D,
         stages: &mut [&mut (impl Stage<D> + ?Sized)],
-        counting: Counting<'_, D>,
+        counting: &Counting<'_, D>,
         step: u64,
         unread: Option<&UnreadStep<D>>,
     ) -> Result<Self> {

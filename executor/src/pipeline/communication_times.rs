@@ -62,8 +62,8 @@ pub struct TimedCommunication {
     pub start_ns: i64,
     /// End.
     pub end_ns: i64,
-    /// Exposed time: how long the compute lane waited for it, 0 if it is wholly hidden. For a received message
-    /// this contains the wait for the pass that makes it.
+    /// Exposed time: how long the compute lane waited for it, 0 if it is wholly hidden. For a received
+    /// message this contains the wait for the pass that makes it.
     pub exposed_ns: u64,
 }
 

@@ -107,8 +107,9 @@ impl<D: Device> PipelineRank<D> {
     }
 
     /// Divides the gradients over the replicas of every stage, so that each gets the sums that an optimizer
-    /// with shared states needs ([`JobOptimizer::shard_states`](crate::optimizer::JobOptimizer::shard_states)):
-    /// half of the bytes of whole sums. Default: all replicas get whole gradients.
+    /// with shared states needs: half of the bytes of whole sums. Default: all replicas get whole gradients.
+    /// The optimizer shares its states
+    /// ([`JobOptimizer::shard_states`](crate::optimizer::JobOptimizer::shard_states)).
     ///
     /// A bucket's [`summed`](dflop_models::ParameterBucket::summed) elements are complete after a step.
     /// Gradients have the same bits as without; their norm may differ by the rounding of `f32`, because its

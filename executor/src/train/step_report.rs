@@ -41,7 +41,7 @@ pub struct StepReport {
     pub pipeline_seconds: f64,
     /// Mean time of a rank's sends and of its collectives of gradients and weights.
     pub communication_seconds: f64,
-    /// Mean time that a rank's operations waited for communication, for messages and what makes them included.
+    /// Mean time that a rank's operations waited for communication, and for the passes that make messages.
     pub exposed_communication_seconds: f64,
     /// What the measured times of an interval of steps taught, at its last step.
     #[serde(skip_serializing_if = "Option::is_none")]

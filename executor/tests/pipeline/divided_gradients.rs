@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex};
 use dflop_device::prelude::*;
 use dflop_executor::Error;
 use dflop_executor::optimizer::{JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
-use dflop_executor::pipeline::{ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep};
+use dflop_executor::pipeline::{
+    CommunicationKind, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep, StepOutcome,
+    TimedCommunication,
+};
 use dflop_models::ModuleKind;
 
 use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, texts};
@@ -95,15 +98,30 @@ impl TestRank {
         work(job, self.pipeline.roles(), &Arc::new(plan), &self.samples, &cut, &self.device)
     }
 
-    fn step(&mut self, step: u64) -> Result<f64, Error> {
+    fn step(&mut self, step: u64) -> Result<StepOutcome, Error> {
         let unread = self.pipeline.start(&self.work(step))?;
-        Ok(self.optimizer.update_step(&unread, self.pipeline.stages_mut())?.0.loss)
+        Ok(self.optimizer.update_step(&unread, self.pipeline.stages_mut())?.0)
     }
 }
 
 fn setting(is_tied: bool) -> Setting {
     let layout = ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2).dp_size(2);
     Setting { bucket_elements: 700, ..Setting::new(&language_model(is_tied), vec![layout]) }
+}
+
+/// All communication of a rank has times: sums in every step, gathers behind the first update.
+fn assert_has_times(all: &[TimedCommunication], is_updated: bool) {
+    let of = |kind| all.iter().filter(move |timed| timed.kind == kind).count();
+    let (sums, gathers) = (of(CommunicationKind::ReduceScatter), of(CommunicationKind::AllGather));
+    // The tied embedding is gathered like all others, and summed as a whole.
+    assert_eq!((sums > 0, gathers), (true, if is_updated { sums + 1 } else { 0 }));
+    assert_eq!(of(CommunicationKind::AllReduce), 2, "over both stages, then over replicas");
+    assert_eq!(of(CommunicationKind::Activations), MICROBATCHES / 2);
+    assert_eq!(of(CommunicationKind::Gradients), MICROBATCHES / 2);
+    assert!(all.iter().all(|timed| timed.bytes > 0 && timed.start_ns <= timed.end_ns), "{all:?}");
+    for pair in all.windows(2).filter(|pair| pair[0].lane == pair[1].lane) {
+        assert!(pair[0].end_ns <= pair[1].start_ns, "{pair:?}");
+    }
 }
 
 #[test]
@@ -113,7 +131,7 @@ fn all_ranks_of_a_group_start_the_same_collectives_gathers_before_the_sums_of_th
         let (rank, log) = (dflop_comm::Comm::rank(&comm), Log::default());
         let mut own = TestRank::new(&setting, Recorded::new(Box::new(comm), Arc::clone(&log)));
         for step in 0..3 {
-            own.step(step).unwrap();
+            assert_has_times(&own.step(step).unwrap().communication, step > 0);
         }
         drop(own);
         (rank, Arc::into_inner(log).unwrap().into_inner().unwrap())

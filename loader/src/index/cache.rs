@@ -250,7 +250,8 @@ fn assemble(
     })
 }
 
-fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
+/// Returns the name of the index file of shards, from their names and sizes.
+pub(super) fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
     let mut hasher = Sha256::new();
     for (shard, Identity { bytes, .. }) in shards.iter().zip(stats) {
         hasher.update((shard.base_name().len() as u64).to_le_bytes());
@@ -280,7 +281,7 @@ pub(super) fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathB
 }
 
 /// Opens an index file if it is intact and its shards have not changed.
-fn open_fitting(
+pub(super) fn open_fitting(
     path: &Path,
     shards: &[Shard],
     stats: &[Identity],
@@ -309,7 +310,7 @@ pub(crate) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
 }
 
 /// Returns whether the required token counts are present.
-fn has_counts(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
+pub(super) fn has_counts(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
     options.token_counts.required().is_none_or(|counter| {
         let digest = counter.digest();
         decoded.rows.iter().all(|rows| rows.has_counts(&digest))

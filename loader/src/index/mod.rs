@@ -13,6 +13,7 @@ mod checksum;
 mod collect;
 mod encode;
 mod file;
+mod find;
 pub mod foreign;
 mod location;
 mod merge;
@@ -33,6 +34,7 @@ use dflop_samples::media::VideoSampling;
 pub(crate) use self::build::identity_of_file;
 pub use self::cache::IndexOptions;
 pub(crate) use self::cache::is_version;
+pub use self::find::{FoundIndex, shard_bytes};
 pub use self::rows::{FieldRow, SampleRow};
 pub use self::schema::IndexedShard;
 pub use self::text_counts::TokenCounts;
@@ -68,6 +70,15 @@ impl Index {
     /// index directory cannot be written.
     pub fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Self> {
         cache::open_or_build(shards, options)
+    }
+
+    /// Looks for the index of `shards` where [`Self::open_or_build`] does; builds and writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no shard or one is a stream; [`Error::Storage`] if a shard cannot be
+    /// found.
+    pub fn find(shards: &[Shard], options: &IndexOptions) -> Result<FoundIndex> {
+        find::find(shards, options)
     }
 
     /// Reads some shards of a dataset for its index, on any machine that can read them: bytes for

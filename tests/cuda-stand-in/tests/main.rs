@@ -8,3 +8,4 @@ mod nccl;
 mod products;
 mod streams;
 mod support;
+mod threads;

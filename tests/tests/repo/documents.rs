@@ -96,6 +96,19 @@ fn shell_snippets_have_valid_syntax() {
 }
 
 #[test]
+fn scripts_beside_the_documents_have_valid_syntax() {
+    let entries = std::fs::read_dir(root().join("docs/multi-node")).expect("the directory is there");
+    let mut scripts: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();
+    scripts.retain(|path| path.extension().is_some_and(|end| end == "sh" || end == "sbatch"));
+    assert!(!scripts.is_empty(), "there are scripts");
+    for script in scripts {
+        let output = Command::new("bash").arg("-n").arg(&script).output().expect("bash starts");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {stderr}", script.display());
+    }
+}
+
+#[test]
 fn json_snippets_are_valid() {
     for (document, snippet) in all_snippets().iter().filter(|(_, snippet)| snippet.language == "json") {
         let parsed = serde_json::from_str::<serde_json::Value>(&snippet.text);

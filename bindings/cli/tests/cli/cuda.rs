@@ -15,6 +15,10 @@ mod without {
         let run = dflop(&["profile", "--model", "tiny", "--device", "cuda:0", "--out", "nowhere"]);
         assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
         assert!(run.stderr.contains("build with `--features cuda`"), "{}", run.stderr);
+        let check = job.run(&["--check"]);
+        let finding = "this build has no CUDA devices; build with `--features cuda`";
+        assert!(check.stdout.contains(&format!("\"GPUs\",\"finding\":\"{finding}\"")), "{}", check.stdout);
+        assert_eq!(check.status, Some(1));
     }
 }
 
@@ -79,6 +83,26 @@ mod with {
             assert_eq!(run.status, Some(1), "{}", run.stderr);
             assert!(run.stderr.contains("libcuda.so.1"), "{}", run.stderr);
         }
+    }
+
+    #[test]
+    fn a_check_names_the_libraries_and_the_devices() {
+        let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+        let check = |device: &str, libraries: &Path| {
+            let settings = format!("[parallel]\ncompute_device = \"{device}\"\n");
+            let run = on(libraries, &mut Job::with(&[("[parallel]\n", &settings)]).command(&["--check"]));
+            let report = run.objects().remove(0);
+            let checks = report["checks"].as_array().expect("checks").clone();
+            let of = |subject: &str| checks.iter().find(|check| check["subject"] == subject).cloned();
+            (run.status, of("CUDA libraries").unwrap_or_default(), of("GPUs").unwrap_or_default())
+        };
+        let (status, found, devices) = check("cuda", &libraries);
+        assert_eq!(status, Some(0), "{found} {devices}");
+        let directory = libraries.display().to_string();
+        assert!(found["finding"].as_str().is_some_and(|text| text.contains(&directory)), "{found}");
+        assert!(devices["finding"].as_str().is_some_and(|text| text.contains("for 2 ranks")), "{devices}");
+        let (status, _, devices) = check("cuda:99", &libraries);
+        assert_eq!((status, &devices["status"]), (Some(1), &"wrong".into()), "{devices}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Reads the identity of a rank from the environment variables of launchers.
 
 use super::host_list::first_host;
+use super::machine_ranks::ranks_of_node;
 use crate::{Error, JobToken, RankIdentity, RendezvousConfig, Result};
 use std::str::FromStr;
 
@@ -13,21 +14,31 @@ struct LauncherVariables {
     /// Candidates; the first variable that is set counts.
     size: &'static [&'static str],
     local_rank: &'static str,
+    /// Number of ranks on this machine; of Slurm, those of all machines.
+    local_size: &'static str,
 }
 
 const LAUNCHERS: [LauncherVariables; 3] = [
-    LauncherVariables { launcher: "torchrun", rank: "RANK", size: &["WORLD_SIZE"], local_rank: "LOCAL_RANK" },
+    LauncherVariables {
+        launcher: "torchrun",
+        rank: "RANK",
+        size: &["WORLD_SIZE"],
+        local_rank: "LOCAL_RANK",
+        local_size: "LOCAL_WORLD_SIZE",
+    },
     LauncherVariables {
         launcher: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         size: &["OMPI_COMM_WORLD_SIZE"],
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
     },
     LauncherVariables {
         launcher: "Slurm",
         rank: "SLURM_PROCID",
         size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_rank: "SLURM_LOCALID",
+        local_size: "SLURM_STEP_TASKS_PER_NODE",
     },
 ];
 
@@ -60,12 +71,42 @@ pub fn identity_from_environment() -> Result<RankIdentity> {
     read(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }
 
-fn read(lookup: Lookup<'_>) -> Result<RankIdentity> {
+/// Launcher whose variables are set in the environment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FoundLauncher {
+    /// Name of the launcher.
+    pub name: &'static str,
+    /// Number of ranks on this machine; `None` if the launcher does not set it.
+    pub local_size: Option<usize>,
+}
+
+/// Returns the launcher that [`identity_from_environment`] recognizes; `None` if there is none.
+#[must_use]
+pub fn launcher_from_environment() -> Option<FoundLauncher> {
+    found_launcher(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+}
+
+fn found_launcher(lookup: Lookup<'_>) -> Option<FoundLauncher> {
+    let variables = recognize(lookup)?;
+    let text = lookup(variables.local_size);
+    let local_size = match variables.launcher {
+        "Slurm" => text.and_then(|list| ranks_of_node(&list, lookup("SLURM_NODEID")?.parse().ok()?)),
+        _ => text.and_then(|number| number.trim().parse().ok()),
+    };
+    Some(FoundLauncher { name: variables.launcher, local_size })
+}
+
+/// Returns the variables of the first launcher of which one is set.
+fn recognize(lookup: Lookup<'_>) -> Option<&'static LauncherVariables> {
     let is_set = |variables: &&LauncherVariables| {
         std::iter::once(&variables.rank).chain(variables.size).any(|name| lookup(name).is_some())
     };
     // torchrun comes first, because inside a Slurm or MPI job its variables are the specific ones
-    let Some(variables) = LAUNCHERS.iter().find(is_set) else { return Ok(RankIdentity::single()) };
+    LAUNCHERS.iter().find(is_set)
+}
+
+fn read(lookup: Lookup<'_>) -> Result<RankIdentity> {
+    let Some(variables) = recognize(lookup) else { return Ok(RankIdentity::single()) };
     let launcher = variables.launcher;
     let size_name = variables.size.iter().find(|name| lookup(name).is_some()).unwrap_or(&variables.size[0]);
     let rank: usize = required(lookup, launcher, variables.rank)?;
@@ -212,6 +253,24 @@ mod tests {
         assert_eq!(rendezvous(&local), ("127.0.0.1".into(), 29501));
         let message = identity(&ranks).unwrap_err().to_string();
         assert!(message.contains("MASTER_ADDR") && message.contains("Open MPI"), "{message}");
+    }
+
+    #[test]
+    fn the_launcher_is_named_with_its_ranks_on_this_machine() {
+        let found = |variables: &[(&str, &str)]| {
+            let lookup = |name: &str| {
+                variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            };
+            found_launcher(&lookup).map(|launcher| (launcher.name, launcher.local_size))
+        };
+        assert_eq!(found(&[("MASTER_ADDR", "node-a")]), None);
+        assert_eq!(found(&TORCHRUN), Some(("torchrun", None)));
+        let local = [TORCHRUN.as_slice(), &[("LOCAL_WORLD_SIZE", "2")]].concat();
+        assert_eq!(found(&local), Some(("torchrun", Some(2))));
+        let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "4")];
+        assert_eq!(found(&mpi), Some(("Open MPI", Some(4))));
+        let slurm = [("SLURM_PROCID", "5"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2),1"), ("SLURM_NODEID", "2")];
+        assert_eq!(found(&slurm), Some(("Slurm", Some(1))));
     }
 
     #[test]

@@ -198,17 +198,17 @@ impl Communicator {
         })
     }
 
-    /// Runs calls, one for each root, as one.
+    /// Runs calls, one for each index, as one.
     fn group(
         &self,
         call: &'static str,
-        roots: usize,
+        calls: usize,
         run: impl Fn(&Functions, Handle, usize) -> Status,
     ) -> Result<()> {
         self.call(call, |functions, handle| {
             // SAFETY: every start has its end below.
             let started = unsafe { (functions.group_start)() };
-            let each = (0..roots).map(|root| run(functions, handle, root));
+            let each = (0..calls).map(|index| run(functions, handle, index));
             let failed = each.into_iter().find(|&status| status != SUCCESS && status != IN_PROGRESS);
             // SAFETY: as above.
             let ended = unsafe { (functions.group_end)() };
@@ -217,6 +217,45 @@ impl Communicator {
                 .flatten()
                 .find(|&status| status != SUCCESS)
                 .unwrap_or(SUCCESS)
+        })
+    }
+
+    /// Makes a communicator of the ranks with the same color.
+    pub(super) fn split(&self, color: usize, name: String) -> Result<Self> {
+        let (mut handle, mut config): (Handle, _) = (std::ptr::null_mut(), Config::nonblocking());
+        self.call("ncclCommSplit", |functions, whole| {
+            // SAFETY: both pointers are to local variables; the device is that of the whole communicator.
+            unsafe { (functions.split)(whole, color as c_int, 0, &raw mut handle, &raw mut config) }
+        })?;
+        Ok(Self {
+            nccl: self.nccl.clone(),
+            context: self.context.clone(),
+            handle: AtomicPtr::new(handle),
+            calls: Mutex::new(()),
+            is_aborted: AtomicBool::new(false),
+            name,
+            rank: 0,
+        })
+    }
+
+    /// Sends to this rank itself, and receives it, as one.
+    pub(super) fn exchange_alone(
+        &self,
+        stream: &Stream,
+        from: &Tensor<Cuda>,
+        to: &Tensor<Cuda>,
+    ) -> Result<()> {
+        let (source, place, dtype) = (from.address(), to.address(), data_type(from.dtype())?);
+        let (own, count) = (self.rank as c_int, from.len());
+        self.group("ncclSend", 2, |functions, handle, index| {
+            // SAFETY: as above; the tensors have the same length and type.
+            unsafe {
+                if index == 0 {
+                    (functions.send)(source as *const _, count, dtype, own, handle, stream.raw())
+                } else {
+                    (functions.recv)(place as *mut _, count, dtype, own, handle, stream.raw())
+                }
+            }
         })
     }
 

@@ -71,6 +71,8 @@ type Reduce =
 pub(super) struct Functions {
     pub(super) unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
     pub(super) init: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int, *mut Config) -> Status,
+    /// Makes a communicator of the ranks of a color: color, key, the new handle.
+    pub(super) split: unsafe extern "C" fn(Handle, c_int, c_int, *mut Handle, *mut Config) -> Status,
     pub(super) finalize: unsafe extern "C" fn(Handle) -> Status,
     pub(super) destroy: unsafe extern "C" fn(Handle) -> Status,
     pub(super) abort: unsafe extern "C" fn(Handle) -> Status,
@@ -109,6 +111,7 @@ pub(crate) const SYMBOLS: &[&str] = &[
     "ncclGetVersion",
     "ncclGetUniqueId",
     "ncclCommInitRankConfig",
+    "ncclCommSplit",
     "ncclCommFinalize",
     "ncclCommDestroy",
     "ncclCommAbort",
@@ -134,6 +137,7 @@ impl Functions {
             Some(Self {
                 unique_id: find(library, "ncclGetUniqueId")?,
                 init: find(library, "ncclCommInitRankConfig")?,
+                split: find(library, "ncclCommSplit")?,
                 finalize: find(library, "ncclCommFinalize")?,
                 destroy: find(library, "ncclCommDestroy")?,
                 abort: find(library, "ncclCommAbort")?,

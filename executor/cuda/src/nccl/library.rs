@@ -16,6 +16,11 @@ const OLDEST: NcclVersion = NcclVersion(21_800);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NcclVersion(pub u32);
 
+impl NcclVersion {
+    /// First version that lets ranks share a device, if `NCCL_MULTI_RANK_GPU_ENABLE=1` is set.
+    pub const SHARED_DEVICE: Self = Self(23_000);
+}
+
 impl fmt::Display for NcclVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.0 / 10_000, self.0 / 100 % 100, self.0 % 100)

@@ -134,13 +134,15 @@ impl NcclComm {
         queued.map(|gate| gate.opened());
         let compute = &self.device().shared().compute;
         let before = compute.record()?;
-        if self.is_widened(collective, values) {
+        let issued = if self.is_widened(collective, values) {
             let wide = self.widen(values)?;
-            collective.issue(group, compute, &wide)?;
+            let issued = collective.issue(group, compute, &wide);
             self.round(&wide, values)?;
+            issued
         } else {
-            collective.issue(group, compute, values)?;
-        }
+            collective.issue(group, compute, values)
+        };
+        issued.map_err(|error| self.session.call_failed(at, &error))?;
         let done = Arc::<Gate>::default();
         done.open(Ok(compute.record()?));
         let what = format!("{} over {}", collective.name(), self.name);

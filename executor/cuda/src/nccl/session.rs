@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dflop_comm::{Comm, Failure, StepContext};
+use dflop_comm::{Cause, Comm, Failure, StepContext};
 use dflop_device::Result;
 
 use super::communicator::Communicator;
@@ -17,6 +17,8 @@ use crate::event::Gate;
 
 /// Longest wait for the other ranks when communicators end.
 const END_WAIT: Duration = Duration::from_secs(10);
+/// Longest wait for the job's communicator to name the rank that made a call of NCCL fail.
+const BLAME_WAIT: Duration = Duration::from_secs(1);
 
 /// Communicators of one rank, and what they are watched by.
 pub(super) struct Session {
@@ -105,6 +107,25 @@ impl Session {
     pub(super) fn last_action(&self) -> StepContext {
         let operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
         operations.first().map_or_else(|| StepContext::step(0, "communicate"), |operation| operation.at)
+    }
+
+    /// Ends the job on all ranks, and returns its failure, which is another one if that came first.
+    pub(super) fn fail(&self, cause: Cause, at: StepContext, message: String) -> Failure {
+        let failure = Failure { cause, culprit: None, by: self.rank(), at, message };
+        self.host.fail(failure.clone()).failure().cloned().unwrap_or(failure)
+    }
+
+    /// Ends the job for a call of NCCL that failed, and returns the error of this rank.
+    pub(super) fn call_failed(&self, at: StepContext, error: &dyn std::fmt::Display) -> dflop_device::Error {
+        // another rank that has failed is named by the job's communicator
+        let deadline = Instant::now() + BLAME_WAIT;
+        while self.host.failure().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let message = format!("rank {}: {error}", self.rank());
+        let failure = self.host.failure().unwrap_or_else(|| self.fail(Cause::Transport, at, message));
+        self.end(failure.clone());
+        dflop_comm::Error::Failed { failure: Box::new(failure), rank: self.rank(), at: Box::new(at) }.into()
     }
 
     /// Ends the work of this rank in a job that has failed.

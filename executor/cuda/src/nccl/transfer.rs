@@ -31,7 +31,7 @@ pub(super) struct Queued<'a> {
 
 /// A queued operation, which owns its tensor.
 struct Held {
-    device: Cuda,
+    session: Arc<Session>,
     gate: Arc<Gate>,
     operation: Arc<Operation>,
     /// Shared with the lane's thread until it has issued the operation.
@@ -43,7 +43,7 @@ impl Queued<'_> {
     /// Queues the operation; returns the transfer, and the gate that opens once it is issued.
     pub(super) fn start(
         self,
-        session: &Session,
+        session: &Arc<Session>,
         issue: impl FnOnce(&Communicator, &Stream, &Tensor<Cuda>) -> crate::Result<()> + Send + 'static,
     ) -> Result<(Transfer<Cuda>, Arc<Gate>)> {
         let Queued { lane, at, what, peer, also_after, is_returned, .. } = self;
@@ -63,8 +63,13 @@ impl Queued<'_> {
             Ok(end)
         })?;
         let operation = session.watch(at, what, peer, Arc::clone(&gate));
-        let device = session.device.clone();
-        let held = Held { device, gate: Arc::clone(&gate), operation, tensor: Some(tensor), is_returned };
+        let held = Held {
+            session: Arc::clone(session),
+            gate: Arc::clone(&gate),
+            operation,
+            tensor: Some(tensor),
+            is_returned,
+        };
         Ok((Transfer::timed(span, move |lane| held.wait(lane)), gate))
     }
 }
@@ -73,16 +78,17 @@ impl Held {
     fn wait(mut self, lane: Lane) -> Result<Option<Tensor<Cuda>>> {
         // on the calling thread, because the lane's thread issues operations in their order
         let issued = self.gate.wait();
-        self.device.check()?;
-        let event = issued?;
-        let compute = &self.device.shared().compute;
+        let device = self.session.device.clone();
+        device.check()?;
+        let event = issued.map_err(|error| self.session.call_failed(self.operation.at, &error))?;
+        let compute = &device.shared().compute;
         if lane == Lane::Compute {
             self.operation.await_from(compute.record()?);
         } else if !self.is_returned {
             // memory is freed in the order of the compute lane
             compute.wait(&event)?;
         }
-        self.device.after(lane, &CudaEvent::recorded(event))?;
+        device.after(lane, &CudaEvent::recorded(event))?;
         // the lane's thread has let go of the tensor: the gate was opened after it
         let tensor = self.tensor.take().and_then(Arc::into_inner);
         Ok(tensor.filter(|_| self.is_returned))
@@ -96,7 +102,7 @@ impl Drop for Held {
         if self.tensor.is_some()
             && let Some(event) = self.gate.opened()
         {
-            let _ = self.device.shared().compute.wait(&event);
+            let _ = self.session.device.shared().compute.wait(&event);
         }
     }
 }

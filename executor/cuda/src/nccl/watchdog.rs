@@ -8,7 +8,7 @@
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use dflop_comm::{Cause, Failure, StepContext};
+use dflop_comm::{Cause, Failure};
 
 use super::communicator::Health;
 use super::operation::Progress;
@@ -61,7 +61,7 @@ fn unwell(session: &Session, remote: &mut Option<Instant>) -> Option<Failure> {
         };
         let (rank, name) = (session.rank(), communicator.name());
         let message = format!("rank {rank}: NCCL failed in {name}: {reason}");
-        return Some(session.fail(Cause::Transport, None, session.last_action(), message));
+        return Some(session.fail(Cause::Transport, session.last_action(), message));
     }
     None
 }
@@ -85,12 +85,4 @@ fn overdue(session: &Session) -> Option<Failure> {
         let checked = session.host.check_wait(operation.peer, operation.at, &operation.what, since.elapsed());
         checked.err().and_then(|error| error.failure().cloned())
     })
-}
-
-impl Session {
-    /// Ends the job on all ranks, and returns its failure, which is another one if that came first.
-    fn fail(&self, cause: Cause, culprit: Option<usize>, at: StepContext, message: String) -> Failure {
-        let failure = Failure { cause, culprit, by: self.rank(), at, message };
-        self.host.fail(failure.clone()).failure().cloned().unwrap_or(failure)
-    }
 }

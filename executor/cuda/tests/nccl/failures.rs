@@ -117,6 +117,8 @@ fn a_rank_that_leaves_is_named() {
 #[test]
 fn a_communicator_that_cannot_be_made_is_an_error() {
     let _turn = turn();
+    drop(device(1));
+    stand_in().nccl().set_init_timeout(Duration::from_secs(2));
     let found = run(Transport::Threads, 2, brief(), |comm| {
         let device = device(1);
         let host: Arc<dyn Comm> = Arc::new(comm);
@@ -134,6 +136,7 @@ fn a_communicator_that_cannot_be_made_is_an_error() {
     let text = found[0].0.as_deref().expect("rank 0 fails");
     assert!(text.contains("ncclCommInitRankConfig failed for all ranks"), "{text}");
     assert!(found[1].0.is_some(), "rank 1 does not wait for ever");
+    stand_in().nccl().set_init_timeout(Duration::from_mins(1));
 }
 
 #[test]
@@ -189,6 +192,15 @@ fn a_library_that_is_not_there_is_named_with_all_places() {
         Ok(nccl) => assert!(nccl.file().ends_with("libnccl.so.2"), "{nccl:?}"),
         Err(other) => panic!("{other}"),
     }
+}
+
+#[test]
+fn a_device_checks_the_library_alone() {
+    let _turn = turn();
+    let search = SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect());
+    let (nccl, calls) = dflop_cuda::check_nccl_alone(&device(1), &search).unwrap();
+    assert!(nccl.version().0 >= 21_800, "{nccl:?}");
+    assert_eq!(calls, ["all-reduce", "reduce-scatter", "all-gather", "send and receive", "split"]);
 }
 
 #[test]

@@ -8,18 +8,17 @@ mod adapter;
 mod batch;
 #[path = "../support/nccl.rs"]
 mod device;
-#[path = "../../../tests/pipeline/divided_gradients.rs"]
-mod divided_gradients;
+#[path = "../../../tests/pipeline/failures.rs"]
+mod failures;
 #[path = "../../../tests/pipeline/job.rs"]
 mod job;
 #[path = "../../../tests/pipeline/language_models.rs"]
 mod language_models;
 #[path = "../../../tests/pipeline/media.rs"]
 mod media;
+mod orders;
 #[path = "../../../tests/pipeline/own_stage.rs"]
 mod own_stage;
-#[path = "../../../tests/pipeline/recorded.rs"]
-mod recorded;
 #[path = "../../../tests/pipeline/reference.rs"]
 mod reference;
 #[path = "../../../tests/pipeline/sharded_states.rs"]

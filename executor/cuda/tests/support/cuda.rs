@@ -68,7 +68,7 @@ pub(crate) fn on_same_threads(device: &TestDevice) -> TestDevice {
 }
 
 /// Makes a communicator of tensors.
-#[allow(dead_code, reason = "each test binary uses its part")]
+#[allow(dead_code, clippy::unnecessary_wraps, reason = "each test binary uses its part, and others can fail")]
 pub(crate) fn tensors(
     device: &TestDevice,
     comm: Arc<dyn Comm>,

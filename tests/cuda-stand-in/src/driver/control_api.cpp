@@ -104,9 +104,7 @@ API cuda_stand_in_counts(uint64_t* out, size_t length) {
 }
 
 // Copies the cause of the last failure; returns its length.
-API cuda_stand_in_last_failure(char* text, size_t length) {
-    return copy_text(last_failure(), text, length);
-}
+API cuda_stand_in_last_failure(char* text, size_t length) { return copy_text(last_failure(), text, length); }
 
 API cuda_stand_in_enqueue(void* stream_handle, const char* name, int (*run)(void*), void (*destroy)(void*),
                           void* argument) {

@@ -25,7 +25,7 @@ struct Device {
     uint64_t streams_created = 0;
     std::map<int, std::set<uint64_t>> queues;  // numbers of operations that have not started
     std::condition_variable queue_moved;
-    std::mutex context_mutex;  // held while the primary context changes
+    std::mutex context_mutex;        // held while the primary context changes
     uint64_t release_threshold = 0;  // of the default pool; kept for programs that read it
 
     // Keeps the first error, and writes it with its cause to stderr.

@@ -24,8 +24,9 @@ bool take(Stream& stream, uint64_t number, Operation& operation) {
     return true;
 }
 
-void run_here(const std::shared_ptr<Stream>& stream, const Operation& operation) {
+void run_here(const std::shared_ptr<Stream>& stream, Operation& operation) {
     run_operation(*stream, operation);
+    operation = {};  // what it holds ends without the lock
     std::lock_guard lock(schedule().mutex);
     stream->running = 0;
     stream->progressed.notify_all();

@@ -5,8 +5,8 @@
 // only as far as events ask for, so that a missing wait shows.
 //
 // In the threaded mode each stream has a thread of its own, from its first operation until it is idle for
-// long, which runs operations as soon as it may. Only this lets operations of two streams wait for each other,
-// as those of a communication library do. Operations that compute still run one at a time.
+// long, which runs operations as soon as it may. Only this lets operations of two streams wait for each
+// other, as those of a communication library do. Operations that compute still run one at a time.
 #pragma once
 
 #include "stream.h"
@@ -22,8 +22,8 @@ uint64_t enqueue(const std::shared_ptr<Stream>& stream, Operation operation);
 // Runs a stream, or waits for its thread, until the point is reached.
 void run_until(const Point& point);
 bool is_reached(const Point& point);
-// Tells whether a point is reached; if not, a lazy stream runs one operation behind the answer, so that polling
-// ends.
+// Tells whether a point is reached; if not, a lazy stream runs one operation behind the answer, so that
+// polling ends.
 bool poll(const Point& point);
 // The point after all that was enqueued to a stream.
 Point end_of(const std::shared_ptr<Stream>& stream);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <pthread.h>
 #include <thread>
 
 namespace cuda_stand_in {
@@ -24,6 +25,7 @@ thread_local Stream* stream_here = nullptr;
 
 void run_thread(const std::shared_ptr<Stream>& stream) {
     stream_here = stream.get();
+    pthread_setname_np(pthread_self(), "cuda-stream");
     std::unique_lock lock(schedule().mutex);
     for (;;) {
         stream->arrived.wait_for(lock, IDLE, [&] {
@@ -47,9 +49,8 @@ void run_thread(const std::shared_ptr<Stream>& stream) {
 
 bool is_idle(Device& device) {
     std::lock_guard lock(schedule().mutex);
-    return std::all_of(device.streams.begin(), device.streams.end(), [](const auto& stream) {
-        return stream->operations.empty() && stream->running == 0;
-    });
+    return std::all_of(device.streams.begin(), device.streams.end(),
+                       [](const auto& stream) { return stream->operations.empty() && stream->running == 0; });
 }
 
 bool becomes_idle(Device& device, Clock::duration time) {

@@ -32,7 +32,8 @@ void reduce_as(const std::vector<const void*>& vectors, size_t count, int reduct
         for (size_t j = 1; j < vectors.size(); j++)
             value = combine<Wide>(value, static_cast<const T*>(vectors[j])[i], reduction);
         if (reduction == AVERAGE) value = Wide(value / Wide(vectors.size()));
-        if constexpr (std::is_same_v<T, Bf16>) static_cast<T*>(result)[i] = {cuda_stand_in::round_to_bf16(value)};
+        if constexpr (std::is_same_v<T, Bf16>)
+            static_cast<T*>(result)[i] = {cuda_stand_in::round_to_bf16(value)};
         else static_cast<T*>(result)[i] = value;
     }
 }

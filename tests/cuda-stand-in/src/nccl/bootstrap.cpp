@@ -109,8 +109,9 @@ Meeting meet(const UniqueId& id, int rank, int ranks, const Member& own, Deadlin
     const Socket socket = connect_to(std::string(name, strnlen(name, NAME_BYTES - 1)));
     const Greeting greeting{rank, ranks, own};
     if (!socket || !send_all(socket, &greeting, sizeof greeting))
-        return failed(SYSTEM_ERROR, "nothing serves the unique id: a communicator was made of it before, or "
-                                    "the process that made it has ended");
+        return failed(SYSTEM_ERROR,
+                      "nothing serves the unique id: a communicator was made of it before, or "
+                      "the process that made it has ended");
     Reply reply;
     Meeting meeting;
     meeting.members.resize(size_t(ranks));

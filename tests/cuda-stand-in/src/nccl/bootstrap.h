@@ -31,8 +31,8 @@ bool create_unique_id(UniqueId* id);
 uint64_t digest_of(const UniqueId& id);
 // Waits until all ranks of an id have come.
 Meeting meet(const UniqueId& id, int rank, int ranks, const Member& own, Deadline deadline);
-// Connects a rank with all others, which do the same. Sockets are by rank, with none for the own one; an empty
-// list if the time is over.
+// Connects a rank with all others, which do the same. Sockets are by rank, with none for the own one; an
+// empty list if the time is over.
 std::vector<Socket> connect_all(const Socket& listener, int rank, const std::vector<Member>& members,
                                 Deadline deadline);
 

@@ -30,8 +30,8 @@ void Collective::on_call(int peer, const Frame& call) {
     if (!is_same(call)) {
         const Task other{Kind(call.operation), nullptr, nullptr, call.count, call.type, 0, call.root};
         const bool is_reduction = other.text() == task_.text();
-        wire_.fail(INVALID_USAGE, task_.text() + " meets " + other.text() + " of rank " + std::to_string(peer) +
-                                      (is_reduction ? " with another reduction" : ""));
+        wire_.fail(INVALID_USAGE, task_.text() + " meets " + other.text() + " of rank " +
+                                      std::to_string(peer) + (is_reduction ? " with another reduction" : ""));
         return;
     }
     has_called_[size_t(peer)] = true;
@@ -60,8 +60,8 @@ Frame Collective::frame(FrameKind kind) const {
 }
 
 bool Collective::is_same(const Frame& call) const {
-    return call.operation == int(task_.kind) && call.type == task_.type && call.reduction == task_.reduction &&
-           call.root == task_.peer && call.count == task_.count;
+    return call.operation == int(task_.kind) && call.type == task_.type &&
+           call.reduction == task_.reduction && call.root == task_.peer && call.count == task_.count;
 }
 
 Collective::Span Collective::elements(const void* from, size_t begin, size_t end) const {

@@ -1,9 +1,10 @@
 // One collective operation of one rank.
 //
-// Every rank sends its call to all others and begins to send parts to a rank once it has seen the call of that
-// rank, so that no part arrives before its place is known. The operation ends after the calls of all ranks have
-// come: a rank that lacks holds up all. A sum is computed where it is wanted first, in the order of the ranks,
-// and an all-reduce gives each rank a share of the elements to sum, which all gather in a second phase.
+// Every rank sends its call to all others and begins to send parts to a rank once it has seen the call of
+// that rank, so that no part arrives before its place is known. The operation ends after the calls of all
+// ranks have come: a rank that lacks holds up all. A sum is computed where it is wanted first, in the order
+// of the ranks, and an all-reduce gives each rank a share of the elements to sum, which all gather in a
+// second phase.
 #pragma once
 
 #include "task.h"

@@ -164,7 +164,8 @@ extern "C" __attribute__((visibility("default"))) const char* ncclGetErrorString
 
 extern "C" __attribute__((visibility("default"))) const char* ncclGetLastError(void* handle) {
     const auto communicator = communicator_of(handle);
-    if (communicator && communicator->error() != SUCCESS) fail(communicator->error(), communicator->problem());
+    if (communicator && communicator->error() != SUCCESS)
+        fail(communicator->error(), communicator->problem());
     return last_error();
 }
 
@@ -173,7 +174,9 @@ NCCL ncclGetUniqueId(UniqueId* id) {
     return create_unique_id(id) ? SUCCESS : fail(SYSTEM_ERROR, "the system has no sockets left");
 }
 
-NCCL ncclCommInitRank(void** handle, int ranks, UniqueId id, int rank) { return init(handle, ranks, id, rank); }
+NCCL ncclCommInitRank(void** handle, int ranks, UniqueId id, int rank) {
+    return init(handle, ranks, id, rank);
+}
 
 // The configuration may be of any version and changes nothing.
 NCCL ncclCommInitRankConfig(void** handle, int ranks, UniqueId id, int rank, void*) {

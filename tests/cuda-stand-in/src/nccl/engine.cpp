@@ -18,7 +18,8 @@ constexpr auto FLUSH = std::chrono::seconds(1);
 
 std::vector<Link> links_of(std::vector<Socket> sockets) {
     std::vector<Link> links;
-    for (size_t peer = 0; peer < sockets.size(); peer++) links.emplace_back(int(peer), std::move(sockets[peer]));
+    for (size_t peer = 0; peer < sockets.size(); peer++)
+        links.emplace_back(int(peer), std::move(sockets[peer]));
     return links;
 }
 
@@ -68,7 +69,9 @@ std::vector<Frame> Engine::exchange_splits(const Frame& own, Deadline deadline) 
             if (link.peer() != rank_) transmit(link.peer(), own, nullptr, nullptr);
     });
     std::unique_lock lock(mutex_);
-    const auto has_come = [&](const auto& frames) { return !frames.empty() || &frames == &splits_[size_t(rank_)]; };
+    const auto has_come = [&](const auto& frames) {
+        return !frames.empty() || &frames == &splits_[size_t(rank_)];
+    };
     const auto is_over = [&] { return has_ended_ || std::all_of(splits_.begin(), splits_.end(), has_come); };
     if (!changed_.wait_until(lock, deadline, is_over) || has_ended_) return {};
     std::vector<Frame> frames;
@@ -130,7 +133,8 @@ void Engine::on_payload(int peer, const Frame& frame) {
         }
         case FrameKind::Farewell:
             has_left_[size_t(peer)] = true;
-            if (needs(peer)) fail(REMOTE_ERROR, "rank " + std::to_string(peer) + " has destroyed its communicator");
+            if (needs(peer))
+                fail(REMOTE_ERROR, "rank " + std::to_string(peer) + " has destroyed its communicator");
             return;
         default: return exchange_.on_payload(peer, frame);
     }

@@ -36,8 +36,8 @@ public:
 
     // Runs operations to their end. Buffers are not touched any more when this returns.
     End run(const std::vector<Task>& tasks);
-    // Sends a frame to all other ranks and returns theirs, by rank; an empty list if a rank does not send one in
-    // time.
+    // Sends a frame to all other ranks and returns theirs, by rank; an empty list if a rank does not send one
+    // in time.
     std::vector<Frame> exchange_splits(const Frame& own, Deadline deadline);
     // Ends the thread and the connections. Without a farewell the other ranks take that for a failure.
     void close(bool says_farewell);

@@ -13,7 +13,8 @@ Frame frame_of(FrameKind kind, const Task& task) {
 }
 
 std::string mismatch(const Task& own, const Frame& other, int peer) {
-    Task task{own.kind == Kind::Send ? Kind::Recv : Kind::Send, nullptr, nullptr, other.count, other.type, 0, -1};
+    Task task{
+        own.kind == Kind::Send ? Kind::Recv : Kind::Send, nullptr, nullptr, other.count, other.type, 0, -1};
     return own.text() + " meets " + task.text() + " of rank " + std::to_string(peer);
 }
 

@@ -85,7 +85,8 @@ Result launch(std::unique_ptr<Batch> batch) {
     }
     const CurrentContext current(communicator->place.context);
     if (current.status() != CUDA_SUCCESS || enqueue(std::move(batch)) != CUDA_SUCCESS)
-        return fail(UNHANDLED_CUDA_ERROR, "the context of the communicator has ended, or its device has failed");
+        return fail(UNHANDLED_CUDA_ERROR,
+                    "the context of the communicator has ended, or its device has failed");
     return SUCCESS;
 }
 

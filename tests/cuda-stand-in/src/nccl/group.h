@@ -1,9 +1,9 @@
 // Groups of calls, per host thread.
 //
-// The operations of a group begin together when the outermost group ends: those of one communicator as one piece
-// of work, which waits for all streams that the group names and holds them up until it has ended. Communicators
-// follow each other in the order of their first call in the group. Operations of one communicator run in the
-// order of their calls, whatever their streams.
+// The operations of a group begin together when the outermost group ends: those of one communicator as one
+// piece of work, which waits for all streams that the group names and holds them up until it has ended.
+// Communicators follow each other in the order of their first call in the group. Operations of one
+// communicator run in the order of their calls, whatever their streams.
 #pragma once
 
 #include "communicator.h"

@@ -43,8 +43,8 @@ LinkState Link::flush() {
 LinkState Link::receive(Receiver& receiver) {
     while (is_open()) {
         const bool is_head = arrived_ < sizeof(Frame);
-        char* to = is_head ? reinterpret_cast<char*>(&incoming_) + arrived_
-                           : target_ + (arrived_ - sizeof(Frame));
+        char* to =
+            is_head ? reinterpret_cast<char*>(&incoming_) + arrived_ : target_ + (arrived_ - sizeof(Frame));
         const size_t all = sizeof(Frame) + (is_head ? 0 : incoming_.payload_bytes);
         const ssize_t moved = recv(socket_.file(), to, all - arrived_, MSG_DONTWAIT);
         if (moved <= 0) return state_of(moved);

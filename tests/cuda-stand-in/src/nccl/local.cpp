@@ -11,7 +11,8 @@ namespace {
 
 constexpr int POISON = 0xff;
 
-std::string problem_of_buffer(const Task& task, const char* name, const void* buffer, size_t bytes, int device) {
+std::string problem_of_buffer(const Task& task, const char* name, const void* buffer, size_t bytes,
+                              int device) {
     if (bytes == 0) return {};
     const std::string what = task.text() + ": " + std::to_string(bytes) + " bytes of " + name;
     const int owner = cuda_stand_in_device_of_buffer(buffer, bytes);

@@ -18,7 +18,8 @@ Result check(const Communicator& communicator, const Task& task, void* stream) {
     const bool has_peer = task.kind == Kind::Send || task.kind == Kind::Recv || task.kind == Kind::Reduce ||
                           task.kind == Kind::Broadcast;
     if (has_peer && (task.peer < 0 || task.peer >= place.ranks))
-        return misuse(INVALID_ARGUMENT, task.text() + ": there are " + std::to_string(place.ranks) + " ranks");
+        return misuse(INVALID_ARGUMENT,
+                      task.text() + ": there are " + std::to_string(place.ranks) + " ranks");
     if (communicator.is_finalized)
         return misuse(INVALID_USAGE, task.text() + ": the communicator is finalized");
     if (const Result error = communicator.error()) return fail(error, communicator.problem());
@@ -55,8 +56,8 @@ NCCL ncclAllReduce(const void* send, void* receive, size_t count, int type, int 
     return issue(handle, {Kind::AllReduce, send, receive, count, type, reduction, NO_PEER}, stream);
 }
 
-NCCL ncclReduce(const void* send, void* receive, size_t count, int type, int reduction, int root, void* handle,
-                void* stream) {
+NCCL ncclReduce(const void* send, void* receive, size_t count, int type, int reduction, int root,
+                void* handle, void* stream) {
     return issue(handle, {Kind::Reduce, send, receive, count, type, reduction, root}, stream);
 }
 

@@ -39,8 +39,8 @@ struct ChosenFault {
     Result result = SUCCESS;
 };
 
-// Requests a fault of the `n`-th operation, or communicator, of a rank, counted from 1 and from now. The rank is
-// that of the communicator that was made of a unique id, also for operations on its splits.
+// Requests a fault of the `n`-th operation, or communicator, of a rank, counted from 1 and from now. The rank
+// is that of the communicator that was made of a unique id, also for operations on its splits.
 void request_fault(Fault fault, int rank, uint64_t n, Result result);
 // Counts an operation of a rank, and returns its fault.
 ChosenFault next_fault(int rank);

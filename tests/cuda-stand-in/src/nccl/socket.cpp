@@ -25,8 +25,8 @@ socklen_t address_of(const std::string& name, sockaddr_un* address) {
 Socket new_socket() { return Socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
 
 bool wait_for_input(const Socket& socket, Deadline deadline) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     pollfd file{socket.file(), POLLIN, 0};
     return poll(&file, 1, int(std::clamp<int64_t>(left.count(), 0, 1'000'000'000))) == 1;
 }

@@ -5,8 +5,9 @@ namespace nccl_stand_in {
 namespace {
 
 std::string name_of_type(int type) {
-    constexpr const char* NAMES[] = {"int8",    "uint8",   "int32",   "uint32",   "int64",       "uint64",
-                                     "float16", "float32", "float64", "bfloat16", "float8_e4m3", "float8_e5m2"};
+    constexpr const char* NAMES[] = {"int8",    "uint8",    "int32",       "uint32",
+                                     "int64",   "uint64",   "float16",     "float32",
+                                     "float64", "bfloat16", "float8_e4m3", "float8_e5m2"};
     return bytes_of(type) > 0 ? NAMES[type] : "elements of no type";
 }
 

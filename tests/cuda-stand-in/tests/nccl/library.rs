@@ -10,6 +10,11 @@ use std::{
 };
 
 pub(crate) const SUCCESS: c_int = 0;
+pub(crate) const UNHANDLED_CUDA_ERROR: c_int = 1;
+pub(crate) const SYSTEM_ERROR: c_int = 2;
+pub(crate) const INVALID_ARGUMENT: c_int = 4;
+pub(crate) const INVALID_USAGE: c_int = 5;
+pub(crate) const REMOTE_ERROR: c_int = 6;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -155,7 +160,7 @@ pub(crate) fn unique_id() -> UniqueId {
 
 impl UniqueId {
     pub(crate) fn to_hex(self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        self.0.map(|byte| format!("{byte:02x}")).concat()
     }
 
     pub(crate) fn from_hex(text: &str) -> Self {

@@ -3,12 +3,41 @@
 use super::library::{Handle, Operation, SUCCESS, UniqueId, init, issue, unique_id};
 use crate::support::{Cuda, cuda, raw};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr};
-use std::{ffi::c_int, sync::Arc, thread, time::Duration};
+use std::{
+    ffi::c_int,
+    sync::{Arc, Condvar, Mutex},
+    thread,
+    time::Duration,
+};
 
 pub(crate) const FLOAT32: c_int = 7;
 pub(crate) const SUM: c_int = 0;
 
+/// Lets a number of threads pass together; panics if one lacks for long, where a barrier would hang.
+pub(crate) struct Gate {
+    threads: usize,
+    arrived: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Gate {
+    pub(crate) fn new(threads: usize) -> Self {
+        Self { threads, arrived: Mutex::new(0), changed: Condvar::new() }
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut arrived = self.arrived.lock().expect("no thread panics with the lock");
+        *arrived += 1;
+        let last = arrived.div_ceil(self.threads) * self.threads;
+        self.changed.notify_all();
+        let lacks = |arrived: &mut usize| *arrived < last;
+        let wait = self.changed.wait_timeout_while(arrived, Duration::from_secs(20), lacks);
+        assert!(!wait.expect("no thread panics with the lock").1.timed_out(), "a thread lacks");
+    }
+}
+
 /// One rank, on the thread that made it.
+#[expect(clippy::struct_field_names, reason = "NCCL's word")]
 pub(crate) struct Rank {
     pub(crate) rank: usize,
     pub(crate) context: Arc<CudaContext>,

@@ -234,6 +234,11 @@ impl Default for ModuleTable {
     }
 }
 
+/// Returns the faults of the rules that do not hold.
+fn faults(rules: &[(bool, &str)]) -> Vec<String> {
+    rules.iter().filter(|(holds, _)| !holds).map(|(_, fault)| (*fault).to_owned()).collect()
+}
+
 /// Reads a strategy by its name or an alias.
 fn strategy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strategy, D::Error> {
     let name = String::deserialize(deserializer)?;
@@ -343,61 +348,62 @@ impl TrainConfig {
 
     /// Checks the settings that no library checks.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        let refuse = |reason: &str| Err(Failure::Misuse(reason.to_owned()));
-        if self.steps == 0 || self.until == Some(0) {
-            return refuse("invalid `steps`: must be at least 1");
-        }
-        if self.model.directory.is_some() == self.model.config.is_some() {
-            return refuse("`model` needs either `folder` or `config`");
-        }
-        if self.data.shards.is_empty() == self.data.generate.is_none() {
-            return refuse("`data` needs either `shards` or `generate`");
-        }
-        if self.model.pretrained && self.model.directory.is_none() {
-            return refuse("`model.pretrained` needs `model.folder`");
-        }
-        if self.data.generate.is_none() && self.data.tokenizer.is_none() && self.model.directory.is_none() {
-            return refuse("`data.tokenizer` is missing");
-        }
-        for (setting, threads) in
-            [("parallel.threads", self.parallel.threads), ("data.workers", self.data.workers)]
-        {
+        self.problems().into_iter().next().map_or(Ok(()), |problem| Err(Failure::Misuse(problem)))
+    }
+
+    /// Returns all faults of settings that no library checks.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let Self { model, data, parallel, .. } = self;
+        let rules = [
+            (self.steps > 0 && self.until != Some(0), "invalid `steps`: must be at least 1"),
+            (
+                model.directory.is_some() != model.config.is_some(),
+                "`model` needs either `folder` or `config`",
+            ),
+            (data.shards.is_empty() == data.generate.is_some(), "`data` needs either `shards` or `generate`"),
+            (!model.pretrained || model.directory.is_some(), "`model.pretrained` needs `model.folder`"),
+            (
+                data.generate.is_some() || data.tokenizer.is_some() || model.directory.is_some(),
+                "`data.tokenizer` is missing",
+            ),
+        ];
+        let mut problems = faults(&rules);
+        for (setting, threads) in [("parallel.threads", parallel.threads), ("data.workers", data.workers)] {
             if !(1..=Cpu::THREADS_MAX).contains(&threads) {
-                let reason =
-                    format!("invalid `{setting}`: expected 1 to {}, found {threads}", Cpu::THREADS_MAX);
-                return Err(Failure::Misuse(reason));
+                let expected = Cpu::THREADS_MAX;
+                problems.push(format!("invalid `{setting}`: expected 1 to {expected}, found {threads}"));
             }
         }
         for (setting, seconds) in [
-            ("parallel.timeout_seconds", self.parallel.timeout_seconds),
-            ("parallel.slow_seconds", self.parallel.slow_seconds),
+            ("parallel.timeout_seconds", parallel.timeout_seconds),
+            ("parallel.slow_seconds", parallel.slow_seconds),
         ] {
             if !(seconds > 0.0 && seconds < 1e9) {
-                return Err(Failure::Misuse(format!("invalid `{setting}`: must be above 0")));
+                problems.push(format!("invalid `{setting}`: must be above 0"));
             }
         }
-        if self.parallel.memory_gib.is_some_and(|memory| !(memory > 0.0 && memory < 1e9)) {
-            return refuse("invalid `parallel.memory_gib`: must be above 0");
-        }
-        if self.parallel.attention != AttentionName::Own && self.parallel.compute_device == ComputeDevice::Cpu
-        {
-            return refuse("`parallel.attention` needs a CUDA device in `parallel.compute_device`");
-        }
-        if self.parallel.transport == TransportName::Nccl
-            && self.parallel.compute_device == ComputeDevice::Cpu
-        {
-            return refuse("`parallel.transport = \"nccl\"` needs CUDA devices in `parallel.compute_device`");
-        }
-        if self.correction.source == Some(CorrectionSource::Measured) && !self.correction.enabled {
-            return refuse("`--corrections measured` needs `correction.enabled = true`");
-        }
-        if self.optimizer.zero_stage > 1 {
-            return refuse("invalid `optimizer.zero_stage`: 0 and 1 are supported");
-        }
-        if self.checkpoint.every == Some(0) {
-            return refuse("invalid `checkpoint.every`: must be at least 1");
-        }
-        Ok(())
+        let rules = [
+            (
+                parallel.memory_gib.is_none_or(|memory| memory > 0.0 && memory < 1e9),
+                "invalid `parallel.memory_gib`: must be above 0",
+            ),
+            (
+                parallel.attention == AttentionName::Own || parallel.compute_device != ComputeDevice::Cpu,
+                "`parallel.attention` needs a CUDA device in `parallel.compute_device`",
+            ),
+            (
+                parallel.transport == TransportName::Tcp || parallel.compute_device != ComputeDevice::Cpu,
+                "`parallel.transport = \"nccl\"` needs CUDA devices in `parallel.compute_device`",
+            ),
+            (
+                self.correction.source != Some(CorrectionSource::Measured) || self.correction.enabled,
+                "`--corrections measured` needs `correction.enabled = true`",
+            ),
+            (self.optimizer.zero_stage <= 1, "invalid `optimizer.zero_stage`: 0 and 1 are supported"),
+            (self.checkpoint.every != Some(0), "invalid `checkpoint.every`: must be at least 1"),
+        ];
+        problems.extend(faults(&rules));
+        problems
     }
 
     pub(crate) fn schedule(&self) -> Result<ScheduleKind, Failure> {

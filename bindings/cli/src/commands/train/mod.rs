@@ -3,6 +3,7 @@
 //! Without the environment of a launcher, the command launches the ranks of the job as processes of this
 //! machine; under `torchrun`, Slurm or Open MPI it is one rank.
 
+mod check;
 pub(crate) mod config;
 mod corrections;
 mod demo;
@@ -11,6 +12,7 @@ mod kept;
 mod plan_file;
 mod print;
 mod rank;
+mod run_files;
 mod run_threads;
 mod setup;
 mod start;
@@ -95,12 +97,19 @@ pub(crate) struct TrainArgs {
     /// Write the timeline of every action, measured and predicted, for Perfetto or `chrome://tracing`.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
+    /// Check what the run needs and train nothing: configuration, files, ranks, GPUs, memory, shards, index,
+    /// rendezvous, checkpoints. Under a launcher every rank checks its own machine.
+    #[arg(long)]
+    check: bool,
     /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -> Result<(), Failure> {
+    if args.check {
+        return check::run(args, out);
+    }
     let config = args.config()?;
     let identity = identity_from_environment().map_err(dflop_executor::Error::from)?;
     if identity.rendezvous.is_some() {

@@ -1,6 +1,6 @@
 //! Prepares the parts of a run that all ranks share, from the configuration.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
@@ -13,14 +13,13 @@ use dflop_executor::train::PassPredictor;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::model::{ModelDirectory, read_profile};
 use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
-use dflop_loader::shard::expand_shards;
+use dflop_loader::shard::{Shard, expand_shards};
 use dflop_loader::{LoaderState, StepPlanner, StepPlannerBuilder};
 use serde_json::{Value, json};
 
 use super::config::{ModuleTable, TrainConfig};
-use super::inline::MODEL;
-use super::kept::{KeptDirectory, digest};
-use super::synthetic::Generated;
+use super::kept::digest;
+use super::run_files::RunFiles;
 use crate::failure::Failure;
 use crate::output::format_bytes;
 
@@ -31,61 +30,48 @@ const WEIGHT_BYTES: u64 = 4;
 pub(crate) struct Setup {
     pub(crate) job: Arc<Job>,
     pub(crate) frozen: FrozenModules,
-    /// Directory of the model's files, including weights if it is pretrained.
-    pub(crate) model_directory: PathBuf,
-    spec: ModelSpec,
+    pub(super) spec: ModelSpec,
     directory: ModelDirectory,
-    shards: Vec<String>,
-    tokenizer: PathBuf,
-    /// Keep their directories in use.
-    _generated: Option<Generated>,
-    _inline: Option<KeptDirectory>,
+    files: RunFiles,
 }
 
 impl Setup {
     /// Reads the model, and generates the dataset if the configuration asks for it.
     pub(crate) fn new(config: &TrainConfig) -> Result<Self, Failure> {
         config.check()?;
-        let generated = config.data.generate.as_ref().map(|table| Generated::make(table, &config.model));
-        let generated = generated.transpose()?;
-        // A generated dataset comes with the files of its model.
-        let is_inline = config.model.directory.is_none() && generated.is_none();
-        let inline = is_inline.then(|| super::inline::write(&config.model)).transpose()?;
-        let model_directory = match (&config.model.directory, &generated, &inline) {
-            (None, Some(generated), _) => generated.model(),
-            (None, None, Some(inline)) => inline.path.join(MODEL),
-            (directory, ..) => directory.clone().unwrap_or_default(),
-        };
-        let tokenizer = match (&config.data.tokenizer, &generated) {
-            (Some(file), _) => file.clone(),
-            (None, Some(generated)) => generated.model(),
-            (None, None) => model_directory.clone(),
-        };
-        let directory = ModelDirectory::open(&model_directory)?;
+        Self::of_files(config, RunFiles::prepare(config)?)
+    }
+
+    /// Reads the model of files that are there.
+    pub(super) fn of_files(config: &TrainConfig, files: RunFiles) -> Result<Self, Failure> {
+        let directory = ModelDirectory::open(&files.model_directory)?;
         let spec = directory.spec()?;
         check_size(&spec, config.ranks(&spec), machine_memory_bytes())?;
         let model = ModelConfig::from_config(&directory.documents().config)?;
         let frozen = frozen(config.frozen()?);
         let job = Arc::new(job(config, model, frozen)?);
-        let shards = generated
-            .as_ref()
-            .map_or_else(|| config.data.shards.clone(), |generated| vec![generated.shards()]);
-        Ok(Self {
-            job,
-            frozen,
-            model_directory,
-            spec,
-            directory,
-            shards,
-            tokenizer,
-            _generated: generated,
-            _inline: inline,
-        })
+        Ok(Self { job, frozen, spec, directory, files })
+    }
+
+    /// Returns the directory of the model's files, including weights if it is pretrained.
+    pub(super) fn model_directory(&self) -> &Path {
+        &self.files.model_directory
+    }
+
+    /// Returns the options by which the index of the dataset is found and built.
+    pub(super) fn index_options(&self, config: &TrainConfig) -> Result<IndexOptions, Failure> {
+        let counter = self.preparer(config)?.build()?.text_counter();
+        Ok(IndexOptions { token_counts: TokenCounts::Of(Arc::new(counter)), ..IndexOptions::default() })
+    }
+
+    /// Returns the shards of the dataset; none if the run generates it.
+    pub(super) fn shards(&self) -> Result<Vec<Shard>, Failure> {
+        if self.files.shards.is_empty() { Ok(Vec::new()) } else { Ok(expand_shards(&self.files.shards)?) }
     }
 
     /// Returns a preparer builder for the model.
     pub(crate) fn preparer(&self, config: &TrainConfig) -> Result<PreparerBuilder, Failure> {
-        let mut builder = Preparer::builder(&self.spec).tokenizer(Tokenizer::open(&self.tokenizer)?);
+        let mut builder = Preparer::builder(&self.spec).tokenizer(Tokenizer::open(&self.files.tokenizer)?);
         if let Some(images) = self.directory.image_processor(&self.spec)? {
             builder = builder.image_processor(Arc::new(images));
         }
@@ -102,10 +88,8 @@ impl Setup {
         config: &TrainConfig,
         state: Option<LoaderState>,
     ) -> Result<StepPlanner, Failure> {
-        let counter = self.preparer(config)?.build()?.text_counter();
-        let options =
-            IndexOptions { token_counts: TokenCounts::Of(Arc::new(counter)), ..IndexOptions::default() };
-        let index = Arc::new(Index::open_or_build(expand_shards(&self.shards)?, &options)?);
+        let options = self.index_options(config)?;
+        let index = Arc::new(Index::open_or_build(self.shards()?, &options)?);
         // The LLM is the last module; its DP ranks are those that a step is planned for.
         let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
         let builder = StepPlanner::builder(index, self.cost_model(config)?)
@@ -143,7 +127,7 @@ impl Setup {
         }
     }
 
-    fn cost_model(&self, config: &TrainConfig) -> Result<CostModel, Failure> {
+    pub(super) fn cost_model(&self, config: &TrainConfig) -> Result<CostModel, Failure> {
         let model = match &config.parallel.profile {
             Some(path) => {
                 CostModel::from_profile(self.spec.clone(), &read_profile(path)?, ProfileOptions::default())?
@@ -203,7 +187,7 @@ fn check_size(spec: &ModelSpec, ranks: u64, memory_bytes: Option<u64>) -> Result
 }
 
 /// Returns the memory of this machine, swap included, if the system reports it.
-fn machine_memory_bytes() -> Option<u64> {
+pub(super) fn machine_memory_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let bytes = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -58,7 +58,7 @@ pub(super) fn start<D: Device>(
         |loader| loader.workers(config.data.workers),
     )?;
     let pretrained = match (saved, config.model.pretrained) {
-        (None, true) => Some(Checkpoint::open(&setup.model_directory)?),
+        (None, true) => Some(Checkpoint::open(setup.model_directory())?),
         _ => None,
     };
     let seed = Seed(config.seed);
@@ -114,7 +114,7 @@ pub(super) fn checkpoints(
         checkpoints = checkpoints.kept_earlier(runs);
     }
     for name in ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"] {
-        let path = setup.model_directory.join(name);
+        let path = setup.model_directory().join(name);
         if path.is_file() {
             let bytes = std::fs::read(&path).map_err(|error| Failure::from(error).in_file(&path))?;
             checkpoints = checkpoints.companion(name, bytes);
@@ -123,7 +123,8 @@ pub(super) fn checkpoints(
     Ok(Some(checkpoints))
 }
 
-fn optimizer_settings(config: &TrainConfig) -> JobOptimizerSettings {
+/// Returns the settings of the optimizer.
+pub(super) fn optimizer_settings(config: &TrainConfig) -> JobOptimizerSettings {
     let OptimizerTable { learning_rate, warmup_steps, learning_rate_min, betas, .. } = config.optimizer;
     let decay =
         learning_rate_min.map_or(Decay::Constant, |minimum| Decay::Cosine { minimum, steps: config.steps });

@@ -95,8 +95,22 @@ fn write(directory: &Path, table: &GenerateTable, model: &ModelTable) -> Result<
         }
     }
     shards.finish()?;
-    let files = directory.join(MODEL);
-    write_files(&files, model)?;
+    write_model_files(&directory.join(MODEL), model)
+}
+
+/// Writes the files of the model alone, after a check of the table.
+pub(super) fn write_model(
+    directory: &Path,
+    table: &GenerateTable,
+    model: &ModelTable,
+) -> Result<(), Failure> {
+    check(table)?;
+    write_model_files(directory, model)
+}
+
+/// Writes the files of the model, and the tokenizer of the generated texts.
+fn write_model_files(files: &Path, model: &ModelTable) -> Result<(), Failure> {
+    write_files(files, model)?;
     let special = json!({"eos_token": SPECIAL[1], "unk_token": SPECIAL[0]});
     for (name, document) in [("tokenizer.json", tokenizer()), ("tokenizer_config.json", special)] {
         std::fs::write(files.join(name), format!("{document:#}\n"))?;

@@ -7,6 +7,10 @@ use crate::Device;
 use crate::dtype::Dtype;
 use crate::runtime::Lane;
 
+/// Messages of a lane whose order is checked.
+const ORDERED: usize = 20;
+/// Messages from each rank that are received ahead.
+const AHEAD: usize = 4;
 const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F64];
 
 pub(super) fn cases<D: Device>() -> Vec<Case<D>> {
@@ -38,10 +42,9 @@ fn every_type<D: Device>(rank: &Rank<'_, D>) {
 
 fn in_order<D: Device>(rank: &Rank<'_, D>) {
     rank.open_all_lanes();
-    const MESSAGES: usize = 20;
     let shape = |index: usize| RowShape { dtype: Dtype::F32, rows: index + 1, cols: 3 };
     if rank.rank() == 0 {
-        let sends = (0..MESSAGES).map(|index| {
+        let sends = (0..ORDERED).map(|index| {
             rank.send(1, 2 * index as u64, 1, rank.upload(Dtype::F32, &numbers(index, 3 * (index + 1))), 3)
         });
         let sends: Vec<_> = sends.collect();
@@ -51,7 +54,7 @@ fn in_order<D: Device>(rank: &Rank<'_, D>) {
         // also without a use for the values: work of a device may start only when it is waited for
         drop(rank.download(&rank.upload(Dtype::F32, &[1.0])));
     } else {
-        let receives = (0..MESSAGES).map(|index| rank.recv(0, 2 * index as u64, 1, shape(index)));
+        let receives = (0..ORDERED).map(|index| rank.recv(0, 2 * index as u64, 1, shape(index)));
         let receives: Vec<_> = receives.collect();
         for (index, receive) in receives.into_iter().enumerate() {
             assert_eq!(rank.received(receive), numbers(index, 3 * (index + 1)));
@@ -63,19 +66,18 @@ fn in_order<D: Device>(rank: &Rank<'_, D>) {
 /// All ranks first post the receives from all others, several each, and then send.
 fn ahead<D: Device>(rank: &Rank<'_, D>) {
     rank.open_all_lanes();
-    const MESSAGES: usize = 4;
     let (own, cols) = (rank.rank(), 64);
     let others = || (0..rank.size()).filter(|&other| other != own);
     let shape = RowShape { dtype: Dtype::F32, rows: 32, cols };
     let seed = |from: usize, to: usize, index: usize| 100 * from + 10 * to + index;
     let mut receives = Vec::new();
     for from in others() {
-        for index in 0..MESSAGES {
+        for index in 0..AHEAD {
             receives.push((seed(from, own, index), rank.recv(from, 2 * index as u64, 1, shape)));
         }
     }
     let mut sends = Vec::new();
-    for index in 0..MESSAGES {
+    for index in 0..AHEAD {
         for to in others() {
             let rows = rank.upload(Dtype::F32, &numbers(seed(own, to, index), 32 * cols));
             sends.push(rank.send(to, 2 * index as u64, 1, rows, cols));

@@ -1,0 +1,59 @@
+//! Checks the files of the model: configuration, weights, tokenizer, and what predicts its times.
+
+use dflop_executor::device::Cpu;
+use dflop_executor::models;
+use dflop_executor::models::weights::Checkpoint;
+
+use super::Setup;
+use super::TrainConfig;
+use super::report::Report;
+use crate::commands::train::run_files::RunFiles;
+use crate::failure::Failure;
+
+/// Checks the files and returns what was read; `None` if the model cannot be read, or not cut as configured.
+pub(super) fn check(report: &mut Report, config: &TrainConfig) -> Option<Setup> {
+    let setup = RunFiles::without_dataset(config).and_then(|files| Setup::of_files(config, files));
+    let setup = setup.map_err(|failure| report.failed("model", failure)).ok()?;
+    let parameters = setup.spec.parameters() as f64 / 1e6;
+    let place = config
+        .model
+        .directory
+        .as_ref()
+        .map_or_else(|| "in the configuration".to_owned(), |directory| format!("`{}`", directory.display()));
+    report.ok("model", format!("{place}, {parameters:.2} million parameters"));
+    check_weights(report, config, &setup);
+    match setup.preparer(config).and_then(|builder| Ok(builder.build()?)) {
+        Ok(_) => report.ok("tokenizer", "fits the model"),
+        Err(failure) => report.failed("tokenizer", failure),
+    }
+    let predictor = setup.cost_model(config).and_then(|_| setup.pass_predictor(config));
+    match predictor.and_then(|_| setup.recorded_corrections(config)) {
+        Ok(_) => report.ok("predictor", predictor_name(config)),
+        Err(failure) => report.failed("predictor", failure),
+    }
+    Some(setup)
+}
+
+fn predictor_name(config: &TrainConfig) -> String {
+    match &config.parallel.profile {
+        Some(path) => format!("profile `{}`", path.display()),
+        None => format!("rates of device `{}`, not measured", config.parallel.device),
+    }
+}
+
+/// Checks the names and shapes of the tensors that a run starts with; reads headers only.
+fn check_weights(report: &mut Report, config: &TrainConfig, setup: &Setup) {
+    const SUBJECT: &str = "weights";
+    if !config.model.pretrained {
+        return report.ok(SUBJECT, format!("random, of seed {}", config.seed));
+    }
+    let checkpoint = match Checkpoint::open(setup.model_directory()) {
+        Ok(checkpoint) => checkpoint,
+        Err(error) => return report.failed(SUBJECT, error),
+    };
+    match setup.job.model().check::<Cpu>(&checkpoint) {
+        Ok(()) => report.ok(SUBJECT, format!("{} tensors of the model", checkpoint.names().count())),
+        Err(error @ models::Error::SurplusTensor { .. }) => report.note(SUBJECT, error.to_string()),
+        Err(error) => report.failed(SUBJECT, Failure::from(error)),
+    }
+}
