@@ -1,5 +1,5 @@
-//! One rank of a job under `mpirun`: runs the cases of the conformance suite that have this number of ranks, or
-//! one that ends the job: `mpirun -n 2 conformance_rank refused_by_the_caller`.
+//! One rank of a job under `mpirun`: runs the cases of the conformance suite that have this number of ranks,
+//! or one that ends the job: `mpirun -n 2 conformance_rank refused_by_the_caller`.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! One rank of a training job over MPI: `mpirun -n 4 train_rank` trains a tiny language model in two stages of
-//! two replicas and prints the loss of every step. Without `mpirun`, `train_rank threads` does the same with a
-//! thread per rank.
+//! One rank of a training job over MPI: `mpirun -n 4 train_rank` trains a tiny language model in two stages
+//! of two replicas and prints the loss of every step. Without `mpirun`, `train_rank threads` does the same
+//! with a thread per rank.
 
 use std::sync::Arc;
 
@@ -67,10 +67,11 @@ fn train(comm: Box<dyn Comm>) -> Result<Vec<f64>> {
         let contexts = own.map(|microbatch| {
             let ids: Vec<i64> =
                 (0..TOKENS as i64).map(|token| (7 * token + i64::from(microbatch)) % 40).collect();
+            let positions: Vec<i64> = (0..TOKENS as i64).collect();
             let batch = TextBatch {
                 input_ids: &ids,
                 labels: &ids,
-                positions: &Vec::from_iter(0..TOKENS as i64),
+                positions: &positions,
                 cu_seqlens: &[0, TOKENS as i32],
                 media_places: &[],
                 loss_scale: plan.loss_scale(),

@@ -4,15 +4,17 @@
 //! ends the job by MPI's own handler of errors, so return codes need no look.
 
 #![expect(unsafe_code, reason = "the functions of MPI take pointers")]
+#![expect(clippy::unused_self, reason = "only a thread that has initialized MPI has the library")]
 
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
 use std::ptr;
 
 use dflop_comm::{Buffer, Dtype};
 use mpi::ffi;
 
 /// Library that this thread has initialized.
-pub(crate) struct Library(());
+pub(crate) struct Library(PhantomData<*const ()>);
 
 /// Communicator of MPI.
 pub(crate) struct Channel {
@@ -27,9 +29,9 @@ pub(crate) struct Pending {
     /// Elements that are received or changed in place; those that are sent, if there are no others.
     buffer: Option<Buffer>,
     /// Elements that are only read.
-    _input: Option<Buffer>,
+    input: Option<Buffer>,
     /// Counts and offsets of the parts.
-    _parts: Vec<c_int>,
+    parts: Vec<c_int>,
 }
 
 /// Kind of a sum or another combination of elements.
@@ -56,7 +58,7 @@ impl Library {
             ffi::MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), required, &raw mut provided);
             required
         };
-        (provided >= required).then_some(Self(()))
+        (provided >= required).then_some(Self(PhantomData))
     }
 
     /// Copies the communicator of all processes, so that no other user of MPI sees its messages.
@@ -216,13 +218,13 @@ impl Pending {
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         // The elements stay where they are when their owners move.
         start(&mut buffer, input.as_mut(), &mut parts, &raw mut request);
-        Self { request, buffer: Some(buffer), _input: input, _parts: parts }
+        Self { request, buffer: Some(buffer), input, parts }
     }
 
     /// Lets MPI work on the operation; returns its elements once it is done, and the rank that sent them.
     pub(crate) fn test(&mut self) -> Option<(Buffer, usize)> {
         let (mut is_done, mut status) = (0, std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed());
-        // SAFETY: the request is that of an operation in progress, or the null request; writes flag and status.
+        // SAFETY: the request is that of an operation in progress, or the null request; writes flag, status.
         let source = unsafe {
             ffi::MPI_Test(&raw mut self.request, &raw mut is_done, status.as_mut_ptr());
             status.assume_init().MPI_SOURCE
@@ -248,7 +250,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if self.buffer.is_some() {
             // MPI still uses the memory, which therefore stays allocated.
-            std::mem::forget((self.buffer.take(), self._input.take(), std::mem::take(&mut self._parts)));
+            std::mem::forget((self.buffer.take(), self.input.take(), std::mem::take(&mut self.parts)));
         }
     }
 }

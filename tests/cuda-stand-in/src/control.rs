@@ -177,8 +177,9 @@ impl StandIn {
     }
 
     /// Lets the streams of a device share this number of queues, in the order in which they are created: an
-    /// operation starts only after all earlier ones of its queue have started. Default: 0, a queue each. Holds
-    /// for streams with threads, and for operations that are enqueued from now on.
+    /// operation starts only after all earlier ones of its queue have started. Default: 0, a queue each.
+    ///
+    /// Holds for streams with threads, and for operations that are enqueued from now on.
     pub fn set_queues(&self, queues: u64) {
         self.set("queues", queues);
     }

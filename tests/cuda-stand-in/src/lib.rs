@@ -23,8 +23,8 @@
 //! Communicators of several ranks need streams with threads: `STREAM_THREADS=1`, with `QUEUES` for the number
 //! of hardware queues that the streams of a device share. The variables of the communication library are
 //! `NCCL_VERSION`, `NCCL_INIT_MS`, `NCCL_DELAY_US`, `NCCL_SHARES_DEVICES`, and `NCCL_FAULTS`, a list such as
-//! `error:1:3:6,hang:0:5`: a kind of [`NcclFault`] in lower case, a rank, the number of its operation, and the
-//! code of an error.
+//! `error:1:3:6,hang:0:5`: a kind of [`NcclFault`] in lower case, a rank, the number of its operation, and
+//! the code of an error.
 
 mod compile;
 mod control;

@@ -12,7 +12,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 256;
-/// Time within which all ranks have joined and passed a barrier, generous for a busy machine: a second is usual.
+/// Time within which all ranks have joined and passed a barrier, generous for a busy machine: usual is a
+/// second.
 const CONNECTED: Duration = Duration::from_secs(20);
 
 /// Runs every rank of a job as a thread, with some patience for a busy machine.

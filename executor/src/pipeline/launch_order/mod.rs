@@ -107,8 +107,8 @@ fn the_order_of_the_receiver_differs_where_two_encoders_share_ranks() {
     }
 }
 
-/// Two ranks of both modules exchange activations and gradients in the same direction. The receiver posts each
-/// flow in the order of the sender, but not the two of them together.
+/// Two ranks of both modules exchange activations and gradients in the same direction. The receiver posts
+/// each flow in the order of the sender, but not the two of them together.
 #[test]
 fn a_lane_for_both_flows_does_not_match() {
     let colocated = layout(Placement::Colocated, &[[2, 1, 1]], [2, 1, 1]);

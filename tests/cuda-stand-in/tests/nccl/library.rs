@@ -176,6 +176,24 @@ pub(crate) fn init(ranks: c_int, id: UniqueId, rank: c_int) -> Result<Handle, c_
     if result == SUCCESS { Ok(Handle(handle)) } else { Err(result) }
 }
 
+/// Makes the communicators of all ranks on this host thread, in one group. `bind` makes the context of a rank
+/// current.
+pub(crate) fn init_all(ranks: usize, bind: impl Fn(usize)) -> Vec<Handle> {
+    let id = unique_id();
+    let mut handles = vec![0; ranks];
+    let result = group(|| {
+        for (rank, handle) in handles.iter_mut().enumerate() {
+            bind(rank);
+            // SAFETY: the function writes the handle before the group ends.
+            let result =
+                unsafe { (functions().init)(handle, ranks as c_int, id, rank as c_int, ptr::null()) };
+            assert_eq!(result, SUCCESS);
+        }
+    });
+    assert_eq!(result, SUCCESS);
+    handles.into_iter().map(Handle).collect()
+}
+
 impl Handle {
     pub(crate) const NULL: Self = Self(0);
 

@@ -1,10 +1,11 @@
 //! The order of operations: groups, streams, and what waits for what.
 
 use super::{
-    library::{Operation, SUCCESS, group, issue},
+    library::{Operation, SUCCESS, group, init_all, issue},
     world::{FLOAT32, Gate, Rank, SUM, at, becomes, run_ranks, stream_of, threaded},
 };
-use cudarc::driver::CudaStream;
+use crate::support::raw;
+use cudarc::driver::{CudaContext, CudaStream};
 use dflop_cuda_stand_in::NcclOperation;
 use std::{thread, time::Duration};
 
@@ -140,6 +141,30 @@ fn operations_of_a_group_wait_for_each_other_nowhere() {
     assert_eq!(first, [recv, recv, NcclOperation::AllReduce, send, send]);
     assert!(launches.iter().all(|launch| launch.communicator == launches[0].communicator));
     assert_eq!((launches[0].peer, launches[0].count, launches[0].data_type), (1 - launches[0].rank, 50, 7));
+}
+
+#[test]
+fn one_host_thread_drives_several_ranks_in_groups() {
+    let Some(_cuda) = threaded(2) else { return };
+    let contexts = [0, 1].map(|device| {
+        let context = CudaContext::new(device).unwrap();
+        raw::without_event_tracking(&context);
+        context
+    });
+    let comms = init_all(2, |rank| contexts[rank].bind_to_thread().unwrap());
+    let streams = contexts.each_ref().map(|context| context.new_stream().unwrap());
+    let buffers = streams.each_ref().map(|stream| stream.clone_htod(&[1_f32, 2.0]).unwrap());
+    let result = group(|| {
+        for ((comm, stream), buffer) in comms.iter().zip(&streams).zip(&buffers) {
+            let sum = Operation::AllReduce(at(buffer), at(buffer), 2, FLOAT32, SUM);
+            assert_eq!(issue(sum, *comm, stream_of(stream)), SUCCESS);
+        }
+    });
+    assert_eq!(result, SUCCESS);
+    for (stream, buffer) in streams.iter().zip(&buffers) {
+        assert_eq!(stream.clone_dtoh(buffer).unwrap(), [2.0, 4.0]);
+    }
+    assert!(comms.iter().all(|comm| comm.destroy() == SUCCESS));
 }
 
 #[test]
